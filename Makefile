@@ -1,0 +1,42 @@
+# make demo     run the quickstart notebook in a real kernel, write build/demo/quickstart.html
+# make test     all tests
+# make check    lint, types, layers
+# make bench    the figures of docs/benchmarks.md
+# make matrix   a smoke test on every IPython and Python that is supported and found here
+#
+# PYTHON picks the interpreter. CONSTRAINTS picks the versions: the default pins torch, so that no open range
+# brings gigabytes of CUDA packages; an empty file takes the newest of everything.
+
+PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check bench matrix clean
+
+$(VENV)/.installed: setup.cfg pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[torch,notebook,test,dev]'
+	touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/python examples/run_demo.py build/demo
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) 'ipyexperiments==0.1.29'
+	$(BIN)/python -m benchmarks
+
+matrix:
+	$(PYTHON) tests/matrix/run.py
+
+clean:
+	rm -rf build $(VENV)

@@ -1,0 +1,86 @@
+"""ipygpumem: notebook code with real scopes, and what every cell costs in host and GPU memory.
+
+In a notebook: ``%load_ext ipygpumem``, then ``%%experiment NAME``. From Python: ``experiment``, ``last``,
+``history`` and ``experiments`` below, and the records in ``ipygpumem.model``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from ipygpumem.model import CellRecord, ExperimentRecord
+    from ipygpumem.notebook.experiments import Experiment
+
+__all__ = [
+    "experiment",
+    "experiments",
+    "history",
+    "last",
+    "load_ipython_extension",
+    "unload_ipython_extension",
+]
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Install the extension; IPython calls this for ``%load_ext ipygpumem``."""
+    from ipygpumem.notebook.hooks import load
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Remove the extension and everything it registered; open experiments are left as they are."""
+    from ipygpumem.notebook.hooks import unload
+
+    unload(shell)
+
+
+def experiment(
+    name: str,
+    *,
+    keep: str | Iterable[str] = (),
+    drop_imports: bool = False,
+    seed: int | None = None,
+    report: str | None = None,
+) -> Experiment:
+    """Return an experiment, to be opened by ``with`` or by ``start()`` and closed by ``finish()``.
+
+    Args:
+        name: any one-line text; an open experiment of the same name is finished first.
+        keep: names or globs whose values stay at the end.
+        drop_imports: delete the names of modules that the experiment imported.
+        seed: reset Python's, NumPy's and torch's generators to this before every cell.
+        report: ``full``, ``compact`` or ``none``; None means as configured.
+
+    Raises:
+        NotLoadedError: the extension is not loaded in this IPython, or there is no IPython.
+        ExperimentError: ``report`` is none of the three.
+    """
+    from ipygpumem.notebook.experiments import Experiment
+    from ipygpumem.notebook.session import current_session
+
+    return Experiment(current_session(), name, keep=keep, drop_imports=drop_imports, seed=seed, report=report)
+
+
+def last() -> CellRecord | None:
+    """Return the record of the last finished cell, or None before there is one."""
+    cells = history()
+    return cells[-1] if cells else None
+
+
+def history() -> list[CellRecord]:
+    """Return the records of the finished cells, oldest first; the number kept is bounded."""
+    from ipygpumem.notebook.session import current_session
+
+    return list(current_session().history)
+
+
+def experiments() -> list[ExperimentRecord]:
+    """Return the records of the finished experiments, oldest first."""
+    from ipygpumem.notebook.session import current_session
+
+    return list(current_session().experiments)

@@ -1,0 +1,29 @@
+"""The exceptions that ipygpumem raises on purpose.
+
+::
+
+    GpuMemError                 catch this one to catch them all
+    |-- NotLoadedError          no extension in this IPython, or no IPython at all
+    |-- ExperimentError         an experiment was asked for something that it cannot do
+    `-- UnitError (ValueError)  a text that should name a size does not
+
+At the notebook's edge they become IPython's ``UsageError``: one line, no traceback.
+"""
+
+from __future__ import annotations
+
+
+class GpuMemError(Exception):
+    """Base class of every exception that ipygpumem raises on purpose."""
+
+
+class NotLoadedError(GpuMemError):
+    """The extension is not loaded in this IPython shell, or there is no shell."""
+
+
+class ExperimentError(GpuMemError):
+    """An experiment was asked for something that it cannot do."""
+
+
+class UnitError(GpuMemError, ValueError):
+    """A text that should name a number of bytes does not."""

@@ -1,0 +1,147 @@
+"""Tensors and arrays: what they are, how many bytes their storage takes, and where an object holds some.
+
+The objects belong to the user. They are recognised by ``type()``, read through their base class's own
+descriptors, and never asked for their ``repr``, compared, or touched through ``__getattr__``.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ipygpumem.model import Held
+
+_NOT_ENTERED = (
+    type,
+    types.ModuleType,
+    types.FrameType,
+    types.CodeType,
+    types.TracebackType,
+    types.BuiltinFunctionType,
+)
+"""A search for arrays stops here: what lies behind belongs to everybody."""
+
+
+@dataclass(frozen=True)
+class Array:
+    """One tensor or array. Those with the same ``storage`` share their bytes."""
+
+    type_name: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    size_bytes: int
+    """Bytes of the whole storage, which a view keeps alive."""
+    storage: tuple[str, int]
+
+
+def is_kind(value: object, base: type) -> bool:
+    """Whether the type of ``value`` is ``base`` or derives from it; asks the type, never the object."""
+    return type.__subclasscheck__(base, type(value))
+
+
+def type_name(value: object) -> str:
+    """Return the name of the type of ``value`` without asking the object or its metaclass."""
+    return str(type.__dict__["__name__"].__get__(type(value)))
+
+
+def describe(value: object) -> Array | None:
+    """Return what ``value`` is if it is a torch tensor or a NumPy array, else None."""
+    torch = sys.modules.get("torch")
+    tensor_type = getattr(torch, "Tensor", None)
+    if torch is not None and tensor_type is not None and is_kind(value, tensor_type):
+        return _describe_tensor(torch, value)
+    numpy = sys.modules.get("numpy")
+    array_type = getattr(numpy, "ndarray", None)
+    if array_type is not None and is_kind(value, array_type):
+        return _describe_ndarray(array_type, value)
+    return None
+
+
+def _describe_tensor(torch: Any, tensor: Any) -> Array:
+    base = torch.Tensor
+    with torch._C.DisableTorchFunctionSubclass():  # a subclass's own code must not run
+        dtype, device = base.dtype.__get__(tensor), base.device.__get__(tensor)
+        shape = tuple(int(size) for size in base.shape.__get__(tensor))
+        try:
+            storage = base.untyped_storage(tensor)
+            size, key = storage.nbytes(), ("torch", int(storage._cdata))
+        except (RuntimeError, NotImplementedError):  # sparse and wrapper tensors have no storage of their own
+            size, key = base.numel(tensor) * base.element_size(tensor), ("object", id(tensor))
+    return Array(type_name(tensor), shape, str(dtype).removeprefix("torch."), str(device), size, key)
+
+
+def _describe_ndarray(array_type: type, array: Any) -> Array:
+    def read(name: str, owner: Any) -> Any:
+        return array_type.__dict__[name].__get__(owner)
+
+    owner = array
+    while is_kind(read("base", owner), array_type):
+        owner = read("base", owner)
+    return Array(
+        type_name(array),
+        tuple(read("shape", array)),
+        str(read("dtype", array)),
+        "cpu",
+        max(int(read("nbytes", owner)), int(read("nbytes", array))),
+        ("numpy", id(owner)),
+    )
+
+
+class ArraySearch:
+    """Finds the tensors and arrays that objects hold, each once over the life of the search.
+
+    Follows the garbage collector's references (containers, attributes, closures), not into modules and types.
+    The search is bounded: it stops after ``limit`` objects.
+    """
+
+    def __init__(self, limit: int = 100_000) -> None:
+        self._left = limit
+        self._seen: set[int] = set()
+        self._storages: set[tuple[str, int]] = set()
+
+    def find(self, value: object) -> Iterator[tuple[object, Array]]:
+        """Yield the arrays that ``value`` is or refers to and that no earlier call has found."""
+        queue: deque[object] = deque([value])
+        while queue and self._left > 0:
+            item = queue.popleft()
+            if id(item) in self._seen or any(is_kind(item, kind) for kind in _NOT_ENTERED):
+                continue
+            self._seen.add(id(item))
+            self._left -= 1
+            found = describe(item)
+            if found is None:
+                queue.extend(gc.get_referents(item))
+            elif found.storage not in self._storages:
+                self._storages.add(found.storage)
+                yield item, found
+
+    def held(self, name: str, value: object, *, function: str = "", line: int = 0) -> tuple[Held, list[object]] | None:
+        """Return what ``name`` holds, and the arrays themselves; None if that is nothing new."""
+        if is_kind(value, types.FunctionType):  # it leads to the whole module
+            return None
+        found = list(self.find(value))
+        if not found:
+            return None
+        arrays = [array for _, array in found]
+        return _held(name, value, arrays, function, line), [item for item, _ in found]
+
+
+def _held(name: str, value: object, arrays: list[Array], function: str, line: int) -> Held:
+    alone = describe(value) is not None
+    return Held(
+        name=name,
+        type_name=type_name(value),
+        shape=arrays[0].shape if alone else None,
+        dtype=", ".join(sorted({array.dtype for array in arrays})),
+        device=", ".join(sorted({array.device for array in arrays})),
+        size_bytes=sum(array.size_bytes for array in arrays),
+        arrays=len(arrays),
+        function=function,
+        line=line,
+    )

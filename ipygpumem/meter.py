@@ -1,0 +1,150 @@
+"""Measures spans of time: memory before, after, and the exact peak between, on every device.
+
+Peaks nest, or overlap in any order, over counters that can only be reset: at every boundary (a start, a stop,
+a reading) each counter is read, folded into every open measurement, and rearmed. The meter owns the only
+sampling thread, which runs only while a measurement is open and a probe has no counter of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from ipygpumem.model import Reading, Usage
+from ipygpumem.probes import Probe
+
+
+class Measurement:
+    """An open span; made by ``Meter.start``."""
+
+    def __init__(self, before: dict[str, Reading]) -> None:
+        self.before = before
+        self.peaks = {device: reading.current_bytes for device, reading in before.items()}
+
+    def fold(self, readings: Sequence[Reading]) -> None:
+        """Raise the peaks of this span to those of ``readings``."""
+        for reading in readings:
+            self.peaks[reading.device] = max(self.peaks.get(reading.device, 0), reading.peak_bytes)
+
+    def usages(self, now: dict[str, Reading]) -> tuple[Usage, ...]:
+        """Return what each device went through from the start of the span until ``now``."""
+        return tuple(self._usage(reading) for reading in now.values())
+
+    def _usage(self, now: Reading) -> Usage:
+        # A device that was first used inside the span held nothing before it.
+        before = self.before.get(now.device)
+        return Usage(
+            device=now.device,
+            before_bytes=before.current_bytes if before else 0,
+            after_bytes=now.current_bytes,
+            peak_bytes=self.peaks.get(now.device, now.current_bytes),
+            total_bytes=now.total_bytes,
+            method=now.method,
+            reserved_bytes=now.reserved_bytes,
+            used_bytes=now.used_bytes,
+            other_bytes=now.other_bytes,
+            children_bytes=now.children_bytes,
+            note=now.note,
+        )
+
+
+class Meter:
+    """Measures overlapping spans with a set of probes; safe to use from several threads.
+
+    Args:
+        probes: what to read; the meter closes them.
+        sample_seconds: time between two samples where a probe has no high-water mark.
+    """
+
+    def __init__(self, probes: Sequence[Probe], *, sample_seconds: float = 0.02) -> None:
+        self._probes = list(probes)
+        self.failures: dict[str, str] = {}
+        self._sample_seconds = sample_seconds
+        self._open: list[Measurement] = []
+        self._lock = threading.RLock()
+        self._wake = threading.Event()
+        self._sampler: threading.Thread | None = None
+
+    def start(self) -> Measurement:
+        """Open a span."""
+        with self._lock:
+            measurement = Measurement(self._boundary())
+            self._open.append(measurement)
+            if self._sampler is None and any(probe.sampled for probe in self._probes):
+                self._start_sampler()
+            return measurement
+
+    def read(self, measurement: Measurement) -> tuple[Usage, ...]:
+        """Return the usages of an open span so far."""
+        with self._lock:
+            return measurement.usages(self._boundary())
+
+    def stop(self, measurement: Measurement) -> tuple[Usage, ...]:
+        """Close a span and return its usages; a span that is closed already is only read."""
+        with self._lock:
+            usages = measurement.usages(self._boundary())
+            self.drop(measurement)
+        return usages
+
+    def drop(self, measurement: Measurement) -> None:
+        """Close a span whose figures nobody wants."""
+        with self._lock:
+            if measurement in self._open:
+                self._open.remove(measurement)
+            if not self._open:
+                self._stop_sampler()
+
+    def now(self, *, detail: bool = False) -> dict[str, Reading]:
+        """Return each device's reading; open spans keep their peaks."""
+        with self._lock:
+            return {r.device: r for probe in self._probes for r in self._read(probe, detail=detail)}
+
+    def _boundary(self) -> dict[str, Reading]:
+        now: dict[str, Reading] = {}
+        for probe in self._probes:
+            readings = self._read(probe, rearm=True)
+            for measurement in self._open:
+                measurement.fold(readings)
+            now.update((reading.device, reading) for reading in readings)
+        return now
+
+    def _read(self, probe: Probe, *, detail: bool = False, rearm: bool = False) -> tuple[Reading, ...]:
+        """Read a probe; one that fails is left out and named in ``failures``, the others still count."""
+        try:
+            readings = probe.read(detail=detail)
+            if rearm:
+                probe.rearm()
+        except Exception as error:  # a driver that broke must not take the host's figures with it
+            self.failures[type(probe).__name__] = f"{type(error).__name__}: {error}"
+            return ()
+        self.failures.pop(type(probe).__name__, None)
+        return readings
+
+    def _start_sampler(self) -> None:
+        self._wake = threading.Event()
+        self._sampler = threading.Thread(target=self._sample, args=(self._wake,), name="ipygpumem-sampler", daemon=True)
+        self._sampler.start()
+
+    def _stop_sampler(self) -> None:
+        self._wake.set()
+        self._sampler = None
+
+    def _sample(self, wake: threading.Event) -> None:
+        while not wake.wait(self._sample_seconds):
+            with self._lock:
+                for probe in self._probes:
+                    if probe.sampled:
+                        readings = self._read(probe)
+                        for measurement in self._open:
+                            measurement.fold(readings)
+
+    def close(self) -> None:
+        """Stop sampling and close the probes."""
+        with self._lock:
+            self._open.clear()
+            sampler = self._sampler
+            self._stop_sampler()
+        if sampler is not None:
+            sampler.join()
+        for probe in self._probes:
+            probe.close()

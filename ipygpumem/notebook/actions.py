@@ -1,0 +1,94 @@
+"""What the magics do beyond experiments: each action takes the session and returns reports to show."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import time
+from typing import Any
+
+from ipygpumem import reclaim
+from ipygpumem.errors import ExperimentError
+from ipygpumem.model import ReclaimStep
+from ipygpumem.notebook.experiments import Experiment
+from ipygpumem.notebook.session import Session
+from ipygpumem.reports import content
+from ipygpumem.units import format_bytes, format_change, format_seconds
+
+
+def switch_reports(session: Session, *, on: bool) -> list[content.Report]:
+    """Show the line after each cell from now on, or stop showing it; measuring goes on either way."""
+    session.config.report = on
+    return [content.note(f"the report after each cell is {'on' if on else 'off'}")]
+
+
+def status(session: Session) -> list[content.Report]:
+    """Return what is on, what is open, and each device's memory now."""
+    config = session.config
+    headline = (
+        f"ipygpumem · reports {'on' if config.report else 'off'} · frames released after: {config.release_frames} · "
+        f"{len(session.history)} cells and {len(session.experiments)} experiments measured"
+    )
+    lines = [_describe(experiment) for experiment in session.open] or ["no experiment is open"]
+    lines += [f"{probe} cannot be read: {error}" for probe, error in session.meter.failures.items()]
+    return [content.status_report(headline, lines, session.meter.now(detail=True).values())]
+
+
+def experiment_status(session: Session) -> list[content.Report]:
+    """Return what is open and what it costs so far."""
+    if not session.open:
+        return [content.note("no experiment is open")]
+    return [content.note(_describe(experiment)) for experiment in session.open]
+
+
+def _describe(experiment: Experiment) -> str:
+    parts = [f"experiment {experiment.name}", format_seconds(experiment.elapsed_seconds)]
+    parts += content.usage_parts(experiment.usage())
+    names = experiment.scope.own_names()
+    parts.append(f"names: {', '.join(names) or 'none yet'}")
+    waiting = experiment.waiting()
+    if waiting:
+        held = ", ".join(f"{item.name} {format_bytes(item.size_bytes)}" for item in waiting)
+        parts.append(f"waiting to be restored: {held}")
+    return " · ".join(parts)
+
+
+def free(session: Session) -> list[content.Report]:
+    """Give memory back now: the frames of stored tracebacks, garbage, caches."""
+    before = session.meter.now()
+    steps: list[ReclaimStep] = []
+    tracebacks_step = ("tracebacks", session.release_stored_tracebacks)
+    reclaim.run_steps(session.meter, [tracebacks_step, *reclaim.memory_steps()], steps)
+    after = session.meter.now()
+    reclaimed = reclaim.fallen(reclaim.current(before), reclaim.current(after))
+    return [content.freed_report("came back", steps, reclaimed)]
+
+
+def preload(session: Session) -> list[content.Report]:
+    """Create the context of torch's accelerator now, so that no cell pays for it, and say what it costs.
+
+    Raises:
+        ExperimentError: torch is not installed.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise ExperimentError("%gpumem preload needs torch, which is not installed")
+    torch: Any = importlib.import_module("torch")
+    name = next((name for name in ("cuda", "xpu", "mps") if _is_available(torch, name)), None)
+    if name is None:
+        return [content.note("torch sees no accelerator here: there is nothing to preload")]
+    started = time.perf_counter()
+    span = session.meter.start()
+    torch.ones(1, device=name).add_(1).cpu()
+    costs = []
+    for usage in session.meter.stop(span):
+        if usage.device == "cpu":
+            costs.append(f"RAM {format_change(usage.delta_bytes)}")
+        elif usage.used_bytes is not None:
+            costs.append(f"{usage.device} {format_bytes(usage.used_bytes)} used by all")
+    text = f"{name} is ready · {format_seconds(time.perf_counter() - started)} · {' · '.join(costs)}"
+    return [content.note(text)]
+
+
+def _is_available(torch: Any, name: str) -> bool:
+    module = getattr(torch.backends, "mps", None) if name == "mps" else getattr(torch, name, None)
+    return module is not None and bool(module.is_available())

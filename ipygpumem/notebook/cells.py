@@ -1,0 +1,93 @@
+"""The cells that run now, and what each has bound so far.
+
+Events do not come in neat pairs: a magic that runs cells nests them, a blank cell ends without having begun, a
+broken one never ends, and subshells interleave. So cells are found again by the identity of their ``info``.
+"""
+
+from __future__ import annotations
+
+import ast
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ipygpumem.bindings import Bindings, bindings_of
+from ipygpumem.scope import Pending, Scope
+
+if TYPE_CHECKING:
+    from ipygpumem.meter import Measurement
+    from ipygpumem.model import RecoveryRecord
+    from ipygpumem.notebook.experiments import Experiment
+
+
+@dataclass(eq=False)
+class Cell:
+    """One cell between its first and its last event."""
+
+    info: Any
+    nested: bool
+    thread: int
+    experiment: str | None = None
+    measurement: Measurement | None = None
+    started: float = field(default_factory=time.perf_counter)
+    started_at: float = field(default_factory=time.time)
+    trees: list[ast.AST] = field(default_factory=list)
+    pending: list[tuple[Scope, Pending]] = field(default_factory=list)
+    ending: list[Experiment] = field(default_factory=list)
+    """Experiments that end with this cell."""
+    recovery: RecoveryRecord | None = None
+    """A recovery that an experiment's exit made before the cell was over."""
+    release_frames: bool = False
+    """An experiment ended by this cell's error: the frames belong to it."""
+
+    def bindings(self) -> list[Bindings]:
+        """Return what the trees seen so far bind."""
+        return [bindings_of(tree) for tree in self.trees]
+
+
+class CellStack:
+    """The running cells of a shell, innermost last."""
+
+    def __init__(self) -> None:
+        self._cells: list[Cell] = []
+
+    def push(self, info: Any) -> Cell:
+        """Note that a cell begins."""
+        thread = threading.get_ident()
+        cell = Cell(info, nested=any(cell.thread == thread for cell in self._cells), thread=thread)
+        self._cells.append(cell)
+        return cell
+
+    def pop(self, result: Any) -> tuple[Cell | None, list[Cell]]:
+        """Return the cell that ``result`` ends, and those inside it that never got an end.
+
+        The cell is None where it never began. ``result`` may be None; then the innermost cell ends.
+        """
+        info = getattr(result, "info", None)
+        thread = threading.get_ident()
+        own = [cell for cell in self._cells if cell.thread == thread]
+        if result is None:
+            ended = own[-1] if own else None
+        else:
+            ended = next((cell for cell in reversed(self._cells) if cell.info is info), None)
+            # After an exception that escaped the runner, IPython makes a new info for the same cell.
+            ended = ended or next((cell for cell in reversed(own) if _same_source(cell.info, info)), None)
+        if ended is None:
+            return None, []
+        lost = own[own.index(ended) + 1 :] if ended in own else []
+        self._cells = [cell for cell in self._cells if cell is not ended and cell not in lost]
+        return ended, lost
+
+    def running(self) -> list[Cell]:
+        """Return the cells that run in this thread, innermost last."""
+        thread = threading.get_ident()
+        return [cell for cell in self._cells if cell.thread == thread]
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+
+def _same_source(one: Any, other: Any) -> bool:
+    source = getattr(other, "raw_cell", None)
+    return type(source) is str and getattr(one, "raw_cell", None) == source

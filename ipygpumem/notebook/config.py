@@ -1,0 +1,54 @@
+"""Every option, as traitlets: ``%config IPyGpuMem``, configuration files and the command line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from traitlets import Bool, Enum, Float, Int
+from traitlets.config import Configurable
+
+if TYPE_CHECKING:
+    from ipygpumem.notebook.hooks import Hooks
+    from ipygpumem.notebook.session import Session
+
+
+class IPyGpuMem(Configurable):
+    """Options of the ipygpumem extension."""
+
+    session: Session
+    hooks: Hooks
+
+    report = Bool(True, help="Show the one-line report after every cell (%gpumem on|off).").tag(config=True)
+    min_cell_seconds = Float(0.0, min=0.0, help="Show no line after cells that were shorter than this.").tag(
+        config=True
+    )
+    experiment_report = Enum(
+        ["full", "compact", "none"], "full", help="What an experiment shows at its end, unless --report says otherwise."
+    ).tag(config=True)
+    release_frames = Enum(
+        ["never", "oom", "oom+interrupt", "always"],
+        "oom+interrupt",
+        help="After which errors the frames of the traceback give up their locals, so that their memory comes back. "
+        "'always' means that %debug finds no locals after any error.",
+    ).tag(config=True)
+    collect_garbage = Bool(
+        True, help="Collect garbage after a cell when that is cheap beside the cell (see garbage_share)."
+    ).tag(config=True)
+    garbage_share = Float(
+        0.05, min=0.0, help="Largest share of a cell's time that collecting garbage after it may be predicted to take."
+    ).tag(config=True)
+    host_peak = Enum(
+        ["kernel", "sampled"],
+        "kernel",
+        help="How the host's peak is got. 'kernel' is exact on Linux and resets the process's high-water mark, which "
+        "resource.getrusage().ru_maxrss shows too; 'sampled' leaves that mark alone and may miss short peaks.",
+    ).tag(config=True)
+    sample_seconds = Float(
+        0.02, min=0.001, help="Time between two samples where peaks must be sampled; read when the extension loads."
+    ).tag(config=True)
+    min_held_bytes = Int(
+        2**20, min=0, help="Smallest size that is listed among what a traceback held or what survived an experiment."
+    ).tag(config=True)
+    history_length = Int(
+        10_000, min=1, help="How many finished cells are remembered; read when the extension loads."
+    ).tag(config=True)

@@ -1,0 +1,216 @@
+"""One experiment: a scope, the measurement of what it costs, and its end."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ipygpumem import reclaim
+from ipygpumem.errors import ExperimentError
+from ipygpumem.inventory import ArraySearch
+from ipygpumem.model import CellRecord, ExperimentRecord, Held, Reading, ReclaimStep, Usage
+from ipygpumem.notebook.seeding import SeedOnImport, seed_generators
+from ipygpumem.scope import Scope
+from ipygpumem.units import format_bytes
+
+if TYPE_CHECKING:
+    from ipygpumem.notebook.session import Session
+
+
+class Experiment:
+    """A scope over the notebook's names, opened by ``start`` (or ``with``) and closed by ``finish``.
+
+    Made by ``ipygpumem.experiment`` and by the magics. The record is in ``record`` once it is finished.
+
+    Args:
+        session: the shell's state.
+        name: any one-line text; an open experiment of the same name is finished first.
+        keep: names or globs whose values stay at the end.
+        drop_imports: delete the names of modules that the experiment imported.
+        seed: reset Python's, NumPy's and torch's generators to this before every cell.
+        report: ``full``, ``compact`` or ``none``; None means as configured.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        name: str,
+        *,
+        keep: str | Iterable[str] = (),
+        drop_imports: bool = False,
+        seed: int | None = None,
+        report: str | None = None,
+    ) -> None:
+        if report not in (None, "full", "compact", "none"):
+            raise ExperimentError(f"report={report!r}: write 'full', 'compact' or 'none'")
+        self._session = session
+        self.name = name
+        self.seed = seed
+        self.report = report
+        self.record: ExperimentRecord | None = None
+        self.failed = False
+        self._keep = [keep] if isinstance(keep, str) else list(keep)
+        self._drop_imports = drop_imports
+        self._cells: list[CellRecord] = []
+        self._steps: list[ReclaimStep] = []
+        self._consumed: dict[str, int] | None = None
+        self._seed_on_import = SeedOnImport(seed) if seed is not None else None
+
+    def start(self) -> Experiment:
+        """Open the scope here, and return the experiment.
+
+        Raises:
+            ExperimentError: it was started before.
+        """
+        if hasattr(self, "scope"):
+            raise ExperimentError(f"experiment {self.name!r} was started already: make a new one")
+        self._session.begin(self)
+        return self
+
+    def open(self, namespace: dict[str, object]) -> None:
+        """Open scope and measurement; called by the session once the experiment has its place."""
+        self._started = time.perf_counter()
+        self._started_at = time.time()
+        self.scope = Scope(namespace, keep=self._keep, drop_imports=self._drop_imports)
+        self._outputs = self._session.outputs.mark()
+        self._measurement = self._session.meter.start()
+        if self._seed_on_import is not None:
+            self._seed_on_import.install()
+        self.reseed()
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Time since the start."""
+        return time.perf_counter() - self._started
+
+    def reseed(self) -> None:
+        """Reset the random generators if the experiment has a seed."""
+        if self.seed is not None:
+            seed_generators(self.seed)
+
+    def keep(self, *patterns: str) -> None:
+        """Keep these names or globs at the end."""
+        self.scope.keep.extend(patterns)
+
+    def usage(self) -> tuple[Usage, ...]:
+        """Return each device's usage from the start until now, or until the end if it is finished."""
+        if self.record is not None:
+            return self.record.usages
+        if not hasattr(self, "scope"):
+            raise ExperimentError(f"experiment {self.name!r} has not been started")
+        return self._session.meter.read(self._measurement)
+
+    def finish(self) -> ExperimentRecord:
+        """End the experiment (and those inside it), show its report and return its record.
+
+        A finished experiment returns its record again. If an interrupt stops the end half-way, the experiment
+        stays open and ``finish`` can be called again.
+
+        Raises:
+            ExperimentError: it was never started, or the extension was unloaded meanwhile.
+        """
+        return self._session.finish(self)
+
+    def __enter__(self) -> Experiment:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._session.failed_inside(self, error)
+        if self.record is None:
+            self.finish()
+
+    def add_cell(self, cell: CellRecord) -> None:
+        """Count a finished cell as the experiment's."""
+        self._cells.append(cell)
+        self.failed = self.failed or not cell.success
+
+    def waiting(self) -> list[Held]:
+        """Return what the objects that wait to be restored hold."""
+        search = ArraySearch()
+        entries = [search.held(name, value) for name, value in list(self.scope.waiting.items())]
+        return [entry[0] for entry in entries if entry is not None]
+
+    def abandon(self) -> None:
+        """Let the names stay and stop measuring: the extension is being unloaded."""
+        self._session.meter.drop(self._measurement)
+        if self._seed_on_import is not None:
+            self._seed_on_import.remove()
+
+    def close(self, enclosing: Scope | None) -> ExperimentRecord:
+        """Give everything back and return the record; after an interrupt, call it again."""
+        meter = self._session.meter
+        if self._consumed is None:
+            usages = meter.read(self._measurement)
+            self._consumed = {usage.device: usage.delta_bytes for usage in usages}
+            self._at_end = meter.now()
+            self._waiting = self.waiting()
+            self._watched = self._watch()
+        reclaim.run_steps(
+            meter,
+            [
+                ("names", lambda: self.scope.close(enclosing, spare=lambda value: value is self)),
+                ("outputs", lambda: self._session.outputs.forget_since(self._outputs)),
+                ("tracebacks", self._release_tracebacks),
+                *reclaim.memory_steps(),
+            ],
+            self._steps,
+        )
+        if self._seed_on_import is not None:
+            self._seed_on_import.remove()
+        usages = meter.stop(self._measurement)
+        self.record = self._make_record(usages, self._at_end)
+        return self.record
+
+    def _release_tracebacks(self) -> None:
+        if self.failed:
+            self._session.release_stored_tracebacks()
+
+    def _watch(self) -> list[tuple[Held, list[weakref.ref[object]]]]:
+        """Return what the scope's names and outputs hold, with weak references that show whether it dies."""
+        scope, search = self.scope, ArraySearch()
+        namespace = self._session.namespace
+        named: list[tuple[str, object]] = [(name, namespace.get(name)) for name in scope.names_to_delete()]
+        named += [(f"Out[{key}]", value) for key, value in self._session.outputs.since(self._outputs).items()]
+        entries = [search.held(name, value) for name, value in named]
+        return [(entry[0], [weakref.ref(item) for item in entry[1]]) for entry in entries if entry is not None]
+
+    def _survivors(self) -> tuple[Held, ...]:
+        alive = [held for held, items in self._watched if any(item() is not None for item in items)]
+        smallest = self._session.config.min_held_bytes
+        return tuple(sorted((h for h in alive if h.size_bytes >= smallest), key=lambda held: -held.size_bytes))
+
+    def _make_record(self, usages: tuple[Usage, ...], at_end: dict[str, Reading]) -> ExperimentRecord:
+        before = reclaim.current(at_end)
+        after = {usage.device: usage.after_bytes for usage in usages}
+        outcome = self.scope.outcome
+        assert self._consumed is not None
+        return ExperimentRecord(
+            name=self.name,
+            started_at=self._started_at,
+            duration_seconds=self.elapsed_seconds,
+            cells=tuple(self._cells),
+            usages=usages,
+            consumed=self._consumed,
+            reclaimed=reclaim.fallen(before, after),
+            deleted=tuple(outcome.deleted),
+            restored=tuple(outcome.restored),
+            kept=tuple(outcome.kept),
+            survivors=self._survivors(),
+            steps=tuple(self._steps),
+            notes=tuple(self._notes()),
+        )
+
+    def _notes(self) -> list[str]:
+        notes = [f"keep: no name matches {pattern!r}" for pattern in self.scope.unmatched_keep()]
+        size = sum(held.size_bytes for held in self._waiting)
+        if size >= self._session.config.min_held_bytes:
+            names = ", ".join(held.name for held in self._waiting)
+            notes.append(f"the shadowed objects that are back ({names}) held {format_bytes(size)} meanwhile")
+        notes += [f"{step.name}: {step.error}" for step in self._steps if step.error]
+        return notes

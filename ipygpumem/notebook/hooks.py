@@ -1,0 +1,133 @@
+"""Puts the extension into a shell and takes it out again: every registration pushes its own undo."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ipygpumem.errors import NotLoadedError
+from ipygpumem.notebook.completion import complete_experiment, complete_gpumem
+from ipygpumem.notebook.config import IPyGpuMem
+from ipygpumem.notebook.magics import GpuMemMagics
+from ipygpumem.notebook.rewriting import rewrite_experiment_cell
+from ipygpumem.notebook.session import Session, session_of
+
+_MAGICS = (("line", "experiment"), ("cell", "experiment"), ("line", "gpumem"))
+
+
+def load(shell: Any) -> Session:
+    """Install the extension in ``shell`` and return its session."""
+    try:
+        return session_of(shell)  # loaded already
+    except NotLoadedError:
+        return Hooks(shell).session
+
+
+def unload(shell: Any) -> None:
+    """Remove the extension from ``shell``, and say so if experiments were left open."""
+    abandoned = session_of(shell).config.hooks.remove()
+    if abandoned:
+        names = ", ".join(repr(name) for name in abandoned)
+        print(f"ipygpumem: unloaded with open experiments ({names}); their names stay as they are.", file=sys.stderr)
+
+
+class Hooks:
+    """All that the extension has registered with one shell."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._undo: list[Callable[[], object]] = []
+        self._warned: set[str] = set()
+        config = IPyGpuMem(parent=shell)
+        self.session = config.session = Session(shell, config)
+        config.hooks = self
+        try:
+            self._register(config)
+        except BaseException:
+            self.remove()
+            raise
+
+    def _register(self, config: IPyGpuMem) -> None:
+        shell, session = self._shell, self.session
+        self._append(shell.configurables, config)
+        config.observe(self._host_peak_changed, "host_peak")
+        self._event("pre_run_cell", session.cell_begins)
+        self._event("post_run_cell", session.cell_ends)
+        self._append(shell.ast_transformers, _Observer(self._guarded("code_seen", session.code_seen)))
+        self._append(shell.input_transformers_cleanup, rewrite_experiment_cell)
+        self._magics()
+        for name, completer in (("experiment", complete_experiment), ("gpumem", complete_gpumem)):
+            for prefix in ("%", "%%"):
+                self._completer(prefix + name, functools.partial(_completions, completer, session))
+
+    def _append(self, target: list[Any], item: Any) -> None:
+        target.append(item)
+        self._undo.append(lambda: target.remove(item) if item in target else None)
+
+    def _event(self, name: str, callback: Callable[..., None]) -> None:
+        guarded = self._guarded(name, callback)
+        self._shell.events.register(name, guarded)
+        self._undo.append(lambda: self._shell.events.unregister(name, guarded))
+
+    def _magics(self) -> None:
+        magics = self._shell.magics_manager.magics
+        before = {(kind, name): magics[kind].get(name) for kind, name in _MAGICS}
+        self._shell.register_magics(GpuMemMagics(self._shell, self.session))
+        for (kind, name), earlier in before.items():
+            self._undo.append(functools.partial(_put_back, magics[kind], name, earlier))
+        registry = self._shell.magics_manager.registry
+        self._undo.append(lambda: registry.pop(GpuMemMagics.__name__, None))
+
+    def _completer(self, key: str, completer: Callable[..., list[str]]) -> None:
+        self._shell.set_hook("complete_command", completer, str_key=key)
+        self._undo.append(lambda: self._shell.strdispatchers["complete_command"].strs.pop(key, None))
+
+    def _host_peak_changed(self, change: Any) -> None:
+        self.session.host.use_mark(exact=change["new"] == "kernel")
+
+    def _guarded(self, name: str, callback: Callable[..., None]) -> Callable[..., None]:
+        """Return ``callback`` with a promise: whatever fails in it, the user's cell goes on."""
+
+        @functools.wraps(callback)
+        def call(*args: Any) -> None:
+            try:
+                callback(*args)
+            except Exception as error:
+                if name not in self._warned:
+                    self._warned.add(name)
+                    print(
+                        f"ipygpumem: {name} failed and steps aside ({type(error).__name__}: {error}). "
+                        "Your code is not affected; %reload_ext ipygpumem tries again.",
+                        file=sys.stderr,
+                    )
+
+        return call
+
+    def remove(self) -> list[str]:
+        """Undo every registration, the last one first; return the names of experiments left open."""
+        while self._undo:
+            self._undo.pop()()
+        return self.session.abandon()
+
+
+class _Observer:
+    """Sees the tree of all code that the shell compiles, and changes nothing."""
+
+    def __init__(self, callback: Callable[[Any], None]) -> None:
+        self._callback = callback
+
+    def visit(self, node: Any) -> Any:
+        self._callback(node)
+        return node
+
+
+def _put_back(magics: dict[str, Any], name: str, earlier: Any) -> None:
+    magics.pop(name, None)
+    if earlier is not None:
+        magics[name] = earlier
+
+
+def _completions(completer: Callable[[Session, str], list[str]], session: Session, shell: Any, event: Any) -> list[str]:
+    return completer(session, event.line)

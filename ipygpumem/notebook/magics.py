@@ -1,0 +1,190 @@
+"""The magics: they parse a line, call the session, and show what comes back."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import re
+import shlex
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+
+from ipygpumem.errors import ExperimentError, GpuMemError
+from ipygpumem.notebook import actions
+from ipygpumem.notebook.experiments import Experiment
+from ipygpumem.notebook.session import Session
+
+_PATTERN = re.compile(r"[\w*?\[\]!-]+")
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are IPython's: one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}")
+
+
+def _experiment_parser(prog: str) -> _Parser:
+    parser = _Parser(prog=prog, add_help=False, allow_abbrev=False)
+    parser.add_argument("name", nargs="+")
+    parser.add_argument("--keep", action="append", default=[], metavar="NAME")
+    parser.add_argument("--drop-imports", action="store_true")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--report", choices=["full", "compact", "none"])
+    return parser
+
+
+def _split(prog: str, line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"{prog}: {error}") from None
+
+
+def _checked_patterns(prog: str, words: list[str]) -> list[str]:
+    patterns = [part for word in words for part in word.split(",") if part]
+    for pattern in patterns:
+        if not _PATTERN.fullmatch(pattern):
+            raise UsageError(f"{prog}: {pattern!r} is no name and no glob; write names such as x or 'y*'")
+    return patterns
+
+
+def _one_line_errors(magic: Callable[..., Any]) -> Callable[..., Any]:
+    """Turn our own errors into IPython's ``UsageError``."""
+
+    @functools.wraps(magic)
+    def call(*args: Any) -> Any:
+        try:
+            return magic(*args)
+        except GpuMemError as error:
+            raise UsageError(str(error)) from None
+
+    return call
+
+
+@magics_class
+class GpuMemMagics(Magics):
+    """``%experiment``, ``%%experiment`` and ``%gpumem``."""
+
+    def __init__(self, shell: Any, session: Session) -> None:
+        super().__init__(shell)
+        self._session = session
+
+    @line_magic("experiment")
+    @_one_line_errors
+    def line_experiment(self, line: str) -> None:
+        """Open and close scopes over many cells.
+
+        ::
+
+            %experiment start NAME [--keep NAME] [--drop-imports] [--seed N] [--report full|compact|none]
+            %experiment keep x 'y*'      names (or globs) that stay at the end
+            %experiment status           what is open, and what it costs so far
+            %experiment end [NAME]       delete its names, restore what they shadowed, give memory back
+
+        ``%%experiment NAME`` as a cell's first line does all of it for that one cell.
+        """
+        words = _split("%experiment", line)
+        commands = {
+            "start": self._start,
+            "cell": self._start_cell,
+            "end": self._end,
+            "keep": self._keep,
+            "status": self._status,
+        }
+        if not words or words[0] not in commands:
+            given = f"no such command {words[0]!r}" if words else "a command is missing"
+            raise UsageError(f"%experiment: {given}; use start NAME, end, keep NAME... or status")
+        commands[words[0]](words[1:])
+
+    @cell_magic("experiment")
+    @_one_line_errors
+    def cell_experiment(self, line: str, cell: str) -> None:
+        """Run one cell as a scope, like a function: afterwards its names are gone and its memory is back.
+
+        ::
+
+            %%experiment NAME [--keep NAME] [--drop-imports] [--seed N] [--report full|compact|none]
+            --keep NAME      a name (or glob, or several with commas) that stays; may be repeated
+            --drop-imports   delete the names of imported modules too
+            --seed N         reset Python's, NumPy's and torch's random generators first
+            --report STYLE   how much to show at the end
+        """
+        # A cell's first line never comes here (see rewriting.py): this serves run_cell_magic and its like.
+        experiment = self._new("%%experiment", _split("%%experiment", line))
+        with experiment:
+            result = self.shell.run_cell(cell)
+            result.raise_error()
+
+    def _new(self, prog: str, words: list[str]) -> Experiment:
+        options = _experiment_parser(prog).parse_args(words)
+        return Experiment(
+            self._session,
+            " ".join(options.name),
+            keep=_checked_patterns(prog, options.keep),
+            drop_imports=options.drop_imports,
+            seed=options.seed,
+            report=options.report,
+        )
+
+    def _start(self, words: list[str]) -> None:
+        self._new("%experiment start", words).start()
+
+    def _start_cell(self, words: list[str]) -> None:
+        experiment = self._new("%%experiment", words)
+        self._session.end_with_cell(experiment)
+        experiment.start()
+
+    def _innermost(self) -> Experiment:
+        if not self._session.open:
+            raise ExperimentError("no experiment is open: %experiment start NAME opens one")
+        return self._session.open[-1]
+
+    def _end(self, words: list[str]) -> None:
+        experiment = self._innermost()
+        if words:
+            name = " ".join(words)
+            named = [item for item in self._session.open if item.name == name]
+            if not named:
+                names = ", ".join(repr(item.name) for item in self._session.open)
+                raise ExperimentError(f"no experiment {name!r} is open; open are: {names}")
+            experiment = named[0]
+        experiment.finish()
+
+    def _keep(self, words: list[str]) -> None:
+        patterns = _checked_patterns("%experiment keep", words)
+        if not patterns:
+            raise UsageError("%experiment keep: which names? For instance: %experiment keep model 'loss*'")
+        self._innermost().keep(*patterns)
+
+    def _status(self, words: list[str]) -> None:
+        self._session.screen.show(actions.experiment_status(self._session))
+
+    @line_magic
+    @_one_line_errors
+    def gpumem(self, line: str) -> None:
+        """Control ipygpumem.
+
+        ::
+
+            %gpumem on | off     show the line after each cell, or not
+            %gpumem status       what is on, which experiments are open, each device's memory now
+            %gpumem preload      create the accelerator's context now, and say what it costs
+            %gpumem free         give memory back now: stored tracebacks, garbage, caches
+
+        All options: ``%config IPyGpuMem``.
+        """
+        commands: dict[str, Callable[[Session], Any]] = {
+            "on": lambda session: actions.switch_reports(session, on=True),
+            "off": lambda session: actions.switch_reports(session, on=False),
+            "status": actions.status,
+            "preload": actions.preload,
+            "free": actions.free,
+        }
+        words = _split("%gpumem", line)
+        if len(words) != 1 or words[0] not in commands:
+            raise UsageError(f"%gpumem: write one of {', '.join(commands)}")
+        self._session.screen.show(commands[words[0]](self._session))

@@ -1,0 +1,70 @@
+"""IPython's output cache: ``Out``, ``_5``, ``_``, ``__``, ``___``, and the hidden copies of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+_LATEST = ("_", "__", "___")
+
+
+@dataclass(frozen=True)
+class OutputMark:
+    """Which outputs were there at some moment."""
+
+    keys: frozenset[int]
+    latest: tuple[int, ...]
+    """Identities of ``_``, ``__``, ``___``: compared only, never kept alive."""
+    users: dict[str, Any]
+    """Those of ``_``, ``__``, ``___`` that the user has bound himself."""
+
+
+class Outputs:
+    """The outputs of one shell."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+
+    def _cache(self) -> dict[int, Any]:
+        return self._shell.user_ns.get("_oh") or {}  # %reset may have removed it
+
+    def mark(self) -> OutputMark:
+        """Return which outputs are there now."""
+        namespace, hook = self._shell.user_ns, self._shell.displayhook
+        users = {name: namespace[name] for name in _LATEST if namespace.get(name) is not getattr(hook, name, None)}
+        return OutputMark(
+            frozenset(self._cache()), self._identities(), {n: v for n, v in users.items() if n in namespace}
+        )
+
+    def _identities(self) -> tuple[int, ...]:
+        return tuple(id(self._shell.user_ns.get(name)) for name in _LATEST)
+
+    def since(self, mark: OutputMark) -> dict[int, Any]:
+        """Return the outputs that came after ``mark``, by cell number."""
+        return {key: value for key, value in list(self._cache().items()) if key not in mark.keys}
+
+    def forget_since(self, mark: OutputMark) -> int:
+        """Remove the outputs that came after ``mark`` wherever IPython keeps them; return how many."""
+        new = list(self.since(mark))
+        for key in new:
+            self._cache().pop(key, None)
+            for namespace in (self._shell.user_ns, self._shell.user_ns_hidden):
+                namespace.pop(f"_{key}", None)
+        if new or self._identities() != mark.latest:
+            self._reset_latest(mark)
+        last = self._shell.last_execution_result
+        if last is not None and new:
+            last.result = None
+        return len(new)
+
+    def _reset_latest(self, mark: OutputMark) -> None:
+        shell, cache = self._shell, self._cache()
+        earlier = [cache[key] for key in sorted(cache, reverse=True)[: len(_LATEST)]]
+        for name, value in zip(_LATEST, earlier + [""] * len(_LATEST), strict=False):
+            if hasattr(shell.displayhook, name):
+                setattr(shell.displayhook, name, value)
+            if name in mark.users:
+                shell.user_ns[name] = mark.users[name]
+                shell.user_ns_hidden.pop(name, None)
+            else:
+                shell.user_ns[name] = shell.user_ns_hidden[name] = value

@@ -1,0 +1,298 @@
+"""The state of one shell: what runs, what is open, what has finished. Everything that changes lives here."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from typing import Any
+
+import psutil
+
+from ipygpumem import reclaim, tracebacks
+from ipygpumem.errors import ExperimentError, NotLoadedError
+from ipygpumem.inventory import type_name
+from ipygpumem.meter import Meter
+from ipygpumem.model import CellRecord, ExperimentRecord, Reading, ReclaimStep, RecoveryRecord
+from ipygpumem.notebook.cells import Cell, CellStack
+from ipygpumem.notebook.config import IPyGpuMem
+from ipygpumem.notebook.experiments import Experiment
+from ipygpumem.notebook.outputs import Outputs
+from ipygpumem.notebook.show import Screen
+from ipygpumem.probes import Probe
+from ipygpumem.probes.accelerators import CUDA, XPU, CachingAllocatorProbe, MpsProbe
+from ipygpumem.probes.host import HostProbe
+from ipygpumem.probes.nvml import Nvml
+from ipygpumem.reports import content
+
+
+class Session:
+    """All that ipygpumem knows about one shell.
+
+    Args:
+        shell: IPython's shell.
+        config: the options.
+        probes: what to measure; by default the host and every kind of accelerator.
+    """
+
+    def __init__(self, shell: Any, config: IPyGpuMem, probes: list[Probe] | None = None) -> None:
+        self.shell = shell
+        self.config = config
+        self.host = HostProbe(exact=config.host_peak == "kernel")
+        if probes is None:
+            probes = [self.host, CachingAllocatorProbe(CUDA, Nvml()), CachingAllocatorProbe(XPU), MpsProbe()]
+        self.meter = Meter(probes, sample_seconds=config.sample_seconds)
+        self.outputs = Outputs(shell)
+        self.screen = Screen(shell)
+        self.history: deque[CellRecord] = deque(maxlen=config.history_length)
+        self.experiments: deque[ExperimentRecord] = deque(maxlen=config.history_length)
+        self.open: list[Experiment] = []
+        self._cells = CellStack()
+        self._unseen: list[tuple[Any, Any]] = []
+        self._garbage = reclaim.GarbageBudget()
+
+    @property
+    def namespace(self) -> dict[str, Any]:
+        """The notebook's names; looked up anew, since %reset may exchange the dictionary."""
+        return self.shell.user_ns  # type: ignore[no-any-return]  # IPython is untyped
+
+    # -- cells ------------------------------------------------------------------------------------------------
+
+    def cell_begins(self, info: Any) -> None:
+        """Start measuring a cell."""
+        cell = self._cells.push(info)
+        if self.open and not cell.nested:
+            cell.experiment = self.open[-1].name
+            for experiment in self.open:
+                experiment.reseed()
+        cell.started = time.perf_counter()
+        cell.measurement = self.meter.start()
+
+    def code_seen(self, tree: Any) -> None:
+        """Note the syntax tree of code that runs next: a cell's, or one inside it (%%time and its like)."""
+        running = self._cells.running()
+        if not running:
+            return  # a front-end's own silent code
+        running[-1].trees.append(tree)
+        if self.open:
+            bindings = running[-1].bindings()[-1]
+            for experiment in self.open:
+                experiment.scope.share(bindings.shared)
+            scope = self.open[-1].scope
+            running[-1].pending.append((scope, scope.before_code(bindings)))
+
+    def cell_ends(self, result: Any) -> None:
+        """Measure, remember and report the cell that ``result`` ends, and end what ends with it."""
+        ended_at = time.perf_counter()
+        cell, lost = self._cells.pop(result)
+        for other in lost:
+            self._drop(other)
+        self._settle(self._unseen, failed=False)
+        if cell is None or cell.measurement is None:
+            return
+        error = _error_of(result)
+        self._settle(cell.pending, failed=error is not None)
+        record = self._measure(cell, result, error, ended_at - cell.started)
+        parts = []
+        if not cell.nested:
+            self.history.append(record)
+            if self.config.report and record.duration_seconds >= self.config.min_cell_seconds:
+                parts.append(content.cell_report(record))
+        for experiment in self.open:
+            experiment.add_cell(record)
+        parts += self._recover(cell, error)
+        for experiment in reversed(cell.ending):
+            parts += self._end_with_cell(experiment)
+        self.screen.show(parts)
+
+    def _measure(self, cell: Cell, result: Any, error: BaseException | None, seconds: float) -> CellRecord:
+        assert cell.measurement is not None
+        if self.config.collect_garbage and not cell.nested:
+            self._garbage.collect_if_cheap(seconds, self.config.garbage_share)
+        usages = self.meter.stop(cell.measurement)
+        return CellRecord(
+            execution_count=getattr(result, "execution_count", None),
+            cell_id=getattr(cell.info, "cell_id", None),
+            experiment=self.open[-1].name if self.open else cell.experiment,
+            started_at=cell.started_at,
+            duration_seconds=seconds,
+            success=error is None,
+            error=None if error is None else type_name(error),
+            usages=usages,
+        )
+
+    def _drop(self, cell: Cell) -> None:
+        """Forget a cell that never ended; its names are settled as after an error."""
+        self._settle(cell.pending, failed=True)
+        if cell.measurement is not None:
+            self.meter.drop(cell.measurement)
+
+    def _settle(self, pending: list[tuple[Any, Any]], *, failed: bool) -> None:
+        for scope, names in pending:
+            scope.after_code(names, failed=failed)
+        pending.clear()
+        for experiment in self.open:
+            experiment.scope.forget_gone()
+
+    # -- errors -----------------------------------------------------------------------------------------------
+
+    def _recover(self, cell: Cell, error: BaseException | None) -> list[content.Report]:
+        record = cell.recovery
+        if error is not None and record is None and self._releases(error, anyway=cell.release_frames):
+            record = self.recover(error)
+        return content.recovery_reports(record, self.config.min_held_bytes)
+
+    def _releases(self, error: BaseException, *, anyway: bool = False) -> bool:
+        policy = self.config.release_frames
+        if policy == "never":
+            return False
+        kind = tracebacks.classify(error).kind
+        return anyway or policy == "always" or kind == "oom" or (kind == "interrupt" and "interrupt" in policy)
+
+    def recover(self, error: BaseException) -> RecoveryRecord:
+        """Release what the frames of ``error`` hold, give the memory back, and return what came back."""
+        failure = tracebacks.classify(error)
+        held = tracebacks.held(error)
+        before = self.meter.now(detail=True)
+        released: list[int] = []
+        steps: list[ReclaimStep] = []
+        frames_step = ("frames", lambda: released.append(tracebacks.release(error)))
+        reclaim.run_steps(self.meter, [frames_step, *reclaim.memory_steps()], steps)
+        return RecoveryRecord(
+            kind=failure.kind,
+            error=failure.error,
+            message=failure.message,
+            requested_bytes=failure.requested_bytes,
+            free=_free(before),
+            held=held,
+            frames=sum(released),
+            reclaimed=reclaim.fallen(reclaim.current(before), reclaim.current(self.meter.now())),
+            steps=tuple(steps),
+            poisoned=failure.poisoned,
+        )
+
+    def failed_inside(self, experiment: Experiment, error: BaseException) -> None:
+        """An error leaves a ``with`` block: its frames belong to the experiment that ends now."""
+        experiment.failed = True
+        running = self._cells.running()
+        if self._releases(error):
+            record = self.recover(error)
+            if running:
+                running[-1].recovery = record
+        elif running:
+            running[-1].release_frames = True
+
+    def release_stored_tracebacks(self) -> None:
+        """Release the frames of the last error, which IPython and ``sys`` keep for %debug and %tb."""
+        if self.config.release_frames == "never":
+            return
+        last = self.shell.last_execution_result
+        stored = [getattr(sys, "last_exc", None), getattr(sys, "last_value", None), _error_of(last)]
+        for error in {id(error): error for error in stored if error is not None}.values():
+            tracebacks.release(error)
+
+    # -- experiments ------------------------------------------------------------------------------------------
+
+    def begin(self, experiment: Experiment) -> None:
+        """Open ``experiment`` inside those that are open."""
+        for other in self.open:
+            if other.name == experiment.name:
+                self.finish(other)
+                break
+        experiment.open(self.namespace)
+        self.open.append(experiment)
+        self._note_running_code(experiment)
+
+    def _note_running_code(self, experiment: Experiment) -> None:
+        """Tell a scope what the code that runs already will bind: its trees were seen before the scope was."""
+        running = self._cells.running()
+        for cell in running:
+            for bindings in cell.bindings():
+                experiment.scope.share(bindings.shared)
+                cell.pending.append((experiment.scope, experiment.scope.before_code(bindings)))
+        if not running:
+            self._unseen.append((experiment.scope, experiment.scope.before_unknown_code()))
+
+    def end_with_cell(self, experiment: Experiment) -> None:
+        """Let ``experiment`` end when the running cell does.
+
+        Raises:
+            ExperimentError: no cell is running whose end would be seen.
+        """
+        running = self._cells.running()
+        if not running:
+            raise ExperimentError("%%experiment needs a cell with events: use %experiment start and end here")
+        running[-1].ending.append(experiment)
+
+    def _end_with_cell(self, experiment: Experiment) -> list[content.Report]:
+        if experiment.record is not None:
+            return []
+        try:
+            return self._close(experiment)
+        except KeyboardInterrupt:
+            return [content.interrupted_exit(experiment.name)]
+
+    def finish(self, experiment: Experiment) -> ExperimentRecord:
+        """End ``experiment`` and all inside it, show the reports, and return the record."""
+        if experiment.record is None:
+            self.screen.show(self._close(experiment))
+        assert experiment.record is not None
+        return experiment.record
+
+    def _close(self, experiment: Experiment) -> list[content.Report]:
+        if experiment not in self.open:
+            raise ExperimentError(f"experiment {experiment.name!r} is not open: start it first")
+        reports: list[content.Report] = []
+        while self.open[-1] is not experiment:
+            reports += self._close(self.open[-1])
+        position = len(self.open) - 1
+        enclosing = self.open[position - 1] if position else None
+        record = experiment.close(enclosing.scope if enclosing else None)
+        self.open.pop()
+        self.experiments.append(record)
+        if enclosing is not None:
+            self._note_running_code(enclosing)
+        style = experiment.report or self.config.experiment_report
+        return reports + content.experiment_reports(record, style)
+
+    def abandon(self) -> list[str]:
+        """Leave open experiments' names as they are, close the meter, and return the experiments' names."""
+        names = [experiment.name for experiment in self.open]
+        for experiment in self.open:
+            experiment.abandon()
+        self.open.clear()
+        self.meter.close()
+        return names
+
+
+def _error_of(result: Any) -> BaseException | None:
+    return getattr(result, "error_before_exec", None) or getattr(result, "error_in_exec", None)
+
+
+def _free(readings: dict[str, Reading]) -> dict[str, int]:
+    """Return each device's free bytes, where they are known."""
+    free = {
+        device: reading.total_bytes - reading.used_bytes
+        for device, reading in readings.items()
+        if reading.total_bytes is not None and reading.used_bytes is not None
+    }
+    return {"cpu": psutil.virtual_memory().available, **free}
+
+
+def session_of(shell: Any) -> Session:
+    """Return the session of ``shell``.
+
+    Raises:
+        NotLoadedError: the extension is not loaded there, or ``shell`` is None.
+    """
+    for configurable in getattr(shell, "configurables", ()):
+        if type(configurable) is IPyGpuMem:
+            return configurable.session
+    raise NotLoadedError("ipygpumem is not loaded here: run %load_ext ipygpumem in a notebook or IPython first")
+
+
+def current_session() -> Session:
+    """Return the session of the shell that runs this code (``NotLoadedError`` if there is none)."""
+    from IPython import get_ipython
+
+    return session_of(get_ipython())

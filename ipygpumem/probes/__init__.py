@@ -1,0 +1,28 @@
+"""What can be measured: one file per kind of memory. A probe returns numbers and never prints."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ipygpumem.model import Reading
+
+
+class Probe(Protocol):
+    """One source of memory figures, with a high-water mark that can be rearmed."""
+
+    @property
+    def sampled(self) -> bool:
+        """Whether peaks are only seen by reading often, for want of a high-water mark."""
+
+    def read(self, *, detail: bool = False) -> tuple[Reading, ...]:
+        """Return each device's memory now and its peak since the last ``rearm``.
+
+        With ``detail`` figures that cost more than microseconds come too (totals of every device, other
+        processes). A device that the user's code has not used yet is left out, and is never initialised.
+        """
+
+    def rearm(self) -> None:
+        """Begin a new peak: from now on ``peak_bytes`` counts from the current value."""
+
+    def close(self) -> None:
+        """Give back what the probe holds: descriptors, and functions that it wrapped."""

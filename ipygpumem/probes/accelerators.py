@@ -1,0 +1,157 @@
+"""Accelerators through torch: CUDA and ROCm, XPU, MPS. torch is found in ``sys.modules``, never imported.
+
+A device counts as used once the user's own code has initialised its backend; until then it is left out, so
+that measuring never creates a context (which would cost hundreds of MiB).
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from ipygpumem.model import Reading
+from ipygpumem.probes.counters import SharedPeaks
+from ipygpumem.probes.nvml import Nvml
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Where torch keeps one kind of accelerator with a caching allocator."""
+
+    name: str
+    stats: tuple[str, ...]
+    reset: tuple[str, ...]
+
+
+CUDA = Backend(
+    "cuda",
+    ("_cuda_memoryStats", "_accelerator_getDeviceStats"),
+    ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"),
+)
+XPU = Backend(
+    "xpu",
+    ("_xpu_memoryStats", "_accelerator_getDeviceStats"),
+    ("_xpu_resetPeakMemoryStats", "_accelerator_resetPeakStats"),
+)
+
+
+def loaded_torch() -> Any | None:
+    """Return the torch module if the user's code has imported it, else None."""
+    return sys.modules.get("torch")
+
+
+class CachingAllocatorProbe:
+    """Every visible device of one backend, by the counters of torch's caching allocator."""
+
+    sampled = False
+
+    def __init__(self, backend: Backend, nvml: Nvml | None = None) -> None:
+        self._backend = backend
+        self._nvml = nvml
+        self._peaks: SharedPeaks | None = None
+        self._totals: dict[int, int] = {}
+
+    def _module(self) -> Any | None:
+        """Return ``torch.cuda`` (or its like) once the user's code has initialised it, else None."""
+        module = getattr(loaded_torch(), self._backend.name, None)
+        initialized = getattr(module, "is_initialized", None)  # absent while torch is being imported
+        return module if initialized is not None and initialized() else None
+
+    def read(self, *, detail: bool = False) -> tuple[Reading, ...]:
+        module = self._module()
+        if module is None:
+            return ()
+        if self._peaks is None:
+            torch = loaded_torch()
+            assert torch is not None
+            self._peaks = SharedPeaks(torch._C, self._backend.stats, self._backend.reset)
+        return tuple(self._read(module, self._peaks, index, detail) for index in range(module.device_count()))
+
+    def _read(self, module: Any, peaks: SharedPeaks, index: int, detail: bool) -> Reading:
+        stats, peak = peaks.read(index)
+        allocated = stats["allocated_bytes"]["all"]["current"]
+        reserved = stats["reserved_bytes"]["all"]["current"]
+        total, used, other, note = self._device_wide(module, index, detail, has_context=reserved > 0)
+        return Reading(
+            device=f"{self._backend.name}:{index}",
+            current_bytes=allocated,
+            peak_bytes=max(peak, allocated),
+            method="allocator",
+            total_bytes=total,
+            reserved_bytes=reserved,
+            used_bytes=used,
+            other_bytes=other,
+            note=note,
+        )
+
+    def _device_wide(
+        self, module: Any, index: int, detail: bool, *, has_context: bool
+    ) -> tuple[int, int | None, int | None, str]:
+        """Return total, used and other processes' bytes of one device, and why a figure is missing."""
+        if index not in self._totals:
+            self._totals[index] = module.get_device_properties(index).total_memory
+        note = ""
+        if self._nvml is not None and (detail or has_context):
+            found = self._nvml.device(module, index, processes=detail)
+            if found.used_bytes is not None:
+                return found.total_bytes or self._totals[index], found.used_bytes, found.other_bytes, found.note
+            note = found.note
+        if has_context and hasattr(module, "mem_get_info"):
+            # Only where this process has a context already: the call would create one.
+            try:
+                free, total = module.mem_get_info(index)
+            except RuntimeError as error:  # a broken context answers no question
+                return self._totals[index], None, None, f"{self._backend.name}: {error}"
+            return total, total - free, None, note
+        return self._totals[index], None, None, note
+
+    def rearm(self) -> None:
+        module = self._module()
+        if module is not None and self._peaks is not None:
+            for index in range(module.device_count()):
+                self._peaks.rearm(index)
+
+    def close(self) -> None:
+        if self._peaks is not None:
+            self._peaks.close()
+            self._peaks = None
+        if self._nvml is not None:
+            self._nvml.close()
+
+
+class MpsProbe:
+    """Apple's GPU. torch offers its allocated bytes but no peak, so peaks are sampled."""
+
+    @property
+    def sampled(self) -> bool:
+        return self._module() is not None
+
+    def _module(self) -> Any | None:
+        torch = loaded_torch()
+        backends = getattr(torch, "backends", None)
+        mps = getattr(backends, "mps", None)
+        available = getattr(mps, "is_available", None)
+        return torch.mps if torch is not None and available is not None and available() else None
+
+    def read(self, *, detail: bool = False) -> tuple[Reading, ...]:
+        module = self._module()
+        if module is None:
+            return ()
+        allocated = module.current_allocated_memory()
+        return (
+            Reading(
+                device="mps",
+                current_bytes=allocated,
+                peak_bytes=allocated,
+                method="sampled",
+                total_bytes=module.recommended_max_memory() if hasattr(module, "recommended_max_memory") else None,
+                reserved_bytes=module.driver_allocated_memory(),
+            ),
+        )
+
+    def rearm(self) -> None:
+        """Do nothing: there is no mark to rearm."""
+
+    def close(self) -> None:
+        """Do nothing: nothing is held."""

@@ -1,0 +1,109 @@
+"""Device totals and other processes, as the NVIDIA driver tells them through NVML (``nvidia-ml-py``).
+
+torch's device numbers and NVML's differ under ``CUDA_VISIBLE_DEVICES``, so devices are matched by UUID. Where
+NVML cannot tell, the figure is None and ``note`` says why: never a wrong number.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class DeviceWide:
+    """What the driver says of a whole device. None where it cannot tell; then ``note`` says why."""
+
+    total_bytes: int | None = None
+    used_bytes: int | None = None
+    other_bytes: int | None = None
+    note: str = ""
+
+
+class Nvml:
+    """A lazy connection to NVML: the library is loaded at the first question, not before."""
+
+    def __init__(self) -> None:
+        self._library: ModuleType | None = None
+        self._missing = ""
+        self._handles: dict[int, Any] = {}
+
+    def device(self, module: Any, index: int, *, processes: bool) -> DeviceWide:
+        """Return what NVML says of ``module``'s device ``index``; other processes only if asked for.
+
+        Args:
+            module: ``torch.cuda``, for the UUID that identifies the device.
+            index: the device's number as torch counts.
+            processes: also look up other processes, which takes longer.
+        """
+        library = self._load()
+        if library is None:
+            return DeviceWide(note=self._missing)
+        try:
+            if index not in self._handles:
+                self._handles[index] = _find(library, module.get_device_properties(index))
+            memory = library.nvmlDeviceGetMemoryInfo(self._handles[index])
+            other, note = _others(library, self._handles[index]) if processes else (None, "")
+        except (library.NVMLError, LookupError) as error:
+            return DeviceWide(note=f"NVML: {error}")
+        return DeviceWide(int(memory.total), int(memory.used), other, note)
+
+    def _load(self) -> ModuleType | None:
+        if self._library is None and not self._missing:
+            try:
+                import pynvml
+            except ImportError:
+                self._missing = "NVML: the package nvidia-ml-py is not installed"
+                return None
+            try:
+                pynvml.nvmlInit()
+            except pynvml.NVMLError as error:
+                self._missing = f"NVML: {error}"
+                return None
+            self._library = pynvml
+        return self._library
+
+    def close(self) -> None:
+        """Disconnect from NVML."""
+        if self._library is not None:
+            self._library.nvmlShutdown()
+            self._library = None
+        self._handles.clear()
+
+
+def _find(library: Any, properties: Any) -> Any:
+    """Return the NVML handle of the device that torch describes by ``properties``.
+
+    Raises:
+        LookupError: the device cannot be told from others.
+    """
+    uuid = getattr(properties, "uuid", None)
+    if uuid is None:
+        raise LookupError("this version of torch does not tell the device's UUID")
+    # CUDA gives a MIG slice the UUID of its whole card, whose totals would be wrong for it.
+    visible = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    if visible[0].startswith("MIG-"):
+        return library.nvmlDeviceGetHandleByUUID(visible[0])  # a process sees one MIG slice, the first
+    handle = library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    if _mig_enabled(library, handle):
+        raise LookupError("the card is split by MIG and CUDA_VISIBLE_DEVICES does not name the slice")
+    return handle
+
+
+def _mig_enabled(library: Any, handle: Any) -> bool:
+    try:
+        return bool(library.nvmlDeviceGetMigMode(handle)[0])
+    except library.NVMLError:  # cards without MIG do not support the question
+        return False
+
+
+def _others(library: Any, handle: Any) -> tuple[int | None, str]:
+    """Return the bytes of other processes on a device, or None and the reason."""
+    sizes = {process.pid: process.usedGpuMemory for process in library.nvmlDeviceGetComputeRunningProcesses(handle)}
+    if any(size is None for size in sizes.values()):
+        return None, "other processes: the driver does not tell their memory here (WSL, or a container)"
+    if sizes and os.getpid() not in sizes:
+        return None, "other processes: process ids are hidden here (a container with its own PID namespace)"
+    return sum(size for pid, size in sizes.items() if pid != os.getpid()), ""

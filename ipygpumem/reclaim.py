@@ -1,0 +1,136 @@
+"""Gives memory back, step by step, and says how much each step gave.
+
+The order is that of the references: whatever holds objects first, then the garbage collector, then the caches
+that keep the freed memory, the host's allocator last. A step that fails is reported, and the next one runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ipygpumem.meter import Meter
+from ipygpumem.model import Reading, ReclaimStep
+
+_COLLECT_ROUNDS = 5
+
+Step = tuple[str, Callable[[], object]]
+
+
+def run_steps(meter: Meter, steps: list[Step], done: list[ReclaimStep]) -> None:
+    """Run ``steps`` in order and append to ``done`` what each gave back; an interrupt loses no finished step."""
+    before = meter.now()
+    for name, action in steps:
+        started = time.perf_counter()
+        error = None
+        try:
+            action()
+        except Exception as problem:  # one broken step must not keep the others from running
+            error = f"{type(problem).__name__}: {problem}"
+        seconds = time.perf_counter() - started
+        after = meter.now()
+        done.append(
+            ReclaimStep(
+                name,
+                fallen(current(before), current(after)),
+                fallen(reserved(before), reserved(after)),
+                seconds,
+                error,
+            )
+        )
+        before = after
+
+
+def memory_steps() -> list[Step]:
+    """Return the steps that give memory back once nothing refers to it any more."""
+    steps: list[Step] = [("garbage", collect_garbage)]
+    if "torch" in sys.modules:
+        steps.append(("device caches", empty_device_caches))
+    steps.append(("malloc_trim", trim_host_heap))
+    return steps
+
+
+def current(readings: Mapping[str, Reading]) -> dict[str, int]:
+    """Return each device's bytes: RSS for the host, those of live tensors for an accelerator."""
+    return {device: reading.current_bytes for device, reading in readings.items()}
+
+
+def reserved(readings: Mapping[str, Reading]) -> dict[str, int]:
+    """Return what each accelerator's allocator reserves; the host is left out."""
+    return {
+        device: reading.reserved_bytes for device, reading in readings.items() if reading.reserved_bytes is not None
+    }
+
+
+def fallen(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """Return how far each device fell; negative where it rose."""
+    return {device: size - after[device] for device, size in before.items() if device in after}
+
+
+def collect_garbage() -> int:
+    """Collect until nothing more dies: finalisers may free what the next round can collect."""
+    total = 0
+    for _ in range(_COLLECT_ROUNDS):
+        found = gc.collect()
+        total += found
+        if found == 0:
+            break
+    return total
+
+
+def empty_device_caches() -> None:
+    """Return cached device memory to the driver, for every accelerator that the user's code has initialised."""
+    torch: Any = sys.modules.get("torch")
+    for name in ("cuda", "xpu"):
+        module = getattr(torch, name, None)
+        if module is not None and module.is_initialized():
+            _call(torch, f"_{name}_clearCublasWorkspaces")  # cuBLAS keeps some MiB per handle and stream
+            module.empty_cache()
+            _call(torch, "_host_emptyCache")  # pinned host memory
+    mps = getattr(getattr(torch, "backends", None), "mps", None)
+    if mps is not None and mps.is_available():
+        torch.mps.empty_cache()
+
+
+def _call(torch: Any, name: str) -> None:
+    function = getattr(torch._C, name, None)  # private, absent in some builds
+    if function is not None:
+        function()
+
+
+def trim_host_heap() -> None:
+    """Ask glibc to return free heap pages to the system; does nothing where there is no such call."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+
+class GarbageBudget:
+    """Collects garbage after a cell when that is cheap beside the cell.
+
+    The cost of a collection grows with the heap, so it is predicted from the number of allocated blocks and the
+    time that earlier collections took per block.
+    """
+
+    _SHORTEST_SECONDS = 0.02
+    _FIRST_GUESS_SECONDS = 2e-7
+
+    def __init__(self) -> None:
+        self._seconds_per_block = self._FIRST_GUESS_SECONDS
+
+    def collect_if_cheap(self, cell_seconds: float, share: float) -> bool:
+        """Collect if the predicted time is at most ``share`` of ``cell_seconds``; return whether it did."""
+        if cell_seconds < self._SHORTEST_SECONDS or not gc.isenabled():
+            return False
+        blocks = sys.getallocatedblocks()
+        if blocks * self._seconds_per_block > share * cell_seconds:
+            return False
+        started = time.perf_counter()
+        gc.collect()
+        self._seconds_per_block = (time.perf_counter() - started) / blocks
+        return True

@@ -1,0 +1,278 @@
+"""What a report says, apart from how it looks: records become headlines, lines and tables of plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ipygpumem.model import CellRecord, ExperimentRecord, Held, Reading, ReclaimStep, RecoveryRecord, Usage
+from ipygpumem.units import format_bytes, format_change, format_seconds, format_share
+
+_SEPARATOR = " · "
+_NAMES_SHOWN = 40
+_ROWS_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under headings; columns named in ``numbers`` are set to the right."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Report:
+    """One report. ``kind`` travels with it, so that front-ends and tests can tell reports apart."""
+
+    kind: str
+    headline: str
+    lines: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+
+
+def clean(text: str) -> str:
+    """Return ``text`` on one line without control characters, which could write over a terminal."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+def device_label(device: str) -> str:
+    """Return how a device is called in reports: the host is ``RAM``."""
+    return "RAM" if device == "cpu" else device
+
+
+# -- cells ----------------------------------------------------------------------------------------------------
+
+
+def cell_report(record: CellRecord) -> Report:
+    """Return the one-line report of a cell."""
+    head = "cell" if record.execution_count is None else f"cell {record.execution_count}"
+    parts = [head, format_seconds(record.duration_seconds)]
+    if record.error is not None:
+        parts.append(clean(record.error))
+    parts += usage_parts(record.usages)
+    return Report("cell", _SEPARATOR.join(parts))
+
+
+def usage_parts(usages: Iterable[Usage]) -> list[str]:
+    """Return one part of a line per device; accelerators that hold nothing and held nothing are left out."""
+    return [_usage_part(usage) for usage in usages if _is_in_use(usage)]
+
+
+def _is_in_use(usage: Usage) -> bool:
+    return usage.device == "cpu" or bool(usage.peak_bytes or usage.before_bytes or usage.reserved_bytes)
+
+
+def _usage_part(usage: Usage) -> str:
+    peak = f"peak {format_change(usage.peak_delta_bytes)}"
+    if usage.method == "sampled":
+        peak += " (sampled)"
+    parts = [f"{device_label(usage.device)} {format_change(usage.delta_bytes)}", peak, _now(usage)]
+    if usage.children_bytes:
+        parts.append(f"children {format_bytes(usage.children_bytes)}")
+    return ", ".join(parts)
+
+
+def _now(usage: Usage) -> str:
+    if usage.used_bytes is not None and usage.total_bytes is not None:
+        return format_share(usage.used_bytes, usage.total_bytes)
+    return f"{format_bytes(usage.after_bytes)} now"
+
+
+# -- experiments ----------------------------------------------------------------------------------------------
+
+
+def experiment_reports(record: ExperimentRecord, style: str) -> list[Report]:
+    """Return the report of a finished experiment in ``style``: ``full``, ``compact`` or ``none``."""
+    if style == "none":
+        return []
+    parts = [f"experiment {clean(record.name)}", format_seconds(record.duration_seconds)]
+    if record.cells:
+        parts.insert(1, f"{len(record.cells)} cell{'s' if len(record.cells) > 1 else ''}")
+    if style == "compact":
+        parts += [_experiment_part(record, usage) for usage in record.usages if _is_in_use(usage)]
+        return [Report("experiment", _SEPARATOR.join(parts), tuple(map(clean, record.notes)))]
+    tables = [_experiment_table(record)]
+    if record.survivors:
+        tables.append(_held_table("still alive: something outside the experiment refers to", record.survivors))
+    return [Report("experiment", _SEPARATOR.join(parts), tuple(_experiment_lines(record)), tuple(tables))]
+
+
+def _experiment_part(record: ExperimentRecord, usage: Usage) -> str:
+    return (
+        f"{device_label(usage.device)} consumed {format_bytes(record.consumed.get(usage.device, 0))}, "
+        f"reclaimed {format_bytes(record.reclaimed.get(usage.device, 0))}, "
+        f"peak {format_change(usage.peak_delta_bytes)}, {_now(usage)}"
+    )
+
+
+def _experiment_table(record: ExperimentRecord) -> Table:
+    rows = [
+        (
+            device_label(usage.device),
+            format_change(record.consumed.get(usage.device, 0)),
+            format_bytes(record.reclaimed.get(usage.device, 0)),
+            format_change(usage.peak_delta_bytes) + (" (sampled)" if usage.method == "sampled" else ""),
+            _now(usage),
+        )
+        for usage in record.usages
+        if _is_in_use(usage)
+    ]
+    columns = ("device", "consumed", "reclaimed", "peak", "now")
+    return Table("", columns, tuple(rows), frozenset(columns[1:]))
+
+
+def _experiment_lines(record: ExperimentRecord) -> list[str]:
+    lines = [
+        f"{title}: {_name_list(names)}"
+        for title, names in (("deleted", record.deleted), ("restored", record.restored), ("kept", record.kept))
+        if names
+    ]
+    steps = _step_list(record.steps)
+    if steps:
+        lines.append(f"given back: {steps}")
+    return lines + [clean(note) for note in record.notes]
+
+
+def _name_list(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(clean(name) for name in names[:_NAMES_SHOWN]) + more
+
+
+def _step_list(steps: Iterable[ReclaimStep]) -> str:
+    """Return what each step gave, leaving out those that gave less than a tenth of a MiB."""
+    texts = []
+    for step in steps:
+        sizes = [*step.reclaimed.items(), *((f"{device} reserved", size) for device, size in step.returned.items())]
+        given = [f"{device_label(device)} {format_bytes(size)}" for device, size in sizes if size >= 2**20 // 10]
+        if given:
+            texts.append(f"{step.name} ({', '.join(given)})")
+    return ", ".join(texts)
+
+
+def interrupted_exit(name: str) -> Report:
+    """Return what is said when Ctrl-C stops an experiment's end."""
+    return Report("note", f"experiment {clean(name)}: its end was interrupted; %experiment end goes on with it")
+
+
+# -- errors ---------------------------------------------------------------------------------------------------
+
+_CAUSES = {"oom": "out of memory", "interrupt": "interrupted", "error": "failed"}
+
+
+def recovery_reports(record: RecoveryRecord | None, min_held_bytes: int) -> list[Report]:
+    """Return the report after an OOM, or after another error whose frames held something worth a line."""
+    if record is None:
+        return []
+    held = tuple(item for item in record.held if item.size_bytes >= min_held_bytes)
+    if record.kind != "oom" and not held and not record.poisoned:
+        return []
+    parts = [f"{_CAUSES[record.kind]} ({clean(record.error)})"]
+    if record.requested_bytes is not None:
+        parts.append(f"asked for {format_bytes(record.requested_bytes)}")
+    if record.kind == "oom":
+        parts.append("free: " + _sizes(record.free))
+    parts.append("came back: " + _sizes({device: max(0, size) for device, size in record.reclaimed.items()}))
+    tables = (_held_table("the frames of the traceback held", held),) if held else ()
+    return [Report("recovery", _SEPARATOR.join(parts), tuple(_recovery_lines(record)), tables)]
+
+
+def _recovery_lines(record: RecoveryRecord) -> list[str]:
+    lines = []
+    if record.poisoned:
+        lines.append(
+            "This error has broken the device's context: nothing on the device can be used or freed any more. "
+            "Restart the kernel."
+        )
+    returned: dict[str, int] = {}
+    for step in record.steps:
+        for device, size in step.returned.items():
+            returned[device] = returned.get(device, 0) + size
+    if any(size > 0 for size in returned.values()):
+        lines.append("returned to the device: " + _sizes(returned))
+    lines += [f"{step.name}: {clean(step.error)}" for step in record.steps if step.error]
+    return lines
+
+
+def _sizes(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{device_label(device)} {format_bytes(size)}" for device, size in sizes.items()) or "nothing"
+
+
+def _held_table(title: str, held: tuple[Held, ...]) -> Table:
+    located = any(item.function for item in held)
+    columns: tuple[str, ...] = ("name", "type", "shape", "dtype", "device", "size")
+    rows: list[tuple[str, ...]] = [
+        (
+            clean(item.name),
+            clean(item.type_name),
+            " × ".join(map(str, item.shape)) if item.shape else _count(item),
+            item.dtype,
+            item.device,
+            format_bytes(item.size_bytes),
+        )
+        for item in held[:_ROWS_SHOWN]
+    ]
+    if located:
+        columns = ("function", "line", *columns)
+        rows = [
+            (clean(item.function), str(item.line), *row) for item, row in zip(held[:_ROWS_SHOWN], rows, strict=True)
+        ]
+    rest = held[_ROWS_SHOWN:]
+    if rest:
+        total = format_bytes(sum(item.size_bytes for item in rest))
+        rows.append((f"and {len(rest)} more", *[""] * (len(columns) - 2), total))
+    return Table(title, columns, tuple(rows), frozenset({"line", "size"}))
+
+
+def _count(item: Held) -> str:
+    return "scalar" if item.shape == () else f"{item.arrays} array{'s' if item.arrays > 1 else ''}"
+
+
+# -- status ---------------------------------------------------------------------------------------------------
+
+
+def status_report(headline: str, lines: Iterable[str], readings: Iterable[Reading]) -> Report:
+    """Return what is on, what is open, and each device's memory now."""
+    rows = []
+    notes = []
+    for reading in readings:
+        rows.append(
+            (
+                device_label(reading.device),
+                format_bytes(reading.current_bytes),
+                *(
+                    "" if size is None else format_bytes(size)
+                    for size in (reading.reserved_bytes, reading.used_bytes, reading.other_bytes, reading.total_bytes)
+                ),
+                format_bytes(reading.children_bytes) if reading.children_bytes else "",
+            )
+        )
+        if reading.note:
+            notes.append(f"{device_label(reading.device)}: {clean(reading.note)}")
+    columns = ("device", "in use", "reserved", "device used", "others", "total", "children")
+    filled = [index for index in range(len(columns)) if index < 2 or any(row[index] for row in rows)]
+    table = Table(
+        "",
+        tuple(columns[index] for index in filled),
+        tuple(tuple(row[index] for index in filled) for row in rows),
+        frozenset(columns[1:]),
+    )
+    return Report("status", headline, (*map(clean, lines), *notes), (table,))
+
+
+def note(text: str) -> Report:
+    """Return a report of one line."""
+    return Report("note", clean(text))
+
+
+def freed_report(title: str, steps: Iterable[ReclaimStep], reclaimed: Mapping[str, int]) -> Report:
+    """Return what giving memory back by hand gave."""
+    steps = list(steps)
+    lines = [f"{step.name}: {clean(step.error)}" for step in steps if step.error]
+    given = _step_list(steps)
+    if given:
+        lines.insert(0, given)
+    sizes = {device: max(0, size) for device, size in reclaimed.items()}
+    return Report("note", f"{title}: {_sizes(sizes)}", tuple(lines))

@@ -1,0 +1,210 @@
+"""Exceptions that pin memory: is it an out-of-memory error, what do its frames hold, and their release.
+
+An exception keeps its traceback, the traceback its frames, and each frame its locals: after an error in a
+training loop that is the model, the batch and every activation. Nothing here asks a user's object for
+anything: exceptions are read through ``BaseException``'s own descriptors.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any, Literal
+
+from ipygpumem.errors import UnitError
+from ipygpumem.inventory import ArraySearch, is_kind, type_name
+from ipygpumem.model import Held
+from ipygpumem.units import parse_bytes
+
+_OOM_TYPES = {"OutOfMemoryError", "MemoryError"}  # torch, CuPy; MemoryError and NumPy's subclass of it
+_OOM_TEXT = re.compile(
+    r"out of memory|can't allocate memory|not enough memory|RESOURCE_EXHAUSTED|cudaErrorMemoryAllocation"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|HIPBLAS_STATUS_ALLOC_FAILED",
+    re.IGNORECASE,
+)
+_OOM_TEXT_TYPES = {
+    "RuntimeError",
+    "AcceleratorError",
+    "XlaRuntimeError",
+    "JaxRuntimeError",
+    "CUDARuntimeError",
+    "CUDNNError",
+    "CUBLASError",
+}
+"""Types whose message decides; a ValueError about memory is somebody's own."""
+
+_POISON_TEXT = re.compile(
+    r"device-side assert|illegal memory access|illegal instruction|misaligned address|unspecified launch failure"
+    r"|hardware stack error|invalid program counter|uncorrectable ECC|CUDA error: unknown error",
+    re.IGNORECASE,
+)
+_SIZE = r"([\d.]+ ?(?:[kmgtp]?i?b|bytes))"
+_REQUESTED = re.compile(
+    rf"tried to allocate {_SIZE}|trying to allocate {_SIZE}|unable to allocate {_SIZE}|allocating {_SIZE}",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What kind of failure an exception and its chain are."""
+
+    kind: Literal["oom", "interrupt", "error"]
+    error: str
+    message: str
+    requested_bytes: int | None = None
+    poisoned: bool = False
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield ``error`` and all that it keeps alive: causes, contexts and members of groups, each once."""
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        current = waiting.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current
+        linked = (_field(current, "__cause__"), _field(current, "__context__"))
+        waiting.extend(item for item in (*linked, *_members(current)) if item is not None)
+
+
+def _field(error: BaseException, name: str) -> Any:
+    return BaseException.__dict__[name].__get__(error)
+
+
+def _members(error: BaseException) -> tuple[BaseException, ...]:
+    group = getattr(builtins, "BaseExceptionGroup", None)  # Python 3.11
+    return group.__dict__["exceptions"].__get__(error) if group is not None and is_kind(error, group) else ()
+
+
+def _text(error: BaseException) -> str:
+    """Return the exception's message where that is plain text already; never calls the user's ``__str__``."""
+    return " ".join(part for part in _field(error, "args") if type(part) is str)
+
+
+def classify(error: BaseException) -> Failure:
+    """Return what kind of failure ``error`` is; an OOM anywhere in its chain makes it one."""
+    poisoned = any(_POISON_TEXT.search(_text(item)) for item in chain(error))
+    for item in chain(error):
+        if is_oom(item):
+            requested = _requested(item)
+            return Failure("oom", type_name(item), _text(item), requested, poisoned)
+    interrupted = any(is_kind(item, KeyboardInterrupt) for item in chain(error))
+    return Failure("interrupt" if interrupted else "error", type_name(error), _text(error), None, poisoned)
+
+
+def is_oom(error: BaseException) -> bool:
+    """Whether ``error`` itself says that memory ran out: host, CUDA, ROCm, XPU, MPS, CuPy or JAX."""
+    names = {str(type.__dict__["__name__"].__get__(kind)) for kind in type.mro(type(error))}
+    if names & _OOM_TYPES:
+        return True
+    return bool(names & _OOM_TEXT_TYPES) and _OOM_TEXT.search(_text(error)) is not None
+
+
+def _requested(error: BaseException) -> int | None:
+    match = _REQUESTED.search(_text(error))
+    if match is None:
+        return _requested_array(error)
+    try:
+        return parse_bytes(next(group for group in match.groups() if group))
+    except UnitError:
+        return None
+
+
+def _requested_array(error: BaseException) -> int | None:
+    """NumPy's error carries the shape and dtype that it could not allocate instead of a text."""
+    args = _field(error, "args")
+    if len(args) != 2 or type(args[0]) is not tuple or not all(type(size) is int for size in args[0]):
+        return None
+    size = getattr(args[1], "itemsize", None) if type(args[1]).__module__.startswith("numpy") else None
+    if type(size) is not int:
+        return None
+    for length in args[0]:
+        size *= length
+    return size
+
+
+def frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    """Yield the frames of ``error`` and of its chain with their lines, outermost first, each once."""
+    seen: set[int] = set()
+    for item in chain(error):
+        traceback: TracebackType | None = _field(item, "__traceback__")
+        while traceback is not None:
+            if id(traceback.tb_frame) not in seen:
+                seen.add(id(traceback.tb_frame))
+                yield traceback.tb_frame, traceback.tb_lineno
+            traceback = traceback.tb_next
+
+
+def held(error: BaseException) -> tuple[Held, ...]:
+    """Return which function's locals hold tensors or arrays, largest first, each storage once.
+
+    The notebook's own names are left out: they are no more pinned than before the error.
+    """
+    search = ArraySearch()
+    found: list[Held] = []
+    for frame, line in frames(error):
+        if not _has_own_locals(frame) or _is_shells(frame):
+            continue
+        for name, value in list(frame.f_locals.items()):
+            entry = search.held(name, value, function=frame.f_code.co_name, line=line)
+            if entry is not None:
+                found.append(entry[0])
+    return tuple(sorted(found, key=lambda item: -item.size_bytes))
+
+
+def _has_own_locals(frame: FrameType) -> bool:
+    return bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
+
+
+def _is_shells(frame: FrameType) -> bool:
+    """Whether the frame is IPython's own, whose locals lead to everything."""
+    name = frame.f_globals.get("__name__")
+    return type(name) is str and name.split(".")[0] in ("IPython", "ipykernel", "ipygpumem")
+
+
+def release(error: BaseException) -> int:
+    """Drop what the frames of ``error`` and its chain hold, and return how many frames were cleared.
+
+    The traceback can still be shown; its locals are gone. ``traceback.clear_frames`` alone is not enough: up to
+    Python 3.12 a frame whose ``f_locals`` was ever read keeps a copy of every local, which only another read
+    after the clearing empties.
+    """
+    cleared = 0
+    for frame, _ in list(frames(error)):
+        try:
+            frame.clear()
+        except RuntimeError:  # still running: its locals are in use
+            continue
+        if _has_own_locals(frame):
+            frame.f_locals  # noqa: B018  # refreshes the copy, see above
+            cleared += 1
+    for item in chain(error):
+        _strip(item)
+    return cleared
+
+
+def _strip(error: BaseException) -> None:
+    """Remove the tensors, arrays and objects that the exception itself carries."""
+    args = _field(error, "args")
+    if any(_carries_arrays(part) for part in args):
+        BaseException.__dict__["args"].__set__(
+            error, tuple(f"<{type_name(part)}, released>" if _carries_arrays(part) else part for part in args)
+        )
+    if is_kind(error, AttributeError) and _carries_arrays(AttributeError.__dict__["obj"].__get__(error)):
+        AttributeError.__dict__["obj"].__set__(error, None)
+    attributes = _field(error, "__dict__")
+    for name in [name for name, value in attributes.items() if _carries_arrays(value)]:
+        del attributes[name]
+
+
+def _carries_arrays(value: object) -> bool:
+    if type(value) in (str, int, float, bool, bytes, type(None)):
+        return False
+    return ArraySearch().held("", value) is not None

@@ -1,0 +1,79 @@
+"""Bytes and seconds as people read them: binary units, few digits."""
+
+from __future__ import annotations
+
+import re
+
+from ipygpumem.errors import UnitError
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+TIB = 1024 * GIB
+PIB = 1024 * TIB
+
+_UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB, "p": PIB}
+_SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(?:([kmgtp]?)(i?b)|bytes?)?\s*", re.IGNORECASE)
+
+
+def format_bytes(count: int) -> str:
+    """Return ``count`` bytes as text, such as ``512 MiB``, ``0.4 MiB`` or ``1.31 GiB``.
+
+    GiB and more carry two decimals, MiB one, and a decimal that says nothing is dropped.
+    """
+    size = abs(count)
+    sign = "-" if count < 0 else ""
+    for unit, name in ((PIB, "PiB"), (TIB, "TiB"), (GIB, "GiB")):
+        # Half of the last digit shown: what would print as 1024.0 MiB is 1.00 GiB.
+        if size >= unit - unit // 20480:
+            return f"{sign}{size / unit:.2f} {name}"
+    if size >= MIB // 10:
+        return f"{sign}{_trim(size / MIB)} MiB"
+    if size >= KIB:
+        return f"{sign}{_trim(size / KIB)} KiB"
+    return f"{sign}{size} B"
+
+
+def _trim(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def format_change(count: int) -> str:
+    """Return a change in bytes with its sign, such as ``+512 MiB``, ``-1.20 GiB`` or ``+0``."""
+    if count == 0:
+        return "+0"
+    return format_bytes(count) if count < 0 else f"+{format_bytes(count)}"
+
+
+def format_share(used: int, total: int) -> str:
+    """Return two sizes of one device in one unit, such as ``8.40/139.80 GiB``."""
+    unit, name = (GIB, "GiB") if total >= GIB else (MIB, "MiB")
+    return f"{used / unit:.2f}/{total / unit:.2f} {name}"
+
+
+def parse_bytes(text: str) -> int:
+    """Return the number of bytes that ``text`` names: ``24GiB``, ``1.5 MiB``, ``4096``.
+
+    ``KB``, ``MB``, ``GB`` are read as binary units, as GPU memory is sold and reported.
+
+    Raises:
+        UnitError: ``text`` is not a number with a known unit.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise UnitError(f"{text!r} is no size: write a number and a unit, such as 8GiB or 512 MiB")
+    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration as text: ``0.4 ms``, ``12 ms``, ``3.21 s``, ``2 min 5 s``, ``1 h 4 min``."""
+    if seconds < 0.01:
+        return f"{seconds * 1000:.1f} ms"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.995:
+        return f"{seconds:.2f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
