@@ -7,7 +7,7 @@ It knows names only, nothing of memory or of IPython.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from types import ModuleType
@@ -98,11 +98,6 @@ class Scope:
             if not failed or name not in namespace or id(namespace[name]) != address:
                 self._outer.discard(name)
 
-    def forget_gone(self) -> None:
-        """Honour deletions: an old name that is gone now is new if it ever comes back."""
-        gone = self._outer.difference(self._namespace).difference(self.waiting)
-        self._outer.difference_update(gone)
-
     def own_names(self) -> list[str]:
         """Return the names that the end of this scope would delete, restore or keep."""
         return [name for name in list(self._namespace) if is_ownable(name) and self._is_own(name)]
@@ -186,3 +181,14 @@ class Pending:
 
     saved: list[str] = field(default_factory=list)
     dying: dict[str, int] = field(default_factory=dict)
+
+
+def forget_gone(scopes: Sequence[Scope]) -> None:
+    """Honour deletions in nested ``scopes``: an old name that is gone now is new if it ever comes back.
+
+    A name that any of them will restore is not gone.
+    """
+    waiting = set().union(*(scope.waiting for scope in scopes))
+    for scope in scopes:
+        gone = scope._outer.difference(scope._namespace).difference(waiting)
+        scope._outer.difference_update(gone)

@@ -17,9 +17,9 @@ _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(?:([kmgtp]?)(i?b)|bytes?)?\s*", re.
 
 
 def format_bytes(count: int) -> str:
-    """Return ``count`` bytes as text, such as ``512 MiB``, ``0.4 MiB`` or ``1.31 GiB``.
+    """Return ``count`` bytes as text, such as ``512 MiB``, ``381.5 MiB``, ``16 KiB`` or ``1.31 GiB``.
 
-    GiB and more carry two decimals, MiB one, and a decimal that says nothing is dropped.
+    GiB and more carry two decimals, MiB and KiB one, and a lone decimal that says nothing is dropped.
     """
     size = abs(count)
     sign = "-" if count < 0 else ""
@@ -27,7 +27,7 @@ def format_bytes(count: int) -> str:
         # Half of the last digit shown: what would print as 1024.0 MiB is 1.00 GiB.
         if size >= unit - unit // 20480:
             return f"{sign}{size / unit:.2f} {name}"
-    if size >= MIB // 10:
+    if size >= MIB - MIB // 20480:
         return f"{sign}{_trim(size / MIB)} MiB"
     if size >= KIB:
         return f"{sign}{_trim(size / KIB)} KiB"

@@ -24,6 +24,7 @@ from ipygpumem.probes.accelerators import CUDA, XPU, CachingAllocatorProbe, MpsP
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.nvml import Nvml
 from ipygpumem.reports import content
+from ipygpumem.scope import forget_gone
 
 
 class Session:
@@ -131,8 +132,7 @@ class Session:
         for scope, names in pending:
             scope.after_code(names, failed=failed)
         pending.clear()
-        for experiment in self.open:
-            experiment.scope.forget_gone()
+        forget_gone([experiment.scope for experiment in self.open])
 
     # -- errors -----------------------------------------------------------------------------------------------
 

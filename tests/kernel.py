@@ -1,0 +1,111 @@
+"""A real kernel for tests: run a cell, get back all that a front-end would see."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from jupyter_client.manager import KernelManager
+
+
+@dataclass
+class Reply:
+    """What one cell gave."""
+
+    status: str
+    result: str | None = None
+    stdout: str = ""
+    stderr: str = ""
+    error: str | None = None
+    message: str = ""
+    traceback: str = ""
+    displays: list[dict[str, Any]] = field(default_factory=list)
+
+    def reports(self, kind: str | None = None) -> list[str]:
+        """Return the texts of ipygpumem's displays, or of those that carry a report of ``kind``."""
+        found = []
+        for display in self.displays:
+            kinds = display["metadata"].get("ipygpumem", {}).get("reports", [])
+            if kinds and (kind is None or kind in kinds):
+                found.append(display["data"]["text/plain"])
+        return found
+
+
+class Kernel:
+    """A fresh kernel in a process of its own, with the interpreter that runs the tests."""
+
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self._manager = KernelManager(kernel_name="python3")
+        self._manager.kernel_spec.argv[0] = sys.executable
+        options = {"env": env} if env is not None else {}
+        self._manager.start_kernel(extra_arguments=list(arguments), **options)
+        self._client = self._manager.blocking_client()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=120)
+
+    def run(self, code: str, *, timeout: float = 120, interrupt_after: float | None = None, **options: Any) -> Reply:
+        """Execute ``code`` and return all that it gave; ``interrupt_after`` seconds it gets a Ctrl-C."""
+        message_id = self._client.execute(code, **options)
+        outputs = Reply("")
+        interrupt_at = None if interrupt_after is None else time.monotonic() + interrupt_after
+        deadline = time.monotonic() + timeout
+        while not self._take(message_id, outputs):
+            if interrupt_at is not None and time.monotonic() >= interrupt_at:
+                self._manager.interrupt_kernel()
+                interrupt_at = None
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no end of: {code}")
+        while True:
+            reply = self._client.get_shell_msg(timeout=timeout)
+            if reply["parent_header"].get("msg_id") == message_id:
+                break
+        outputs.status = reply["content"]["status"]
+        return outputs
+
+    def _take(self, message_id: str, outputs: Reply) -> bool:
+        """Add one message to ``outputs``; True when the kernel is idle again."""
+        try:
+            message = self._client.get_iopub_msg(timeout=0.05)
+        except queue.Empty:
+            return False
+        if message["parent_header"].get("msg_id") != message_id:
+            return False
+        kind, content = message["msg_type"], message["content"]
+        if kind == "stream":
+            setattr(outputs, content["name"], getattr(outputs, content["name"]) + content["text"])
+        elif kind == "execute_result":
+            outputs.result = content["data"]["text/plain"]
+        elif kind == "display_data":
+            outputs.displays.append(content)
+        elif kind == "error":
+            outputs.error, outputs.message = content["ename"], content["evalue"]
+            outputs.traceback = "\n".join(content["traceback"])
+        return bool(kind == "status" and content["execution_state"] == "idle")
+
+    def value(self, expression: str) -> Any:
+        """Return the value of an expression in the kernel, without leaving an output behind."""
+        reply = self._client.execute("", user_expressions={"value": expression}, store_history=False, silent=True)
+        while True:
+            message = self._client.get_shell_msg(timeout=60)
+            if message["parent_header"].get("msg_id") == reply:
+                break
+        found = message["content"]["user_expressions"]["value"]
+        if found["status"] != "ok":
+            raise AssertionError(f"{expression}: {found}")
+        return eval(found["data"]["text/plain"])
+
+    def complete(self, code: str) -> list[str]:
+        """Return what tab completion offers at the end of ``code``."""
+        message_id = self._client.complete(code)
+        while True:
+            message = self._client.get_shell_msg(timeout=60)
+            if message["parent_header"].get("msg_id") == message_id:
+                return list(message["content"]["matches"])
+
+    def close(self) -> None:
+        """End the kernel."""
+        self._client.stop_channels()
+        self._manager.shutdown_kernel(now=True)

@@ -1,0 +1,151 @@
+"""torch's devices, with the allocator's one resettable peak played by a stand-in: exact to the byte."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ipygpumem.meter import Meter
+from ipygpumem.probes.accelerators import CUDA, CachingAllocatorProbe, MpsProbe
+from tests.fakes import FakeAllocator, fake_torch
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> FakeAllocator:
+    allocator = FakeAllocator(devices=2)
+    monkeypatch.setitem(sys.modules, "torch", fake_torch(allocator))
+    return allocator
+
+
+@pytest.fixture
+def meter(allocator: FakeAllocator) -> Iterator[Meter]:
+    meter = Meter([CachingAllocatorProbe(CUDA)])
+    yield meter
+    meter.close()
+
+
+@pytest.fixture
+def cuda(allocator: FakeAllocator) -> Any:
+    return sys.modules["torch"].cuda
+
+
+def test_without_torch_there_is_nothing_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert CachingAllocatorProbe(CUDA).read() == ()
+    assert MpsProbe().read() == ()
+    assert "torch" not in sys.modules
+
+
+def test_torch_that_is_still_being_imported_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    assert CachingAllocatorProbe(CUDA).read() == ()
+    assert MpsProbe().read() == ()
+
+
+def test_a_backend_that_is_not_initialised_is_not_touched(
+    monkeypatch: pytest.MonkeyPatch, allocator: FakeAllocator, cuda: Any
+) -> None:
+    cuda.initialized = False
+    monkeypatch.setattr(cuda, "device_count", lambda: pytest.fail("asked for the devices"))
+    assert CachingAllocatorProbe(CUDA).read() == ()
+    assert "_cuda_memoryStats" not in vars(allocator)
+
+
+def test_every_visible_device_is_measured_to_the_byte(meter: Meter, allocator: FakeAllocator) -> None:
+    allocator.allocate(100)
+    span = meter.start()
+    allocator.allocate(300)
+    allocator.allocate(-250)
+    allocator.allocate(7, device=1)
+    first, second = meter.stop(span)
+    assert (first.device, first.before_bytes, first.after_bytes, first.peak_bytes) == ("cuda:0", 100, 150, 400)
+    assert (first.reserved_bytes, first.used_bytes, first.total_bytes) == (400, 450, 1000)
+    assert (second.device, second.delta_bytes, second.peak_delta_bytes) == ("cuda:1", 7, 7)
+    assert first.method == "allocator"
+
+
+def test_an_unused_device_is_not_asked_for_free_memory(
+    monkeypatch: pytest.MonkeyPatch, meter: Meter, allocator: FakeAllocator, cuda: Any
+) -> None:
+    asked: list[int] = []
+    original = cuda.mem_get_info
+    monkeypatch.setattr(cuda, "mem_get_info", lambda device: asked.append(device) or original(device))
+    allocator.allocate(1)
+    meter.now(detail=True)
+    assert asked == [0]
+
+
+def test_the_users_peak_survives_our_resets(meter: Meter, allocator: FakeAllocator, cuda: Any) -> None:
+    span = meter.start()
+    allocator.allocate(500)
+    allocator.allocate(-500)
+    meter.stop(span)
+    meter.stop(meter.start())
+    assert allocator.peak[0] == 0
+    assert cuda.max_memory_allocated() == 500
+
+
+def test_the_users_reset_counts_from_there_and_loses_nothing_of_ours(
+    meter: Meter, allocator: FakeAllocator, cuda: Any
+) -> None:
+    span = meter.start()
+    allocator.allocate(500)
+    allocator.allocate(-400)
+    cuda.reset_peak_memory_stats()
+    assert cuda.max_memory_allocated() == 100
+    allocator.allocate(50)
+    assert cuda.max_memory_allocated() == 150
+    assert meter.stop(span)[0].peak_bytes == 500
+    assert cuda.max_memory_allocated() == 150
+
+
+def test_a_reset_in_one_cell_does_not_reach_the_next_cells_peak(
+    meter: Meter, allocator: FakeAllocator, cuda: Any
+) -> None:
+    first = meter.start()
+    allocator.allocate(500)
+    allocator.allocate(-500)
+    cuda.reset_peak_memory_stats()
+    meter.stop(first)
+    second = meter.start()
+    allocator.allocate(20)
+    assert meter.stop(second)[0].peak_bytes == 20
+
+
+def test_closing_puts_torchs_own_functions_back(allocator: FakeAllocator, cuda: Any) -> None:
+    meter = Meter([CachingAllocatorProbe(CUDA)])
+    meter.stop(meter.start())
+    assert "_cuda_memoryStats" in vars(allocator)
+    meter.close()
+    allocator.allocate(5)
+    assert vars(allocator).get("_cuda_memoryStats", FakeAllocator._cuda_memoryStats).__module__ == "tests.fakes"
+    assert cuda.max_memory_allocated() == 5
+
+
+def test_a_broken_context_leaves_a_reason_instead_of_a_figure(
+    monkeypatch: pytest.MonkeyPatch, meter: Meter, allocator: FakeAllocator, cuda: Any
+) -> None:
+    def broken(device: int) -> tuple[int, int]:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(cuda, "mem_get_info", broken)
+    allocator.allocate(10)
+    reading = meter.now()["cuda:0"]
+    assert (reading.current_bytes, reading.used_bytes) == (10, None)
+    assert "device-side assert" in reading.note
+
+
+def test_mps_is_sampled_and_has_no_peak_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    mps = SimpleNamespace(
+        current_allocated_memory=lambda: 30, driver_allocated_memory=lambda: 64, recommended_max_memory=lambda: 1000
+    )
+    backends = SimpleNamespace(mps=SimpleNamespace(is_available=lambda: True))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(mps=mps, backends=backends))
+    probe = MpsProbe()
+    (reading,) = probe.read()
+    assert probe.sampled
+    assert (reading.device, reading.current_bytes, reading.reserved_bytes, reading.method) == ("mps", 30, 64, "sampled")

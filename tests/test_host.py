@@ -1,0 +1,124 @@
+"""Host memory on this machine: real allocations, and each way in which the kernel may refuse."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ipygpumem.meter import Meter
+from ipygpumem.probes import host
+from ipygpumem.probes.host import HostProbe
+from ipygpumem.units import MIB
+
+needs_mark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no /proc/self/clear_refs")
+
+
+def touched(size: int) -> mmap.mmap:
+    """Return ``size`` bytes of memory whose pages are really there."""
+    memory = mmap.mmap(-1, size)
+    for offset in range(0, size, mmap.PAGESIZE):
+        memory[offset] = 1
+    return memory
+
+
+@needs_mark
+def test_a_peak_inside_one_call_that_holds_the_gil_is_exact() -> None:
+    meter = Meter([HostProbe()])
+    span = meter.start()
+    len(b"x" * (256 * MIB))
+    (usage,) = meter.stop(span)
+    meter.close()
+    assert usage.method == "kernel"
+    assert usage.peak_delta_bytes == pytest.approx(256 * MIB, rel=0.02)
+    assert usage.delta_bytes < 8 * MIB
+
+
+def test_kept_memory_is_reported_within_one_percent() -> None:
+    meter = Meter([HostProbe()])
+    span = meter.start()
+    memory = touched(256 * MIB)
+    (usage,) = meter.stop(span)
+    meter.close()
+    memory.close()
+    assert usage.delta_bytes == pytest.approx(256 * MIB, rel=0.01)
+
+
+def test_sampling_leaves_the_kernels_mark_alone() -> None:
+    code = (
+        "import resource, mmap\n"
+        "from ipygpumem.probes.host import HostProbe\n"
+        "from tests.test_host import touched\n"
+        "touched(768 << 20).close()\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "probe = HostProbe(exact={exact}); probe.rearm()\n"
+        "print(before - resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 200_000, probe.sampled)\n"
+    )
+    for exact, expected in ((True, "True False"), (False, "False True")):
+        if exact and not Path("/proc/self/clear_refs").exists():
+            continue
+        run = subprocess.run(
+            [sys.executable, "-c", code.format(exact=exact)], capture_output=True, text=True, check=True
+        )
+        assert run.stdout.strip() == expected
+
+
+@pytest.mark.parametrize("missing", ["/proc/self/clear_refs", "/proc/self/status", "/proc/self/task"])
+def test_what_the_system_does_not_offer_falls_back_and_says_so(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    original = host._open
+    monkeypatch.setattr(host, "_open", lambda path, flags: None if path.startswith(missing) else original(path, flags))
+    probe = HostProbe()
+    (reading,) = probe.read()
+    probe.close()
+    assert reading.current_bytes == pytest.approx(host.psutil.Process().memory_info().rss, rel=0.05)
+    if missing == "/proc/self/clear_refs":
+        assert (probe.sampled, reading.method) == (True, "sampled")
+        assert "sampled" in reading.note
+    if missing == "/proc/self/task":
+        assert reading.children_bytes is None
+
+
+@needs_mark
+def test_a_sandbox_that_ignores_the_reset_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostProbe, "_rss_and_peak", lambda self: (100 * MIB, 400 * MIB))
+    probe = HostProbe()
+    probe.close()
+    assert probe.sampled
+    assert "cannot be reset" in probe.note
+
+
+def test_child_processes_are_counted_beside_the_process() -> None:
+    probe = HostProbe()
+    assert probe.read(detail=True)[0].children_bytes == 0
+    code = "import sys; block = bytearray(64 << 20); print('ready', flush=True); sys.stdin.read()"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    (reading,) = probe.read()
+    child.communicate()
+    probe.close()
+    assert reading.children_bytes is not None
+    assert reading.children_bytes > 64 * MIB
+    assert reading.current_bytes == pytest.approx(host.psutil.Process().memory_info().rss, rel=0.05)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_after_a_fork_the_child_reads_its_own_memory() -> None:
+    code = (
+        "import os\n"
+        "from ipygpumem.probes.host import HostProbe\n"
+        "from tests.test_host import touched\n"
+        "probe = HostProbe()\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    memory = touched(64 << 20)\n"
+        "    own = probe.read()[0].current_bytes\n"
+        "    os._exit(0 if own > 64 << 20 else 1)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "0"

@@ -1,0 +1,160 @@
+"""The meter: exact figures from scripted probes."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipygpumem.meter import Measurement, Meter
+from ipygpumem.model import Reading
+from tests.fakes import FakeProbe
+
+
+def test_a_span_has_its_start_its_end_and_its_peak() -> None:
+    probe = FakeProbe()
+    meter = Meter([probe])
+    probe.set(100)
+    span = meter.start()
+    probe.spike(170)
+    probe.set(120)
+    (usage,) = meter.stop(span)
+    assert (usage.before_bytes, usage.after_bytes, usage.peak_bytes) == (100, 120, 170)
+    assert (usage.delta_bytes, usage.peak_delta_bytes, usage.total_bytes, usage.method) == (20, 70, 1000, "kernel")
+
+
+def test_a_peak_before_the_start_is_not_the_spans() -> None:
+    probe = FakeProbe()
+    probe.spike(900)
+    meter = Meter([probe])
+    (usage,) = meter.stop(meter.start())
+    assert usage.peak_bytes == 0
+
+
+def test_an_inner_span_does_not_hide_the_outer_ones_peak() -> None:
+    probe = FakeProbe()
+    meter = Meter([probe])
+    outer = meter.start()
+    probe.spike(500)
+    inner = meter.start()
+    probe.spike(200)
+    assert meter.stop(inner)[0].peak_bytes == 200
+    probe.spike(300)
+    assert meter.stop(outer)[0].peak_bytes == 500
+
+
+def test_reading_half_way_leaves_the_span_open_and_its_peak_whole() -> None:
+    probe = FakeProbe()
+    meter = Meter([probe])
+    span = meter.start()
+    probe.spike(400)
+    assert meter.read(span)[0].peak_bytes == 400
+    probe.set(30)
+    usage = meter.stop(span)[0]
+    assert (usage.peak_bytes, usage.after_bytes) == (400, 30)
+
+
+def test_a_device_that_is_first_used_inside_the_span_began_empty() -> None:
+    class Late(FakeProbe):
+        ready = False
+
+        def read(self, *, detail: bool = False) -> tuple[Reading, ...]:
+            return super().read() if self.ready else ()
+
+    probe = Late("cuda:0")
+    meter = Meter([probe])
+    span = meter.start()
+    probe.ready = True
+    probe.spike(80)
+    probe.set(60)
+    (usage,) = meter.stop(span)
+    assert (usage.before_bytes, usage.after_bytes, usage.peak_bytes) == (0, 60, 80)
+
+
+def test_a_probe_that_fails_is_left_out_and_named_and_the_others_count() -> None:
+    class Broken(FakeProbe):
+        def read(self, *, detail: bool = False) -> tuple[Reading, ...]:
+            raise RuntimeError("driver gone")
+
+    meter = Meter([Broken("cuda:0"), FakeProbe()])
+    (usage,) = meter.stop(meter.start())
+    assert usage.device == "cpu"
+    assert meter.failures == {"Broken": "RuntimeError: driver gone"}
+
+
+def test_reading_now_does_not_disturb_an_open_span() -> None:
+    probe = FakeProbe()
+    meter = Meter([probe])
+    span = meter.start()
+    probe.spike(70)
+    assert meter.now()["cpu"].current_bytes == 0
+    assert meter.stop(span)[0].peak_bytes == 70
+
+
+def test_sampling_sees_what_lasts_and_its_thread_ends_with_the_last_span() -> None:
+    probe = FakeProbe(sampled=True)
+    meter = Meter([probe], sample_seconds=0.001)
+    outer, inner = meter.start(), meter.start()
+    probe.set(300)
+    deadline = time.monotonic() + 10
+    while outer.peaks["cpu"] < 300 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    probe.set(10)
+    usage = meter.stop(inner)[0]
+    assert (usage.peak_bytes, usage.method) == (300, "sampled")
+    samplers = [thread for thread in threading.enumerate() if thread.name == "ipygpumem-sampler"]
+    assert len(samplers) == 1
+    meter.stop(outer)
+    samplers[0].join(10)
+    assert not samplers[0].is_alive()
+
+
+def test_no_thread_runs_where_the_probe_has_a_mark_of_its_own() -> None:
+    meter = Meter([FakeProbe()])
+    span = meter.start()
+    assert "ipygpumem-sampler" not in [thread.name for thread in threading.enumerate()]
+    meter.stop(span)
+
+
+def test_closing_the_meter_closes_its_probes() -> None:
+    probe = FakeProbe(sampled=True)
+    meter = Meter([probe])
+    meter.start()
+    meter.close()
+    assert probe.closed
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.just(("start", 0)),
+        st.tuples(st.sampled_from(["stop", "read"]), st.integers(0, 5)),
+        st.tuples(st.sampled_from(["set", "spike"]), st.integers(0, 1000)),
+    ),
+    max_size=60,
+)
+
+
+@given(ACTIONS)
+def test_any_overlap_of_spans_gives_the_peak_of_the_true_history(actions: list[tuple[str, int]]) -> None:
+    probe = FakeProbe()
+    meter = Meter([probe])
+    history = [0]
+    opened: list[tuple[Measurement, int]] = []
+    for action, number in actions:
+        if action == "start":
+            history.append(probe._current)
+            opened.append((meter.start(), len(history) - 1))
+        elif action in ("stop", "read") and opened:
+            span, began = opened.pop(number % len(opened)) if action == "stop" else opened[number % len(opened)]
+            (usage,) = meter.stop(span) if action == "stop" else meter.read(span)
+            assert usage.peak_bytes == max(history[began:])
+            assert usage.before_bytes == history[began]
+            assert usage.after_bytes == probe._current
+        elif action == "set":
+            probe.set(number)
+            history.append(number)
+        elif action == "spike":
+            probe.spike(number)
+            history += [number, probe._current]

@@ -1,0 +1,69 @@
+"""Records survive their way through JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipygpumem import model
+from ipygpumem.model import Record, Usage
+
+RECORDS = [
+    kind for kind in vars(model).values() if isinstance(kind, type) and issubclass(kind, Record) and kind is not Record
+]
+
+
+def test_all_records_are_there() -> None:
+    assert {kind.__name__ for kind in RECORDS} >= {"Usage", "CellRecord", "ExperimentRecord", "RecoveryRecord", "Held"}
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_records_are_frozen_and_name_their_units(kind: type[Record]) -> None:
+    assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]  # every record is a dataclass
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        hint = typing.get_type_hints(kind)[field.name]
+        if hint is float:
+            assert field.name.endswith(("_seconds", "_at"))
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+@given(data=st.data())
+def test_a_record_survives_json(kind: type[Record], data: st.DataObject) -> None:
+    strategy = st.builds(kind, **{name: _values(hint) for name, hint in typing.get_type_hints(kind).items()})
+    record = data.draw(strategy)
+    assert kind.from_dict(json.loads(json.dumps(record.to_dict()))) == record
+
+
+def _values(hint: object) -> st.SearchStrategy[object]:
+    arguments = typing.get_args(hint)
+    if isinstance(hint, type) and issubclass(hint, Record):
+        return st.builds(hint, **{name: _values(inner) for name, inner in typing.get_type_hints(hint).items()})
+    if typing.get_origin(hint) is tuple:
+        return st.lists(_values(arguments[0]), max_size=2).map(tuple)
+    if typing.get_origin(hint) is dict:
+        return st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)
+    if type(None) in arguments:
+        return st.none() | _values(arguments[0])
+    if typing.get_origin(hint) is typing.Literal:
+        return st.sampled_from(arguments)
+    return {
+        int: st.integers(),
+        float: st.floats(allow_nan=False),
+        str: st.text(max_size=5),
+        bool: st.booleans(),
+    }[hint]  # type: ignore[index]  # the plain types that are left
+
+
+def test_unknown_keys_of_a_newer_version_are_ignored() -> None:
+    usage = Usage("cpu", 1, 2, 3, None, "kernel")
+    assert Usage.from_dict({**usage.to_dict(), "later_bytes": 5}) == usage
+
+
+def test_a_peak_below_the_start_is_no_negative_rise() -> None:
+    usage = Usage("cpu", 100, 20, 90, None, "kernel")
+    assert (usage.delta_bytes, usage.peak_delta_bytes) == (-80, 0)

@@ -1,0 +1,332 @@
+"""Scopes over a plain dictionary, held against Python's own functions by random programs."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import gc
+import textwrap
+import weakref
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ipygpumem.bindings import bindings_of
+from ipygpumem.scope import Scope, forget_gone
+
+
+class Thing:
+    """An object that weak references can watch."""
+
+
+def run(scope: Scope, namespace: dict[str, Any], source: str, outer: tuple[Scope, ...] = ()) -> None:
+    """Run ``source`` as a cell of ``scope`` (and of the scopes around it), as the session does."""
+    bindings = bindings_of(ast.parse(source))
+    for each in (*outer, scope):
+        each.share(bindings.shared)
+    pending = scope.before_code(bindings)
+    failed = True
+    try:
+        exec(compile(source, "cell", "exec"), namespace)
+        failed = False
+    except ZeroDivisionError:
+        assert "1 / 0" in source
+    finally:
+        scope.after_code(pending, failed=failed)
+        forget_gone([*outer, scope])
+
+
+def visible(namespace: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in namespace.items() if name not in ("__builtins__", "__annotations__")}
+
+
+def after(source: str, *, keep: tuple[str, ...] = (), drop_imports: bool = False, **names: Any) -> dict[str, Any]:
+    """Return the names that are visible after ``source`` ran as one scope over ``names``."""
+    namespace: dict[str, Any] = {"__builtins__": builtins, **names}
+    scope = Scope(namespace, keep=keep, drop_imports=drop_imports)
+    run(scope, namespace, source)
+    scope.close(None)
+    return visible(namespace)
+
+
+def test_new_names_go_and_shadowed_ones_come_back() -> None:
+    assert after("x = 2; y = 3", x=1) == {"x": 1}
+
+
+def test_a_cell_may_read_an_outer_name_before_it_binds_it() -> None:
+    assert after("x = x + 1\nassert x == 2", x=1) == {"x": 1}
+
+
+def test_names_that_appear_by_other_means_go_too() -> None:
+    assert after("exec('y = 1'); globals()['z'] = 2; from string import *", x=1) == {"x": 1}
+
+
+def test_an_old_name_changed_by_a_function_is_left_alone() -> None:
+    namespace: dict[str, Any] = {}
+    exec("counter = 0\ndef bump():\n    global counter\n    counter += 1", namespace)
+    scope = Scope(namespace)
+    run(scope, namespace, "bump(); bump()")
+    scope.close(None)
+    assert namespace["counter"] == 2
+
+
+def test_a_conditional_that_binds_nothing_saves_nothing() -> None:
+    namespace: dict[str, Any] = {"x": 1}
+    scope = Scope(namespace)
+    run(scope, namespace, "if False: x = 2")
+    assert scope.waiting == {}
+
+
+def test_imports_stay_unless_asked_otherwise() -> None:
+    assert "json" in after("import json")
+    assert "json" not in after("import json", drop_imports=True)
+    assert "loads" in after("from json import loads")
+
+
+def test_an_import_that_shadows_another_object_gives_it_back() -> None:
+    assert after("import json", json="mine") == {"json": "mine"}
+
+
+def test_an_optional_import_stays_if_it_is_a_module_and_goes_if_it_is_a_stand_in() -> None:
+    source = "try: import {0}\nexcept ImportError: {0} = [0]"
+    assert "json" in after(source.format("json"))
+    assert "no_such_module" not in after(source.format("no_such_module"))
+
+
+def test_deleting_an_old_name_lets_the_object_die_at_once() -> None:
+    namespace: dict[str, Any] = {"x": Thing(), "y": Thing()}
+    references = [weakref.ref(namespace[name]) for name in "xy"]
+    scope = Scope(namespace)
+    run(scope, namespace, "del x\ndel y\nassert True\ny = 1")
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+    scope.close(None)
+    assert visible(namespace) == {}
+
+
+def test_a_deletion_that_an_error_prevented_loses_nothing() -> None:
+    thing = Thing()
+    assert after("1 / 0\ndel x\nx = 2", x=thing) == {"x": thing}
+
+
+def test_deleting_the_scopes_own_value_brings_the_old_one_back() -> None:
+    assert after("x = 2; del x", x=1) == {"x": 1}
+
+
+def test_an_old_name_that_went_and_came_back_in_another_cell_is_the_scopes() -> None:
+    namespace: dict[str, Any] = {"x": 1}
+    scope = Scope(namespace)
+    run(scope, namespace, "del x")
+    run(scope, namespace, "exec('x = 5')")
+    scope.close(None)
+    assert "x" not in namespace
+
+
+def test_what_an_inner_scope_keeps_is_the_outer_ones_which_restores_what_was_there() -> None:
+    namespace: dict[str, Any] = {"x": 0}
+    outer = Scope(namespace)
+    inner = Scope(namespace, keep=["x", "new"])
+    run(inner, namespace, "x = 1; new = 2; gone = 3", (outer,))
+    assert inner.close(outer).kept == ["x", "new"]
+    assert (namespace["x"], namespace["new"], "gone" in namespace) == (1, 2, False)
+    outcome = outer.close(None)
+    assert (outcome.restored, outcome.deleted) == (["x"], ["new"])
+    assert namespace["x"] == 0
+
+
+def test_a_name_that_an_inner_scope_imports_is_an_import_of_the_outer_one() -> None:
+    for drop, stays in ((False, True), (True, False)):
+        namespace: dict[str, Any] = {}
+        outer = Scope(namespace, drop_imports=drop)
+        inner = Scope(namespace)
+        run(inner, namespace, "import json", (outer,))
+        inner.close(outer)
+        outer.close(None)
+        assert ("json" in namespace) is stays
+
+
+def test_global_in_an_inner_cell_frees_the_name_from_every_scope() -> None:
+    namespace: dict[str, Any] = {"x": 0}
+    outer = Scope(namespace)
+    run(outer, namespace, "x = 1")
+    inner = Scope(namespace)
+    run(inner, namespace, "global x\nx = 2", (outer,))
+    inner.close(outer)
+    outer.close(None)
+    assert namespace["x"] == 2
+
+
+def test_code_that_was_not_seen_may_have_bound_any_name() -> None:
+    namespace: dict[str, Any] = {"x": 1, "y": 2}
+    scope = Scope(namespace)
+    pending = scope.before_unknown_code()
+    namespace.update(x=5, z=6)
+    scope.after_code(pending, failed=False)
+    assert set(scope.waiting) == {"x"}
+    scope.close(None)
+    assert namespace == {"x": 1, "y": 2}
+
+
+def test_an_interrupted_close_goes_on_where_it_stopped() -> None:
+    class Interrupting(dict[str, Any]):
+        pops = 0
+
+        def pop(self, *arguments: Any) -> Any:
+            self.pops += 1
+            if self.pops == 2:
+                raise KeyboardInterrupt
+            return super().pop(*arguments)
+
+    namespace = Interrupting(x=0)
+    scope = Scope(namespace)
+    pending = scope.before_code(bindings_of(ast.parse("x = 1; a = b = c = 2")))
+    namespace.update(x=1, a=2, b=2, c=2)
+    scope.after_code(pending, failed=False)
+    try:
+        scope.close(None)
+    except KeyboardInterrupt:
+        assert set(namespace) - {"x"}
+    outcome = scope.close(None)
+    assert dict(namespace) == {"x": 0}
+    assert set(outcome.deleted) == {"a", "b", "c"}
+    assert outcome.restored == ["x"]
+
+
+def test_ipythons_and_front_ends_names_are_never_a_scopes() -> None:
+    own = dict.fromkeys(["In", "Out", "_", "__", "_i", "_i7", "_7", "_oh", "exit", "_exit_code", "_VSCODE_x"], 1)
+    namespace: dict[str, Any] = {}
+    scope = Scope(namespace)
+    namespace.update(own, _mine=1, __dunder=2)
+    scope.close(None)
+    assert namespace == own
+
+
+def test_keep_takes_globs_and_names_what_it_did_not_find() -> None:
+    namespace: dict[str, Any] = {}
+    scope = Scope(namespace, keep=["loss*", "model", "nothing"])
+    run(scope, namespace, "loss_a = 1; loss_b = 2; model = 3; x = 4")
+    outcome = scope.close(None)
+    assert sorted(outcome.kept) == ["loss_a", "loss_b", "model"]
+    assert scope.unmatched_keep() == ["nothing"]
+
+
+# -- random programs ------------------------------------------------------------------------------------------
+
+NAMES = st.sampled_from(["a", "b", "c", "d", "e"])
+TEMPLATES = [
+    "{x} = {n}",
+    "{x}, {y} = {n}, {n}",
+    "{x}: int = {n}",
+    "{x}: int",
+    "for {x} in range({n} % 3): {y} = {n}",
+    "for {x} in []: {y} = {n}",
+    "if {n} % 2: {x} = {n}",
+    "while False: {x} = 1",
+    "with context({n}) as {x}: {y} = 2",
+    "try:\n    {x} = [][{n}]\nexcept IndexError as {y}:\n    {z} = {n}",
+    "try:\n    {x} = {n}\nfinally:\n    {y} = {n}",
+    "def {x}({y}={n}): {z} = 1",
+    "class {x}:\n    {y} = {n}",
+    "({x} := {n})",
+    "[{x} for {x} in range(3)]",
+    "[({y} := {x}) for {x} in range({n} % 3)]",
+    "(lambda {x}=({y} := {n}): {x})()",
+    "match [{n}, 2]:\n    case [{x}, 3]: pass\n    case [{y}, *{z}] if False: pass\n    case {{}}: pass",
+    "{x} = {n}\ndel {x}",
+    "{x} = {n}\n{x} += 1",
+    "import string as {x}\n{x} = {n}",
+    "box.append({n})",
+]
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> tuple[list[str], list[str]]:
+    """Return the cells of a program, and the names that it declares global first."""
+    shared = draw(st.lists(NAMES, unique=True, max_size=2))
+    cells = []
+    for _ in range(draw(st.integers(1, 4))):
+        statements = []
+        for _ in range(draw(st.integers(1, 4))):
+            template = draw(st.sampled_from(TEMPLATES))
+            # Patterns may bind a name once, and a parameter must not be global.
+            x, y, z = draw(st.permutations(["a", "b", "c", "d", "e"]))[:3]
+            statements.append(template.format(x=x, y=y, z=z, n=draw(st.integers(0, 9))))
+        cells.append("\n".join(statements))
+    return cells, shared
+
+
+class Context:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __enter__(self) -> int:
+        return self.number
+
+    def __exit__(self, *details: object) -> None:
+        return None
+
+
+def namespace_with(names: dict[str, int]) -> dict[str, Any]:
+    return {"__builtins__": builtins, "context": Context, "box": [], **names}
+
+
+def comparable(namespace: dict[str, Any]) -> dict[str, Any]:
+    return {n: v.__name__ if isinstance(v, type) or callable(v) else v for n, v in visible(namespace).items()}
+
+
+def is_valid(source: str) -> bool:
+    try:
+        compile(source, "function", "exec")
+    except SyntaxError:  # such as an annotation of a global name
+        return False
+    return True
+
+
+@settings(max_examples=400, deadline=None)
+@given(programs(), st.dictionaries(NAMES, st.integers(100, 199)))
+def test_after_a_scope_the_same_names_are_visible_as_after_a_function(
+    program: tuple[list[str], list[str]], names: dict[str, int]
+) -> None:
+    cells, shared = program
+    first = [f"global {', '.join(shared)}"] if shared else []
+    body = "\n".join([*first, *cells])
+    function = "def scope():\n" + textwrap.indent(body, "    ") + "\nscope()\ndel scope"
+    if not is_valid(function) or not all(is_valid(cell) for cell in [body, *cells]):
+        return
+    expected = namespace_with(names)
+    exec(function, expected)
+
+    seen = namespace_with(names)
+    scope = Scope(seen)
+    for cell in ["\n".join([*first, cells[0]]), *cells[1:]]:
+        run(scope, seen, cell)
+    scope.close(None)
+    assert comparable(seen) == comparable(expected)
+    assert scope.waiting == {}
+
+
+@settings(max_examples=200, deadline=None)
+@given(programs(), programs(), st.dictionaries(NAMES, st.integers(100, 199)))
+def test_nested_scopes_end_as_nested_functions_do(
+    outer_program: tuple[list[str], list[str]], inner_program: tuple[list[str], list[str]], names: dict[str, int]
+) -> None:
+    outer_body, inner_body = "\n".join(outer_program[0]), "\n".join(inner_program[0])
+    inner_function = "def inner():\n" + textwrap.indent(inner_body, "    ") + "\ninner()\ndel inner\n"
+    # The inner function's names are its own and never the enclosing one's, as for scopes.
+    function = "def outer():\n" + textwrap.indent(outer_body + "\n" + inner_function, "    ") + "\nouter()\ndel outer"
+    if not all(is_valid(source) for source in (function, outer_body, inner_body)):
+        return
+    expected = namespace_with(names)
+    exec(function, expected)
+
+    seen = namespace_with(names)
+    outer = Scope(seen)
+    run(outer, seen, outer_body)
+    at_inner_start = comparable(seen)
+    inner = Scope(seen)
+    run(inner, seen, inner_body, (outer,))
+    inner.close(outer)
+    assert comparable(seen) == at_inner_start
+    outer.close(None)
+    assert comparable(seen) == comparable(expected)

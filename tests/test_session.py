@@ -1,0 +1,160 @@
+"""The session's events: cells that nest, vanish, repeat, or never began."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from IPython.core.interactiveshell import InteractiveShell
+
+from ipygpumem.notebook.cells import CellStack
+from ipygpumem.notebook.config import IPyGpuMem
+from ipygpumem.notebook.session import Session
+from ipygpumem.reports.content import Report
+from tests.fakes import FakeProbe
+
+
+def info_of(source: str) -> Any:
+    return SimpleNamespace(raw_cell=source, cell_id=None)
+
+
+def result_of(info: Any, number: int | None = 1, error: BaseException | None = None) -> Any:
+    return SimpleNamespace(info=info, execution_count=number, error_before_exec=None, error_in_exec=error, result=None)
+
+
+class Recorder:
+    """Stands in for the screen."""
+
+    def __init__(self) -> None:
+        self.shown: list[Report] = []
+
+    def show(self, reports: list[Report]) -> None:
+        self.shown += reports
+
+
+@pytest.fixture
+def probe() -> FakeProbe:
+    return FakeProbe()
+
+
+@pytest.fixture
+def session(shell: InteractiveShell, probe: FakeProbe) -> Session:
+    session = Session(shell, IPyGpuMem(), probes=[probe])
+    session.screen = Recorder()  # type: ignore[assignment]  # what is shown, kept
+    return session
+
+
+def test_a_cell_is_measured_remembered_and_reported(session: Session, probe: FakeProbe) -> None:
+    info = info_of("x = 1")
+    session.cell_begins(info)
+    probe.spike(500)
+    probe.set(100)
+    session.cell_ends(result_of(info, 7))
+    (record,) = session.history
+    assert (record.execution_count, record.success, record.usages[0].delta_bytes) == (7, True, 100)
+    assert record.usages[0].peak_delta_bytes == 500
+    assert [report.kind for report in session.screen.shown] == ["cell"]
+
+
+def test_a_nested_cell_is_measured_with_its_cell_and_not_reported(session: Session, probe: FakeProbe) -> None:
+    outer, inner = info_of("%%capture"), info_of("x = 1")
+    session.cell_begins(outer)
+    probe.spike(300)
+    session.cell_begins(inner)
+    session.cell_ends(result_of(inner))
+    session.cell_ends(result_of(outer))
+    assert len(session.history) == 1
+    assert session.history[0].usages[0].peak_bytes == 300
+
+
+def test_an_end_without_a_beginning_is_ignored(session: Session) -> None:
+    session.cell_ends(result_of(info_of("")))
+    session.cell_ends(None)
+    assert not session.history
+
+
+def test_an_end_without_a_result_ends_the_innermost_cell(session: Session) -> None:
+    session.cell_begins(info_of("cancelled"))
+    session.cell_ends(None)
+    assert [record.success for record in session.history] == [True]
+    assert session.history[0].execution_count is None
+
+
+def test_a_result_with_a_new_info_is_found_by_its_source(session: Session) -> None:
+    session.cell_begins(info_of("raise KeyboardInterrupt"))
+    session.cell_ends(result_of(info_of("raise KeyboardInterrupt"), error=KeyboardInterrupt()))
+    assert session.history[0].error == "KeyboardInterrupt"
+
+
+def test_a_cell_that_never_ends_does_not_make_the_next_ones_nested(session: Session) -> None:
+    outer = info_of("outer")
+    session.cell_begins(outer)
+    session.cell_begins(info_of("lost"))
+    session.cell_ends(result_of(outer))
+    following = info_of("next")
+    session.cell_begins(following)
+    session.cell_ends(result_of(following))
+    assert len(session.history) == 2
+
+
+def test_history_is_bounded_and_drops_the_oldest(shell: InteractiveShell) -> None:
+    session = Session(shell, IPyGpuMem(history_length=3), probes=[FakeProbe()])
+    session.screen = Recorder()  # type: ignore[assignment]  # what is shown, kept
+    for number in range(5):
+        info = info_of("x")
+        session.cell_begins(info)
+        session.cell_ends(result_of(info, number))
+    assert [record.execution_count for record in session.history] == [2, 3, 4]
+
+
+def test_reports_can_be_off_while_measuring_goes_on(session: Session) -> None:
+    session.config.report = False
+    info = info_of("x")
+    session.cell_begins(info)
+    session.cell_ends(result_of(info))
+    assert len(session.history) == 1
+    assert session.screen.shown == []
+
+
+def test_short_cells_can_go_without_a_line(session: Session) -> None:
+    session.config.min_cell_seconds = 60.0
+    info = info_of("x")
+    session.cell_begins(info)
+    session.cell_ends(result_of(info))
+    assert session.screen.shown == []
+
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["begin", "end", "end again", "end unknown", "end none"]), st.integers(0, 9))
+)
+
+
+@settings(deadline=None)
+@given(EVENTS)
+def test_any_order_of_events_ends_each_cell_at_most_once(events: list[tuple[str, int]]) -> None:
+    stack = CellStack()
+    begun: list[Any] = []
+    ended: list[Any] = []
+    lost: list[Any] = []
+    for event, number in events:
+        if event == "begin":
+            info = info_of(f"cell {len(begun)}")
+            begun.append(info)
+            assert stack.push(info).nested == (len(stack) > 1)
+            continue
+        candidates = {"end": begun, "end again": ended}.get(event, [])
+        if event == "end none":
+            result = None
+        else:
+            result = result_of(candidates[number % len(candidates)] if candidates else info_of("unknown"))
+        cell, inside = stack.pop(result)
+        if cell is not None:
+            assert result is None or cell.info is result.info
+            ended.append(cell.info)
+        lost += [other.info for other in inside]
+    gone = [id(info) for info in ended + lost]
+    assert len(gone) == len(set(gone))
+    assert len(stack) == len(begun) - len(gone)
