@@ -74,7 +74,9 @@ class Hooks:
     def _magics(self) -> None:
         magics = self._shell.magics_manager.magics
         before = {(kind, name): magics[kind].get(name) for kind, name in _MAGICS}
-        self._shell.register_magics(GpuMemMagics(self._shell, self.session))
+        ours = GpuMemMagics(self._shell, self.session)
+        self._undo.append(lambda: self._shell.configurables.remove(ours))  # where every Magics object adds itself
+        self._shell.register_magics(ours)
         for (kind, name), earlier in before.items():
             self._undo.append(functools.partial(_put_back, magics[kind], name, earlier))
         registry = self._shell.magics_manager.registry

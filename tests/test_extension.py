@@ -1,0 +1,199 @@
+"""Loading, unloading, configuring: the shell afterwards is the shell before."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets import TraitError
+from traitlets.config import Config
+
+import ipygpumem
+from ipygpumem.errors import NotLoadedError
+from ipygpumem.notebook import hooks
+from ipygpumem.notebook.completion import complete_experiment, complete_gpumem
+from ipygpumem.notebook.config import IPyGpuMem
+from ipygpumem.notebook.session import session_of
+from tests.kernel import Kernel
+
+PACKAGE = Path(ipygpumem.__file__).parent
+
+
+def registered(shell: InteractiveShell) -> dict[str, Any]:
+    """Return everything that an extension may add to a shell."""
+    completers = shell.strdispatchers.get("complete_command")
+    return {
+        "events": {name: list(callbacks) for name, callbacks in shell.events.callbacks.items()},
+        "ast": list(shell.ast_transformers),
+        "cleanup": list(shell.input_transformers_cleanup),
+        "magics": {kind: dict(magics) for kind, magics in shell.magics_manager.magics.items()},
+        "registry": dict(shell.magics_manager.registry),
+        "configurables": list(shell.configurables),
+        "completers": sorted(completers.strs) if completers is not None else [],
+    }
+
+
+def test_unloading_leaves_the_shell_as_it_was(shell: InteractiveShell) -> None:
+    shell.run_line_magic("unload_ext", "no_such_extension")  # IPython itself loads these magics when first used
+    before = registered(shell)
+    shell.run_cell("%load_ext ipygpumem")
+    assert registered(shell) != before
+    shell.run_cell("%unload_ext ipygpumem")
+    assert registered(shell) == before
+
+
+def test_a_magic_of_the_same_name_is_back_after_unloading(shell: InteractiveShell) -> None:
+    def mine(line: str) -> str:
+        return line
+
+    shell.register_magic_function(mine, "line", "experiment")
+    shell.run_cell("%load_ext ipygpumem")
+    shell.run_cell("%unload_ext ipygpumem")
+    assert shell.run_line_magic("experiment", "hello") == "hello"
+
+
+def test_loading_twice_installs_once(shell: InteractiveShell) -> None:
+    shell.run_cell("%load_ext ipygpumem")
+    once = registered(shell)
+    ipygpumem.load_ipython_extension(shell)
+    assert registered(shell) == once
+
+
+def test_a_load_that_fails_half_way_leaves_nothing(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = registered(shell)
+
+    def broken(self: hooks.Hooks) -> None:
+        raise RuntimeError("half-way")
+
+    monkeypatch.setattr(hooks.Hooks, "_magics", broken)
+    with pytest.raises(RuntimeError, match="half-way"):
+        hooks.load(shell)
+    assert registered(shell) == before
+
+
+def test_reloading_works_and_begins_a_new_history(shell: InteractiveShell) -> None:
+    shell.run_cell("%load_ext ipygpumem")
+    shell.run_cell("x = 1")
+    shell.run_cell("%reload_ext ipygpumem")
+    shell.run_cell("x = 2")
+    assert len(session_of(shell).history) == 1
+
+
+def test_a_hook_that_fails_warns_once_and_the_cell_goes_on(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell.run_cell("%load_ext ipygpumem")
+    session = session_of(shell)
+
+    def broken(*arguments: Any) -> None:
+        raise RuntimeError("probe gone")
+
+    monkeypatch.setattr(session.meter, "start", broken)
+    results = [shell.run_cell(f"x = {number}") for number in range(3)]
+    assert all(result.success for result in results)
+    assert shell.user_ns["x"] == 2
+    assert capsys.readouterr().err.count("probe gone") == 1
+
+
+def test_the_api_says_what_is_missing_where_nothing_is_loaded(shell: InteractiveShell) -> None:
+    for call in (ipygpumem.last, ipygpumem.history, ipygpumem.experiments, lambda: ipygpumem.experiment("x")):
+        with pytest.raises(NotLoadedError, match="%load_ext ipygpumem"):
+            call()
+
+
+def test_every_option_has_help_and_can_be_set_from_a_config_file(shell: InteractiveShell) -> None:
+    traits = IPyGpuMem.class_traits(config=True)
+    assert all(trait.help for trait in traits.values())
+    shell.config = Config({"IPyGpuMem": {"report": False, "host_peak": "sampled", "history_length": 2}})
+    shell.run_cell("%load_ext ipygpumem")
+    session = session_of(shell)
+    assert (session.config.report, session.host.sampled, session.history.maxlen) == (False, True, 2)
+
+
+def test_options_change_at_once_and_bad_values_are_refused(shell: InteractiveShell) -> None:
+    shell.run_cell("%load_ext ipygpumem")
+    session = session_of(shell)
+    was_sampled = session.host.sampled
+    shell.run_cell("%config IPyGpuMem.host_peak = 'sampled'")
+    assert session.host.sampled
+    shell.run_cell("%config IPyGpuMem.host_peak = 'kernel'")
+    assert session.host.sampled is was_sampled
+    for name, value in (("release_frames", "sometimes"), ("garbage_share", -1.0), ("history_length", 0)):
+        with pytest.raises(TraitError):
+            setattr(session.config, name, value)
+
+
+def test_completion_offers_commands_options_and_names(shell: InteractiveShell) -> None:
+    shell.run_cell("%load_ext ipygpumem")
+    session = session_of(shell)
+    shell.run_cell("%experiment start alpha\nweights = 1; _hidden = 2")
+    assert complete_experiment(session, "%experiment ") == ["start", "end", "keep", "status"]
+    assert complete_experiment(session, "%experiment st") == ["start", "end", "keep", "status"]
+    assert "--seed" in complete_experiment(session, "%experiment start run --")
+    assert "--keep" in complete_experiment(session, "%%experiment run --k")
+    assert complete_experiment(session, "%%experiment run --report ") == ["full", "compact", "none"]
+    assert "weights" in complete_experiment(session, "%experiment keep ")
+    assert complete_experiment(session, "%experiment end ") == ["alpha"]
+    assert "_hidden" not in complete_experiment(session, "%%experiment b --keep ")
+    assert complete_gpumem(session, "%gpumem ") == ["on", "off", "status", "preload", "free"]
+    assert complete_gpumem(session, "%gpumem on ") == []
+
+
+def test_the_tab_key_completes_in_a_real_kernel(kernel: Kernel) -> None:
+    assert "preload" in kernel.complete("%gpumem pre")
+    assert "--drop-imports" in kernel.complete("%%experiment run --dr")
+    assert "status" in kernel.complete("%experiment st")
+
+
+def test_plain_magics_are_listed_with_their_help(shell: InteractiveShell) -> None:
+    shell.run_cell("%load_ext ipygpumem")
+    magics = shell.magics_manager.lsmagic()
+    assert "experiment" in magics["line"]
+    assert "experiment" in magics["cell"]
+    for kind, name in (("line", "experiment"), ("cell", "experiment"), ("line", "gpumem")):
+        assert f"%{name}" in (magics[kind][name].__doc__ or "")
+
+
+def test_a_magic_called_wrongly_is_a_usage_error(shell: InteractiveShell) -> None:
+    shell.run_cell("%load_ext ipygpumem")
+    with pytest.raises(UsageError, match="write one of on, off, status, preload, free"):
+        shell.run_line_magic("gpumem", "explode")
+
+
+def test_loading_imports_neither_torch_nor_matplotlib_and_is_quick() -> None:
+    code = (
+        "import sys, time\n"
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance()\n"
+        "started = time.perf_counter()\n"
+        "shell.run_line_magic('load_ext', 'ipygpumem')\n"
+        "print(f'{(time.perf_counter() - started) * 1000:.1f} ms')\n"
+        "print(sorted({'torch', 'matplotlib', 'numpy', 'jinja2', 'rich', 'pynvml'} & set(sys.modules)))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seconds, modules = run.stdout.splitlines()
+    print("loading the extension:", seconds)
+    assert modules == "[]"
+
+
+def test_nothing_imports_the_package_root() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                assert "ipygpumem" not in [alias.name for alias in node.names], path
+            if isinstance(node, ast.ImportFrom) and node.module == "ipygpumem":
+                # "from ipygpumem import reclaim" names a module, not something of the root's.
+                for alias in node.names:
+                    assert (PACKAGE / f"{alias.name}.py").exists() or (PACKAGE / alias.name).is_dir(), path
+
+
+def test_no_module_keeps_state_that_changes() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            assert not isinstance(node, ast.Global), path

@@ -1,0 +1,152 @@
+"""Device totals through NVML, with a stand-in for the driver: right figures, or a reason instead."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ipygpumem.probes.accelerators import CUDA, CachingAllocatorProbe
+from ipygpumem.probes.nvml import Nvml
+from tests.fakes import FakeAllocator, fake_torch
+
+
+class NVMLError(Exception):
+    pass
+
+
+class FakeNvml(ModuleType):
+    """Two cards; the process sees the second one first, as under CUDA_VISIBLE_DEVICES=1,0."""
+
+    NVMLError = NVMLError
+
+    def __init__(self) -> None:
+        super().__init__("pynvml")
+        self.memory = {"GPU-a": (1000, 700), "GPU-b": (2000, 300), "MIG-x": (500, 40)}
+        self.processes: dict[str, list[Any]] = {"GPU-a": [], "GPU-b": []}
+        self.mig: set[str] = set()
+        self.shut_down = False
+        self.fail_init = False
+
+    def nvmlInit(self) -> None:
+        if self.fail_init:
+            raise NVMLError("Driver Not Loaded")
+
+    def nvmlShutdown(self) -> None:
+        self.shut_down = True
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid not in self.memory:
+            raise NVMLError("Not Found")
+        return uuid
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
+        total, used = self.memory[handle]
+        return SimpleNamespace(total=total, used=used, free=total - used)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
+        return self.processes[handle]
+
+    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
+        if handle == "GPU-a":
+            raise NVMLError("Not Supported")
+        return [int(handle in self.mig), 0]
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    driver = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return driver
+
+
+def cuda_with(*uuids: str | None) -> Any:
+    def properties(index: int) -> Any:
+        uuid = uuids[index]
+        return SimpleNamespace(total_memory=9) if uuid is None else SimpleNamespace(total_memory=9, uuid=uuid)
+
+    return SimpleNamespace(get_device_properties=properties)
+
+
+def test_devices_are_matched_by_uuid_not_by_number(driver: FakeNvml) -> None:
+    nvml = Nvml()
+    found = [nvml.device(cuda_with("b", "a"), index, processes=False) for index in (0, 1)]
+    assert [(item.total_bytes, item.used_bytes) for item in found] == [(2000, 300), (1000, 700)]
+
+
+def test_other_processes_are_those_that_are_not_this_one(driver: FakeNvml) -> None:
+    driver.processes["GPU-a"] = [
+        SimpleNamespace(pid=os.getpid(), usedGpuMemory=100),
+        SimpleNamespace(pid=-1, usedGpuMemory=250),
+        SimpleNamespace(pid=-2, usedGpuMemory=50),
+    ]
+    assert Nvml().device(cuda_with("a"), 0, processes=True).other_bytes == 300
+
+
+@pytest.mark.parametrize(
+    ("processes", "reason"),
+    [
+        ([SimpleNamespace(pid=-1, usedGpuMemory=None)], "does not tell their memory"),
+        ([SimpleNamespace(pid=-1, usedGpuMemory=5)], "process ids are hidden"),
+    ],
+)
+def test_where_the_driver_cannot_tell_processes_apart_there_is_a_reason(
+    driver: FakeNvml, processes: list[Any], reason: str
+) -> None:
+    driver.processes["GPU-a"] = processes
+    found = Nvml().device(cuda_with("a"), 0, processes=True)
+    assert (found.used_bytes, found.other_bytes) == (700, None)
+    assert reason in found.note
+
+
+def test_a_mig_slice_is_not_given_the_whole_cards_figures(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver.mig.add("GPU-b")
+    found = Nvml().device(cuda_with("b"), 0, processes=False)
+    assert found.used_bytes is None
+    assert "split by MIG" in found.note
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-x")
+    assert Nvml().device(cuda_with("b"), 0, processes=False).used_bytes == 40
+
+
+def test_a_device_that_cannot_be_identified_has_a_reason(driver: FakeNvml) -> None:
+    assert "does not tell the device's UUID" in Nvml().device(cuda_with(None), 0, processes=False).note
+    assert "Not Found" in Nvml().device(cuda_with("zzz"), 0, processes=False).note
+
+
+def test_without_a_driver_or_the_package_there_is_a_reason(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver.fail_init = True
+    assert "Driver Not Loaded" in Nvml().device(cuda_with("a"), 0, processes=False).note
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert "nvidia-ml-py is not installed" in Nvml().device(cuda_with("a"), 0, processes=False).note
+
+
+def test_the_connection_is_closed(driver: FakeNvml) -> None:
+    nvml = Nvml()
+    nvml.device(cuda_with("a"), 0, processes=False)
+    nvml.close()
+    assert driver.shut_down
+
+
+def test_nvmls_figures_reach_the_reading_and_its_absence_a_note(
+    driver: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocator = FakeAllocator()
+    torch = fake_torch(allocator)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    driver.memory["GPU-uuid-0"] = (5000, 1200)
+    driver.processes["GPU-uuid-0"] = []
+    allocator.allocate(10)
+    probe = CachingAllocatorProbe(CUDA, Nvml())
+    (reading,) = probe.read(detail=True)
+    assert (reading.total_bytes, reading.used_bytes, reading.other_bytes) == (5000, 1200, 0)
+    probe.close()
+    driver.fail_init = True
+    probe = CachingAllocatorProbe(CUDA, Nvml())
+    (reading,) = probe.read()
+    assert (reading.total_bytes, reading.used_bytes) == (1000, 60)
+    assert "Driver Not Loaded" in reading.note
+    probe.close()

@@ -1,0 +1,124 @@
+"""Giving memory back: the order, what each step gives, and steps that fail."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ipygpumem import reclaim
+from ipygpumem.meter import Meter
+from ipygpumem.model import ReclaimStep
+from tests.fakes import FakeAllocator, FakeProbe, fake_torch
+
+
+def run(meter: Meter, steps: list[reclaim.Step]) -> list[ReclaimStep]:
+    done: list[ReclaimStep] = []
+    reclaim.run_steps(meter, steps, done)
+    return done
+
+
+def test_each_step_is_credited_with_what_fell_while_it_ran() -> None:
+    probe = FakeProbe()
+    probe.set(100)
+    steps = run(Meter([probe]), [("first", lambda: probe.set(70)), ("second", lambda: probe.set(75))])
+    assert [(step.name, step.reclaimed) for step in steps] == [("first", {"cpu": 30}), ("second", {"cpu": -5})]
+
+
+def test_a_step_that_fails_is_reported_and_the_next_one_runs() -> None:
+    def broken() -> None:
+        raise RuntimeError("no driver")
+
+    probe = FakeProbe()
+    probe.set(9)
+    steps = run(Meter([probe]), [("broken", broken), ("next", lambda: probe.set(1))])
+    assert steps[0].error == "RuntimeError: no driver"
+    assert steps[1].reclaimed == {"cpu": 8}
+
+
+def test_an_interrupt_ends_the_steps_and_keeps_those_that_were_done() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    done: list[ReclaimStep] = []
+    steps: list[reclaim.Step] = [("first", lambda: None), ("second", interrupted)]
+    with pytest.raises(KeyboardInterrupt):
+        reclaim.run_steps(Meter([FakeProbe()]), steps, done)
+    assert [step.name for step in done] == ["first"]
+
+
+def test_garbage_is_collected_until_nothing_more_dies() -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.me = self
+
+    class Chained(Node):
+        def __del__(self) -> None:
+            found.append(weakref.ref(new := Node()))
+            del new
+
+    found: list[weakref.ref[Node]] = []
+    gc.collect()
+    Chained()
+    assert reclaim.collect_garbage() >= 2
+    assert [reference() for reference in found] == [None]
+    assert gc.collect() == 0
+
+
+def test_the_order_is_garbage_then_caches_then_the_heap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    assert [name for name, _ in reclaim.memory_steps()] == ["garbage", "device caches", "malloc_trim"]
+    monkeypatch.delitem(sys.modules, "torch")
+    assert [name for name, _ in reclaim.memory_steps()] == ["garbage", "malloc_trim"]
+
+
+def test_device_caches_workspaces_and_pinned_memory_are_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    torch = fake_torch(FakeAllocator())
+    torch.cuda.empty_cache = lambda: called.append("cache")
+    torch._C._cuda_clearCublasWorkspaces = lambda: called.append("workspaces")
+    torch._C._host_emptyCache = lambda: called.append("pinned")
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    reclaim.empty_device_caches()
+    assert called == ["workspaces", "cache", "pinned"]
+
+
+def test_a_backend_that_is_not_initialised_is_not_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch: Any = fake_torch(FakeAllocator(), initialized=False)
+    torch.cuda.empty_cache = lambda: pytest.fail("created a context")
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    reclaim.empty_device_caches()
+
+
+def test_trimming_the_heap_works_here() -> None:
+    reclaim.trim_host_heap()
+
+
+def test_garbage_is_left_alone_where_collecting_would_cost_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    collected: list[int] = []
+    monkeypatch.setattr(gc, "collect", lambda: collected.append(1) or 0)
+    budget = reclaim.GarbageBudget()
+    assert not budget.collect_if_cheap(0.001, 1.0)
+    assert not budget.collect_if_cheap(10.0, 0.0)
+    assert collected == []
+    assert budget.collect_if_cheap(3600.0, 0.05)
+    assert collected == [1]
+
+
+def test_garbage_is_left_alone_where_the_user_switched_collection_off() -> None:
+    gc.disable()
+    try:
+        assert not reclaim.GarbageBudget().collect_if_cheap(3600.0, 1.0)
+    finally:
+        gc.enable()
+
+
+def test_the_prediction_learns_from_what_a_collection_really_took() -> None:
+    budget = reclaim.GarbageBudget()
+    guess = budget._seconds_per_block
+    assert budget.collect_if_cheap(3600.0, 1.0)
+    assert 0 < budget._seconds_per_block < guess
