@@ -1,12 +1,14 @@
 """Which names a cell binds, found in its syntax tree as Python's own scoping rules would.
 
 ``symtable`` answers a similar question but reports ``del x`` and a bare ``x: int`` as assignments, and misses a
-walrus inside a comprehension; hence this walk.
+walrus inside a comprehension; hence this walk. It keeps its own stack, since a long ``a + b + c + ...`` that Python
+compiles without trouble nests deeper than Python's limit for recursion.
 """
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -29,99 +31,59 @@ class Bindings:
 
 def bindings_of(tree: ast.AST) -> Bindings:
     """Return what the top level of a module's ``tree`` binds."""
-    finder = _Finder()
+    found = Bindings()
     for statement in ast.iter_child_nodes(tree):
         if isinstance(statement, ast.Delete):
-            finder.note_deletion(statement)
-        finder.visit(statement)
-    return finder.found
+            deleted = {
+                node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del)
+            }
+            found.deleted_first |= deleted - found.bound
+        waiting: list[ast.AST] = [statement]
+        while waiting:
+            node = waiting.pop()
+            _note(node, found)
+            waiting.extend(_parts(node))
+    return found
 
 
-class _Finder(ast.NodeVisitor):
-    """Walks one scope: into blocks and expressions, not into the bodies of functions and classes."""
-
-    def __init__(self) -> None:
-        self.found = Bindings()
-
-    def _assign(self, name: str | None) -> None:
+def _note(node: ast.AST, found: Bindings) -> None:
+    """Add the names that ``node`` itself binds."""
+    if isinstance(node, ast.Global):
+        found.shared.update(node.names)
+    elif isinstance(node, ast.Import):
+        found.imported.update(alias.asname or alias.name.partition(".")[0] for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        found.imported.update(alias.asname or alias.name for alias in node.names if alias.name != "*")
+    else:
+        name = _assigned_name(node)
         if name is not None:
-            self.found.assigned.add(name)
+            found.assigned.add(name)
 
-    def note_deletion(self, node: ast.Delete) -> None:
-        for target in ast.walk(node):
-            if isinstance(target, ast.Name) and isinstance(target.ctx, ast.Del) and target.id not in self.found.bound:
-                self.found.deleted_first.add(target.id)
 
-    def visit_Name(self, node: ast.Name) -> None:
-        if isinstance(node.ctx, ast.Store):
-            self._assign(node.id)
+def _assigned_name(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Name):
+        return node.id if isinstance(node.ctx, ast.Store) else None
+    if isinstance(node, ast.MatchMapping):
+        return node.rest
+    named = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
+    return node.name if isinstance(node, named) else None
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        if node.value is not None:  # a bare "x: int" binds nothing
-            self.visit(node.target)
-            self.visit(node.value)
-        self.visit(node.annotation)
 
-    def visit_Import(self, node: ast.Import) -> None:
-        self.found.imported.update(alias.asname or alias.name.partition(".")[0] for alias in node.names)
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        self.found.imported.update(alias.asname or alias.name for alias in node.names if alias.name != "*")
-
-    def visit_Global(self, node: ast.Global) -> None:
-        self.found.shared.update(node.names)
-
-    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
-        self._assign(node.name)
-        self.generic_visit(node)
-
-    def visit_MatchAs(self, node: ast.MatchAs) -> None:
-        self._assign(node.name)
-        self.generic_visit(node)
-
-    def visit_MatchStar(self, node: ast.MatchStar) -> None:
-        self._assign(node.name)
-
-    def visit_MatchMapping(self, node: ast.MatchMapping) -> None:
-        self._assign(node.rest)
-        self.generic_visit(node)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        # Decorators, defaults and annotations run in this scope; the body does not.
-        self._assign(node.name)
-        for decorator in node.decorator_list:
-            self.visit(decorator)
-        self.visit(node.args)
-        if node.returns is not None:
-            self.visit(node.returns)
-
-    visit_AsyncFunctionDef = visit_FunctionDef
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self._assign(node.name)
-        for part in (*node.decorator_list, *node.bases, *node.keywords):
-            self.visit(part)
-
-    def visit_Lambda(self, node: ast.Lambda) -> None:
-        self.visit(node.args)
-
-    def visit_TypeAlias(self, node: ast.AST) -> None:  # "type X = ...", Python 3.12
-        self.visit(node.name)  # type: ignore[attr-defined]  # ast.TypeAlias is unknown to 3.10
-
-    def visit_ListComp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> None:
-        self.visit(node.elt)
-        self._visit_generators(node.generators)
-
-    visit_SetComp = visit_ListComp
-    visit_GeneratorExp = visit_ListComp
-
-    def visit_DictComp(self, node: ast.DictComp) -> None:
-        self.visit(node.key)
-        self.visit(node.value)
-        self._visit_generators(node.generators)
-
-    def _visit_generators(self, generators: list[ast.comprehension]) -> None:
+def _parts(node: ast.AST) -> Iterable[ast.AST]:
+    """Return the children of ``node`` that run in its own scope."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        # Decorators, defaults and annotations run out here; the body does not.
+        return [*node.decorator_list, node.args, *([node.returns] if node.returns else [])]
+    if isinstance(node, ast.ClassDef):
+        return [*node.decorator_list, *node.bases, *node.keywords]
+    if isinstance(node, ast.Lambda):
+        return [node.args]
+    if isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)):
         # A comprehension's targets are its own, but a walrus inside it binds out here (PEP 572).
-        for generator in generators:
-            for part in (generator.iter, *generator.ifs):
-                self.visit(part)
+        inside = [part for generator in node.generators for part in (generator.iter, *generator.ifs)]
+        return [*([node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]), *inside]
+    if isinstance(node, ast.AnnAssign) and node.value is None:
+        return [node.annotation]  # a bare "x: int" binds nothing
+    if type(node).__name__ == "TypeAlias":  # "type X = ...", Python 3.12
+        return [node.name]  # type: ignore[attr-defined]  # ast.TypeAlias is unknown to 3.10
+    return ast.iter_child_nodes(node)

@@ -6,11 +6,13 @@ descriptors, and never asked for their ``repr``, compared, or touched through ``
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
 import sys
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +27,10 @@ _NOT_ENTERED = (
     types.BuiltinFunctionType,
 )
 """A search for arrays stops here: what lies behind belongs to everybody."""
+
+_ATOMS = {int, float, complex, bool, str, bytes, bytearray, type(None)}
+_LONGEST = 1_000_000
+"""How many items of one container a search looks at."""
 
 
 @dataclass(frozen=True)
@@ -52,22 +58,32 @@ def type_name(value: object) -> str:
 
 def describe(value: object) -> Array | None:
     """Return what ``value`` is if it is a torch tensor or a NumPy array, else None."""
-    torch = sys.modules.get("torch")
-    tensor_type = getattr(torch, "Tensor", None)
-    if torch is not None and tensor_type is not None and is_kind(value, tensor_type):
-        return _describe_tensor(torch, value)
-    numpy = sys.modules.get("numpy")
-    array_type = getattr(numpy, "ndarray", None)
-    if array_type is not None and is_kind(value, array_type):
-        return _describe_ndarray(array_type, value)
+    try:
+        tensor_type = _library_type("torch", "Tensor")
+        if tensor_type is not None and is_kind(value, tensor_type):
+            return _describe_tensor(sys.modules["torch"], value)
+        array_type = _library_type("numpy", "ndarray")
+        if array_type is not None and is_kind(value, array_type):
+            return _describe_ndarray(array_type, value)
+    except Exception:  # an exotic or half-made array is left out; it must not stop a clean-up
+        return None
     return None
+
+
+def _library_type(module: str, name: str) -> type | None:
+    """Return a class of a library that the user's code has loaded; None if that is not so, or a stand-in."""
+    found = getattr(sys.modules.get(module), name, None)
+    return found if is_kind(found, type) else None
 
 
 def _describe_tensor(torch: Any, tensor: Any) -> Array:
     base = torch.Tensor
     with torch._C.DisableTorchFunctionSubclass():  # a subclass's own code must not run
         dtype, device = base.dtype.__get__(tensor), base.device.__get__(tensor)
-        shape = tuple(int(size) for size in base.shape.__get__(tensor))
+        try:
+            shape = tuple(int(size) for size in base.shape.__get__(tensor))
+        except (RuntimeError, AttributeError):  # nested tensors have no single shape
+            shape = ()
         try:
             storage = base.untyped_storage(tensor)
             size, key = storage.nbytes(), ("torch", int(storage._cdata))
@@ -93,6 +109,20 @@ def _describe_ndarray(array_type: type, array: Any) -> Array:
     )
 
 
+def _children(item: object) -> Iterable[object]:
+    """Return what ``item`` refers to, without copying a huge container and without entering a namespace."""
+    kind = type(item)
+    if kind in (list, tuple):
+        return itertools.islice(item, _LONGEST)  # type: ignore[call-overload, no-any-return]  # kind says so
+    if kind is dict:
+        # A namespace leads to everything, and a function keeps its module's alive in any case.
+        contents: dict[object, object] = item  # type: ignore[assignment]  # kind says so
+        if "__builtins__" in contents:
+            return ()
+        return itertools.chain.from_iterable(itertools.islice(contents.items(), _LONGEST))
+    return gc.get_referents(item)
+
+
 class ArraySearch:
     """Finds the tensors and arrays that objects hold, each once over the life of the search.
 
@@ -116,15 +146,14 @@ class ArraySearch:
             self._left -= 1
             found = describe(item)
             if found is None:
-                queue.extend(gc.get_referents(item))
+                with contextlib.suppress(RuntimeError):  # a thread changes a dict while we look: take what was seen
+                    queue.extend(child for child in _children(item) if type(child) not in _ATOMS)
             elif found.storage not in self._storages:
                 self._storages.add(found.storage)
                 yield item, found
 
     def held(self, name: str, value: object, *, function: str = "", line: int = 0) -> tuple[Held, list[object]] | None:
         """Return what ``name`` holds, and the arrays themselves; None if that is nothing new."""
-        if is_kind(value, types.FunctionType):  # it leads to the whole module
-            return None
         found = list(self.find(value))
         if not found:
             return None

@@ -8,11 +8,12 @@ anything: exceptions are read through ``BaseException``'s own descriptors.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType, MemberDescriptorType, TracebackType
 from typing import Any, Literal
 
 from ipygpumem.errors import UnitError
@@ -26,7 +27,7 @@ _OOM_TEXT = re.compile(
     r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|HIPBLAS_STATUS_ALLOC_FAILED",
     re.IGNORECASE,
 )
-_OOM_TEXT_TYPES = {
+_TEXT_TYPES = {
     "RuntimeError",
     "AcceleratorError",
     "XlaRuntimeError",
@@ -42,7 +43,7 @@ _POISON_TEXT = re.compile(
     r"|hardware stack error|invalid program counter|uncorrectable ECC|CUDA error: unknown error",
     re.IGNORECASE,
 )
-_SIZE = r"([\d.]+ ?(?:[kmgtp]?i?b|bytes))"
+_SIZE = r"([\d.,]+ ?(?:[kmgtp]?i?b|bytes))"
 _REQUESTED = re.compile(
     rf"tried to allocate {_SIZE}|trying to allocate {_SIZE}|unable to allocate {_SIZE}|allocating {_SIZE}",
     re.IGNORECASE,
@@ -90,7 +91,7 @@ def _text(error: BaseException) -> str:
 
 def classify(error: BaseException) -> Failure:
     """Return what kind of failure ``error`` is; an OOM anywhere in its chain makes it one."""
-    poisoned = any(_POISON_TEXT.search(_text(item)) for item in chain(error))
+    poisoned = any(_names(item) & _TEXT_TYPES and _POISON_TEXT.search(_text(item)) for item in chain(error))
     for item in chain(error):
         if is_oom(item):
             requested = _requested(item)
@@ -101,10 +102,15 @@ def classify(error: BaseException) -> Failure:
 
 def is_oom(error: BaseException) -> bool:
     """Whether ``error`` itself says that memory ran out: host, CUDA, ROCm, XPU, MPS, CuPy or JAX."""
-    names = {str(type.__dict__["__name__"].__get__(kind)) for kind in type.mro(type(error))}
+    names = _names(error)
     if names & _OOM_TYPES:
         return True
-    return bool(names & _OOM_TEXT_TYPES) and _OOM_TEXT.search(_text(error)) is not None
+    return bool(names & _TEXT_TYPES) and _OOM_TEXT.search(_text(error)) is not None
+
+
+def _names(error: BaseException) -> set[str]:
+    """Return the names of the exception's type and of its bases."""
+    return {str(type.__dict__["__name__"].__get__(kind)) for kind in type.mro(type(error))}
 
 
 def _requested(error: BaseException) -> int | None:
@@ -112,7 +118,7 @@ def _requested(error: BaseException) -> int | None:
     if match is None:
         return _requested_array(error)
     try:
-        return parse_bytes(next(group for group in match.groups() if group))
+        return parse_bytes(next(group for group in match.groups() if group).replace(",", ""))
     except UnitError:
         return None
 
@@ -150,7 +156,7 @@ def held(error: BaseException) -> tuple[Held, ...]:
     search = ArraySearch()
     found: list[Held] = []
     for frame, line in frames(error):
-        if not _has_own_locals(frame) or _is_shells(frame):
+        if _is_shells(frame) or not (_is_function(frame) or _is_class_body(frame)):
             continue
         for name, value in list(frame.f_locals.items()):
             entry = search.held(name, value, function=frame.f_code.co_name, line=line)
@@ -159,8 +165,14 @@ def held(error: BaseException) -> tuple[Held, ...]:
     return tuple(sorted(found, key=lambda item: -item.size_bytes))
 
 
-def _has_own_locals(frame: FrameType) -> bool:
+def _is_function(frame: FrameType) -> bool:
     return bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
+
+
+def _is_class_body(frame: FrameType) -> bool:
+    """Whether the frame runs the body of a class, whose names only the class would have kept."""
+    names = frame.f_locals
+    return not _is_function(frame) and type(names) is dict and names is not frame.f_globals and "__qualname__" in names
 
 
 def _is_shells(frame: FrameType) -> bool:
@@ -182,8 +194,11 @@ def release(error: BaseException) -> int:
             frame.clear()
         except RuntimeError:  # still running: its locals are in use
             continue
-        if _has_own_locals(frame):
+        if _is_function(frame):
             frame.f_locals  # noqa: B018  # refreshes the copy, see above
+            cleared += 1
+        elif _is_class_body(frame):
+            frame.f_locals.clear()
             cleared += 1
     for item in chain(error):
         _strip(item)
@@ -197,11 +212,19 @@ def _strip(error: BaseException) -> None:
         BaseException.__dict__["args"].__set__(
             error, tuple(f"<{type_name(part)}, released>" if _carries_arrays(part) else part for part in args)
         )
-    if is_kind(error, AttributeError) and _carries_arrays(AttributeError.__dict__["obj"].__get__(error)):
-        AttributeError.__dict__["obj"].__set__(error, None)
     attributes = _field(error, "__dict__")
     for name in [name for name, value in attributes.items() if _carries_arrays(value)]:
         del attributes[name]
+    for slot in _slots(error):
+        with contextlib.suppress(AttributeError, TypeError):  # empty, or read-only
+            if _carries_arrays(slot.__get__(error)):
+                slot.__set__(error, None)
+
+
+def _slots(error: BaseException) -> list[MemberDescriptorType]:
+    """Return the fields that the exception's classes declare: ``AttributeError.obj``, ``__slots__`` and their like."""
+    fields = [field for kind in type.mro(type(error)) for field in type.__dict__["__dict__"].__get__(kind).values()]
+    return [field for field in fields if type(field) is MemberDescriptorType]
 
 
 def _carries_arrays(value: object) -> bool:

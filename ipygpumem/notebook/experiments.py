@@ -5,19 +5,42 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ipygpumem import reclaim
 from ipygpumem.errors import ExperimentError
 from ipygpumem.inventory import ArraySearch
-from ipygpumem.model import CellRecord, ExperimentRecord, Held, Reading, ReclaimStep, Usage
+from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Usage
 from ipygpumem.notebook.seeding import SeedOnImport, seed_generators
 from ipygpumem.scope import Scope
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.session import Session
+
+
+@dataclass(frozen=True)
+class _AtEnd:
+    """An experiment at the moment when its end was asked for."""
+
+    consumed: dict[str, int]
+    before: dict[str, int]
+    waiting: list[Held]
+    watched: list[tuple[Held, list[weakref.ref[object]]]]
+
+
+def _check(name: object, keep: list[str], seed: object, report: object) -> None:
+    """Raise ``ExperimentError`` for an argument that would only fail when it is too late."""
+    if not isinstance(name, str) or not name.strip():
+        raise ExperimentError("an experiment's name is a text that is not empty")
+    if not all(isinstance(pattern, str) for pattern in keep):
+        raise ExperimentError("keep is a name, a glob, or a list of them: keep='x' or keep=['x', 'y*']")
+    if seed is not None and (type(seed) is not int or not -(2**63) <= seed < 2**64):
+        raise ExperimentError("seed is a whole number of 64 bits, as torch takes it")
+    if report not in (None, "full", "compact", "none"):
+        raise ExperimentError(f"report={report!r}: write 'full', 'compact' or 'none'")
 
 
 class Experiment:
@@ -44,19 +67,19 @@ class Experiment:
         seed: int | None = None,
         report: str | None = None,
     ) -> None:
-        if report not in (None, "full", "compact", "none"):
-            raise ExperimentError(f"report={report!r}: write 'full', 'compact' or 'none'")
+        keep = [keep] if isinstance(keep, str) else list(keep)
+        _check(name, keep, seed, report)
         self._session = session
         self.name = name
         self.seed = seed
         self.report = report
         self.record: ExperimentRecord | None = None
         self.failed = False
-        self._keep = [keep] if isinstance(keep, str) else list(keep)
+        self._keep = keep
         self._drop_imports = drop_imports
         self._cells: list[CellRecord] = []
         self._steps: list[ReclaimStep] = []
-        self._consumed: dict[str, int] | None = None
+        self._at_end: _AtEnd | None = None
         self._seed_on_import = SeedOnImport(seed) if seed is not None else None
 
     def start(self) -> Experiment:
@@ -75,11 +98,8 @@ class Experiment:
         self._started = time.perf_counter()
         self._started_at = time.time()
         self.scope = Scope(namespace, keep=self._keep, drop_imports=self._drop_imports)
-        self._outputs = self._session.outputs.mark()
+        self.outputs_at_start = self._session.outputs.mark()
         self._measurement = self._session.meter.start()
-        if self._seed_on_import is not None:
-            self._seed_on_import.install()
-        self.reseed()
 
     @property
     def elapsed_seconds(self) -> float:
@@ -87,8 +107,9 @@ class Experiment:
         return time.perf_counter() - self._started
 
     def reseed(self) -> None:
-        """Reset the random generators if the experiment has a seed."""
-        if self.seed is not None:
+        """Reset the random generators if the experiment has a seed, and those imported later when they come."""
+        if self.seed is not None and self._seed_on_import is not None:
+            self._seed_on_import.install()
             seed_generators(self.seed)
 
     def keep(self, *patterns: str) -> None:
@@ -128,7 +149,6 @@ class Experiment:
     def add_cell(self, cell: CellRecord) -> None:
         """Count a finished cell as the experiment's."""
         self._cells.append(cell)
-        self.failed = self.failed or not cell.success
 
     def waiting(self) -> list[Held]:
         """Return what the objects that wait to be restored hold."""
@@ -145,17 +165,12 @@ class Experiment:
     def close(self, enclosing: Scope | None) -> ExperimentRecord:
         """Give everything back and return the record; after an interrupt, call it again."""
         meter = self._session.meter
-        if self._consumed is None:
-            usages = meter.read(self._measurement)
-            self._consumed = {usage.device: usage.delta_bytes for usage in usages}
-            self._at_end = meter.now()
-            self._waiting = self.waiting()
-            self._watched = self._watch()
+        at_end = self._at_end = self._at_end or self._look()
         reclaim.run_steps(
             meter,
             [
                 ("names", lambda: self.scope.close(enclosing, spare=lambda value: value is self)),
-                ("outputs", lambda: self._session.outputs.forget_since(self._outputs)),
+                ("outputs", lambda: self._session.outputs.forget_since(self.outputs_at_start)),
                 ("tracebacks", self._release_tracebacks),
                 *reclaim.memory_steps(),
             ],
@@ -163,9 +178,18 @@ class Experiment:
         )
         if self._seed_on_import is not None:
             self._seed_on_import.remove()
-        usages = meter.stop(self._measurement)
-        self.record = self._make_record(usages, self._at_end)
+        self.record = self._make_record(at_end, meter.stop(self._measurement))
         return self.record
+
+    def _look(self) -> _AtEnd:
+        """Return what the experiment has and holds now, before anything is given back."""
+        usages = self._session.meter.read(self._measurement)
+        return _AtEnd(
+            consumed={usage.device: usage.delta_bytes for usage in usages},
+            before={usage.device: usage.after_bytes for usage in usages},
+            waiting=self.waiting(),
+            watched=self._watch(),
+        )
 
     def _release_tracebacks(self) -> None:
         if self.failed:
@@ -176,41 +200,39 @@ class Experiment:
         scope, search = self.scope, ArraySearch()
         namespace = self._session.namespace
         named: list[tuple[str, object]] = [(name, namespace.get(name)) for name in scope.names_to_delete()]
-        named += [(f"Out[{key}]", value) for key, value in self._session.outputs.since(self._outputs).items()]
+        named += [(f"Out[{key}]", value) for key, value in self._session.outputs.since(self.outputs_at_start).items()]
         entries = [search.held(name, value) for name, value in named]
         return [(entry[0], [weakref.ref(item) for item in entry[1]]) for entry in entries if entry is not None]
 
-    def _survivors(self) -> tuple[Held, ...]:
-        alive = [held for held, items in self._watched if any(item() is not None for item in items)]
+    def _survivors(self, at_end: _AtEnd) -> tuple[Held, ...]:
+        alive = [held for held, items in at_end.watched if any(item() is not None for item in items)]
         smallest = self._session.config.min_held_bytes
         return tuple(sorted((h for h in alive if h.size_bytes >= smallest), key=lambda held: -held.size_bytes))
 
-    def _make_record(self, usages: tuple[Usage, ...], at_end: dict[str, Reading]) -> ExperimentRecord:
-        before = reclaim.current(at_end)
+    def _make_record(self, at_end: _AtEnd, usages: tuple[Usage, ...]) -> ExperimentRecord:
         after = {usage.device: usage.after_bytes for usage in usages}
         outcome = self.scope.outcome
-        assert self._consumed is not None
         return ExperimentRecord(
             name=self.name,
             started_at=self._started_at,
             duration_seconds=self.elapsed_seconds,
             cells=tuple(self._cells),
             usages=usages,
-            consumed=self._consumed,
-            reclaimed=reclaim.fallen(before, after),
+            consumed=at_end.consumed,
+            reclaimed=reclaim.fallen(at_end.before, after),
             deleted=tuple(outcome.deleted),
             restored=tuple(outcome.restored),
             kept=tuple(outcome.kept),
-            survivors=self._survivors(),
+            survivors=self._survivors(at_end),
             steps=tuple(self._steps),
-            notes=tuple(self._notes()),
+            notes=tuple(self._notes(at_end)),
         )
 
-    def _notes(self) -> list[str]:
+    def _notes(self, at_end: _AtEnd) -> list[str]:
         notes = [f"keep: no name matches {pattern!r}" for pattern in self.scope.unmatched_keep()]
-        size = sum(held.size_bytes for held in self._waiting)
+        size = sum(held.size_bytes for held in at_end.waiting)
         if size >= self._session.config.min_held_bytes:
-            names = ", ".join(held.name for held in self._waiting)
+            names = ", ".join(held.name for held in at_end.waiting)
             notes.append(f"the shadowed objects that are back ({names}) held {format_bytes(size)} meanwhile")
         notes += [f"{step.name}: {step.error}" for step in self._steps if step.error]
         return notes

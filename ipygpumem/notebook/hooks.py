@@ -53,14 +53,21 @@ class Hooks:
         shell, session = self._shell, self.session
         self._append(shell.configurables, config)
         config.observe(self._host_peak_changed, "host_peak")
-        self._event("pre_run_cell", session.cell_begins)
+        self._observer = _Observer(self._guarded("code_seen", session.code_seen))
+        self._append(shell.ast_transformers, self._observer)
+        self._event("pre_run_cell", self._cell_begins)
         self._event("post_run_cell", session.cell_ends)
-        self._append(shell.ast_transformers, _Observer(self._guarded("code_seen", session.code_seen)))
         self._append(shell.input_transformers_cleanup, rewrite_experiment_cell)
         self._magics()
         for name, completer in (("experiment", complete_experiment), ("gpumem", complete_gpumem)):
             for prefix in ("%", "%%"):
                 self._completer(prefix + name, functools.partial(_completions, completer, session))
+
+    def _cell_begins(self, info: Any) -> None:
+        transformers = self._shell.ast_transformers
+        if not transformers or transformers[-1] is not self._observer:  # a later one would change the tree unseen
+            transformers[:] = [*(item for item in transformers if item is not self._observer), self._observer]
+        self.session.cell_begins(info)
 
     def _append(self, target: list[Any], item: Any) -> None:
         target.append(item)
@@ -110,7 +117,11 @@ class Hooks:
     def remove(self) -> list[str]:
         """Undo every registration, the last one first; return the names of experiments left open."""
         while self._undo:
-            self._undo.pop()()
+            undo = self._undo.pop()
+            try:
+                undo()
+            except Exception as error:  # somebody removed it already: the rest must still go
+                print(f"ipygpumem: unloading: {type(error).__name__}: {error}", file=sys.stderr)
         return self.session.abandon()
 
 

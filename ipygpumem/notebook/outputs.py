@@ -12,7 +12,7 @@ _LATEST = ("_", "__", "___")
 class OutputMark:
     """Which outputs were there at some moment."""
 
-    keys: frozenset[int]
+    keys: set[int]
     latest: tuple[int, ...]
     """Identities of ``_``, ``__``, ``___``: compared only, never kept alive."""
     users: dict[str, Any]
@@ -32,12 +32,14 @@ class Outputs:
         """Return which outputs are there now."""
         namespace, hook = self._shell.user_ns, self._shell.displayhook
         users = {name: namespace[name] for name in _LATEST if namespace.get(name) is not getattr(hook, name, None)}
-        return OutputMark(
-            frozenset(self._cache()), self._identities(), {n: v for n, v in users.items() if n in namespace}
-        )
+        return OutputMark(set(self._cache()), self._identities(), {n: v for n, v in users.items() if n in namespace})
 
     def _identities(self) -> tuple[int, ...]:
         return tuple(id(self._shell.user_ns.get(name)) for name in _LATEST)
+
+    def settle(self, mark: OutputMark) -> None:
+        """Drop from ``mark`` what is gone by now: %reset counts from one again, and reuses the numbers."""
+        mark.keys.intersection_update(self._cache())
 
     def since(self, mark: OutputMark) -> dict[int, Any]:
         """Return the outputs that came after ``mark``, by cell number."""

@@ -9,22 +9,28 @@ from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 
 def seed_generators(seed: int) -> None:
     """Seed Python's generator, and NumPy's global and torch's ones if those modules are loaded."""
     random.seed(seed)
-    for name in _SEEDERS:
-        if name in sys.modules:
-            _SEEDERS[name](seed)
+    for seeder in _SEEDERS.values():
+        seeder(seed)
 
 
 def _seed_numpy(seed: int) -> None:
-    sys.modules["numpy"].random.seed(seed % 2**32)
+    _call(getattr(sys.modules.get("numpy"), "random", None), "seed", seed % 2**32)
 
 
 def _seed_torch(seed: int) -> None:
-    sys.modules["torch"].manual_seed(seed)  # every device; lazily where none is initialised
+    _call(sys.modules.get("torch"), "manual_seed", seed)  # every device; lazily where none is initialised
+
+
+def _call(module: Any, name: str, seed: int) -> None:
+    function = getattr(module, name, None)  # None stands in sys.modules where an import is blocked
+    if function is not None:
+        function(seed)
 
 
 _SEEDERS: dict[str, Callable[[int], None]] = {"numpy": _seed_numpy, "torch": _seed_torch}
@@ -43,7 +49,8 @@ class SeedOnImport(MetaPathFinder):
 
     def install(self) -> None:
         """Watch imports from now on."""
-        sys.meta_path.insert(0, self)
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
 
     def remove(self) -> None:
         """Stop watching."""

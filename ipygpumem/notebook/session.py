@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 
 from ipygpumem import reclaim, tracebacks
+from ipygpumem.bindings import bindings_of
 from ipygpumem.errors import ExperimentError, NotLoadedError
 from ipygpumem.inventory import type_name
 from ipygpumem.meter import Meter
@@ -24,7 +25,7 @@ from ipygpumem.probes.accelerators import CUDA, XPU, CachingAllocatorProbe, MpsP
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.nvml import Nvml
 from ipygpumem.reports import content
-from ipygpumem.scope import forget_gone
+from ipygpumem.scope import Pending, Scope, forget_gone
 
 
 class Session:
@@ -49,7 +50,7 @@ class Session:
         self.experiments: deque[ExperimentRecord] = deque(maxlen=config.history_length)
         self.open: list[Experiment] = []
         self._cells = CellStack()
-        self._unseen: list[tuple[Any, Any]] = []
+        self._unseen: list[tuple[Scope, Pending]] = []
         self._garbage = reclaim.GarbageBudget()
 
     @property
@@ -76,7 +77,7 @@ class Session:
             return  # a front-end's own silent code
         running[-1].trees.append(tree)
         if self.open:
-            bindings = running[-1].bindings()[-1]
+            bindings = bindings_of(tree)
             for experiment in self.open:
                 experiment.scope.share(bindings.shared)
             scope = self.open[-1].scope
@@ -89,8 +90,13 @@ class Session:
         for other in lost:
             self._drop(other)
         self._settle(self._unseen, failed=False)
-        if cell is None or cell.measurement is None:
-            return
+        if cell is not None and cell.measurement is not None:
+            try:
+                self._finish_cell(cell, result, ended_at)
+            finally:
+                self.meter.drop(cell.measurement)  # an interrupt may come at any point
+
+    def _finish_cell(self, cell: Cell, result: Any, ended_at: float) -> None:
         error = _error_of(result)
         self._settle(cell.pending, failed=error is not None)
         record = self._measure(cell, result, error, ended_at - cell.started)
@@ -100,7 +106,9 @@ class Session:
             if self.config.report and record.duration_seconds >= self.config.min_cell_seconds:
                 parts.append(content.cell_report(record))
         for experiment in self.open:
-            experiment.add_cell(record)
+            experiment.failed = experiment.failed or not record.success
+            if not cell.nested:
+                experiment.add_cell(record)
         parts += self._recover(cell, error)
         for experiment in reversed(cell.ending):
             parts += self._end_with_cell(experiment)
@@ -128,36 +136,43 @@ class Session:
         if cell.measurement is not None:
             self.meter.drop(cell.measurement)
 
-    def _settle(self, pending: list[tuple[Any, Any]], *, failed: bool) -> None:
+    def _settle(self, pending: list[tuple[Scope, Pending]], *, failed: bool) -> None:
         for scope, names in pending:
             scope.after_code(names, failed=failed)
         pending.clear()
         forget_gone([experiment.scope for experiment in self.open])
+        for experiment in self.open:
+            self.outputs.settle(experiment.outputs_at_start)
 
     # -- errors -----------------------------------------------------------------------------------------------
 
     def _recover(self, cell: Cell, error: BaseException | None) -> list[content.Report]:
-        record = cell.recovery
-        if error is not None and record is None and self._releases(error, anyway=cell.release_frames):
-            record = self.recover(error)
-        return content.recovery_reports(record, self.config.min_held_bytes)
+        if error is not None:
+            failure = tracebacks.classify(error)
+            releases = cell.release_frames or self._releases(failure)
+            if cell.recovery is not None:
+                tracebacks.release(error)  # frames that still ran when the experiment inside the cell ended
+            elif releases or failure.poisoned:
+                cell.recovery = self._recovery(error, failure, release=releases)
+        running = self._cells.running()
+        if cell.nested and running and cell.recovery is not None:
+            running[-1].recovery = cell.recovery  # shown by the outermost cell: a magic may capture this one's output
+            return []
+        return content.recovery_reports(cell.recovery, self.config.min_held_bytes)
 
-    def _releases(self, error: BaseException, *, anyway: bool = False) -> bool:
+    def _releases(self, failure: tracebacks.Failure) -> bool:
         policy = self.config.release_frames
-        if policy == "never":
-            return False
-        kind = tracebacks.classify(error).kind
-        return anyway or policy == "always" or kind == "oom" or (kind == "interrupt" and "interrupt" in policy)
+        return policy == "always" or (policy != "never" and failure.kind in policy.split("+"))
 
-    def recover(self, error: BaseException) -> RecoveryRecord:
+    def _recovery(self, error: BaseException, failure: tracebacks.Failure, *, release: bool) -> RecoveryRecord:
         """Release what the frames of ``error`` hold, give the memory back, and return what came back."""
-        failure = tracebacks.classify(error)
         held = tracebacks.held(error)
         before = self.meter.now(detail=True)
         released: list[int] = []
         steps: list[ReclaimStep] = []
-        frames_step = ("frames", lambda: released.append(tracebacks.release(error)))
-        reclaim.run_steps(self.meter, [frames_step, *reclaim.memory_steps()], steps)
+        if release:
+            frames_step = ("frames", lambda: released.append(tracebacks.release(error)))
+            reclaim.run_steps(self.meter, [frames_step, *reclaim.memory_steps()], steps)
         return RecoveryRecord(
             kind=failure.kind,
             error=failure.error,
@@ -175,11 +190,12 @@ class Session:
         """An error leaves a ``with`` block: its frames belong to the experiment that ends now."""
         experiment.failed = True
         running = self._cells.running()
-        if self._releases(error):
-            record = self.recover(error)
+        failure = tracebacks.classify(error)
+        if self._releases(failure):
+            record = self._recovery(error, failure, release=True)
             if running:
                 running[-1].recovery = record
-        elif running:
+        elif running and self.config.release_frames != "never":
             running[-1].release_frames = True
 
     def release_stored_tracebacks(self) -> None:
@@ -201,17 +217,17 @@ class Session:
                 break
         experiment.open(self.namespace)
         self.open.append(experiment)
-        self._note_running_code(experiment)
-
-    def _note_running_code(self, experiment: Experiment) -> None:
-        """Tell a scope what the code that runs already will bind: its trees were seen before the scope was."""
-        running = self._cells.running()
-        for cell in running:
-            for bindings in cell.bindings():
-                experiment.scope.share(bindings.shared)
-                cell.pending.append((experiment.scope, experiment.scope.before_code(bindings)))
-        if not running:
+        self._note_running_code(experiment.scope)
+        if not self._cells.running():
             self._unseen.append((experiment.scope, experiment.scope.before_unknown_code()))
+        experiment.reseed()
+
+    def _note_running_code(self, scope: Scope) -> None:
+        """Tell a scope what the code that runs already will bind: its trees were seen before the scope was."""
+        for cell in self._cells.running():
+            for bindings in cell.bindings():
+                scope.share(bindings.shared)
+                cell.pending.append((scope, scope.before_code(bindings)))
 
     def end_with_cell(self, experiment: Experiment) -> None:
         """Let ``experiment`` end when the running cell does.
@@ -225,16 +241,14 @@ class Session:
         running[-1].ending.append(experiment)
 
     def _end_with_cell(self, experiment: Experiment) -> list[content.Report]:
-        if experiment.record is not None:
-            return []
         try:
-            return self._close(experiment)
+            return self._close(experiment) if experiment in self.open else []
         except KeyboardInterrupt:
             return [content.interrupted_exit(experiment.name)]
 
     def finish(self, experiment: Experiment) -> ExperimentRecord:
         """End ``experiment`` and all inside it, show the reports, and return the record."""
-        if experiment.record is None:
+        if experiment.record is None or experiment in self.open:
             self.screen.show(self._close(experiment))
         assert experiment.record is not None
         return experiment.record
@@ -247,11 +261,11 @@ class Session:
             reports += self._close(self.open[-1])
         position = len(self.open) - 1
         enclosing = self.open[position - 1] if position else None
-        record = experiment.close(enclosing.scope if enclosing else None)
+        record = experiment.record or experiment.close(enclosing.scope if enclosing else None)
         self.open.pop()
         self.experiments.append(record)
         if enclosing is not None:
-            self._note_running_code(enclosing)
+            self._note_running_code(enclosing.scope)
         style = experiment.report or self.config.experiment_report
         return reports + content.experiment_reports(record, style)
 

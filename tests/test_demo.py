@@ -1,0 +1,114 @@
+"""``make demo``: the quickstart in a real kernel."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat import NotebookNode
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder that the demo wrote, and what it printed."""
+    folder = tmp_path_factory.mktemp("demo")
+    run = subprocess.run(
+        [sys.executable, EXAMPLES / "run_demo.py", folder], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    return folder, run.stdout
+
+
+@pytest.fixture(scope="module")
+def notebook(demo: tuple[Path, str]) -> NotebookNode:
+    """The executed notebook."""
+    return nbformat.read(demo[0] / "quickstart.ipynb", as_version=4)
+
+
+def outputs(notebook: NotebookNode, cell_id: str) -> str:
+    """All that a cell shows as text."""
+    (cell,) = [cell for cell in notebook.cells if cell.id == cell_id]
+    return "\n".join(
+        output.text if output.output_type == "stream" else output.data["text/plain"]
+        for output in cell.outputs
+        if output.output_type != "error"
+    )
+
+
+def test_the_summary_names_the_page_and_what_each_cell_and_experiment_cost(demo: tuple[Path, str]) -> None:
+    folder, printed = demo
+    assert str(folder / "quickstart.html") in printed
+    assert len(re.findall(r"^cell \d+ · .*RAM", printed, re.MULTILINE)) == 14
+    assert re.findall(r"^experiment (\w+) ·", printed, re.MULTILINE) == ["small", "large"]
+    assert len(re.findall("^out of memory", printed, re.MULTILINE)) == 1
+
+
+def test_the_page_holds_the_reports_and_needs_no_network(demo: tuple[Path, str]) -> None:
+    page = (demo[0] / "quickstart.html").read_text("utf-8")
+    assert "experiment small · 1 cell" in page
+    assert "experiment large · 3 cells" in page
+    assert "the frames of the traceback held" in page
+    assert not re.findall(r"<script|<link|\bsrc=|@import", page)
+
+
+def test_the_networks_learn(notebook: NotebookNode) -> None:
+    accuracies = re.findall(r"([\d.]+)%", outputs(notebook, "after"))
+    assert len(accuracies) == 2
+    assert min(map(float, accuracies)) > 90
+
+
+def test_experiments_give_their_memory_back(notebook: NotebookNode) -> None:
+    text = outputs(notebook, "large-end")
+    assert "deleted: model, optimizer, epoch" in text
+    assert "restored: epochs" in text
+    assert "kept: accuracy_large" in text
+    device, consumed, reclaimed = re.findall(r"^  (RAM|cuda:0) +\+([\d.]+) MiB +([\d.]+) MiB", text, re.MULTILINE)[-1]
+    assert device in ("RAM", "cuda:0")
+    assert float(consumed) > 100
+    assert float(reclaimed) > 0.8 * float(consumed)
+    assert "epochs = 6\nFalse False" in outputs(notebook, "after")
+
+
+def test_the_recovery_lists_what_the_frames_held_and_brings_it_back(notebook: NotebookNode) -> None:
+    text = outputs(notebook, "oom")
+    assert "asked for 1.00 PiB" in text
+    assert re.search(r"closest_pair +8 +points +Tensor +16777216 × 4 +float32 +\S+ +256 MiB", text)
+    assert re.search(r"similarities +3 +lengths +Tensor +16777216 × 1 +float32 +\S+ +64 MiB", text)
+    (came_back,) = re.findall(r"came back: .*\b(?:RAM|cuda:0) ([\d.]+) MiB$", text, re.MULTILINE)
+    assert float(came_back) > 300
+    figures = r"(\d+) MiB before, (\d+) MiB when it had failed, (\d+) MiB after the recovery"
+    before, failed, after = map(int, re.findall(figures, outputs(notebook, "recovered"))[-1])
+    assert failed - before > 300
+    assert after - before < 60
+
+
+def test_the_kernel_goes_on_after_the_failure(notebook: NotebookNode) -> None:
+    assert 0.9 < float(outputs(notebook, "go-on").splitlines()[0]) <= 1.001
+
+
+def test_the_notebook_is_committed_without_outputs() -> None:
+    cells = [cell for cell in nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4).cells if "outputs" in cell]
+    assert [cell.id for cell in cells if cell.outputs or cell.execution_count is not None] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "tags", "message"),
+    [("1", ["raises-exception"], "should have failed"), ("1 / 0", [], "a cell failed")],
+)
+def test_a_cell_that_does_what_it_should_not_fails_the_demo(
+    tmp_path: Path, source: str, tags: list[str], message: str
+) -> None:
+    cell = nbformat.v4.new_code_cell(source, metadata={"tags": tags})
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "quickstart.ipynb")
+    script = shutil.copy(EXAMPLES / "run_demo.py", tmp_path)
+    run = subprocess.run([sys.executable, script, tmp_path / "out"], capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert message in run.stderr
+    assert (tmp_path / "out" / "quickstart.html").exists()

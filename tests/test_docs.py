@@ -1,0 +1,67 @@
+"""README.md and docs/: their examples run, their links lead somewhere, their tables are complete."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from ipygpumem import model
+from ipygpumem.notebook.config import IPyGpuMem
+from tests.kernel import Kernel
+
+ROOT = Path(__file__).parent.parent
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")))
+
+_CELL = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text("utf-8")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/experiments.md"])
+def test_the_examples_of_a_page_run_and_show_what_it_says(page: str, bare_kernel: Kernel) -> None:
+    for cell in _CELL.findall(read(page)):
+        reply = bare_kernel.run(cell)
+        last = cell.rstrip().splitlines()[-1]
+        _, _, expected = last.partition("  # → ")
+        _, _, error = last.partition("  # raises ")
+        if error == "UsageError":
+            assert error in reply.stderr, cell
+        elif error:
+            assert reply.error == error, cell
+        else:
+            assert reply.status == "ok", (cell, reply.message)
+            assert not reply.stderr, cell
+        if expected:
+            assert reply.result == expected, cell
+
+
+def test_the_example_of_the_records_runs(kernel: Kernel) -> None:
+    kernel.run("import ipygpumem")
+    (cell,) = _CELL.findall(read("docs/records.md"))
+    assert kernel.run(cell).result == "True"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_between_pages_lead_somewhere(page: str) -> None:
+    folder = (ROOT / page).parent
+    assert [link for link in _LINK.findall(read(page)) if not (folder / link).exists()] == []
+
+
+def test_every_option_is_listed_with_its_default() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \| ", read("docs/configuration.md"), re.MULTILINE))
+    options = IPyGpuMem.class_traits(config=True)
+    defaults = {name: repr(trait.default_value) for name, trait in options.items() if name in vars(IPyGpuMem)}
+    assert rows == defaults
+
+
+@pytest.mark.parametrize("name", ["CellRecord", "Usage", "ExperimentRecord", "Held", "ReclaimStep"])
+def test_every_field_of_a_record_is_listed_in_order(name: str) -> None:
+    section = read("docs/records.md").split(f"## `{name}`")[1].split("\n## ")[0]
+    fields = re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", section, re.MULTILINE)
+    assert fields == [field.name for field in dataclasses.fields(getattr(model, name))]

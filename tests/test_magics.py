@@ -1,0 +1,166 @@
+"""The magics and the Python API in a real kernel, as a user types them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kernel import Kernel
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Kernel]:
+    """One kernel for the tests below; each leaves it as it found it."""
+    kernel = Kernel()
+    kernel.run("%load_ext ipygpumem\nimport ipygpumem, mmap\ndef block(mib): return bytearray(b'x') * (mib << 20)")
+    yield kernel
+    kernel.close()
+
+
+def test_gpumem_off_silences_the_line_and_on_brings_it_back(shared: Kernel) -> None:
+    assert "off" in shared.run("%gpumem off").reports("note")[0]
+    assert shared.run("1").reports() == []
+    assert shared.value("ipygpumem.last().success") is True
+    assert "on" in shared.run("%gpumem on").reports("note")[0]
+    assert len(shared.run("1").reports("cell")) == 1
+
+
+def test_status_says_what_is_on_what_is_open_and_each_devices_memory(shared: Kernel) -> None:
+    shared.run("big = block(64)")
+    shared.run("%experiment start alpha\nbig = None; other = block(32)")
+    (status,) = shared.run("%gpumem status").reports("status")
+    assert "reports on" in status
+    assert "experiment alpha" in status
+    assert "names: big, other" in status
+    assert "RAM" in status
+    assert "total" in status
+    (note,) = shared.run("%experiment status").reports("note")
+    assert note.startswith("experiment alpha · ")
+    shared.run("%experiment end")
+    assert "no experiment is open" in shared.run("%gpumem status").reports("status")[0]
+    assert shared.run("%experiment status").reports("note") == ["no experiment is open"]
+    shared.run("del big")
+
+
+def test_status_shows_what_objects_that_wait_to_be_restored_hold(shared: Kernel) -> None:
+    shared.run("import numpy; held = numpy.ones(8 << 20)")
+    shared.run("%experiment start alpha\nheld = 1")
+    assert "waiting to be restored: held 64 MiB" in shared.run("%gpumem status").reports("status")[0]
+    report = shared.run("%experiment end").reports("experiment")[0]
+    assert "the shadowed objects that are back (held) held 64 MiB meanwhile" in report
+    assert shared.value("held.nbytes") == 64 * MIB
+    shared.run("del held")
+
+
+def test_free_gives_back_garbage_and_what_stored_tracebacks_hold(shared: Kernel) -> None:
+    shared.run("def fail():\n    pinned = block(96)\n    raise ValueError('kept for %debug')\nfail()")
+    shared.run("loop = [block(64)]; loop.append(loop); del loop")
+    before = shared.value("ipygpumem.last().usages[0].after_bytes")
+    (report,) = shared.run("%gpumem free").reports("note")
+    assert report.startswith("came back: RAM 16")
+    assert "tracebacks (RAM 96 MiB)" in report
+    assert "garbage (RAM 64 MiB)" in report
+    assert before - shared.value("ipygpumem.last().usages[0].after_bytes") > 150 * MIB
+
+
+def test_preload_without_an_accelerator_says_so(shared: Kernel) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is an accelerator here; tests/gpu covers it")
+    assert "no accelerator" in shared.run("%gpumem preload").reports("note")[0]
+
+
+def test_an_experiment_as_a_context_manager(shared: Kernel) -> None:
+    reply = shared.run(
+        "x = 1\n"
+        "with ipygpumem.experiment('block', keep='best*') as exp:\n"
+        "    x = block(64); best_loss = 0.5; other = 2\n"
+        "    half_way = exp.usage()[0].delta_bytes\n"
+        "    print(half_way >> 20)\n"
+        "print(x, best_loss, 'other' in globals(), tuple(sorted(exp.record.deleted)), exp.record.kept)"
+    )
+    assert reply.stdout.split("\n")[0] in ("64", "65")
+    assert "1 0.5 False ('half_way', 'other') ('best_loss',)" in reply.stdout
+    (report,) = reply.reports("experiment")
+    assert report.startswith("experiment block")
+    assert shared.value("exp.record.reclaimed['cpu'] >> 20") in (63, 64, 65)
+    assert shared.value("exp.usage() == exp.record.usages == ipygpumem.experiments()[-1].usages") is True
+
+
+def test_an_experiment_started_in_one_cell_and_finished_in_another(shared: Kernel) -> None:
+    shared.run("exp = ipygpumem.experiment('pair', report='none').start()")
+    shared.run("y = block(64)")
+    assert shared.value("exp.usage()[0].delta_bytes >> 20") in (63, 64, 65)
+    reply = shared.run("record = exp.finish(); again = exp.finish()")
+    assert reply.reports("experiment") == []
+    assert shared.value("(record is again, record.deleted, len(record.cells), 'y' in globals())") == (
+        True,
+        ("y",),
+        2,
+        False,
+    )
+    assert shared.value("[cell.experiment for cell in record.cells]") == ["pair", "pair"]
+    assert shared.run("exp.start()").error == "ExperimentError"
+
+
+def test_the_records_of_cells(shared: Kernel) -> None:
+    shared.run("keep = block(64)")
+    found = shared.value(
+        "(lambda cell: (cell.success, cell.error, cell.experiment, cell.usages[0].device,"
+        " round(cell.usages[0].delta_bytes / 2**20), cell.duration_seconds < 5))(ipygpumem.last())"
+    )
+    assert found == (True, None, None, "cpu", 64, True)
+    shared.run("1 / 0")
+    assert shared.value("(ipygpumem.last().error, ipygpumem.last().success)") == ("ZeroDivisionError", False)
+    assert shared.value("ipygpumem.last() is ipygpumem.history()[-1]") is True
+    shared.run("del keep")
+
+
+def test_options_of_the_cell_magic(shared: Kernel) -> None:
+    reply = shared.run(
+        "%%experiment 'two words' --keep a,b* --keep c --drop-imports --report compact\n"
+        "import colorsys\n"
+        "a = b1 = c = d = 1"
+    )
+    (report,) = reply.reports("experiment")
+    assert report.split("\n")[-1].startswith("experiment two words · 1 cell · ")
+    assert "deleted" not in report
+    assert shared.value("(a, b1, c, 'd' in globals(), 'colorsys' in globals())") == (1, 1, 1, False, False)
+    shared.run("del a, b1, c")
+
+
+def test_keep_adds_names_while_the_scope_is_open(shared: Kernel) -> None:
+    shared.run("%experiment start later")
+    shared.run("%experiment keep first 'other*'")
+    shared.run("first = other_one = gone = 1")
+    report = shared.run("%experiment end").reports("experiment")[0]
+    assert "kept: first, other_one" in report
+    assert shared.value("'gone' in globals()") is False
+    shared.run("del first, other_one")
+
+
+def test_a_seed_resets_the_generators_before_every_cell(shared: Kernel) -> None:
+    draw = "import random, numpy, torch\nkept.append((random.random(), numpy.random.rand(), torch.rand(1).item()))"
+    shared.run("kept = []\n%experiment start seeded --seed 5")
+    shared.run(draw)
+    shared.run(draw)
+    shared.run("%experiment end")
+    shared.run("%%experiment again --seed 5\n" + draw)
+    shared.run(draw)
+    assert shared.value("[draw == kept[0] for draw in kept]") == [True, True, True, False]
+    assert shared.value("[type(finder).__name__ for finder in __import__('sys').meta_path].count('SeedOnImport')") == 0
+
+
+def test_an_unfinished_experiment_of_the_same_name_is_finished_first(shared: Kernel) -> None:
+    shared.run("%experiment start run\nfirst = 1")
+    shared.run("%experiment start inside\nsecond = 2")
+    reply = shared.run("%experiment start run\nthird = 3")
+    assert [text.split(" · ")[0] for text in "\n".join(reply.reports("experiment")).split("\n") if " · " in text] == [
+        "experiment inside",
+        "experiment run",
+    ]
+    assert shared.value("[name in globals() for name in ('first', 'second', 'third')]") == [False, False, True]
+    shared.run("%experiment end")
