@@ -127,30 +127,35 @@ class ArraySearch:
     """Finds the tensors and arrays that objects hold, each once over the life of the search.
 
     Follows the garbage collector's references (containers, attributes, closures), not into modules and types.
-    The search is bounded: it stops after ``limit`` objects.
+    The search is bounded, for each object and as a whole; an object that is an array itself is always found.
     """
 
-    def __init__(self, limit: int = 100_000) -> None:
-        self._left = limit
+    _PER_OBJECT = 100_000
+    _IN_ALL = 500_000
+
+    def __init__(self) -> None:
+        self._left = self._IN_ALL
         self._seen: set[int] = set()
         self._storages: set[tuple[str, int]] = set()
 
     def find(self, value: object) -> Iterator[tuple[object, Array]]:
         """Yield the arrays that ``value`` is or refers to and that no earlier call has found."""
+        limit = min(self._left, self._PER_OBJECT)
         queue: deque[object] = deque([value])
-        while queue and self._left > 0:
+        while queue:
             item = queue.popleft()
             if id(item) in self._seen or any(is_kind(item, kind) for kind in _NOT_ENTERED):
                 continue
             self._seen.add(id(item))
-            self._left -= 1
             found = describe(item)
-            if found is None:
-                with contextlib.suppress(RuntimeError):  # a thread changes a dict while we look: take what was seen
-                    queue.extend(child for child in _children(item) if type(child) not in _ATOMS)
-            elif found.storage not in self._storages:
+            if found is not None and found.storage not in self._storages:
                 self._storages.add(found.storage)
                 yield item, found
+            if found is None and limit > 0:
+                limit -= 1
+                self._left -= 1
+                with contextlib.suppress(RuntimeError):  # a thread changes a dict while we look: take what was seen
+                    queue.extend(child for child in _children(item) if type(child) not in _ATOMS)
 
     def held(self, name: str, value: object, *, function: str = "", line: int = 0) -> tuple[Held, list[object]] | None:
         """Return what ``name`` holds, and the arrays themselves; None if that is nothing new."""

@@ -159,6 +159,8 @@ class RecoveryRecord(Record):
     held: tuple[Held, ...]
     frames: int
     reclaimed: dict[str, int]
+    now: dict[str, int]
+    """Each device's bytes after all that: RSS for the host, live tensors for an accelerator."""
     steps: tuple[ReclaimStep, ...] = ()
     poisoned: bool = False
     """The device context is broken: only a restart of the kernel helps."""

@@ -19,7 +19,7 @@ Namespace = dict[str, Any]
 
 _SHELLS_OWN = re.compile(
     r"In|Out|exit|quit|get_ipython|_ih|_oh|_dh|_sh|_exit_code|_+|_i+|_i\d+|_\d+|__(name|doc|builtin|builtins|"
-    r"package|loader|spec|file|session|warningregistry)__|_VSCODE\w*|__VSCODE\w*|_jupyterlab_variableinspector\w*"
+    r"nonzero|package|loader|spec|file|session|warningregistry)__|_VSCODE\w*|__VSCODE\w*|_jupyterlab_variableinspector\w*"
 )
 """Names that IPython or a front-end keeps in the user's namespace: never a scope's."""
 

@@ -10,12 +10,13 @@ import pytest
 
 from ipygpumem import model
 from ipygpumem.notebook.config import IPyGpuMem
-from tests.kernel import Kernel
+from tests.kernel import Kernel, Reply
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")))
 
-_CELL = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_CELL = re.compile(r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
+_FIGURE = re.compile(r"[+-]?[\d.]+ (?:[KMGTP]iB|B|ms|s)\b|\+0\b")
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 
@@ -23,27 +24,38 @@ def read(name: str) -> str:
     return (ROOT / name).read_text("utf-8")
 
 
+def without_figures(text: str) -> list[str]:
+    """The lines of a report as words; which steps gave enough to be listed differs from run to run."""
+    lines = _FIGURE.sub("#", text).replace("─", "").splitlines()
+    return [" ".join(line.split()) for line in lines if line.strip() and "given back:" not in line]
+
+
+def check(reply: Reply, cell: str, shown: str) -> None:
+    """Hold what a cell gave against the page: its last line's comment, and the reports below it."""
+    last = cell.rstrip().splitlines()[-1]
+    _, _, expected = last.partition("  # → ")
+    _, _, error = last.partition("  # raises ")
+    if error == "UsageError":  # a magic's error is one line on stderr
+        assert reply.stderr == shown, cell
+        return
+    assert reply.error == (error or None), (cell, reply.message)
+    assert not reply.stderr, cell
+    if expected:
+        assert reply.result == expected, cell
+    if shown:
+        expected_lines = without_figures(shown)
+        assert without_figures("\n".join(reply.reports()))[-len(expected_lines) :] == expected_lines
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/experiments.md"])
 def test_the_examples_of_a_page_run_and_show_what_it_says(page: str, bare_kernel: Kernel) -> None:
-    for cell in _CELL.findall(read(page)):
-        reply = bare_kernel.run(cell)
-        last = cell.rstrip().splitlines()[-1]
-        _, _, expected = last.partition("  # → ")
-        _, _, error = last.partition("  # raises ")
-        if error == "UsageError":
-            assert error in reply.stderr, cell
-        elif error:
-            assert reply.error == error, cell
-        else:
-            assert reply.status == "ok", (cell, reply.message)
-            assert not reply.stderr, cell
-        if expected:
-            assert reply.result == expected, cell
+    for cell, shown in _CELL.findall(read(page)):
+        check(bare_kernel.run(cell), cell, shown)
 
 
 def test_the_example_of_the_records_runs(kernel: Kernel) -> None:
     kernel.run("import ipygpumem")
-    (cell,) = _CELL.findall(read("docs/records.md"))
+    ((cell, _),) = _CELL.findall(read("docs/records.md"))
     assert kernel.run(cell).result == "True"
 
 

@@ -164,3 +164,23 @@ def test_an_unfinished_experiment_of_the_same_name_is_finished_first(shared: Ker
     ]
     assert shared.value("[name in globals() for name in ('first', 'second', 'third')]") == [False, False, True]
     shared.run("%experiment end")
+
+
+def test_the_cost_of_our_own_look_at_the_names_is_not_the_experiments_peak(shared: Kernel) -> None:
+    reply = shared.run("%%experiment heavy\ncorpus = [[i] for i in range(300_000)]")
+    assert reply.reports("experiment")
+    cell, whole = shared.value(
+        "[record.usages[0].peak_delta_bytes for record in (ipygpumem.last(), ipygpumem.experiments()[-1])]"
+    )
+    assert whole == pytest.approx(cell, abs=2 * MIB)
+
+
+def test_a_huge_container_does_not_hide_the_arrays_after_it(shared: Kernel) -> None:
+    shared.run("import numpy; outside = []")
+    reply = shared.run(
+        "%%experiment heavy\ncorpus = [[i] for i in range(300_000)]\na = numpy.ones(4 << 20); outside.append(a)"
+    )
+    (report,) = reply.reports("experiment")
+    assert "still alive" in report
+    assert "4194304" in report
+    shared.run("del outside")

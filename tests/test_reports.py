@@ -70,6 +70,7 @@ def recovery(**changes: Any) -> RecoveryRecord:
         ),
         "frames": 4,
         "reclaimed": {"cpu": -5, "cuda:0": 3 * MIB},
+        "now": {"cpu": GIB, "cuda:0": 0},
     }
     return RecoveryRecord(**{**values, **changes})
 
@@ -91,7 +92,7 @@ def test_the_line_names_an_error_children_and_samples_and_leaves_idle_devices_ou
 def test_the_full_report_of_an_experiment() -> None:
     (report,) = content.experiment_reports(experiment(), "full")
     assert report.headline == "experiment small · 2 cells · 4.20 s"
-    assert report.tables[0].rows == (("RAM", "+600 MiB", "88 MiB", "+1.31 GiB", "3.50 GiB now"),)
+    assert report.tables[0].rows == (("RAM", "+600 MiB", "88 MiB", "+1.31 GiB", "3.50 GiB"),)
     assert report.tables[1].rows == (("b", "Tensor", "8 × 1024 × 1024", "float32", "cpu", "32 MiB"),)
     assert report.lines == (
         "deleted: a, b",
@@ -104,7 +105,7 @@ def test_the_full_report_of_an_experiment() -> None:
 def test_the_compact_and_the_silent_report_of_an_experiment() -> None:
     (report,) = content.experiment_reports(experiment(), "compact")
     assert report.headline == (
-        "experiment small · 2 cells · 4.20 s · RAM consumed 600 MiB, reclaimed 88 MiB, peak +1.31 GiB, 3.50 GiB now"
+        "experiment small · 2 cells · 4.20 s · RAM consumed +600 MiB, reclaimed 88 MiB, peak +1.31 GiB, 3.50 GiB now"
     )
     assert content.experiment_reports(experiment(), "none") == []
 
@@ -119,7 +120,7 @@ def test_the_report_of_a_recovery() -> None:
     (report,) = content.recovery_reports(recovery(), MIB)
     assert report.headline == (
         "out of memory (OutOfMemoryError) · asked for 20.00 GiB · free: RAM 10.00 GiB, cuda:0 3.00 GiB · "
-        "came back: RAM 0 B, cuda:0 3 MiB"
+        "came back: RAM 0 B, cuda:0 3 MiB · now: RAM 1.00 GiB, cuda:0 0 B"
     )
     assert report.tables[0].rows == (
         ("train", "7", "batch", "Tensor", "512 × 1024", "float32", "cuda:0", "2 MiB"),

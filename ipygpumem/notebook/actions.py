@@ -27,7 +27,8 @@ def status(session: Session) -> list[content.Report]:
     config = session.config
     headline = (
         f"ipygpumem · reports {'on' if config.report else 'off'} · frames released after: {config.release_frames} · "
-        f"{len(session.history)} cells and {len(session.experiments)} experiments measured"
+        f"{content.count(len(session.history), 'cell')} and "
+        f"{content.count(len(session.experiments), 'experiment')} measured"
     )
     lines = [_describe(experiment) for experiment in session.open] or ["no experiment is open"]
     lines += [f"{probe} cannot be read: {error}" for probe, error in session.meter.failures.items()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,8 @@ class _AtEnd:
 
     consumed: dict[str, int]
     before: dict[str, int]
+    peaks: dict[str, int]
+    """The peaks of the user's code: what the clean-up itself needs is none of them."""
     waiting: list[Held]
     watched: list[tuple[Held, list[weakref.ref[object]]]]
 
@@ -78,6 +80,7 @@ class Experiment:
         self._keep = keep
         self._drop_imports = drop_imports
         self._cells: list[CellRecord] = []
+        self._remarks: list[str] = []
         self._steps: list[ReclaimStep] = []
         self._at_end: _AtEnd | None = None
         self._seed_on_import = SeedOnImport(seed) if seed is not None else None
@@ -150,6 +153,10 @@ class Experiment:
         """Count a finished cell as the experiment's."""
         self._cells.append(cell)
 
+    def note(self, text: str) -> None:
+        """Add a remark to the report."""
+        self._remarks.append(text)
+
     def waiting(self) -> list[Held]:
         """Return what the objects that wait to be restored hold."""
         search = ArraySearch()
@@ -187,6 +194,7 @@ class Experiment:
         return _AtEnd(
             consumed={usage.device: usage.delta_bytes for usage in usages},
             before={usage.device: usage.after_bytes for usage in usages},
+            peaks={usage.device: usage.peak_bytes for usage in usages},
             waiting=self.waiting(),
             watched=self._watch(),
         )
@@ -210,6 +218,7 @@ class Experiment:
         return tuple(sorted((h for h in alive if h.size_bytes >= smallest), key=lambda held: -held.size_bytes))
 
     def _make_record(self, at_end: _AtEnd, usages: tuple[Usage, ...]) -> ExperimentRecord:
+        usages = tuple(replace(u, peak_bytes=at_end.peaks.get(u.device, u.peak_bytes)) for u in usages)
         after = {usage.device: usage.after_bytes for usage in usages}
         outcome = self.scope.outcome
         return ExperimentRecord(
@@ -234,5 +243,6 @@ class Experiment:
         if size >= self._session.config.min_held_bytes:
             names = ", ".join(held.name for held in at_end.waiting)
             notes.append(f"the shadowed objects that are back ({names}) held {format_bytes(size)} meanwhile")
+        notes += self._remarks
         notes += [f"{step.name}: {step.error}" for step in self._steps if step.error]
         return notes

@@ -173,6 +173,7 @@ class Session:
         if release:
             frames_step = ("frames", lambda: released.append(tracebacks.release(error)))
             reclaim.run_steps(self.meter, [frames_step, *reclaim.memory_steps()], steps)
+        now = reclaim.current(self.meter.now())
         return RecoveryRecord(
             kind=failure.kind,
             error=failure.error,
@@ -181,7 +182,8 @@ class Session:
             free=_free(before),
             held=held,
             frames=sum(released),
-            reclaimed=reclaim.fallen(reclaim.current(before), reclaim.current(self.meter.now())),
+            reclaimed=reclaim.fallen(reclaim.current(before), now),
+            now=now,
             steps=tuple(steps),
             poisoned=failure.poisoned,
         )
@@ -197,6 +199,7 @@ class Session:
                 running[-1].recovery = record
         elif running and self.config.release_frames != "never":
             running[-1].release_frames = True
+            experiment.note("what the traceback's frames hold comes back when the cell ends")
 
     def release_stored_tracebacks(self) -> None:
         """Release the frames of the last error, which IPython and ``sys`` keep for %debug and %tb."""

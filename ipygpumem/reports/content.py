@@ -38,6 +38,11 @@ def clean(text: str) -> str:
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
+def count(number: int, thing: str) -> str:
+    """Return ``1 cell``, ``2 cells``."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def device_label(device: str) -> str:
     """Return how a device is called in reports: the host is ``RAM``."""
     return "RAM" if device == "cpu" else device
@@ -90,7 +95,7 @@ def experiment_reports(record: ExperimentRecord, style: str) -> list[Report]:
         return []
     parts = [f"experiment {clean(record.name)}", format_seconds(record.duration_seconds)]
     if record.cells:
-        parts.insert(1, f"{len(record.cells)} cell{'s' if len(record.cells) > 1 else ''}")
+        parts.insert(1, count(len(record.cells), "cell"))
     if style == "compact":
         parts += [_experiment_part(record, usage) for usage in record.usages if _is_in_use(usage)]
         return [Report("experiment", _SEPARATOR.join(parts), tuple(map(clean, record.notes)))]
@@ -102,7 +107,7 @@ def experiment_reports(record: ExperimentRecord, style: str) -> list[Report]:
 
 def _experiment_part(record: ExperimentRecord, usage: Usage) -> str:
     return (
-        f"{device_label(usage.device)} consumed {format_bytes(record.consumed.get(usage.device, 0))}, "
+        f"{device_label(usage.device)} consumed {format_change(record.consumed.get(usage.device, 0))}, "
         f"reclaimed {format_bytes(record.reclaimed.get(usage.device, 0))}, "
         f"peak {format_change(usage.peak_delta_bytes)}, {_now(usage)}"
     )
@@ -115,7 +120,7 @@ def _experiment_table(record: ExperimentRecord) -> Table:
             format_change(record.consumed.get(usage.device, 0)),
             format_bytes(record.reclaimed.get(usage.device, 0)),
             format_change(usage.peak_delta_bytes) + (" (sampled)" if usage.method == "sampled" else ""),
-            _now(usage),
+            _now(usage).removesuffix(" now"),  # the column says it
         )
         for usage in record.usages
         if _is_in_use(usage)
@@ -175,6 +180,7 @@ def recovery_reports(record: RecoveryRecord | None, min_held_bytes: int) -> list
     if record.kind == "oom":
         parts.append("free: " + _sizes(record.free))
     parts.append("came back: " + _sizes({device: max(0, size) for device, size in record.reclaimed.items()}))
+    parts.append("now: " + _sizes(record.now))
     tables = (_held_table("the frames of the traceback held", held),) if held else ()
     return [Report("recovery", _SEPARATOR.join(parts), tuple(_recovery_lines(record)), tables)]
 
@@ -227,7 +233,7 @@ def _held_table(title: str, held: tuple[Held, ...]) -> Table:
 
 
 def _count(item: Held) -> str:
-    return "scalar" if item.shape == () else f"{item.arrays} array{'s' if item.arrays > 1 else ''}"
+    return "scalar" if item.shape == () else count(item.arrays, "array")
 
 
 # -- status ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,10 @@ from ipygpumem.reports.content import Report
 if TYPE_CHECKING:
     from jinja2 import Template
 
-_LINE = '<div style="font: 0.85em/1.5 var(--jp-code-font-family, monospace); opacity: 0.8">{}</div>'
+_LINE = (
+    '<div style="font: 0.85em/1.5 var(--jp-code-font-family, monospace); opacity: 0.8; '
+    'margin-left: var(--jp-code-padding, 5px)">{}</div>'
+)
 
 
 def render(reports: Iterable[Report]) -> str:
