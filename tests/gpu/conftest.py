@@ -1,0 +1,117 @@
+"""The GPU suite: its marker, the reason where it cannot run, its fixtures, and a line of JSON per result."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import runpy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu.support import Card, ready, run_ok
+from tests.kernel import Kernel
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark this folder's tests, and skip them where there is nothing to test on."""
+    ours = [item for item in items if HERE in item.path.parents]
+    reason = why_not() if ours else None
+    for item in ours:
+        item.add_marker(pytest.mark.gpu)
+        if reason is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def why_not() -> str | None:
+    """Return why no GPU test can run here, or None.
+
+    torch is imported only where all else is there: other tests of this process want to be without it.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return "torch is not installed"
+    built_for = runpy.run_path(str(Path(spec.origin).parent / "version.py"))
+    if built_for.get("cuda") is None:
+        return f"torch {built_for['__version__']} is built without CUDA"
+    missing = _missing_driver()
+    if missing is not None:
+        return missing
+    torch = importlib.import_module("torch")
+    return None if torch.cuda.is_available() else f"torch {torch.__version__} sees no CUDA device"
+
+
+def _missing_driver() -> str | None:
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return "nvidia-ml-py is not installed: the tests have nothing to compare with"
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return f"no NVIDIA driver (NVML: {error})"
+    return None if nvml.nvmlDeviceGetCount() else "the NVIDIA driver sees no device"
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Append one result to the file that GPU_RESULTS names; a run that breaks off keeps what it has."""
+    path = os.environ.get("GPU_RESULTS")
+    if not path or "gpu/" not in report.nodeid or (report.when != "call" and report.outcome == "passed"):
+        return
+    line = {
+        "test": report.nodeid.split("::")[-1],
+        "file": report.nodeid.split("::")[0].rsplit("/", 1)[-1],
+        "outcome": report.outcome,
+        "seconds": report.duration,
+        "figures": [str(value) for name, value in report.user_properties if name == "figure"],
+        "reason": _reason(report),
+    }
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def _reason(report: pytest.TestReport) -> str:
+    if report.outcome == "passed":
+        return ""
+    if report.outcome == "skipped" and isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
+    return report.longreprtext
+
+
+@pytest.fixture
+def figure(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Note a measured figure for docs/gpu-verification.md."""
+
+    def note(text: str) -> None:
+        print(text)
+        record_property("figure", text)
+
+    return note
+
+
+@pytest.fixture(scope="session")
+def torch() -> Any:
+    """torch, in this process."""
+    return importlib.import_module("torch")
+
+
+@pytest.fixture(scope="session")
+def card(torch: Any) -> Card:
+    """The device that torch calls cuda:0, as NVML sees it."""
+    return Card.of(torch.cuda.get_device_properties(0))
+
+
+@pytest.fixture(scope="module")
+def gpu_kernel() -> Iterator[Kernel]:
+    """A kernel for all tests of a module: the extension is loaded, torch imported, the CUDA context made."""
+    kernel = Kernel()
+    run_ok(kernel, "%load_ext ipygpumem")
+    ready(kernel)
+    yield kernel
+    kernel.close()

@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Runs the GPU suite and the quickstart notebook in a bare environment, and writes docs/gpu-verification.md:
+#
+#     tests/gpu/run.sh [WHEELS]                 (default: .wheels in the repository's root)
+#
+# The machine needs Python 3.12 with torch (CUDA), NumPy, scikit-learn, psutil, rich, jinja2, nvidia-ml-py and pytest;
+# neither IPython nor a network. All else comes from the folder WHEELS, which is filled beforehand on a machine with a
+# network by
+#
+#     tests/gpu/fetch_wheels.sh [WHEELS]
+#
+# and installed into a temporary folder. Nothing is written outside the repository but that folder. It takes less than
+# 5 minutes: what is not done by then is stopped, and the page says so.
+#
+# Environment: PYTHON (default python3); OUT_DIR, where to write the page and the logs instead of docs/;
+# GIT_COMMIT, what the page should name where there is no git.
+# Exit code: 0 if all that could run has passed, 1 if something failed, 2 if it could not start.
+set -euo pipefail
+
+stop() {
+    echo "run.sh: $*" >&2
+    exit 2
+}
+
+started=$SECONDS
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+python=${PYTHON:-python3}
+wheels=${1:-$root/.wheels}
+out=${OUT_DIR:-}
+[[ -z $out ]] || { mkdir -p "$out" && out=$(cd "$out" && pwd); }
+[[ ! -d $wheels ]] || wheels=$(cd "$wheels" && pwd)
+[[ $python != */* ]] || python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$root"
+
+if compgen -G "$wheels/*.whl" >/dev/null; then
+    "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile --no-cache-dir \
+        --target "$work/site" "$wheels"/*.whl
+else
+    echo "run.sh: no wheels in $wheels (tests/gpu/fetch_wheels.sh fills it): using what is installed"
+fi
+export PYTHONPATH="$work/site:$root${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONDONTWRITEBYTECODE=1 JUPYTER_PLATFORM_DIRS=1 JUPYTER_PATH="$work/site/share/jupyter"
+export IPYTHONDIR="$work/ipython" JUPYTER_CONFIG_DIR="$work/config" JUPYTER_DATA_DIR="$work/data"
+export JUPYTER_RUNTIME_DIR="$work/runtime" MPLCONFIGDIR="$work/matplotlib" CUDA_CACHE_PATH="$work/cuda"
+export CUPY_CACHE_DIR="$work/cupy" TRITON_CACHE_DIR="$work/triton" TORCHINDUCTOR_CACHE_DIR="$work/inductor"
+mkdir -p "$JUPYTER_RUNTIME_DIR"
+
+missing=$("$python" - <<'PY'
+from importlib.util import find_spec
+names = "pytest psutil rich jinja2 pynvml IPython ipykernel jupyter_client nbclient nbconvert"
+print(*(name for name in names.split() if find_spec(name) is None))
+PY
+)
+[[ -z $missing ]] || stop "missing here: $missing. Fill a folder with tests/gpu/fetch_wheels.sh and name it."
+
+# The configuration's own options may need plugins that are not here, so they are left out.
+export GPU_RESULTS="$work/results.jsonl"
+suite=0
+timeout -k 5 "${SUITE_SECONDS:-220}" "$python" -m pytest tests/gpu -o addopts= -W ignore::pytest.PytestConfigWarning \
+    -ra -p no:cacheprovider --basetemp "$work/pytest" >"$work/suite.log" 2>&1 || suite=$?
+tail -n 40 "$work/suite.log"
+
+quickstart=0
+if [[ ! -f examples/run_demo.py ]]; then
+    quickstart="examples/run_demo.py is not there"
+elif ! "$python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)'; then
+    quickstart="torch is not installed"
+fi
+if [[ $quickstart == 0 ]]; then
+    echo "run.sh: the quickstart"
+    timeout -k 5 "${QUICKSTART_SECONDS:-60}" "$python" examples/run_demo.py build/demo \
+        >"$work/quickstart.log" 2>&1 || quickstart=$?
+    tail -n 40 "$work/quickstart.log"
+else
+    echo "run.sh: the quickstart is left out: $quickstart"
+fi
+
+report=0
+"$python" tests/gpu/report.py "${out:-docs}/gpu-verification.md" --results "$GPU_RESULTS" --suite-exit "$suite" \
+    --quickstart-exit "$quickstart" --quickstart-log "$work/quickstart.log" --seconds $((SECONDS - started)) || report=$?
+if [[ -n $out ]]; then
+    cp "$work/suite.log" "$out/"
+    [[ ! -f $work/quickstart.log ]] || cp "$work/quickstart.log" "$out/"
+    [[ $quickstart != 0 ]] || cp build/demo/*.html "$out/"
+fi
+echo "run.sh: $((SECONDS - started)) s in all"
+exit "$report"

@@ -1,0 +1,162 @@
+"""What the GPU tests share: cells that must succeed, a cell's usage, and the card as NVML sees it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ipygpumem.model import Usage
+from ipygpumem.units import MIB, parse_bytes
+from tests.kernel import Kernel, Reply
+
+DEVICE = "cuda:0"
+ROUNDING = 16 * MIB
+"""Reports show GiB with two decimals (5 MiB to either side), and the driver hands out pages of 2 MiB."""
+
+
+def run_ok(kernel: Kernel, code: str, **options: Any) -> Reply:
+    """Run a cell that must succeed without a warning from the extension."""
+    reply = kernel.run(code, **options)
+    assert reply.status == "ok", f"{code}\n{reply.traceback}"
+    assert "ipygpumem:" not in reply.stderr, reply.stderr
+    return reply
+
+
+def ready(kernel: Kernel) -> None:
+    """Import torch and create the CUDA context."""
+    run_ok(kernel, "import gc, sys\nimport torch\ntorch.ones(1, device='cuda').add_(1).cpu()\nNone")
+
+
+def cuda_usage(kernel: Kernel, device: str = DEVICE) -> Usage:
+    """Return what the last cell cost on a device."""
+    usages = kernel.value("[usage.to_dict() for usage in __import__('ipygpumem').last().usages]")
+    return next(Usage.from_dict(usage) for usage in usages if usage["device"] == device)
+
+
+def allocated(kernel: Kernel) -> int:
+    """Return the bytes of live tensors, as torch tells the kernel's user."""
+    return int(kernel.value("torch.cuda.memory_allocated()"))
+
+
+def recovery(reply: Reply) -> str:
+    """Return the one recovery report of a failed cell."""
+    reports = reply.reports("recovery")
+    assert len(reports) == 1, f"{len(reports)} recovery reports\n{reply.traceback}\n{reply.stderr}"
+    return reports[0]
+
+
+def size_after(label: str, text: str) -> int:
+    """Return the size that follows ``label`` in a report's headline, such as ``asked for 4.00 TiB``."""
+    match = re.search(rf"{label} ?([\d.]+ (?:[KMGTP]i)?B)", text)
+    assert match is not None, f"no {label!r} in: {text}"
+    return parse_bytes(match[1])
+
+
+def table_row(text: str, first: str) -> dict[str, str]:
+    """Return the row of a report's table that begins with ``first``, by column."""
+    lines = text.splitlines()
+    heads = next(position for position, line in enumerate(lines) if line.split()[:1] == ["device"])
+    row = next(line for line in lines[heads:] if line.split()[:1] == [first])
+    starts = [match.start() for match in re.finditer(r"\S+(?: \S+)*", lines[heads])]
+    ends = [match.end() for match in re.finditer(r"\S+(?: \S+)*", lines[heads])]
+    names = re.split(r"\s{2,}", lines[heads].strip())
+    cells = {}
+    for match in re.finditer(r"\S+(?: \S+)*", row):
+        # Columns are set to the right (the first one to the left): a cell belongs to the head it overlaps.
+        for name, start, end in zip(names, starts, ends, strict=True):
+            if match.start() < end and start < match.end():
+                cells[name] = match[0]
+    return cells
+
+
+def script(code: str, *, env: dict[str, str] | None = None) -> Any:
+    """Run Python code in a process of its own and return what it printed last, as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@contextmanager
+def other_process(mib: int) -> Iterator[subprocess.Popen[str]]:
+    """A second process that holds ``mib`` MiB of tensors on the device."""
+    code = f"import torch; x = torch.zeros({mib} << 20, dtype=torch.uint8, device='cuda'); torch.cuda.synchronize(); "
+    code += "print('holding', flush=True); input()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "holding"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Card:
+    """One device, as NVML sees it."""
+
+    def __init__(self, handle: Any) -> None:
+        self._nvml = importlib.import_module("pynvml")
+        self._handle = handle
+
+    @classmethod
+    def of(cls, properties: Any) -> Card:
+        """Return the card that torch describes by ``properties``; by its bus where torch tells, else by UUID."""
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        bus = getattr(properties, "pci_bus_id", None)
+        if bus is None:
+            return cls(nvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}"))
+        address = f"{properties.pci_domain_id:08x}:{bus:02x}:{properties.pci_device_id:02x}.0"
+        return cls(nvml.nvmlDeviceGetHandleByPciBusId(address))
+
+    @property
+    def uuid(self) -> str:
+        """The device's UUID, with its ``GPU-``."""
+        return str(self._nvml.nvmlDeviceGetUUID(self._handle))
+
+    @property
+    def index(self) -> int:
+        """The device's number in the order of the bus."""
+        return int(self._nvml.nvmlDeviceGetIndex(self._handle))
+
+    @property
+    def total_bytes(self) -> int:
+        """The size of the device's memory."""
+        return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).total)
+
+    @property
+    def used_bytes(self) -> int:
+        """What is in use on the device, by every process."""
+        return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
+
+    @property
+    def free_bytes(self) -> int:
+        """What is free on the device."""
+        return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).free)
+
+    def processes(self) -> dict[int, int | None]:
+        """Return what each process uses, by process id; None where the driver does not tell."""
+        found = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        return {process.pid: process.usedGpuMemory for process in found}
+
+    def settle(self) -> int:
+        """Wait until processes that ended have given their memory back, and return what is in use then."""
+        deadline = time.monotonic() + 10
+        before = self.used_bytes
+        while time.monotonic() < deadline:
+            time.sleep(0.3)
+            now = self.used_bytes
+            if now == before:
+                return now
+            before = now
+        return before

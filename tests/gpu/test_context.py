@@ -1,0 +1,164 @@
+"""No context before the user's own, and what %gpumem preload and status say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ipygpumem.units import GIB, MIB, format_bytes
+from tests.gpu.support import (
+    DEVICE,
+    ROUNDING,
+    Card,
+    allocated,
+    cuda_usage,
+    other_process,
+    ready,
+    run_ok,
+    script,
+    size_after,
+    table_row,
+)
+from tests.kernel import Kernel
+
+HOST_CELLS = [
+    "%load_ext ipygpumem",
+    "import torch",
+    "x = torch.ones(1 << 20)",
+    "%%experiment host\ny = x * 2",
+    "%experiment start more",
+    "z = [bytearray(1 << 20) for _ in range(8)]",
+    "%experiment end",
+    "%gpumem status",
+    "%gpumem free",
+]
+
+
+def test_no_context(bare_kernel: Kernel, card: Card, figure: Callable[[str], None]) -> None:
+    """Loading, host-only cells, experiments, %gpumem status and free create no CUDA context: NVML sees no byte."""
+    before = card.settle()
+    for cell in HOST_CELLS:
+        run_ok(bare_kernel, cell)
+        assert bare_kernel.value("'torch' in __import__('sys').modules and torch.cuda.is_initialized()") is False
+    assert bare_kernel.value("__import__('os').getpid()") not in card.processes()
+    risen = card.settle() - before
+    assert risen < MIB
+    figure(f"device memory rose by {risen} B in {len(HOST_CELLS)} cells")
+
+
+def test_an_out_of_memory_on_the_host_makes_no_context(kernel: Kernel, card: Card) -> None:
+    """Recovering from a host OOM with torch imported creates no CUDA context."""
+    run_ok(kernel, "import torch")
+    before = card.settle()
+    assert kernel.run("torch.empty(1 << 60, dtype=torch.uint8)").status == "error"
+    assert kernel.value("torch.cuda.is_initialized()") is False
+    assert card.settle() - before < MIB
+
+
+def test_preload(kernel: Kernel, card: Card, figure: Callable[[str], None]) -> None:
+    """%gpumem preload creates the context, and says what the device uses then as NVML does."""
+    before = card.settle()
+    reply = run_ok(kernel, "%gpumem preload")
+    (note,) = reply.reports("note")
+    assert note.startswith("cuda is ready · ")
+    used = card.used_bytes
+    assert abs(size_after(DEVICE, note) - used) <= ROUNDING
+    assert used - before > 50 * MIB
+    assert kernel.value("__import__('torch').cuda.is_initialized()") is True
+    figure(f"{note}; the context takes {format_bytes(used - before)}")
+
+
+def test_after_preload_no_cell_pays(kernel: Kernel, card: Card) -> None:
+    """After %gpumem preload the first tensor adds to the device what it takes itself, and no context."""
+    run_ok(kernel, "%gpumem preload")
+    used = card.settle()
+    run_ok(kernel, "import torch\nx = torch.empty(256 << 20, dtype=torch.uint8, device='cuda')")
+    assert abs(card.used_bytes - used - 256 * MIB) <= ROUNDING
+
+
+def test_status(kernel: Kernel, card: Card, figure: Callable[[str], None]) -> None:
+    """%gpumem status shows tensors, cache, device use, other processes and total as torch and NVML tell them."""
+    ready(kernel)
+    run_ok(kernel, "kept = torch.empty(300 << 20, dtype=torch.uint8, device='cuda')")
+    with other_process(768):
+        card.settle()
+        reply = run_ok(kernel, "%gpumem status")
+        processes, used = card.processes(), card.used_bytes
+    (status,) = reply.reports("status")
+    row = table_row(status, DEVICE)
+    assert abs(size_after("", row["in use"]) - allocated(kernel)) <= MIB
+    assert abs(size_after("", row["reserved"]) - kernel.value("torch.cuda.memory_reserved()")) <= MIB
+    assert abs(size_after("", row["device used"]) - used) <= ROUNDING
+    assert abs(size_after("", row["total"]) - card.total_bytes) <= ROUNDING
+    _check_others(status, row, kernel.value("__import__('os').getpid()"), processes, figure)
+
+
+def _check_others(
+    status: str, row: dict[str, str], pid: int, processes: dict[int, int | None], figure: Callable[[str], None]
+) -> None:
+    sizes = {number: size for number, size in processes.items() if number != pid}
+    if pid not in processes or None in processes.values():
+        assert "others" not in row
+        assert "other processes:" in status
+        figure("NVML hides processes here, and the report says so instead of giving a figure")
+        return
+    expected = sum(size for size in sizes.values() if size is not None)
+    assert expected >= 768 * MIB
+    assert abs(size_after("", row["others"]) - expected) <= ROUNDING
+    figure(f"others {row['others']} in {len(sizes)} processes, used {row['device used']}, total {row['total']}")
+
+
+def test_an_unused_device_stays_unused(kernel: Kernel, torch: Any) -> None:
+    """With several devices each is measured by itself, and one that the user has not used gets no context."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("only one device is visible")
+    second = Card.of(torch.cuda.get_device_properties(1))
+    ready(kernel)
+    before = second.settle()
+    run_ok(kernel, "x = torch.empty(64 << 20, dtype=torch.uint8, device='cuda:0')")
+    assert cuda_usage(kernel).delta_bytes == 64 * MIB
+    assert cuda_usage(kernel, "cuda:1").peak_bytes == 0
+    run_ok(kernel, "%gpumem status")
+    assert second.settle() - before < MIB
+
+
+READ = """
+import json, torch
+from ipygpumem.probes.accelerators import CUDA, CachingAllocatorProbe
+from ipygpumem.probes.nvml import Nvml
+probe = CachingAllocatorProbe(CUDA, Nvml())
+if torch.cuda.is_available():
+    x = torch.empty(512 << 20, dtype=torch.uint8, device="cuda")
+print(json.dumps([reading.to_dict() for reading in probe.read(detail=True)]))
+"""
+
+
+def _visible(value: str, card: Card) -> None:
+    """Read in a process that sees only ``value``, and compare with the card."""
+    (reading,) = script(READ, env={"CUDA_VISIBLE_DEVICES": value, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+    assert (reading["device"], reading["current_bytes"]) == (DEVICE, 512 * MIB)
+    assert reading["total_bytes"] == card.total_bytes
+    # The process itself is over: what it used beyond the rest is its tensor and its context.
+    assert 512 * MIB <= reading["used_bytes"] - card.settle() < 4 * GIB
+
+
+def test_visible_by_index(card: Card) -> None:
+    """With CUDA_VISIBLE_DEVICES as an index, the figures are those of that card."""
+    _visible(str(card.index), card)
+
+
+def test_visible_by_uuid(card: Card) -> None:
+    """With CUDA_VISIBLE_DEVICES as a UUID, the figures are those of that card."""
+    _visible(card.uuid, card)
+
+
+def test_visible_by_short_uuid(card: Card) -> None:
+    """With CUDA_VISIBLE_DEVICES as the beginning of a UUID, the figures are those of that card."""
+    _visible(card.uuid[:12], card)
+
+
+def test_none_visible() -> None:
+    """With CUDA_VISIBLE_DEVICES empty, there is no device to report and no error."""
+    assert script(READ, env={"CUDA_VISIBLE_DEVICES": ""}) == []

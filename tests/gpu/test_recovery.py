@@ -1,0 +1,230 @@
+"""After an out-of-memory error, an interrupt, and an error that breaks the device's context."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ipygpumem.units import GIB, MIB, TIB, format_bytes
+from tests.gpu.support import DEVICE, ROUNDING, Card, allocated, ready, recovery, run_ok, size_after
+from tests.kernel import Kernel
+
+FUNCTIONS = """
+import pynvml
+pynvml.nvmlInit()
+card = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+free_before = []
+def forward(batch, gib):
+    activations = torch.empty(64, 1024, 2048, dtype=torch.float16, device="cuda")
+    torch.cuda.synchronize()
+    free_before.append(pynvml.nvmlDeviceGetMemoryInfo(card).free)
+    return torch.empty(gib, 1 << 30, dtype=torch.uint8, device="cuda")
+def train(gib):
+    model = torch.zeros(128, 1024, 1024, device="cuda")
+    optimizer = {"exp_avg": torch.zeros(128, 1024, 1024, device="cuda")}
+    return forward(model, gib)
+"""
+CELL = "out = train(gib)"
+HELD = 512 * MIB + 512 * MIB + 256 * MIB
+
+
+LOCALS = """
+def locals_of(traceback):
+    found = {}
+    while traceback is not None:
+        found[traceback.tb_frame.f_code.co_name] = dict(traceback.tb_frame.f_locals)
+        traceback = traceback.tb_next
+    return found
+"""
+
+
+@pytest.fixture(scope="module")
+def training_kernel() -> Iterator[Kernel]:
+    """A kernel with the extension and a function that asks for too much while it holds 1.25 GiB."""
+    kernel = Kernel()
+    run_ok(kernel, "%load_ext ipygpumem")
+    ready(kernel)
+    run_ok(kernel, FUNCTIONS + LOCALS)
+    yield kernel
+    kernel.close()
+
+
+@pytest.fixture
+def training(training_kernel: Kernel) -> Kernel:
+    """The same kernel for every test, since an OOM must leave nothing behind; set to ask for 4 TiB."""
+    run_ok(training_kernel, "gib = 4096; out = None")
+    run_ok(training_kernel, "%gpumem free")
+    return training_kernel
+
+
+def test_the_frames_are_named(training: Kernel, figure: Callable[[str], None]) -> None:
+    """After a CUDA OOM the report names what the frames held: function, line, name, shape, dtype, device and size."""
+    reply = training.run(CELL)
+    assert reply.error == "OutOfMemoryError"
+    text = recovery(reply)
+    rows = [" ".join(line.split()) for line in text.splitlines()]
+    expected = [
+        r"train \d+ model Tensor 128 × 1024 × 1024 float32 cuda:0 512 MiB",
+        r"train \d+ optimizer dict 1 array float32 cuda:0 512 MiB",
+        r"forward \d+ activations Tensor 64 × 1024 × 2048 float16 cuda:0 256 MiB",
+    ]
+    for pattern in expected:
+        assert any(re.fullmatch(pattern, row) for row in rows), f"no {pattern!r} in\n{text}"
+    assert not any(row.startswith("forward ") and " batch " in row for row in rows), "one storage, listed twice"
+    listed = [row for row in rows if row.startswith(("train ", "forward "))]
+    assert [row.rsplit(" cuda:0 ", 1)[1] for row in listed] == ["512 MiB", "512 MiB", "256 MiB"]
+    figure(text.splitlines()[0])
+
+
+def test_asked_for_and_free(training: Kernel, figure: Callable[[str], None]) -> None:
+    """The report says what was asked for, and what was free on the device just before as NVML told it."""
+    text = recovery(training.run(CELL))
+    free = training.value("free_before[-1]")
+    reported = size_after(rf"free: [^·]*{DEVICE}", text)
+    assert size_after("asked for", text) == 4 * TIB
+    assert abs(reported - free) <= ROUNDING
+    figure(f"free in the report: {format_bytes(reported)}, by NVML: {format_bytes(free)}")
+
+
+def test_the_memory_comes_back(training: Kernel, card: Card, figure: Callable[[str], None]) -> None:
+    """After a CUDA OOM all that the failed call held is back, in the allocator and on the device."""
+    live, used = allocated(training), card.settle()
+    reply = training.run(CELL)
+    assert size_after(rf"came back: [^·]*{DEVICE}", recovery(reply)) == HELD
+    assert allocated(training) == live
+    left = card.used_bytes - used
+    assert left <= ROUNDING
+    figure(f"{format_bytes(HELD)} came back; the device is {format_bytes(left)} above where it was")
+
+
+def test_without_the_extension_it_stays(bare_kernel: Kernel, figure: Callable[[str], None]) -> None:
+    """Without the extension the same failure keeps the memory: the comparison that gives the rows above a meaning."""
+    ready(bare_kernel)
+    run_ok(bare_kernel, FUNCTIONS)
+    live = allocated(bare_kernel)
+    run_ok(bare_kernel, "gib = 4096")
+    assert bare_kernel.run(CELL).error == "OutOfMemoryError"
+    stays = bare_kernel.value("(gc.collect(), torch.cuda.empty_cache(), torch.cuda.memory_allocated())[-1]") - live
+    assert stays >= HELD
+    figure(f"{format_bytes(stays)} stay allocated after gc.collect() and empty_cache()")
+
+
+def test_the_same_cell_succeeds_smaller(training: Kernel) -> None:
+    """After the OOM the same cell succeeds in the same kernel at a smaller size."""
+    assert training.run(CELL).error == "OutOfMemoryError"
+    run_ok(training, "gib = 1")
+    run_ok(training, CELL)
+    assert training.value("tuple(out.shape), str(out.device)") == ((1, GIB), DEVICE)
+
+
+def test_debug_finds_nothing_pinned(training: Kernel) -> None:
+    """After the OOM the stored traceback's frames hold no locals, so nothing for %debug pins memory."""
+    assert training.run(CELL).error == "OutOfMemoryError"
+    found = training.value("{name: len(held) for name, held in locals_of(sys.last_value.__traceback__).items()}")
+    assert (found["train"], found["forward"]) == (0, 0)
+
+
+def test_other_errors_keep_debug(gpu_kernel: Kernel) -> None:
+    """After any other error the frames keep their tensors, so that %debug works."""
+    run_ok(gpu_kernel, "def fail():\n    kept = torch.ones(8 << 20, dtype=torch.uint8, device='cuda')\n    1 / 0")
+    reply = gpu_kernel.run("fail()")
+    assert reply.error == "ZeroDivisionError"
+    assert not reply.reports("recovery")
+    run_ok(gpu_kernel, LOCALS)
+    assert gpu_kernel.value("int(locals_of(sys.last_value.__traceback__)['fail']['kept'][0])") == 1
+    run_ok(gpu_kernel, "%gpumem free")
+
+
+def test_ten_failures_in_a_row(training: Kernel) -> None:
+    """Ten OOMs in a row leave as much memory as one: nothing piles up."""
+    live = allocated(training)
+    for _ in range(10):
+        assert training.run(CELL).error == "OutOfMemoryError"
+        assert allocated(training) == live
+
+
+def test_an_oom_inside_an_experiment(training: Kernel) -> None:
+    """An OOM in a %%experiment cell ends the experiment, and its names and the frames' memory are back."""
+    live = allocated(training)
+    reply = training.run("%%experiment fails\nextra = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')\n" + CELL)
+    assert reply.error == "OutOfMemoryError"
+    assert len(reply.reports("recovery")) == len(reply.reports("experiment")) == 1
+    assert allocated(training) == live
+    assert training.value("'extra' in globals()") is False
+
+
+def test_an_interrupt_in_training(gpu_kernel: Kernel, figure: Callable[[str], None]) -> None:
+    """Ctrl-C in a training loop gives back the model, its gradients and the batch."""
+    run_ok(
+        gpu_kernel,
+        "done = []\n"
+        "def train(steps):\n"
+        "    layers = [torch.nn.Linear(4096, 4096, device='cuda') for _ in range(4)]\n"
+        "    model = torch.nn.Sequential(*layers)\n"
+        "    for step in range(steps):\n"
+        "        batch = torch.rand(1024, 4096, device='cuda')\n"
+        "        model(batch).square().mean().backward()\n"
+        "        with torch.no_grad():\n"
+        "            for weight in model.parameters():\n"
+        "                weight -= 1e-3 * weight.grad\n"
+        "                weight.grad = None\n"
+        "        torch.cuda.synchronize()\n"
+        "        done.append(step)\n"
+        "train(1)",
+    )
+    run_ok(gpu_kernel, "%gpumem free")
+    live = allocated(gpu_kernel)
+    reply = gpu_kernel.run("done.clear(); train(10 ** 9)", interrupt_after=3.0)
+    assert reply.error == "KeyboardInterrupt"
+    assert gpu_kernel.value("len(done)") > 0
+    came_back = size_after(rf"came back: [^·]*{DEVICE}", recovery(reply))
+    assert came_back >= 4 * 64 * MIB
+    assert allocated(gpu_kernel) == live
+    figure(f"{format_bytes(came_back)} came back after {gpu_kernel.value('len(done)')} steps")
+
+
+def test_a_device_side_assert(kernel: Kernel, figure: Callable[[str], None]) -> None:
+    """An error that breaks the device's context is recognised: the report asks for a restart; the kernel answers."""
+    ready(kernel)
+    reply = kernel.run(
+        "torch.arange(4, device='cuda')[torch.tensor([99], device='cuda')]\ntorch.cuda.synchronize()", timeout=60
+    )
+    assert reply.status == "error"
+    assert "device-side assert" in reply.message
+    text = recovery(reply)
+    assert "Restart the kernel" in text
+    assert run_ok(kernel, "1 + 1").result == "2"
+    figure(text.splitlines()[0])
+
+
+def _needs(package: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"{package} is not installed")
+
+
+@_needs("cupy")
+def test_an_oom_of_cupy(kernel: Kernel) -> None:
+    """CuPy's out-of-memory error is recognised, with what it asked for."""
+    run_ok(kernel, "import cupy\ncupy.zeros(1)\nNone")
+    reply = kernel.run("cupy.empty(1 << 42, dtype=cupy.uint8)")
+    assert reply.error == "OutOfMemoryError"
+    assert size_after("asked for", recovery(reply)) == 4 * TIB
+
+
+@_needs("jax")
+def test_an_oom_of_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX's out-of-memory error is recognised, with what it asked for."""
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    kernel = Kernel()
+    try:
+        run_ok(kernel, "%load_ext ipygpumem")
+        run_ok(kernel, "import jax, jax.numpy as jnp\nplatform = jax.devices()[0].platform")
+        if kernel.value("platform") != "gpu":
+            pytest.skip("jax sees no GPU")
+        reply = kernel.run("jnp.zeros((4096, 1 << 30), dtype=jnp.uint8).block_until_ready()")
+        assert reply.status == "error"
+        assert abs(size_after("asked for", recovery(reply)) - 4 * TIB) <= TIB // 100
+    finally:
+        kernel.close()
