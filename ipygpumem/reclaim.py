@@ -45,10 +45,14 @@ def run_steps(meter: Meter, steps: list[Step], done: list[ReclaimStep]) -> None:
         before = after
 
 
-def memory_steps() -> list[Step]:
-    """Return the steps that give memory back once nothing refers to it any more."""
+def memory_steps(*, devices: bool = True) -> list[Step]:
+    """Return the steps that give memory back once nothing refers to it any more.
+
+    Args:
+        devices: also empty the caches of accelerators, which fails where a context is broken.
+    """
     steps: list[Step] = [("garbage", collect_garbage)]
-    if "torch" in sys.modules:
+    if devices and "torch" in sys.modules:
         steps.append(("device caches", empty_device_caches))
     steps.append(("malloc_trim", trim_host_heap))
     return steps
@@ -88,12 +92,20 @@ def empty_device_caches() -> None:
     for name in ("cuda", "xpu"):
         module = getattr(torch, name, None)
         if module is not None and module.is_initialized():
-            _call(torch, f"_{name}_clearCublasWorkspaces")  # cuBLAS keeps some MiB per handle and stream
+            if not _has_graphs(module):
+                _call(torch, f"_{name}_clearCublasWorkspaces")  # cuBLAS keeps some MiB per handle and stream
             module.empty_cache()
             _call(torch, "_host_emptyCache")  # pinned host memory
     mps = getattr(getattr(torch, "backends", None), "mps", None)
     if mps is not None and mps.is_available():
         torch.mps.empty_cache()
+
+
+def _has_graphs(module: Any) -> bool:
+    """Whether a captured graph is alive: it may have a workspace's address built in, which must stay then."""
+    snapshot = getattr(module, "memory_snapshot", None)
+    segments = snapshot() if snapshot is not None else []
+    return any(tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0) for segment in segments)
 
 
 def _call(torch: Any, name: str) -> None:

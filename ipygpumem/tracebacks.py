@@ -24,7 +24,8 @@ from ipygpumem.units import parse_bytes
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError"}  # torch, CuPy; MemoryError and NumPy's subclass of it
 _OOM_TEXT = re.compile(
     r"out of memory|can't allocate memory|not enough memory|RESOURCE_EXHAUSTED|cudaErrorMemoryAllocation"
-    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|HIPBLAS_STATUS_ALLOC_FAILED",
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|HIPBLAS_STATUS_ALLOC_FAILED"
+    r"|(DEVICE|HOST)_ALLOCATION_FAILED",
     re.IGNORECASE,
 )
 _TEXT_TYPES = {
@@ -40,7 +41,8 @@ _TEXT_TYPES = {
 
 _POISON_TEXT = re.compile(
     r"device-side assert|illegal memory access|illegal instruction|misaligned address|unspecified launch failure"
-    r"|hardware stack error|invalid program counter|uncorrectable ECC|CUDA error: unknown error",
+    r"|hardware stack error|invalid program counter|uncorrectable ECC|CUDA error: unknown error"
+    r"|launch timed out|operation not supported on global/shared address space|CUDA_ERROR_(ASSERT|ILLEGAL_ADDRESS)",
     re.IGNORECASE,
 )
 _SIZE = r"([\d.,]+ ?(?:[kmgtp]?i?b|bytes))"

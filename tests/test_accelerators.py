@@ -51,8 +51,39 @@ def test_a_backend_that_is_not_initialised_is_not_touched(
 ) -> None:
     cuda.initialized = False
     monkeypatch.setattr(cuda, "device_count", lambda: pytest.fail("asked for the devices"))
-    assert CachingAllocatorProbe(CUDA).read() == ()
-    assert "_cuda_memoryStats" not in vars(allocator)
+    probe = CachingAllocatorProbe(CUDA)
+    assert probe.read() == ()
+    probe.close()
+
+
+def test_a_reset_in_the_first_cell_that_uses_the_device_loses_nothing(
+    meter: Meter, allocator: FakeAllocator, cuda: Any
+) -> None:
+    cuda.initialized = False
+    span = meter.start()
+    cuda.initialized = True
+    allocator.allocate(500)
+    allocator.allocate(-400)
+    cuda.reset_peak_memory_stats()
+    assert meter.stop(span)[0].peak_bytes == 500
+
+
+def test_statistics_without_pools_are_the_users_too(meter: Meter, allocator: FakeAllocator) -> None:
+    span = meter.start()
+    allocator.allocate(500)
+    allocator.allocate(-500)
+    meter.stop(span)
+    assert allocator._cuda_memoryStats(0)["oversize"]["peak"] == 500
+
+
+def test_a_device_whose_cache_was_emptied_still_shows_what_the_whole_device_uses(
+    meter: Meter, allocator: FakeAllocator
+) -> None:
+    allocator.allocate(10)
+    meter.now()
+    allocator.allocate(-10)
+    allocator.reserved[0] = 0
+    assert meter.now()["cuda:0"].used_bytes == 50
 
 
 def test_every_visible_device_is_measured_to_the_byte(meter: Meter, allocator: FakeAllocator) -> None:

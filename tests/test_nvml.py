@@ -27,6 +27,7 @@ class FakeNvml(ModuleType):
         super().__init__("pynvml")
         self.memory = {"GPU-a": (1000, 700), "GPU-b": (2000, 300), "MIG-x": (500, 40)}
         self.processes: dict[str, list[Any]] = {"GPU-a": [], "GPU-b": []}
+        self.graphics: list[Any] = []
         self.mig: set[str] = set()
         self.shut_down = False
         self.fail_init = False
@@ -49,6 +50,9 @@ class FakeNvml(ModuleType):
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
         return self.processes[handle]
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: str) -> list[Any]:
+        return self.graphics
 
     def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
         if handle == "GPU-a":
@@ -74,7 +78,7 @@ def cuda_with(*uuids: str | None) -> Any:
 
 def test_devices_are_matched_by_uuid_not_by_number(driver: FakeNvml) -> None:
     nvml = Nvml()
-    found = [nvml.device(cuda_with("b", "a"), index, processes=False) for index in (0, 1)]
+    found = [nvml.device(cuda_with("b", "a"), index, processes=False, has_context=True) for index in (0, 1)]
     assert [(item.total_bytes, item.used_bytes) for item in found] == [(2000, 300), (1000, 700)]
 
 
@@ -84,7 +88,22 @@ def test_other_processes_are_those_that_are_not_this_one(driver: FakeNvml) -> No
         SimpleNamespace(pid=-1, usedGpuMemory=250),
         SimpleNamespace(pid=-2, usedGpuMemory=50),
     ]
-    assert Nvml().device(cuda_with("a"), 0, processes=True).other_bytes == 300
+    driver.graphics = [SimpleNamespace(pid=-3, usedGpuMemory=7)]
+    assert Nvml().device(cuda_with("a"), 0, processes=True, has_context=True).other_bytes == 307
+
+
+def test_a_process_that_does_not_use_the_device_is_rightly_not_listed(driver: FakeNvml) -> None:
+    driver.processes["GPU-a"] = [SimpleNamespace(pid=-1, usedGpuMemory=250)]
+    assert Nvml().device(cuda_with("a"), 0, processes=True, has_context=False).other_bytes == 250
+    driver.processes["GPU-a"] = []
+    assert Nvml().device(cuda_with("a"), 0, processes=True, has_context=False).other_bytes == 0
+
+
+def test_memory_in_use_on_a_device_without_processes_is_somebodys(driver: FakeNvml) -> None:
+    driver.memory["GPU-a"] = (10 << 30, 5 << 30)
+    found = Nvml().device(cuda_with("a"), 0, processes=True, has_context=False)
+    assert found.other_bytes is None
+    assert "process ids are hidden" in found.note
 
 
 @pytest.mark.parametrize(
@@ -92,41 +111,44 @@ def test_other_processes_are_those_that_are_not_this_one(driver: FakeNvml) -> No
     [
         ([SimpleNamespace(pid=-1, usedGpuMemory=None)], "does not tell their memory"),
         ([SimpleNamespace(pid=-1, usedGpuMemory=5)], "process ids are hidden"),
+        ([], "process ids are hidden"),
     ],
 )
 def test_where_the_driver_cannot_tell_processes_apart_there_is_a_reason(
     driver: FakeNvml, processes: list[Any], reason: str
 ) -> None:
     driver.processes["GPU-a"] = processes
-    found = Nvml().device(cuda_with("a"), 0, processes=True)
+    found = Nvml().device(cuda_with("a"), 0, processes=True, has_context=True)
     assert (found.used_bytes, found.other_bytes) == (700, None)
     assert reason in found.note
 
 
 def test_a_mig_slice_is_not_given_the_whole_cards_figures(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     driver.mig.add("GPU-b")
-    found = Nvml().device(cuda_with("b"), 0, processes=False)
+    found = Nvml().device(cuda_with("b"), 0, processes=False, has_context=True)
     assert found.used_bytes is None
     assert "split by MIG" in found.note
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-x")
-    assert Nvml().device(cuda_with("b"), 0, processes=False).used_bytes == 40
+    assert Nvml().device(cuda_with("b"), 0, processes=False, has_context=True).used_bytes == 40
 
 
 def test_a_device_that_cannot_be_identified_has_a_reason(driver: FakeNvml) -> None:
-    assert "does not tell the device's UUID" in Nvml().device(cuda_with(None), 0, processes=False).note
-    assert "Not Found" in Nvml().device(cuda_with("zzz"), 0, processes=False).note
+    assert (
+        "does not tell the device's UUID" in Nvml().device(cuda_with(None), 0, processes=False, has_context=True).note
+    )
+    assert "Not Found" in Nvml().device(cuda_with("zzz"), 0, processes=False, has_context=True).note
 
 
 def test_without_a_driver_or_the_package_there_is_a_reason(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     driver.fail_init = True
-    assert "Driver Not Loaded" in Nvml().device(cuda_with("a"), 0, processes=False).note
+    assert "Driver Not Loaded" in Nvml().device(cuda_with("a"), 0, processes=False, has_context=True).note
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert "nvidia-ml-py is not installed" in Nvml().device(cuda_with("a"), 0, processes=False).note
+    assert "nvidia-ml-py is not installed" in Nvml().device(cuda_with("a"), 0, processes=False, has_context=True).note
 
 
 def test_the_connection_is_closed(driver: FakeNvml) -> None:
     nvml = Nvml()
-    nvml.device(cuda_with("a"), 0, processes=False)
+    nvml.device(cuda_with("a"), 0, processes=False, has_context=True)
     nvml.close()
     assert driver.shut_down
 
@@ -138,7 +160,7 @@ def test_nvmls_figures_reach_the_reading_and_its_absence_a_note(
     torch = fake_torch(allocator)
     monkeypatch.setitem(sys.modules, "torch", torch)
     driver.memory["GPU-uuid-0"] = (5000, 1200)
-    driver.processes["GPU-uuid-0"] = []
+    driver.processes["GPU-uuid-0"] = [SimpleNamespace(pid=os.getpid(), usedGpuMemory=60)]
     allocator.allocate(10)
     probe = CachingAllocatorProbe(CUDA, Nvml())
     (reading,) = probe.read(detail=True)

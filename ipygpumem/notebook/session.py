@@ -172,7 +172,7 @@ class Session:
         steps: list[ReclaimStep] = []
         if release:
             frames_step = ("frames", lambda: released.append(tracebacks.release(error)))
-            reclaim.run_steps(self.meter, [frames_step, *reclaim.memory_steps()], steps)
+            reclaim.run_steps(self.meter, [frames_step, *reclaim.memory_steps(devices=not failure.poisoned)], steps)
         now = reclaim.current(self.meter.now())
         return RecoveryRecord(
             kind=failure.kind,

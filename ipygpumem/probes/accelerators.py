@@ -51,6 +51,8 @@ class CachingAllocatorProbe:
         self._nvml = nvml
         self._peaks: SharedPeaks | None = None
         self._totals: dict[int, int] = {}
+        self._with_context: set[int] = set()
+        """Devices on which this process has allocated: there its context exists, whatever it holds now."""
 
     def _module(self) -> Any | None:
         """Return ``torch.cuda`` (or its like) once the user's code has initialised it, else None."""
@@ -59,20 +61,27 @@ class CachingAllocatorProbe:
         return module if initialized is not None and initialized() else None
 
     def read(self, *, detail: bool = False) -> tuple[Reading, ...]:
+        peaks = self._share_peaks()
         module = self._module()
-        if module is None:
+        if module is None or peaks is None:
             return ()
+        return tuple(self._read(module, peaks, index, detail) for index in range(module.device_count()))
+
+    def _share_peaks(self) -> SharedPeaks | None:
+        """Wrap torch's counters as soon as torch is there: the first cell that uses the device may reset them."""
         if self._peaks is None:
-            torch = loaded_torch()
-            assert torch is not None
-            self._peaks = SharedPeaks(torch._C, self._backend.stats, self._backend.reset)
-        return tuple(self._read(module, self._peaks, index, detail) for index in range(module.device_count()))
+            library = getattr(loaded_torch(), "_C", None)
+            if hasattr(library, self._backend.stats[0]) and hasattr(library, self._backend.reset[0]):
+                self._peaks = SharedPeaks(library, self._backend.stats, self._backend.reset)
+        return self._peaks
 
     def _read(self, module: Any, peaks: SharedPeaks, index: int, detail: bool) -> Reading:
         stats, peak = peaks.read(index)
         allocated = stats["allocated_bytes"]["all"]["current"]
         reserved = stats["reserved_bytes"]["all"]["current"]
-        total, used, other, note = self._device_wide(module, index, detail, has_context=reserved > 0)
+        if reserved > 0:
+            self._with_context.add(index)
+        total, used, other, note = self._device_wide(module, index, detail, has_context=index in self._with_context)
         return Reading(
             device=f"{self._backend.name}:{index}",
             current_bytes=allocated,
@@ -93,7 +102,7 @@ class CachingAllocatorProbe:
             self._totals[index] = module.get_device_properties(index).total_memory
         note = ""
         if self._nvml is not None and (detail or has_context):
-            found = self._nvml.device(module, index, processes=detail)
+            found = self._nvml.device(module, index, processes=detail, has_context=has_context)
             if found.used_bytes is not None:
                 return found.total_bytes or self._totals[index], found.used_bytes, found.other_bytes, found.note
             note = found.note

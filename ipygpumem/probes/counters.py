@@ -8,11 +8,14 @@ kept in ``_hidden`` and added to what the user reads, and a reset by the user is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 Stats = dict[str, Any]
-"""Nested statistics: name -> pool -> ``current`` / ``peak`` / ``allocated`` / ``freed``."""
+"""Nested statistics: name -> pool -> ``current`` / ``peak`` / ``allocated`` / ``freed``; some lack the pool."""
+
+Path = tuple[Any, ...]
 
 
 class SharedPeaks:
@@ -26,7 +29,7 @@ class SharedPeaks:
 
     def __init__(self, library: Any, stats_names: tuple[str, ...], reset_names: tuple[str, ...]) -> None:
         self._library = library
-        self._hidden: dict[int, dict[tuple[str, str], int]] = {}
+        self._hidden: dict[int, dict[Path, int]] = {}
         self._pending: dict[int, int] = {}
         self._wrapped: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
         self._stats: Callable[[int], Stats] = getattr(library, stats_names[0])
@@ -52,27 +55,25 @@ class SharedPeaks:
     def rearm(self, device: int) -> None:
         """Reset the counters of ``device`` and remember what the user would still have seen."""
         hidden = self._hidden.setdefault(device, {})
-        for name, pools in self._stats(device).items():
-            if type(pools) is dict:
-                for pool, values in pools.items():
-                    if type(values) is dict and "peak" in values:
-                        hidden[name, pool] = max(hidden.get((name, pool), 0), values["peak"])
+        for path, values in _with_peaks(self._stats(device)):
+            hidden[path] = max(hidden.get(path, 0), values["peak"])
         self._reset(device)
         self._pending.pop(device, None)
 
     def _stats_for_user(self, original: Callable[..., Stats]) -> Callable[..., Stats]:
         def stats(device: int) -> Stats:
             found = original(device)
-            for (name, pool), peak in self._hidden.get(device, {}).items():
-                values = found[name][pool]
-                values["peak"] = max(values["peak"], peak)
+            hidden = self._hidden.get(device, {})
+            for path, values in _with_peaks(found):
+                values["peak"] = max(values["peak"], hidden.get(path, 0))
             return found
 
         return stats
 
     def _reset_by_user(self, original: Callable[..., None]) -> Callable[..., None]:
         def reset(device: int) -> None:
-            self._pending[device] = self.read(device)[1]
+            with contextlib.suppress(RuntimeError):  # no allocator yet; the original says what it has to say
+                self._pending[device] = self.read(device)[1]
             original(device)
             self._hidden.pop(device, None)
 
@@ -84,3 +85,13 @@ class SharedPeaks:
             if getattr(self._library, name, None) is wrapper:
                 setattr(self._library, name, original)
         self._wrapped.clear()
+
+
+def _with_peaks(stats: Stats, path: Path = ()) -> Iterator[tuple[Path, dict[str, int]]]:
+    """Yield every statistic that has a peak, at any depth, with its path."""
+    for name, value in stats.items():
+        if type(value) is dict:
+            if "peak" in value:
+                yield (*path, name), value
+            else:
+                yield from _with_peaks(value, (*path, name))

@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from ipygpumem.units import GIB
+
+_IDLE_BYTES = GIB
+"""What the driver itself may have in use on a card that no process uses."""
+
 
 @dataclass(frozen=True)
 class DeviceWide:
@@ -30,13 +35,14 @@ class Nvml:
         self._missing = ""
         self._handles: dict[int, Any] = {}
 
-    def device(self, module: Any, index: int, *, processes: bool) -> DeviceWide:
+    def device(self, module: Any, index: int, *, processes: bool, has_context: bool) -> DeviceWide:
         """Return what NVML says of ``module``'s device ``index``; other processes only if asked for.
 
         Args:
             module: ``torch.cuda``, for the UUID that identifies the device.
             index: the device's number as torch counts.
             processes: also look up other processes, which takes longer.
+            has_context: whether this process uses the device, so that the driver must list it.
         """
         library = self._load()
         if library is None:
@@ -45,7 +51,9 @@ class Nvml:
             if index not in self._handles:
                 self._handles[index] = _find(library, module.get_device_properties(index))
             memory = library.nvmlDeviceGetMemoryInfo(self._handles[index])
-            other, note = _others(library, self._handles[index]) if processes else (None, "")
+            other, note = (None, "")
+            if processes:
+                other, note = _others(library, self._handles[index], int(memory.used), has_context=has_context)
         except (library.NVMLError, LookupError) as error:
             return DeviceWide(note=f"NVML: {error}")
         return DeviceWide(int(memory.total), int(memory.used), other, note)
@@ -99,11 +107,15 @@ def _mig_enabled(library: Any, handle: Any) -> bool:
         return False
 
 
-def _others(library: Any, handle: Any) -> tuple[int | None, str]:
+def _others(library: Any, handle: Any, used: int, *, has_context: bool) -> tuple[int | None, str]:
     """Return the bytes of other processes on a device, or None and the reason."""
-    sizes = {process.pid: process.usedGpuMemory for process in library.nvmlDeviceGetComputeRunningProcesses(handle)}
+    listed = [
+        *library.nvmlDeviceGetComputeRunningProcesses(handle),
+        *library.nvmlDeviceGetGraphicsRunningProcesses(handle),
+    ]
+    sizes = {process.pid: process.usedGpuMemory for process in listed}
     if any(size is None for size in sizes.values()):
         return None, "other processes: the driver does not tell their memory here (WSL, or a container)"
-    if sizes and os.getpid() not in sizes:
+    if (has_context and os.getpid() not in sizes) or (not sizes and used > _IDLE_BYTES):
         return None, "other processes: process ids are hidden here (a container with its own PID namespace)"
     return sum(size for pid, size in sizes.items() if pid != os.getpid()), ""
