@@ -28,7 +28,8 @@ _NOT_ENTERED = (
 )
 """A search for arrays stops here: what lies behind belongs to everybody."""
 
-_ATOMS = {int, float, complex, bool, str, bytes, bytearray, type(None)}
+# By identity: comparing or hashing a type may run its metaclass's code.
+_ATOMS = {id(kind) for kind in (int, float, complex, bool, str, bytes, bytearray, type(None))}
 _LONGEST = 1_000_000
 """How many items of one container a search looks at."""
 
@@ -49,6 +50,11 @@ class Array:
 def is_kind(value: object, base: type) -> bool:
     """Whether the type of ``value`` is ``base`` or derives from it; asks the type, never the object."""
     return type.__subclasscheck__(base, type(value))
+
+
+def is_atom(value: object) -> bool:
+    """Whether ``value`` is a plain number, text or None, which holds nothing else."""
+    return id(type(value)) in _ATOMS
 
 
 def type_name(value: object) -> str:
@@ -112,7 +118,7 @@ def _describe_ndarray(array_type: type, array: Any) -> Array:
 def _children(item: object) -> Iterable[object]:
     """Return what ``item`` refers to, without copying a huge container and without entering a namespace."""
     kind = type(item)
-    if kind in (list, tuple):
+    if kind is list or kind is tuple:
         return itertools.islice(item, _LONGEST)  # type: ignore[call-overload, no-any-return]  # kind says so
     if kind is dict:
         # A namespace leads to everything, and a function keeps its module's alive in any case.
@@ -155,7 +161,7 @@ class ArraySearch:
                 limit -= 1
                 self._left -= 1
                 with contextlib.suppress(RuntimeError):  # a thread changes a dict while we look: take what was seen
-                    queue.extend(child for child in _children(item) if type(child) not in _ATOMS)
+                    queue.extend(child for child in _children(item) if not is_atom(child))
 
     def held(self, name: str, value: object, *, function: str = "", line: int = 0) -> tuple[Held, list[object]] | None:
         """Return what ``name`` holds, and the arrays themselves; None if that is nothing new."""

@@ -10,14 +10,16 @@ from __future__ import annotations
 import builtins
 import contextlib
 import inspect
+import math
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType, MemberDescriptorType, TracebackType
 from typing import Any, Literal
 
 from ipygpumem.errors import UnitError
-from ipygpumem.inventory import ArraySearch, is_kind, type_name
+from ipygpumem.inventory import ArraySearch, is_atom, is_kind, type_name
 from ipygpumem.model import Held
 from ipygpumem.units import parse_bytes
 
@@ -130,12 +132,10 @@ def _requested_array(error: BaseException) -> int | None:
     args = _field(error, "args")
     if len(args) != 2 or type(args[0]) is not tuple or not all(type(size) is int for size in args[0]):
         return None
-    size = getattr(args[1], "itemsize", None) if type(args[1]).__module__.startswith("numpy") else None
-    if type(size) is not int:
+    dtype_type = getattr(sys.modules.get("numpy"), "dtype", None)
+    if dtype_type is None or not is_kind(args[1], dtype_type):
         return None
-    for length in args[0]:
-        size *= length
-    return size
+    return math.prod(args[0]) * int(dtype_type.itemsize.__get__(args[1]))
 
 
 def frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
@@ -230,6 +230,4 @@ def _slots(error: BaseException) -> list[MemberDescriptorType]:
 
 
 def _carries_arrays(value: object) -> bool:
-    if type(value) in (str, int, float, bool, bytes, type(None)):
-        return False
-    return ArraySearch().held("", value) is not None
+    return not is_atom(value) and ArraySearch().held("", value) is not None

@@ -35,8 +35,8 @@ class _AtEnd:
 
 def _check(name: object, keep: list[str], seed: object, report: object) -> None:
     """Raise ``ExperimentError`` for an argument that would only fail when it is too late."""
-    if not isinstance(name, str) or not name.strip():
-        raise ExperimentError("an experiment's name is a text that is not empty")
+    if not isinstance(name, str) or not name.strip() or len(name.splitlines()) > 1:
+        raise ExperimentError("an experiment's name is one line of text that is not empty")
     if not all(isinstance(pattern, str) for pattern in keep):
         raise ExperimentError("keep is a name, a glob, or a list of them: keep='x' or keep=['x', 'y*']")
     if seed is not None and (type(seed) is not int or not -(2**63) <= seed < 2**64):

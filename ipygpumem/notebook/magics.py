@@ -16,6 +16,7 @@ from ipygpumem.errors import ExperimentError, GpuMemError
 from ipygpumem.notebook import actions
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.session import Session
+from ipygpumem.reports.content import clean
 
 _PATTERN = re.compile(r"[\w*?\[\]!-]+")
 
@@ -24,7 +25,7 @@ class _Parser(argparse.ArgumentParser):
     """An argument parser whose errors are IPython's: one line."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{self.prog}: {message}")
+        raise UsageError(clean(f"{self.prog}: {message}"))
 
 
 def _experiment_parser(prog: str) -> _Parser:
@@ -60,7 +61,7 @@ def _one_line_errors(magic: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return magic(*args)
         except GpuMemError as error:
-            raise UsageError(str(error)) from None
+            raise UsageError(clean(str(error))) from None
 
     return call
 

@@ -26,13 +26,15 @@ class Outputs:
         self._shell = shell
 
     def _cache(self) -> dict[int, Any]:
-        return self._shell.user_ns.get("_oh") or {}  # %reset may have removed it
+        cache = self._shell.user_ns.get("_oh")
+        return cache if type(cache) is dict else {}  # the user may have removed or replaced it
 
     def mark(self) -> OutputMark:
         """Return which outputs are there now."""
         namespace, hook = self._shell.user_ns, self._shell.displayhook
-        users = {name: namespace[name] for name in _LATEST if namespace.get(name) is not getattr(hook, name, None)}
-        return OutputMark(set(self._cache()), self._identities(), {n: v for n, v in users.items() if n in namespace})
+        bound = [name for name in _LATEST if name in namespace]  # %reset removes them
+        users = {name: namespace[name] for name in bound if namespace[name] is not getattr(hook, name, None)}
+        return OutputMark(set(self._cache()), self._identities(), users)
 
     def _identities(self) -> tuple[int, ...]:
         return tuple(id(self._shell.user_ns.get(name)) for name in _LATEST)
