@@ -15,6 +15,7 @@ from typing import Any
 
 from ipygpumem.meter import Meter
 from ipygpumem.model import Reading, ReclaimStep
+from ipygpumem.probes.accelerators import loaded_torch
 
 _COLLECT_ROUNDS = 5
 
@@ -52,7 +53,7 @@ def memory_steps(*, devices: bool = True) -> list[Step]:
         devices: also empty the caches of accelerators, which fails where a context is broken.
     """
     steps: list[Step] = [("garbage", collect_garbage)]
-    if devices and "torch" in sys.modules:
+    if devices and loaded_torch() is not None:
         steps.append(("device caches", empty_device_caches))
     steps.append(("malloc_trim", trim_host_heap))
     return steps
@@ -88,7 +89,7 @@ def collect_garbage() -> int:
 
 def empty_device_caches() -> None:
     """Return cached device memory to the driver, for every accelerator that the user's code has initialised."""
-    torch: Any = sys.modules.get("torch")
+    torch: Any = loaded_torch()
     for name in ("cuda", "xpu"):
         module = getattr(torch, name, None)
         if module is not None and module.is_initialized():
@@ -123,7 +124,7 @@ def trim_host_heap() -> None:
 
 
 class GarbageBudget:
-    """Collects garbage after a cell when that is cheap beside the cell.
+    """Collects garbage after a cell when that is cheap beside the work that the cell did.
 
     The cost of a collection grows with the heap, so it is predicted from the number of allocated blocks and the
     time that earlier collections took per block.
@@ -136,7 +137,12 @@ class GarbageBudget:
         self._seconds_per_block = self._FIRST_GUESS_SECONDS
 
     def collect_if_cheap(self, cell_seconds: float, share: float) -> bool:
-        """Collect if the predicted time is at most ``share`` of ``cell_seconds``; return whether it did."""
+        """Collect if the predicted time is at most ``share`` of ``cell_seconds``; return whether it did.
+
+        Args:
+            cell_seconds: CPU time of the cell: one that only waited has made no garbage.
+            share: of that time.
+        """
         if cell_seconds < self._SHORTEST_SECONDS or not gc.isenabled():
             return False
         blocks = sys.getallocatedblocks()

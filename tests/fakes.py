@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ipygpumem.model import Reading
@@ -95,4 +95,11 @@ class FakeCuda:
 
 def fake_torch(allocator: FakeAllocator, **options: Any) -> Any:
     """Return a module-like torch whose CUDA devices are ``allocator``'s."""
-    return SimpleNamespace(_C=allocator, cuda=FakeCuda(allocator, **options))
+    return fake_module(_C=allocator, cuda=FakeCuda(allocator, **options))
+
+
+def fake_module(**contents: Any) -> Any:
+    """Return a module named torch with ``contents``."""
+    module = ModuleType("torch")
+    vars(module).update(contents)
+    return module

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from ipygpumem.meter import Meter
 from ipygpumem.probes.accelerators import CUDA, CachingAllocatorProbe, MpsProbe
-from tests.fakes import FakeAllocator, fake_torch
+from tests.fakes import FakeAllocator, fake_module, fake_torch
 
 
 @pytest.fixture
@@ -41,7 +42,13 @@ def test_without_torch_there_is_nothing_to_read(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_torch_that_is_still_being_imported_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "torch", fake_module())
+    assert CachingAllocatorProbe(CUDA).read() == ()
+    assert MpsProbe().read() == ()
+
+
+def test_a_stand_in_for_torch_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", MagicMock())
     assert CachingAllocatorProbe(CUDA).read() == ()
     assert MpsProbe().read() == ()
 
@@ -175,7 +182,7 @@ def test_mps_is_sampled_and_has_no_peak_of_its_own(monkeypatch: pytest.MonkeyPat
         current_allocated_memory=lambda: 30, driver_allocated_memory=lambda: 64, recommended_max_memory=lambda: 1000
     )
     backends = SimpleNamespace(mps=SimpleNamespace(is_available=lambda: True))
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(mps=mps, backends=backends))
+    monkeypatch.setitem(sys.modules, "torch", fake_module(mps=mps, backends=backends))
     probe = MpsProbe()
     (reading,) = probe.read()
     assert probe.sampled

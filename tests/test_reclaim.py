@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from ipygpumem import reclaim
 from ipygpumem.meter import Meter
 from ipygpumem.model import ReclaimStep
-from tests.fakes import FakeAllocator, FakeProbe, fake_torch
+from tests.fakes import FakeAllocator, FakeProbe, fake_module, fake_torch
 
 
 def run(meter: Meter, steps: list[reclaim.Step]) -> list[ReclaimStep]:
@@ -70,7 +69,7 @@ def test_garbage_is_collected_until_nothing_more_dies() -> None:
 
 
 def test_the_order_is_garbage_then_caches_then_the_heap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "torch", fake_module())
     assert [name for name, _ in reclaim.memory_steps()] == ["garbage", "device caches", "malloc_trim"]
     assert [name for name, _ in reclaim.memory_steps(devices=False)] == ["garbage", "malloc_trim"]
     monkeypatch.delitem(sys.modules, "torch")

@@ -31,6 +31,7 @@ class Cell:
     experiment: str | None = None
     measurement: Measurement | None = None
     started: float = field(default_factory=time.perf_counter)
+    cpu_started: float = field(default_factory=time.process_time)
     started_at: float = field(default_factory=time.time)
     trees: list[ast.AST] = field(default_factory=list)
     pending: list[tuple[Scope, Pending]] = field(default_factory=list)

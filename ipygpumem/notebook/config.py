@@ -35,7 +35,9 @@ class IPyGpuMem(Configurable):
         True, help="Collect garbage after a cell when that is cheap beside the cell (see garbage_share)."
     ).tag(config=True)
     garbage_share = Float(
-        0.05, min=0.0, help="Largest share of a cell's time that collecting garbage after it may be predicted to take."
+        0.05,
+        min=0.0,
+        help="Largest share of a cell's CPU time that collecting garbage after it may be predicted to take.",
     ).tag(config=True)
     host_peak = Enum(
         ["kernel", "sampled"],

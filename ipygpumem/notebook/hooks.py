@@ -54,7 +54,8 @@ class Hooks:
         self._append(shell.configurables, config)
         config.observe(self._host_peak_changed, "host_peak")
         self._observer = _Observer(self._guarded("code_seen", session.code_seen))
-        self._append(shell.ast_transformers, self._observer)
+        shell.ast_transformers.append(self._observer)
+        self._undo.append(self._stop_observing)
         self._event("pre_run_cell", self._cell_begins)
         self._event("post_run_cell", session.cell_ends)
         self._append(shell.input_transformers_cleanup, rewrite_experiment_cell)
@@ -64,10 +65,18 @@ class Hooks:
                 self._completer(prefix + name, functools.partial(_completions, completer, session))
 
     def _cell_begins(self, info: Any) -> None:
-        transformers = self._shell.ast_transformers
-        if not transformers or transformers[-1] is not self._observer:  # a later one would change the tree unseen
-            transformers[:] = [*(item for item in transformers if item is not self._observer), self._observer]
+        self._observe_both_ends()
         self.session.cell_begins(info)
+
+    def _observe_both_ends(self) -> None:
+        """See the tree after the user's own transformers, and before: one that raises makes IPython skip the next."""
+        transformers, ours = self._shell.ast_transformers, self._observer
+        others = [item for item in transformers if item is not ours]
+        transformers[:] = [ours, *others, ours] if others else [ours]
+
+    def _stop_observing(self) -> None:
+        transformers = self._shell.ast_transformers
+        transformers[:] = [item for item in transformers if item is not self._observer]
 
     def _append(self, target: list[Any], item: Any) -> None:
         target.append(item)

@@ -117,7 +117,8 @@ class Session:
     def _measure(self, cell: Cell, result: Any, error: BaseException | None, seconds: float) -> CellRecord:
         assert cell.measurement is not None
         if self.config.collect_garbage and not cell.nested:
-            self._garbage.collect_if_cheap(seconds, self.config.garbage_share)
+            worked = min(seconds, time.process_time() - cell.cpu_started)
+            self._garbage.collect_if_cheap(worked, self.config.garbage_share)
         usages = self.meter.stop(cell.measurement)
         return CellRecord(
             execution_count=getattr(result, "execution_count", None),

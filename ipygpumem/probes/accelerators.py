@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from ipygpumem.model import Reading
@@ -37,8 +38,9 @@ XPU = Backend(
 
 
 def loaded_torch() -> Any | None:
-    """Return the torch module if the user's code has imported it, else None."""
-    return sys.modules.get("torch")
+    """Return the torch module if the user's code has imported it, else None (also for a stand-in)."""
+    module = sys.modules.get("torch")
+    return module if type.__subclasscheck__(ModuleType, type(module)) else None
 
 
 class CachingAllocatorProbe:
