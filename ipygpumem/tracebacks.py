@@ -21,6 +21,7 @@ from typing import Any, Literal
 from ipygpumem.errors import UnitError
 from ipygpumem.inventory import ArraySearch, is_atom, is_kind, type_name
 from ipygpumem.model import Held
+from ipygpumem.standins import stand_in_for
 from ipygpumem.units import parse_bytes
 
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError"}  # torch, CuPy; MemoryError and NumPy's subclass of it
@@ -83,6 +84,10 @@ def _field(error: BaseException, name: str) -> Any:
     return BaseException.__dict__[name].__get__(error)
 
 
+def _set(error: BaseException, name: str, value: object) -> None:
+    BaseException.__dict__[name].__set__(error, value)
+
+
 def _members(error: BaseException) -> tuple[BaseException, ...]:
     group = getattr(builtins, "BaseExceptionGroup", None)  # Python 3.11
     return group.__dict__["exceptions"].__get__(error) if group is not None and is_kind(error, group) else ()
@@ -100,7 +105,8 @@ def classify(error: BaseException) -> Failure:
         if is_oom(item):
             requested = _requested(item)
             return Failure("oom", type_name(item), _text(item), requested, poisoned)
-    interrupted = any(is_kind(item, KeyboardInterrupt) for item in chain(error))
+    # The kernel ends a cell that awaits by cancelling its task.
+    interrupted = any(_names(item) & {"KeyboardInterrupt", "CancelledError"} for item in chain(error))
     return Failure("interrupt" if interrupted else "error", type_name(error), _text(error), None, poisoned)
 
 
@@ -186,34 +192,53 @@ def _is_shells(frame: FrameType) -> bool:
 def release(error: BaseException) -> int:
     """Drop what the frames of ``error`` and its chain hold, and return how many frames were cleared.
 
-    The traceback can still be shown; its locals are gone. ``traceback.clear_frames`` alone is not enough: up to
-    Python 3.12 a frame whose ``f_locals`` was ever read keeps a copy of every local, which only another read
-    after the clearing empties.
+    The traceback can still be shown; its locals are gone. The frames are cleared, for whoever else holds them, and
+    the exceptions get stand-ins for their tracebacks. ``traceback.clear_frames`` alone would not be enough: up to
+    Python 3.12 a frame whose ``f_locals`` was ever read keeps a copy of every local, which only another read after the
+    clearing empties; later ones keep their function.
     """
     cleared = 0
+    running = set()
     for frame, _ in list(frames(error)):
         try:
-            frame.clear()
-        except RuntimeError:  # still running: its locals are in use
-            continue
-        if _is_function(frame):
-            frame.f_locals  # noqa: B018  # refreshes the copy, see above
-            cleared += 1
-        elif _is_class_body(frame):
-            frame.f_locals.clear()
-            cleared += 1
+            cleared += _clear(frame)
+        except RuntimeError:  # noqa: PERF203  # still running: its locals are in use
+            running.add(id(frame))
     for item in chain(error):
         _strip(item)
+        _let_go_of_frames(item, running)
     return cleared
+
+
+def _clear(frame: FrameType) -> bool:
+    """Clear a finished frame (RuntimeError if it is not), and return whether it had names of its own."""
+    frame.clear()
+    if _is_function(frame):
+        frame.f_locals  # noqa: B018  # refreshes the copy, see above
+        return True
+    if _is_class_body(frame):
+        frame.f_locals.clear()
+        return True
+    return False
+
+
+def _let_go_of_frames(error: BaseException, running: set[int]) -> None:
+    """Put stand-ins into the traceback of ``error``, behind the frames that still run."""
+    last_running: TracebackType | None = None
+    traceback: TracebackType | None = _field(error, "__traceback__")
+    while traceback is not None and id(traceback.tb_frame) in running:
+        last_running, traceback = traceback, traceback.tb_next
+    if last_running is None:
+        _set(error, "__traceback__", stand_in_for(traceback))
+    else:
+        last_running.tb_next = stand_in_for(traceback)
 
 
 def _strip(error: BaseException) -> None:
     """Remove the tensors, arrays and objects that the exception itself carries."""
     args = _field(error, "args")
     if any(_carries_arrays(part) for part in args):
-        BaseException.__dict__["args"].__set__(
-            error, tuple(f"<{type_name(part)}, released>" if _carries_arrays(part) else part for part in args)
-        )
+        _set(error, "args", tuple(f"<{type_name(p)}, released>" if _carries_arrays(p) else p for p in args))
     attributes = _field(error, "__dict__")
     for name in [name for name, value in attributes.items() if _carries_arrays(value)]:
         del attributes[name]

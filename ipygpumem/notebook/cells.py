@@ -33,6 +33,8 @@ class Cell:
     started: float = field(default_factory=time.perf_counter)
     cpu_started: float = field(default_factory=time.process_time)
     started_at: float = field(default_factory=time.time)
+    last_error: tuple[int, int] = (0, 0)
+    """Identities of the last error that was shown before the cell."""
     trees: list[ast.AST] = field(default_factory=list)
     pending: list[tuple[Scope, Pending]] = field(default_factory=list)
     ending: list[Experiment] = field(default_factory=list)

@@ -67,6 +67,7 @@ class Session:
             cell.experiment = self.open[-1].name
             for experiment in self.open:
                 experiment.reseed()
+        cell.last_error = _last_error()
         cell.started = time.perf_counter()
         cell.measurement = self.meter.start()
 
@@ -106,10 +107,10 @@ class Session:
             if self.config.report and record.duration_seconds >= self.config.min_cell_seconds:
                 parts.append(content.cell_report(record))
         for experiment in self.open:
-            experiment.failed = experiment.failed or not record.success
+            experiment.failed = experiment.failed or not record.success or _last_error() != cell.last_error
             if not cell.nested:
                 experiment.add_cell(record)
-        parts += self._recover(cell, error)
+        parts += self._recover(cell, error or _shown_since(cell.last_error))
         for experiment in reversed(cell.ending):
             parts += self._end_with_cell(experiment)
         self.screen.show(parts)
@@ -152,7 +153,7 @@ class Session:
             failure = tracebacks.classify(error)
             releases = cell.release_frames or self._releases(failure)
             if cell.recovery is not None:
-                tracebacks.release(error)  # frames that still ran when the experiment inside the cell ended
+                self._release(error)  # frames that still ran when the experiment inside the cell ended
             elif releases or failure.poisoned:
                 cell.recovery = self._recovery(error, failure, release=releases)
         running = self._cells.running()
@@ -172,7 +173,7 @@ class Session:
         released: list[int] = []
         steps: list[ReclaimStep] = []
         if release:
-            frames_step = ("frames", lambda: released.append(tracebacks.release(error)))
+            frames_step = ("frames", lambda: released.append(self._release(error)))
             reclaim.run_steps(self.meter, [frames_step, *reclaim.memory_steps(devices=not failure.poisoned)], steps)
         now = reclaim.current(self.meter.now())
         return RecoveryRecord(
@@ -209,7 +210,17 @@ class Session:
         last = self.shell.last_execution_result
         stored = [getattr(sys, "last_exc", None), getattr(sys, "last_value", None), _error_of(last)]
         for error in {id(error): error for error in stored if error is not None}.values():
-            tracebacks.release(error)
+            self._release(error)
+
+    def _release(self, error: BaseException) -> int:
+        """Release ``error``, and let ``sys`` and IPython keep its stand-in instead of its real traceback."""
+        real = error.__traceback__
+        cleared = tracebacks.release(error)
+        if getattr(sys, "last_traceback", None) is real:
+            sys.last_traceback = error.__traceback__
+        if self.shell.InteractiveTB.tb is real:
+            self.shell.InteractiveTB.tb = error.__traceback__
+        return cleared
 
     # -- experiments ------------------------------------------------------------------------------------------
 
@@ -285,6 +296,15 @@ class Session:
 
 def _error_of(result: Any) -> BaseException | None:
     return getattr(result, "error_before_exec", None) or getattr(result, "error_in_exec", None)
+
+
+def _last_error() -> tuple[int, int]:
+    return id(getattr(sys, "last_value", None)), id(getattr(sys, "last_traceback", None))
+
+
+def _shown_since(last_error: tuple[int, int]) -> BaseException | None:
+    """Return an error that was shown and then swallowed, as %run does with those of its script."""
+    return None if _last_error() == last_error else getattr(sys, "last_value", None)
 
 
 def _free(readings: dict[str, Reading]) -> dict[str, int]:
