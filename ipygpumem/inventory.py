@@ -82,9 +82,11 @@ def _library_type(module: str, name: str) -> type | None:
     return found if is_kind(found, type) else None
 
 
-def _describe_tensor(torch: Any, tensor: Any) -> Array:
+def _describe_tensor(torch: Any, tensor: Any) -> Array | None:
     base = torch.Tensor
     with torch._C.DisableTorchFunctionSubclass():  # a subclass's own code must not run
+        if _answers_itself(torch, type(tensor)):
+            return _describe_storage(base, tensor)
         dtype, device = base.dtype.__get__(tensor), base.device.__get__(tensor)
         try:
             shape = tuple(int(size) for size in base.shape.__get__(tensor))
@@ -93,9 +95,25 @@ def _describe_tensor(torch: Any, tensor: Any) -> Array:
         try:
             storage = base.untyped_storage(tensor)
             size, key = storage.nbytes(), ("torch", int(storage._cdata))
-        except (RuntimeError, NotImplementedError):  # sparse and wrapper tensors have no storage of their own
+        except (RuntimeError, NotImplementedError):  # sparse tensors have no storage of their own
             size, key = base.numel(tensor) * base.element_size(tensor), ("object", id(tensor))
+    if device.type == "meta":
+        size = 0
     return Array(type_name(tensor), shape, str(dtype).removeprefix("torch."), str(device), size, key)
+
+
+def _answers_itself(torch: Any, kind: type) -> bool:
+    """Whether a tensor class has its own ``__torch_dispatch__``, which may be asked even for a shape."""
+    below_tensor = itertools.takewhile(lambda base: base is not torch.Tensor, type.mro(kind))
+    return any("__torch_dispatch__" in type.__dict__["__dict__"].__get__(base) for base in below_tensor)
+
+
+def _describe_storage(base: Any, tensor: Any) -> Array | None:
+    """Return a tensor by its storage alone; None for a wrapper, whose memory is that of the tensors inside it."""
+    storage = base.untyped_storage(tensor)
+    if storage.device.type == "meta" or storage.data_ptr() == 0:
+        return None
+    return Array(type_name(tensor), (), "", str(storage.device), storage.nbytes(), ("torch", int(storage._cdata)))
 
 
 def _describe_ndarray(array_type: type, array: Any) -> Array:
