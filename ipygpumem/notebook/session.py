@@ -12,7 +12,7 @@ import psutil
 from ipygpumem import reclaim, tracebacks
 from ipygpumem.bindings import bindings_of
 from ipygpumem.errors import ExperimentError, NotLoadedError
-from ipygpumem.inventory import type_name
+from ipygpumem.inventory import is_kind, type_name
 from ipygpumem.meter import Meter
 from ipygpumem.model import CellRecord, ExperimentRecord, Reading, ReclaimStep, RecoveryRecord
 from ipygpumem.notebook.cells import Cell, CellStack
@@ -208,7 +208,7 @@ class Session:
         if self.config.release_frames == "never":
             return
         last = self.shell.last_execution_result
-        stored = [getattr(sys, "last_exc", None), getattr(sys, "last_value", None), _error_of(last)]
+        stored = [_stored("last_exc"), _stored("last_value"), _error_of(last)]
         for error in {id(error): error for error in stored if error is not None}.values():
             self._release(error)
 
@@ -304,7 +304,13 @@ def _last_error() -> tuple[int, int]:
 
 def _shown_since(last_error: tuple[int, int]) -> BaseException | None:
     """Return an error that was shown and then swallowed, as %run does with those of its script."""
-    return None if _last_error() == last_error else getattr(sys, "last_value", None)
+    return None if _last_error() == last_error else _stored("last_value")
+
+
+def _stored(name: str) -> BaseException | None:
+    """Return an error that ``sys`` keeps; None if there is none, or if the user put something else there."""
+    value = getattr(sys, name, None)
+    return value if is_kind(value, BaseException) else None
 
 
 def _free(readings: dict[str, Reading]) -> dict[str, int]:

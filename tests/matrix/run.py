@@ -1,0 +1,301 @@
+"""Runs tests/smoke on every supported IPython and Python found here, and writes docs/compatibility.md.
+
+    python tests/matrix/run.py [--corners] [--ipython VERSION] [PYTHON ...]
+
+Each combination gets a virtual environment of its own under build/matrix/, with a wheel of the package, NumPy and
+pytest in it; pip picks the ipykernel. PYTHON names interpreters; by default those of pyenv and the PATH are taken.
+Needs nothing beyond the standard library. The exit code is 0 only if everything that ran has passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "matrix"
+PAGE = ROOT / "docs" / "compatibility.md"
+KNOWN = Path(__file__).with_name("known.md")
+
+PYTHONS = ((3, 10), (3, 11), (3, 12), (3, 13))
+IPYTHONS = {
+    "7.34": ("ipython==7.34.*",),
+    "8.12": ("ipython==8.12.*",),
+    "last 8.x": ("ipython>=8,<9",),
+    "last 9.x": ("ipython>=9",),
+    # https://github.com/googlecolab/colabtools/blob/main/setup.py; its notebook 6.5.7 asks for jupyter_client < 8.
+    "7.34 as in Colab": ("ipython==7.34.0", "ipykernel==6.17.1", "jupyter_client<8"),
+}
+"""What pip is asked for. None but Colab's needs a pin: today's ipykernel, traitlets and jedi still serve 7.34."""
+
+COLAB_PYTHON = (3, 12)
+TOOLS = ("ipykernel>=6", "numpy", "pytest", "pytest-timeout")
+SHOWN = ("ipython", "ipykernel", "traitlets", "numpy")
+AT_ONCE = 2
+_ASK = "import ensurepip, json, sys; print(json.dumps([list(sys.version_info[:3]), sys.executable]))"
+_REFUSAL = re.compile(r"Package 'ipython' requires a different Python: [\d.]+ not in '([^']+)'")
+_VERSIONS = "import importlib.metadata as m, json; print(json.dumps({n: m.version(n) for n in %r}))"
+
+
+@dataclass(frozen=True)
+class Python:
+    """One interpreter."""
+
+    version: tuple[int, ...]
+    path: str
+
+    @property
+    def name(self) -> str:
+        """``3.12.1``."""
+        return ".".join(map(str, self.version))
+
+
+@dataclass
+class Outcome:
+    """What one combination gave."""
+
+    python: Python
+    ipython: str
+    versions: dict[str, str] = field(default_factory=dict)
+    passed: int = 0
+    failed: list[str] = field(default_factory=list)
+    skipped: int = 0
+    missing: str = ""
+    """Why the combination does not exist."""
+    broken: str = ""
+    """Why the tests did not run or did not end."""
+    seconds: float = 0.0
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing went wrong."""
+        return bool(self.missing) or (self.passed > 0 and not self.failed and not self.broken)
+
+
+def run(command: Iterable[str | Path], **options: object) -> subprocess.CompletedProcess[str]:
+    """Run a command and return its result with all it has written."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **options}
+    return subprocess.run([str(part) for part in command], text=True, check=False, **options)  # type: ignore[call-overload, no-any-return]
+
+
+# -- what is there --------------------------------------------------------------------------------------------
+
+
+def find_pythons(named: list[str]) -> list[Python]:
+    """Return the newest interpreter of each supported version, oldest version first."""
+    candidates = named or [
+        sys.executable,
+        *map(str, Path.home().glob(".pyenv/versions/*/bin/python")),
+        *(shutil.which(f"python{major}.{minor}") or "" for major, minor in PYTHONS),
+    ]
+    found: dict[tuple[int, ...], Python] = {}
+    for candidate in filter(None, candidates):
+        python = _ask(candidate)
+        if python is None or python.version[:2] not in PYTHONS:
+            if named:
+                sys.exit(f"{candidate}: no working Python 3.10 to 3.13 with ensurepip")
+            continue
+        known = found.get(python.version[:2])
+        if known is None or known.version < python.version:
+            found[python.version[:2]] = python
+    if not found:
+        sys.exit("no Python 3.10 to 3.13 found: name one as an argument")
+    return [found[version] for version in sorted(found)]
+
+
+def _ask(path: str) -> Python | None:
+    try:
+        answer = run([path, "-c", _ASK], stderr=subprocess.DEVNULL, timeout=60)
+        version, executable = json.loads(answer.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired):  # a pyenv shim without a version, an old Python
+        return None
+    return Python(tuple(version), executable)
+
+
+# -- one combination ------------------------------------------------------------------------------------------
+
+
+def build_wheel(python: Python) -> Path:
+    """Return a wheel of the working tree: what is tested is what would be installed."""
+    folder = BUILD / "wheel"
+    shutil.rmtree(folder, ignore_errors=True)
+    done = run([python.path, "-m", "venv", folder / "venv"])
+    if done.returncode == 0:
+        pip = [folder / "venv" / "bin" / "python", "-m", "pip"]
+        done = run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT])
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode != 0 or len(wheels) != 1:
+        sys.exit(f"building the package failed:\n{done.stdout}")
+    return wheels[0]
+
+
+def try_one(python: Python, ipython: str, wheel: Path) -> Outcome:
+    """Install one combination, run the tests in it and return what came out."""
+    outcome = Outcome(python, ipython)
+    started = time.monotonic()
+    folder = BUILD / f"{python.version[0]}.{python.version[1]}-ipython-{ipython.replace(' ', '-')}"
+    shutil.rmtree(folder, ignore_errors=True)
+    if _install(outcome, folder, wheel):
+        _test(outcome, folder)
+    outcome.seconds = time.monotonic() - started
+    print(_progress(outcome), flush=True)
+    return outcome
+
+
+def _install(outcome: Outcome, folder: Path, wheel: Path) -> bool:
+    done = run([outcome.python.path, "-m", "venv", folder / "venv"])
+    if done.returncode != 0:
+        outcome.broken = f"no virtual environment: {_last_line(done.stdout)}"
+        return False
+    python = folder / "venv" / "bin" / "python"
+    wanted = [*IPYTHONS[outcome.ipython], *TOOLS, wheel]
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    done = run([*pip, *wanted])
+    (folder / "install.log").write_text(done.stdout)
+    if done.returncode != 0:
+        refusal = _REFUSAL.search(done.stdout)
+        if refusal is not None:
+            outcome.missing = f"it needs Python {refusal[1]}"
+        else:
+            outcome.broken = f"pip: {_last_line(done.stdout)}"
+        return False
+    outcome.versions = json.loads(run([python, "-c", _VERSIONS % (SHOWN,)]).stdout)
+    return True
+
+
+def _test(outcome: Outcome, folder: Path) -> None:
+    # The tests start in a folder of their own, so that kernels import the installed wheel and not the checkout.
+    results = folder / "results.xml"
+    place = folder / "run"
+    place.mkdir()
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    own = {name: str(place / name.lower()) for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR")}
+    options = ["-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", f"--junitxml={results}", "--timeout=120"]
+    command = [folder.resolve() / "venv" / "bin" / "python", "-m", "pytest", *options, ROOT / "tests" / "smoke"]
+    try:
+        done = run(command, cwd=place, env={**clean, **own}, timeout=900)
+    except subprocess.TimeoutExpired:
+        outcome.broken = "the tests did not end within 15 minutes"
+        return
+    (folder / "tests.log").write_text(done.stdout)
+    if not results.exists():
+        outcome.broken = f"pytest: {_last_line(done.stdout)}"
+        return
+    for case in ElementTree.parse(results).iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None:
+            outcome.failed.append(f"{(case.get('classname') or '').rpartition('.')[2]}::{case.get('name')}")
+        elif case.find("skipped") is not None:
+            outcome.skipped += 1
+        else:
+            outcome.passed += 1
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return lines[-1].replace(str(ROOT), ".") if lines else "no output"
+
+
+def _progress(outcome: Outcome) -> str:
+    head = f"Python {outcome.python.name}, IPython {outcome.versions.get('ipython', outcome.ipython)}"
+    if outcome.missing:
+        return f"{head}: does not exist, {outcome.missing}"
+    if outcome.broken:
+        return f"{head}: BROKEN, {outcome.broken}"
+    lines = [
+        f"{head}, ipykernel {outcome.versions['ipykernel']}: {outcome.passed} passed, {len(outcome.failed)} failed, "
+        f"{outcome.skipped} skipped, {outcome.seconds:.0f} s"
+    ]
+    return "\n".join(lines + [f"    {name}" for name in outcome.failed])
+
+
+# -- the page -------------------------------------------------------------------------------------------------
+
+
+def _row(outcome: Outcome) -> list[str]:
+    versions = [outcome.versions.get(name, "") for name in ("ipykernel", "traitlets")]
+    counts = [str(outcome.passed), str(len(outcome.failed))]
+    result = "passes" if outcome.good else "fails"
+    return [outcome.python.name, outcome.versions.get("ipython", outcome.ipython), *versions, result, *counts]
+
+
+def page(outcomes: list[Outcome], date: str) -> str:
+    """Return docs/compatibility.md."""
+    ran = [outcome for outcome in outcomes if not outcome.missing]
+    gone = [outcome for outcome in outcomes if outcome.missing]
+    rows = [f"| {' | '.join(_row(outcome))} | {date} |" for outcome in ran]
+    lines = [
+        "# Compatibility",
+        "",
+        "Written by `make matrix` (`tests/matrix/run.py`): `tests/smoke` in real kernels, with the package installed",
+        "from a wheel, and the ipykernel and traitlets that pip picks for each IPython; IPython 7.34 with ipykernel 6.17",
+        f"is what Google Colab has. {platform.system()} on {platform.machine()}.",
+        "",
+        "| Python | IPython | ipykernel | traitlets | result | passed | failed | date |",
+        "| --- | --- | --- | --- | --- | ---: | ---: | --- |",
+        *rows,
+    ]
+    if gone:
+        lines += ["", "Combinations that do not exist:", ""]
+        lines += [f"- Python {o.python.name} with the {o.ipython} of IPython: {o.missing}." for o in gone]
+    wrong = [o for o in ran if not o.good]
+    if wrong:
+        lines += ["", "Failures:", ""]
+        for o in wrong:
+            title = f"Python {o.python.name} with IPython {o.versions.get('ipython', o.ipython)}"
+            lines += [f"- {title}: {o.broken or ', '.join(f'`{name}`' for name in o.failed)}"]
+    return "\n".join([*lines, "", KNOWN.read_text()])
+
+
+# -- all of it ------------------------------------------------------------------------------------------------
+
+
+def combinations(pythons: list[Python], ipythons: list[str]) -> list[tuple[Python, str]]:
+    """Return each Python with each IPython; Colab's versions with Colab's Python only."""
+    pairs = [(python, ipython) for python in pythons for ipython in ipythons]
+    return [(p, ipython) for p, ipython in pairs if "Colab" not in ipython or p.version[:2] == COLAB_PYTHON]
+
+
+def corners(pythons: list[Python]) -> list[tuple[Python, str]]:
+    """Return the oldest Python with the oldest IPython, and the newest Python with the newest that it allows."""
+    newest = pythons[-1]
+    return [(pythons[0], "7.34"), (newest, "last 9.x" if newest.version >= (3, 11) else "last 8.x")]
+
+
+def main() -> int:
+    """Run what the command line asks for; return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("pythons", nargs="*", metavar="PYTHON", help="interpreters to test with")
+    parser.add_argument("--corners", action="store_true", help="only two combinations, and no page")
+    parser.add_argument("--ipython", choices=IPYTHONS, action="append", help="only this IPython, and no page")
+    options = parser.parse_args()
+    pythons = find_pythons(options.pythons)
+    print("Pythons:", ", ".join(python.name for python in pythons), flush=True)
+    wanted = corners(pythons) if options.corners else combinations(pythons, options.ipython or list(IPYTHONS))
+    wheel = build_wheel(pythons[-1])
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        outcomes = list(pool.map(lambda pair: try_one(*pair, wheel), wanted))
+    if not (options.corners or options.ipython or options.pythons):
+        today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+        PAGE.write_text(page(outcomes, today))
+        print(f"written: {PAGE.relative_to(ROOT)}")
+    enough = all if options.corners else any  # a corner that does not exist is none
+    good = all(outcome.good for outcome in outcomes) and enough(outcome.passed for outcome in outcomes)
+    print("all good" if good else "FAILED")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

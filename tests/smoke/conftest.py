@@ -1,0 +1,33 @@
+"""One kernel for all tests of a module, tidied after each: starting one takes most of a second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kernel import Kernel
+from tests.smoke.steps import run
+
+_FORGET_NAMES = """
+for _name in [n for n in globals() if n[0] != "_" and n not in ("In", "Out", "exit", "quit", "get_ipython", "open")]:
+    del globals()[_name]
+"""
+
+
+@pytest.fixture(scope="module")
+def _module_kernel() -> Iterator[Kernel]:
+    kernel = Kernel()
+    reply = kernel.run("%load_ext ipygpumem")
+    assert reply.status == "ok", reply.traceback
+    yield kernel
+    kernel.close()
+
+
+@pytest.fixture
+def notebook(_module_kernel: Kernel) -> Iterator[Kernel]:
+    """A kernel with the extension loaded, no open experiment and none of the user's names."""
+    yield _module_kernel
+    while run(_module_kernel, "%experiment end").status == "ok":
+        pass
+    assert run(_module_kernel, _FORGET_NAMES).status == "ok"

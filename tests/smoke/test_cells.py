@@ -1,0 +1,83 @@
+"""The line after each cell, in a real kernel."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernel import Kernel
+from tests.smoke.steps import fails, ok, sizes
+
+
+def test_every_cell_ends_with_one_line(kernel: Kernel) -> None:
+    reply = kernel.run("x = bytearray(64 << 20)")
+    (line,) = reply.reports("cell")
+    assert line.startswith("cell 2 · ")
+    assert "RAM +64" in line
+    assert " now" in line
+
+
+def test_the_line_tells_what_a_cell_kept_and_its_peak(notebook: Kernel) -> None:
+    (line,) = ok(notebook, "size = len(b'x' * (256 << 20))").reports("cell")
+    assert abs(sizes(line, "RAM")) < 16
+    assert abs(sizes(line, "peak") - 256) < 16
+    ok(notebook, "block = bytearray(128 << 20)")
+    (line,) = ok(notebook, "del block").reports("cell")
+    assert abs(sizes(line, "RAM") + 128) < 16
+
+
+def test_the_line_has_text_and_html(notebook: Kernel) -> None:
+    (display,) = ok(notebook, "x = 1").displays
+    assert set(display["data"]) == {"text/plain", "text/html"}
+
+
+def test_a_failed_cell_has_its_line_with_the_error(notebook: Kernel) -> None:
+    (line,) = fails(notebook, "1 / 0", "ZeroDivisionError").reports("cell")
+    assert " · ZeroDivisionError · RAM" in line
+
+
+def test_a_syntax_error_does_not_disturb_the_next_cell(notebook: Kernel) -> None:
+    fails(notebook, "x = = 1", "SyntaxError")
+    assert len(ok(notebook, "x = 1").reports("cell")) == 1
+
+
+@pytest.mark.parametrize("magic", ["%%time", "%%capture", "%%capture out", "%%prun -q", "%%timeit -n1 -r1"])
+def test_a_cell_magic_changes_nothing_about_the_line(notebook: Kernel, magic: str) -> None:
+    """Also where the magic runs its body as a cell of its own, so that events nest."""
+    reply = ok(notebook, f"{magic}\nx = 1")
+    assert len(reply.reports("cell")) == 1
+    assert len(ok(notebook, "x = 1").reports("cell")) == 1
+
+
+def test_blank_and_silent_cells_have_no_line(notebook: Kernel) -> None:
+    assert ok(notebook, "").displays == []
+    assert ok(notebook, "\n  \n").displays == []
+    reply = notebook.run("silently = 1", silent=True)
+    assert reply.displays == []
+    assert len(ok(notebook, "x = 1").reports("cell")) == 1
+
+
+def test_reports_can_be_switched_off_and_on(kernel: Kernel) -> None:
+    ok(kernel, "%gpumem off")
+    assert ok(kernel, "x = 1").displays == []
+    ok(kernel, "%gpumem on")
+    assert len(ok(kernel, "x = 1").reports("cell")) == 1
+    ok(kernel, "%config IPyGpuMem.min_cell_seconds = 60")
+    assert ok(kernel, "x = 1").displays == []
+
+
+def test_status_free_and_config_answer(notebook: Kernel) -> None:
+    assert "no experiment is open" in ok(notebook, "%gpumem status").reports("status")[0]
+    assert ok(notebook, "%gpumem free").reports("note")
+    assert "release_frames" in ok(notebook, "%config IPyGpuMem").stdout
+
+
+def test_resetting_the_namespace_does_not_disturb_the_next_cells(kernel: Kernel) -> None:
+    ok(kernel, "41", "%reset -f", "x = 1")
+    assert ok(kernel, "%%experiment a\ny = 2\nx + y").result == "3"
+    assert len(ok(kernel, "z = 1").reports("cell")) == 1
+
+
+def test_the_last_record_tells_about_the_cell(notebook: Kernel) -> None:
+    ok(notebook, "import ipygpumem", "block = bytearray(64 << 20)")
+    assert notebook.value("ipygpumem.last().usages[0].delta_bytes >> 20") in (63, 64, 65)
+    assert notebook.value("(ipygpumem.last().success, len(ipygpumem.history()) > 1)") == (True, True)

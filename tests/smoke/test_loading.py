@@ -1,0 +1,102 @@
+"""Loading, reloading and unloading the extension in real kernels."""
+
+from __future__ import annotations
+
+from tests.kernel import Kernel
+from tests.smoke.steps import exist, fails, ok
+
+_HOOKS = """
+import gc, os, sys, threading
+
+def hooks():
+    shell = get_ipython()
+    completers = shell.strdispatchers["complete_command"]
+    return {
+        "events": {name: list(found) for name, found in shell.events.callbacks.items()},
+        "transformers": [*shell.ast_transformers, *shell.input_transformers_cleanup, *shell.input_transformers_post],
+        "magics": {kind: dict(found) for kind, found in shell.magics_manager.magics.items()},
+        "classes": dict(shell.magics_manager.registry),
+        "configurables": list(shell.configurables),
+        "completers": (dict(completers.strs), dict(completers.regexs)),
+        "names": {name for name in globals() if not name.startswith("_")},
+        "imports": list(sys.meta_path),
+        "threads": {thread.name for thread in threading.enumerate()},
+        "displayhook": (sys.displayhook, sys.excepthook, shell.displayhook, shell.display_pub),
+        "errors": (shell.custom_exceptions, shell.CustomTB),
+    }
+
+def files():
+    return [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+
+@get_ipython().register_magic_function
+def gpumem(line):
+    "A magic of the user, which ours must not take away for good."
+
+before = after = changed = None
+%unload_ext nothing_of_this_name
+"""
+
+
+def test_loading_says_nothing_and_offers_the_magics(bare_kernel: Kernel) -> None:
+    reply = ok(bare_kernel, "%load_ext ipygpumem")
+    assert (reply.stdout, reply.stderr, reply.displays) == ("", "", [])
+    listed = ok(bare_kernel, "print(get_ipython().magics_manager.lsmagic())").stdout
+    assert listed.count("'experiment'") == 2
+    assert "'gpumem'" in listed
+
+
+def test_configuration_can_load_the_extension() -> None:
+    kernel = Kernel('--InteractiveShellApp.extensions=["ipygpumem"]')
+    try:
+        assert len(ok(kernel, "x = 1").reports("cell")) == 1
+    finally:
+        kernel.close()
+
+
+def test_reloading_and_loading_again_keep_one_line_for_each_cell(kernel: Kernel) -> None:
+    ok(kernel, "%reload_ext ipygpumem", "%load_ext ipygpumem", "%reload_ext ipygpumem")
+    assert len(ok(kernel, "x = 1").reports("cell")) == 1
+    assert ok(kernel, "%%experiment again\n42").result == "42"
+
+
+def test_unloading_takes_every_hook_out_again(bare_kernel: Kernel) -> None:
+    """Events, transformers, magics, configurables, completers, threads, open files: all as before."""
+    ok(bare_kernel, _HOOKS, "before = hooks()", "%load_ext ipygpumem", "%%experiment a --seed 1\nx = 1")
+    ok(bare_kernel, "after = hooks()")
+    changed = bare_kernel.value("sorted(kind for kind in before if before[kind] != after[kind])")
+    assert {"configurables", "completers", "events", "magics", "transformers"} <= set(changed)
+    ok(bare_kernel, "%unload_ext ipygpumem", "after = hooks()")
+    assert bare_kernel.value("[kind for kind in before if before[kind] != after[kind]]") == []
+    assert bare_kernel.value("[f for f in files() if '/proc/' in f and ('refs' in f or 'stat' in f)]") == []
+
+
+def test_unloading_leaves_no_session_in_memory(kernel: Kernel) -> None:
+    ok(kernel, "%%experiment a\nx = 1", "%unload_ext ipygpumem", "import gc\nleft = gc.collect()")
+    assert (
+        kernel.value(
+            "[type(o).__name__ for o in gc.get_objects() if type(o).__name__ in ('Session', 'Experiment', 'Meter') "
+            "and type(o).__module__.startswith('ipygpumem')]"
+        )
+        == []
+    )
+
+
+def test_an_unloaded_extension_reports_nothing_and_can_be_loaded_again(kernel: Kernel) -> None:
+    reply = ok(kernel, "%unload_ext ipygpumem")
+    assert (reply.stderr, reply.displays) == ("", [])
+    assert ok(kernel, "x = 1").displays == []
+    fails(kernel, "%%experiment a\nx = 1", None)
+    fails(kernel, "%gpumem status", None)
+    ok(kernel, "%load_ext ipygpumem", "%%experiment a\ny = 1")
+    assert exist(kernel, "x", "y") == ["x"]
+
+
+def test_unloading_abandons_open_scopes_keeps_their_names_and_says_so(kernel: Kernel) -> None:
+    ok(kernel, "old = 1", "%experiment start outer", "new = 2\nold = 3", "%experiment start inner", "more = 4")
+    reply = kernel.run("%unload_ext ipygpumem")
+    assert reply.status == "ok"
+    assert "'outer', 'inner'" in reply.stderr
+    assert kernel.value("(old, new, more)") == (3, 2, 4)
+    ok(kernel, "%load_ext ipygpumem")
+    fails(kernel, "%experiment end", None)
+    assert kernel.value("(old, new, more)") == (3, 2, 4)
