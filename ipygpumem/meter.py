@@ -102,16 +102,18 @@ class Meter:
     def _boundary(self) -> dict[str, Reading]:
         now: dict[str, Reading] = {}
         for probe in self._probes:
-            readings = self._read(probe, rearm=True)
+            readings = self._read(probe, peak=bool(self._open), rearm=True)
             for measurement in self._open:
                 measurement.fold(readings)
             now.update((reading.device, reading) for reading in readings)
         return now
 
-    def _read(self, probe: Probe, *, detail: bool = False, rearm: bool = False) -> tuple[Reading, ...]:
+    def _read(
+        self, probe: Probe, *, detail: bool = False, peak: bool = True, rearm: bool = False
+    ) -> tuple[Reading, ...]:
         """Read a probe; one that fails is left out and named in ``failures``, the others still count."""
         try:
-            readings = probe.read(detail=detail)
+            readings = probe.read(detail=detail, peak=peak)
             if rearm:
                 probe.rearm()
         except Exception as error:  # a driver that broke must not take the host's figures with it

@@ -27,7 +27,7 @@ class FakeProbe:
         """Let the memory rise to ``height`` and fall back at once."""
         self._peak = max(self._peak, height)
 
-    def read(self, *, detail: bool = False) -> tuple[Reading, ...]:
+    def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
         peak = self._current if self.sampled else self._peak
         return (Reading(self.device, self._current, peak, "sampled" if self.sampled else "kernel", 1000),)
 

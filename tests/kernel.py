@@ -23,6 +23,8 @@ class Reply:
     message: str = ""
     traceback: str = ""
     displays: list[dict[str, Any]] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
+    """Printed texts and ``report`` for displays, as they came."""
 
     def reports(self, kind: str | None = None) -> list[str]:
         """Return the texts of ipygpumem's displays, or of those that carry a report of ``kind``."""
@@ -75,11 +77,13 @@ class Kernel:
             return False
         kind, content = message["msg_type"], message["content"]
         if kind == "stream":
+            outputs.order.append(content["text"])
             setattr(outputs, content["name"], getattr(outputs, content["name"]) + content["text"])
         elif kind == "execute_result":
             outputs.result = content["data"]["text/plain"]
         elif kind == "display_data":
             outputs.displays.append(content)
+            outputs.order.append("report")
         elif kind == "error":
             outputs.error, outputs.message = content["ename"], content["evalue"]
             outputs.traceback = "\n".join(content["traceback"])

@@ -60,7 +60,7 @@ def test_a_device_that_is_first_used_inside_the_span_began_empty() -> None:
     class Late(FakeProbe):
         ready = False
 
-        def read(self, *, detail: bool = False) -> tuple[Reading, ...]:
+        def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
             return super().read() if self.ready else ()
 
     probe = Late("cuda:0")
@@ -75,7 +75,7 @@ def test_a_device_that_is_first_used_inside_the_span_began_empty() -> None:
 
 def test_a_probe_that_fails_is_left_out_and_named_and_the_others_count() -> None:
     class Broken(FakeProbe):
-        def read(self, *, detail: bool = False) -> tuple[Reading, ...]:
+        def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
             raise RuntimeError("driver gone")
 
     meter = Meter([Broken("cuda:0"), FakeProbe()])

@@ -14,8 +14,10 @@ class Probe(Protocol):
     def sampled(self) -> bool:
         """Whether peaks are only seen by reading often, for want of a high-water mark."""
 
-    def read(self, *, detail: bool = False) -> tuple[Reading, ...]:
+    def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
         """Return each device's memory now and its peak since the last ``rearm``.
+
+        Without ``peak`` that may be left at the current value, where it would cost an extra question.
 
         With ``detail`` figures that cost more than microseconds come too (totals of every device, other
         processes). A device that the user's code has not used yet is left out, and is never initialised.

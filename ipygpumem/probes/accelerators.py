@@ -62,7 +62,7 @@ class CachingAllocatorProbe:
         initialized = getattr(module, "is_initialized", None)  # absent while torch is being imported
         return module if initialized is not None and initialized() else None
 
-    def read(self, *, detail: bool = False) -> tuple[Reading, ...]:
+    def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
         peaks = self._share_peaks()
         module = self._module()
         if module is None or peaks is None:
@@ -145,7 +145,7 @@ class MpsProbe:
         available = getattr(mps, "is_available", None)
         return torch.mps if torch is not None and available is not None and available() else None
 
-    def read(self, *, detail: bool = False) -> tuple[Reading, ...]:
+    def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
         module = self._module()
         if module is None:
             return ()

@@ -16,6 +16,7 @@ import psutil
 from ipygpumem.model import Method, Reading
 from ipygpumem.units import KIB, MIB
 
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _PEAK_AND_RSS = re.compile(rb"VmHWM:\s+(\d+) kB\n(?:.*\n)*?VmRSS:\s+(\d+) kB")
 
 
@@ -41,6 +42,7 @@ class HostProbe:
         self._pid = os.getpid()
         self._process = psutil.Process()
         self._status = _open("/proc/self/status", os.O_RDONLY)
+        self._statm = _open("/proc/self/statm", os.O_RDONLY)
         self._children = _open(f"/proc/self/task/{self._pid}/children", os.O_RDONLY)
         self._marks = _open("/proc/self/clear_refs", os.O_WRONLY) if self._exact else None
         self.note = "" if self._marks is not None else "the peak is sampled: no kernel high-water mark in use"
@@ -62,24 +64,30 @@ class HostProbe:
     def sampled(self) -> bool:
         return self._marks is None
 
-    def read(self, *, detail: bool = False) -> tuple[Reading, ...]:
+    def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
         if os.getpid() != self._pid:
             # The descriptors name the parent process after a fork.
             self.close()
             self._open()
-        rss, peak = self._rss_and_peak()
+        rss, highest = self._rss_and_peak() if peak else (self._rss(), 0)
         method: Method = "sampled" if self.sampled else "kernel"
         return (
             Reading(
                 device="cpu",
                 current_bytes=rss,
-                peak_bytes=rss if self.sampled else max(rss, peak),
+                peak_bytes=rss if self.sampled else max(rss, highest),
                 method=method,
                 total_bytes=self._total,
-                children_bytes=self._children_rss(detail=detail),
+                children_bytes=self._children_rss(detail=detail) if peak or detail else None,
                 note=self.note,
             ),
         )
+
+    def _rss(self) -> int:
+        """Return the RSS alone, from a file that the kernel writes in a tenth of the time of ``status``."""
+        if self._statm is None:
+            return self._rss_and_peak()[0]
+        return int(os.pread(self._statm, 256, 0).split()[1]) * _PAGE
 
     def _rss_and_peak(self) -> tuple[int, int]:
         if self._status is None:
@@ -108,10 +116,10 @@ class HostProbe:
             os.write(self._marks, b"5")
 
     def close(self) -> None:
-        for descriptor in (self._status, self._children, self._marks):
+        for descriptor in (self._status, self._statm, self._children, self._marks):
             if descriptor is not None:
                 os.close(descriptor)
-        self._status = self._children = self._marks = None
+        self._status = self._statm = self._children = self._marks = None
 
 
 def _open(path: str, flags: int) -> int | None:
