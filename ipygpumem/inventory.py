@@ -11,11 +11,13 @@ import gc
 import itertools
 import sys
 import types
+import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ipygpumem.kinds import is_atom, is_kind, type_name
 from ipygpumem.model import Held
 
 _NOT_ENTERED = (
@@ -28,8 +30,6 @@ _NOT_ENTERED = (
 )
 """A search for arrays stops here: what lies behind belongs to everybody."""
 
-# By identity: comparing or hashing a type may run its metaclass's code.
-_ATOMS = {id(kind) for kind in (int, float, complex, bool, str, bytes, bytearray, type(None))}
 _LONGEST = 1_000_000
 """How many items of one container a search looks at."""
 
@@ -45,21 +45,6 @@ class Array:
     size_bytes: int
     """Bytes of the whole storage, which a view keeps alive."""
     storage: tuple[str, int]
-
-
-def is_kind(value: object, base: type) -> bool:
-    """Whether the type of ``value`` is ``base`` or derives from it; asks the type, never the object."""
-    return type.__subclasscheck__(base, type(value))
-
-
-def is_atom(value: object) -> bool:
-    """Whether ``value`` is a plain number, text or None, which holds nothing else."""
-    return id(type(value)) in _ATOMS
-
-
-def type_name(value: object) -> str:
-    """Return the name of the type of ``value`` without asking the object or its metaclass."""
-    return str(type.__dict__["__name__"].__get__(type(value)))
 
 
 def describe(value: object) -> Array | None:
@@ -120,9 +105,7 @@ def _describe_ndarray(array_type: type, array: Any) -> Array:
     def read(name: str, owner: Any) -> Any:
         return array_type.__dict__[name].__get__(owner)
 
-    owner = array
-    while is_kind(read("base", owner), array_type):
-        owner = read("base", owner)
+    owner = _owner(array_type, array)
     return Array(
         type_name(array),
         tuple(read("shape", array)),
@@ -147,6 +130,31 @@ def _children(item: object) -> Iterable[object]:
     return gc.get_referents(item)
 
 
+def _owner(array_type: type, array: Any) -> Any:
+    """Return the array whose memory ``array`` shows: itself, or what it is a view of."""
+    base = array_type.__dict__["base"]
+    while is_kind(base.__get__(array), array_type):
+        array = base.__get__(array)
+    return array
+
+
+def watch(item: object) -> Callable[[], bool]:
+    """Return a function that says whether the memory of a tensor or array is still alive; it keeps nothing alive.
+
+    A view that survives keeps its storage, so the storage is watched and not the object.
+    """
+    tensor_type, array_type = _library_type("torch", "Tensor"), _library_type("numpy", "ndarray")
+    if tensor_type is not None and is_kind(item, tensor_type):
+        torch: Any = sys.modules["torch"]
+        with contextlib.suppress(Exception), torch._C.DisableTorchFunctionSubclass():  # some have no storage
+            storage = torch.multiprocessing.reductions.StorageWeakRef(torch.Tensor.untyped_storage(item))
+            return lambda: not storage.expired()
+    if array_type is not None and is_kind(item, array_type):
+        item = _owner(array_type, item)
+    reference = weakref.ref(item)
+    return lambda: reference() is not None
+
+
 class ArraySearch:
     """Finds the tensors and arrays that objects hold, each once over the life of the search.
 
@@ -161,6 +169,8 @@ class ArraySearch:
         self._left = self._IN_ALL
         self._seen: set[int] = set()
         self._storages: set[tuple[str, int]] = set()
+        self._entered: dict[int, bool] = {}
+        """Whether objects of a type (by its identity: it lives as long as they do) are looked into."""
 
     def find(self, value: object) -> Iterator[tuple[object, Array]]:
         """Yield the arrays that ``value`` is or refers to and that no earlier call has found."""
@@ -168,7 +178,7 @@ class ArraySearch:
         queue: deque[object] = deque([value])
         while queue:
             item = queue.popleft()
-            if id(item) in self._seen or any(is_kind(item, kind) for kind in _NOT_ENTERED):
+            if id(item) in self._seen or not self._enters(item):
                 continue
             self._seen.add(id(item))
             found = describe(item)
@@ -180,6 +190,18 @@ class ArraySearch:
                 self._left -= 1
                 with contextlib.suppress(RuntimeError):  # a thread changes a dict while we look: take what was seen
                     queue.extend(child for child in _children(item) if not is_atom(child))
+
+    def ignore(self, value: object) -> None:
+        """Leave the memory of ``value`` out if it is an array itself: views of it are not found either."""
+        found = describe(value)
+        if found is not None:
+            self._storages.add(found.storage)
+
+    def _enters(self, item: object) -> bool:
+        kind = id(type(item))
+        if kind not in self._entered:
+            self._entered[kind] = not any(is_kind(item, base) for base in _NOT_ENTERED)
+        return self._entered[kind]
 
     def held(self, name: str, value: object, *, function: str = "", line: int = 0) -> tuple[Held, list[object]] | None:
         """Return what ``name`` holds, and the arrays themselves; None if that is nothing new."""

@@ -8,7 +8,7 @@ sampling thread, which runs only while a measurement is open and a probe has no 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ipygpumem.model import Reading, Usage
 from ipygpumem.probes import Probe
@@ -70,8 +70,7 @@ class Meter:
         with self._lock:
             measurement = Measurement(self._boundary())
             self._open.append(measurement)
-            if self._sampler is None and any(probe.sampled for probe in self._probes):
-                self._start_sampler()
+            self._sample_if_needed()
             return measurement
 
     def read(self, measurement: Measurement) -> tuple[Usage, ...]:
@@ -97,23 +96,29 @@ class Meter:
     def now(self, *, detail: bool = False) -> dict[str, Reading]:
         """Return each device's reading; open spans keep their peaks."""
         with self._lock:
-            return {r.device: r for probe in self._probes for r in self._read(probe, detail=detail)}
+            return self._readings(detail=detail)
+
+    def change(self, action: Callable[[], None]) -> None:
+        """Run ``action``, which changes a probe, with the peaks so far safe in the open spans."""
+        with self._lock:
+            self._boundary()
+            action()
+            self._sample_if_needed()
 
     def _boundary(self) -> dict[str, Reading]:
-        now: dict[str, Reading] = {}
-        for probe in self._probes:
-            readings = self._read(probe, peak=bool(self._open), rearm=True)
-            for measurement in self._open:
-                measurement.fold(readings)
-            now.update((reading.device, reading) for reading in readings)
-        return now
+        return self._readings(peak=bool(self._open), rearm=True)
+
+    def _readings(self, **how: bool) -> dict[str, Reading]:
+        return {reading.device: reading for probe in self._probes for reading in self._read(probe, **how)}
 
     def _read(
         self, probe: Probe, *, detail: bool = False, peak: bool = True, rearm: bool = False
     ) -> tuple[Reading, ...]:
-        """Read a probe; one that fails is left out and named in ``failures``, the others still count."""
+        """Read a probe into all open spans; one that fails is left out and named in ``failures``."""
         try:
             readings = probe.read(detail=detail, peak=peak)
+            for measurement in self._open:
+                measurement.fold(readings)
             if rearm:
                 probe.rearm()
         except Exception as error:  # a driver that broke must not take the host's figures with it
@@ -121,6 +126,10 @@ class Meter:
             return ()
         self.failures.pop(type(probe).__name__, None)
         return readings
+
+    def _sample_if_needed(self) -> None:
+        if self._open and self._sampler is None and any(probe.sampled for probe in self._probes):
+            self._start_sampler()
 
     def _start_sampler(self) -> None:
         self._wake = threading.Event()
@@ -136,9 +145,7 @@ class Meter:
             with self._lock:
                 for probe in self._probes:
                     if probe.sampled:
-                        readings = self._read(probe)
-                        for measurement in self._open:
-                            measurement.fold(readings)
+                        self._read(probe)
 
     def close(self) -> None:
         """Stop sampling and close the probes."""

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from ipygpumem.bindings import Bindings
+from ipygpumem.kinds import is_kind
 
 Namespace = dict[str, Any]
 
@@ -43,13 +44,13 @@ class Scope:
 
     Args:
         namespace: the names that cells see, such as IPython's ``user_ns``.
-        keep: names or globs whose values stay at the end.
+        keep: names or globs whose values stay at the end; the caller may add to the list later.
         drop_imports: delete the names of imported modules too.
     """
 
-    def __init__(self, namespace: Namespace, *, keep: Iterable[str] = (), drop_imports: bool = False) -> None:
+    def __init__(self, namespace: Namespace, *, keep: list[str] | None = None, drop_imports: bool = False) -> None:
         self._namespace = namespace
-        self.keep = list(keep)
+        self._keep = keep if keep is not None else []
         self._drop_imports = drop_imports
         self._outer = {name for name in list(namespace) if is_ownable(name)}
         self._assigned: set[str] = set()
@@ -95,6 +96,8 @@ class Scope:
             if name in self.waiting and name in namespace and namespace[name] is self.waiting[name]:
                 del self.waiting[name]  # the code did not bind it after all
         for name, address in pending.dying.items():
+            # After an error the same address means that the deletion was not reached: a new object could only have it
+            # by chance, and then a name too many stays, which loses nothing.
             if not failed or name not in namespace or id(namespace[name]) != address:
                 self._outer.discard(name)
 
@@ -117,16 +120,16 @@ class Scope:
         if self._drop_imports or name not in self._imported:
             return False
         # "try: import x / except ImportError: x = None" both imports and assigns.
-        is_module = type.__subclasscheck__(ModuleType, type(self._namespace.get(name)))
+        is_module = is_kind(self._namespace.get(name), ModuleType)
         return name not in self._assigned or is_module
 
     def _matches_keep(self, name: str) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in self.keep)
+        return any(fnmatchcase(name, pattern) for pattern in self._keep)
 
     def unmatched_keep(self) -> list[str]:
         """Return the patterns of ``keep`` that match no name at all."""
         names = [name for name in list(self._namespace) if is_ownable(name)]
-        return [pattern for pattern in self.keep if not any(fnmatchcase(name, pattern) for name in names)]
+        return [pattern for pattern in self._keep if not any(fnmatchcase(name, pattern) for name in names)]
 
     def close(self, enclosing: Scope | None, *, spare: Callable[[object], bool] = lambda value: False) -> Outcome:
         """Delete, restore and keep. An interrupted call can be repeated: it goes on where it stopped.
@@ -171,7 +174,7 @@ class Scope:
         if enclosing is None:
             return
         enclosing._assigned.add(name)
-        if shadowed and name in enclosing._outer and name not in enclosing.waiting:
+        if shadowed and name in enclosing._outer and name not in enclosing.waiting and name not in enclosing._shared:
             enclosing.waiting[name] = old
 
 

@@ -64,11 +64,11 @@ def _describe(traceback: TracebackType) -> _Entry:
 def _position(traceback: TracebackType) -> tuple[int, int | None, int | None, int | None]:
     """Return line, end line, column and end column of the expression that failed, as far as they are known."""
     positions = getattr(traceback.tb_frame.f_code, "co_positions", None)  # Python 3.11
-    if positions is not None:
+    if positions is not None and traceback.tb_lasti >= 0:
         line, *rest = next(itertools.islice(positions(), traceback.tb_lasti // 2, None), (None, None, None, None))
-        if line == traceback.tb_lineno:
+        if line is not None and line == traceback.tb_lineno:
             return (line, *rest)
-    return traceback.tb_lineno, None, None, None
+    return traceback.tb_lineno or 1, None, None, None  # generated code may have no lines
 
 
 def _build(entries: list[_Entry]) -> TracebackType:

@@ -19,7 +19,8 @@ from types import FrameType, MemberDescriptorType, TracebackType
 from typing import Any, Literal
 
 from ipygpumem.errors import UnitError
-from ipygpumem.inventory import ArraySearch, is_atom, is_kind, type_name
+from ipygpumem.inventory import ArraySearch
+from ipygpumem.kinds import is_atom, is_kind, name_of, type_name
 from ipygpumem.model import Held
 from ipygpumem.standins import stand_in_for
 from ipygpumem.units import parse_bytes
@@ -120,7 +121,7 @@ def is_oom(error: BaseException) -> bool:
 
 def _names(error: BaseException) -> set[str]:
     """Return the names of the exception's type and of its bases."""
-    return {str(type.__dict__["__name__"].__get__(kind)) for kind in type.mro(type(error))}
+    return {name_of(kind) for kind in type.mro(type(error))}
 
 
 def _requested(error: BaseException) -> int | None:

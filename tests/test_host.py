@@ -106,6 +106,29 @@ def test_child_processes_are_counted_beside_the_process() -> None:
     assert reading.current_bytes == pytest.approx(host.psutil.Process().memory_info().rss, rel=0.05)
 
 
+def test_grandchildren_count_too_by_either_way_of_counting() -> None:
+    inner = "import sys; block = bytearray(64 << 20); print('ready', flush=True); sys.stdin.read()"
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
+    child = subprocess.Popen([sys.executable, "-c", outer], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    probe = HostProbe()
+    found = probe.read()[0].children_bytes
+    by_psutil = probe._children_by_psutil()
+    child.communicate()
+    probe.close()
+    assert by_psutil > 64 * MIB
+    assert found is None or found == pytest.approx(by_psutil, rel=0.05)
+
+
+def test_a_container_with_a_limit_has_no_more_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"memory.max": "1000000\n", "memory.current": "400000\n"}
+    monkeypatch.setattr(Path, "read_text", lambda path: texts[path.name])
+    assert host.available_bytes() == 600000
+    texts["memory.max"] = "max\n"
+    assert host.available_bytes() > 600000
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_after_a_fork_the_child_reads_its_own_memory() -> None:
     code = (

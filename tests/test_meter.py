@@ -118,6 +118,22 @@ def test_no_thread_runs_where_the_probe_has_a_mark_of_its_own() -> None:
     meter.stop(span)
 
 
+def test_a_change_of_a_probe_loses_no_peak_and_starts_the_samples_that_it_needs() -> None:
+    probe = FakeProbe()
+    meter = Meter([probe], sample_seconds=0.001)
+    span = meter.start()
+    probe.spike(500)
+
+    def sample() -> None:
+        probe.rearm()
+        probe.sampled = True
+
+    meter.change(sample)
+    (sampler,) = [thread for thread in threading.enumerate() if thread.name == "ipygpumem-sampler"]
+    assert meter.stop(span)[0].peak_bytes == 500
+    sampler.join(10)
+
+
 def test_closing_the_meter_closes_its_probes() -> None:
     probe = FakeProbe(sampled=True)
     meter = Meter([probe])

@@ -44,7 +44,7 @@ def visible(namespace: dict[str, Any]) -> dict[str, Any]:
 def after(source: str, *, keep: tuple[str, ...] = (), drop_imports: bool = False, **names: Any) -> dict[str, Any]:
     """Return the names that are visible after ``source`` ran as one scope over ``names``."""
     namespace: dict[str, Any] = {"__builtins__": builtins, **names}
-    scope = Scope(namespace, keep=keep, drop_imports=drop_imports)
+    scope = Scope(namespace, keep=list(keep), drop_imports=drop_imports)
     run(scope, namespace, source)
     scope.close(None)
     return visible(namespace)
@@ -152,6 +152,17 @@ def test_global_in_an_inner_cell_frees_the_name_from_every_scope() -> None:
     run(outer, namespace, "x = 1")
     inner = Scope(namespace)
     run(inner, namespace, "global x\nx = 2", (outer,))
+    inner.close(outer)
+    outer.close(None)
+    assert namespace["x"] == 2
+
+
+def test_what_an_inner_scope_keeps_does_not_take_a_shared_name_from_the_notebook() -> None:
+    namespace: dict[str, Any] = {"x": 0}
+    outer = Scope(namespace)
+    run(outer, namespace, "global x\nx = 1")
+    inner = Scope(namespace, keep=["x"])
+    run(inner, namespace, "x = 2", (outer,))
     inner.close(outer)
     outer.close(None)
     assert namespace["x"] == 2

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
 
+from ipygpumem.meter import Measurement
 from ipygpumem.notebook.cells import CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.session import Session
@@ -143,7 +144,7 @@ def test_any_order_of_events_ends_each_cell_at_most_once(events: list[tuple[str,
         if event == "begin":
             info = info_of(f"cell {len(begun)}")
             begun.append(info)
-            assert stack.push(info).nested == (len(stack) > 1)
+            assert stack.push(info, Measurement({})).nested == (len(stack) > 1)
             continue
         candidates = {"end": begun, "end again": ended}.get(event, [])
         if event == "end none":

@@ -28,21 +28,21 @@ class Cell:
     info: Any
     nested: bool
     thread: int
+    measurement: Measurement
     experiment: str | None = None
-    measurement: Measurement | None = None
     started: float = field(default_factory=time.perf_counter)
     cpu_started: float = field(default_factory=time.process_time)
     started_at: float = field(default_factory=time.time)
-    last_error: tuple[int, int] = (0, 0)
-    """Identities of the last error that was shown before the cell."""
+    last_error: int = 0
+    """Identity of the last error that was shown before the cell."""
     trees: list[ast.AST] = field(default_factory=list)
     pending: list[tuple[Scope, Pending]] = field(default_factory=list)
     ending: list[Experiment] = field(default_factory=list)
     """Experiments that end with this cell."""
     recovery: RecoveryRecord | None = None
     """A recovery that an experiment's exit made before the cell was over."""
-    release_frames: bool = False
-    """An experiment ended by this cell's error: the frames belong to it."""
+    released_by: int = 0
+    """Identity of an error that ended an experiment inside the cell: its frames belong to that experiment."""
 
     def bindings(self) -> list[Bindings]:
         """Return what the trees seen so far bind."""
@@ -55,10 +55,11 @@ class CellStack:
     def __init__(self) -> None:
         self._cells: list[Cell] = []
 
-    def push(self, info: Any) -> Cell:
+    def push(self, info: Any, measurement: Measurement) -> Cell:
         """Note that a cell begins."""
         thread = threading.get_ident()
-        cell = Cell(info, nested=any(cell.thread == thread for cell in self._cells), thread=thread)
+        nested = any(cell.thread == thread for cell in self._cells)
+        cell = Cell(info, nested=nested, thread=thread, measurement=measurement)
         self._cells.append(cell)
         return cell
 

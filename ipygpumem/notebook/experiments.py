@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ipygpumem import reclaim
 from ipygpumem.errors import ExperimentError
-from ipygpumem.inventory import ArraySearch
+from ipygpumem.inventory import ArraySearch, watch
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Usage
 from ipygpumem.notebook.seeding import SeedOnImport, seed_generators
-from ipygpumem.scope import Scope
+from ipygpumem.scope import Scope, is_ownable
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ class _AtEnd:
     peaks: dict[str, int]
     """The peaks of the user's code: what the clean-up itself needs is none of them."""
     waiting: list[Held]
-    watched: list[tuple[Held, list[weakref.ref[object]]]]
+    watched: list[tuple[Held, list[Callable[[], bool]]]]
 
 
 def _check(name: object, keep: list[str], seed: object, report: object) -> None:
@@ -96,7 +95,7 @@ class Experiment:
         self._session.begin(self)
         return self
 
-    def open(self, namespace: dict[str, object]) -> None:
+    def _enter(self, namespace: dict[str, object]) -> None:
         """Open scope and measurement; called by the session once the experiment has its place."""
         self._started = time.perf_counter()
         self._started_at = time.time()
@@ -109,7 +108,7 @@ class Experiment:
         """Time since the start."""
         return time.perf_counter() - self._started
 
-    def reseed(self) -> None:
+    def _reseed(self) -> None:
         """Reset the random generators if the experiment has a seed, and those imported later when they come."""
         if self.seed is not None and self._seed_on_import is not None:
             self._seed_on_import.install()
@@ -117,7 +116,8 @@ class Experiment:
 
     def keep(self, *patterns: str) -> None:
         """Keep these names or globs at the end."""
-        self.scope.keep.extend(patterns)
+        _check(self.name, list(patterns), self.seed, self.report)
+        self._keep.extend(patterns)
 
     def usage(self) -> tuple[Usage, ...]:
         """Return each device's usage from the start until now, or until the end if it is finished."""
@@ -144,16 +144,18 @@ class Experiment:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is not None:
-            self._session.failed_inside(self, error)
-        if self.record is None:
-            self.finish()
+        try:
+            if error is not None:
+                self._session.failed_inside(self, error)
+        finally:
+            if self.record is None:
+                self.finish()
 
-    def add_cell(self, cell: CellRecord) -> None:
+    def _add_cell(self, cell: CellRecord) -> None:
         """Count a finished cell as the experiment's."""
         self._cells.append(cell)
 
-    def note(self, text: str) -> None:
+    def _note(self, text: str) -> None:
         """Add a remark to the report."""
         self._remarks.append(text)
 
@@ -163,13 +165,14 @@ class Experiment:
         entries = [search.held(name, value) for name, value in list(self.scope.waiting.items())]
         return [entry[0] for entry in entries if entry is not None]
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """Let the names stay and stop measuring: the extension is being unloaded."""
         self._session.meter.drop(self._measurement)
+        self.scope.waiting.clear()
         if self._seed_on_import is not None:
             self._seed_on_import.remove()
 
-    def close(self, enclosing: Scope | None) -> ExperimentRecord:
+    def _leave(self, enclosing: Scope | None) -> ExperimentRecord:
         """Give everything back and return the record; after an interrupt, call it again."""
         meter = self._session.meter
         at_end = self._at_end = self._at_end or self._look()
@@ -203,17 +206,21 @@ class Experiment:
         if self.failed:
             self._session.release_stored_tracebacks()
 
-    def _watch(self) -> list[tuple[Held, list[weakref.ref[object]]]]:
-        """Return what the scope's names and outputs hold, with weak references that show whether it dies."""
+    def _watch(self) -> list[tuple[Held, list[Callable[[], bool]]]]:
+        """Return what the scope's names and outputs hold, with functions that say whether it is still alive."""
         scope, search = self.scope, ArraySearch()
         namespace = self._session.namespace
+        own = set(scope.own_names())
+        for name, value in list(namespace.items()):
+            if is_ownable(name) and name not in own:
+                search.ignore(value)  # a view of the notebook's own data is no leak
         named: list[tuple[str, object]] = [(name, namespace.get(name)) for name in scope.names_to_delete()]
         named += [(f"Out[{key}]", value) for key, value in self._session.outputs.since(self.outputs_at_start).items()]
         entries = [search.held(name, value) for name, value in named]
-        return [(entry[0], [weakref.ref(item) for item in entry[1]]) for entry in entries if entry is not None]
+        return [(entry[0], [watch(item) for item in entry[1]]) for entry in entries if entry is not None]
 
     def _survivors(self, at_end: _AtEnd) -> tuple[Held, ...]:
-        alive = [held for held, items in at_end.watched if any(item() is not None for item in items)]
+        alive = [held for held, items in at_end.watched if any(is_alive() for is_alive in items)]
         smallest = self._session.config.min_held_bytes
         return tuple(sorted((h for h in alive if h.size_bytes >= smallest), key=lambda held: -held.size_bytes))
 

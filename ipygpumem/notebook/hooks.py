@@ -103,7 +103,7 @@ class Hooks:
         self._undo.append(lambda: self._shell.strdispatchers["complete_command"].strs.pop(key, None))
 
     def _host_peak_changed(self, change: Any) -> None:
-        self.session.host.use_mark(exact=change["new"] == "kernel")
+        self.session.meter.change(lambda: self.session.host.use_mark(exact=change["new"] == "kernel"))
 
     def _guarded(self, name: str, callback: Callable[..., None]) -> Callable[..., None]:
         """Return ``callback`` with a promise: whatever fails in it, the user's cell goes on."""

@@ -7,12 +7,10 @@ import time
 from collections import deque
 from typing import Any
 
-import psutil
-
 from ipygpumem import reclaim, tracebacks
 from ipygpumem.bindings import bindings_of
 from ipygpumem.errors import ExperimentError, NotLoadedError
-from ipygpumem.inventory import is_kind, type_name
+from ipygpumem.kinds import is_kind, type_name
 from ipygpumem.meter import Meter
 from ipygpumem.model import CellRecord, ExperimentRecord, Reading, ReclaimStep, RecoveryRecord
 from ipygpumem.notebook.cells import Cell, CellStack
@@ -22,7 +20,7 @@ from ipygpumem.notebook.outputs import Outputs
 from ipygpumem.notebook.show import Screen
 from ipygpumem.probes import Probe
 from ipygpumem.probes.accelerators import CUDA, XPU, CachingAllocatorProbe, MpsProbe
-from ipygpumem.probes.host import HostProbe
+from ipygpumem.probes.host import HostProbe, available_bytes
 from ipygpumem.probes.nvml import Nvml
 from ipygpumem.reports import content
 from ipygpumem.scope import Pending, Scope, forget_gone
@@ -41,9 +39,8 @@ class Session:
         self.shell = shell
         self.config = config
         self.host = HostProbe(exact=config.host_peak == "kernel")
-        if probes is None:
-            probes = [self.host, CachingAllocatorProbe(CUDA, Nvml()), CachingAllocatorProbe(XPU), MpsProbe()]
-        self.meter = Meter(probes, sample_seconds=config.sample_seconds)
+        accelerators: list[Probe] = [CachingAllocatorProbe(CUDA, Nvml()), CachingAllocatorProbe(XPU), MpsProbe()]
+        self.meter = Meter(probes or [self.host, *accelerators], sample_seconds=config.sample_seconds)
         self.outputs = Outputs(shell)
         self.screen = Screen(shell)
         self.history: deque[CellRecord] = deque(maxlen=config.history_length)
@@ -55,21 +52,20 @@ class Session:
 
     @property
     def namespace(self) -> dict[str, Any]:
-        """The notebook's names; looked up anew, since %reset may exchange the dictionary."""
+        """The notebook's names."""
         return self.shell.user_ns  # type: ignore[no-any-return]  # IPython is untyped
 
     # -- cells ------------------------------------------------------------------------------------------------
 
     def cell_begins(self, info: Any) -> None:
         """Start measuring a cell."""
-        cell = self._cells.push(info)
+        cell = self._cells.push(info, self.meter.start())
+        cell.last_error = _last_error()
         if self.open and not cell.nested:
             cell.experiment = self.open[-1].name
             for experiment in self.open:
-                experiment.reseed()
-        cell.last_error = _last_error()
+                experiment._reseed()
         cell.started = time.perf_counter()
-        cell.measurement = self.meter.start()
 
     def code_seen(self, tree: Any) -> None:
         """Note the syntax tree of code that runs next: a cell's, or one inside it (%%time and its like)."""
@@ -88,35 +84,47 @@ class Session:
         """Measure, remember and report the cell that ``result`` ends, and end what ends with it."""
         ended_at = time.perf_counter()
         cell, lost = self._cells.pop(result)
-        for other in lost:
-            self._drop(other)
-        self._settle(self._unseen, failed=False)
-        if cell is not None and cell.measurement is not None:
+        _settle(self._unseen, failed=False)
+        for other in lost:  # as after an error
+            _settle(other.pending, failed=True)
+            self.meter.drop(other.measurement)
+        if cell is not None:
+            error = _error_of(result)
+            _settle(cell.pending, failed=error is not None)
+            self._forget_gone()
             try:
-                self._finish_cell(cell, result, ended_at)
+                self._finish_cell(cell, result, error, ended_at - cell.started)
             finally:
                 self.meter.drop(cell.measurement)  # an interrupt may come at any point
 
-    def _finish_cell(self, cell: Cell, result: Any, ended_at: float) -> None:
-        error = _error_of(result)
-        self._settle(cell.pending, failed=error is not None)
-        record = self._measure(cell, result, error, ended_at - cell.started)
-        parts = []
-        if not cell.nested:
-            self.history.append(record)
-            if self.config.report and record.duration_seconds >= self.config.min_cell_seconds:
-                parts.append(content.cell_report(record))
+    def _finish_cell(self, cell: Cell, result: Any, error: BaseException | None, seconds: float) -> None:
+        reports: list[content.Report] = []
+        try:
+            try:
+                reports += self._remember(cell, self._measure(cell, result, error, seconds))
+                reports += self._recover(cell, error or _shown_since(cell.last_error))
+            finally:
+                for experiment in reversed(cell.ending):
+                    if experiment in self.open:
+                        reports += self._close(experiment)
+        except KeyboardInterrupt:
+            reports += [content.interrupted_exit(item.name) for item in cell.ending if item in self.open]
+        finally:
+            self.screen.show(reports)
+
+    def _remember(self, cell: Cell, record: CellRecord) -> list[content.Report]:
+        """Add a finished cell to the history and to the open experiments, and return its report."""
         for experiment in self.open:
             experiment.failed = experiment.failed or not record.success or _last_error() != cell.last_error
-            if not cell.nested:
-                experiment.add_cell(record)
-        parts += self._recover(cell, error or _shown_since(cell.last_error))
-        for experiment in reversed(cell.ending):
-            parts += self._end_with_cell(experiment)
-        self.screen.show(parts)
+        if cell.nested:
+            return []
+        self.history.append(record)
+        for experiment in self.open:
+            experiment._add_cell(record)
+        shown = self.config.report and record.duration_seconds >= self.config.min_cell_seconds
+        return [content.cell_report(record)] if shown else []
 
     def _measure(self, cell: Cell, result: Any, error: BaseException | None, seconds: float) -> CellRecord:
-        assert cell.measurement is not None
         if self.config.collect_garbage and not cell.nested:
             worked = min(seconds, time.process_time() - cell.cpu_started)
             self._garbage.collect_if_cheap(worked, self.config.garbage_share)
@@ -132,16 +140,8 @@ class Session:
             usages=usages,
         )
 
-    def _drop(self, cell: Cell) -> None:
-        """Forget a cell that never ended; its names are settled as after an error."""
-        self._settle(cell.pending, failed=True)
-        if cell.measurement is not None:
-            self.meter.drop(cell.measurement)
-
-    def _settle(self, pending: list[tuple[Scope, Pending]], *, failed: bool) -> None:
-        for scope, names in pending:
-            scope.after_code(names, failed=failed)
-        pending.clear()
+    def _forget_gone(self) -> None:
+        """Honour what was deleted by hand: old names and old outputs."""
         forget_gone([experiment.scope for experiment in self.open])
         for experiment in self.open:
             self.outputs.settle(experiment.outputs_at_start)
@@ -151,7 +151,7 @@ class Session:
     def _recover(self, cell: Cell, error: BaseException | None) -> list[content.Report]:
         if error is not None:
             failure = tracebacks.classify(error)
-            releases = cell.release_frames or self._releases(failure)
+            releases = cell.released_by == id(error) or self._releases(failure)
             if cell.recovery is not None:
                 self._release(error)  # frames that still ran when the experiment inside the cell ended
             elif releases or failure.poisoned:
@@ -195,13 +195,17 @@ class Session:
         experiment.failed = True
         running = self._cells.running()
         failure = tracebacks.classify(error)
+        cell = running[-1] if running else None
         if self._releases(failure):
+            if cell is not None and cell.recovery is not None:
+                self._release(error)  # told already, by an experiment inside this one
+                return
             record = self._recovery(error, failure, release=True)
-            if running:
-                running[-1].recovery = record
-        elif running and self.config.release_frames != "never":
-            running[-1].release_frames = True
-            experiment.note("what the traceback's frames hold comes back when the cell ends")
+            if cell is not None:
+                cell.recovery = record
+        elif cell is not None and self.config.release_frames != "never":
+            cell.released_by = id(error)
+            experiment._note("what the traceback's frames hold comes back when the cell ends")
 
     def release_stored_tracebacks(self) -> None:
         """Release the frames of the last error, which IPython and ``sys`` keep for %debug and %tb."""
@@ -230,12 +234,12 @@ class Session:
             if other.name == experiment.name:
                 self.finish(other)
                 break
-        experiment.open(self.namespace)
+        experiment._enter(self.namespace)
         self.open.append(experiment)
         self._note_running_code(experiment.scope)
         if not self._cells.running():
             self._unseen.append((experiment.scope, experiment.scope.before_unknown_code()))
-        experiment.reseed()
+        experiment._reseed()
 
     def _note_running_code(self, scope: Scope) -> None:
         """Tell a scope what the code that runs already will bind: its trees were seen before the scope was."""
@@ -255,12 +259,6 @@ class Session:
             raise ExperimentError("%%experiment needs a cell with events: use %experiment start and end here")
         running[-1].ending.append(experiment)
 
-    def _end_with_cell(self, experiment: Experiment) -> list[content.Report]:
-        try:
-            return self._close(experiment) if experiment in self.open else []
-        except KeyboardInterrupt:
-            return [content.interrupted_exit(experiment.name)]
-
     def finish(self, experiment: Experiment) -> ExperimentRecord:
         """End ``experiment`` and all inside it, show the reports, and return the record."""
         if experiment.record is None or experiment in self.open:
@@ -276,9 +274,9 @@ class Session:
             reports += self._close(self.open[-1])
         position = len(self.open) - 1
         enclosing = self.open[position - 1] if position else None
-        record = experiment.record or experiment.close(enclosing.scope if enclosing else None)
-        self.open.pop()
+        record = experiment.record or experiment._leave(enclosing.scope if enclosing else None)
         self.experiments.append(record)
+        self.open.remove(experiment)  # not the last one for sure: finalisers and threads run meanwhile
         if enclosing is not None:
             self._note_running_code(enclosing.scope)
         style = experiment.report or self.config.experiment_report
@@ -288,7 +286,7 @@ class Session:
         """Leave open experiments' names as they are, close the meter, and return the experiments' names."""
         names = [experiment.name for experiment in self.open]
         for experiment in self.open:
-            experiment.abandon()
+            experiment._abandon()
         self.open.clear()
         self.meter.close()
         return names
@@ -298,11 +296,18 @@ def _error_of(result: Any) -> BaseException | None:
     return getattr(result, "error_before_exec", None) or getattr(result, "error_in_exec", None)
 
 
-def _last_error() -> tuple[int, int]:
-    return id(getattr(sys, "last_value", None)), id(getattr(sys, "last_traceback", None))
+def _settle(pending: list[tuple[Scope, Pending]], *, failed: bool) -> None:
+    """Let scopes see what code that has run really bound."""
+    for scope, names in pending:
+        scope.after_code(names, failed=failed)
+    pending.clear()
 
 
-def _shown_since(last_error: tuple[int, int]) -> BaseException | None:
+def _last_error() -> int:
+    return id(getattr(sys, "last_value", None))
+
+
+def _shown_since(last_error: int) -> BaseException | None:
     """Return an error that was shown and then swallowed, as %run does with those of its script."""
     return None if _last_error() == last_error else _stored("last_value")
 
@@ -320,7 +325,7 @@ def _free(readings: dict[str, Reading]) -> dict[str, int]:
         for device, reading in readings.items()
         if reading.total_bytes is not None and reading.used_bytes is not None
     }
-    return {"cpu": psutil.virtual_memory().available, **free}
+    return {"cpu": available_bytes(), **free}
 
 
 def session_of(shell: Any) -> Session:

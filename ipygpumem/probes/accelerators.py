@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from ipygpumem.kinds import is_kind
 from ipygpumem.model import Reading
 from ipygpumem.probes.counters import SharedPeaks
 from ipygpumem.probes.nvml import Nvml
@@ -40,7 +41,7 @@ XPU = Backend(
 def loaded_torch() -> Any | None:
     """Return the torch module if the user's code has imported it, else None (also for a stand-in)."""
     module = sys.modules.get("torch")
-    return module if type.__subclasscheck__(ModuleType, type(module)) else None
+    return module if is_kind(module, ModuleType) else None
 
 
 class CachingAllocatorProbe:
@@ -67,7 +68,8 @@ class CachingAllocatorProbe:
         module = self._module()
         if module is None or peaks is None:
             return ()
-        return tuple(self._read(module, peaks, index, detail) for index in range(module.device_count()))
+        wide = "all" if detail else "used" if peak else ""
+        return tuple(self._read(module, peaks, index, wide) for index in range(module.device_count()))
 
     def _share_peaks(self) -> SharedPeaks | None:
         """Wrap torch's counters as soon as torch is there: the first cell that uses the device may reset them."""
@@ -77,13 +79,13 @@ class CachingAllocatorProbe:
                 self._peaks = SharedPeaks(library, self._backend.stats, self._backend.reset)
         return self._peaks
 
-    def _read(self, module: Any, peaks: SharedPeaks, index: int, detail: bool) -> Reading:
+    def _read(self, module: Any, peaks: SharedPeaks, index: int, wide: str) -> Reading:
         stats, peak = peaks.read(index)
         allocated = stats["allocated_bytes"]["all"]["current"]
         reserved = stats["reserved_bytes"]["all"]["current"]
         if reserved > 0:
             self._with_context.add(index)
-        total, used, other, note = self._device_wide(module, index, detail, has_context=index in self._with_context)
+        total, used, other, note = self._device_wide(module, index, wide)
         return Reading(
             device=f"{self._backend.name}:{index}",
             current_bytes=allocated,
@@ -96,15 +98,19 @@ class CachingAllocatorProbe:
             note=note,
         )
 
-    def _device_wide(
-        self, module: Any, index: int, detail: bool, *, has_context: bool
-    ) -> tuple[int, int | None, int | None, str]:
-        """Return total, used and other processes' bytes of one device, and why a figure is missing."""
+    def _device_wide(self, module: Any, index: int, wide: str) -> tuple[int, int | None, int | None, str]:
+        """Return total, used and other processes' bytes of one device, and why a figure is missing.
+
+        ``wide`` says what is asked: ``all``, only what is ``used`` on devices that this process uses, or nothing.
+        """
         if index not in self._totals:
             self._totals[index] = module.get_device_properties(index).total_memory
+        has_context = index in self._with_context
         note = ""
-        if self._nvml is not None and (detail or has_context):
-            found = self._nvml.device(module, index, processes=detail, has_context=has_context)
+        if not wide or (wide == "used" and not has_context):
+            return self._totals[index], None, None, note
+        if self._nvml is not None:
+            found = self._nvml.device(module, index, processes=wide == "all", has_context=has_context)
             if found.used_bytes is not None:
                 return found.total_bytes or self._totals[index], found.used_bytes, found.other_bytes, found.note
             note = found.note

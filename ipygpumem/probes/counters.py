@@ -31,6 +31,7 @@ class SharedPeaks:
         self._library = library
         self._hidden: dict[int, dict[Path, int]] = {}
         self._pending: dict[int, int] = {}
+        self._latest: dict[int, Stats] = {}
         self._wrapped: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
         self._stats: Callable[[int], Stats] = getattr(library, stats_names[0])
         self._reset: Callable[[int], None] = getattr(library, reset_names[0])
@@ -49,13 +50,13 @@ class SharedPeaks:
 
     def read(self, device: int) -> tuple[Stats, int]:
         """Return the raw statistics of ``device`` and its peak of allocated bytes since our ``rearm``."""
-        stats = self._stats(device)
+        stats = self._latest[device] = self._stats(device)
         return stats, max(stats["allocated_bytes"]["all"]["peak"], self._pending.get(device, 0))
 
     def rearm(self, device: int) -> None:
         """Reset the counters of ``device`` and remember what the user would still have seen."""
         hidden = self._hidden.setdefault(device, {})
-        for path, values in _with_peaks(self._stats(device)):
+        for path, values in _with_peaks(self._latest.pop(device, {}) or self._stats(device)):
             hidden[path] = max(hidden.get(path, 0), values["peak"])
         self._reset(device)
         self._pending.pop(device, None)

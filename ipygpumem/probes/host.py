@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from pathlib import Path
 
 import psutil
 
@@ -100,15 +101,23 @@ class HostProbe:
         return int(match[2]) * KIB, int(match[1]) * KIB
 
     def _children_rss(self, *, detail: bool) -> int | None:
-        # The kernel's own list of the main thread's children costs microseconds; psutil walks all processes.
-        if self._children is None and not detail:
-            return None
-        if self._children is not None and not os.pread(self._children, 1, 0) and not detail:
-            return 0
+        """Return the RSS of all descendants; None where only a slow walk over all processes would tell."""
+        if self._children is None:
+            return self._children_by_psutil() if detail else None
+        waiting, rss = os.pread(self._children, 1 << 16, 0).split(), 0
+        while waiting:
+            process = Path("/proc") / waiting.pop().decode()
+            with contextlib.suppress(OSError, IndexError):  # it ended while we looked
+                rss += int((process / "statm").read_bytes().split()[1]) * _PAGE
+                waiting += (process / "task" / process.name / "children").read_bytes().split()
+        return rss
+
+    def _children_by_psutil(self) -> int:
         rss = 0
-        for child in self._process.children(recursive=True):
-            with contextlib.suppress(psutil.Error):  # it ended while we looked
-                rss += child.memory_info().rss
+        with contextlib.suppress(psutil.Error):
+            for child in self._process.children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    rss += child.memory_info().rss
         return rss
 
     def rearm(self) -> None:
@@ -127,3 +136,13 @@ def _open(path: str, flags: int) -> int | None:
         return os.open(path, flags | os.O_CLOEXEC)
     except OSError:
         return None
+
+
+def available_bytes() -> int:
+    """Return how much host memory this process could still get, by the system and by its container's limit."""
+    available = int(psutil.virtual_memory().available)
+    with contextlib.suppress(OSError, ValueError):  # no cgroup v2, or no limit ("max")
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        available = min(available, max(0, limit - used))
+    return available
