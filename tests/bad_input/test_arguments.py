@@ -1,0 +1,122 @@
+"""Lines and arguments that are wrong, and names to keep that are not there."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.bad_input.steps import goes_on, names, open_now, refused, works
+from tests.kernel import Kernel, Reply
+
+# -- a line that is wrong -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("%experiment", "a command is missing"),
+        ("%experiment bogus", "bogus"),
+        ("%experiment end", "no experiment is open"),
+        ("%experiment end nothing", "no experiment is open"),
+        ("%experiment keep x", "no experiment is open"),
+        ("%experiment start", "name"),
+        ("%%experiment\nx = 1", "name"),
+        ("%%experiment --keep x\nx = 1", "name"),
+        ("%experiment start a --bogus", "--bogus"),
+        ("%%experiment a --bogus 3\nx = 1", "--bogus"),
+        ("%experiment start a --help", "--help"),
+        ("%experiment start a --see 1", "--see"),
+        ("%experiment start a --seed x", "--seed"),
+        ("%experiment start a --seed", "--seed"),
+        ("%experiment start a --seed 1.5", "--seed"),
+        ("%experiment start a --report loud", "--report"),
+        ("%experiment start a --keep", "--keep"),
+        ("%experiment start a --keep 'x y'", "x y"),
+        ("%experiment start a --keep '<b>'", "<b>"),
+        ("%experiment start don't", "quotation"),
+        ("%%experiment 'unclosed\nx = 1", "quotation"),
+        ("%gpumem", "on"),
+        ("%gpumem bogus", "status"),
+        ("%gpumem on off", "status"),
+        ("%gpumem 'on", "quotation"),
+    ],
+)
+def test_a_wrong_line_gets_one_line_that_names_the_mistake_and_opens_nothing(
+    notebook: Kernel, line: str, part: str
+) -> None:
+    assert part in refused(notebook, line)
+    assert "no experiment is open" in open_now(notebook)
+    assert "x" not in names(notebook)
+
+
+@pytest.mark.parametrize("seed", ["99999999999999999999999999", "-99999999999999999999999999"])
+def test_a_seed_that_no_generator_takes_is_refused_before_anything_is_open(notebook: Kernel, seed: str) -> None:
+    assert "seed" in refused(notebook, f"%%experiment a --seed {seed}\nx = 1")
+    assert "seed" in refused(notebook, f"%experiment start a --seed {seed}")
+    assert "no experiment is open" in open_now(notebook)
+    assert "x" not in names(notebook)
+
+
+def test_a_negative_seed_works(notebook: Kernel) -> None:
+    works(notebook, "import random, numpy\nseen = []")
+    for _ in range(2):
+        works(
+            notebook,
+            "%%experiment a --seed -3\nseen.append((random.random(), float(numpy.random.rand())))",
+        )
+    assert notebook.value("seen[0] == seen[1]") is True
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "experiment(7)",
+        "experiment(None)",
+        "experiment('')",
+        "experiment('a', keep=[1])",
+        "experiment('a', keep=3)",
+        "experiment('a', seed='x')",
+        "experiment('a', seed=1 << 80)",
+        "experiment('a', report='loud')",
+    ],
+)
+def test_a_wrong_argument_in_python_is_refused_when_it_is_given_and_loses_no_name(notebook: Kernel, call: str) -> None:
+    works(notebook, "import ipygpumem\nx = 'old'\ndef attempt():\n    return ipygpumem." + call + ".start()")
+    reply = run_ours(notebook, "handle = attempt()\nx = 'new'")
+    assert reply.error in ("ExperimentError", "TypeError", "ValueError"), reply
+    assert "no experiment is open" in open_now(notebook)
+    assert notebook.value("x") == "old"
+    goes_on(notebook)
+
+
+def run_ours(kernel: Kernel, code: str) -> Reply:
+    """Run a cell whose error comes from our own Python functions: the traceback may name our files."""
+    reply = kernel.run(code)
+    assert "steps aside" not in reply.stderr
+    return reply
+
+
+def test_an_experiment_is_started_once_and_finished_as_often_as_one_likes(notebook: Kernel) -> None:
+    works(notebook, "import ipygpumem\ne = ipygpumem.experiment('once').start()")
+    works(notebook, "assert e.finish() is e.finish()")
+    assert run_ours(notebook, "e.start()").error == "ExperimentError"
+    assert run_ours(notebook, "ipygpumem.experiment('never').finish()").error == "ExperimentError"
+    assert run_ours(notebook, "ipygpumem.experiment('never').usage()").error == "ExperimentError"
+    goes_on(notebook)
+
+
+# -- keep -----------------------------------------------------------------------------------------------------------
+
+
+def test_keep_of_a_name_that_does_not_exist_is_said_and_harms_nothing(notebook: Kernel) -> None:
+    reply = works(notebook, "%%experiment a --keep missing --keep 'no*' --keep here\nhere, gone = 1, 2")
+    (text,) = reply.reports("experiment")
+    assert "no name matches 'missing'" in text
+    assert "no name matches 'no*'" in text
+    assert "'here'" not in text
+    assert names(notebook) == ["here"]
+
+
+def test_keep_of_a_name_that_the_scope_deleted_is_said(notebook: Kernel) -> None:
+    reply = works(notebook, "%%experiment a --keep x\nx = 1\ndel x")
+    assert "no name matches 'x'" in reply.reports("experiment")[0]
+    assert names(notebook) == []

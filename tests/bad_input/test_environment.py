@@ -1,0 +1,234 @@
+"""Bad options, an interpreter that the user's code has bent, and stubs in place of libraries."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.bad_input.steps import goes_on, names, open_now, run, works
+from tests.kernel import Kernel
+
+# -- configuration --------------------------------------------------------------------------------------------------
+
+
+def test_options_come_from_a_config_file_and_the_command_line(tmp_path: Path) -> None:
+    profile = tmp_path / "profile_default"
+    profile.mkdir()
+    (profile / "ipython_kernel_config.py").write_text(
+        "c.InteractiveShellApp.extensions = ['ipygpumem']\nc.IPyGpuMem.experiment_report = 'compact'\n"
+    )
+    environment = {**os.environ, "IPYTHONDIR": str(tmp_path)}
+    with contextlib.closing(Kernel("--IPyGpuMem.min_cell_seconds=0.2", env=environment)) as kernel:
+        assert kernel.run("1 + 1").reports("cell") == []
+        reply = kernel.run("%%experiment a\nimport time\ntime.sleep(0.3)")
+        assert len(reply.reports("cell")) == 1
+        (text,) = reply.reports("experiment")
+        assert "consumed" in text.splitlines()[-1]
+        assert "device   " not in text
+
+
+def test_a_bad_option_is_named_when_the_extension_loads_and_the_kernel_goes_on() -> None:
+    with contextlib.closing(Kernel("--IPyGpuMem.release_frames=bogus")) as kernel:
+        for option, value in (
+            ("release_frames", None),
+            ("history_length", "0"),
+            ("sample_seconds", "-1.0"),
+            ("report", "'maybe'"),
+            ("host_peak", "3"),
+        ):
+            if value is not None:
+                works(kernel, f"get_ipython().config.IPyGpuMem = type(get_ipython().config)({option}={value})")
+            reply = kernel.run("%load_ext ipygpumem")
+            assert option in reply.stderr + reply.stdout + reply.message
+            assert kernel.run("6 * 7").result == "42"
+            assert (
+                kernel.value(
+                    "[c for c in get_ipython().events.callbacks['pre_run_cell'] + get_ipython().ast_transformers"
+                    " if 'ipygpumem' in type(c).__module__ + getattr(c, '__module__', '')]"
+                )
+                == []
+            )
+        works(kernel, "get_ipython().config.IPyGpuMem = type(get_ipython().config)()")
+        works(kernel, "%load_ext ipygpumem")
+        goes_on(kernel)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "%config IPyGpuMem.release_frames = 'bogus'",
+        "%config IPyGpuMem.history_length = -1",
+        "%config IPyGpuMem.garbage_share = 'x'",
+        "%config IPyGpuMem.host_peak = None",
+        "%config IPyGpuMem.nosuch = 1",
+    ],
+)
+def test_a_bad_option_in_the_notebook_changes_nothing(line: str, bad_config_kernel: Kernel) -> None:
+    before = bad_config_kernel.run("%config IPyGpuMem").stdout
+    works(bad_config_kernel, "x = 'old'")
+    bad_config_kernel.run(line)
+    goes_on(bad_config_kernel)
+    works(bad_config_kernel, "%%experiment a\nx = 1")
+    assert bad_config_kernel.value("x") == "old"
+    assert bad_config_kernel.run("%config IPyGpuMem").stdout == before
+
+
+@pytest.fixture(scope="module")
+def bad_config_kernel() -> Iterator[Kernel]:
+    """A kernel for bad options, which traitlets may go on to hold in its merged configuration."""
+    kernel = Kernel()
+    kernel.run("%load_ext ipygpumem")
+    yield kernel
+    kernel.close()
+
+
+def test_switching_options_inside_a_scope_and_a_cell_works(notebook: Kernel) -> None:
+    works(notebook, "x = 'old'")
+    works(notebook, "%experiment start a")
+    works(notebook, "x = 1\n%config IPyGpuMem.host_peak = 'sampled'\nimport threading, time")
+    works(notebook, "time.sleep(0.1)\n%config IPyGpuMem.host_peak = 'kernel'\n%gpumem off")
+    assert works(notebook, "1").reports("cell") == []
+    works(notebook, "%gpumem on")
+    works(notebook, "%config IPyGpuMem.collect_garbage = False")
+    works(notebook, "%experiment end")
+    assert notebook.value("x") == "old"
+    assert "ipygpumem-sampler" not in notebook.value(
+        "[t.name for t in threading.enumerate()]" if "threading" in names(notebook) else "[]"
+    )
+    goes_on(notebook)
+
+
+# -- the interpreter, bent ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bend", "mend"),
+    [
+        ("import sys, io\nkeep_out = sys.stdout\nsys.stdout = io.StringIO()", "sys.stdout = keep_out"),
+        (
+            "import sys, io\nkeep_out = sys.stdout\nclass Broken(io.StringIO):\n"
+            "    def write(self, text): raise OSError\n"
+            "sys.stdout = Broken()",
+            "sys.stdout = keep_out",
+        ),
+        ("import sys\nsys.settrace(lambda *a: None)", "sys.settrace(None)"),
+        ("import sys\ndef trace(*a): return trace\nsys.settrace(trace)", "sys.settrace(None)"),
+        ("import sys\nsys.setprofile(lambda *a: None)", "sys.setprofile(None)"),
+        ("import gc\ngc.disable()", "gc.enable()"),
+        ("import gc\ngc.freeze()", "gc.unfreeze()"),
+        ("import gc\ndef fail(*a): raise ValueError\ngc.callbacks.append(fail)", "gc.callbacks.remove(fail)"),
+        ("import warnings\nwarnings.simplefilter('error')", "warnings.resetwarnings()"),
+        ("import sys\nsys.setrecursionlimit(sys.getrecursionlimit() + 1)", "pass"),
+        ("import os\nhere = os.getcwd()\nos.chdir('/')", "os.chdir(here)"),
+        ("import locale\nlocale.setlocale(locale.LC_ALL, 'C')", "pass"),
+        ("import sys\nsys.last_value = 5; sys.last_traceback = 'x'; sys.last_exc = []", "del sys.last_exc"),
+        ("import builtins\nkeep_open, builtins.open = open, None", "builtins.open = keep_open"),
+        ("import builtins\nkeep_print, builtins.print = print, None", "builtins.print = keep_print"),
+    ],
+)
+def test_cells_and_scopes_work_whatever_the_users_code_does_to_the_interpreter(
+    notebook: Kernel, bend: str, mend: str
+) -> None:
+    works(notebook, f"x = 'old'\n{bend}")
+    cell = works(notebook, "y = 3")
+    assert len(cell.reports("cell")) == 1
+    works(notebook, "%experiment start a")
+    works(notebook, "x = 'new'")
+    run(notebook, "1/0")
+    reply = works(notebook, "%experiment end")
+    assert len(reply.reports("experiment")) == 1
+    reply = works(notebook, "%%experiment b\nx = 'new'\nz = 1")
+    assert len(reply.reports("experiment")) == 1
+    works(notebook, "%gpumem free")
+    works(notebook, mend)
+    assert notebook.value("x") == "old"
+    goes_on(notebook)
+
+
+def test_what_another_ast_transformer_binds_is_the_scopes(notebook: Kernel) -> None:
+    works(notebook, "z = 'old'")
+    works(
+        notebook,
+        "import ast\n"
+        "class Rename(ast.NodeTransformer):\n"
+        "    def visit_Name(self, node):\n"
+        "        return ast.copy_location(ast.Name('z' if node.id == 'y' else node.id, node.ctx), node)\n"
+        "renamer = Rename()\nget_ipython().ast_transformers.append(renamer)",
+    )
+    works(notebook, "%experiment start a")
+    works(notebook, "y = 'new'")
+    assert notebook.value("z") == "new"
+    works(notebook, "%experiment end")
+    assert notebook.value("z") == "old"
+    works(notebook, "%%experiment b\ny = 'new'")
+    assert notebook.value("z") == "old"
+    works(notebook, "get_ipython().ast_transformers.remove(renamer)")
+
+
+def test_ast_and_input_transformers_that_raise_do_not_break_scopes(notebook: Kernel) -> None:
+    works(notebook, "x = 'old'")
+    works(
+        notebook,
+        "from IPython.core.interactiveshell import InteractiveShell\nfrom IPython.core.error import InputRejected\n"
+        "class Rejects:\n    def visit(self, node):\n        import ast\n"
+        "        if 'forbidden' in ast.dump(node): raise InputRejected('no')\n        return node\n"
+        "class Breaks:\n    def visit(self, node): raise ValueError('broken transformer')\n"
+        "rejects = Rejects()\nget_ipython().ast_transformers.append(rejects)",
+    )
+    works(notebook, "%experiment start a")
+    run(notebook, "x = 'new'\nforbidden = 1")
+    assert notebook.value("x") == "old"
+    works(notebook, "get_ipython().ast_transformers.append(Breaks())")
+    run(notebook, "x = 'new'")
+    assert notebook.value("x") == "new"
+    works(notebook, "%experiment end")
+    assert notebook.value("x") == "old"
+    run(notebook, "%%experiment b\nx = 'new'\nforbidden = 1")
+    assert notebook.value("x") == "old"
+    assert "no experiment is open" in open_now(notebook)
+    works(notebook, "get_ipython().ast_transformers.remove(rejects)")
+    goes_on(notebook)
+
+
+def test_a_stub_in_place_of_torch_and_numpy_breaks_neither_cells_nor_scopes() -> None:
+    stubs = (
+        "None",
+        "types.ModuleType('torch')",
+        "5",
+        "types.SimpleNamespace(Tensor=7, ndarray=7)",
+        "mock.MagicMock(spec=[])",
+        "mock.MagicMock()",
+    )
+    with contextlib.closing(Kernel()) as kernel:
+        works(kernel, "%load_ext ipygpumem")
+        works(kernel, "import sys, types\nfrom unittest import mock")
+        for stub in stubs:
+            works(kernel, f"sys.modules['torch'] = {stub}\nx = 'old'")
+            goes_on(kernel)
+            works(kernel, "%%experiment a --seed 1\nx = 'new'\ny = [1]")
+            assert (kernel.value("x"), "y" in names(kernel)) == ("old", False)
+            works(kernel, f"sys.modules['numpy'] = {stub}")
+            works(kernel, "%experiment start b --seed 1")
+            works(kernel, "x = 'new'")
+            works(kernel, "%gpumem status")
+            works(kernel, "%gpumem free")
+            run(kernel, "def f():\n    held = bytearray(1 << 20)\n    raise MemoryError\nf()")
+            works(kernel, "%experiment end")
+            assert kernel.value("x") == "old"
+            works(kernel, "del sys.modules['torch'], sys.modules['numpy']")
+
+
+def test_the_extension_refuses_clearly_where_there_is_no_ipython() -> None:
+    import ipygpumem
+    from ipygpumem.errors import NotLoadedError
+
+    with pytest.raises(NotLoadedError, match="%load_ext ipygpumem"):
+        ipygpumem.history()
+    with pytest.raises(NotLoadedError, match="%load_ext ipygpumem"):
+        ipygpumem.experiment("a")
+    assert "torch" not in sys.modules or sys.modules["torch"] is not None

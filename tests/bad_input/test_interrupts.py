@@ -1,0 +1,141 @@
+"""Ctrl-C in a scope's cell, and at every line of a scope's exit."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.bad_input.steps import goes_on, names, open_now, run, works
+from tests.kernel import Kernel
+
+
+def test_ctrl_c_in_a_cell_scope_ends_it_and_in_a_started_one_leaves_it_open(notebook: Kernel) -> None:
+    works(notebook, "x = 'old'\nimport time")
+    reply = run(notebook, "%%experiment a\nx = 'new'\ntime.sleep(60)", interrupt_after=0.3)
+    assert reply.error == "KeyboardInterrupt"
+    assert notebook.value("x") == "old"
+    works(notebook, "%experiment start b")
+    assert run(notebook, "x = 'new'\ntime.sleep(60)", interrupt_after=0.3).error == "KeyboardInterrupt"
+    assert notebook.value("x") == "new"
+    works(notebook, "%experiment end")
+    assert notebook.value("x") == "old"
+    goes_on(notebook)
+
+
+@pytest.mark.parametrize("how", ["%experiment end", "e.finish()"])
+def test_ctrl_c_in_a_finaliser_during_the_exit_loses_no_name(notebook: Kernel, how: str) -> None:
+    works(
+        notebook,
+        "import time, ipygpumem\nclass Slow:\n    def __del__(self): time.sleep(1.0)\nold = 'old'\ne = None",
+    )
+    works(notebook, "e = ipygpumem.experiment('a').start()\na = 1\nslow = Slow()\nold = 'new'\nz = 2")
+    notebook.run(how, interrupt_after=0.3)
+    finish_all(notebook)
+    assert notebook.value("old") == "old"
+    assert not {"a", "z", "slow"} & set(names(notebook))
+    goes_on(notebook)
+
+
+def finish_all(kernel: Kernel) -> None:
+    """End what is open still, as a user would after an interrupted exit: with ``%experiment end``."""
+    for _ in range(5):
+        if "no experiment is open" in open_now(kernel):
+            return
+        works(kernel, "%experiment end")
+    pytest.fail("an experiment cannot be ended")
+
+
+def test_a_pending_ctrl_c_that_strikes_in_the_exit_itself_is_mended_by_another_end(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "import _thread\n"
+        "class Bomb:\n    __del__ = staticmethod(_thread.interrupt_main)  # strikes after the finaliser, in our code\n"
+        "old = 'old'",
+    )
+    works(notebook, "%experiment start a")
+    works(notebook, "a = 1\nbomb = Bomb()\nold = 'new'\nz = 2")
+    reply = notebook.run("%experiment end")
+    assert reply.error == "KeyboardInterrupt"
+    assert "experiment a" in open_now(notebook)
+    finish_all(notebook)
+    assert notebook.value("old") == "old"
+    assert not {"a", "z", "bomb"} & set(names(notebook))
+    # The same at the end of a cell: the cell is over, its scope is not.
+    reply = notebook.run("%%experiment b\nbomb = Bomb()\nold = 'new'\nz = 2")
+    assert any("%experiment end" in text for text in reply.reports("note")), reply
+    assert "steps aside" not in reply.stderr
+    finish_all(notebook)
+    assert notebook.value("old") == "old"
+    assert "z" not in names(notebook)
+    goes_on(notebook)
+
+
+INTERRUPT_EVERY_LINE = '''
+import sys, ipygpumem, ipygpumem.reclaim as reclaim
+from ipygpumem.notebook.session import current_session
+
+def interrupt_every_line(limit):
+    """Finish nested scopes with a Ctrl-C at the n-th line of our own code, for every n; return what was lost."""
+    shell, session = get_ipython(), current_session()
+    space, report = shell.user_ns, session.config.report
+    steps, reclaim.memory_steps = reclaim.memory_steps, lambda: []
+    session.config.report = False
+    problems, where = [], None
+    ours = ("scope.py", "reclaim.py", "outputs.py", "experiments.py", "session.py", "inventory.py")
+
+    def finish_with_interrupt(experiment, n):
+        count = 0
+        def trace(frame, event, argument):
+            nonlocal count, where
+            if not frame.f_code.co_filename.endswith(ours) or "ipygpumem" not in frame.f_code.co_filename:
+                return None
+            if event == "line":
+                count += 1
+                if count == n:
+                    where = f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
+                    raise KeyboardInterrupt
+            return trace
+        sys.settrace(trace)
+        try:
+            experiment.finish()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+    n = 0
+    while n < limit:
+        n += 1
+        space.update(t_old="old", t_keep="old")
+        outer = ipygpumem.experiment("outer", report="none").start()
+        shell.run_cell("t_old = 1; t_keep = 1; t_new = []", store_history=False)
+        inner = ipygpumem.experiment("inner", keep="t_keep", report="none").start()
+        shell.run_cell("t_old = 2; t_keep = 2; t_new2 = []", store_history=False)
+        interrupted = finish_with_interrupt(outer, n)
+        for _ in range(4):
+            if not session.open:
+                break
+            try:
+                shell.run_line_magic("experiment", "end")
+            except BaseException as error:
+                problems.append((n, where, f"end: {type(error).__name__}: {error}"))
+                break
+        if session.open:
+            problems.append((n, where, "still open: " + ", ".join(e.name for e in session.open)))
+            session.open.clear()
+        found = {name: space.pop(name, "gone") for name in ("t_old", "t_keep", "t_new", "t_new2")}
+        if found != {"t_old": "old", "t_keep": "old", "t_new": "gone", "t_new2": "gone"}:
+            problems.append((n, where, str(found)))
+        if not interrupted:
+            break
+    reclaim.memory_steps, session.config.report = steps, report
+    return n, problems
+'''
+
+
+def test_an_exit_interrupted_at_any_line_of_our_code_is_finished_by_another_end(notebook: Kernel) -> None:
+    works(notebook, INTERRUPT_EVERY_LINE)
+    works(notebook, "lines, problems = interrupt_every_line(5000)", timeout=300)
+    assert notebook.value("lines") in range(100, 5000)
+    assert notebook.value("problems") == []
+    goes_on(notebook)

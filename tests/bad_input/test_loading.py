@@ -1,0 +1,108 @@
+"""%reset in a scope; loading, reloading and unloading the extension at an odd moment."""
+
+from __future__ import annotations
+
+from tests.bad_input.steps import goes_on, names, open_now, works
+from tests.kernel import Kernel
+
+
+def test_reset_in_a_scope_deletes_the_names_and_the_scope_ends_well(notebook: Kernel) -> None:
+    works(notebook, "old = 'old'; other = 1")
+    works(notebook, "%experiment start a")
+    works(notebook, "old = 'new'; x = 1")
+    works(notebook, "%reset -f")
+    works(notebook, "y = 2\ny")
+    works(notebook, "%experiment end")
+    # The user deleted what was there. What was shadowed is not lost all the same.
+    assert names(notebook) in ([], ["old"])
+    goes_on(notebook)
+
+
+def test_outputs_after_a_reset_in_a_scope_are_gone_at_its_end(notebook: Kernel) -> None:
+    for number in range(6):
+        works(notebook, f"{number}")
+    works(notebook, "import weakref\nclass Thing: pass\nrefs = []")
+    works(notebook, "%experiment start a")
+    works(notebook, "%reset -f")
+    works(
+        notebook,
+        "import weakref, builtins\nclass Thing: pass\nthing = Thing()\nbuiltins.test_ref = weakref.ref(thing)\nthing",
+    )
+    works(notebook, "7 * 7")
+    works(notebook, "%experiment end")
+    assert notebook.value("__import__('builtins').test_ref() is None") is True
+    assert notebook.value("Out") == {}
+    goes_on(notebook)
+
+
+def test_reset_out_in_and_after_a_scope_loses_no_name(notebook: Kernel) -> None:
+    works(notebook, "x = 'old'\nx")
+    works(notebook, "%experiment start a")
+    works(notebook, "x = [1]\nx")
+    works(notebook, "%reset -f out")
+    works(notebook, "x")
+    works(notebook, "%experiment end")
+    assert notebook.value("x") == "old"
+    assert notebook.value("Out") == {}
+    goes_on(notebook)
+
+
+def test_loading_twice_changes_nothing_and_shows_one_line(notebook: Kernel) -> None:
+    works(notebook, "%experiment start a\nx = 1")
+    works(notebook, "%load_ext ipygpumem")
+    works(notebook, "import ipygpumem\nipygpumem.load_ipython_extension(get_ipython())")
+    assert "experiment a" in open_now(notebook)
+    goes_on(notebook)
+    works(notebook, "%experiment end")
+
+
+def test_reloading_with_open_scopes_leaves_their_names_and_says_so(notebook: Kernel) -> None:
+    works(notebook, "%experiment start a\n%experiment start b")
+    works(notebook, "x = 1")
+    reply = works(notebook, "%reload_ext ipygpumem")
+    assert "'a'" in reply.stderr
+    assert "'b'" in reply.stderr
+    assert "x" in names(notebook)
+    assert "no experiment is open" in open_now(notebook)
+    goes_on(notebook)
+
+
+def test_unloading_inside_a_cell_scope_leaves_the_names_and_loading_again_works(notebook: Kernel) -> None:
+    reply = works(notebook, "%%experiment a\nx = 1\n%unload_ext ipygpumem\ny = 2")
+    assert "'a'" in reply.stderr
+    assert names(notebook) == ["x", "y"]
+    assert notebook.run("1").reports() == []
+    assert notebook.run("%experiment status").status == "error"
+    works(notebook, "%load_ext ipygpumem")
+    goes_on(notebook)
+
+
+def test_unloading_inside_a_with_block_does_not_fail_the_block(notebook: Kernel) -> None:
+    reply = notebook.run(
+        "import ipygpumem\n"
+        "with ipygpumem.experiment('a'):\n    x = 1\n    get_ipython().run_line_magic('unload_ext', 'ipygpumem')\ny = 2"
+    )
+    assert reply.status == "ok" or reply.error == "ExperimentError"
+    assert "x" in names(notebook)
+    works(notebook, "%load_ext ipygpumem")
+    goes_on(notebook)
+
+
+def test_unloading_works_after_the_user_cleared_ipythons_callbacks_and_lists() -> None:
+    kernel = Kernel()
+    try:
+        works(kernel, "%load_ext ipygpumem")
+        works(
+            kernel,
+            "ip = get_ipython()\nip.events.callbacks['post_run_cell'].clear()\n"
+            "ip.events.callbacks['pre_run_cell'].clear()\n"
+            "ip.ast_transformers.clear(); ip.input_transformers_cleanup.clear()\n"
+            "ip.magics_manager.magics['line'].pop('experiment')",
+        )
+        reply = works(kernel, "%unload_ext ipygpumem")
+        assert all(line.startswith("ipygpumem: unloading: ") for line in reply.stderr.splitlines())
+        works(kernel, "%load_ext ipygpumem")
+        works(kernel, "2")
+        works(kernel, "%experiment start a\n%experiment end")
+    finally:
+        kernel.close()

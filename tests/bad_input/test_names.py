@@ -1,0 +1,156 @@
+"""Names with markup and control characters in them, and names that are ours or IPython's."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.bad_input.steps import goes_on, names, run, works
+from tests.kernel import Kernel, Reply
+
+# -- names that are no identifiers ----------------------------------------------------------------------------------
+
+NASTY = "<script>alert(1)</script><b>&amp;\x1b[31mred\x07 {x} $y {{jinja}} %s %(a)s \u202e\ud7ff na\u00efve"
+
+
+def _is_harmless(reply: Reply) -> None:
+    for display in reply.displays:
+        html, text = display["data"].get("text/html", ""), display["data"]["text/plain"]
+        assert "<script" not in html
+        assert "<b>" not in html
+        for letter in ("\x1b", "\x07", "\u202e"):
+            assert letter not in html + text
+
+
+def test_a_name_with_html_and_control_characters_is_escaped_in_every_report(notebook: Kernel) -> None:
+    works(
+        notebook,
+        f"import ipygpumem\nnasty = {NASTY!r}\ndef start(**options):\n"
+        "    ipygpumem.experiment(nasty, **options).start()",
+    )
+    for style in ("full", "compact"):
+        works(notebook, f"start(report={style!r})\nx = 1")
+        status = works(notebook, "%experiment status")
+        _is_harmless(status)
+        assert "script" in status.displays[0]["data"]["text/html"]
+        _is_harmless(works(notebook, "%gpumem status"))
+        end = works(notebook, "%experiment end")
+        _is_harmless(end)
+        assert "&lt;script&gt;" in "".join(display["data"]["text/html"] for display in end.displays)
+    assert notebook.value("ipygpumem.experiments()[-1].name == nasty") is True
+    goes_on(notebook)
+
+
+def test_a_magic_takes_any_words_as_a_name(notebook: Kernel) -> None:
+    reply = works(notebook, "%%experiment lr=0.1 <b>bold</b> 3.5 'two words' class\nx = 1")
+    assert "experiment lr=0.1 <b>bold</b> 3.5 two words class" in reply.reports("experiment")[0]
+    _is_harmless(reply)
+    assert "x" not in names(notebook)
+
+
+def test_names_made_of_nasty_text_are_escaped_wherever_a_report_lists_them(notebook: Kernel) -> None:
+    works(notebook, "import numpy as np\nleak = []")
+    reply = works(
+        notebook,
+        "%%experiment a\n"
+        f"nasty = {NASTY!r}\n"
+        "globals()[nasty] = np.ones(1 << 20)\n"
+        "leak.append(globals()[nasty])\n"
+        "Odd = type(nasty.replace('\\ud7ff', ''), (np.ndarray,), {})\n"
+        "odd = np.ones(1 << 20).view(Odd)\n"
+        "leak.append(odd)\n"
+        "globals()[''] = 0; globals()[5] = 'not a string'; globals()[('t', 1)] = 2",
+    )
+    _is_harmless(reply)
+    (text,) = reply.reports("experiment")
+    assert "still alive" in text
+    assert "alert(1)" in text
+    assert notebook.value("[n for n in globals() if 'script' in str(n) or n == '']") == []
+    works(notebook, "del globals()[5], globals()[('t', 1)]")
+    failed = run(
+        notebook,
+        f"nasty = {NASTY!r}\n"
+        "code = compile('def f():\\n    t = np.ones(1 << 20)\\n    raise MemoryError(nasty)', '<s>', 'exec')\n"
+        "exec(code)\nf.__code__ = f.__code__.replace(co_name=nasty, co_varnames=(nasty,))\nf()",
+    )
+    assert failed.error == "MemoryError"
+    _is_harmless(failed)
+    assert "alert(1)" in failed.reports("recovery")[0]
+    goes_on(notebook)
+
+
+def test_a_wrong_line_with_control_characters_does_not_write_over_the_terminal(notebook: Kernel) -> None:
+    for line in ("%experiment end \x1b[31mred", "%experiment start a --\x1b[31mred", "%experiment \x1b[31mred"):
+        assert "\x1b[31mred" not in notebook.run(line).stderr
+    goes_on(notebook)
+
+
+# -- the user's names are the user's --------------------------------------------------------------------------------
+
+
+def test_users_names_like_ours_are_ordinary_names(notebook: Kernel) -> None:
+    ours = "ipygpumem experiment experiments exp meter session scope shell reclaim last history gpumem Session cell"
+    works(notebook, "".join(f"{name} = 'old {name}'\n" for name in ours.split()))
+    works(notebook, "%experiment start a")
+    works(notebook, "".join(f"{name} = 'new {name}'\n" for name in ours.split()))
+    works(notebook, "%gpumem status")
+    works(notebook, "%experiment end")
+    assert notebook.value(f"[globals()[n] == 'old ' + n for n in {ours.split()!r}].count(True)") == len(ours.split())
+    works(notebook, "".join(f"del {name}\n" for name in ours.split()))
+    works(notebook, "%%experiment b\n" + "".join(f"{name} = 1\n" for name in ours.split()))
+    assert names(notebook) == []
+    goes_on(notebook)
+
+
+def test_users_own_underscore_is_back_and_a_scopes_one_is_gone(notebook: Kernel) -> None:
+    works(notebook, "_ = 'translate'")
+    works(notebook, "%%experiment a\nfor _ in range(3): pass\n_, __ = [], 5")
+    assert notebook.value("_") == "translate"
+    works(notebook, "del _")
+    works(notebook, "%reset -f")
+    works(notebook, "%%experiment a\nfor _ in range(3): pass")
+    assert notebook.value("_") == ""
+
+
+@pytest.mark.parametrize("name", ["Out", "In", "_oh", "_ih", "_dh", "get_ipython", "exit", "_i", "__name__"])
+def test_deleting_or_replacing_ipythons_own_names_in_a_scope_breaks_nothing(notebook: Kernel, name: str) -> None:
+    works(notebook, "x = 'old'")
+    works(notebook, "%experiment start a")
+    notebook.run(f"x = 'new'\ndel {name}")
+    notebook.run("1 + 1")
+    notebook.run("from IPython import get_ipython as g\ng().run_line_magic('experiment', 'end')")
+    assert notebook.value("x") == "old"
+    works(notebook, "%reset -f\nfrom IPython import get_ipython")
+    works(notebook, "x = 'old'")
+    works(notebook, "%experiment start a")
+    notebook.run(f"x = 'new'\n{name} = 5")
+    notebook.run("1 + 1")
+    notebook.run("from IPython import get_ipython as g\ng().run_line_magic('experiment', 'end')")
+    assert notebook.value("x") == "old"
+    works(notebook, "from IPython import get_ipython\n_oh, __name__ = {}, '__main__'\n%reset -f")
+    goes_on(notebook)
+
+
+def test_threads_that_add_and_remove_names_during_an_exit_do_not_stop_it(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "import threading\nold = 'old'\nstop = threading.Event()\ncounts = [0]\n"
+        "def churn():\n"
+        "    space, number = globals(), 0\n"
+        "    while not stop.is_set():\n"
+        "        number += 1\n"
+        "        space[f'churn{number % 500}'] = number\n"
+        "        space.pop(f'churn{(number + 250) % 500}', None)\n"
+        "        counts[0] = number\n"
+        "threads = [threading.Thread(target=churn) for _ in range(2)]",
+    )
+    works(notebook, "for thread in threads: thread.start()")
+    for _ in range(2):
+        works(notebook, "%experiment start a")
+        works(notebook, "x = 1; old = 'new'")
+        works(notebook, "%experiment status")
+        works(notebook, "%experiment end")
+        assert notebook.value("old") == "old"
+        assert "x" not in names(notebook)
+    works(notebook, "stop.set()\nfor thread in threads: thread.join()")
+    assert notebook.value("counts[0] > 100") is True
+    goes_on(notebook)

@@ -1,0 +1,77 @@
+"""Scopes that are ended in the wrong order, twice, or not at all."""
+
+from __future__ import annotations
+
+from tests.bad_input.steps import names, open_now, refused, works
+from tests.kernel import Kernel
+
+
+def test_ending_an_outer_scope_by_name_ends_those_inside_it_first(notebook: Kernel) -> None:
+    works(notebook, "x = 0")
+    for name in ("a", "b", "c"):
+        works(notebook, f"%experiment start {name}")
+        works(notebook, f"x = {name!r}; {name} = 1")
+    reply = works(notebook, "%experiment end a")
+    titles = [text for text in reply.reports("experiment")[0].splitlines() if text.startswith("experiment ")]
+    assert [title.split(" ")[1] for title in titles] == ["c", "b", "a"]
+    assert notebook.value("x") == 0
+    assert names(notebook) == ["x"]
+    assert "no experiment is open" in refused(notebook, "%experiment end b")
+
+
+def test_ending_a_scope_that_is_not_open_names_those_that_are(notebook: Kernel) -> None:
+    works(notebook, "%experiment start a\n%experiment start b")
+    line = refused(notebook, "%experiment end z")
+    assert "'z'" in line
+    assert "'a'" in line
+    assert "'b'" in line
+    works(notebook, "%experiment end\n%experiment end")
+
+
+def test_python_scopes_finished_in_the_wrong_order_give_all_names_back(notebook: Kernel) -> None:
+    works(notebook, "import ipygpumem\nx = 'old'")
+    works(notebook, "a = ipygpumem.experiment('a').start()\nx = 'a'")
+    works(notebook, "b = ipygpumem.experiment('b').start()\nx = 'b'; y = 1")
+    works(notebook, "a.finish()")
+    works(notebook, "ipygpumem.experiments()[-1].name == 'a' or 1/0")
+    works(notebook, "z = 1")
+    assert notebook.value("x") == "old"
+    assert "y" not in names(notebook)
+    assert "z" in names(notebook)
+    assert "no experiment is open" in open_now(notebook)
+
+
+def test_with_blocks_left_in_the_wrong_order_end_each_scope_once(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "import ipygpumem\n"
+        "outer, inner = ipygpumem.experiment('outer'), ipygpumem.experiment('inner')\n"
+        "outer.__enter__(); x = 1; inner.__enter__(); y = 2\n"
+        "outer.__exit__(None, None, None); inner.__exit__(None, None, None)\n"
+        "found = [record.name for record in ipygpumem.experiments()]",
+    )
+    assert notebook.value("found") == ["inner", "outer"]
+    assert not {"x", "y"} & set(names(notebook))
+
+
+def test_a_cell_scope_that_ends_itself_ends_once(notebook: Kernel) -> None:
+    works(notebook, "x = 'old'")
+    reply = works(notebook, "%%experiment a\nx = 1\n%experiment end\ny = x")
+    assert len(reply.reports("experiment")) == 1
+    assert notebook.value("y") == "old"
+
+
+def test_a_cell_scope_that_leaves_another_open_ends_both(notebook: Kernel) -> None:
+    works(notebook, "%%experiment a\nx = 1\n%experiment start b\ny = 2")
+    assert names(notebook) == []
+    assert "no experiment is open" in open_now(notebook)
+
+
+def test_starting_a_name_that_is_open_finishes_it_with_all_inside(notebook: Kernel) -> None:
+    works(notebook, "%experiment start a\n%experiment start b")
+    works(notebook, "x = 1")
+    reply = works(notebook, "%experiment start a")
+    assert "experiment b" in reply.reports("experiment")[0]
+    assert names(notebook) == []
+    works(notebook, "%experiment end")
+    assert "no experiment is open" in open_now(notebook)

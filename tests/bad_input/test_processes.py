@@ -1,0 +1,125 @@
+"""Forked children, threads and subshells while a scope is open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.bad_input.steps import goes_on, names, works
+from tests.kernel import Kernel
+
+
+@pytest.mark.parametrize("peak", ["kernel", "sampled"])
+def test_a_forked_child_in_a_scope_disturbs_nobody(notebook: Kernel, peak: str) -> None:
+    works(notebook, f"%config IPyGpuMem.host_peak = '{peak}'")
+    works(notebook, "import os, multiprocessing, ipygpumem\nx = 'old'")
+    works(notebook, "%experiment start a")
+    works(
+        notebook,
+        "x = 'new'\npid = os.fork()\n"
+        "if pid == 0:\n"
+        "    globals().clear(); import os; os._exit(0)\n"
+        "done = os.waitpid(pid, 0)",
+    )
+    assert notebook.value("done[1]") == 0
+    works(
+        notebook,
+        "def work(queue):\n"
+        "    import ipygpumem\n"
+        "    session = ipygpumem.notebook.session.current_session()\n"
+        "    queue.put((os.getpid(), session.host.read()[0].current_bytes))\n"
+        "fork = multiprocessing.get_context('fork')\nqueue = fork.Queue()\n"
+        "process = fork.Process(target=work, args=(queue,)); process.start()\n"
+        "child, size = queue.get(timeout=20); process.join(20)",
+    )
+    assert notebook.value("process.exitcode") == 0
+    assert notebook.value("child != os.getpid() and size > 1 << 20") is True
+    works(notebook, "%experiment end")
+    assert notebook.value("x") == "old"
+    works(notebook, "%config IPyGpuMem.host_peak = 'kernel'")
+    goes_on(notebook)
+
+
+def test_a_scope_in_a_forked_child_measures_the_child(notebook: Kernel) -> None:
+    works(notebook, "import os, ipygpumem")
+    works(
+        notebook,
+        "reader, writer = os.pipe()\npid = os.fork()\n"
+        "if pid == 0:\n"
+        "    ok = b'no'\n"
+        "    try:\n"
+        "        ballast = bytearray(64 << 20)\n"
+        "        usage = ipygpumem.notebook.session.current_session().meter.now()['cpu']\n"
+        "        import psutil\n"
+        "        ok = b'yes' if abs(usage.current_bytes - psutil.Process().memory_info().rss) < 1 << 23 else b'no'\n"
+        "    finally:\n"
+        "        os.write(writer, ok); os._exit(0)\n"
+        "os.waitpid(pid, 0)\nanswer = os.read(reader, 10)\nos.close(reader); os.close(writer)",
+    )
+    assert notebook.value("answer") == b"yes"
+    goes_on(notebook)
+
+
+def test_scopes_and_cells_from_another_thread_do_not_disturb_the_notebooks(notebook: Kernel) -> None:
+    works(notebook, "import threading, ipygpumem, time\nx = 'old'\nerrors = []")
+    works(notebook, "%experiment start a")
+    works(
+        notebook,
+        "def other():\n"
+        "    try:\n"
+        "        with ipygpumem.experiment('threads', report='none'):\n"
+        "            time.sleep(0.2)\n"
+        "    except BaseException as error:\n"
+        "        errors.append(repr(error))\n"
+        "x = 'new'\nthread = threading.Thread(target=other); thread.start()\ny = 1\nthread.join()",
+    )
+    assert notebook.value("errors") == []
+    works(notebook, "%experiment end")
+    assert notebook.value("x") == "old"
+    assert "y" not in names(notebook)
+    works(
+        notebook,
+        "import asyncio\nthread = threading.Thread(target=lambda: (asyncio.set_event_loop("
+        "asyncio.new_event_loop()), get_ipython().run_cell('from_thread = 1')))\nthread.start(); thread.join()",
+    )
+    goes_on(notebook)
+
+
+def test_a_subshell_runs_cells_while_a_scopes_cell_runs(notebook: Kernel) -> None:
+    client = notebook._client
+    message = client.session.msg("create_subshell_request", {})
+    client.control_channel.send(message)
+    answer = client.control_channel.get_msg(timeout=30)["content"]
+    if answer.get("status") != "ok":
+        pytest.skip("this ipykernel has no subshells")
+    works(notebook, "import time\nx = 'old'")
+    works(notebook, "%experiment start a")
+    slow = client.session.msg("execute_request", _request("x = 'new'\ntime.sleep(1.0)\ny = 1"))
+    quick = client.session.msg("execute_request", _request("during = x; time.sleep(0.1)"))
+    quick["header"]["subshell_id"] = answer["subshell_id"]
+    client.shell_channel.send(slow)
+    client.shell_channel.send(quick)
+    order = []
+    while len(order) < 2:
+        reply = client.get_shell_msg(timeout=30)
+        assert reply["content"]["status"] == "ok", reply["content"]
+        order.append(reply["parent_header"]["msg_id"])
+    assert order == [quick["header"]["msg_id"], slow["header"]["msg_id"]]
+    works(notebook, "%experiment end")
+    assert (notebook.value("x"), names(notebook)) == ("old", ["time", "x"])
+    closing = client.session.msg("delete_subshell_request", {"subshell_id": answer["subshell_id"]})
+    client.control_channel.send(closing)
+    client.control_channel.get_msg(timeout=30)
+    goes_on(notebook)
+
+
+def _request(code: str) -> dict[str, Any]:
+    return {
+        "code": code,
+        "silent": False,
+        "store_history": True,
+        "user_expressions": {},
+        "allow_stdin": False,
+        "stop_on_error": True,
+    }

@@ -1,0 +1,148 @@
+"""What is an out-of-memory error, and what a broken device context."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ipygpumem.tracebacks import classify
+
+
+def _named(name: str, *bases: type) -> type[BaseException]:
+    return type(name, bases or (RuntimeError,), {})
+
+
+@pytest.mark.parametrize(
+    ("error", "requested"),
+    [
+        (MemoryError(), None),
+        (
+            _named("OutOfMemoryError")(
+                "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139 GiB"
+            ),
+            int(2.5 * 2**30),
+        ),
+        (RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 1.00 GiB total capacity)"), 20 << 20),
+        (RuntimeError("HIP out of memory. Tried to allocate 1.00 GiB"), 1 << 30),
+        (RuntimeError("XPU out of memory. Tried to allocate 512.00 MiB"), 512 << 20),
+        (
+            RuntimeError(
+                "MPS backend out of memory (MPS allocated: 8.00 GB). Tried to allocate 2.00 GB on private pool."
+            ),
+            2 << 30,
+        ),
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+                "tried to "
+                "allocate 4398046511104 bytes. Error code 12 (Cannot allocate memory)"
+            ),
+            1 << 42,
+        ),
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: you tried "
+                "to allocate 800 bytes."
+            ),
+            800,
+        ),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), None),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), None),
+        (RuntimeError("HIPBLAS_STATUS_ALLOC_FAILED"), None),
+        (
+            _named("AcceleratorError")(
+                "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"
+            ),
+            None,
+        ),
+        (
+            _named("XlaRuntimeError")("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 68719476736 bytes."),
+            1 << 36,
+        ),
+        (_named("JaxRuntimeError")("RESOURCE_EXHAUSTED: Out of memory allocating 1048576 bytes"), 1 << 20),
+        (
+            _named("OutOfMemoryError", MemoryError)(
+                "Out of memory allocating 8,589,934,592 bytes (allocated so far: 0 bytes)."
+            ),
+            1 << 33,
+        ),
+        (_named("CUDARuntimeError")("cudaErrorMemoryAllocation: out of memory"), None),
+        (_named("CUBLASError")("CUBLAS_STATUS_ALLOC_FAILED"), None),
+        (_named("CUDNNError")("cuDNN Error: CUDNN_STATUS_ALLOC_FAILED"), None),
+        (_named("MySpecialError", MemoryError)(), None),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_an_out_of_memory_error_of_any_library_is_known(error: BaseException, requested: int | None) -> None:
+    found = classify(error)
+    assert (found.kind, found.requested_bytes, found.poisoned) == ("oom", requested, False)
+    wrapped = ValueError("training failed")
+    wrapped.__context__ = error
+    assert classify(wrapped).kind == "oom"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("out of memory is what I write about"),
+        KeyError("CUDA out of memory"),
+        RuntimeError("shapes do not match"),
+        RuntimeError(),
+        _named("Memory")("out of luck"),
+        OSError(28, "No space left on device"),
+        RuntimeError(MemoryError),
+        StopIteration(3),
+    ],
+    ids=repr,
+)
+def test_other_errors_are_not_taken_for_an_oom(error: BaseException) -> None:
+    found = classify(error)
+    assert (found.kind, found.requested_bytes, found.poisoned) == ("error", None, False)
+
+
+@pytest.mark.parametrize("name", ["RuntimeError", "AcceleratorError"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: device-side assert triggered",
+        "CUDA error: an illegal memory access was encountered",
+        "CUDA error: misaligned address",
+        "CUDA error: unspecified launch failure",
+        "CUDA error: uncorrectable ECC error encountered",
+    ],
+)
+def test_a_broken_context_is_known_also_behind_another_error(name: str, text: str) -> None:
+    error = _named(name)(text) if name != "RuntimeError" else RuntimeError(text)
+    assert classify(error).poisoned
+    wrapped = ValueError("training failed")
+    wrapped.__cause__ = error
+    assert classify(wrapped).poisoned
+    interrupted = KeyboardInterrupt()
+    interrupted.__context__ = error
+    assert classify(interrupted).poisoned
+
+
+def test_a_users_words_about_a_broken_context_are_not_a_broken_context() -> None:
+    assert not classify(ValueError("illegal memory access is explained in chapter 3")).poisoned
+
+
+def test_classifying_runs_no_code_of_the_exceptions_own() -> None:
+    def trap(*arguments: object) -> Any:
+        raise AssertionError("touched")
+
+    class Meta(type):
+        __name__ = property(trap)
+        __module__ = property(trap)
+        __eq__ = trap
+        __hash__ = trap
+        __instancecheck__ = trap
+        __subclasscheck__ = trap
+
+        def mro(cls) -> list[type]:
+            return type.mro(cls)
+
+    body = dict.fromkeys(("__str__", "__repr__", "__eq__", "__hash__", "__bool__", "__len__", "__getattribute__"), trap)
+    hostile = Meta("Hostile", (MemoryError,), {**body, "args": property(trap), "__traceback__": property(trap)})
+    error = hostile.__new__(hostile, (1 << 20, 4), Meta("Dtype", (), body)())
+    assert classify(error).kind == "oom"

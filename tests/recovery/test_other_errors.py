@@ -1,0 +1,135 @@
+"""After an interrupt the memory is back; other errors keep their frames, for %debug and %tb."""
+
+from __future__ import annotations
+
+import queue
+import time
+
+import pytest
+
+from tests.kernel import Kernel
+from tests.recovery.steps import fails
+from tests.steps import works
+
+
+def test_an_interrupt_in_a_training_loop_gives_the_memory_back(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "import time\ndef train():\n    weights = big(64)\n    while True:\n        batch = big(4); time.sleep(0.01)",
+    )
+    reply = fails(notebook, "train()", interrupt_after=0.5)
+    assert reply.error == "KeyboardInterrupt"
+    assert notebook.value("alive()") == 0
+    (text,) = reply.reports("recovery")
+    assert "interrupted (KeyboardInterrupt)" in text
+    assert "weights" in text
+    reply = fails(notebook, "time.sleep(60)", interrupt_after=0.3)
+    assert reply.reports("recovery") == []
+
+
+def test_an_interrupt_of_an_async_cell_gives_the_memory_back(notebook: Kernel) -> None:
+    works(notebook, "async def train():\n    weights = big(8)\n    while True: await asyncio.sleep(0.01)")
+    reply = fails(notebook, "await train()", interrupt_after=0.4)
+    assert reply.error in ("KeyboardInterrupt", "CancelledError")
+    works(notebook, "pass")
+    assert notebook.value("alive()") == 0
+
+
+FAILING = "def f():\n    secret = big()\n    raise {}\nf()"
+
+
+@pytest.mark.parametrize(
+    ("policy", "oom", "interrupt", "other"),
+    [("never", 1, 1, 1), ("oom", 0, 1, 1), ("oom+interrupt", 0, 0, 1), ("always", 0, 0, 0)],
+)
+def test_the_option_says_after_which_errors_frames_are_released(
+    notebook: Kernel, policy: str, oom: int, interrupt: int, other: int
+) -> None:
+    works(notebook, f"%config IPyGpuMem.release_frames = '{policy}'")
+    for error, left in (("MemoryError", oom), ("KeyboardInterrupt", interrupt), ("ValueError", other)):
+        works(notebook, "watched.clear(); gc.collect()")
+        fails(notebook, FAILING.format(error))
+        assert notebook.value("alive()") == left, error
+        assert notebook.value("len(watched)") == 1
+        works(notebook, "pass")
+
+
+def test_other_errors_keep_their_frames_until_their_scope_ends(notebook: Kernel) -> None:
+    works(notebook, "%experiment start a")
+    fails(notebook, FAILING.format("ValueError"))
+    works(notebook, "pass")
+    assert notebook.value("alive()") == 1
+    works(notebook, "%experiment end")
+    assert notebook.value("alive()") == 0
+
+
+def test_an_error_from_before_a_scope_keeps_its_frames_after_it(notebook: Kernel) -> None:
+    fails(notebook, FAILING.format("ValueError"))
+    works(notebook, "%%experiment a\nx = 1")
+    assert notebook.value("alive()") == 1
+    assert notebook.value(
+        "str([f.f_locals['secret'][0] for f, _ in __import__('traceback').walk_tb(sys.last_traceback)"
+        " if 'secret' in f.f_locals])"
+    ) in ("[1.0]", "[np.float64(1.0)]")
+
+
+def test_gpumem_free_gives_back_what_a_kept_traceback_holds(notebook: Kernel) -> None:
+    fails(notebook, FAILING.format("ValueError"))
+    assert notebook.value("alive()") == 1
+    works(notebook, "%gpumem free")
+    assert notebook.value("alive()") == 0
+    assert "ValueError" in notebook.run("%tb").traceback
+
+
+def test_an_error_that_was_caught_long_ago_is_nobodys_business(notebook: Kernel) -> None:
+    works(notebook, "kept = None\ntry:\n    (lambda x: 1 / 0)(big())\nexcept ZeroDivisionError as e:\n    kept = e")
+    fails(notebook, FAILING.format("MemoryError"))
+    assert notebook.value("alive()") == 1
+    assert notebook.value("float(kept.__traceback__.tb_next.tb_frame.f_locals['x'][0])") == 1.0
+
+
+def _debug(kernel: Kernel, answers: list[str]) -> str:
+    """Run %debug, type ``answers``, and return all that it printed."""
+    client = kernel._client
+    message = client.execute("%debug", allow_stdin=True)
+    text, deadline, answers = "", time.monotonic() + 30, [*answers]
+    while time.monotonic() < deadline:
+        try:
+            asked = client.get_stdin_msg(timeout=0.02)
+        except queue.Empty:
+            asked = None
+        if asked is not None:
+            client.input(answers.pop(0) if answers else "q")
+        try:
+            found = client.get_iopub_msg(timeout=0.02)
+        except queue.Empty:
+            continue
+        if found["parent_header"].get("msg_id") != message:
+            continue
+        if found["msg_type"] == "stream":
+            text += found["content"]["text"]
+        if found["msg_type"] == "status" and found["content"]["execution_state"] == "idle":
+            break
+    else:
+        raise TimeoutError(text)
+    while client.get_shell_msg(timeout=30)["parent_header"].get("msg_id") != message:
+        pass
+    return text
+
+
+def test_debug_reads_the_locals_of_other_errors(notebook: Kernel) -> None:
+    fails(notebook, "def f():\n    secret = 'the answer is ' + str(6 * 7)\n    raise ValueError\nf()")
+    works(notebook, "unrelated = 1")
+    assert "the answer is 42" in _debug(notebook, ["p secret", "q"])
+    assert "ValueError" in notebook.run("%tb").traceback
+
+
+def test_debug_after_an_oom_opens_and_closes_without_the_locals(notebook: Kernel) -> None:
+    fails(
+        notebook, "def f():\n    secret = 'the answer' + ' is ' + str(6 * 7)\n    x = big()\n    raise MemoryError\nf()"
+    )
+    text = _debug(notebook, ["p 'still ' + 'here'", "p secret", "q"])
+    assert "still here" in text
+    assert "the answer is" not in text
+    assert notebook.value("alive()") == 0
+    works(notebook, "pass")

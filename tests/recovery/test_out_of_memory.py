@@ -1,0 +1,172 @@
+"""After an out-of-memory error the memory is back, whatever held it, and one report says so."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kernel import Kernel
+from tests.recovery.cases import OOM
+from tests.recovery.steps import fails, recovers
+from tests.steps import works
+
+
+@pytest.mark.parametrize("code", OOM.values(), ids=OOM)
+def test_after_an_oom_nothing_is_pinned_and_one_report_says_so(notebook: Kernel, code: str) -> None:
+    text = recovers(notebook, code)
+    assert "out of memory (" in text
+    assert "came back: " in text
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups came with Python 3.11")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def f():\n    x = big()\n    raise MemoryError\ndef g():\n    found = []\n    for _ in range(2):\n"
+        "        try: f()\n"
+        "        except MemoryError as e: found.append(e)\n    raise ExceptionGroup('both', [KeyError(), *found])\ng()",
+        "def f():\n    x = big()\n    raise MemoryError\ndef g():\n    try: f()\n    except* MemoryError as group:\n"
+        "        raise BaseExceptionGroup('outer', [group, KeyboardInterrupt()])\ng()",
+        "async def f():\n    x = big()\n    await asyncio.sleep(0)\n    raise MemoryError\n"
+        "async with asyncio.TaskGroup() as tasks:\n    for _ in range(3): tasks.create_task(f())",
+    ],
+)
+def test_an_oom_inside_an_exception_group_is_found_and_released(notebook: Kernel, code: str) -> None:
+    assert "out of memory (MemoryError)" in recovers(notebook, code)
+
+
+@pytest.mark.parametrize("how", ["%run", "%run -i", "%run -n"])
+def test_an_oom_in_a_script_leaves_only_the_scripts_names(notebook: Kernel, tmp_path: Path, how: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import builtins, weakref\nimport numpy as np\n"
+        "def f():\n    x = np.ones(4 << 17)\n    builtins.script_ref = weakref.ref(x)\n    raise MemoryError\nf()\n"
+    )
+    reply = fails(notebook, f"{how} {script}")
+    assert reply.error == "MemoryError"
+    assert notebook.value("__import__('builtins').script_ref() is None") is True
+    assert len(reply.reports("recovery")) == 1
+
+
+@pytest.mark.parametrize("mode", ["Plain", "Context", "Verbose", "Minimal"])
+def test_every_traceback_style_leaves_nothing_pinned_and_tb_still_works(notebook: Kernel, mode: str) -> None:
+    works(notebook, f"%xmode {mode}")
+    try:
+        recovers(notebook, OOM["raise from"])
+        recovers(notebook, OOM["a generator"])
+        fails(notebook, OOM["a plain function"])
+        # Frames whose locals the user's own code has read keep a copy of them before Python 3.13.
+        fails(
+            notebook,
+            "def f():\n    x = big()\n    import sys; seen = sys._getframe().f_locals\n    locals()\n"
+            "    raise MemoryError\nf()",
+        )
+        assert notebook.value("alive()") == 0
+        reply = notebook.run("%tb")
+        assert "MemoryError" in reply.traceback + reply.stdout + reply.stderr
+        assert notebook.value("alive()") == 0
+    finally:
+        notebook.run("%xmode Context")
+
+
+def test_the_shown_traceback_names_every_line_although_the_frames_are_released(notebook: Kernel) -> None:
+    reply = fails(
+        notebook, "def inner():\n    x = big()\n    raise MemoryError('no room')\ndef outer():\n    inner()\nouter()"
+    )
+    assert reply.error == "MemoryError"
+    assert reply.message == "no room"
+    for part in ("inner", "outer", "no room"):
+        assert part in reply.traceback
+    again = notebook.run("%tb").traceback
+    for part in ("inner", "outer", "no room"):
+        assert part in again
+
+
+def test_a_loop_of_failures_and_retries_needs_no_more_memory_than_one(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "import psutil\ndef rss(): return psutil.Process().memory_info().rss\n"
+        "def train(n):\n    x = big(n)\n    if n > 32: raise MemoryError\n    return float(x.sum())",
+    )
+    before = notebook.value("rss()")
+    for _ in range(4):
+        fails(notebook, "train(64)")
+    assert notebook.value("rss()") - before < 48 << 20
+    assert works(notebook, "train(32)").result == str(float(32 << 17))
+
+
+def test_rss_comes_back_and_the_report_says_how_much(notebook: Kernel) -> None:
+    works(notebook, "import psutil\ndef rss(): return psutil.Process().memory_info().rss")
+    before = notebook.value("rss()")
+    text = recovers(notebook, "def f():\n    x = big(256)\n    raise MemoryError\nf()")
+    assert notebook.value("rss()") - before < 32 << 20
+    came_back = float(text.split("came back: RAM ")[1].split(" MiB")[0])
+    assert 250 <= came_back <= 262
+
+
+def test_the_report_lists_what_each_frame_held_largest_first(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "def inner(batch):\n    small = big(2)\n    weights = {'w': big(16), 'b': big(16)}\n    raise MemoryError\n"
+        "def outer():\n    hooks = [lambda: 0]\n    inner(big(8))\nnotebooks_own = np.ones(64 << 17)",
+    )
+    text = recovers(notebook, "outer()")
+    rows = [line.split() for line in text.splitlines() if line.split()[:1] in (["inner"], ["outer"])]
+    assert [row[2] for row in rows] == ["weights", "batch", "small"]
+    assert rows[0][0] == "inner"
+    assert "32 MiB" in " ".join(rows[0])
+    assert "1048576 float64 cpu 8 MiB" in " ".join(rows[1])
+    assert "hooks" not in text
+    assert "notebooks_own" not in text
+
+
+def test_the_notebooks_own_names_are_not_touched_by_a_release(notebook: Kernel) -> None:
+    works(notebook, "mine = big(4)\nalso = {'x': mine}\ndef f(x):\n    y = x\n    raise MemoryError")
+    fails(notebook, "f(mine)")
+    assert notebook.value("alive()") == 1
+    assert notebook.value("mine is also['x'] and float(mine[0]) == 1.0") is True
+
+
+# -- real allocation failures ---------------------------------------------------------------------------------------
+
+
+def test_numpys_own_memory_error_says_what_it_asked_for(notebook: Kernel) -> None:
+    text = recovers(notebook, "def f():\n    x = big()\n    return np.ones((1 << 25, 1 << 22))\nf()")
+    assert "asked for 1.00 PiB" in text
+    text = recovers(notebook, "def f():\n    x = big()\n    return np.ones(1 << 44, dtype='f4') + 1\nf()")
+    assert "asked for 64.00 TiB" in text
+
+
+def test_pythons_own_memory_error_recovers(notebook: Kernel) -> None:
+    recovers(notebook, "def f():\n    x = big()\n    return bytearray(1 << 60)\nf()")
+    recovers(notebook, "def f():\n    x = big()\n    return [0] * (1 << 58)\nf()")
+
+
+# -- what the report promises ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["CUDA error: device-side assert triggered", "CUDA error: an illegal memory access was encountered"]
+)
+def test_a_broken_device_context_is_said_and_no_recovery_promised(notebook: Kernel, text: str) -> None:
+    reply = fails(notebook, f"def f():\n    secret = big()\n    raise RuntimeError({text!r})\nf()")
+    (shown,) = reply.reports("recovery")
+    assert "Restart the kernel" in shown
+    reply = fails(notebook, f"raise ValueError('my own words: {text}')")
+    assert reply.reports("recovery") == []
+
+
+def test_a_released_report_says_nothing_of_a_restart(notebook: Kernel) -> None:
+    assert "Restart" not in recovers(notebook, OOM["a plain function"])
+
+
+def test_an_oom_of_a_swallowed_cell_is_not_reported_twice(notebook: Kernel) -> None:
+    reply = works(
+        notebook,
+        "try:\n    def f():\n        x = big()\n        raise MemoryError\n    f()\n"
+        "except MemoryError: pass\nimport gc; gc.collect()",
+    )
+    assert reply.reports("recovery") == []
+    assert notebook.value("alive()") == 0

@@ -1,0 +1,101 @@
+"""Recovery from real allocation failures of torch on the CPU, and data loaders."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernel import Kernel
+from tests.steps import works
+from tests.torch_cpu.steps import recovery
+
+pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
+
+
+def test_torchs_cpu_allocator_refusing_is_an_oom_with_its_size(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "watched.clear()\n"
+        "def train(size):\n"
+        "    model = nn.Linear(1024, 1024)\n"
+        "    batch = torch.ones(256, 1024)\n"
+        "    loss = model(batch).square().mean()\n"
+        "    watch(model=model, batch=batch, loss=loss, weight=model.weight)\n"
+        "    big = torch.empty(size, dtype=torch.uint8)\n"
+        "    return 'trained'",
+    )
+    text = recovery(notebook, "train(1 << 50)")
+    assert "out of memory (RuntimeError)" in text
+    assert "asked for 1.00 PiB" in text
+    rows = [line.split() for line in text.splitlines() if line.split()[:1] == ["train"]]
+    assert [row[2] for row in rows] == ["model", "batch"]
+    assert "Linear 2 arrays float32 cpu 4 MiB" in " ".join(rows[0])
+    assert "256 × 1024 float32 cpu 1 MiB" in " ".join(rows[1])
+    assert notebook.value("alive()") == []
+    assert works(notebook, "train(1 << 20)").result == "'trained'"
+
+
+def test_an_oom_in_backward_and_in_a_hook_leaves_no_graph(notebook: Kernel) -> None:
+    works(notebook, "watched.clear()")
+    recovery(
+        notebook,
+        "class Fails(torch.autograd.Function):\n"
+        "    @staticmethod\n"
+        "    def forward(context, x):\n        context.save_for_backward(x); context.more = x * 2\n"
+        "        watch(more=context.more)\n        return x.clone()\n"
+        "    @staticmethod\n"
+        "    def backward(context, grad):\n        scratch = torch.ones(1 << 20); watch(scratch=scratch)\n"
+        "        raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 1.00 GiB')\n"
+        "def train():\n    x = torch.ones(1 << 20, requires_grad=True); y = Fails.apply(x); watch(x=x, y=y)\n"
+        "    y.sum().backward()\n"
+        "train()",
+    )
+    assert notebook.value("alive()") == []
+    recovery(
+        notebook,
+        "def hook(module, inputs, output):\n    extra = torch.ones(1 << 20); watch(extra=extra)\n"
+        "    raise MemoryError\n"
+        "def train():\n    model = nn.Linear(1024, 1024); model.register_forward_hook(hook)\n    watch(model=model)\n"
+        "    with torch.no_grad():\n        model(torch.ones(64, 1024))\n"
+        "train()",
+    )
+    assert notebook.value("alive()") == []
+
+
+def test_an_oom_in_a_nested_training_step_frees_the_model_it_closes_over(notebook: Kernel) -> None:
+    works(notebook, "watched.clear()")
+    recovery(
+        notebook,
+        "def main():\n    model = nn.Linear(1024, 1024); watch(model=model, weight=model.weight)\n"
+        "    optimizer = torch.optim.LBFGS(model.parameters())\n"
+        "    def closure():\n        loss = model(torch.ones(8, 1024)).sum(); loss.backward()\n"
+        "        raise MemoryError\n"
+        "    optimizer.step(closure)\n"
+        "main()",
+    )
+    assert notebook.value("alive()") == []
+
+
+def test_an_oom_in_a_data_loaders_dataset_leaves_no_batch(notebook: Kernel) -> None:
+    works(notebook, "watched.clear()")
+    recovery(
+        notebook,
+        "from torch.utils.data import DataLoader, Dataset\n"
+        "class Images(Dataset):\n"
+        "    def __len__(self): return 8\n"
+        "    def __getitem__(self, index):\n"
+        "        if index == 3: raise MemoryError\n"
+        "        image = torch.ones(1 << 18); watch(image=image)\n        return image\n"
+        "def train():\n    for batch in DataLoader(Images(), batch_size=2): watch(batch=batch)\ntrain()",
+    )
+    assert notebook.value("alive()") == []
+
+
+def test_forked_data_loader_workers_in_a_scope_end_with_it(notebook: Kernel) -> None:
+    works(notebook, "x = 'old'\nfrom torch.utils.data import DataLoader")
+    works(
+        notebook,
+        "%%experiment a\nx = 'new'\nloader = DataLoader(torch.arange(64.), batch_size=8, num_workers=1)\n"
+        "total = sum(batch.sum().item() for batch in loader)\nassert total == 2016",
+        timeout=60,
+    )
+    assert notebook.value("x") == "old"

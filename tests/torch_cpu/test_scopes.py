@@ -1,0 +1,130 @@
+"""Models, survivors, outputs and seeds of scopes with torch on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from tests.kernel import Kernel
+from tests.steps import works
+
+pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
+
+
+TRAIN = """
+model = nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 1024))
+optimizer = torch.optim.Adam(model.parameters())
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+for step in range(2):
+    batch = torch.randn(512, 1024)
+    hidden = model[0](batch)
+    loss = model(batch).square().mean() + hidden.mean()
+    optimizer.zero_grad(); loss.backward(retain_graph=True); optimizer.step(); scheduler.step()
+handle = model[0].register_forward_hook(lambda module, inputs, output: None)
+watch(model=model, optimizer=optimizer, loss=loss, hidden=hidden, weight=model[0].weight, batch=batch,
+      grad=model[0].weight.grad, state=optimizer.state[model[0].weight]["exp_avg"])
+"""
+
+
+@pytest.mark.parametrize("form", ["%%experiment a\n{}", "%experiment start a\n{}\n%experiment end"])
+def test_a_model_its_optimizer_and_its_graph_come_back(notebook: Kernel, form: str) -> None:
+    works(notebook, "import psutil\ndef rss(): return psutil.Process().memory_info().rss\nwatched.clear()")
+    works(notebook, form.format(TRAIN))  # the first training loads what torch loads lazily
+    before = notebook.value("rss()")
+    reply = works(notebook, form.format(TRAIN))
+    assert notebook.value("alive()") == []
+    assert notebook.value("rss()") - before < 12 << 20
+    (text,) = reply.reports("experiment")
+    assert "still alive" not in text
+    assert "deleted: " in text
+    record = "ipygpumem.experiments()[-1]"
+    assert notebook.value(f"{record}.reclaimed['cpu']") > 30 << 20
+    assert notebook.value(f"sorted({record}.deleted)") == sorted(
+        ["model", "optimizer", "scheduler", "step", "batch", "hidden", "loss", "handle"]
+    )
+
+
+def test_survivors_are_those_that_something_outside_refers_to_with_their_sizes(notebook: Kernel) -> None:
+    works(notebook, "leaked = []\nouter = torch.ones(1 << 20)\nwatched.clear()")
+    reply = works(
+        notebook,
+        "%%experiment a\n"
+        "free = torch.ones(1 << 20)\n"
+        "model = nn.Linear(1024, 1024)\n"
+        "kept = torch.ones(512, 1024)\n"
+        "view = outer[10:20]\n"
+        "hooks = [lambda: 0]\n"
+        "leaked.append(model); leaked.append({'x': [kept]})",
+    )
+    found = notebook.value(
+        "[(h.name, h.type_name, h.shape, h.dtype, h.device, h.size_bytes, h.arrays) for h in "
+        "ipygpumem.experiments()[-1].survivors]"
+    )
+    size = 4 * (1024 * 1024 + 1024)
+    assert found == [
+        ("model", "Linear", None, "float32", "cpu", size, 2),
+        ("kept", "Tensor", (512, 1024), "float32", "cpu", 2 << 20, 1),
+    ]
+    assert "still alive" in reply.reports("experiment")[0]
+
+
+def test_a_survivor_is_named_once_although_several_names_lead_to_it(notebook: Kernel) -> None:
+    works(notebook, "leaked = []")
+    works(notebook, "%%experiment a\nx = torch.ones(1 << 20)\nsame = x\nview = x[1:]\nbox = [x]\nleaked.append(x)")
+    assert notebook.value("[h.size_bytes for h in ipygpumem.experiments()[-1].survivors]") == [4 << 20]
+
+
+def test_an_output_that_leaks_is_named_as_an_output(notebook: Kernel) -> None:
+    works(notebook, "leaked = []")
+    works(notebook, "%experiment start a")
+    works(notebook, "leaked.append(torch.ones(1 << 20)) or leaked[0]")
+    works(notebook, "%experiment end")
+    assert notebook.value("[h.name.startswith('Out[') for h in ipygpumem.experiments()[-1].survivors]") == [True]
+
+
+def test_outputs_of_a_scope_free_their_tensors(notebook: Kernel) -> None:
+    works(notebook, "watched.clear()")
+    works(notebook, "%experiment start a")
+    for _ in range(4):
+        works(notebook, "x = torch.ones(1 << 18); watch(x=x)\nx")
+    works(notebook, "del x")
+    assert notebook.value("alive()") == ["x"]
+    works(notebook, "%experiment end")
+    assert notebook.value("alive()") == []
+
+
+# -- seeds ----------------------------------------------------------------------------------------------------------
+
+DRAW = "numbers.append((random.random(), float(np.random.rand()), torch.rand(2).tolist(), torch.randperm(5).tolist()))"
+
+
+def test_a_seeded_scope_gives_the_same_numbers_in_each_cell_and_on_each_run(notebook: Kernel) -> None:
+    works(notebook, "import random, numpy as np\nnumbers = []")
+    for _ in range(2):
+        works(notebook, "%experiment start a --seed 7\n" + DRAW)
+        works(notebook, DRAW)
+        works(notebook, "%experiment end")
+        works(notebook, f"%%experiment b --seed 7\n{DRAW}")
+    works(notebook, f"with ipygpumem.experiment('c', seed=7):\n    {DRAW}")
+    assert notebook.value("len(numbers), len(set(map(str, numbers)))") == (7, 1)
+    works(notebook, f"%%experiment b --seed 8\n{DRAW}")
+    works(notebook, DRAW)
+    works(notebook, DRAW)
+    assert notebook.value("len(set(map(str, numbers)))") == 4
+
+
+def test_a_seed_counts_also_where_the_cell_is_the_first_to_import_numpy_and_torch() -> None:
+    cell = (
+        "%%experiment a --seed 3 --keep 'result*'\n"
+        "import random\nimport numpy as np\nfrom torch import nn, rand\nimport torch\n"
+        "result{} = (random.random(), float(np.random.rand()), rand(1).item(), nn.Linear(2, 2).weight.sum().item())"
+    )
+    with contextlib.closing(Kernel()) as kernel:
+        works(kernel, "%load_ext ipygpumem")
+        assert kernel.value("__import__('sys').modules.get('torch') is None") is True
+        works(kernel, cell.format(1))
+        works(kernel, cell.format(2))
+        assert kernel.value("result1 == result2") is True
+        assert kernel.value("[f for f in __import__('sys').meta_path if 'ipygpumem' in type(f).__module__]") == []
+        works(kernel, "import importlib, numpy\nassert torch.__spec__.loader is not None\nimport torch.fft, numpy.fft")

@@ -1,0 +1,163 @@
+"""Tensors that nobody expects, in scopes and after an out-of-memory error."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernel import Kernel
+from tests.steps import works
+from tests.torch_cpu.steps import recovery
+
+pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
+
+
+ZOO = """
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils import parametrize
+import warnings; warnings.simplefilter("ignore")
+zoo = {
+    "strided_nested": torch.nested.nested_tensor([torch.ones(3), torch.ones(5)]),
+    "jagged_nested": torch.nested.nested_tensor([torch.ones(3), torch.ones(5)], layout=torch.jagged),
+    "sparse": torch.eye(100).to_sparse(),
+    "csr": torch.eye(100).to_sparse_csr(),
+    "quantized": torch.quantize_per_tensor(torch.ones(100), 0.1, 0, torch.qint8),
+    "meta": torch.empty(1 << 30, device="meta"),
+    "fake": FakeTensorMode().from_tensor(torch.ones(100)),
+    "lazy": nn.LazyLinear(10),
+    "complex": torch.ones(100, dtype=torch.complex64),
+    "empty": torch.empty(0),
+    "scalar": torch.tensor(1.0),
+    "expanded": torch.ones(1).expand(1 << 20),
+    "conjugate": torch.ones(10, dtype=torch.complex64).conj(),
+    "parameter": nn.Parameter(torch.ones(100)),
+    "parametrized": parametrize.register_parametrization(nn.Linear(3, 3), "weight", nn.Identity()),
+    "storage": torch.ones(100).untyped_storage(),
+    "generator": torch.Generator(),
+    "graph": (torch.ones(100, requires_grad=True) * 2).sum(),
+    "packed": nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)]),
+    "compiled": torch.compile(nn.Linear(2, 2)),
+    "scripted": torch.jit.script(nn.Linear(2, 2)),
+    "vmapped": None,
+    "mkldnn": torch.ones(10).to_mkldnn() if torch.backends.mkldnn.is_available() else None,
+    "freed": torch.ones(100),
+}
+zoo["freed"].untyped_storage().resize_(0)
+"""
+
+
+def test_every_kind_of_tensor_can_be_in_a_scope_that_ends(notebook: Kernel) -> None:
+    works(notebook, "x = 'old'\nleaked = []")
+    works(notebook, "%experiment start a")
+    works(notebook, "x = 'new'\n" + ZOO, timeout=180)
+    works(notebook, "locals().update(zoo); leaked.append(zoo)")
+    works(notebook, "%experiment status")
+    reply = works(notebook, "%experiment end")
+    assert len(reply.reports("experiment")) == 1
+    assert notebook.value("x") == "old"
+    assert notebook.value("[name for name in leaked[0] if name in globals()]") == []
+    works(notebook, "leaked.clear()")
+
+
+def test_tensors_without_memory_of_their_own_count_for_nothing_and_wrappers_for_what_they_hold(
+    notebook: Kernel,
+) -> None:
+    works(notebook, "from torch._subclasses.fake_tensor import FakeTensorMode\nleaked = []")
+    works(
+        notebook,
+        "%%experiment a\n"
+        "meta = torch.empty(1 << 30, device='meta')\n"
+        "with FakeTensorMode(): fake = torch.empty(1 << 30)\n"
+        "jagged = torch.nested.nested_tensor([torch.ones(1 << 20), torch.ones(1 << 20)], layout=torch.jagged)\n"
+        "module = nn.Linear(1 << 15, 1 << 15, device='meta')\n"
+        "leaked += [meta, fake, jagged, module]",
+    )
+    found = notebook.value("[(h.name, h.size_bytes >> 20) for h in ipygpumem.experiments()[-1].survivors]")
+    assert found == [("jagged", 8)]
+    works(notebook, "leaked.clear()")
+
+
+def test_every_kind_of_tensor_can_be_in_a_frame_of_an_oom(notebook: Kernel) -> None:
+    works(notebook, ZOO, timeout=180)
+    text = recovery(
+        notebook, "def f(zoo):\n    mine = torch.ones(1 << 20); watch(mine=mine)\n    raise MemoryError\nf(zoo)"
+    )
+    assert notebook.value("alive()") == []
+    assert "mine" in text
+    text = recovery(
+        notebook,
+        "def inner(x):\n    mine = torch.ones(1 << 20); watch(mine=mine)\n    y = x * 2\n    raise MemoryError\n"
+        "torch.func.vmap(inner)(torch.ones(3, 1 << 20))",
+    )
+    assert "mine" in text
+    assert notebook.value("alive()") == []
+    recovery(
+        notebook,
+        "def inner(x):\n    y = (x * 2).sum()\n    mine = torch.ones(1 << 20); watch(mine=mine)\n"
+        "    raise MemoryError\n"
+        "torch.func.grad(inner)(torch.ones(3))",
+    )
+    assert notebook.value("alive()") == []
+
+
+HOSTILE = """
+touched = []
+def touch(what):
+    frame = sys._getframe(2)
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith("ipygpumem"):
+            touched.append(what)
+            raise RuntimeError("hands off")
+        frame = frame.f_back
+
+class Function(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        touch("function " + str(function))
+        return super().__torch_function__(function, types, args, kwargs or {})
+    def __repr__(self): touch("repr"); return "?"
+    def __len__(self): touch("len"); return 0
+    def __eq__(self, other): touch("eq"); return False
+    __hash__ = None
+    shape = property(lambda self: touch("shape")); dtype = property(lambda self: touch("dtype"))
+    device = property(lambda self: touch("device"))
+    def untyped_storage(self): touch("storage")
+    def numel(self): touch("numel")
+
+class Dispatch(torch.Tensor):
+    @staticmethod
+    def __new__(cls, inner, policy):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, dtype=inner.dtype, device=inner.device, dispatch_sizes_strides_policy=policy,
+            dispatch_device=policy is not None)
+    def __init__(self, inner, policy): self.inner = inner
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        touch("dispatch " + str(function))
+        if "device" in str(function): return torch.device("cpu")
+        return list(args[0].inner.shape)
+
+def make():
+    function = torch.ones(1 << 20).as_subclass(Function)
+    return {"function": function, "plain": Dispatch(torch.ones(1 << 20), None),
+            "sizes": Dispatch(torch.ones(1 << 20), "sizes"), "strides": Dispatch(torch.ones(1 << 20), "strides")}
+"""
+
+
+@pytest.mark.parametrize("kind", ["function", "plain", "strides", "sizes"])
+def test_no_code_of_a_tensor_subclass_runs_at_exit_in_status_or_after_an_oom(notebook: Kernel, kind: str) -> None:
+    works(notebook, HOSTILE + "\nwatched.clear()")
+    works(notebook, "old = make()[KIND]\nleaked = []".replace("KIND", repr(kind)))
+    works(notebook, "%experiment start a")
+    works(notebook, f"tensor = make()[{kind!r}]; box = [make()[{kind!r}]]; old = 1; leaked.append(tensor)")
+    works(notebook, "%experiment status")
+    works(notebook, "%gpumem status")
+    works(notebook, "%experiment end")
+    assert notebook.value("touched") == []
+    assert notebook.value("'tensor' in globals() or 'box' in globals() or type(old) is int") is False
+    recovery(
+        notebook,
+        f"def f():\n    tensor = make()[{kind!r}]; watch(tensor=tensor)\n"
+        "    error = MemoryError('no'); error.tensor = tensor\n    raise error\nf()",
+    )
+    assert notebook.value("touched") == []
+    assert notebook.value("alive()") == []
