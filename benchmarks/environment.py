@@ -1,0 +1,39 @@
+"""Where and when the figures were seen."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from importlib import metadata, util
+from pathlib import Path
+
+from benchmarks.report import NOT_INSTALLED
+
+_PACKAGES = ("IPython", "ipykernel", "jupyter_client", "ipygpumem", "ipyexperiments", "numpy", "psutil", "torch")
+
+
+def describe() -> list[str]:
+    """Return the date, the machine and the versions, one line each."""
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    versions = [f"Python {platform.python_version()}", *(f"{name} {_version(name)}" for name in _PACKAGES)]
+    return [
+        f"Date: {today}",
+        f"Machine: {_processor()}, {os.cpu_count()} CPUs, {memory:.0f} GiB of RAM",
+        f"Kernel: {platform.system()} {platform.release()}",
+        f"Versions: {', '.join(versions)}",
+    ]
+
+
+def _version(package: str) -> str:
+    return metadata.version(package) if util.find_spec(package) else NOT_INSTALLED
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

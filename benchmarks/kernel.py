@@ -1,0 +1,108 @@
+"""A real kernel and its client: cells are run as a front-end runs them, and timed until the kernel is idle."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from jupyter_client.manager import KernelManager
+
+_TIMEOUT_SECONDS = 120.0
+_COMMAND = (sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--log-level=ERROR")
+# IPython's own thread writes each cell to a database file while the cell runs: milliseconds of disk time at random
+# moments, with or without a tool, which hide what is to be measured.
+_OPTIONS = ("--HistoryManager.hist_file=:memory:",)
+
+
+class CellError(Exception):
+    """A cell of a benchmark failed, so there is no figure."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One executed cell: time from the client's request to the kernel's ``idle``, and the messages between."""
+
+    seconds: float
+    messages: tuple[dict[str, Any], ...]
+
+    @property
+    def text(self) -> str:
+        """All that the cell and the tools printed or displayed, as text."""
+        parts = []
+        for message in self.messages:
+            content = message["content"]
+            parts.append(content.get("text") or content.get("data", {}).get("text/plain") or "")
+        return "".join(parts)
+
+
+class Kernel:
+    """An ipykernel of this interpreter: a fresh IPython directory, its history in memory, 2 threads for BLAS."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="ipygpumem-bench-")
+        self._manager = KernelManager()
+        spec = self._manager.kernel_spec
+        assert spec is not None
+        spec.argv = [*_COMMAND, *_OPTIONS]
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "2")
+        environment = {**os.environ, **threads, "IPYTHONDIR": self._directory.name}
+        self._manager.start_kernel(env=environment)
+        self._client = self._manager.blocking_client()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=_TIMEOUT_SECONDS)
+
+    def run(self, code: str) -> Run:
+        """Execute a cell.
+
+        Raises:
+            CellError: the cell failed.
+        """
+        started = time.perf_counter()
+        request = self._client.execute(code, allow_stdin=False)
+        messages = self._until_idle(request)
+        seconds = time.perf_counter() - started
+        self._reply(request)
+        return Run(seconds, tuple(messages))
+
+    def ask(self, expression: str) -> Any:
+        """Return the value of an expression, by an execution that no tool sees (``silent``)."""
+        request = self._client.execute("pass", silent=True, allow_stdin=False, user_expressions={"value": expression})
+        self._until_idle(request)
+        answer = self._reply(request)["user_expressions"]["value"]
+        if answer["status"] != "ok":
+            raise CellError(f"{expression}: {answer.get('ename')}: {answer.get('evalue')}")
+        return ast.literal_eval(answer["data"]["text/plain"])
+
+    def _until_idle(self, request: str) -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = []
+        while True:
+            message = self._client.get_iopub_msg(timeout=_TIMEOUT_SECONDS)
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            if message["msg_type"] == "status":
+                if message["content"]["execution_state"] == "idle":
+                    return messages
+            elif message["msg_type"] != "execute_input":
+                messages.append(message)
+
+    def _reply(self, request: str) -> dict[str, Any]:
+        while True:
+            message = self._client.get_shell_msg(timeout=_TIMEOUT_SECONDS)
+            if message["parent_header"].get("msg_id") == request:
+                content: dict[str, Any] = message["content"]
+                if content["status"] != "ok":
+                    raise CellError(f"{content.get('ename')}: {content.get('evalue')}")
+                return content
+
+    def __enter__(self) -> Kernel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.stop_channels()
+        self._manager.shutdown_kernel(now=True)
+        self._directory.cleanup()

@@ -1,0 +1,46 @@
+"""Figures as a Markdown page: the same text goes to the terminal and to docs/benchmarks.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+NOT_INSTALLED = "not installed"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure. ``met`` says whether ours reached the target; None where the noise is too high to tell."""
+
+    figure: str
+    target: str
+    ours: str
+    peer: str
+    control: str
+    met: bool | None
+
+
+@dataclass(frozen=True)
+class Section:
+    """The figures of one benchmark, and how they were got."""
+
+    title: str
+    method: str
+    rows: tuple[Row, ...]
+    control: str = "bare kernel"
+    """Heading of the column beside the tools."""
+
+
+def render(section: Section, ours: str, peer: str) -> str:
+    """Return a section as Markdown, its columns aligned."""
+    heads = ("figure", "target", ours, peer, section.control, "reached")
+    met = {None: "too noisy", True: "yes", False: "**no**"}
+    lines = [(r.figure, r.target, r.ours, r.peer, r.control, met[r.met]) for r in section.rows]
+    widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
+    table = [_line(heads, widths), "| " + " | ".join("-" * width for width in widths) + " |"]
+    table += [_line(line, widths) for line in lines]
+    return "\n".join([f"## {section.title}", "", section.method, "", *table, ""])
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"

@@ -1,0 +1,155 @@
+"""What a tool costs while a cell runs: time taken from the user's code, and CPU burned beside it."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from benchmarks.kernel import Kernel
+from benchmarks.report import NOT_INSTALLED, Row, Section
+from benchmarks.tools import OURS, PEER, Tool, installed_tools
+
+_OFF, _OFF_AGAIN = "off", "off again"
+_SLEEP_TARGET_MS = 10.0
+_CALIBRATION_SECONDS = 0.2
+_MOST_NOISE = 0.1
+"""Largest A/A difference with which a small slow-down can be seen; beyond it there is no verdict."""
+
+_SETUP = """
+import os, time, numpy
+_left, _right, _out = numpy.ones((600, 600)), numpy.ones((600, 600)), numpy.empty((600, 600))
+def pure_python(count):
+    total = 0
+    for number in range(count):
+        total += number * number % 7
+def two_thread_blas(count):
+    for _ in range(count):
+        numpy.matmul(_left, _right, out=_out)
+def os_stat(count):
+    for _ in range(count):
+        os.stat(".")
+def timed(work, count):
+    started = time.perf_counter()
+    work(count)
+    return time.perf_counter() - started
+"""
+
+_WORKS = (("pure_python", "pure Python"), ("two_thread_blas", "2-thread BLAS"), ("os_stat", "`os.stat`"))
+
+_METHOD = """\
+A fixed amount of work, calibrated to {seconds:g} s: {rounds} rounds in one kernel, each with the tools off, ours on,
+theirs on, off again, in rotating order. Median (least to most) of time on / mean of both off; A/A: off again / off."""
+
+_SLEEP_METHOD = """\
+CPU time of the kernel process (all threads): read in the cell right before and after `time.sleep(2)`, and around the
+whole cell, which adds report and garbage collection. Median of {rounds} runs, minus that with the tools off."""
+
+
+def run(*, quick: bool) -> Section:
+    """Return how many times longer cells of different kinds take with each tool on."""
+    seconds, rounds = (0.5, 3) if quick else (2.0, 7)
+    with Kernel() as kernel:
+        kernel.run(_SETUP)
+        rows = tuple(_row(kernel, work, title, seconds, rounds) for work, title in _WORKS)
+    return Section(
+        "Slow-down of long cells", _METHOD.format(seconds=seconds, rounds=rounds), rows, control="A/A control"
+    )
+
+
+def _row(kernel: Kernel, work: str, title: str, seconds: float, rounds: int) -> Row:
+    cell = f"{work}({_calibrated(kernel, work, seconds)})"
+    ratios = _ratios([_round(kernel, cell, number) for number in range(rounds)])
+    differences = [abs(ratio - 1) for ratio in ratios[_OFF_AGAIN]]
+    within = median(ratios[OURS.name]) <= 1 + 2 * median(differences)
+    return Row(
+        figure=f"{title}, {seconds:g} s: times longer",
+        target="1, within 2 median A/A differences",
+        ours=_spread(ratios[OURS.name]),
+        peer=_spread(ratios[PEER.name]) if PEER.name in ratios else NOT_INSTALLED,
+        control=_spread(ratios[_OFF_AGAIN]),
+        met=within if max(differences) <= _MOST_NOISE else None,
+    )
+
+
+def _calibrated(kernel: Kernel, work: str, seconds: float) -> int:
+    """Return the count with which ``work`` takes about ``seconds``."""
+    count = 16
+    while True:
+        took = float(kernel.ask(f"timed({work}, {count})"))
+        if took >= _CALIBRATION_SECONDS:
+            return round(count * seconds / took)
+        count *= 2
+
+
+def _round(kernel: Kernel, cell: str, number: int) -> dict[str, float]:
+    """Run ``cell`` once per variant and return the seconds; the order depends on the round's number."""
+    variants: list[tuple[str, Tool | None]] = [(_OFF, None)]
+    variants += [(tool.name, tool) for tool in installed_tools()]
+    variants.insert(2, (_OFF_AGAIN, None))
+    turn = number % len(variants)
+    return {name: _timed(kernel, cell, tool) for name, tool in variants[turn:] + variants[:turn]}
+
+
+def _timed(kernel: Kernel, cell: str, tool: Tool | None) -> float:
+    if tool is not None:
+        kernel.run(tool.on)
+    try:
+        return kernel.run(cell).seconds
+    finally:
+        if tool is not None:
+            kernel.run(tool.off)
+
+
+def _ratios(rounds: list[dict[str, float]]) -> dict[str, list[float]]:
+    """Return each variant's times relative to the same round with the tools off (the mean of both runs)."""
+    ratios: dict[str, list[float]] = {name: [] for name in rounds[0]}
+    for times in rounds:
+        off = (times[_OFF] + times[_OFF_AGAIN]) / 2
+        for name, seconds in times.items():
+            ratios[name].append(seconds / off)
+        ratios[_OFF_AGAIN][-1] = times[_OFF_AGAIN] / times[_OFF]
+    return ratios
+
+
+def _spread(ratios: list[float]) -> str:
+    return f"{median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+
+
+def run_sleep(*, quick: bool) -> Section:
+    """Return the CPU time that each tool burns beside a cell that sleeps."""
+    rounds = 1 if quick else 5
+    variants: dict[str, Tool | None] = {_OFF: None, **{tool.name: tool for tool in installed_tools()}}
+    runs: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
+    with Kernel() as kernel:
+        kernel.run("import time")
+        for _ in range(rounds):
+            for name, tool in variants.items():
+                runs[name].append(_cpu_of_sleep(kernel, tool))
+    during = {name: 1000 * median(run[0] for run in times) for name, times in runs.items()}
+    whole = {name: 1000 * median(run[1] for run in times) for name, times in runs.items()}
+    rows = (_sleep_row("CPU burned during `time.sleep(2)`", during), _sleep_row("the same, around the cell", whole))
+    return Section("CPU beside a sleeping cell", _SLEEP_METHOD.format(rounds=rounds), rows, control="off: total")
+
+
+def _sleep_row(figure: str, burned: dict[str, float]) -> Row:
+    added = {name: milliseconds - burned[_OFF] for name, milliseconds in burned.items()}
+    return Row(
+        figure=figure,
+        target=f"under {_SLEEP_TARGET_MS:.0f} ms",
+        ours=f"{added[OURS.name]:+.1f} ms",
+        peer=f"{added[PEER.name]:+.0f} ms" if PEER.name in added else NOT_INSTALLED,
+        control=f"{burned[_OFF]:.1f} ms",
+        met=added[OURS.name] < _SLEEP_TARGET_MS,
+    )
+
+
+def _cpu_of_sleep(kernel: Kernel, tool: Tool | None) -> tuple[float, float]:
+    """Return the process's CPU seconds during the sleep, and over the whole cell."""
+    if tool is not None:
+        kernel.run(tool.on)
+    before = float(kernel.ask("time.process_time()"))
+    kernel.run("_first = time.process_time(); time.sleep(2); _last = time.process_time()")
+    after = float(kernel.ask("time.process_time()"))
+    during = float(kernel.ask("_last - _first"))
+    if tool is not None:
+        kernel.run(tool.off)
+    return during, after - before

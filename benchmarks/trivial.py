@@ -1,0 +1,81 @@
+"""What a tool adds to the shortest of cells."""
+
+from __future__ import annotations
+
+import random
+from contextlib import ExitStack
+from statistics import median
+
+from benchmarks.kernel import CellError, Kernel
+from benchmarks.report import NOT_INSTALLED, Row, Section
+from benchmarks.tools import OURS, PEER, Tool, installed_tools
+
+_CELL = "1+1"
+_WARM_UP = 20
+_TARGET_MS = 0.5
+_BARE, _CONTROL = "bare", "control"
+_HEAPS = (
+    ("a light heap", "heap = []"),
+    ("1,000,000 container objects", "heap = [[] for _ in range(1_000_000)]"),
+)
+
+_METHOD = """\
+The cell `1+1` from request to `idle`: {count} per variant, in turns of random order, over {sets} sets of fresh kernels;
+median of the difference to a bare kernel's run in the same turn. Control: the same for a second bare kernel."""
+
+
+def run(*, quick: bool) -> Section:
+    """Return the milliseconds that each tool adds to a trivial cell."""
+    sets, turns = (1, 60) if quick else (4, 55)
+    rows = tuple(_row(name, _seconds(code, sets, turns)) for name, code in _HEAPS)
+    return Section(
+        "A trivial cell", _METHOD.format(count=sets * turns, sets=sets), rows, control="control (bare: total)"
+    )
+
+
+def _row(heap: str, seconds: dict[str, list[float]]) -> Row:
+    bare = seconds[_BARE]
+    added = {
+        name: 1000 * median(one - other for one, other in zip(times, bare, strict=True))
+        for name, times in seconds.items()
+    }
+    return Row(
+        figure=f"`1+1` with {heap}: added",
+        target=f"at most {_TARGET_MS} ms",
+        ours=f"{added[OURS.name]:+.2f} ms",
+        peer=f"{added[PEER.name]:+.2f} ms" if PEER.name in added else NOT_INSTALLED,
+        control=f"{added[_CONTROL]:+.2f} ms ({median(bare) * 1000:.2f} ms)",
+        met=added[OURS.name] <= _TARGET_MS,
+    )
+
+
+def _seconds(heap: str, sets: int, turns: int) -> dict[str, list[float]]:
+    """Return the seconds of every trivial cell of each variant; equal positions are of one turn."""
+    variants: dict[str, Tool | None] = {_BARE: None, _CONTROL: None}
+    variants.update((tool.name, tool) for tool in installed_tools())
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    order = list(variants)
+    shuffle = random.Random(0).shuffle
+    for _ in range(sets):  # one kernel may be slower than its twin by as much as a tool costs
+        shuffle(order)
+        with ExitStack() as stack:
+            kernels = {name: stack.enter_context(Kernel()) for name in order}
+            for name, tool in variants.items():
+                _prepare(kernels[name], tool, heap)
+            for _ in range(turns):
+                shuffle(order)
+                for name in order:
+                    seconds[name].append(kernels[name].run(_CELL).seconds)
+    return seconds
+
+
+def _prepare(kernel: Kernel, tool: Tool | None, heap: str) -> None:
+    kernel.run(heap)
+    if tool is not None:
+        kernel.run(tool.on)
+    text = ""
+    for _ in range(_WARM_UP):
+        text = kernel.run(_CELL).text
+    # One report beyond the "2" itself, or the benchmark would measure nothing.
+    if (len(text) > len("2")) != (tool is not None):
+        raise CellError(f"expected {'a' if tool else 'no'} report after the cell, got {text!r}")
