@@ -268,7 +268,9 @@ class Session:
 
     def _close(self, experiment: Experiment) -> list[content.Report]:
         if experiment not in self.open:
-            raise ExperimentError(f"experiment {experiment.name!r} is not open: start it first")
+            raise ExperimentError(
+                f"experiment {experiment.name!r} is not open: it was never started, or ipygpumem was unloaded"
+            )
         reports: list[content.Report] = []
         while self.open[-1] is not experiment:
             reports += self._close(self.open[-1])

@@ -64,6 +64,8 @@ class CachingAllocatorProbe:
         return module if initialized is not None and initialized() else None
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
+        if loaded_torch() is None:
+            return ()
         peaks = self._share_peaks()
         module = self._module()
         if module is None or peaks is None:
