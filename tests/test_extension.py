@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -197,3 +199,23 @@ def test_no_module_keeps_state_that_changes() -> None:
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             assert not isinstance(node, ast.Global), path
+
+
+def test_a_terminal_shows_the_reports_as_text(tmp_path: Path) -> None:
+    cells = (
+        "%load_ext ipygpumem\nx = 1\n%experiment start a\ny = x + 1\n%experiment end\nprint('y' in globals())\nexit\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-m", "IPython", "--simple-prompt", "--no-banner", "--colors=NoColor"],
+        input=cells,
+        env={**os.environ, "IPYTHONDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert re.search(r"cell 2 · .*RAM \+.* now\n", run.stdout)
+    assert re.search(r"experiment a · 2 cells · .*\n  device +consumed", run.stdout)
+    assert "deleted: y" in run.stdout
+    assert "False\n" in run.stdout
+    assert "<div" not in run.stdout
