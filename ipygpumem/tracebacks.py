@@ -81,6 +81,12 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         waiting.extend(item for item in (*linked, *_members(current)) if item is not None)
 
 
+def traceback_of(error: BaseException) -> TracebackType | None:
+    """Return the traceback of ``error``, past any ``__getattribute__`` of the user's."""
+    found: TracebackType | None = _field(error, "__traceback__")
+    return found
+
+
 def _field(error: BaseException, name: str) -> Any:
     return BaseException.__dict__[name].__get__(error)
 
@@ -149,7 +155,7 @@ def frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
     """Yield the frames of ``error`` and of its chain with their lines, outermost first, each once."""
     seen: set[int] = set()
     for item in chain(error):
-        traceback: TracebackType | None = _field(item, "__traceback__")
+        traceback = traceback_of(item)
         while traceback is not None:
             if id(traceback.tb_frame) not in seen:
                 seen.add(id(traceback.tb_frame))
@@ -226,7 +232,7 @@ def _clear(frame: FrameType) -> bool:
 def _let_go_of_frames(error: BaseException, running: set[int]) -> None:
     """Put stand-ins into the traceback of ``error``, behind the frames that still run."""
     last_running: TracebackType | None = None
-    traceback: TracebackType | None = _field(error, "__traceback__")
+    traceback = traceback_of(error)
     while traceback is not None and id(traceback.tb_frame) in running:
         last_running, traceback = traceback, traceback.tb_next
     if last_running is None:

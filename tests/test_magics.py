@@ -239,3 +239,13 @@ def test_names_to_keep_are_checked_when_they_are_given(shared: Kernel) -> None:
     shared.run("handle.keep('late')")
     assert shared.value("handle.finish().kept") == ("early", "late")
     shared.run("del early, late")
+
+
+def test_an_error_after_one_that_was_caught_keeps_its_frames_for_debug(shared: Kernel) -> None:
+    shared.run("import numpy, sys")
+    shared.run(
+        "def fail():\n    numpy.ones(1 << 50)\ndef other():\n    wanted = 5\n    raise ValueError\n"
+        "try:\n    with ipygpumem.experiment('caught'):\n        fail()\nexcept MemoryError: pass\nother()"
+    )
+    frames = "[f.f_locals.get('wanted') for f, _ in __import__('traceback').walk_tb(sys.last_traceback)][-1]"
+    assert shared.value(frames) == 5

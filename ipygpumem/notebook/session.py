@@ -152,10 +152,10 @@ class Session:
         if error is not None:
             failure = tracebacks.classify(error)
             releases = cell.released_by == id(error) or self._releases(failure)
-            if cell.recovery is not None:
-                self._release(error)  # frames that still ran when the experiment inside the cell ended
-            elif releases or failure.poisoned:
+            if cell.recovery is None and (releases or failure.poisoned):
                 cell.recovery = self._recovery(error, failure, release=releases)
+            elif releases:
+                self._release(error)  # frames that still ran when the experiment inside the cell ended
         running = self._cells.running()
         if cell.nested and running and cell.recovery is not None:
             running[-1].recovery = cell.recovery  # shown by the outermost cell: a magic may capture this one's output
@@ -218,12 +218,12 @@ class Session:
 
     def _release(self, error: BaseException) -> int:
         """Release ``error``, and let ``sys`` and IPython keep its stand-in instead of its real traceback."""
-        real = error.__traceback__
+        real = tracebacks.traceback_of(error)
         cleared = tracebacks.release(error)
         if getattr(sys, "last_traceback", None) is real:
-            sys.last_traceback = error.__traceback__
+            sys.last_traceback = tracebacks.traceback_of(error)
         if self.shell.InteractiveTB.tb is real:
-            self.shell.InteractiveTB.tb = error.__traceback__
+            self.shell.InteractiveTB.tb = tracebacks.traceback_of(error)
         return cleared
 
     # -- experiments ------------------------------------------------------------------------------------------
