@@ -1,8 +1,9 @@
 """Measures spans of time: memory before, after, and the exact peak between, on every device.
 
-Peaks nest, or overlap in any order, over counters that can only be reset: at every boundary (a start, a stop,
-a reading) each counter is read, folded into every open measurement, and rearmed. The meter owns the only
-sampling thread, which runs only while a measurement is open and a probe has no counter of its own.
+Peaks nest, or overlap in any order, over counters that can only be reset: at every start each counter is read,
+folded into every open measurement, and rearmed. A stop or a reading folds and need not rearm: what the counter
+shows was reached inside every span that is still open. The meter owns the only sampling thread, which runs only
+while a measurement is open and a probe has no counter of its own.
 """
 
 from __future__ import annotations
@@ -53,11 +54,19 @@ class Meter:
 
     Args:
         probes: what to read; the meter closes them.
+        find_more: asked at every boundary until it returns further probes.
         sample_seconds: time between two samples where a probe has no high-water mark.
     """
 
-    def __init__(self, probes: Sequence[Probe], *, sample_seconds: float = 0.02) -> None:
+    def __init__(
+        self,
+        probes: Sequence[Probe],
+        *,
+        find_more: Callable[[], Sequence[Probe]] | None = None,
+        sample_seconds: float = 0.02,
+    ) -> None:
         self._probes = list(probes)
+        self._find_more = find_more
         self.failures: dict[str, str] = {}
         self._sample_seconds = sample_seconds
         self._open: list[Measurement] = []
@@ -68,7 +77,7 @@ class Meter:
     def start(self) -> Measurement:
         """Open a span."""
         with self._lock:
-            measurement = Measurement(self._boundary())
+            measurement = Measurement(self._readings(peak=bool(self._open), rearm=True))
             self._open.append(measurement)
             self._sample_if_needed()
             return measurement
@@ -76,12 +85,12 @@ class Meter:
     def read(self, measurement: Measurement) -> tuple[Usage, ...]:
         """Return the usages of an open span so far."""
         with self._lock:
-            return measurement.usages(self._boundary())
+            return measurement.usages(self._readings())
 
     def stop(self, measurement: Measurement) -> tuple[Usage, ...]:
         """Close a span and return its usages; a span that is closed already is only read."""
         with self._lock:
-            usages = measurement.usages(self._boundary())
+            usages = measurement.usages(self._readings())
             self.drop(measurement)
         return usages
 
@@ -90,7 +99,7 @@ class Meter:
         with self._lock:
             if measurement in self._open:
                 self._open.remove(measurement)
-            if not self._open:
+            if not self._open and self._sampler is not None:
                 self._stop_sampler()
 
     def now(self, *, detail: bool = False) -> dict[str, Reading]:
@@ -101,14 +110,14 @@ class Meter:
     def change(self, action: Callable[[], None]) -> None:
         """Run ``action``, which changes a probe, with the peaks so far safe in the open spans."""
         with self._lock:
-            self._boundary()
+            self._readings()
             action()
             self._sample_if_needed()
 
-    def _boundary(self) -> dict[str, Reading]:
-        return self._readings(peak=bool(self._open), rearm=True)
-
     def _readings(self, **how: bool) -> dict[str, Reading]:
+        if self._find_more is not None and (found := self._find_more()):
+            self._probes += found
+            self._find_more = None
         return {reading.device: reading for probe in self._probes for reading in self._read(probe, **how)}
 
     def _read(

@@ -11,7 +11,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 T = TypeVar("T", bound="Record")
 
@@ -46,9 +46,8 @@ def _decode(hint: Any, value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True)
-class Reading(Record):
-    """One device at one moment, as a probe sees it.
+class Reading(NamedTuple):
+    """One device at one moment, as a probe sees it; every cell makes two per device, so it must cost nothing.
 
     ``current_bytes`` is the process's RSS for the host and the bytes of live tensors for an accelerator.
     ``peak_bytes`` is the highest value since the probe was last rearmed.

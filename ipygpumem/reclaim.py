@@ -130,7 +130,7 @@ class GarbageBudget:
     time that earlier collections took per block.
     """
 
-    _SHORTEST_SECONDS = 0.02
+    SHORTEST_SECONDS = 0.02
     _FIRST_GUESS_SECONDS = 2e-7
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class GarbageBudget:
             cell_seconds: CPU time of the cell: one that only waited has made no garbage.
             share: of that time.
         """
-        if cell_seconds < self._SHORTEST_SECONDS or not gc.isenabled():
+        if cell_seconds < self.SHORTEST_SECONDS or not gc.isenabled():
             return False
         blocks = sys.getallocatedblocks()
         if blocks * self._seconds_per_block > share * cell_seconds:

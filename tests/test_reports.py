@@ -136,7 +136,6 @@ def test_a_long_table_ends_with_a_sum() -> None:
 
 def test_an_interrupt_that_held_nothing_is_not_worth_a_report() -> None:
     assert content.recovery_reports(recovery(kind="interrupt", held=()), MIB) == []
-    assert content.recovery_reports(None, MIB) == []
 
 
 def test_a_broken_context_is_not_promised_a_recovery() -> None:

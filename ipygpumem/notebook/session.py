@@ -19,9 +19,8 @@ from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.outputs import Outputs
 from ipygpumem.notebook.show import Screen
 from ipygpumem.probes import Probe
-from ipygpumem.probes.accelerators import CUDA, XPU, CachingAllocatorProbe, MpsProbe
+from ipygpumem.probes.accelerators import accelerators
 from ipygpumem.probes.host import HostProbe, available_bytes
-from ipygpumem.probes.nvml import Nvml
 from ipygpumem.reports import content
 from ipygpumem.scope import Pending, Scope, forget_gone
 
@@ -39,8 +38,8 @@ class Session:
         self.shell = shell
         self.config = config
         self.host = HostProbe(exact=config.host_peak == "kernel")
-        accelerators: list[Probe] = [CachingAllocatorProbe(CUDA, Nvml()), CachingAllocatorProbe(XPU), MpsProbe()]
-        self.meter = Meter(probes or [self.host, *accelerators], sample_seconds=config.sample_seconds)
+        more = None if probes else accelerators
+        self.meter = Meter(probes or [self.host], find_more=more, sample_seconds=config.sample_seconds)
         self.outputs = Outputs(shell)
         self.screen = Screen(shell)
         self.history: deque[CellRecord] = deque(maxlen=config.history_length)
@@ -91,11 +90,13 @@ class Session:
         if cell is not None:
             error = _error_of(result)
             _settle(cell.pending, failed=error is not None)
-            self._forget_gone()
+            if self.open:
+                self._forget_gone()
             try:
                 self._finish_cell(cell, result, error, ended_at - cell.started)
-            finally:
+            except BaseException:
                 self.meter.drop(cell.measurement)  # an interrupt may come at any point
+                raise
 
     def _finish_cell(self, cell: Cell, result: Any, error: BaseException | None, seconds: float) -> None:
         reports: list[content.Report] = []
@@ -108,6 +109,7 @@ class Session:
                     if experiment in self.open:
                         reports += self._close(experiment)
         except KeyboardInterrupt:
+            self.meter.drop(cell.measurement)
             reports += [content.interrupted_exit(item.name) for item in cell.ending if item in self.open]
         finally:
             self.screen.show(reports)
@@ -125,7 +127,7 @@ class Session:
         return [content.cell_report(record)] if shown else []
 
     def _measure(self, cell: Cell, result: Any, error: BaseException | None, seconds: float) -> CellRecord:
-        if self.config.collect_garbage and not cell.nested:
+        if seconds >= reclaim.GarbageBudget.SHORTEST_SECONDS and not cell.nested and self.config.collect_garbage:
             worked = min(seconds, time.process_time() - cell.cpu_started)
             self._garbage.collect_if_cheap(worked, self.config.garbage_share)
         usages = self.meter.stop(cell.measurement)
@@ -159,6 +161,8 @@ class Session:
         running = self._cells.running()
         if cell.nested and running and cell.recovery is not None:
             running[-1].recovery = cell.recovery  # shown by the outermost cell: a magic may capture this one's output
+            return []
+        if cell.recovery is None:
             return []
         return content.recovery_reports(cell.recovery, self.config.min_held_bytes)
 

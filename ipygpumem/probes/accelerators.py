@@ -13,6 +13,7 @@ from typing import Any
 
 from ipygpumem.kinds import is_kind
 from ipygpumem.model import Reading
+from ipygpumem.probes import Probe
 from ipygpumem.probes.counters import SharedPeaks
 from ipygpumem.probes.nvml import Nvml
 
@@ -174,3 +175,10 @@ class MpsProbe:
 
     def close(self) -> None:
         """Do nothing: nothing is held."""
+
+
+def accelerators() -> list[Probe]:
+    """Return a probe for each kind of accelerator once torch is there; until then a cell pays for none."""
+    if loaded_torch() is None:
+        return []
+    return [CachingAllocatorProbe(CUDA, Nvml()), CachingAllocatorProbe(XPU), MpsProbe()]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from pathlib import Path
 
 import psutil
@@ -18,7 +17,6 @@ from ipygpumem.model import Method, Reading
 from ipygpumem.units import KIB, MIB
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-_PEAK_AND_RSS = re.compile(rb"VmHWM:\s+(\d+) kB\n(?:.*\n)*?VmRSS:\s+(\d+) kB")
 
 
 class HostProbe:
@@ -91,14 +89,12 @@ class HostProbe:
         return int(os.pread(self._statm, 256, 0).split()[1]) * _PAGE
 
     def _rss_and_peak(self) -> tuple[int, int]:
-        if self._status is None:
-            rss = int(self._process.memory_info().rss)
-            return rss, rss
-        match = _PEAK_AND_RSS.search(os.pread(self._status, 4096, 0))
-        if match is None:
-            rss = int(self._process.memory_info().rss)
-            return rss, rss
-        return int(match[2]) * KIB, int(match[1]) * KIB
+        if self._status is not None:
+            text = os.pread(self._status, 4096, 0)
+            with contextlib.suppress(ValueError):  # a system whose status lacks these lines
+                return _kib(text, b"\nVmRSS:"), _kib(text, b"\nVmHWM:")
+        rss = int(self._process.memory_info().rss)
+        return rss, rss
 
     def _children_rss(self, *, detail: bool) -> int | None:
         """Return the RSS of all descendants; None where only a slow walk over all processes would tell."""
@@ -129,6 +125,12 @@ class HostProbe:
             if descriptor is not None:
                 os.close(descriptor)
         self._status = self._statm = self._children = self._marks = None
+
+
+def _kib(status: bytes, label: bytes) -> int:
+    """Return the figure of one line of ``/proc/self/status`` in bytes; ValueError if there is no such line."""
+    start = status.index(label) + len(label)
+    return int(status[start : status.index(b"kB", start)]) * KIB
 
 
 def _open(path: str, flags: int) -> int | None:

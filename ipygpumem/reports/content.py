@@ -167,10 +167,8 @@ def interrupted_exit(name: str) -> Report:
 _CAUSES = {"oom": "out of memory", "interrupt": "interrupted", "error": "failed"}
 
 
-def recovery_reports(record: RecoveryRecord | None, min_held_bytes: int) -> list[Report]:
+def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report]:
     """Return the report after an OOM, or after another error whose frames held something worth a line."""
-    if record is None:
-        return []
     held = tuple(item for item in record.held if item.size_bytes >= min_held_bytes)
     if record.kind != "oom" and not held and not record.poisoned:
         return []
