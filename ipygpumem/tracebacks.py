@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from types import FrameType, MemberDescriptorType, TracebackType
 from typing import Any, Literal
 
+from ipygpumem.arrays import ArraySearch
 from ipygpumem.errors import UnitError
-from ipygpumem.inventory import ArraySearch
 from ipygpumem.kinds import is_atom, is_kind, name_of, type_name
 from ipygpumem.model import Held
 from ipygpumem.standins import stand_in_for

@@ -134,6 +134,22 @@ def test_a_change_of_a_probe_loses_no_peak_and_starts_the_samples_that_it_needs(
     sampler.join(10)
 
 
+def test_probes_that_turn_up_later_are_measured_from_then_on() -> None:
+    late = FakeProbe("cuda:0")
+    finds: list[list[FakeProbe]] = [[], [late]]
+    meter = Meter([FakeProbe()], find_more=lambda: finds.pop(0))
+    span = meter.start()
+    late.set(70)
+    assert [(usage.device, usage.before_bytes, usage.peak_bytes) for usage in meter.stop(span)] == [
+        ("cpu", 0, 0),
+        ("cuda:0", 0, 70),
+    ]
+    meter.now()
+    assert finds == []
+    meter.close()
+    assert late.closed
+
+
 def test_closing_the_meter_closes_its_probes() -> None:
     probe = FakeProbe(sampled=True)
     meter = Meter([probe])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from ipygpumem.meter import Measurement
 from ipygpumem.notebook.cells import CellStack
 from ipygpumem.notebook.config import IPyGpuMem
+from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.session import Session
 from ipygpumem.reports.content import Report
 from tests.fakes import FakeProbe
@@ -99,6 +102,66 @@ def test_a_cell_that_never_ends_does_not_make_the_next_ones_nested(session: Sess
     session.cell_begins(following)
     session.cell_ends(result_of(following))
     assert len(session.history) == 2
+
+
+@pytest.mark.parametrize("step", ["_measure", "_remember", "_recover"])
+def test_an_interrupt_in_our_own_work_still_ends_what_ends_with_the_cell(
+    session: Session, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    info = info_of("x")
+    session.cell_begins(info)
+    experiment = Experiment(session, "one cell").start()
+    session.end_with_cell(experiment)
+    monkeypatch.setattr(session, step, interrupted)
+    session.cell_ends(result_of(info))
+    assert session.open == []
+    assert experiment.record is not None
+    assert session.screen.shown[-1].kind == "experiment"
+    assert session.meter._open == []
+
+
+def run(session: Session, source: str) -> None:
+    """Let the session see a cell with ``source`` run."""
+    info = info_of(source)
+    session.cell_begins(info)
+    tree = ast.parse(source)
+    session.code_seen(tree)
+    exec(compile(tree, "cell", "exec"), session.namespace)
+    session.cell_ends(result_of(info))
+
+
+class Thing:
+    """Something that can be referred to weakly."""
+
+
+def test_abandoned_experiments_let_go_of_what_they_shadowed(session: Session) -> None:
+    shadowed = Thing()
+    session.namespace["x"] = shadowed
+    alive = weakref.ref(shadowed)
+    del shadowed
+    Experiment(session, "left open").start()
+    run(session, "x = 1")
+    assert alive() is not None
+    session.abandon()
+    assert alive() is None
+    assert session.namespace["x"] == 1
+
+
+def test_an_experiment_that_a_finaliser_opens_during_an_exit_stays_open(session: Session) -> None:
+    class OpensOne:
+        def __del__(self) -> None:
+            Experiment(session, "late").start()
+
+    session.namespace["make"] = OpensOne
+    experiment = Experiment(session, "early").start()
+    run(session, "x = make()")
+    experiment.finish()
+    assert [item.name for item in session.open] == ["late"]
+    session.open[0].finish()
+    assert [record.name for record in session.experiments] == ["early", "late"]
 
 
 def test_history_is_bounded_and_drops_the_oldest(shell: InteractiveShell) -> None:

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ipygpumem import reclaim
+from ipygpumem.arrays import ArraySearch, watch
 from ipygpumem.errors import ExperimentError
-from ipygpumem.inventory import ArraySearch, watch
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Usage
 from ipygpumem.notebook.seeding import SeedOnImport, seed_generators
 from ipygpumem.scope import Scope, is_ownable

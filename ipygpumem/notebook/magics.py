@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import re
-import shlex
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
@@ -15,34 +13,21 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from ipygpumem.errors import ExperimentError, GpuMemError
 from ipygpumem.notebook import actions
 from ipygpumem.notebook.experiments import Experiment
+from ipygpumem.notebook.parsing import Parser, split
 from ipygpumem.notebook.session import Session
-from ipygpumem.reports.content import clean
+from ipygpumem.reports.content import Report, clean
 
 _PATTERN = re.compile(r"[\w*?\[\]!-]+")
 
 
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are IPython's: one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(clean(f"{self.prog}: {message}"))
-
-
-def _experiment_parser(prog: str) -> _Parser:
-    parser = _Parser(prog=prog, add_help=False, allow_abbrev=False)
+def _experiment_parser(prog: str) -> Parser:
+    parser = Parser(prog=prog, add_help=False, allow_abbrev=False)
     parser.add_argument("name", nargs="+")
     parser.add_argument("--keep", action="append", default=[], metavar="NAME")
     parser.add_argument("--drop-imports", action="store_true")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--report", choices=["full", "compact", "none"])
     return parser
-
-
-def _split(prog: str, line: str) -> list[str]:
-    try:
-        return shlex.split(line)
-    except ValueError as error:
-        raise UsageError(f"{prog}: {error}") from None
 
 
 def _checked_patterns(prog: str, words: list[str]) -> list[str]:
@@ -88,7 +73,7 @@ class GpuMemMagics(Magics):
 
         ``%%experiment NAME`` as a cell's first line does all of it for that one cell.
         """
-        words = _split("%experiment", line)
+        words = split("%experiment", line)
         commands = {
             "start": self._start,
             "cell": self._start_cell,
@@ -115,7 +100,7 @@ class GpuMemMagics(Magics):
             --report STYLE   how much to show at the end
         """
         # A cell's first line never comes here (see rewriting.py): this serves run_cell_magic and its like.
-        experiment = self._new("%%experiment", _split("%%experiment", line))
+        experiment = self._new("%%experiment", split("%%experiment", line))
         with experiment:
             result = self.shell.run_cell(cell)
             result.raise_error()
@@ -178,14 +163,23 @@ class GpuMemMagics(Magics):
 
         All options: ``%config IPyGpuMem``.
         """
-        commands: dict[str, Callable[[Session], Any]] = {
-            "on": lambda session: actions.switch_reports(session, on=True),
-            "off": lambda session: actions.switch_reports(session, on=False),
-            "status": actions.status,
-            "preload": actions.preload,
-            "free": actions.free,
+        commands: dict[str, Callable[[Session, list[str]], list[Report]]] = {
+            "on": _without_options(lambda session: actions.switch_reports(session, on=True)),
+            "off": _without_options(lambda session: actions.switch_reports(session, on=False)),
+            "status": _without_options(actions.status),
+            "preload": _without_options(actions.preload),
+            "free": _without_options(actions.free),
         }
-        words = _split("%gpumem", line)
-        if len(words) != 1 or words[0] not in commands:
+        words = split("%gpumem", line)
+        if not words or words[0] not in commands:
             raise UsageError(f"%gpumem: write one of {', '.join(commands)}")
-        self._session.screen.show(commands[words[0]](self._session))
+        self._session.screen.show(commands[words[0]](self._session, words[1:]))
+
+
+def _without_options(action: Callable[[Session], list[Report]]) -> Callable[[Session, list[str]], list[Report]]:
+    def call(session: Session, words: list[str]) -> list[Report]:
+        if words:
+            raise UsageError(f"%gpumem: {clean(words[0])!r} is one word too many")
+        return action(session)
+
+    return call

@@ -50,10 +50,10 @@ class Array:
 def describe(value: object) -> Array | None:
     """Return what ``value`` is if it is a torch tensor or a NumPy array, else None."""
     try:
-        tensor_type = _library_type("torch", "Tensor")
+        tensor_type = library_type("torch", "Tensor")
         if tensor_type is not None and is_kind(value, tensor_type):
             return _describe_tensor(sys.modules["torch"], value)
-        array_type = _library_type("numpy", "ndarray")
+        array_type = library_type("numpy", "ndarray")
         if array_type is not None and is_kind(value, array_type):
             return _describe_ndarray(array_type, value)
     except Exception:  # an exotic or half-made array is left out; it must not stop a clean-up
@@ -61,7 +61,7 @@ def describe(value: object) -> Array | None:
     return None
 
 
-def _library_type(module: str, name: str) -> type | None:
+def library_type(module: str, name: str) -> type | None:
     """Return a class of a library that the user's code has loaded; None if that is not so, or a stand-in."""
     found = getattr(sys.modules.get(module), name, None)
     return found if is_kind(found, type) else None
@@ -143,7 +143,7 @@ def watch(item: object) -> Callable[[], bool]:
 
     A view that survives keeps its storage, so the storage is watched and not the object.
     """
-    tensor_type, array_type = _library_type("torch", "Tensor"), _library_type("numpy", "ndarray")
+    tensor_type, array_type = library_type("torch", "Tensor"), library_type("numpy", "ndarray")
     if tensor_type is not None and is_kind(item, tensor_type):
         torch: Any = sys.modules["torch"]
         with contextlib.suppress(Exception), torch._C.DisableTorchFunctionSubclass():  # some have no storage
