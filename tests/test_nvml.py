@@ -7,8 +7,10 @@ import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
+from ipygpumem.probes import nvml
 from ipygpumem.probes.accelerators import CUDA, CachingAllocatorProbe
 from ipygpumem.probes.nvml import Nvml
 from tests.fakes import FakeAllocator, fake_torch
@@ -54,6 +56,15 @@ class FakeNvml(ModuleType):
     def nvmlDeviceGetGraphicsRunningProcesses(self, handle: str) -> list[Any]:
         return self.graphics
 
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.processes)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return list(self.processes)[index]
+
+    def nvmlDeviceGetName(self, handle: str) -> str | bytes:
+        return f"card {handle}".encode() if handle == "GPU-b" else f"card {handle}"
+
     def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
         if handle == "GPU-a":
             raise NVMLError("Not Supported")
@@ -90,6 +101,54 @@ def test_other_processes_are_those_that_are_not_this_one(driver: FakeNvml) -> No
     ]
     driver.graphics = [SimpleNamespace(pid=-3, usedGpuMemory=7)]
     assert Nvml().device(cuda_with("a"), 0, processes=True, has_context=True).other_bytes == 307
+
+
+def test_each_process_is_listed_with_what_it_has() -> None:
+    """Also one that uses the card for graphics and for computing, which the driver lists twice."""
+    driver = FakeNvml()
+    driver.processes["GPU-a"] = [
+        SimpleNamespace(pid=os.getpid(), usedGpuMemory=100),
+        SimpleNamespace(pid=-1, usedGpuMemory=250),
+    ]
+    driver.graphics = [SimpleNamespace(pid=-1, usedGpuMemory=250)]
+    found = nvml._wide(driver, "GPU-a", processes=True, has_context=True)
+    assert (found.own_bytes, found.others, found.other_bytes) == (100, ((-1, 250),), 250)
+    unasked = nvml._wide(driver, "GPU-a", processes=False, has_context=True)
+    assert (unasked.own_bytes, unasked.others, unasked.other_bytes) == (None, (), None)
+
+
+def test_cards_are_listed_before_any_framework_uses_one(driver: FakeNvml) -> None:
+    driver.processes["GPU-b"] = [SimpleNamespace(pid=-1, usedGpuMemory=250)]
+    first, second = Nvml().cards()
+    assert (first.index, first.model, first.wide.total_bytes) == (0, "card GPU-a", 1000)
+    assert (second.model, second.wide.others, second.wide.own_bytes) == ("card GPU-b", ((-1, 250),), 0)
+
+
+def test_a_card_that_fails_does_not_hide_the_others(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    del driver.memory["GPU-a"]
+
+    def lost(handle: str) -> Any:
+        if handle == "GPU-a":
+            raise NVMLError("GPU is lost")
+        return SimpleNamespace(total=2000, used=300)
+
+    monkeypatch.setattr(driver, "nvmlDeviceGetMemoryInfo", lost)
+    first, second = Nvml().cards()
+    assert first.wide.note == "NVML: GPU is lost"
+    assert second.wide.used_bytes == 300
+
+
+def test_there_are_no_cards_without_a_driver(driver: FakeNvml) -> None:
+    driver.fail_init = True
+    assert Nvml().cards() == []
+
+
+def test_a_processs_name_is_told_only_where_its_number_is_the_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "_FIRST_NAMESPACE", os.readlink("/proc/self/ns/pid"))  # noqa: PTH115  # as text
+    assert nvml.process_name(os.getpid()) == psutil.Process().name()
+    assert nvml.process_name(-1) == ""
+    monkeypatch.setattr(nvml, "_FIRST_NAMESPACE", "pid:[1]")
+    assert nvml.process_name(os.getpid()) == ""
 
 
 def test_a_process_that_does_not_use_the_device_is_rightly_not_listed(driver: FakeNvml) -> None:

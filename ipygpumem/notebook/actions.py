@@ -12,7 +12,9 @@ from ipygpumem.errors import ExperimentError
 from ipygpumem.model import ReclaimStep
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.session import Session
+from ipygpumem.reconcile import findings
 from ipygpumem.reports import content
+from ipygpumem.reports.status import status_report
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 
@@ -31,8 +33,11 @@ def status(session: Session) -> list[content.Report]:
         f"{content.count(len(session.experiments), 'experiment')} measured"
     )
     lines = [_describe(experiment) for experiment in session.open] or ["no experiment is open"]
+    readings = session.meter.now(detail=True)
+    found = findings.reconcile(readings)
     lines += [f"{probe} cannot be read: {error}" for probe, error in session.meter.failures.items()]
-    return [content.status_report(headline, lines, session.meter.now(detail=True).values())]
+    lines += [f"{source} cannot be told: {error}" for source, error in found.failures.items()]
+    return [status_report(headline, lines, readings.values(), found.reconciliations)]
 
 
 def experiment_status(session: Session) -> list[content.Report]:

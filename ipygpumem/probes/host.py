@@ -9,14 +9,39 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from ipygpumem.model import Method, Reading
+from ipygpumem.probes import cgroup
 from ipygpumem.units import KIB, MIB
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+@dataclass(frozen=True)
+class HostFigures:
+    """What the system says of the host's memory and of this process's share."""
+
+    ram_bytes: int
+    free_bytes: int
+    available_bytes: int
+    """Free, or given back by the kernel when somebody needs it."""
+    private_bytes: int
+    """Pages of this process alone; the whole RSS where the system does not tell them apart."""
+    shared_bytes: int = 0
+    file_bytes: int = 0
+    children_bytes: int | None = None
+    """None where it cannot be told."""
+    group: cgroup.Group | None = None
+    """The tightest limit on this process, if there is one."""
+
+    @property
+    def rss_bytes(self) -> int:
+        """The RSS of this process."""
+        return self.private_bytes + self.shared_bytes + self.file_bytes
 
 
 class HostProbe:
@@ -27,7 +52,7 @@ class HostProbe:
     """
 
     def __init__(self, *, exact: bool = True) -> None:
-        self._total = int(psutil.virtual_memory().total)
+        self._total = total_bytes()
         self._exact = exact
         self._open()
 
@@ -68,6 +93,8 @@ class HostProbe:
             # The descriptors name the parent process after a fork.
             self.close()
             self._open()
+        if detail:
+            self._total = total_bytes()  # a container's limit may change while it runs
         rss, highest = self._rss_and_peak() if peak else (self._rss(), 0)
         method: Method = "sampled" if self.sampled else "kernel"
         return (
@@ -140,11 +167,27 @@ def _open(path: str, flags: int) -> int | None:
         return None
 
 
-def available_bytes() -> int:
-    """Return how much host memory this process could still get, by the system and by its container's limit."""
+def total_bytes(root: Path = cgroup.ROOT) -> int:
+    """Return the memory that this process could have at most: the machine's, or its container's if that is less."""
+    total = int(psutil.virtual_memory().total)
+    group = cgroup.tightest(root)
+    return total if group is None else min(total, group.limit_bytes)
+
+
+def available_bytes(root: Path = cgroup.ROOT) -> int:
+    """Return how much host memory this process could still get, by the system and by its containers' limits."""
     available = int(psutil.virtual_memory().available)
-    with contextlib.suppress(OSError, ValueError):  # no cgroup v2, or no limit ("max")
-        group = Path("/sys/fs/cgroup")
-        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-        available = min(available, max(0, limit - used))
-    return available
+    return min([available, *(group.available_bytes for group in cgroup.limits(root))])
+
+
+def host_figures(children_bytes: int | None) -> HostFigures:
+    """Return what the system says of the host's memory now, beside what is known of child processes."""
+    memory, group = psutil.virtual_memory(), cgroup.tightest()
+    try:
+        status = Path("/proc/self/status").read_bytes()
+        private, shared, file = (_kib(status, b"\nRss%b:" % kind) for kind in (b"Anon", b"Shmem", b"File"))
+    except (OSError, ValueError):  # no Linux, or before 4.5
+        private, shared, file = int(psutil.Process().memory_info().rss), 0, 0
+    free = int(getattr(memory, "free", memory.available))
+    available = int(memory.available)
+    return HostFigures(int(memory.total), free, available, private, shared, file, children_bytes, group)

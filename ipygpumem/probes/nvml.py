@@ -6,15 +6,22 @@ NVML cannot tell, the figure is None and ``note`` says why: never a wrong number
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import psutil
 
 from ipygpumem.units import GIB
 
 _IDLE_BYTES = GIB
 """What the driver itself may have in use on a card that no process uses."""
+
+_FIRST_NAMESPACE = "pid:[4026531836]"
+"""The namespace of process ids that the system itself uses (PROC_PID_INIT_INO in Linux's proc_ns.h)."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,20 @@ class DeviceWide:
     used_bytes: int | None = None
     other_bytes: int | None = None
     note: str = ""
+    own_bytes: int | None = None
+    """What this process has on the device, its context included; None where other processes were not asked for."""
+    others: tuple[tuple[int, int], ...] = ()
+    """Process id and bytes of each other process."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """One card that the driver has, whether or not this process uses it."""
+
+    index: int
+    """Its number as NVML counts, which need not be torch's."""
+    model: str
+    wide: DeviceWide
 
 
 class Nvml:
@@ -50,13 +71,20 @@ class Nvml:
         try:
             if index not in self._handles:
                 self._handles[index] = _find(library, module.get_device_properties(index))
-            memory = library.nvmlDeviceGetMemoryInfo(self._handles[index])
-            other, note = (None, "")
-            if processes:
-                other, note = _others(library, self._handles[index], int(memory.used), has_context=has_context)
+            return _wide(library, self._handles[index], processes=processes, has_context=has_context)
         except (library.NVMLError, LookupError) as error:
             return DeviceWide(note=f"NVML: {error}")
-        return DeviceWide(int(memory.total), int(memory.used), other, note)
+
+    def cards(self) -> list[Card]:
+        """Return every card that the driver has, for a process that uses none of them; none without a driver.
+
+        Raises:
+            pynvml.NVMLError: the driver breaks off while it is asked.
+        """
+        library = self._load()
+        if library is None:
+            return []
+        return [_card(library, index) for index in range(library.nvmlDeviceGetCount())]
 
     def _load(self) -> ModuleType | None:
         if self._library is None and not self._missing:
@@ -107,8 +135,31 @@ def _mig_enabled(library: Any, handle: Any) -> bool:
         return False
 
 
-def _others(library: Any, handle: Any, used: int, *, has_context: bool) -> tuple[int | None, str]:
-    """Return the bytes of other processes on a device, or None and the reason."""
+def _card(library: Any, index: int) -> Card:
+    handle = library.nvmlDeviceGetHandleByIndex(index)
+    model = library.nvmlDeviceGetName(handle)
+    if isinstance(model, bytes):  # before version 12 of the package
+        model = model.decode(errors="replace")
+    try:
+        return Card(index, model, _wide(library, handle, processes=True, has_context=False))
+    except library.NVMLError as error:  # one card that fails must not hide the others
+        return Card(index, model, DeviceWide(note=f"NVML: {error}"))
+
+
+def _wide(library: Any, handle: Any, *, processes: bool, has_context: bool) -> DeviceWide:
+    memory = library.nvmlDeviceGetMemoryInfo(handle)
+    total, used = int(memory.total), int(memory.used)
+    if not processes:
+        return DeviceWide(total, used)
+    sizes, note = _processes(library, handle, used, has_context=has_context)
+    if sizes is None:
+        return DeviceWide(total, used, None, note)
+    own = sizes.pop(os.getpid(), 0)
+    return DeviceWide(total, used, sum(sizes.values()), note, own, tuple(sizes.items()))
+
+
+def _processes(library: Any, handle: Any, used: int, *, has_context: bool) -> tuple[dict[int, int] | None, str]:
+    """Return the bytes of each process on a device, or None and the reason."""
     listed = [
         *library.nvmlDeviceGetComputeRunningProcesses(handle),
         *library.nvmlDeviceGetGraphicsRunningProcesses(handle),
@@ -118,4 +169,18 @@ def _others(library: Any, handle: Any, used: int, *, has_context: bool) -> tuple
         return None, "other processes: the driver does not tell their memory here (WSL, or a container)"
     if (has_context and os.getpid() not in sizes) or (not sizes and used > _IDLE_BYTES):
         return None, "other processes: process ids are hidden here (a container with its own PID namespace)"
-    return sum(size for pid, size in sizes.items() if pid != os.getpid()), ""
+    return sizes, ""
+
+
+def process_name(pid: int) -> str:
+    """Return the name of a process that the driver lists; empty where it cannot be seen from here.
+
+    The driver's process ids are the system's. In a container with ids of its own the same number is another process,
+    so no name is given there.
+    """
+    with contextlib.suppress(OSError):  # elsewhere than on Linux there are no such namespaces
+        if str(Path("/proc/self/ns/pid").readlink()) != _FIRST_NAMESPACE:
+            return ""
+    with contextlib.suppress(psutil.Error, ValueError):  # it ended meanwhile, or is not ours to see
+        return psutil.Process(pid).name()
+    return ""

@@ -1,0 +1,139 @@
+"""What torch's caching allocator has reserved on each device, block by block, from its own snapshot.
+
+A segment is what the allocator got from the driver; it hands it out in blocks. Both are as ``torch.cuda.
+memory_snapshot`` describes them. Taking one allocates nothing on the device and waits for nothing there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ipygpumem.probes.accelerators import loaded_torch
+
+State = Literal["allocated", "pending", "inactive"]
+"""In use; freed, but waiting for another stream; free for reuse."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of a segment."""
+
+    address: int
+    size_bytes: int
+    requested_bytes: int
+    """What was asked for, without the allocator's rounding; as ``size_bytes`` where torch does not tell."""
+    state: State
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Memory that the allocator got from the driver in one piece."""
+
+    blocks: tuple[Block, ...]
+    private: bool = False
+    """It belongs to a pool of its own, such as a captured CUDA graph's, and serves nothing else."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no block is in use, so that emptying the cache can give the segment back."""
+        return all(block.state == "inactive" for block in self.blocks)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All segments of one device."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What the allocator has got from the driver."""
+        return sum(block.size_bytes for block in self._blocks())
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Blocks in use, with the allocator's rounding."""
+        return sum(block.size_bytes for block in self._blocks("allocated"))
+
+    @property
+    def requested_bytes(self) -> int:
+        """What was asked for by those who use the blocks."""
+        return sum(block.requested_bytes for block in self._blocks("allocated"))
+
+    @property
+    def pending_bytes(self) -> int:
+        """Freed blocks that wait for another stream."""
+        return sum(block.size_bytes for block in self._blocks("pending"))
+
+    @property
+    def cached_bytes(self) -> int:
+        """Segments without any block in use, pools of their own apart."""
+        return sum(block.size_bytes for block in self._inactive(private=False, whole=True))
+
+    @property
+    def fragmented_bytes(self) -> int:
+        """Free blocks in segments that are partly in use, pools of their own apart: what torch calls inactive split."""
+        return sum(block.size_bytes for block in self._inactive(private=False, whole=False))
+
+    @property
+    def largest_fragment_bytes(self) -> int:
+        """The largest of those free blocks; a tensor that is larger needs another segment."""
+        return max((block.size_bytes for block in self._inactive(private=False, whole=False)), default=0)
+
+    @property
+    def private_bytes(self) -> int:
+        """Free blocks in pools of their own."""
+        return sum(block.size_bytes for whole in (False, True) for block in self._inactive(private=True, whole=whole))
+
+    def blocks_in_use(self) -> list[Block]:
+        """Return the allocated blocks by address."""
+        return sorted(self._blocks("allocated"), key=lambda block: block.address)
+
+    def _blocks(self, state: State | None = None) -> Iterable[Block]:
+        return (block for segment in self.segments for block in segment.blocks if state in (None, block.state))
+
+    def _inactive(self, *, private: bool, whole: bool) -> Iterable[Block]:
+        for segment in self.segments:
+            if segment.private is private and segment.is_free is whole:
+                yield from (block for block in segment.blocks if block.state == "inactive")
+
+
+def snapshots(backend: str) -> dict[str, Snapshot]:
+    """Return the snapshot of each device of ``backend`` (``cuda``, ``xpu``) on which something is reserved.
+
+    Empty where torch has none to give: the backend is not initialised, this version has no snapshot for it, or the
+    allocator in use keeps none (``cudaMallocAsync``, one of the user's own).
+    """
+    module = getattr(loaded_torch(), backend, None)
+    initialized = getattr(module, "is_initialized", None)
+    take = getattr(module, "memory_snapshot", None)
+    if initialized is None or take is None or not initialized():
+        return {}
+    try:
+        found = take(include_traces=False)  # the history of allocations, if the user records one, can be huge
+    except TypeError:  # an older torch
+        found = take()
+    segments: dict[str, list[Segment]] = {}
+    for data in found:
+        segments.setdefault(f"{backend}:{data['device']}", []).append(_segment(data))
+    return {device: Snapshot(tuple(items)) for device, items in segments.items()}
+
+
+def _segment(data: Mapping[str, Any]) -> Segment:
+    address = int(data["address"])
+    blocks = []
+    for entry in data["blocks"]:
+        block = _block(entry, address)
+        blocks.append(block)
+        address = block.address + block.size_bytes
+    return Segment(tuple(blocks), tuple(data.get("segment_pool_id", (0, 0))) != (0, 0))
+
+
+def _block(entry: Mapping[str, Any], address: int) -> Block:
+    size, state = int(entry["size"]), entry["state"]
+    # torch calls the middle state active_awaiting_free in its documentation, and active_pending_free in its answers.
+    known: State = "inactive" if state == "inactive" else "allocated" if state == "active_allocated" else "pending"
+    requested = int(entry.get("requested_size", size))
+    return Block(int(entry.get("address", address)), size, min(requested, size), known)

@@ -1,0 +1,130 @@
+"""The memory limit of the control group that this process runs in: in a container, the real size of the host.
+
+Limits nest: a group has no more than any of the groups around it. Versions 1 and 2 of the kernel's interface and
+the mixture of both are understood (cgroups(7), and the kernel's cgroup-v2 and cgroup-v1/memory documents).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+ROOT = Path("/")
+_UNLIMITED = 1 << 60
+"""Version 1 writes "no limit" as the largest multiple of a page, beyond any real memory."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A control group that has a limit, and what is charged to it, by all its processes."""
+
+    limit_bytes: int
+    used_bytes: int
+    cache_bytes: int = 0
+    """Page cache and kernel caches that the kernel takes back before it lets the group run out of memory."""
+    mapped_bytes: int = 0
+    """The part of the page cache that processes have mapped: their libraries, and files read through ``mmap``."""
+
+    @property
+    def available_bytes(self) -> int:
+        """What the group's processes can still get."""
+        return max(0, self.limit_bytes - self.used_bytes + self.cache_bytes)
+
+
+@dataclass(frozen=True)
+class _Version:
+    """How one version of the interface names its files and figures."""
+
+    limit: str
+    used: str
+    cache: tuple[str, ...]
+    mapped: str
+
+
+_V1 = _Version(
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    ("total_inactive_file", "total_active_file"),
+    "total_mapped_file",
+)
+_V2 = _Version(
+    "memory.max",
+    "memory.current",
+    ("inactive_file", "active_file", "slab_reclaimable"),
+    "file_mapped",
+)
+
+
+def limits(root: Path = ROOT) -> list[Group]:
+    """Return the groups around this process that have a limit, the innermost first; none elsewhere than on Linux.
+
+    Args:
+        root: where ``proc`` and ``sys`` are looked for.
+    """
+    found = []
+    for version, folder in _folders(root):
+        with contextlib.suppress(OSError, ValueError):  # "max", or no such file: this group sets no limit
+            limit = int((folder / version.limit).read_text())
+            if limit < _UNLIMITED:
+                found.append(_group(version, folder, limit))
+    return found
+
+
+def tightest(root: Path = ROOT) -> Group | None:
+    """Return the group with the smallest limit of those around this process, or None where there is no limit."""
+    return min(limits(root), key=lambda group: group.limit_bytes, default=None)
+
+
+def _group(version: _Version, folder: Path, limit: int) -> Group:
+    used = int((folder / version.used).read_text())
+    figures: dict[str, int] = {}
+    with contextlib.suppress(OSError, ValueError):  # without it there is no word on caches: none are assumed
+        pairs = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        figures = {name: int(value) for name, value in pairs}
+    cache = sum(figures.get(name, 0) for name in version.cache)
+    return Group(limit, used, min(cache, used), figures.get(version.mapped, 0))
+
+
+def _folders(root: Path) -> Iterator[tuple[_Version, Path]]:
+    """Yield the folder of each group around this process, from its own up to the highest that can be seen."""
+    for version, path in _memberships(root):
+        for top, mounted in _mounts(root, version):
+            inside = PurePosixPath(path)
+            if ".." in inside.parts:  # the process was moved out of the part of the tree that it can see
+                yield version, root / mounted.lstrip("/")
+                continue
+            # In a container without a namespace for groups, the path is the host's and only its end is mounted.
+            below = inside.relative_to(top) if inside.is_relative_to(top) else PurePosixPath()
+            steps = [below, *below.parents] if below.parts else [below]
+            for step in steps:
+                yield version, root / mounted.lstrip("/") / step
+
+
+def _memberships(root: Path) -> Iterator[tuple[_Version, str]]:
+    """Yield the paths of this process's groups in the trees that may limit memory."""
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if "memory" in controllers.split(","):
+            yield _V1, path
+        elif not controllers and path:
+            yield _V2, path
+
+
+def _mounts(root: Path, version: _Version) -> Iterator[tuple[str, str]]:
+    """Yield where a tree is mounted: the group at its top, and the folder."""
+    for line in _lines(root / "proc/self/mountinfo"):
+        before, _, rest = line.partition(" - ")
+        fields = before.split(" ")
+        kind, _, options = (*rest.split(" ", 2), "", "")[:3]
+        is_v1 = kind == "cgroup" and "memory" in options.replace(" ", ",").split(",")
+        if len(fields) >= 5 and ((version is _V2 and kind == "cgroup2") or (version is _V1 and is_v1)):
+            yield fields[3], fields[4]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []

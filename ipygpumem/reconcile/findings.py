@@ -1,0 +1,158 @@
+"""The reconciliation: for the host and each accelerator, the parts that its memory consists of.
+
+It only looks: nothing is allocated on a device, no context is created, and no object is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ipygpumem.arrays import library_type
+from ipygpumem.kinds import is_kind
+from ipygpumem.model import Reading, Reconciliation
+from ipygpumem.probes.accelerators import loaded_torch
+from ipygpumem.probes.allocator import Snapshot, snapshots
+from ipygpumem.probes.host import host_figures
+from ipygpumem.probes.nvml import DeviceWide, Nvml
+from ipygpumem.probes.pages import anonymous_bytes
+from ipygpumem.reconcile.device import Storage, card_parts, device_parts
+from ipygpumem.reconcile.host import host_parts
+
+T = TypeVar("T")
+
+
+@dataclass
+class Findings:
+    """What was found out, and what could not be."""
+
+    reconciliations: list[Reconciliation] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+    """What could not be asked, and the error."""
+
+    def attempt(self, name: str, question: Callable[[], T], otherwise: T) -> T:
+        """Return the answer to ``question``; ``otherwise`` if it fails, which is noted under ``name``."""
+        try:
+            return question()
+        except Exception as error:  # what one source cannot tell must not hide what the others can
+            self.failures[name] = f"{type(error).__name__}: {error}"
+            return otherwise
+
+
+def reconcile(readings: Mapping[str, Reading], storages: Iterable[Storage] | None = None) -> Findings:
+    """Return what each device's memory consists of; never raises, but names what fails.
+
+    Args:
+        readings: each device as the meter has just read it, with detail.
+        storages: the tensors and arrays that Python holds, each storage once; None if nobody has looked.
+    """
+    held = None if storages is None else list(storages)
+    findings = Findings()
+    blocks: dict[str, Snapshot] = {}
+    for backend in ("cuda", "xpu"):
+        none: dict[str, Snapshot] = {}
+        blocks |= findings.attempt(f"allocator of {backend}", functools.partial(snapshots, backend), none)
+    nvml = Nvml()
+    for device, reading in readings.items():
+        ask = functools.partial(_device, nvml, reading, blocks.get(device), held)
+        if device == "cpu":
+            ask = functools.partial(_host, reading, held)
+        findings.reconciliations += findings.attempt(device, ask, [])
+    if not any(device.startswith("cuda:") for device in readings):
+        findings.reconciliations += findings.attempt("NVML", functools.partial(_cards, nvml), [])
+    findings.attempt("NVML", nvml.close, None)
+    return findings
+
+
+def _host(reading: Reading, held: list[Storage] | None) -> list[Reconciliation]:
+    return [host_parts(host_figures(reading.children_bytes), held, anonymous_bytes)]
+
+
+def _cards(nvml: Nvml) -> list[Reconciliation]:
+    """Return the driver's cards where torch has used none: asking the driver creates no context."""
+    found = []
+    for card in nvml.cards():
+        use = "used, but not by torch as far as it tells" if card.wide.own_bytes else "not used by this process yet"
+        note = f"{card.model}, by the driver's numbers: {use}"
+        found.append(dataclasses.replace(card_parts(f"nvml:{card.index}", card.wide), notes=(note,)))
+    return found
+
+
+def _device(
+    nvml: Nvml, reading: Reading, snapshot: Snapshot | None, held: list[Storage] | None
+) -> list[Reconciliation]:
+    backend, _, number = reading.device.partition(":")
+    module: Any = getattr(loaded_torch(), backend, None)
+    index, wide = int(number or 0), None
+    notes: tuple[str, ...] = ()
+    if backend == "cuda" and module is not None:
+        wide = _asked(nvml, module, index, reading)
+    if reading.reserved_bytes and module is not None:
+        notes = _state_of_context(module, index)
+    return [device_parts(reading, snapshot, wide, held, notes)]
+
+
+def _asked(nvml: Nvml, module: Any, index: int, reading: Reading) -> DeviceWide:
+    """Return what the driver says of a device and its processes."""
+    wide = nvml.device(module, index, processes=True, has_context=bool(reading.reserved_bytes))
+    if reading.used_bytes is not None and reading.other_bytes is None:
+        # The probe remembers that this process used the device, though nothing is reserved now: it must be listed.
+        return dataclasses.replace(wide, own_bytes=None, others=(), note=reading.note or wide.note)
+    return wide
+
+
+def _state_of_context(module: Any, index: int) -> tuple[str, ...]:
+    """Return a note if the device's context is broken; only asked where this process has one already."""
+    ask = getattr(module, "mem_get_info", None)
+    if ask is None:
+        return ()
+    try:
+        ask(index)
+    except RuntimeError as error:
+        return (f"this process's context is broken ({str(error).partition(chr(10))[0]}): restart the kernel",)
+    return ()
+
+
+def storages_of(arrays: Iterable[tuple[object, str]]) -> Iterator[Storage]:
+    """Yield the storage of each torch tensor or NumPy array with the kind that is given for it, each address once.
+
+    What has no memory of its own is left out: meta, fake and sparse tensors, wrappers around other tensors.
+    """
+    tensor_type, array_type = library_type("torch", "Tensor"), library_type("numpy", "ndarray")
+    seen: set[tuple[str, int]] = set()
+    for array, kind in arrays:
+        place = None
+        with contextlib.suppress(Exception):  # an exotic or half-made array is left out, as in arrays.describe
+            if tensor_type is not None and is_kind(array, tensor_type):
+                place = _place_of_tensor(sys.modules["torch"], array)
+            elif array_type is not None and is_kind(array, array_type):
+                place = _place_of_ndarray(array_type, array)
+        if place is not None and place[:2] not in seen:
+            seen.add(place[:2])
+            yield Storage(*place, kind)
+
+
+def _place_of_tensor(torch: Any, tensor: Any) -> tuple[str, int, int] | None:
+    with torch._C.DisableTorchFunctionSubclass():  # a subclass's own code must not run
+        storage = torch.Tensor.untyped_storage(tensor)
+        device = storage.device
+        if device.type == "meta":  # also a fake tensor's: it warns when asked for its address
+            return None
+        # A lazy clone shares memory until somebody asks for its pointer, which would make the copy here.
+        is_lazy = getattr(torch._C, "_is_cow_tensor", None)
+        lazy = is_lazy is not None and is_lazy(tensor)
+        address = torch._C._data_address(tensor) if lazy else storage.data_ptr()
+        size = int(storage.nbytes())
+    return (str(device), int(address), size) if address else None
+
+
+def _place_of_ndarray(array_type: type, array: Any) -> tuple[str, int, int]:
+    read = array_type.__dict__
+    while is_kind(read["base"].__get__(array), array_type):  # what it is a view of
+        array = read["base"].__get__(array)
+    return "cpu", int(read["__array_interface__"].__get__(array)["data"][0]), int(read["nbytes"].__get__(array))

@@ -1,0 +1,76 @@
+"""What ``%gpumem status`` says: records in, a report with tables out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ipygpumem.model import Part, Reading, Reconciliation
+from ipygpumem.reports.content import Report, Table, clean, device_label
+from ipygpumem.units import format_bytes
+
+_ROWS_SHOWN = 24
+
+
+def status_report(
+    headline: str,
+    lines: Iterable[str],
+    readings: Iterable[Reading],
+    reconciliations: Iterable[Reconciliation] = (),
+) -> Report:
+    """Return what is on, what is open, each device's memory now, and the parts that it consists of."""
+    readings, reconciliations = list(readings), list(reconciliations)
+    notes = [f"{device_label(item.device)}: {clean(item.note)}" for item in readings if item.note]
+    for item in reconciliations:
+        notes += [f"{_label(item)}: {clean(note)}" for note in item.notes]
+    tables = (_readings_table(readings), *(_parts_table(item) for item in reconciliations))
+    return Report("status", headline, (*map(clean, lines), *notes), tables)
+
+
+def _readings_table(readings: Iterable[Reading]) -> Table:
+    """Return a table of all devices, without the columns that are empty for each."""
+    rows = [_reading_row(reading) for reading in readings]
+    columns = ("device", "in use", "reserved", "device used", "others", "total", "children")
+    filled = [index for index in range(len(columns)) if index < 2 or any(row[index] for row in rows)]
+    return Table(
+        "",
+        tuple(columns[index] for index in filled),
+        tuple(tuple(row[index] for index in filled) for row in rows),
+        frozenset(columns[1:]),
+    )
+
+
+def _reading_row(reading: Reading) -> tuple[str, ...]:
+    wide = (reading.reserved_bytes, reading.used_bytes, reading.other_bytes, reading.total_bytes)
+    return (
+        device_label(reading.device),
+        format_bytes(reading.current_bytes),
+        *("" if size is None else format_bytes(size) for size in wide),
+        format_bytes(reading.children_bytes) if reading.children_bytes else "",
+    )
+
+
+def _parts_table(found: Reconciliation) -> Table:
+    """Return the parts of one device that are not empty; "unknown" is a part like any other."""
+    parts = [part for part in found.parts if part.size_bytes != 0]
+    rows = [(clean(part.name), _size(part), clean(part.advice)) for part in _shortened(parts)]
+    title = f"{_label(found)}: {format_bytes(found.total_bytes)}, {clean(found.basis)}"
+    return Table(title, ("part", "size", "what it is, what you can do"), tuple(rows), frozenset({"size"}))
+
+
+def _size(part: Part) -> str:
+    return "unknown" if part.size_bytes is None else format_bytes(part.size_bytes)
+
+
+def _shortened(parts: list[Part]) -> list[Part]:
+    """Return the parts with the smallest in the middle as one, where there are too many (processes, mostly)."""
+    if len(parts) <= _ROWS_SHOWN:
+        return parts
+    by_size = sorted(parts, key=lambda part: -1 if part.size_bytes is None else part.size_bytes)
+    known = [part for part in by_size if part.size_bytes is not None]
+    small = known[: len(parts) - _ROWS_SHOWN + 1]
+    rest = Part(f"{len(small)} smaller parts", sum(part.size_bytes or 0 for part in small), "processes, mostly")
+    return [*(part for part in parts if not any(part is other for other in small)), rest]
+
+
+def _label(found: Reconciliation) -> str:
+    return clean(device_label(found.device))

@@ -1,0 +1,134 @@
+"""The parts of a device's memory, against torch's counters and NVML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ipygpumem.model import Reconciliation
+from ipygpumem.units import MIB, format_bytes
+from tests.gpu.support import DEVICE, ROUNDING, Card, other_process, ready, run_ok
+from tests.kernel import Kernel
+
+LOOK = """
+import gc as _gc
+from ipygpumem.notebook.session import current_session as _session
+from ipygpumem.reconcile.findings import reconcile as _reconcile, storages_of as _storages
+def _look():
+    kinds = ((t, "parameter" if type(t) is torch.nn.Parameter else "other") for t in _gc.get_objects()
+             if type(t) in (torch.Tensor, torch.nn.Parameter))
+    found = _reconcile(_session().meter.now(detail=True), _storages(kinds))
+    assert not found.failures, found.failures
+    return [item.to_dict() for item in found.reconciliations]
+"""
+
+
+def look(kernel: Kernel, device: str = DEVICE) -> Reconciliation:
+    """Return the parts of a device; they sum exactly."""
+    run_ok(kernel, LOOK)
+    found = next(item for item in map(Reconciliation.from_dict, kernel.value("_look()")) if item.device == device)
+    known = [part.size_bytes for part in found.parts if part.size_bytes is not None]
+    assert sum(known) == found.total_bytes
+    assert min(known) >= 0
+    return found
+
+
+def size(found: Reconciliation, name: str) -> int:
+    """Return the bytes of the parts whose name begins with ``name``."""
+    return sum(part.size_bytes or 0 for part in found.parts if part.name.startswith(name))
+
+
+def test_every_byte_is_somebodys(kernel: Kernel, card: Card, figure: Callable[[str], None]) -> None:
+    """The parts of the device sum exactly to NVML's total, tensors and cache to what torch has reserved."""
+    ready(kernel)
+    run_ok(kernel, "layer = torch.nn.Linear(4096, 4096, bias=False, device='cuda')")
+    run_ok(kernel, "kept = torch.empty(300 << 20, dtype=torch.uint8, device='cuda')")
+    run_ok(kernel, "torch.empty(200 << 20, dtype=torch.uint8, device='cuda').fill_(0)\nNone")
+    found = look(kernel)
+    assert found.total_bytes == card.total_bytes
+    assert size(found, "tensors: parameter") == 64 * MIB
+    assert size(found, "tensors: other") >= 300 * MIB
+    assert size(found, "allocator cache") >= 200 * MIB
+    names = ("tensors:", "held by", "rounding", "waiting", "allocator", "fragmentation", "pools")
+    reserved = kernel.value("torch.cuda.memory_reserved()")
+    assert sum(size(found, name) for name in names) == reserved
+    assert abs(size(found, "free") - card.free_bytes) <= ROUNDING
+    figure(", ".join(f"{part.name} {format_bytes(part.size_bytes or 0)}" for part in found.parts if part.size_bytes))
+
+
+def test_what_autograd_keeps(kernel: Kernel, card: Card) -> None:
+    """What only a graph holds is a part of its own, and no tensor's."""
+    ready(kernel)
+    run_ok(kernel, "x = torch.ones(16 << 20, device='cuda', requires_grad=True)\nloss = x.exp().sum()")
+    found = look(kernel)
+    assert size(found, "tensors: other") >= 64 * MIB
+    assert 64 * MIB <= size(found, "held by C++ or autograd") < 80 * MIB
+    run_ok(kernel, "loss = loss.item()")
+    assert size(look(kernel), "held by C++ or autograd") < 16 * MIB
+
+
+def test_fragmentation(kernel: Kernel, card: Card) -> None:
+    """A hole between blocks in use is fragmentation, and %gpumem free cannot give it back."""
+    ready(kernel)
+    run_ok(kernel, "parts = [torch.empty(4 << 20, dtype=torch.uint8, device='cuda') for _ in range(5)]")
+    before = size(look(kernel), "fragmentation")
+    run_ok(kernel, "del parts[2]")
+    run_ok(kernel, "%gpumem free")
+    assert size(look(kernel), "fragmentation") - before == 4 * MIB
+
+
+def test_other_processes(kernel: Kernel, card: Card, figure: Callable[[str], None]) -> None:
+    """Each other process is a part with its id and name, where NVML tells; else there is one part with the reason."""
+    ready(kernel)
+    with other_process(512) as process:
+        card.settle()
+        found = look(kernel)
+        listed = card.processes()
+    others = [part for part in found.parts if part.name.startswith("process ")]
+    if (
+        process.pid in listed
+        and listed[process.pid] is not None
+        and kernel.value("__import__('os').getpid()") in listed
+    ):
+        (part,) = [part for part in others if part.name.startswith(f"process {process.pid}")]
+        assert (part.size_bytes or 0) >= 512 * MIB
+        assert size(found, "context and libraries") > 50 * MIB
+        figure(f"{part.name} {format_bytes(part.size_bytes or 0)}")
+    else:
+        assert size(found, "unknown: context, libraries and other processes") >= 512 * MIB
+        figure("NVML hides processes here, and the part says so")
+
+
+def test_before_the_first_use(bare_kernel: Kernel, card: Card) -> None:
+    """%gpumem status shows the driver's cards before torch has used one, and makes no context."""
+    before = card.settle()
+    run_ok(bare_kernel, "%load_ext ipygpumem")
+    (status,) = run_ok(bare_kernel, "%gpumem status").reports("status")
+    assert f"nvml:{card.index}: " in status
+    run_ok(bare_kernel, "import torch")
+    run_ok(bare_kernel, "%gpumem status")
+    assert bare_kernel.value("torch.cuda.is_initialized()") is False
+    assert card.settle() - before < MIB
+
+
+def test_a_broken_context(kernel: Kernel, card: Card) -> None:
+    """After a device-side assert %gpumem status still answers, and says that the context is broken."""
+    ready(kernel)
+    kernel.run("torch.zeros(4, device='cuda')[torch.tensor([9], device='cuda')].cpu()")
+    reply = kernel.run("%gpumem status")
+    assert reply.status == "ok", reply.traceback
+    (status,) = reply.reports("status")
+    assert "context is broken" in status
+    assert "restart the kernel" in status
+
+
+def test_looking_changes_nothing(kernel: Kernel, card: Card) -> None:
+    """%gpumem status leaves torch's counters as they are, and takes no memory on the device."""
+    ready(kernel)
+    run_ok(kernel, "kept = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')")
+    counters = (
+        "[torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), torch.cuda.max_memory_allocated(), "
+        "torch.cuda.memory_stats()['allocation.all.allocated']]"
+    )
+    before = kernel.value(counters)
+    run_ok(kernel, "%gpumem status")
+    assert kernel.value(counters) == before

@@ -1,0 +1,168 @@
+"""Limits of control groups, on made-up file systems: both versions, nested, as containers show them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ipygpumem.probes import cgroup, host
+from ipygpumem.probes.cgroup import Group
+from ipygpumem.units import GIB, MIB
+
+V1_MOUNT = "35 31 0:32 {top} /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory\n"
+V2_MOUNT = "24 18 0:20 {top} {at} rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+OTHER_MOUNTS = (
+    "22 28 0:20 / /proc rw,nosuid - proc proc rw\n33 31 0:30 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
+)
+NO_LIMIT_V1 = 9223372036854771712
+
+
+class FakeSystem:
+    """The part of a file system that tells about control groups."""
+
+    def __init__(self, root: Path, membership: str, mounts: str) -> None:
+        self.root = root
+        self.write("proc/self/cgroup", membership)
+        self.write("proc/self/mountinfo", OTHER_MOUNTS + mounts)
+
+    def write(self, path: str, text: str) -> None:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def v2(self, group: str, limit: int | str, used: int, stat: str = "") -> None:
+        self.write(f"sys/fs/cgroup/{group}/memory.max", f"{limit}\n")
+        self.write(f"sys/fs/cgroup/{group}/memory.current", f"{used}\n")
+        self.write(f"sys/fs/cgroup/{group}/memory.stat", stat)
+
+    def v1(self, group: str, limit: int, used: int, stat: str = "") -> None:
+        self.write(f"sys/fs/cgroup/memory/{group}/memory.limit_in_bytes", f"{limit}\n")
+        self.write(f"sys/fs/cgroup/memory/{group}/memory.usage_in_bytes", f"{used}\n")
+        self.write(f"sys/fs/cgroup/memory/{group}/memory.stat", stat)
+
+
+def v2_system(root: Path, path: str, *, top: str = "/", at: str = "/sys/fs/cgroup") -> FakeSystem:
+    return FakeSystem(root, f"0::{path}\n", V2_MOUNT.format(top=top, at=at))
+
+
+def v1_system(root: Path, path: str, *, top: str = "/") -> FakeSystem:
+    return FakeSystem(root, f"11:cpuset:/\n4:memory:{path}\n1:name=systemd:/x\n", V1_MOUNT.format(top=top))
+
+
+def test_a_container_with_a_namespace_of_its_own_sees_its_limit_at_the_top(tmp_path: Path) -> None:
+    v2_system(tmp_path, "/").v2("", 1000, 400)
+    assert cgroup.limits(tmp_path) == [Group(1000, 400)]
+    assert host.available_bytes(tmp_path) == 600
+
+
+def test_the_tightest_limit_on_the_way_up_counts(tmp_path: Path) -> None:
+    system = v2_system(tmp_path, "/user.slice/user-1000.slice/app")
+    system.v2("user.slice/user-1000.slice/app", "max", 100)
+    system.v2("user.slice/user-1000.slice", 800, 500)
+    system.v2("user.slice", 900, 850)
+    assert cgroup.limits(tmp_path) == [Group(800, 500), Group(900, 850)]
+    assert cgroup.tightest(tmp_path) == Group(800, 500)
+    # What can still be had is another question: the wider group is nearly full.
+    assert host.available_bytes(tmp_path) == 50
+
+
+def test_version_1_is_understood_and_its_huge_number_is_no_limit(tmp_path: Path) -> None:
+    system = v1_system(tmp_path, "/docker/abc/inner")
+    system.v1("docker/abc/inner", NO_LIMIT_V1, 100)
+    system.v1("docker/abc", 2000, 700)
+    system.v1("docker", NO_LIMIT_V1, 9000)
+    system.v1("", NO_LIMIT_V1, 90000)
+    assert cgroup.limits(tmp_path) == [Group(2000, 700)]
+    assert host.available_bytes(tmp_path) == 1300
+
+
+def test_a_container_without_a_namespace_shows_the_hosts_path_of_which_only_the_end_is_mounted(tmp_path: Path) -> None:
+    system = v1_system(tmp_path, "/docker/abc/inner", top="/docker/abc")
+    system.v1("inner", 500, 80)
+    system.v1("", 2000, 700)
+    assert cgroup.limits(tmp_path) == [Group(500, 80), Group(2000, 700)]
+
+
+def test_a_path_that_is_not_below_the_mounted_group_means_the_mounted_group(tmp_path: Path) -> None:
+    v1_system(tmp_path, "/elsewhere", top="/docker/abc").v1("", 2000, 700)
+    assert cgroup.tightest(tmp_path) == Group(2000, 700)
+    v2_system(tmp_path / "b", "/../sibling").v2("", 30, 7)
+    assert cgroup.tightest(tmp_path / "b") == Group(30, 7)
+
+
+def test_in_the_mixture_of_both_versions_the_one_that_controls_memory_tells(tmp_path: Path) -> None:
+    system = FakeSystem(
+        tmp_path,
+        "4:memory:/job\n0::/job\n",
+        V1_MOUNT.format(top="/") + V2_MOUNT.format(top="/", at="/sys/fs/cgroup/unified"),
+    )
+    system.v1("job", 4000, 1000)
+    system.write("sys/fs/cgroup/unified/job/cgroup.procs", "1\n")
+    assert cgroup.limits(tmp_path) == [Group(4000, 1000)]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_page_cache_of_the_group_can_be_taken_back(tmp_path: Path, version: int) -> None:
+    if version == 2:
+        stat = "anon 300\nfile 500\nshmem 90\ninactive_file 250\nactive_file 150\nfile_mapped 60\nslab_reclaimable 20\n"
+        v2_system(tmp_path, "/").v2("", 1000, 900, stat)
+        expected = Group(1000, 900, 420, 60)
+    else:
+        stat = "inactive_file 1\ntotal_inactive_file 250\ntotal_active_file 150\ntotal_mapped_file 60\n"
+        v1_system(tmp_path, "/").v1("", 1000, 900, stat)
+        expected = Group(1000, 900, 400, 60)
+    assert cgroup.tightest(tmp_path) == expected
+    assert expected.available_bytes == 100 + expected.cache_bytes
+
+
+def test_more_cache_than_is_in_use_is_no_room_beyond_the_limit(tmp_path: Path) -> None:
+    """The kernel's two figures are counted at different moments."""
+    v2_system(tmp_path, "/").v2("", 1000, 300, "inactive_file 250\nactive_file 150\n")
+    assert host.available_bytes(tmp_path) == 1000
+
+
+def test_a_group_above_its_limit_has_nothing_left_rather_than_less(tmp_path: Path) -> None:
+    v2_system(tmp_path, "/").v2("", 1000, 1200)
+    assert host.available_bytes(tmp_path) == 0
+
+
+@pytest.mark.parametrize("limit", ["max", "", "nonsense"])
+def test_no_limit_or_one_that_cannot_be_read_is_none(tmp_path: Path, limit: str) -> None:
+    v2_system(tmp_path, "/").v2("", limit, 5)
+    assert cgroup.limits(tmp_path) == []
+    assert host.total_bytes(tmp_path) == psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize("membership", ["", "garbage\n", "0\n", "::\n", "0::\n", "0::/\n", "4:memory:/\n"])
+def test_files_that_make_no_sense_mean_no_limit(tmp_path: Path, membership: str) -> None:
+    FakeSystem(tmp_path, membership, "garbage - cgroup2\n")
+    assert cgroup.limits(tmp_path) == []
+
+
+def test_a_system_without_control_groups_has_no_limit(tmp_path: Path) -> None:
+    assert cgroup.tightest(tmp_path) is None
+    assert host.available_bytes(tmp_path) > 600
+
+
+def test_the_hosts_total_is_the_containers_limit_where_that_is_less(tmp_path: Path) -> None:
+    system = v2_system(tmp_path, "/")
+    system.v2("", 64 * MIB, 5)
+    assert host.total_bytes(tmp_path) == 64 * MIB
+    system.v2("", 1 << 50, 5)
+    assert host.total_bytes(tmp_path) == psutil.virtual_memory().total
+
+
+def test_a_limit_that_changes_is_seen_by_the_next_detailed_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = host.HostProbe()
+    monkeypatch.setattr(cgroup, "tightest", lambda root: Group(GIB, MIB))
+    assert probe.read()[0].total_bytes != GIB
+    assert probe.read(detail=True)[0].total_bytes == GIB
+    assert probe.read()[0].total_bytes == GIB
+    probe.close()
+
+
+def test_this_system_is_read_without_an_error() -> None:
+    assert all(group.used_bytes >= 0 for group in cgroup.limits())
+    assert 0 < host.available_bytes() <= host.total_bytes()

@@ -1,0 +1,278 @@
+"""The reconciliation as a whole, with stand-ins for torch and the driver: what is asked, what fails, what is shown."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ipygpumem.model import Part, Reading, Reconciliation
+from ipygpumem.probes import allocator
+from ipygpumem.probes.accelerators import CUDA, CachingAllocatorProbe
+from ipygpumem.probes.host import HostProbe
+from ipygpumem.probes.nvml import Nvml
+from ipygpumem.reconcile import findings
+from ipygpumem.reconcile.device import Storage
+from ipygpumem.reports import html, text
+from ipygpumem.reports.status import status_report
+from ipygpumem.units import GIB, MIB
+from tests.fakes import FakeAllocator, fake_module, fake_torch
+from tests.test_nvml import FakeNvml
+from tests.test_nvml import driver as driver  # a fixture
+from tests.test_reconcile import check, sizes
+
+SEGMENTS = [
+    {
+        "device": 0,
+        "address": 1000,
+        "segment_pool_id": (0, 0),
+        "blocks": [
+            {"address": 1000, "size": 512, "requested_size": 500, "state": "active_allocated"},
+            {"address": 1512, "size": 100, "requested_size": 0, "state": "inactive"},
+            {"address": 1612, "size": 28, "requested_size": 20, "state": "active_awaiting_free"},
+        ],
+    },
+    {
+        "device": 1,
+        "address": 7000,
+        "blocks": [  # as older versions of torch had it: no addresses, and another word
+            {"size": 64, "state": "active_pending_free"},
+            {"size": 36, "state": "active_allocated"},
+        ],
+    },
+]
+
+
+def torch_with_snapshot(**options: Any) -> Any:
+    """A torch with one device: 512 bytes allocated, 640 reserved, the driver's use as the fake NVML tells."""
+    counters = FakeAllocator()
+    counters.allocate(640)
+    counters.allocate(-128)
+    torch = fake_torch(counters, **options)
+    torch.cuda.memory_snapshot = lambda: SEGMENTS[:1]
+    return torch
+
+
+def read(probe: CachingAllocatorProbe) -> dict[str, Reading]:
+    return {item.device: item for item in probe.read(detail=True)}
+
+
+@pytest.fixture
+def card(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    """A driver that knows torch's device: 5000 bytes, 2000 in use, 900 of them this process's."""
+    driver.memory["GPU-uuid-0"] = (5000, 2000)
+    driver.processes["GPU-uuid-0"] = [
+        SimpleNamespace(pid=os.getpid(), usedGpuMemory=900),
+        SimpleNamespace(pid=-7, usedGpuMemory=300),
+    ]
+    monkeypatch.setitem(sys.modules, "torch", torch_with_snapshot())
+    return driver
+
+
+def found_with(card: FakeNvml, storages: list[Storage] | None = None) -> findings.Findings:
+    probe = CachingAllocatorProbe(CUDA, Nvml())
+    try:
+        return findings.reconcile(read(probe), storages)
+    finally:
+        probe.close()
+
+
+# -- the snapshot ---------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_is_read_for_each_device_from_new_and_old_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = torch_with_snapshot()
+    torch.cuda.memory_snapshot = lambda: SEGMENTS
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    found = allocator.snapshots("cuda")
+    first, second = found["cuda:0"], found["cuda:1"]
+    assert (first.reserved_bytes, first.allocated_bytes, first.requested_bytes) == (640, 512, 500)
+    assert (first.pending_bytes, first.fragmented_bytes, first.cached_bytes) == (28, 100, 0)
+    assert [block.address for block in second.segments[0].blocks] == [7000, 7064]
+    assert (second.pending_bytes, second.allocated_bytes, second.requested_bytes) == (64, 36, 36)
+
+
+def test_the_history_of_allocations_is_not_asked_for_where_that_can_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    torch = torch_with_snapshot()
+    torch.cuda.memory_snapshot = lambda include_traces=True: asked.append(include_traces) or []
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert allocator.snapshots("cuda") == {}
+    assert asked == [False]
+
+
+def test_a_device_that_nobody_has_used_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = torch_with_snapshot(initialized=False)
+    torch.cuda.memory_snapshot = None
+    for module in (torch, fake_module(), None):
+        monkeypatch.setitem(sys.modules, "torch", module)
+        assert allocator.snapshots("cuda") == {}
+
+
+# -- all together ---------------------------------------------------------------------------------------------
+
+
+def test_torchs_blocks_and_the_drivers_processes_make_one_sum(card: FakeNvml) -> None:
+    result = found_with(card, [Storage("cuda:0", 1000, 500, "gradient")])
+    (found,) = result.reconciliations
+    assert result.failures == {}
+    assert sizes(found) == {
+        "tensors: gradient": 500,
+        "rounding": 12,
+        "waiting for a stream": 28,
+        "fragmentation": 100,
+        "context and libraries": 260,
+        "process -7": 300,
+        "unknown": 800,
+        "free": 3000,
+    }
+    assert card.shut_down
+
+
+def test_cards_are_shown_before_torch_has_used_one(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    driver.processes["GPU-a"] = [SimpleNamespace(pid=-7, usedGpuMemory=300)]
+    driver.processes["GPU-b"] = [SimpleNamespace(pid=os.getpid(), usedGpuMemory=200)]  # CuPy's or JAX's
+    first, second = findings.reconcile({}).reconciliations
+    assert (first.device, second.device) == ("nvml:0", "nvml:1")
+    assert sizes(first) == {"process -7": 300, "unknown": 400, "free": 300}
+    assert first.notes == ("card GPU-a, by the driver's numbers: not used by this process yet",)
+    assert sizes(second) == {"context and libraries": 200, "unknown": 100, "free": 1700}
+    assert "not by torch" in second.notes[0]
+
+
+def test_a_broken_context_is_named_and_the_sum_still_holds(card: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(device: int) -> tuple[int, int]:
+        raise RuntimeError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA")
+
+    monkeypatch.setattr(sys.modules["torch"].cuda, "mem_get_info", broken)
+    (found,) = found_with(card).reconciliations
+    check(found)
+    (note,) = found.notes
+    assert note == ("this process's context is broken (CUDA error: device-side assert triggered): restart the kernel")
+
+
+def test_an_allocator_without_snapshots_is_named_and_counters_are_used(
+    card: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> list[Any]:
+        raise RuntimeError("snapshot is not meaningful with cudaMallocAsync")
+
+    monkeypatch.setattr(sys.modules["torch"].cuda, "memory_snapshot", refuse)
+    result = found_with(card)
+    assert "cudaMallocAsync" in result.failures["allocator of cuda"]
+    assert sizes(result.reconciliations[0])["allocator cache and fragmentation"] == 128
+
+
+def test_a_context_that_torch_has_but_the_driver_hides_is_not_anothers(card: FakeNvml) -> None:
+    """After empty_cache nothing is reserved, but the probe knows that the driver must list this process."""
+    probe = CachingAllocatorProbe(CUDA, Nvml())
+    probe.read()
+    sys.modules["torch"].cuda._library.reserved[0] = 0  # type: ignore[attr-defined]  # the fake's own
+    sys.modules["torch"].cuda.memory_snapshot = list  # type: ignore[attr-defined]
+    card.processes["GPU-uuid-0"] = [SimpleNamespace(pid=-7, usedGpuMemory=300)]
+    (found,) = findings.reconcile(read(probe)).reconciliations
+    probe.close()
+    assert "process -7" not in sizes(found)
+    assert "process ids are hidden" in found.parts[-2].advice
+
+
+@pytest.mark.parametrize("name", ["snapshots", "host_figures", "host_parts", "device_parts"])
+def test_whatever_fails_is_named_and_the_rest_is_told(
+    card: FakeNvml, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise ValueError("out of order")
+
+    monkeypatch.setattr(findings, name, fail)
+    host, probe = HostProbe(), CachingAllocatorProbe(CUDA, Nvml())
+    readings = {**read(probe), "cpu": host.read(detail=True)[0]}
+    result = findings.reconcile(readings)
+    host.close()
+    probe.close()
+    assert "ValueError: out of order" in result.failures.values()
+    assert result.reconciliations
+    for found in result.reconciliations:
+        check(found)
+
+
+def test_a_driver_that_fails_half_way_is_named(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> int:
+        raise driver.NVMLError("Unknown Error")
+
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(driver, "nvmlDeviceGetCount", fail)
+    assert findings.reconcile({}).failures == {"NVML": "NVMLError: Unknown Error"}
+
+
+def test_this_machines_ram_is_summed_exactly_with_arrays_by_kind() -> None:
+    block = np.ones(64 * MIB, dtype=np.uint8)
+    untouched = np.zeros(64 * MIB, dtype=np.uint8)
+    host = HostProbe()
+    storages = list(findings.storages_of([(block, "other"), (block[5:], "other"), (untouched, "buffer")]))
+    result = findings.reconcile({"cpu": host.read(detail=True)[0]}, storages)
+    host.close()
+    found = next(item for item in result.reconciliations if item.device == "cpu")
+    assert len(storages) == 2
+    known = sizes(found)
+    if "arrays: other" in known:  # where the kernel tells which pages are there
+        assert known["arrays: other"] == 64 * MIB
+        assert (known.get("arrays: buffer") or 0) < 4 * MIB
+
+
+# -- storages -------------------------------------------------------------------------------------------------
+
+
+def test_a_storage_is_where_its_arrays_are_and_counts_once() -> None:
+    whole = np.ones((100, 10))
+    (found,) = findings.storages_of([(whole[::-1, 3], "other"), (whole, "buffer"), ("text", "other")])
+    assert found == Storage("cpu", whole.ctypes.data, whole.nbytes, "other")
+
+
+def test_a_subclasss_own_code_does_not_run() -> None:
+    class Hostile(np.ndarray):
+        def __getattribute__(self, name: str) -> Any:
+            raise AssertionError(name)
+
+    whole = np.ones(10)
+    assert len(list(findings.storages_of([(whole.view(Hostile), "other")]))) == 1
+
+
+# -- the report -----------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_devices_shows_only_columns_that_say_something() -> None:
+    readings = [Reading("cpu", MIB, MIB, "kernel", total_bytes=GIB, note="why")]
+    report = status_report("head", ["no experiment is open"], readings)
+    assert report.tables[0].columns == ("device", "in use", "total")
+    assert report.lines == ("no experiment is open", "RAM: why")
+
+
+def test_each_part_is_a_row_and_the_unknown_is_one_of_them() -> None:
+    parts = (Part("here", MIB, "do this"), Part("empty", 0, "never"), Part("unknown: rest", None, "hidden"))
+    report = status_report("head", [], [], [Reconciliation("cuda:0", MIB, "reserved", parts, ("a note",))])
+    table = report.tables[1]
+    assert table.title == "cuda:0: 1 MiB, reserved"
+    assert table.rows == (("here", "1 MiB", "do this"), ("unknown: rest", "unknown", "hidden"))
+    assert report.lines == ("cuda:0: a note",)
+
+
+def test_many_processes_are_summed_up_in_one_row() -> None:
+    processes = tuple(Part(f"process {number}", number * MIB, "another") for number in range(1, 101))
+    found = Reconciliation("cuda:0", 0, "all", (*processes, Part("unknown", None, "why"), Part("free", GIB, "free")))
+    rows = status_report("head", [], [], [found]).tables[1].rows
+    assert len(rows) == 24
+    assert rows[-1][:2] == ("79 smaller parts", "3.09 GiB")
+    assert ("unknown", "unknown", "why") in rows
+
+
+def test_names_of_processes_are_escaped() -> None:
+    hostile = "<img src=x>\x1b[31m\n"
+    parts = (Part(hostile, MIB, hostile),)
+    report = status_report("head", [], [], [Reconciliation(hostile, MIB, hostile, parts, (hostile,))])
+    assert "<img" not in html.render([report])
+    assert "\x1b" not in text.render([report])

@@ -1,0 +1,54 @@
+"""Where tensors lie in memory, for the reconciliation of a device: each storage once, and nothing changed by asking."""
+
+from __future__ import annotations
+
+from tests.kernel import Kernel
+from tests.steps import works
+
+LOOK = """
+import warnings
+from ipygpumem.reconcile.findings import storages_of
+def look(*tensors):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return [tuple(item) for item in storages_of((tensor, "kind") for tensor in tensors)]
+"""
+
+
+def test_views_and_parameters_are_their_storage(notebook: Kernel) -> None:
+    works(notebook, LOOK + "x = torch.ones(1000); p = nn.Parameter(x)")
+    assert notebook.value("look(p, x[10:], x.view(10, 100)) == [('cpu', x.data_ptr(), 4000, 'kind')]")
+
+
+def test_what_has_no_memory_of_its_own_is_left_out(notebook: Kernel) -> None:
+    works(
+        notebook,
+        LOOK + "from torch._subclasses.fake_tensor import FakeTensorMode\nwith FakeTensorMode(): fake = torch.ones(5)\n"
+        "meta = torch.ones(3, device='meta'); sparse = torch.eye(3).to_sparse(); empty = torch.empty(0)",
+    )
+    assert notebook.value("look(fake, meta, sparse, empty)") == []
+
+
+def test_a_lazy_clone_stays_lazy(notebook: Kernel) -> None:
+    works(notebook, LOOK + "x = torch.ones(1000)\nlazy = hasattr(torch._C, '_is_cow_tensor')")
+    if not notebook.value("lazy"):
+        return  # this version of torch has no lazy clones that one could tell
+    works(notebook, "y = torch._lazy_clone(x); found = look(x, y)")
+    assert notebook.value("(len(found), torch._C._is_cow_tensor(x), torch._C._is_cow_tensor(y))") == (1, True, True)
+
+
+def test_no_code_of_a_subclass_runs(notebook: Kernel) -> None:
+    works(
+        notebook,
+        LOOK + "ran = []\nclass Loud(torch.Tensor):\n    @classmethod\n"
+        "    def __torch_function__(cls, *args, **kwargs): ran.append(args); return NotImplemented\n"
+        "x = torch.ones(1000).as_subclass(Loud); ran.clear(); found = look(x)",
+    )
+    assert notebook.value("(len(found), ran)") == (1, [])
+
+
+def test_status_tells_of_the_host_alone_where_torch_has_no_device(notebook: Kernel) -> None:
+    (status,) = works(notebook, "%gpumem status").reports("status")
+    assert "RAM: " in status
+    assert "cannot be told" not in status
+    assert notebook.value("torch.cuda.is_initialized()") is False
