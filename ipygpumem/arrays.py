@@ -6,6 +6,7 @@ descriptors, and never asked for their ``repr``, compared, or touched through ``
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import gc
 import itertools
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ipygpumem.kinds import is_atom, is_kind, type_name
+from ipygpumem.kinds import instance_dict, is_atom, is_kind, module_of, type_name
 from ipygpumem.model import Held
 
 _NOT_ENTERED = (
@@ -29,6 +30,12 @@ _NOT_ENTERED = (
     types.BuiltinFunctionType,
 )
 """A search for arrays stops here: what lies behind belongs to everybody."""
+
+_TOOLS = {"IPython", "ipykernel", "ipygpumem"}
+"""Objects of these lead to the shell, and so to all outputs."""
+
+StorageKey = tuple[str, int]
+"""Identity of a storage while it lives."""
 
 _LONGEST = 1_000_000
 """How many items of one container a search looks at."""
@@ -70,7 +77,7 @@ def library_type(module: str, name: str) -> type | None:
 def _describe_tensor(torch: Any, tensor: Any) -> Array | None:
     base = torch.Tensor
     with torch._C.DisableTorchFunctionSubclass():  # a subclass's own code must not run
-        if _answers_itself(torch, type(tensor)):
+        if answers_itself(torch, type(tensor)):
             return _describe_storage(base, tensor)
         dtype, device = base.dtype.__get__(tensor), base.device.__get__(tensor)
         try:
@@ -87,7 +94,20 @@ def _describe_tensor(torch: Any, tensor: Any) -> Array | None:
     return Array(type_name(tensor), shape, str(dtype).removeprefix("torch."), str(device), size, key)
 
 
-def _answers_itself(torch: Any, kind: type) -> bool:
+def storage_key(value: Any) -> tuple[str, int] | None:
+    """Return the identity of a tensor's or array's storage; None for an object that has none of its own."""
+    array_type = library_type("numpy", "ndarray")
+    if array_type is not None and is_kind(value, array_type):
+        return "numpy", id(_owner(array_type, value))
+    torch: Any = sys.modules["torch"]
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            return "torch", int(torch.Tensor.untyped_storage(value)._cdata)
+    except (RuntimeError, NotImplementedError, AttributeError):  # sparse, or a wrapper
+        return None
+
+
+def answers_itself(torch: Any, kind: type) -> bool:
     """Whether a tensor class has its own ``__torch_dispatch__``, which may be asked even for a shape."""
     below_tensor = itertools.takewhile(lambda base: base is not torch.Tensor, type.mro(kind))
     return any("__torch_dispatch__" in type.__dict__["__dict__"].__get__(base) for base in below_tensor)
@@ -106,14 +126,48 @@ def _describe_ndarray(array_type: type, array: Any) -> Array:
         return array_type.__dict__[name].__get__(owner)
 
     owner = _owner(array_type, array)
+    owns = read("flags", owner).owndata
+    size = int(read("nbytes", owner)) if owns else max(_span(read, owner), _span(read, array))
     return Array(
-        type_name(array),
-        tuple(read("shape", array)),
-        str(read("dtype", array)),
-        "cpu",
-        max(int(read("nbytes", owner)), int(read("nbytes", array))),
-        ("numpy", id(owner)),
+        type_name(array), tuple(read("shape", array)), str(read("dtype", array)), "cpu", size, ("numpy", id(owner))
     )
+
+
+def _span(read: Callable[[str, Any], Any], array: Any) -> int:
+    """Return the bytes from an array's first element to its last; a broadcast one has fewer than its elements."""
+    shape = read("shape", array)
+    if 0 in shape:
+        return 0
+    strides = read("strides", array)
+    return int(
+        read("itemsize", array) + sum(abs(stride) * (size - 1) for size, stride in zip(shape, strides, strict=True))
+    )
+
+
+def elements(array: Any) -> list[Any] | None:
+    """Return the objects in a NumPy array of objects, nested as the array is; None for any other array."""
+    array_type = library_type("numpy", "ndarray")
+    if array_type is None or not is_kind(array, array_type):
+        return None
+    read = array_type.__dict__
+    if not read["dtype"].__get__(array).hasobject or read["size"].__get__(array) > _LONGEST:
+        return None
+    try:
+        found = read["tolist"](array)
+    except Exception:  # a half-made array
+        return None
+    return found if type(found) is list else [found]
+
+
+def slots(item: object) -> dict[str, object]:
+    """Return the attributes of an object that live in slots and are not empty."""
+    found: dict[str, object] = {}
+    for kind in type.mro(type(item)):
+        for name, slot in list(type.__dict__["__dict__"].__get__(kind).items()):
+            if type(slot) is types.MemberDescriptorType:
+                with contextlib.suppress(AttributeError, TypeError):
+                    found.setdefault(name, slot.__get__(item))
+    return found
 
 
 def _children(item: object) -> Iterable[object]:
@@ -122,9 +176,9 @@ def _children(item: object) -> Iterable[object]:
     if kind is list or kind is tuple:
         return itertools.islice(item, _LONGEST)  # type: ignore[call-overload, no-any-return]  # kind says so
     if kind is dict:
-        # A namespace leads to everything, and a function keeps its module's alive in any case.
+        # A namespace leads to everything, and a function keeps its module's and the builtins alive in any case.
         contents: dict[object, object] = item  # type: ignore[assignment]  # kind says so
-        if "__builtins__" in contents:
+        if "__builtins__" in contents or item is vars(builtins):
             return ()
         return itertools.chain.from_iterable(itertools.islice(contents.items(), _LONGEST))
     return gc.get_referents(item)
@@ -133,9 +187,13 @@ def _children(item: object) -> Iterable[object]:
 def _owner(array_type: type, array: Any) -> Any:
     """Return the array whose memory ``array`` shows: itself, or what it is a view of."""
     base = array_type.__dict__["base"]
-    while is_kind(base.__get__(array), array_type):
-        array = base.__get__(array)
-    return array
+    while True:
+        behind = base.__get__(array)
+        if type_name(behind) == "DummyArray":  # np.lib.stride_tricks puts one between a view and its array
+            behind = (instance_dict(behind) or {}).get("base")
+        if not is_kind(behind, array_type):
+            return array
+        array = behind
 
 
 def watch(item: object) -> Callable[[], bool]:
@@ -200,7 +258,8 @@ class ArraySearch:
     def _enters(self, item: object) -> bool:
         kind = id(type(item))
         if kind not in self._entered:
-            self._entered[kind] = not any(is_kind(item, base) for base in _NOT_ENTERED)
+            stops = any(is_kind(item, base) for base in _NOT_ENTERED)
+            self._entered[kind] = not stops and module_of(item).partition(".")[0] not in _TOOLS
         return self._entered[kind]
 
     def held(self, name: str, value: object, *, function: str = "", line: int = 0) -> tuple[Held, list[object]] | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import GetSetDescriptorType, ModuleType
+from typing import Any
+
 # By identity: comparing or hashing a type may run its metaclass's code.
 _ATOMS = {id(kind) for kind in (int, float, complex, bool, str, bytes, bytearray, type(None))}
 
@@ -24,3 +27,32 @@ def type_name(value: object) -> str:
 def name_of(kind: type) -> str:
     """Return the name of a type."""
     return str(type.__dict__["__name__"].__get__(kind))
+
+
+def text_of(value: object) -> str:
+    """Return ``value`` if it is plain text, else an empty text."""
+    return value if type(value) is str else ""
+
+
+def module_dict(module: ModuleType) -> dict[str, Any]:
+    """Return a module's namespace; ``module.__dict__`` would load a lazy one."""
+    descriptor: Any = vars(ModuleType)["__dict__"]
+    found: dict[str, Any] = descriptor.__get__(module)
+    return found
+
+
+def instance_dict(value: object) -> dict[str, Any] | None:
+    """Return the attributes of an object or class that live in a dict, past any property of that name."""
+    if is_kind(value, type):
+        return dict(type.__dict__["__dict__"].__get__(value))
+    for kind in type.mro(type(value)):
+        found = type.__dict__["__dict__"].__get__(kind).get("__dict__")
+        if type(found) is GetSetDescriptorType:
+            attributes = found.__get__(value)
+            return attributes if type(attributes) is dict else None
+    return None
+
+
+def module_of(value: object) -> str:
+    """Return the name of the module that the type of ``value`` says it was made in."""
+    return text_of(type.__dict__["__dict__"].__get__(type(value)).get("__module__"))

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipygpumem.model import CellRecord, ExperimentRecord, Held, Reading, ReclaimStep, RecoveryRecord, Usage
+from ipygpumem.model import CellRecord, ExperimentRecord, Held, Holder, ReclaimStep, RecoveryRecord, Usage
 from ipygpumem.reports import content, html, text
 from ipygpumem.units import GIB, MIB
 
@@ -93,12 +93,13 @@ def test_the_full_report_of_an_experiment() -> None:
     (report,) = content.experiment_reports(experiment(), "full")
     assert report.headline == "experiment small · 2 cells · 4.20 s"
     assert report.tables[0].rows == (("RAM", "+600 MiB", "88 MiB", "+1.31 GiB", "3.50 GiB"),)
-    assert report.tables[1].rows == (("b", "Tensor", "8 × 1024 × 1024", "float32", "cpu", "32 MiB"),)
     assert report.lines == (
         "deleted: a, b",
         "restored: x",
         "given back: names (RAM 88 MiB, cuda:0 reserved 2 MiB)",
         "keep: no name matches 'q'",
+        "still alive, because something outside the experiment refers to it:",
+        "32 MiB · b: Tensor float32 8 × 1024 × 1024 on cpu",
     )
 
 
@@ -143,13 +144,6 @@ def test_a_broken_context_is_not_promised_a_recovery() -> None:
     assert "Restart the kernel" in report.lines[0]
 
 
-def test_status_shows_only_columns_that_say_something() -> None:
-    readings = [Reading("cpu", MIB, MIB, "kernel", total_bytes=GIB, note="why")]
-    report = content.status_report("head", ["no experiment is open"], readings)
-    assert report.tables[0].columns == ("device", "in use", "total")
-    assert report.lines == ("no experiment is open", "RAM: why")
-
-
 def test_text_is_one_line_for_a_cell_and_an_aligned_table_for_an_experiment() -> None:
     assert "\n" not in text.render([content.cell_report(cell())])
     lines = text.render(content.experiment_reports(experiment(), "full")).splitlines()
@@ -191,3 +185,26 @@ def test_cleaned_text_is_one_printable_line_of_the_same_length(value: str) -> No
     cleaned = content.clean(value)
     assert len(cleaned) == len(value)
     assert cleaned.isprintable()
+
+
+def leak(path: str, *, name: str = "", size: int = MIB) -> Held:
+    return Held(name, "Tensor", (4,), "f", "cpu", size, holder=Holder(path, "del it"))
+
+
+def test_leaks_in_one_container_are_one_line_and_the_largest_comes_first() -> None:
+    found = [leak("cache[0]"), leak("cache[1]"), leak("x", size=3 * MIB), leak("cache[7]"), leak("other[0]")]
+    assert content.leaks_report(found, MIB).lines == (
+        "3 MiB · 3 × Tensor f 4 on cpu · held by cache[…] · to free it: del it",
+        "3 MiB · Tensor f 4 on cpu · held by x · to free it: del it",
+        "1 MiB · Tensor f 4 on cpu · held by other[0] · to free it: del it",
+    )
+
+
+def test_leaks_beyond_the_page_are_counted() -> None:
+    lines = content.leaks_report([leak(f"x{n}") for n in range(23)], MIB).lines
+    assert (len(lines), lines[-1]) == (21, "and 3 more: 3 MiB")
+
+
+def test_a_leaks_path_and_name_are_cleaned() -> None:
+    (line,) = content.leaks_report([leak("a\x1b[2Jb", name="x\ny")], MIB).lines
+    assert line.isprintable()

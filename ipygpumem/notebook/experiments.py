@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ipygpumem import reclaim
-from ipygpumem.arrays import ArraySearch, watch
+from ipygpumem.arrays import ArraySearch, StorageKey, watch
 from ipygpumem.errors import ExperimentError
+from ipygpumem.heap import large_tensors
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Usage
+from ipygpumem.notebook import leaks
 from ipygpumem.notebook.seeding import SeedOnImport, seed_generators
 from ipygpumem.scope import Scope, is_ownable
 from ipygpumem.units import format_bytes
@@ -29,7 +31,7 @@ class _AtEnd:
     peaks: dict[str, int]
     """The peaks of the user's code: what the clean-up itself needs is none of them."""
     waiting: list[Held]
-    watched: list[tuple[Held, list[Callable[[], bool]]]]
+    watched: list[leaks.Watched]
 
 
 def _check(name: object, keep: list[str], seed: object, report: object) -> None:
@@ -76,6 +78,7 @@ class Experiment:
         self.report = report
         self.record: ExperimentRecord | None = None
         self.failed = False
+        self.error_at_start = 0
         self._keep = keep
         self._drop_imports = drop_imports
         self._cells: list[CellRecord] = []
@@ -101,6 +104,9 @@ class Experiment:
         self._started_at = time.time()
         self.scope = Scope(namespace, keep=self._keep, drop_imports=self._drop_imports)
         self.outputs_at_start = self._session.outputs.mark()
+        # Weak references, so that no later storage can come to have the identity of one of these.
+        tensors = large_tensors(self._session.config.min_held_bytes)
+        self._tensors_before = {key: watch(same[0]) for key, same in tensors.items()}
         self._measurement = self._session.meter.start()
 
     @property
@@ -206,7 +212,7 @@ class Experiment:
         if self.failed:
             self._session.release_stored_tracebacks()
 
-    def _watch(self) -> list[tuple[Held, list[Callable[[], bool]]]]:
+    def _watch(self) -> list[leaks.Watched]:
         """Return what the scope's names and outputs hold, with functions that say whether it is still alive."""
         scope, search = self.scope, ArraySearch()
         namespace = self._session.namespace
@@ -216,13 +222,13 @@ class Experiment:
                 search.ignore(value)  # a view of the notebook's own data is no leak
         named: list[tuple[str, object]] = [(name, namespace.get(name)) for name in scope.names_to_delete()]
         named += [(f"Out[{key}]", value) for key, value in self._session.outputs.since(self.outputs_at_start).items()]
-        entries = [search.held(name, value) for name, value in named]
-        return [(entry[0], [watch(item) for item in entry[1]]) for entry in entries if entry is not None]
+        return leaks.watch_names(named, search)
 
-    def _survivors(self, at_end: _AtEnd) -> tuple[Held, ...]:
-        alive = [held for held, items in at_end.watched if any(is_alive() for is_alive in items)]
-        smallest = self._session.config.min_held_bytes
-        return tuple(sorted((h for h in alive if h.size_bytes >= smallest), key=lambda held: -held.size_bytes))
+    def _known_storages(self) -> set[StorageKey]:
+        """Return the storages that were there before, or that the experiment's kept names hold."""
+        search = ArraySearch()
+        kept = [self._session.namespace.get(name) for name in self.scope.outcome.kept]
+        return {*self._tensors_before, *(array.storage for value in kept for _, array in search.find(value))}
 
     def _make_record(self, at_end: _AtEnd, usages: tuple[Usage, ...]) -> ExperimentRecord:
         usages = tuple(replace(u, peak_bytes=at_end.peaks.get(u.device, u.peak_bytes)) for u in usages)
@@ -239,7 +245,7 @@ class Experiment:
             deleted=tuple(outcome.deleted),
             restored=tuple(outcome.restored),
             kept=tuple(outcome.kept),
-            survivors=self._survivors(at_end),
+            survivors=leaks.survivors(self._session, at_end.watched, self._known_storages()),
             steps=tuple(self._steps),
             notes=tuple(self._notes(at_end)),
         )

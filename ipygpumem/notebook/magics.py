@@ -11,7 +11,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from ipygpumem.errors import ExperimentError, GpuMemError
-from ipygpumem.notebook import actions
+from ipygpumem.notebook import actions, leaks, tensors
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.parsing import Parser, split
 from ipygpumem.notebook.session import Session
@@ -160,6 +160,9 @@ class GpuMemMagics(Magics):
             %gpumem status       what is on, which experiments are open, each device's memory now
             %gpumem preload      create the accelerator's context now, and say what it costs
             %gpumem free         give memory back now: stored tracebacks, garbage, caches
+            %gpumem leaks        what did not come back, and who holds it [--min SIZE]
+            %gpumem tensors      tensors and arrays by storage [NAME...] [--device D] [--min SIZE] [--kind KIND]
+                                 [--by name|shape|kind|cell|device] [--top N]
 
         All options: ``%config IPyGpuMem``.
         """
@@ -169,6 +172,8 @@ class GpuMemMagics(Magics):
             "status": _without_options(actions.status),
             "preload": _without_options(actions.preload),
             "free": _without_options(actions.free),
+            "leaks": leaks.leaks,
+            "tensors": tensors.tensors,
         }
         words = split("%gpumem", line)
         if not words or words[0] not in commands:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
+from ipygpumem.notebook.leftovers import Leftovers, StoredMark
+
+_NUMBERED = re.compile(r"_(\d+)")
 _LATEST = ("_", "__", "___")
 
 
@@ -17,6 +21,7 @@ class OutputMark:
     """Identities of ``_``, ``__``, ``___``: compared only, never kept alive."""
     users: dict[str, Any]
     """Those of ``_``, ``__``, ``___`` that the user has bound himself."""
+    stored: StoredMark
 
 
 class Outputs:
@@ -24,6 +29,7 @@ class Outputs:
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
+        self._leftovers = Leftovers(shell)
 
     def _cache(self) -> dict[int, Any]:
         cache = self._shell.user_ns.get("_oh")
@@ -34,7 +40,7 @@ class Outputs:
         namespace, hook = self._shell.user_ns, self._shell.displayhook
         bound = [name for name in _LATEST if name in namespace]  # %reset removes them
         users = {name: namespace[name] for name in bound if namespace[name] is not getattr(hook, name, None)}
-        return OutputMark(set(self._cache()), self._identities(), users)
+        return OutputMark(set(self._cache()), self._identities(), users, self._leftovers.mark())
 
     def _identities(self) -> tuple[int, ...]:
         return tuple(id(self._shell.user_ns.get(name)) for name in _LATEST)
@@ -54,12 +60,22 @@ class Outputs:
             self._cache().pop(key, None)
             for namespace in (self._shell.user_ns, self._shell.user_ns_hidden):
                 namespace.pop(f"_{key}", None)
+        self._forget_culled()
         if new or self._identities() != mark.latest:
             self._reset_latest(mark)
         last = self._shell.last_execution_result
         if last is not None and new:
             last.result = None
+        self._leftovers.forget_since(mark.stored)
         return len(new)
+
+    def _forget_culled(self) -> None:
+        """Drop the hidden copies of outputs that IPython has dropped from a full cache."""
+        hidden, cache = self._shell.user_ns_hidden, self._cache()
+        numbered = [_NUMBERED.fullmatch(name) for name in list(hidden) if type(name) is str]
+        for match in numbered:
+            if match is not None and int(match[1]) not in cache:
+                hidden.pop(match[0], None)
 
     def _reset_latest(self, mark: OutputMark) -> None:
         shell, cache = self._shell, self._cache()

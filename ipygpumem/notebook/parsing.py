@@ -8,7 +8,9 @@ from typing import NoReturn
 
 from IPython.core.error import UsageError
 
+from ipygpumem.errors import UnitError
 from ipygpumem.reports.content import clean
+from ipygpumem.units import parse_bytes
 
 
 class Parser(argparse.ArgumentParser):
@@ -17,6 +19,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise IPython's error instead of leaving the process."""
         raise UsageError(clean(f"{self.prog}: {message}"))
+
+
+def size(text: str) -> int:
+    """Return the bytes of an option such as ``64MiB``."""
+    try:
+        return parse_bytes(text)
+    except UnitError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def split(prog: str, line: str) -> list[str]:

@@ -16,6 +16,7 @@ from ipygpumem.model import CellRecord, ExperimentRecord, Reading, ReclaimStep, 
 from ipygpumem.notebook.cells import Cell, CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments import Experiment
+from ipygpumem.notebook.leaks import Watched
 from ipygpumem.notebook.outputs import Outputs
 from ipygpumem.notebook.show import Screen
 from ipygpumem.probes import Probe
@@ -45,6 +46,8 @@ class Session:
         self.history: deque[CellRecord] = deque(maxlen=config.history_length)
         self.experiments: deque[ExperimentRecord] = deque(maxlen=config.history_length)
         self.open: list[Experiment] = []
+        self.survivors: list[Watched] = []
+        """What outlived the experiments that have finished; nothing is kept alive by it."""
         self._cells = CellStack()
         self._unseen: list[tuple[Scope, Pending]] = []
         self._garbage = reclaim.GarbageBudget()
@@ -239,6 +242,7 @@ class Session:
                 self.finish(other)
                 break
         experiment._enter(self.namespace)
+        experiment.error_at_start = _last_error()
         self.open.append(experiment)
         self._note_running_code(experiment.scope)
         if not self._cells.running():
@@ -280,6 +284,8 @@ class Session:
             reports += self._close(self.open[-1])
         position = len(self.open) - 1
         enclosing = self.open[position - 1] if position else None
+        # A callback of the user's may have failed between two cells.
+        experiment.failed = experiment.failed or _last_error() != experiment.error_at_start
         record = experiment.record or experiment._leave(enclosing.scope if enclosing else None)
         self.experiments.append(record)
         self.open.remove(experiment)  # not the last one for sure: finalisers and threads run meanwhile

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ipygpumem.model import CellRecord, ExperimentRecord, Held, Reading, ReclaimStep, RecoveryRecord, Usage
+from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, RecoveryRecord, Usage
 from ipygpumem.units import format_bytes, format_change, format_seconds, format_share
 
 _SEPARATOR = " · "
@@ -99,10 +100,11 @@ def experiment_reports(record: ExperimentRecord, style: str) -> list[Report]:
     if style == "compact":
         parts += [_experiment_part(record, usage) for usage in record.usages if _is_in_use(usage)]
         return [Report("experiment", _SEPARATOR.join(parts), tuple(map(clean, record.notes)))]
-    tables = [_experiment_table(record)]
+    lines = _experiment_lines(record)
     if record.survivors:
-        tables.append(_held_table("still alive: something outside the experiment refers to", record.survivors))
-    return [Report("experiment", _SEPARATOR.join(parts), tuple(_experiment_lines(record)), tuple(tables))]
+        lines.append("still alive, because something outside the experiment refers to it:")
+        lines += leak_lines(record.survivors)
+    return [Report("experiment", _SEPARATOR.join(parts), tuple(lines), (_experiment_table(record),))]
 
 
 def _experiment_part(record: ExperimentRecord, usage: Usage) -> str:
@@ -234,36 +236,7 @@ def _count(item: Held) -> str:
     return "scalar" if item.shape == () else count(item.arrays, "array")
 
 
-# -- status ---------------------------------------------------------------------------------------------------
-
-
-def status_report(headline: str, lines: Iterable[str], readings: Iterable[Reading]) -> Report:
-    """Return what is on, what is open, and each device's memory now."""
-    rows = []
-    notes = []
-    for reading in readings:
-        rows.append(
-            (
-                device_label(reading.device),
-                format_bytes(reading.current_bytes),
-                *(
-                    "" if size is None else format_bytes(size)
-                    for size in (reading.reserved_bytes, reading.used_bytes, reading.other_bytes, reading.total_bytes)
-                ),
-                format_bytes(reading.children_bytes) if reading.children_bytes else "",
-            )
-        )
-        if reading.note:
-            notes.append(f"{device_label(reading.device)}: {clean(reading.note)}")
-    columns = ("device", "in use", "reserved", "device used", "others", "total", "children")
-    filled = [index for index in range(len(columns)) if index < 2 or any(row[index] for row in rows)]
-    table = Table(
-        "",
-        tuple(columns[index] for index in filled),
-        tuple(tuple(row[index] for index in filled) for row in rows),
-        frozenset(columns[1:]),
-    )
-    return Report("status", headline, (*map(clean, lines), *notes), (table,))
+# -- the rest ------------------------------------------------------------------------------------------------
 
 
 def note(text: str) -> Report:
@@ -280,3 +253,53 @@ def freed_report(title: str, steps: Iterable[ReclaimStep], reclaimed: Mapping[st
         lines.insert(0, given)
     sizes = {device: max(0, size) for device, size in reclaimed.items()}
     return Report("note", f"{title}: {_sizes(sizes)}", tuple(lines))
+
+
+# -- leaks ----------------------------------------------------------------------------------------------------
+
+
+def leaks_report(held: Sequence[Held], smallest: int) -> Report:
+    """Return the answer of ``%gpumem leaks``."""
+    if not held:
+        return Report("leaks", f"no leak of at least {format_bytes(smallest)} was found")
+    return Report("leaks", f"{count(len(held), 'leak')} · {format_bytes(_total(held))}", tuple(leak_lines(held)))
+
+
+def leak_lines(held: Sequence[Held]) -> list[str]:
+    """Return one line for each, those in one container together, and one line for those that are too many."""
+    groups: dict[tuple[object, ...], list[Held]] = {}
+    for item in held:
+        groups.setdefault(_what_and_where(item), []).append(item)
+    ordered = sorted(groups.values(), key=lambda group: -_total(group))
+    lines = [_leak_line(group) for group in ordered[:_ROWS_SHOWN]]
+    rest = [item for group in ordered[_ROWS_SHOWN:] for item in group]
+    return [*lines, f"and {len(rest)} more: {format_bytes(_total(rest))}"] if rest else lines
+
+
+def _total(held: Iterable[Held]) -> int:
+    return sum(item.size_bytes for item in held)
+
+
+def _what_and_where(item: Held) -> tuple[object, ...]:
+    where = None if item.holder is None else re.sub(r"\[\d+\]$", "", item.holder.path)
+    return (item.name, item.type_name, item.dtype, item.shape, item.device, item.cell, where)
+
+
+def _leak_line(group: Sequence[Held]) -> str:
+    first = group[0]
+    number = f"{len(group)} × " if len(group) > 1 else ""
+    parts = [format_bytes(_total(group)), number + _what(first)]
+    if first.cell is not None:
+        parts.append(f"cell {first.cell}")
+    if first.holder is not None:
+        path = re.sub(r"\[\d+\]$", "[…]", first.holder.path) if number else first.holder.path
+        parts.append(f"held by {clean(path)}")
+        parts.append(f"to free it: {clean(first.holder.advice)}")
+    return _SEPARATOR.join(parts)
+
+
+def _what(item: Held) -> str:
+    kind = clean(item.type_name) if item.shape is not None else f"{clean(item.type_name)} with {_count(item)}"
+    shape = " × ".join(map(str, item.shape or ()))
+    words = " ".join(word for word in (kind, item.dtype, shape, f"on {item.device}") if word)
+    return f"{clean(item.name)}: {words}" if item.name else words

@@ -75,6 +75,21 @@ def test_a_survivor_is_named_once_although_several_names_lead_to_it(notebook: Ke
     assert notebook.value("[h.size_bytes for h in ipygpumem.experiments()[-1].survivors]") == [4 << 20]
 
 
+def test_a_function_of_the_experiment_does_not_hold_the_notebooks_outputs(notebook: Kernel) -> None:
+    works(notebook, "torch.ones(1 << 20)")
+    works(notebook, "%%experiment a\ndef step():\n    return 1\nshell = get_ipython()")
+    assert notebook.value("[h.name for h in ipygpumem.experiments()[-1].survivors]") == []
+
+
+def test_a_tensor_that_never_had_a_name_is_a_survivor_too(notebook: Kernel) -> None:
+    works(notebook, "leaked = {}")
+    reply = works(notebook, "%%experiment a\nleaked['run3'] = [torch.ones(1 << 20)]")
+    assert 'held by notebook variable leaked["run3"][0]' in reply.reports("experiment")[0]
+    assert notebook.value("[h.size_bytes for h in ipygpumem.experiments()[-1].survivors]") == [4 << 20]
+    works(notebook, "%%experiment b\nx = 1")
+    assert notebook.value("[h.name for h in ipygpumem.experiments()[-1].survivors]") == []
+
+
 def test_an_output_that_leaks_is_named_as_an_output(notebook: Kernel) -> None:
     works(notebook, "leaked = []")
     works(notebook, "%experiment start a")

@@ -1,0 +1,97 @@
+"""Tensors that autograd keeps in C++: saved for a backward pass, as a gradient, or as a graph's leaf.
+
+The garbage collector cannot see these references. They are found from the other end: every live tensor that is part of
+a graph is asked for its nodes, and each node for what it saved. Nothing is unpacked: ``SavedTensor.data`` (torch 2.1
+and later) shows the saved tensor past any hook of the user's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ipygpumem.arrays import StorageKey, storage_key
+from ipygpumem.kinds import instance_dict, is_kind, name_of, type_name
+
+_RAW = "_raw_saved_"
+_MOST_NODES = 1_000_000
+DETACH = "keep loss.item() or tensor.detach() instead of a tensor with its graph"
+"""What to do about a graph that pins memory."""
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """A tensor that keeps a storage through C++, and how: the word follows the tensor's path."""
+
+    tensor: Any
+    how: str
+    advice: str
+
+
+def keepers(tensors: Iterable[Any], wanted: set[StorageKey], *, seconds: float = 1.0) -> dict[StorageKey, Keeper]:
+    """Return which of ``tensors`` keeps each of the ``wanted`` storages alive.
+
+    Args:
+        tensors: all torch tensors that are alive.
+        wanted: identities of storages, see ``arrays.storage_key``.
+        seconds: after this time the search ends with what it has.
+    """
+    torch: Any = sys.modules["torch"]
+    deadline = time.monotonic() + seconds
+    found: dict[StorageKey, Keeper] = {}
+    seen: dict[int, Any] = {}
+    with torch._C.DisableTorchFunctionSubclass():
+        for tensor in tensors:
+            if len(found) == len(wanted) or time.monotonic() > deadline:
+                break
+            for key, keeper in _kept_by(torch.Tensor, tensor, seen):
+                if key in wanted:
+                    found.setdefault(key, keeper)
+    return found
+
+
+def _kept_by(base: Any, tensor: Any, seen: dict[int, Any]) -> Iterator[tuple[StorageKey | None, Keeper]]:
+    if not base.requires_grad.__get__(tensor):
+        return
+    node = base.grad_fn.__get__(tensor)
+    if node is None:
+        gradient = base.grad.__get__(tensor)
+        if gradient is not None:
+            yield storage_key(gradient), Keeper(tensor, ".grad", "optimizer.zero_grad(set_to_none=True)")
+        return
+    for part in _nodes(node, seen):
+        for saved in _saved(part):
+            yield storage_key(saved), Keeper(tensor, f": its autograd graph ({type_name(part)})", DETACH)
+
+
+def _nodes(first: Any, seen: dict[int, Any]) -> Iterator[Any]:
+    """Yield the nodes of a graph that were not seen before; ``seen`` keeps them, so that identities hold."""
+    waiting = [first]
+    while waiting and len(seen) < _MOST_NODES:
+        node = waiting.pop()
+        if node is None or id(node) in seen:
+            continue
+        seen[id(node)] = node
+        yield node
+        waiting.extend(following for following, _ in node.next_functions)
+
+
+def _saved(node: Any) -> Iterator[Any]:
+    """Yield the tensors that a node has saved, without unpacking them."""
+    tensor_type = sys.modules["torch"].Tensor
+    if name_of(type(node)) == "AccumulateGrad":
+        yield node.variable
+    for value in (instance_dict(node) or {}).values():  # what a Function of the user's put on its ctx
+        if is_kind(value, tensor_type):
+            yield value
+    for name in [name for name in dir(type(node)) if name.startswith(_RAW)]:
+        with contextlib.suppress(RuntimeError):  # freed by a backward pass already
+            raw = getattr(node, name)
+            for item in raw if type(raw) in (list, tuple) else [raw]:
+                data = getattr(item, "data", None)  # what the user's hook made of it, if there is one
+                if is_kind(data, tensor_type):
+                    yield data

@@ -1,0 +1,305 @@
+"""Chains of references in words: ``notebook variable cache["run3"][0]``.
+
+Nothing here asks a user's object for anything: attributes are found in its dict and slots by identity, keys are shown
+where they are plain text or numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import (
+    AsyncGeneratorType,
+    CellType,
+    CodeType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    MemberDescriptorType,
+    MethodType,
+    TracebackType,
+)
+from typing import Any
+
+from ipygpumem.holders.frames import peek
+from ipygpumem.holders.graphs import DETACH
+from ipygpumem.kinds import instance_dict, is_kind, module_of, name_of, text_of, type_name
+from ipygpumem.model import Holder
+
+_SUSPENDED = {GeneratorType: "gi", CoroutineType: "cr", AsyncGeneratorType: "ag"}
+_HOOKS = {
+    "_forward_hooks": "forward hook",
+    "_forward_pre_hooks": "forward pre-hook",
+    "_backward_hooks": "backward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+    "_state_dict_hooks": "state_dict hook",
+}
+_PARTS = {"_modules", "_parameters", "_buffers"}
+_LONGEST = 40
+_LONGEST_PATH = 240
+NOTEBOOK = "notebook variable "
+
+_DROP = "drop the reference"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a root keeps something. Of several places the one of the lowest ``rank`` is told."""
+
+    text: str
+    rank: int
+    advice: str
+
+    @classmethod
+    def of_variable(cls, key: object) -> Place:
+        """Return the place of a notebook's name."""
+        name = text_of(key)
+        return cls(f"{NOTEBOOK}{name}", 0, f"del {name}, or take it out of there")
+
+    @classmethod
+    def of_module(cls, module: str, key: object) -> Place:
+        """Return the place of a module's global name."""
+        if (module, text_of(key)) in _LAST_ERROR:
+            return cls(_LAST, 1, "%gpumem free lets go of it")
+        where = f"module {module}, global {text_of(key)}" if key is not None else f"module {module}"
+        return cls(where, 2, f"clear {module}.{text_of(key)}")
+
+    @classmethod
+    def of_thread(cls, thread: object) -> Place:
+        """Return the place of what a thread object keeps."""
+        name = text_of((instance_dict(thread) or {}).get("_name"))
+        return cls(f'thread "{name}"', 1, "let it end, then join() it")
+
+    @classmethod
+    def of_running(cls, frame: FrameType, thread: str, name: str) -> Place:
+        """Return the place of a local name of a running function."""
+        code = frame.f_code
+        where = f'thread "{thread}": running {code.co_name}() line {frame.f_lineno}, local {name}'
+        return cls(where, 1, "let the function return")
+
+    @classmethod
+    def of_nobody(cls) -> Place:
+        """Return the place of an object to which nothing that can be seen refers."""
+        return cls("", 9, "let C++ code or the library that keeps it go of it")
+
+
+_LAST = "the last error"
+_LAST_ERROR = {("sys", name) for name in ("last_value", "last_traceback", "last_exc")}
+
+
+class Writer:
+    """Writes chains of references down.
+
+    Args:
+        cell_of: returns the number of the cell that a code's file name stands for, or None.
+    """
+
+    def __init__(self, cell_of: Callable[[str], int | None]) -> None:
+        self._cell_of = cell_of
+
+    def holder(self, place: Place, chain: Sequence[object]) -> Holder:
+        """Return the path from ``place``, which keeps the first of ``chain``, to the last."""
+        steps = _without_dicts(chain)
+        text, advice = place.text or self._name(steps[0]), ""
+        position = 0
+        while position < len(steps) - 1:
+            taken, text, better = self._step(steps[position:], text)
+            advice = advice or better
+            position += taken
+        return Holder(path=_shortened(text), advice=advice or place.advice)
+
+    def _name(self, item: object) -> str:
+        if is_kind(item, type):
+            return f"class {name_of(item)}"  # type: ignore[arg-type]  # is_kind says so
+        return f"{_article(type_name(item))} that nothing in sight refers to"
+
+    def _step(self, steps: Sequence[object], text: str) -> tuple[int, str, str]:
+        """Return how many references the next piece of text covers, the text with it, and advice if it has some."""
+        parent, child = steps[0], steps[1]
+        kind = type(parent)
+        if kind is FunctionType:
+            return self._function(steps, text)
+        if kind in _SUSPENDED:
+            return self._suspended(steps, text)
+        if kind is TracebackType or kind is FrameType or is_kind(parent, BaseException):
+            return self._traceback(steps, text)
+        if kind is MethodType:
+            return 1, f"{text}: bound method {self._code_name(parent.__func__)}, its object", ""  # type: ignore[attr-defined]
+        if kind is functools._lru_cache_wrapper:
+            wrapped = (instance_dict(parent) or {}).get("__wrapped__")
+            name = self._code_name(wrapped)
+            taken = 2 if type(child) is dict and len(steps) > 2 else 1
+            return taken, f"{text}: lru_cache of function {name}", f"{name.split()[0]}.cache_clear()"
+        if is_kind(parent, dict) or is_kind(parent, list) or is_kind(parent, tuple) or kind is deque:
+            return 1, text + _index(parent, child), ""
+        if is_kind(parent, set) or is_kind(parent, frozenset):
+            return 1, f"{text} (in a set)", ""
+        return self._instance(steps, text)
+
+    # -- functions --------------------------------------------------------------------------------------------
+
+    def _code_name(self, function: object) -> str:
+        """Return a function's name and the cell that defined it."""
+        if type(function) is not FunctionType:
+            return type_name(function)
+        return self._named(function.__code__)
+
+    def _named(self, code: CodeType) -> str:
+        cell = self._cell_of(code.co_filename)
+        return code.co_name if cell is None else f"{code.co_name} (cell {cell})"
+
+    def _function(self, steps: Sequence[object], text: str) -> tuple[int, str, str]:
+        function, child = steps[0], steps[1]
+        assert type(function) is FunctionType
+        name = self._code_name(function)
+        after = steps[2] if len(steps) > 2 else None
+        cells = function.__closure__
+        if cells is not None and child is cells and type(after) is CellType:
+            taken = 3 if len(steps) > 3 else 2
+            variable = function.__code__.co_freevars[_position(cells, after)]
+            return taken, f"{text}: closure of function {name}, variable {variable}", f"{_DROP}, or del the function"
+        if child is function.__defaults__ and after is not None:
+            return 2, f"{text}: default argument of function {name}", "del the function"
+        if child is function.__kwdefaults__ and after is not None:
+            return 2, f"{text}: default argument of function {name}", "del the function"
+        return 1, f"{text}: function {name}{_attribute(function, child)}", "del the function"
+
+    def _suspended(self, steps: Sequence[object], text: str) -> tuple[int, str, str]:
+        generator = steps[0]
+        prefix = _SUSPENDED[type(generator)]
+        frame = getattr(generator, f"{prefix}_frame")
+        code = getattr(generator, f"{prefix}_code")
+        taken = 2 if type(steps[1]) is FrameType and len(steps) > 2 else 1
+        local = _local(frame, steps[taken])
+        word = "coroutine" if prefix == "cr" else "generator"
+        return taken, f"{text}: suspended {word} {self._named(code)}{local}", f"close() or del the {word}"
+
+    def _traceback(self, steps: Sequence[object], text: str) -> tuple[int, str, str]:
+        """Cover exceptions, tracebacks and frames up to the name that a frame holds."""
+        line, position = 0, 0
+        for position, item in enumerate(steps):
+            if type(item) is TracebackType:
+                line = item.tb_lineno
+            elif type(item) is FrameType:
+                break
+            elif not is_kind(item, BaseException):
+                return position, f"{text}: exception{_attribute(steps[position - 1], item)}", "drop the exception"
+        else:
+            return len(steps) - 1, f"{text}: exception", "drop the exception"
+        frame = steps[position]
+        assert type(frame) is FrameType
+        if position == len(steps) - 1:
+            return position, f"{text}: saved traceback", "drop the exception"
+        position += 2 if type(steps[position + 1]) is dict and position + 2 < len(steps) else 1
+        where = f"{self._named(frame.f_code)} line {line or frame.f_lineno}"
+        text = f"{text}: saved traceback, {where}{_local(frame, steps[position])}"
+        return position, text, "" if text.startswith(_LAST) else "drop the exception"
+
+    # -- objects ----------------------------------------------------------------------------------------------
+
+    def _instance(self, steps: Sequence[object], text: str) -> tuple[int, str, str]:
+        parent, child = steps[0], steps[1]
+        kind = type_name(parent)
+        if kind == "_Info" and module_of(parent) == "weakref":
+            return 1, "weakref.finalize callback", "detach() the finalizer, or let its object die"
+        if kind == "Figure" and module_of(parent) == "matplotlib.figure":
+            return 1, f"matplotlib figure{_attribute(parent, child)}", "plt.close() the figure"
+        if module_of(child) == "torch.autograd.function" or kind.endswith("Backward0"):
+            return 1, f"{text}: its autograd graph ({type_name(child)})", DETACH
+        name = _attribute(parent, child)
+        inner = name[1:]
+        if len(steps) > 2 and inner in _PARTS and is_kind(child, dict):
+            return 2, f"{text}.{text_of(key_of(child, steps[2]))}", ""
+        if len(steps) > 2 and inner in _HOOKS and is_kind(child, dict):
+            return 2, f"{_HOOKS[inner]} on {text.removeprefix(NOTEBOOK)}", "remove() the hook's handle"
+        return 1, text + (name or f" ({kind})"), ""
+
+
+def key_of(mapping: object, child: object) -> object:
+    """Return the key under which ``mapping`` keeps ``child``; None if it is not a dict or does not."""
+    if not is_kind(mapping, dict):
+        return None
+    items: Any = mapping
+    try:
+        return next((key for key, value in dict.items(items) if value is child), None)
+    except RuntimeError:  # a thread changes it while we look
+        return None
+
+
+def _shortened(path: str) -> str:
+    """Return a path without its middle if it is too long to be read."""
+    half = _LONGEST_PATH // 2
+    return path if len(path) <= _LONGEST_PATH else f"{path[:half]} … {path[-half:]}"
+
+
+def _index(parent: object, child: object) -> str:
+    if is_kind(parent, dict):
+        key = key_of(parent, child)
+        if type(key) is str:
+            return f'["{_short(key)}"]'
+        return f"[{key}]" if type(key) is int else f"[a key: {type_name(key)}]"
+    return f"[{_position(parent, child)}]"  # type: ignore[arg-type]  # list, tuple or deque
+
+
+def _position(items: Iterable[object], child: object) -> int:
+    base: Any = next(kind for kind in (list, tuple, deque) if is_kind(items, kind))
+    return next((place for place, item in enumerate(base.__iter__(items)) if item is child), 0)
+
+
+def _short(text: str) -> str:
+    shown = text.replace('"', "'")
+    return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 1] + "…"
+
+
+def _local(frame: FrameType | None, child: object) -> str:
+    """Return which local name of ``frame`` refers to ``child``."""
+    names = peek(frame) if frame is not None else {}
+    return next((f", local {name}" for name, value in names.items() if value is child), "")
+
+
+def _attribute(owner: object, child: object) -> str:
+    """Return ``.name`` for the attribute of ``owner`` that is ``child``; nothing if it has no name."""
+    for name, value in list((instance_dict(owner) or {}).items()):
+        if value is child:
+            return f".{text_of(name)}"
+    for kind in type.mro(type(owner)):
+        for name, slot in type.__dict__["__dict__"].__get__(kind).items():
+            if type(slot) is MemberDescriptorType and _holds(slot, owner, child):
+                return f".{name}"
+    return ""
+
+
+def _holds(slot: MemberDescriptorType, owner: object, child: object) -> bool:
+    try:
+        return slot.__get__(owner) is child
+    except (AttributeError, TypeError):  # an empty slot
+        return False
+
+
+def _without_dicts(chain: Sequence[object]) -> list[object]:
+    """Return the chain without the dicts that are objects' own: ``a.b`` is one step."""
+    steps = [chain[0]]
+    for owner, item in itertools.pairwise(chain):
+        is_own = type(item) is dict and item is not chain[-1] and _owns(owner, item)
+        if not is_own:
+            steps.append(item)
+    return steps
+
+
+def _owns(owner: object, names: dict[str, object]) -> bool:
+    if is_kind(owner, type):
+        return any(item is names for item in gc.get_referents(_class_dict(owner)))
+    return type(owner) is not FunctionType and instance_dict(owner) is names
+
+
+def _class_dict(kind: object) -> Any:
+    return type.__dict__["__dict__"].__get__(kind)
+
+
+def _article(noun: str) -> str:
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"

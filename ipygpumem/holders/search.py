@@ -1,0 +1,235 @@
+"""Who keeps an object alive: the shortest chain of references from something that the user can name.
+
+The search goes backwards from the objects in question, one level of referrers at a time, each level one pass of the
+garbage collector over the heap in C. It ends at roots: namespaces, modules, threads, running functions. Only what was
+alive when the ``Heap`` was made counts, so that the search never finds itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+
+from ipygpumem.arrays import StorageKey, storage_key
+from ipygpumem.heap import Heap
+from ipygpumem.holders.frames import is_users, peek, running_frames
+from ipygpumem.holders.graphs import keepers
+from ipygpumem.holders.paths import Place, Writer, key_of
+from ipygpumem.kinds import is_kind, module_dict, text_of
+from ipygpumem.model import Holder
+
+
+@dataclass(frozen=True)
+class Roots:
+    """What the user can name, besides modules, threads and running functions, which every program has.
+
+    Attributes:
+        namespaces: by the identity of a dict: makes the place of one of its keys.
+        objects: by the identity of an object: its place.
+        hidden: identities of objects that are not to be followed: they hold things for a moment only.
+        cell_of: the number of the cell that a code's file name stands for.
+    """
+
+    namespaces: Mapping[int, Callable[[object], Place]] = field(default_factory=dict)
+    objects: Mapping[int, Place] = field(default_factory=dict)
+    hidden: frozenset[int] = frozenset()
+    cell_of: Callable[[str], int | None] = lambda filename: None
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A root, and the objects from it to the target."""
+
+    place: Place
+    chain: tuple[object, ...]
+
+
+def explain(keys: Iterable[StorageKey], heap: Heap, roots: Roots, *, seconds: float = 2.0) -> dict[StorageKey, Holder]:
+    """Return for each storage who keeps it alive.
+
+    Args:
+        keys: identities of storages, see ``arrays.storage_key``.
+        heap: what is alive.
+        roots: what else the user can name.
+        seconds: after about this time what is not explained yet stays so.
+    """
+    deadline = time.monotonic() + seconds
+    objects = _objects_of(set(keys), heap)
+    found = _holders(objects, heap, roots, deadline)
+    rest = set(keys) - found.keys()
+    if rest and heap.tensors:
+        kept = keepers(heap.tensors, rest, seconds=max(0.1, deadline - time.monotonic()))
+        owners = _holders({key: [keeper.tensor] for key, keeper in kept.items()}, heap, roots, deadline)
+        for key, owner in owners.items():
+            found[key] = Holder(path=owner.path + kept[key].how, advice=kept[key].advice)
+    rest -= found.keys()
+    found.update(_holders({key: objects[key] for key in rest & objects.keys()}, heap, roots, deadline, nobody=True))
+    for key in rest - found.keys():
+        found[key] = Holder(path="no Python object: C++ code keeps it", advice="let the library that made it free it")
+    return found
+
+
+def _objects_of(keys: set[StorageKey], heap: Heap) -> dict[StorageKey, list[object]]:
+    """Return the tensors and arrays that show each storage."""
+    objects: dict[StorageKey, list[object]] = {}
+    kinds = {kind for kind, _ in keys}
+    for kind, items in (("torch", heap.tensors), ("numpy", heap.ndarrays)):
+        for item in items if kind in kinds else ():
+            key = storage_key(item)
+            if key is not None and key in keys:
+                objects.setdefault(key, []).append(item)
+    return objects
+
+
+def _holders(
+    objects: dict[StorageKey, list[object]], heap: Heap, roots: Roots, deadline: float, *, nobody: bool = False
+) -> dict[StorageKey, Holder]:
+    """Return who holds the objects of each storage, as far as that is found: the one that is named best."""
+    search = _Search([item for items in objects.values() for item in items], heap, roots, deadline)
+    search.run(nobody=nobody)
+    writer = Writer(roots.cell_of)
+    holders: dict[StorageKey, Holder] = {}
+    for key, items in objects.items():
+        found = [chain for item in items if (chain := search.found(item)) is not None]
+        if found:
+            best = min(found, key=lambda item: (item.place.rank, len(item.chain)))
+            holders[key] = writer.holder(best.place, best.chain)
+    return holders
+
+
+class _Search:
+    """A breadth-first search from many targets at once, against the direction of the references."""
+
+    _MOST_LEVELS = 40
+    _WIDEST_LEVEL = 20_000
+
+    def __init__(self, targets: Sequence[object], heap: Heap, roots: Roots, deadline: float) -> None:
+        self._targets = targets
+        self._heap = heap
+        self._roots = roots
+        self._deadline = deadline
+        self._modules = {id(module_dict(module)): name for name, module in _modules()}
+        # Frames themselves are not kept: our own are among them, and they keep this search.
+        self._running = {id(frame) for frame, _ in running_frames()}
+        self._objects: dict[int, object] = {}
+        self._children: dict[int, list[int]] = {}
+        """For each referrer the objects of the level before to which it refers."""
+        self._leaves: dict[int, set[int]] = {}
+        """For each object the targets that it leads to."""
+        self._towards: dict[int, int | None] = {}
+        """For each object that a root leads to the next one on the way up; None at the root's own child."""
+        self._places: dict[int, Place] = {}
+        self._tops: list[int] = []
+        """Objects that nothing seen refers to."""
+
+    def run(self, *, nobody: bool) -> None:
+        """Search; with ``nobody`` also tell of objects that nothing in sight refers to."""
+        level = {id(target): target for target in self._targets}
+        self._objects.update(level)
+        self._leaves = {key: {key} for key in level}
+        running = self._running_locals()
+        for _ in range(self._MOST_LEVELS):
+            level = {key: item for key, item in level.items() if self._is_open(key)}
+            if not level or time.monotonic() > self._deadline:
+                break
+            for key in level.keys() & running.keys():
+                self._solve(key, running[key])
+            level = self._next(level)
+        for top in self._tops if nobody else ():
+            if self._is_open(top):
+                self._solve(top, Place.of_nobody())
+
+    def _running_locals(self) -> dict[int, Place]:
+        """Return the places of what the local names of running functions refer to."""
+        return {
+            id(value): Place.of_running(frame, thread, name)
+            for frame, thread in running_frames()
+            if is_users(frame)
+            for name, value in peek(frame).items()
+        }
+
+    def _is_open(self, key: int) -> bool:
+        """Whether an object leads to a target of which nobody knows yet who holds it."""
+        return any(leaf not in self._towards for leaf in self._leaves[key])
+
+    def _next(self, level: dict[int, object]) -> dict[int, object]:
+        """Look at all that refers to ``level``: solve what roots refer to, and return the rest."""
+        following: dict[int, object] = {}
+        roots: list[tuple[Place, int]] = []
+        referred: set[int] = set()
+        for referrer, children in self._heap.referrers(level):
+            key = id(referrer)
+            if key in self._roots.hidden or key in self._running:
+                continue
+            referred.update(children)
+            places = [(self._place(referrer, level[child]), child) for child in children]
+            roots += [(place, child) for place, child in places if place is not None]
+            if all(place is None for place, _ in places) and self._is_news(key, children):
+                if key in self._towards:
+                    self._lead_on(key)
+                elif len(following) < self._WIDEST_LEVEL:
+                    following[key] = referrer
+        self._objects.update(following)
+        self._tops += [key for key in level if key not in referred and key in self._children]
+        for place, child in sorted(roots, key=lambda root: root[0].rank):
+            self._solve(child, place)
+        return following
+
+    def _place(self, referrer: object, child: object) -> Place | None:
+        """Return the place where ``referrer`` keeps ``child`` if it is a root, else None."""
+        key = id(referrer)
+        if key in self._roots.namespaces:
+            return self._roots.namespaces[key](key_of(referrer, child))
+        if key in self._roots.objects:
+            return self._roots.objects[key]
+        if key in self._modules:
+            return Place.of_module(self._modules[key], key_of(referrer, child))
+        if type(referrer) is ModuleType:
+            return Place.of_module(text_of(module_dict(referrer).get("__name__")), None)
+        if is_kind(referrer, threading.Thread):
+            return Place.of_thread(referrer)
+        return None
+
+    def _is_news(self, key: int, children: list[int]) -> bool:
+        """Note to what a referrer leads, and return whether it leads to a target that it was not known to lead to."""
+        leaves = self._leaves.setdefault(key, set())
+        known = len(leaves)
+        leaves.update(*(self._leaves[child] for child in children))
+        self._children.setdefault(key, []).extend(children)
+        return len(leaves) > known
+
+    def _solve(self, key: int, place: Place) -> None:
+        """Note that a root keeps ``key``, and so all that it leads to."""
+        if key not in self._towards:
+            self._towards[key] = None
+            self._places[key] = place
+            self._lead_on(key)
+
+    def _lead_on(self, key: int) -> None:
+        """Note that all to which ``key`` leads is kept by the root that keeps it."""
+        waiting = [key]
+        while waiting:
+            parent = waiting.pop()
+            for child in self._children.get(parent, ()):
+                if child not in self._towards:
+                    self._towards[child] = parent
+                    waiting.append(child)
+
+    def found(self, target: object) -> _Found | None:
+        """Return the chain from a root to ``target``, if there is one."""
+        if id(target) not in self._towards:
+            return None
+        key: int = id(target)
+        chain = [target]
+        while (parent := self._towards[key]) is not None:
+            chain.append(self._objects[parent])
+            key = parent
+        return _Found(self._places[key], tuple(reversed(chain)))
+
+
+def _modules() -> list[tuple[str, ModuleType]]:
+    return [(name, module) for name, module in list(sys.modules.items()) if is_kind(module, ModuleType)]

@@ -1,0 +1,156 @@
+"""What did not come back, and who holds it: ``%gpumem leaks``, and the survivors that an experiment's end lists."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ipygpumem.arrays import Array, ArraySearch, StorageKey, describe, watch
+from ipygpumem.heap import Heap, large_tensors
+from ipygpumem.holders.paths import NOTEBOOK, Place
+from ipygpumem.holders.search import Roots, explain
+from ipygpumem.kinds import text_of, type_name
+from ipygpumem.model import Held
+from ipygpumem.notebook.parsing import Parser, size
+from ipygpumem.notebook.sources import cell_of_file, cell_that_bound
+from ipygpumem.reports.content import Report, leaks_report
+
+if TYPE_CHECKING:
+    from ipygpumem.notebook.session import Session
+
+_MOST = 2000
+"""How many are explained at once, the largest first."""
+
+_OUTPUT = re.compile(r"_\d*|_{2,3}|_i*\d*")
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What a name held, and for each of its arrays a function that says whether its memory is still alive."""
+
+    held: Held
+    arrays: tuple[tuple[Callable[[], bool], Array], ...]
+
+    def alive(self) -> list[Array]:
+        """Return the arrays that are still alive, largest first."""
+        return sorted((array for is_alive, array in self.arrays if is_alive()), key=lambda array: -array.size_bytes)
+
+
+def watch_names(named: Iterable[tuple[str, object]], search: ArraySearch) -> list[Watched]:
+    """Return what each name holds that no earlier one does, to be watched without keeping it alive."""
+    entries = [search.held(name, value) for name, value in named]
+    found = [entry for entry in entries if entry is not None]
+    described = [(held, [(item, describe(item)) for item in items]) for held, items in found]
+    return [
+        Watched(held, tuple((watch(item), array) for item, array in pairs if array is not None))
+        for held, pairs in described
+    ]
+
+
+def survivors(session: Session, watched: Iterable[Watched], known: Container[StorageKey]) -> tuple[Held, ...]:
+    """Return what an experiment leaves behind, largest first, with who holds it; remember it for %gpumem leaks.
+
+    Args:
+        session: the shell's.
+        watched: what the experiment's names held.
+        known: storages of tensors that were there before, or that stay on purpose.
+    """
+    smallest = session.config.min_held_bytes
+    alive = [item for item in watched if _size(item.alive()) >= smallest]
+    named = {array.storage for item in alive for array in item.alive()}
+    for key, tensors in large_tensors(smallest).items():
+        array = describe(tensors[0]) if key not in known and key not in named else None
+        if array is not None:
+            alive.append(Watched(_held(tensors[0]), ((watch(tensors[0]), array),)))
+    session.survivors += alive
+    return _explained(session, alive, Heap()) if alive else ()
+
+
+def leaks(session: Session, words: list[str]) -> list[Report]:
+    """Return what survived experiments, and what no notebook name leads to, with who holds it."""
+    parser = Parser(prog="%gpumem leaks", add_help=False, allow_abbrev=False)
+    parser.add_argument("--min", type=size, default=session.config.min_held_bytes)
+    smallest: int = parser.parse_args(words).min
+    heap = Heap()
+    session.survivors = [item for item in session.survivors if item.alive()]
+    known = [item for item in session.survivors if _size(item.alive()) >= smallest]
+    found = [*_explained(session, known, heap), *_unnamed(session, heap, known, smallest)]
+    return [leaks_report(sorted(found, key=lambda held: -held.size_bytes), smallest)]
+
+
+def _size(arrays: Iterable[Array]) -> int:
+    return sum(array.size_bytes for array in arrays)
+
+
+def _explained(session: Session, watched: Sequence[Watched], heap: Heap) -> tuple[Held, ...]:
+    """Return what is alive of each, largest first, with who holds its largest array and the cell that bound it."""
+    alive = sorted(((item, item.alive()) for item in watched), key=lambda pair: -_size(pair[1]))
+    alive = [(item, arrays) for item, arrays in alive if arrays]
+    holders = explain([arrays[0].storage for _, arrays in alive[:_MOST]], heap, roots(session))
+    return tuple(
+        replace(
+            item.held,
+            size_bytes=_size(arrays),
+            arrays=len(arrays),
+            cell=cell_that_bound(session.shell, item.held.name) if item.held.name else None,
+            holder=holders.get(arrays[0].storage),
+        )
+        for item, arrays in alive
+    )
+
+
+def _unnamed(session: Session, heap: Heap, known: Sequence[Watched], smallest: int) -> list[Held]:
+    """Return the tensors and arrays that no notebook name leads to and that are not among ``known``."""
+    storages = {array.storage for item in known for array in item.alive()}
+    found = {key: _held(same[0]) for key, same in heap.large(smallest).items() if key not in storages}
+    largest = sorted(found, key=lambda key: -found[key].size_bytes)[:_MOST]
+    holders = explain(largest, heap, roots(session))
+    # What a variable holds is held on purpose.
+    unnamed = [key for key in largest if not holders[key].path.startswith(NOTEBOOK)]
+    return [replace(found[key], holder=holders[key]) for key in unnamed]
+
+
+def _held(item: object) -> Held:
+    """Return what a tensor or array without a name is."""
+    array = describe(item)
+    if array is None:  # it was readable a moment ago
+        return Held("", type_name(item), None, "", "", 0)
+    return Held("", array.type_name, array.shape, array.dtype, array.device, array.size_bytes)
+
+
+def roots(session: Session) -> Roots:
+    """Return what the user of a notebook can name."""
+    shell, outputs = session.shell, session.namespace.get("_oh")
+    namespaces: dict[int, Callable[[object], Place]] = {
+        id(session.namespace): _variable,
+        id(shell.user_ns_hidden): _variable,
+    }
+    if type(outputs) is dict:
+        namespaces[id(outputs)] = lambda key: Place(
+            f"Out[{key}]", 1, "%reset -f out; a line that ends with ; is not kept"
+        )
+    for experiment in session.open:
+        namespaces[id(experiment.scope.waiting)] = _waits_in(experiment.name)
+    objects = {
+        id(shell): Place("IPython's shell", 3, "%gpumem free"),
+        id(session): Place("ipygpumem itself", 4, "report this: it should not"),
+    }
+    return Roots(namespaces, objects, cell_of=lambda filename: cell_of_file(shell, filename))
+
+
+def _variable(key: object) -> Place:
+    name = text_of(key)
+    if _OUTPUT.fullmatch(name):
+        return Place(f"IPython's output {name}", 2, "%reset -f out")
+    return Place.of_variable(key)
+
+
+def _waits_in(experiment: str) -> Callable[[object], Place]:
+    def place(key: object) -> Place:
+        return Place(
+            f"experiment {experiment}, which gives {text_of(key)} back", 0, "it is back at the experiment's end"
+        )
+
+    return place

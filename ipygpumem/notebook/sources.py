@@ -1,0 +1,51 @@
+"""Which cell some code came from: by the file name that IPython compiled it under, or by a name that it binds."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from ipygpumem.bindings import bindings_of
+
+_NUMBERED = re.compile(r"<ipython-input-(\d+)-")
+
+
+def cell_of_file(shell: Any, filename: str) -> int | None:
+    """Return the number of the cell whose code was compiled under ``filename``; None for a module's file."""
+    known = getattr(shell.compile, "_filename_map", None)  # private; from IPython 8 on
+    if type(known) is dict and filename in known:
+        return int(known[filename])
+    numbered = _NUMBERED.match(filename)
+    if numbered:
+        return int(numbered[1])
+    if "ipykernel_" not in filename:
+        return None
+    # IPython 7 in a kernel: the file is named by a hash, and its text is the cell's.
+    text = "".join(linecache.getlines(filename)).strip()
+    return next((number for number, source in _cells(shell) if text and source.strip() == text), None)
+
+
+def cell_that_bound(shell: Any, name: str, numbers: Iterable[int] | None = None) -> int | None:
+    """Return the last cell, of ``numbers`` or of all, whose own code binds ``name``."""
+    wanted = None if numbers is None else set(numbers)
+    for number, source in _cells(shell):
+        if (wanted is None or number in wanted) and name in source and name in _bound(source):
+            return number
+    return None
+
+
+def _cells(shell: Any) -> list[tuple[int, str]]:
+    """Return the numbers and the Python source of the cells that ran, the last one first."""
+    sources = shell.history_manager.input_hist_parsed
+    return [(number, sources[number]) for number in range(len(sources) - 1, 0, -1)]
+
+
+def _bound(source: str) -> set[str]:
+    try:
+        found = bindings_of(ast.parse(source))
+    except (SyntaxError, ValueError, RecursionError):  # a cell that never compiled
+        return set()
+    return found.bound | found.shared

@@ -1,0 +1,397 @@
+"""Who holds an array: one case per kind of reference, each told from the outside in."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy
+import pytest
+
+from ipygpumem.arrays import storage_key
+from ipygpumem.heap import Heap
+from ipygpumem.holders.paths import Place
+from ipygpumem.holders.search import Roots, explain
+
+
+class Thing:
+    """Something with attributes."""
+
+
+class Slotted:
+    """Something without a dict."""
+
+    __slots__ = ("part",)
+
+
+@pytest.fixture
+def names() -> dict[str, Any]:
+    """Stand in for a notebook's namespace."""
+    return {}
+
+
+@pytest.fixture
+def library() -> Iterator[Any]:
+    """Return a module of the user's."""
+    module: Any = ModuleType("mylib")
+    sys.modules["mylib"] = module
+    yield module
+    del sys.modules["mylib"]
+
+
+@pytest.fixture
+def path(names: dict[str, Any]) -> Callable[..., str]:
+    """Return a function that says by which path what a function keeps in its namespace is held."""
+
+    def path_of(keep: Callable[[Any], object], kind: str = "numpy", **options: Any) -> str:
+        array, kept = made(keep, kind)
+        heap = Heap()
+        roots = Roots({id(names): Place.of_variable}, hidden=frozenset({id(sys._getframe())}), **options)
+        holder = explain([array], heap, roots, seconds=60)[array]
+        assert holder.advice
+        del kept
+        return holder.path
+
+    return path_of
+
+
+def made(keep: Callable[[Any], object], kind: str) -> tuple[tuple[str, int], object]:
+    """Let ``keep`` put a new array somewhere; return the identity of its storage."""
+    value: Any = numpy.zeros(100) if kind == "numpy" else pytest.importorskip("torch").zeros(100)
+    key = storage_key(value)
+    assert key is not None
+    return key, keep(value)
+
+
+KINDS = pytest.mark.parametrize("kind", ["numpy", "torch"])
+
+
+@KINDS
+def test_a_notebook_variable(path: Callable[..., str], names: dict[str, Any], kind: str) -> None:
+    assert path(lambda x: names.update(v=x), kind) == "notebook variable v"
+
+
+@KINDS
+def test_containers_in_containers(path: Callable[..., str], names: dict[str, Any], kind: str) -> None:
+    assert path(lambda x: names.update(cache={"run3": [0, (x,)]}), kind) == 'notebook variable cache["run3"][1][0]'
+
+
+@KINDS
+def test_keys_that_are_no_text_are_not_asked_for_their_repr(
+    path: Callable[..., str], names: dict[str, Any], kind: str
+) -> None:
+    class Key:
+        def __repr__(self) -> str:
+            pytest.fail("asked for its repr")
+
+    assert path(lambda x: names.update(cache={Key(): x}), kind) == "notebook variable cache[a key: Key]"
+
+
+def test_deques_and_sets(path: Callable[..., str], names: dict[str, Any]) -> None:
+    assert path(lambda x: names.update(recent=collections.deque([0, x]))) == "notebook variable recent[1]"
+    assert path(lambda x: names.update(pool={x}), "torch") == "notebook variable pool (in a set)"
+
+
+@KINDS
+def test_attributes(path: Callable[..., str], names: dict[str, Any], kind: str) -> None:
+    def keep(x: Any) -> None:
+        names["thing"] = Thing()
+        names["thing"].field = [x]
+
+    assert path(keep, kind) == "notebook variable thing.field[0]"
+
+
+@KINDS
+def test_slots(path: Callable[..., str], names: dict[str, Any], kind: str) -> None:
+    def keep(x: Any) -> None:
+        names["thing"] = Slotted()
+        names["thing"].part = x
+
+    assert path(keep, kind) == "notebook variable thing.part"
+
+
+@KINDS
+def test_a_class_attribute(path: Callable[..., str], names: dict[str, Any], kind: str) -> None:
+    assert path(lambda x: names.update(Config=type("Config", (), {"value": x})), kind) == (
+        "notebook variable Config.value"
+    )
+
+
+@KINDS
+def test_a_modules_cache(path: Callable[..., str], library: Any, kind: str) -> None:
+    assert path(lambda x: setattr(library, "_CACHE", {3: x}), kind) == "module mylib, global _CACHE[3]"
+
+
+@KINDS
+def test_a_closure(path: Callable[..., str], names: dict[str, Any], kind: str) -> None:
+    def keep(batch: Any) -> None:
+        def make_batch() -> Any:
+            return batch
+
+        names["callbacks"] = [make_batch]
+
+    assert path(keep, kind, cell_of=lambda filename: 4) == (
+        "notebook variable callbacks[0]: closure of function make_batch (cell 4), variable batch"
+    )
+
+
+@KINDS
+def test_default_arguments(path: Callable[..., str], names: dict[str, Any], kind: str) -> None:
+    def keep(x: Any) -> None:
+        names["positional"] = lambda first=x: first
+
+    assert path(keep, kind) == "notebook variable positional: default argument of function <lambda>"
+
+    def keep_by_keyword(x: Any) -> None:
+        def step(*, first: Any = x) -> Any:
+            return first
+
+        names["keyword"] = step
+
+    assert path(keep_by_keyword, kind) == "notebook variable keyword: default argument of function step"
+
+
+def test_a_bound_method(path: Callable[..., str], names: dict[str, Any]) -> None:
+    class Trainer:
+        def on_end(self) -> None:
+            """Do nothing."""
+
+    def keep(x: Any) -> None:
+        trainer = Trainer()
+        trainer.weights = x  # type: ignore[attr-defined]
+        names["callback"] = trainer.on_end
+
+    assert path(keep) == "notebook variable callback: bound method on_end, its object.weights"
+
+
+@pytest.mark.parametrize("size", [8, None])
+def test_an_lru_cache(path: Callable[..., str], names: dict[str, Any], size: int | None) -> None:
+    def keep(x: Any) -> None:
+        given = [x]
+
+        @functools.lru_cache(maxsize=size)
+        def load() -> Any:
+            return given.pop()
+
+        load()
+        names["load"] = load
+
+    assert path(keep, "torch") == "notebook variable load: lru_cache of function load"
+
+
+def test_the_frames_of_a_kept_exception(path: Callable[..., str], names: dict[str, Any]) -> None:
+    def train(batch: Any) -> None:
+        raise ValueError
+
+    def keep(x: Any) -> None:
+        try:
+            train(x)
+        except ValueError as error:
+            error.__traceback__ = (
+                error.__traceback__.tb_next if error.__traceback__ else None
+            )  # the test's own frames are no part of it
+            names["errors"] = [error]
+
+    line = train.__code__.co_firstlineno + 1
+    assert path(keep) == f"notebook variable errors[0]: saved traceback, train line {line}, local batch"
+
+
+def test_the_last_error(path: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep(x: Any) -> None:
+        error = AttributeError()
+        error.obj = [x]
+        monkeypatch.setattr(sys, "last_value", error, raising=False)
+
+    assert path(keep) == "the last error: exception.obj[0]"
+
+
+def test_a_suspended_generator(path: Callable[..., str], names: dict[str, Any]) -> None:
+    def batches(data: Any) -> Iterator[int]:
+        yield 1
+        del data
+
+    def keep(x: Any) -> None:
+        names["loader"] = batches(x)
+        next(names["loader"])
+
+    assert path(keep) == "notebook variable loader: suspended generator batches, local data"
+
+
+def test_a_thread_that_runs(path: Callable[..., str]) -> None:
+    started, end = threading.Event(), threading.Event()
+
+    def load(data: Any) -> None:
+        started.set()
+        end.wait(60)
+        del data
+
+    def keep(x: Any) -> threading.Thread:
+        thread = threading.Thread(target=load, args=(x,), name="loader")
+        thread.start()
+        started.wait(60)
+        return thread
+
+    try:
+        found = path(keep)
+    finally:
+        end.set()
+    assert found.startswith('thread "loader": running load() line ')
+    assert found.endswith(", local data")
+
+
+def test_a_finalizer(path: Callable[..., str]) -> None:
+    thing = Thing()
+    assert path(lambda x: weakref.finalize(thing, len, x)).startswith("weakref.finalize callback")
+
+
+def test_a_forward_hook(path: Callable[..., str], names: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    names["model"] = torch.nn.Sequential(torch.nn.Linear(2, 2))
+
+    def keep(x: Any) -> None:
+        names["model"][0].register_forward_hook(lambda *_: x)
+
+    assert path(keep, "torch") == "forward hook on model.0: closure of function <lambda>, variable x"
+
+
+def test_a_gradient(path: Callable[..., str], names: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+
+    def keep(x: Any) -> None:
+        names["weight"] = torch.zeros(100, requires_grad=True)
+        names["weight"].grad = x
+
+    assert path(keep, "torch") == "notebook variable weight.grad"
+
+
+def test_a_graph(path: Callable[..., str], names: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+
+    def keep(x: Any) -> None:
+        names["losses"] = [(torch.ones(100, requires_grad=True) * x).sum()]
+
+    assert path(keep, "torch") == "notebook variable losses[0]: its autograd graph (MulBackward0)"
+
+
+def test_a_functions_context(path: Callable[..., str], names: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Scale(torch.autograd.Function):  # type: ignore[misc, name-defined]  # torch may be missing
+        @staticmethod
+        def forward(ctx: Any, value: Any, extra: Any) -> Any:
+            ctx.extra = extra
+            return value * 2
+
+    def keep(x: Any) -> None:
+        names["loss"] = Scale.apply(torch.ones(100, requires_grad=True), x)
+
+    assert path(keep, "torch") == "notebook variable loss: its autograd graph (ScaleBackward).extra"
+
+
+def test_saved_tensors_are_not_unpacked(path: Callable[..., str], names: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+
+    def keep(x: Any) -> None:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: [t], lambda _: pytest.fail("unpacked")):
+            names["loss"] = (torch.ones(100, requires_grad=True) * x).sum()
+
+    assert path(keep, "torch").startswith(("notebook variable loss", "no Python object", "a list"))
+
+
+def test_what_only_cpp_holds_is_said_to_be_so(path: Callable[..., str]) -> None:
+    torch = pytest.importorskip("torch")
+    storage = torch.zeros(100).untyped_storage()
+    found = explain([("torch", storage._cdata)], Heap(), Roots())
+    assert [holder.path for holder in found.values()] == ["no Python object: C++ code keeps it"]
+
+
+def test_many_targets_find_their_own_paths(names: dict[str, Any]) -> None:
+    things = {f"key{n}": Thing() for n in range(300)}
+    keys = {}
+    for name, thing in things.items():
+        thing.data = {"x": numpy.zeros(3)}  # type: ignore[attr-defined]
+        keys[storage_key(thing.data["x"])] = name  # type: ignore[attr-defined]
+    names["things"] = things
+    del things, thing
+    roots = Roots({id(names): Place.of_variable}, hidden=frozenset({id(sys._getframe())}))
+    found = explain([key for key in keys if key is not None], Heap(), roots, seconds=60)
+    assert {key: holder.path for key, holder in found.items()} == {
+        key: f'notebook variable things["{name}"].data["x"]' for key, name in keys.items()
+    }
+
+
+class Hostile:
+    """An object that fails the test whenever it is asked for anything."""
+
+    def __init__(self, content: object) -> None:
+        object.__setattr__(self, "content", content)
+
+    def __getattribute__(self, name: str) -> Any:
+        pytest.fail(f"asked for {name}")
+
+    __eq__ = __hash__ = __repr__ = __len__ = __iter__ = __bool__ = None  # type: ignore[assignment]
+
+
+def test_a_hostile_holder_is_not_asked(path: Callable[..., str], names: dict[str, Any]) -> None:
+    assert path(lambda x: names.update(box=[Hostile([x])])) == "notebook variable box[0].content[0]"
+
+
+def test_a_lazy_module_is_not_loaded(path: Callable[..., str], names: dict[str, Any]) -> None:
+    class Lazy(ModuleType):
+        def __getattribute__(self, name: str) -> Any:
+            pytest.fail(f"loaded by {name}")
+
+    sys.modules["lazy_one"] = Lazy("lazy_one")
+    try:
+        assert path(lambda x: names.update(v=[x])) == "notebook variable v[0]"
+    finally:
+        del sys.modules["lazy_one"]
+
+
+def test_explaining_leaves_nothing_behind(names: dict[str, Any]) -> None:
+    array = numpy.zeros(100)
+    names["v"] = [array]
+    key = storage_key(array)
+    assert key is not None
+    gc.collect()
+    before = sys.getrefcount(array), gc.get_threshold(), gc.get_freeze_count()
+    explain([key], Heap(), Roots({id(names): Place.of_variable}))
+    gc.collect()
+    assert (sys.getrefcount(array), gc.get_threshold(), gc.get_freeze_count()) == before
+
+
+def test_a_running_function_does_not_keep_what_it_was_asked_about() -> None:
+    started, drop, dropped, end = (threading.Event() for _ in range(4))
+    alive: list[weakref.ref[Any]] = []
+
+    def work() -> None:
+        data = Thing()
+        alive.append(weakref.ref(data))
+        started.set()
+        drop.wait(60)
+        data = None  # type: ignore[assignment]
+        dropped.set()
+        end.wait(60)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    started.wait(60)
+    array = numpy.zeros(100)
+    key = storage_key(array)
+    assert key is not None
+    explain([key], Heap(), Roots())
+    drop.set()
+    dropped.wait(60)
+    gc.collect()
+    try:
+        assert alive[0]() is None
+    finally:
+        end.set()
+        thread.join()
