@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
 
 from ipygpumem.meter import Measurement
+from ipygpumem.notebook import experiments
 from ipygpumem.notebook.cells import CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments import Experiment
@@ -148,6 +149,24 @@ def test_abandoned_experiments_let_go_of_what_they_shadowed(session: Session) ->
     session.abandon()
     assert alive() is None
     assert session.namespace["x"] == 1
+
+
+def test_an_end_that_cannot_tell_what_survived_is_an_end_all_the_same(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise ValueError("out of order")
+
+    monkeypatch.setattr(experiments, "large_tensors", fail)
+    monkeypatch.setattr(experiments.leaks, "survivors", fail)
+    experiment = Experiment(session, "a").start()
+    run(session, "x = 1")
+    record = experiment.finish()
+    assert (record.deleted, session.open) == (("x",), [])
+    assert record.notes == (
+        "tensors without a name could not be listed: ValueError: out of order",
+        "what survived could not be told: ValueError: out of order",
+    )
 
 
 def test_an_experiment_that_a_finaliser_opens_during_an_exit_stays_open(session: Session) -> None:

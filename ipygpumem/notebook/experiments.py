@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -104,9 +104,7 @@ class Experiment:
         self._started_at = time.time()
         self.scope = Scope(namespace, keep=self._keep, drop_imports=self._drop_imports)
         self.outputs_at_start = self._session.outputs.mark()
-        # Weak references, so that no later storage can come to have the identity of one of these.
-        tensors = large_tensors(self._session.config.min_held_bytes)
-        self._tensors_before = {key: watch(same[0]) for key, same in tensors.items()}
+        self._tensors_before = self._large_tensors()
         self._measurement = self._session.meter.start()
 
     @property
@@ -224,11 +222,24 @@ class Experiment:
         named += [(f"Out[{key}]", value) for key, value in self._session.outputs.since(self.outputs_at_start).items()]
         return leaks.watch_names(named, search)
 
-    def _known_storages(self) -> set[StorageKey]:
-        """Return the storages that were there before, or that the experiment's kept names hold."""
+    def _large_tensors(self) -> dict[StorageKey, Callable[[], bool]]:
+        """Return the tensors that are alive; watched, so that no later one can come to have the identity of theirs."""
+        try:
+            tensors = large_tensors(self._session.config.min_held_bytes)
+            return {key: watch(same[0]) for key, same in tensors.items()}
+        except Exception as error:  # it only serves the report
+            self._note(f"tensors without a name could not be listed: {type(error).__name__}: {error}")
+            return {}
+
+    def _survivors(self, at_end: _AtEnd) -> tuple[Held, ...]:
         search = ArraySearch()
         kept = [self._session.namespace.get(name) for name in self.scope.outcome.kept]
-        return {*self._tensors_before, *(array.storage for value in kept for _, array in search.find(value))}
+        known = {*self._tensors_before, *(array.storage for value in kept for _, array in search.find(value))}
+        try:
+            return leaks.survivors(self._session, at_end.watched, known)
+        except Exception as error:  # all has been given back: this only tells what has not come
+            self._note(f"what survived could not be told: {type(error).__name__}: {error}")
+            return ()
 
     def _make_record(self, at_end: _AtEnd, usages: tuple[Usage, ...]) -> ExperimentRecord:
         usages = tuple(replace(u, peak_bytes=at_end.peaks.get(u.device, u.peak_bytes)) for u in usages)
@@ -245,7 +256,7 @@ class Experiment:
             deleted=tuple(outcome.deleted),
             restored=tuple(outcome.restored),
             kept=tuple(outcome.kept),
-            survivors=leaks.survivors(self._session, at_end.watched, self._known_storages()),
+            survivors=self._survivors(at_end),
             steps=tuple(self._steps),
             notes=tuple(self._notes(at_end)),
         )

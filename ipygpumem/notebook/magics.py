@@ -184,7 +184,7 @@ class GpuMemMagics(Magics):
 def _without_options(action: Callable[[Session], list[Report]]) -> Callable[[Session, list[str]], list[Report]]:
     def call(session: Session, words: list[str]) -> list[Report]:
         if words:
-            raise UsageError(f"%gpumem: {clean(words[0])!r} is one word too many")
+            raise UsageError(f"%gpumem: {clean(words[0])!r} is one word too many: this command has no options")
         return action(session)
 
     return call

@@ -36,7 +36,7 @@ from tests.kernel import Kernel, Reply
         ("%%experiment 'unclosed\nx = 1", "quotation"),
         ("%gpumem", "on"),
         ("%gpumem bogus", "status"),
-        ("%gpumem on off", "status"),
+        ("%gpumem on off", "too many"),
         ("%gpumem 'on", "quotation"),
     ],
 )
