@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks import environment, exactness, loading, slowdown, trivial
+from benchmarks import environment, exactness, explaining, loading, slowdown, trivial
 from benchmarks.report import Section, render
 from benchmarks.tools import OURS, PEER
 
@@ -21,6 +21,7 @@ _BENCHMARKS = {
     "peaks": exactness.run_peaks,
     "kept": exactness.run_kept,
     "loading": loading.run,
+    "explaining": explaining.run,
 }
 
 _HEAD = """\

@@ -6,21 +6,24 @@ In a notebook: ``%load_ext ipygpumem``, then ``%%experiment NAME``. From Python:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from ipygpumem.model import CellRecord, ExperimentRecord
+    from ipygpumem.model import CellRecord, ExperimentRecord, Inventory, InventoryDiff
     from ipygpumem.notebook.experiments import Experiment
 
 __all__ = [
+    "diff",
     "experiment",
     "experiments",
     "history",
     "last",
     "load_ipython_extension",
+    "tensors",
     "unload_ipython_extension",
 ]
 
@@ -84,3 +87,36 @@ def experiments() -> list[ExperimentRecord]:
     from ipygpumem.notebook.session import current_session
 
     return list(current_session().experiments)
+
+
+def tensors(*names: str, device: str | None = None, kind: str | None = None, min_bytes: int = 0) -> Inventory:
+    """Return the tensors and arrays that are alive, each storage once, the largest first.
+
+    It works in a script as well. In IPython the notebook's names and cells are told too, loaded or not.
+
+    Args:
+        names: globs, of which one must fit a tensor's name: ``"model.*"``; none: also tensors without a name.
+        device: ``cpu``, ``cuda:0``, or ``cuda`` for all of its kind.
+        kind: ``parameter``, ``gradient``, ``optimizer state``, ``buffer`` or ``other``.
+        min_bytes: the smallest size.
+    """
+    from ipygpumem.inventory import selection, survey
+
+    frame = sys._getframe(1)
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = get_ipython() if get_ipython is not None else None
+    if shell is None:
+        code = frame.f_code
+        found = survey.take(survey.names_in(frame), file=code.co_filename, line=frame.f_lineno)
+    else:
+        from ipygpumem.notebook.tensors import take
+
+        found = take(shell, frame)
+    return selection.select(found, names, device=device, kind=kind, min_bytes=min_bytes)
+
+
+def diff(before: Inventory, after: Inventory) -> InventoryDiff:
+    """Return what came and what went between two inventories of ``tensors``."""
+    from ipygpumem.inventory.selection import difference
+
+    return difference(before, after)

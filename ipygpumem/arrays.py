@@ -14,7 +14,7 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,6 +157,11 @@ def elements(array: Any) -> list[Any] | None:
     except Exception:  # a half-made array
         return None
     return found if type(found) is list else [found]
+
+
+def samples(kinds: Sequence[int], items: Sequence[Any]) -> dict[int, Any]:
+    """Return one of the tensors or arrays of each type (``kinds`` are the types' identities); there are few types."""
+    return {kind: items[kinds.index(kind)] for kind in set(kinds)}
 
 
 def slots(item: object) -> dict[str, object]:

@@ -128,8 +128,15 @@ def _instances(
 
 
 def _contents(arrays: Sequence[Any]) -> list[object]:
-    """Return the elements of object arrays as lists: the collector does not see into an array."""
-    return [found for found in map(elements, arrays) if found is not None]
+    """Return the elements of object arrays, row by row: the collector does not see into an array."""
+    rows: list[object] = []
+    waiting = [found for found in map(elements, arrays) if found is not None]
+    while waiting:
+        row = waiting.pop()
+        inner = [item for item in row if type(item) is list]
+        rows.append(row)
+        waiting += inner if len(inner) == len(row) else []  # a row of lists is what a further dimension looks like
+    return rows
 
 
 def _chunks(objects: Sequence[object], length: int = _CHUNK) -> Iterator[Sequence[object]]:
@@ -151,12 +158,12 @@ def large_tensors(smallest: int) -> dict[StorageKey, list[object]]:
 
 
 def _large(tensors: Iterable[object], smallest: int) -> dict[StorageKey, list[object]]:
-    torch: Any = sys.modules.get("torch")
+    base: Any = library_type("torch", "Tensor")
     found: dict[StorageKey, list[object]] = {}
-    if torch is None:
+    if base is None or not (tensors := list(tensors)):
         return found
-    untyped_storage = torch.Tensor.untyped_storage
-    with torch._C.DisableTorchFunctionSubclass():
+    untyped_storage = base.untyped_storage
+    with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
         for tensor in tensors:
             try:
                 storage = untyped_storage(tensor)

@@ -56,3 +56,19 @@ def instance_dict(value: object) -> dict[str, Any] | None:
 def module_of(value: object) -> str:
     """Return the name of the module that the type of ``value`` says it was made in."""
     return text_of(type.__dict__["__dict__"].__get__(type(value)).get("__module__"))
+
+
+_LONGEST_KEY = 60
+
+
+def key_text(key: object) -> str | None:
+    """Return how a dict's key is written in a path; None for one that only the user's code could show."""
+    kind = type(key)
+    if kind is str:
+        shown = key.replace('"', "'")  # type: ignore[attr-defined]  # kind says so
+        return f'"{shown}"' if len(shown) <= _LONGEST_KEY else f'"{shown[:_LONGEST_KEY]}…"'
+    return (
+        repr(key)[:_LONGEST_KEY]
+        if kind is int or kind is float or kind is bool or kind is bytes or key is None
+        else None
+    )

@@ -41,7 +41,7 @@ def test_a_record_survives_json(kind: type[Record], data: st.DataObject) -> None
 
 def _values(hint: object) -> st.SearchStrategy[object]:
     arguments = typing.get_args(hint)
-    if isinstance(hint, type) and issubclass(hint, Record):
+    if isinstance(hint, type) and issubclass(hint, (Record, tuple)):  # a tuple with names is a row of a record
         return st.builds(hint, **{name: _values(inner) for name, inner in typing.get_type_hints(hint).items()})
     if typing.get_origin(hint) is tuple:
         return st.lists(_values(arguments[0]), max_size=2).map(tuple)

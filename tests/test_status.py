@@ -76,7 +76,7 @@ def card(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 def found_with(card: FakeNvml, storages: list[Storage] | None = None) -> findings.Findings:
     probe = CachingAllocatorProbe(CUDA, Nvml())
     try:
-        return findings.reconcile(read(probe), storages)
+        return findings.reconcile(read(probe), None if storages is None else (lambda: storages))
     finally:
         probe.close()
 
@@ -214,7 +214,7 @@ def test_this_machines_ram_is_summed_exactly_with_arrays_by_kind() -> None:
     untouched = np.zeros(64 * MIB, dtype=np.uint8)
     host = HostProbe()
     storages = list(findings.storages_of([(block, "other"), (block[5:], "other"), (untouched, "buffer")]))
-    result = findings.reconcile({"cpu": host.read(detail=True)[0]}, storages)
+    result = findings.reconcile({"cpu": host.read(detail=True)[0]}, lambda: storages)
     host.close()
     found = next(item for item in result.reconciliations if item.device == "cpu")
     assert len(storages) == 2

@@ -28,7 +28,7 @@ from typing import Any
 
 from ipygpumem.holders.frames import peek
 from ipygpumem.holders.graphs import DETACH
-from ipygpumem.kinds import instance_dict, is_kind, module_of, name_of, text_of, type_name
+from ipygpumem.kinds import instance_dict, is_kind, key_text, module_of, name_of, text_of, type_name
 from ipygpumem.model import Holder
 
 _SUSPENDED = {GeneratorType: "gi", CoroutineType: "cr", AsyncGeneratorType: "ag"}
@@ -40,7 +40,6 @@ _HOOKS = {
     "_state_dict_hooks": "state_dict hook",
 }
 _PARTS = {"_modules", "_parameters", "_buffers"}
-_LONGEST = 40
 _LONGEST_PATH = 240
 NOTEBOOK = "notebook variable "
 
@@ -59,7 +58,7 @@ class Place:
     def of_variable(cls, key: object) -> Place:
         """Return the place of a notebook's name."""
         name = text_of(key)
-        return cls(f"{NOTEBOOK}{name}", 0, f"del {name}, or take it out of there")
+        return cls(f"{NOTEBOOK}{name}", 0, f"del {name}, or remove it from there")
 
     @classmethod
     def of_module(cls, module: str, key: object) -> Place:
@@ -240,20 +239,13 @@ def _shortened(path: str) -> str:
 def _index(parent: object, child: object) -> str:
     if is_kind(parent, dict):
         key = key_of(parent, child)
-        if type(key) is str:
-            return f'["{_short(key)}"]'
-        return f"[{key}]" if type(key) is int else f"[a key: {type_name(key)}]"
+        return f"[{key_text(key) or f'a key: {type_name(key)}'}]"
     return f"[{_position(parent, child)}]"  # type: ignore[arg-type]  # list, tuple or deque
 
 
 def _position(items: Iterable[object], child: object) -> int:
     base: Any = next(kind for kind in (list, tuple, deque) if is_kind(items, kind))
     return next((place for place, item in enumerate(base.__iter__(items)) if item is child), 0)
-
-
-def _short(text: str) -> str:
-    shown = text.replace('"', "'")
-    return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 1] + "…"
 
 
 def _local(frame: FrameType | None, child: object) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ipygpumem import reclaim
 from ipygpumem.errors import ExperimentError
+from ipygpumem.inventory.survey import kinds_of_objects
 from ipygpumem.model import ReclaimStep
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.session import Session
@@ -34,7 +35,7 @@ def status(session: Session) -> list[content.Report]:
     )
     lines = [_describe(experiment) for experiment in session.open] or ["no experiment is open"]
     readings = session.meter.now(detail=True)
-    found = findings.reconcile(readings)
+    found = findings.reconcile(readings, lambda: findings.storages_of(kinds_of_objects()))
     lines += [f"{probe} cannot be read: {error}" for probe, error in session.meter.failures.items()]
     lines += [f"{source} cannot be told: {error}" for source, error in found.failures.items()]
     return [status_report(headline, lines, readings.values(), found.reconciliations)]

@@ -10,6 +10,12 @@ if TYPE_CHECKING:
     from ipygpumem.notebook.session import Session
 
 _EXPERIMENT_OPTIONS = ["--keep", "--drop-imports", "--seed", "--report"]
+_TENSOR_OPTIONS = ("--device", "--min", "--kind", "--by", "--top")
+_TENSOR_VALUES = {
+    "--kind": ["parameter", "gradient", "optimizer", "buffer", "other"],
+    "--by": ["name", "shape", "kind", "cell", "device"],
+    "--device": ["cpu", "cuda"],
+}
 _STYLES = ["full", "compact", "none"]
 
 
@@ -32,4 +38,6 @@ def complete_gpumem(session: Session, line: str) -> list[str]:
     """Return what may follow on a line that begins with ``%gpumem``."""
     words = line.split()
     done = words if line.endswith(" ") else words[:-1]
-    return ["on", "off", "status", "preload", "free"] if len(done) <= 1 else []
+    if done[1:2] == ["tensors"]:
+        return _TENSOR_VALUES.get(done[-1], list(_TENSOR_OPTIONS))
+    return ["on", "off", "status", "preload", "free", "leaks", "tensors"] if len(done) <= 1 else []

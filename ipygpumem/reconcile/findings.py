@@ -44,15 +44,17 @@ class Findings:
             return otherwise
 
 
-def reconcile(readings: Mapping[str, Reading], storages: Iterable[Storage] | None = None) -> Findings:
+def reconcile(readings: Mapping[str, Reading], look: Callable[[], Iterable[Storage]] | None = None) -> Findings:
     """Return what each device's memory consists of; never raises, but names what fails.
 
     Args:
         readings: each device as the meter has just read it, with detail.
-        storages: the tensors and arrays that Python holds, each storage once; None if nobody has looked.
+        look: returns the storages of the tensors and arrays that Python holds, each once; None if nobody looks.
     """
-    held = None if storages is None else list(storages)
     findings = Findings()
+    held: list[Storage] | None = None
+    if look is not None:
+        held = findings.attempt("tensors and arrays", lambda: list(look()), None)
     blocks: dict[str, Snapshot] = {}
     for backend in ("cuda", "xpu"):
         none: dict[str, Snapshot] = {}

@@ -80,7 +80,7 @@ def interrupt_every_line(limit):
     steps, reclaim.memory_steps = reclaim.memory_steps, lambda: []
     session.config.report = False
     problems, where = [], None
-    ours = ("scope.py", "reclaim.py", "outputs.py", "experiments.py", "session.py", "inventory.py")
+    ours = ("scope.py", "reclaim.py", "outputs.py", "experiments.py", "session.py", "arrays.py", "leaks.py")
 
     def finish_with_interrupt(experiment, n):
         count = 0

@@ -1,0 +1,261 @@
+"""All tensors and arrays that are alive, by storage: what they are, which name leads to them, how many bytes they take.
+
+What torch's C++ code keeps without an object in Python is out of sight: activations saved for backward, and buffers
+inside its operations. The device's reconciliation accounts for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import inspect
+import sys
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress
+from operator import attrgetter
+from types import FrameType, ModuleType
+from typing import Any
+
+from ipygpumem.arrays import describe, library_type, samples
+from ipygpumem.heap import Heap
+from ipygpumem.holders.frames import is_users, peek, running_frames
+from ipygpumem.inventory.memory import Reader
+from ipygpumem.inventory.naming import Names
+from ipygpumem.inventory.rows import Subjects, Table, add_gradients, kinds_of
+from ipygpumem.kinds import instance_dict, is_atom, is_kind, module_dict, type_name
+from ipygpumem.model import Inventory, TensorKind, TensorRecord
+from ipygpumem.probes.accelerators import loaded_torch
+
+CellOf = Callable[[str], "int | None"]
+
+
+def take(
+    roots: Iterable[tuple[str, object]],
+    *,
+    cell_of: CellOf = lambda root: None,
+    file: str | None = None,
+    line: int | None = None,
+    cell: int | None = None,
+) -> Inventory:
+    """Return all tensors and arrays that are alive now, the largest first.
+
+    Args:
+        roots: names and their objects, the most telling first; paths to tensors begin with them.
+        cell_of: returns the cell that bound a name.
+        file: the script that asks, and
+        line: where in it; or
+        cell: the notebook's cell that asks.
+    """
+    with _collector_paused():
+        survey = _Survey(roots, cell_of)
+        try:
+            rows = [*survey.tensors(), *survey.ndarrays()]
+        finally:
+            survey.drop()
+        rows.sort(key=attrgetter("size_bytes"), reverse=True)
+        return Inventory(tuple(rows), time.time(), file, line, cell, tuple(survey.notes))
+
+
+def kinds_of_objects() -> list[tuple[object, TensorKind]]:
+    """Return all tensors and arrays that are alive, those inside sparse and wrapper tensors too, and their kinds.
+
+    It keeps them alive: use it, then drop it.
+    """
+    with _collector_paused():
+        survey = _Survey((), lambda root: None)
+        try:
+            return survey.kinds()
+        finally:
+            survey.drop()
+
+
+def locals_of(frame: FrameType) -> dict[str, object]:
+    """Return a function's local names; none for the top level of a script or cell."""
+    return peek(frame) if frame.f_code.co_flags & inspect.CO_OPTIMIZED else {}
+
+
+def names_in(frame: FrameType) -> Iterator[tuple[str, object]]:
+    """Yield the names that code at a script's ``frame`` sees, and those of the main program."""
+    yield from locals_of(frame).items()
+    main = sys.modules.get("__main__")
+    for names in (frame.f_globals, module_dict(main) if type(main) is ModuleType else {}):
+        yield from [(name, value) for name, value in list(names.items()) if not name.startswith("__")]
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep garbage from being collected meanwhile: an inventory must not change what it lists."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class _Survey:
+    """One look at everything; it keeps all of it alive, and is dropped with the call that made it."""
+
+    def __init__(self, roots: Iterable[tuple[str, object]], cell_of: CellOf) -> None:
+        self.notes: list[str] = []
+        self._cell_of = cell_of
+        self._cells: dict[str, int | None] = {}
+        self._names = Names()
+        self._names.walk(roots)
+        self._kinds = list(map(id, map(type, self._names.arrays)))
+        self._heap = Heap()
+        self._add_locals()
+        self._shown: set[int] = set()
+        """Identities of what owns the memory that was listed as a tensor's."""
+        if not self._names.complete:
+            self.notes.append("the search for names ended early: some tensors that have one are listed without")
+
+    def _add_locals(self) -> None:
+        """Add the arrays that nothing but a running function's variables hold: the collector does not see them."""
+        array_type = library_type("numpy", "ndarray")
+        if array_type is not None:
+            known = set(map(id, self._heap.ndarrays))
+            found = [value for frame, _ in running_frames() if is_users(frame) for value in peek(frame).values()]
+            new = {id(value): value for value in found if is_kind(value, array_type) and id(value) not in known}
+            self._heap.ndarrays += new.values()
+
+    def drop(self) -> None:
+        """Let go of everything."""
+        self._heap.drop()
+
+    def _subjects(self, base: type, on_heap: Sequence[object]) -> Subjects:
+        """Return all objects of one library, those with a name first."""
+        found = self._names
+        kinds = self._kinds
+        wanted = {kind for kind, item in samples(kinds, found.arrays).items() if is_kind(item, base)}
+        marks = list(map(wanted.__contains__, kinds)) if wanted else []
+        items: list[Any] = list(compress(found.arrays, marks))
+        roots = list(compress(found.roots, marks))
+        cells = {root: self._cell(root) for root in set(roots)}
+        known = set(map(id, items))
+        rest = [item for item in on_heap if id(item) not in known]
+        nobody = [None] * len(rest)
+        return Subjects(
+            items + rest,
+            [*compress(found.names, marks), *nobody],
+            [*map(cells.__getitem__, roots), *nobody],
+        )
+
+    def _cell(self, root: str) -> int | None:
+        if root not in self._cells:
+            self._cells[root] = self._cell_of(root)
+        return self._cells[root]
+
+    def tensors(self) -> list[TensorRecord]:
+        """Return torch's tensors."""
+        base, torch = library_type("torch", "Tensor"), loaded_torch()
+        if base is None or torch is None or not hasattr(getattr(torch, "_C", None), "DisableTorchFunctionSubclass"):
+            return []  # not imported, or not yet
+        with torch._C.DisableTorchFunctionSubclass():  # once: no subclass's own code must run
+            reader = Reader(torch)
+            subjects = self._subjects(base, self._heap.tensors)
+            gradients = add_gradients(reader, subjects)
+            kinds = kinds_of(reader, self._heap, subjects.items, gradients)
+            table = Table(reader, subjects)
+            self._match(reader, table)
+            rows = table.rows(kinds)
+        if table.unread:
+            self.notes.append(f"the memory of {len(table.unread)} tensors {table.unread[0]}")
+        return rows
+
+    def kinds(self) -> list[tuple[object, TensorKind]]:
+        """Return each object that has memory, or parts that do, and what it is for."""
+        other: TensorKind = "other"
+        found: list[tuple[object, TensorKind]] = [(array, other) for array in self._heap.ndarrays]
+        base, torch = library_type("torch", "Tensor"), loaded_torch()
+        if base is None or torch is None or not hasattr(getattr(torch, "_C", None), "DisableTorchFunctionSubclass"):
+            return found
+        with torch._C.DisableTorchFunctionSubclass():
+            reader, subjects = Reader(torch), self._subjects(base, self._heap.tensors)
+            kinds = kinds_of(reader, self._heap, subjects.items, add_gradients(reader, subjects))
+            for tensor in subjects.items:
+                keys = [id(tensor), *reader.memory(tensor).storages]
+                kind = next((kinds[key] for key in keys if key in kinds), other)
+                found += [(part, kind) for part in (tensor, *reader.inside(tensor))]
+        return found
+
+    # -- NumPy ------------------------------------------------------------------------------------------------
+
+    def _match(self, reader: Reader, table: Table) -> None:
+        """Find the arrays that show a tensor's memory, or a tensor an array's: such memory counts once."""
+        array_type = library_type("numpy", "ndarray")
+        if array_type is None:
+            return
+        by_address: dict[int, tuple[int, int]] = {}
+        for item in self._subjects(array_type, self._heap.ndarrays).items:
+            owner = _memory_of(array_type, item)
+            if is_kind(owner, reader.base):  # tensor.numpy()
+                table.aliases.update(reader.memory(owner).storages.keys())
+                self._shown.add(id(owner))
+            elif is_kind(owner, array_type):
+                interface: Any = array_type.__dict__["__array_interface__"].__get__(owner)
+                by_address[interface["data"][0]] = (int(array_type.__dict__["nbytes"].__get__(owner)), id(owner))
+        addresses = sorted(by_address)
+        for key, address in table.foreign_addresses() if addresses else ():  # torch.from_numpy(array)
+            start = addresses[max(0, bisect_right(addresses, address) - 1)]
+            size, owner_id = by_address[start]
+            if start <= address < start + size:
+                table.aliases[key] += 1
+                self._shown.add(owner_id)
+
+    def ndarrays(self) -> list[TensorRecord]:
+        """Return NumPy's arrays; those that show a tensor's memory were counted there."""
+        array_type = library_type("numpy", "ndarray")
+        if array_type is None:
+            return []
+        rows: dict[int, TensorRecord] = {}
+        subjects = self._subjects(array_type, self._heap.ndarrays)
+        for item, name, cell in zip(subjects.items, subjects.names, subjects.cells, strict=True):
+            owner = _memory_of(array_type, item)
+            found, key = describe(item), id(owner)
+            if key in self._shown or found is None:
+                continue
+            if key in rows:
+                rows[key] = rows[key]._replace(aliases=rows[key].aliases + 1)
+                continue
+            rows[key] = TensorRecord(
+                name=name,
+                type_name=found.type_name,
+                shape=found.shape,
+                dtype=found.dtype,
+                device="cpu",
+                size_bytes=found.size_bytes,
+                cell=cell,
+                library="numpy" if is_kind(owner, array_type) else "buffer",
+                storage=key,
+                note=_MAPPED if _is_map(owner) else "",
+            )
+        return list(rows.values())
+
+
+_MAPPED = "a memory map: bytes of the file, not all of them in RAM"
+
+
+def _is_map(owner: object) -> bool:
+    kind = library_type("mmap", "mmap")
+    return kind is not None and is_kind(owner, kind)
+
+
+def _memory_of(array_type: type, array: Any) -> object:
+    """Return what owns an array's memory: an array, or the bytes, the memory map or the tensor that it shows."""
+    owner: Any = array
+    base = array_type.__dict__["base"]
+    while (behind := base.__get__(owner)) is not None:
+        if type_name(behind) == "DummyArray":
+            behind = (instance_dict(behind) or {}).get("base")
+        if type(behind) is memoryview:
+            behind = behind.obj
+        if not is_kind(behind, array_type):
+            tensor_type = library_type("torch", "Tensor")
+            is_tensor = tensor_type is not None and is_kind(behind, tensor_type)
+            return behind if is_tensor or is_atom(behind) or _is_map(behind) else owner
+        owner = behind
+    return owner

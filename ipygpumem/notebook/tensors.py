@@ -1,0 +1,84 @@
+"""``%gpumem tensors``, and the names and cells that a notebook adds to an inventory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from ipygpumem.inventory import selection, survey
+from ipygpumem.kinds import is_kind
+from ipygpumem.model import Inventory
+from ipygpumem.notebook.parsing import Parser, size
+from ipygpumem.notebook.sources import cell_of_file, cell_that_bound
+from ipygpumem.reports import tensors as reports
+from ipygpumem.reports.content import Report
+from ipygpumem.scope import is_ownable
+
+if TYPE_CHECKING:
+    from ipygpumem.notebook.session import Session
+
+_SHOWN = 20
+_OUTPUT = re.compile(r"_+\d*|_i+\d*")
+_OUTPUT_NAME = re.compile(r"Out\[(\d+)\]")
+
+
+def tensors(session: Session, words: list[str]) -> list[Report]:
+    """Return the report that ``%gpumem tensors`` and its options ask for."""
+    options = _parser().parse_args(words)
+    found = selection.select(
+        take(session.shell), options.names, device=options.device, kind=options.kind, min_bytes=options.min
+    )
+    if options.by is None:
+        return [reports.tensors_report(found, top=options.top)]
+    groups = selection.group(found.tensors, options.by)
+    return [reports.groups_report(found, options.by, groups, top=options.top)]
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="%gpumem tensors", add_help=False, allow_abbrev=False)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--device")
+    parser.add_argument("--kind", choices=selection.KINDS, type=_kind)
+    parser.add_argument("--min", type=size, default=0)
+    parser.add_argument("--by", choices=selection.GROUPS)
+    parser.add_argument("--top", type=int, default=_SHOWN)
+    return parser
+
+
+def _kind(word: str) -> str:
+    return "optimizer state" if word == "optimizer" else word
+
+
+def take(shell: Any, frame: FrameType | None = None) -> Inventory:
+    """Return an inventory with the notebook's names, and where ``frame`` (if that is given) asks for it."""
+    filename = "" if frame is None else frame.f_code.co_filename
+    asking = shell.execution_count if frame is None else cell_of_file(shell, filename)
+    is_script = frame is not None and asking is None and not filename.startswith("<")
+    local = {} if frame is None else survey.locals_of(frame)
+    return survey.take(
+        [*local.items(), *_roots(shell)],
+        cell_of=lambda root: None if root in local else _cell_of(shell, root),
+        file=filename if is_script else None,
+        line=frame.f_lineno if is_script and frame is not None else None,
+        cell=asking,
+    )
+
+
+def _roots(shell: Any) -> Iterator[tuple[str, object]]:
+    """Yield the notebook's names, the plain ones first, then its outputs."""
+    namespace = {name: value for name, value in list(shell.user_ns.items()) if type(name) is str}
+    plain = [name for name in namespace if is_ownable(name) and not _OUTPUT.fullmatch(name)]
+    for name in sorted(plain, key=lambda name: name.startswith("_")):
+        yield name, namespace[name]
+    outputs = namespace.get("_oh")
+    if is_kind(outputs, dict):
+        for number, value in list(dict.items(outputs)):  # type: ignore[arg-type]  # is_kind says so
+            if type(number) is int:
+                yield f"Out[{number}]", value
+
+
+def _cell_of(shell: Any, root: str) -> int | None:
+    output = _OUTPUT_NAME.fullmatch(root)
+    return int(output[1]) if output else cell_that_bound(shell, root)

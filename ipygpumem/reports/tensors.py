@@ -1,0 +1,74 @@
+"""Inventories as reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ipygpumem.model import Inventory, InventoryDiff, TensorGroup, TensorRecord
+from ipygpumem.reports.content import Report, Table, clean, count, device_label
+from ipygpumem.units import format_bytes, format_change
+
+_SEPARATOR = " · "
+
+
+def tensors_report(inventory: Inventory, *, top: int) -> Report:
+    """Return the ``top`` largest tensors, and what the others come to."""
+    table = _table("", inventory.tensors, top)
+    return Report("tensors", _headline(inventory), _lines(inventory), (table,) if inventory.tensors else ())
+
+
+def groups_report(inventory: Inventory, by: str, groups: Sequence[TensorGroup], *, top: int) -> Report:
+    """Return the ``top`` largest groups of tensors, and what the others come to."""
+    rows = [(clean(item.label), str(item.tensors), format_bytes(item.size_bytes)) for item in groups[:top]]
+    rest = groups[top:]
+    if rest:
+        tensors, size = sum(item.tensors for item in rest), sum(item.size_bytes for item in rest)
+        rows.append((f"and {len(rest):,} smaller", str(tensors), format_bytes(size)))
+    table = Table("", (by, "tensors", "size"), tuple(rows), frozenset({"tensors", "size"}))
+    return Report("tensors", _headline(inventory), _lines(inventory), (table,) if rows else ())
+
+
+def diff_report(diff: InventoryDiff, *, top: int) -> Report:
+    """Return what came and what went between two inventories."""
+    places = f" between {diff.before or 'the first'} and {diff.after or 'the second'}"
+    changes = [f"{device_label(device)} {format_change(size)}" for device, size in diff.changed_bytes.items()]
+    head = f"tensors{clean(places)}: {len(diff.came):,} came, {len(diff.went):,} went"
+    tables = [_table(title, tensors, top) for title, tensors in (("came", diff.came), ("went", diff.went)) if tensors]
+    return Report("tensors", _SEPARATOR.join([head, *changes]), (), tuple(tables))
+
+
+def _headline(inventory: Inventory) -> str:
+    sizes = [f"{device_label(device)} {format_bytes(size)}" for device, size in inventory.device_bytes.items()]
+    return _SEPARATOR.join([f"tensors and arrays: {count(len(inventory.tensors), 'storage')}", *sizes])
+
+
+def _lines(inventory: Inventory) -> tuple[str, ...]:
+    notes = list(inventory.notes)
+    lines = [f"{row.name or row.type_name}: {row.note}" for row in inventory.tensors[:10] if row.note]
+    return tuple(map(clean, notes + lines))
+
+
+def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:
+    columns = ("name", "type", "shape", "dtype", "device", "kind", "grad", "cell", "size")
+    rows = [_row(row) for row in tensors[:top]]
+    rest = tensors[top:]
+    if rest:
+        size = format_bytes(sum(row.size_bytes for row in rest))
+        rows.append((f"and {len(rest):,} smaller", *[""] * (len(columns) - 2), size))
+    return Table(title, columns, tuple(rows), frozenset({"cell", "size"}))
+
+
+def _row(row: TensorRecord) -> tuple[str, ...]:
+    shape = "" if row.shape is None else " × ".join(map(str, row.shape)) or "scalar"
+    marks = [f"+{row.aliases}"] * bool(row.aliases) + ["shared"] * row.shared
+    return (
+        clean(" ".join([row.name or "(no name)", *marks])),
+        clean(row.type_name),
+        shape,
+        clean(row.dtype),
+        clean(row.device),
+        row.kind,
+        "graph" if row.in_graph else "requires" if row.requires_grad else "",
+        "" if row.cell is None else str(row.cell),
+        "?" if row.note.startswith("could not") else format_bytes(row.size_bytes),
+    )

@@ -1,0 +1,110 @@
+"""``%gpumem tensors`` and ``ipygpumem.tensors()`` in a real kernel, with NumPy alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.bad_input.test_hostile_objects import HOSTILE
+from tests.kernel import Kernel
+from tests.smoke.steps import fails, ok
+
+pytest.importorskip("numpy")
+
+
+def report(kernel: Kernel, line: str) -> str:
+    (text,) = ok(kernel, line).reports("tensors")
+    return text
+
+
+def row(text: str, name: str) -> str:
+    return next(" ".join(line.split()) for line in text.splitlines() if line.split()[:1] == [name])
+
+
+def test_arrays_are_listed_with_the_cell_that_made_them(notebook: Kernel) -> None:
+    ok(
+        notebook,
+        "import numpy as np",
+        "big = np.zeros((512, 1024)); view = big[3:]",
+        "cache = {'run3': [np.ones(1000)]}",
+    )
+    cell = notebook.value("get_ipython().execution_count") - 2
+    text = report(notebook, "%gpumem tensors")
+    assert row(text, "big") == f"big +1 ndarray 512 × 1024 float64 cpu other {cell} 4 MiB"
+    assert row(text, 'cache["run3"][0]') == f'cache["run3"][0] ndarray 1000 float64 cpu other {cell + 1} 7.8 KiB'
+    assert "view" not in text
+
+
+def test_filters_groups_and_the_rest(notebook: Kernel) -> None:
+    ok(notebook, "import numpy as np\nx = np.ones(1 << 17)\nlosses = [np.ones(1000 + i) for i in range(30)]")
+    text = report(notebook, "%gpumem tensors 'losses*' --top 3")
+    assert row(text, "losses[29]").endswith("8 KiB")
+    assert "and 27 smaller" in text
+    assert "x " not in text
+    assert row(report(notebook, "%gpumem tensors --min 1MiB x --device cpu"), "x").endswith("1 MiB")
+    assert row(report(notebook, "%gpumem tensors --by name --kind other"), "losses").startswith("losses 30 ")
+    assert "0 storages" in report(notebook, "%gpumem tensors x --device cuda")
+
+
+@pytest.mark.parametrize("line", ["--by size", "--kind weight", "--min much", "--nothing", "--top many"])
+def test_a_mistake_in_the_options_is_one_line(notebook: Kernel, line: str) -> None:
+    assert "%gpumem tensors: " in fails(notebook, f"%gpumem tensors {line}", None).stderr
+
+
+def test_options_and_values_complete(notebook: Kernel) -> None:
+    assert "--by" in notebook.complete("%gpumem tensors --")
+    assert "parameter" in notebook.complete("%gpumem tensors --kind ")
+
+
+def test_it_works_half_way_through_a_scope(notebook: Kernel) -> None:
+    ok(notebook, "import numpy as np", "%experiment start a", "inner = np.ones(1 << 17)")
+    assert row(report(notebook, "%gpumem tensors inner"), "inner").endswith("1 MiB")
+    ok(notebook, "%experiment end")
+    assert "0 storages" in report(notebook, "%gpumem tensors inner")
+
+
+def test_outputs_have_their_cell(notebook: Kernel) -> None:
+    ok(notebook, "import numpy as np")
+    number = notebook.value("get_ipython().execution_count")
+    ok(notebook, "np.ones(12345)")
+    text = report(notebook, f"%gpumem tensors 'Out[{number}]'")
+    assert f" {number} " in row(text, f"Out[{number}]")
+    ok(notebook, "%reset -f out")
+
+
+def test_the_difference_of_two_inventories_names_their_cells(notebook: Kernel) -> None:
+    ok(notebook, "import numpy as np, ipygpumem\nold = np.ones(1 << 17)")
+    ok(notebook, "first = ipygpumem.tensors()")
+    ok(notebook, "del old\nnew = np.ones(1 << 18)")
+    ok(notebook, "second = ipygpumem.tensors()\nd = ipygpumem.diff(first, second)")
+    assert "('new', 2097152)" in notebook.value("str([(r.name, r.size_bytes) for r in d.came])")
+    assert "('old', 1048576)" in notebook.value("str([(r.name, r.size_bytes) for r in d.went])")
+    count = notebook.value("get_ipython().execution_count") - 1
+    assert notebook.value("(d.before, d.after)") == (f"cell {count - 2}", f"cell {count}")
+
+
+def test_no_method_of_a_users_object_runs(notebook: Kernel) -> None:
+    ok(notebook, HOSTILE, "import numpy as np, weakref")
+    ok(
+        notebook,
+        "a = object.__new__(Hostile)\n"
+        "b = dict.__new__(Container); dict.__setitem__(b, 'k', np.ones(1 << 19))\n"
+        "c = list.__new__(Sequence); list.append(c, a)\n"
+        "d = [a, {'x': (a, b)}, Function()]\n"
+        "Array = type('Array', (np.ndarray,), body)\n"
+        "e = np.ndarray.__new__(Array, 1 << 18)\n"
+        "class Target: pass\n"
+        "target = Target(); proxy = weakref.proxy(target)\n"
+        "f = Hostile",
+    )
+    text = report(notebook, "%gpumem tensors")
+    assert row(text, 'b["k"]').endswith("4 MiB")
+    assert row(text, "e").startswith("e Array 262144 float64")
+    assert notebook.value("touched") == []
+    ok(notebook, "%gpumem tensors --by name")
+    assert notebook.value("touched") == []
+
+
+def test_it_works_in_a_kernel_without_the_extension(bare_kernel: Kernel) -> None:
+    ok(bare_kernel, "import numpy as np, ipygpumem\nx = np.ones(1 << 17)", "found = ipygpumem.tensors('x')")
+    assert bare_kernel.value("[(r.name, r.size_bytes, r.cell) for r in found.tensors]") == [("x", 1 << 20, 1)]
+    assert bare_kernel.value("repr(found)") == "<Inventory of 1 tensors and arrays: cpu 1 MiB>"

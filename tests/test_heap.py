@@ -1,0 +1,70 @@
+"""One look over everything that is alive."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from ipygpumem.heap import Heap
+
+numpy = pytest.importorskip("numpy")
+
+
+def holds(heap: Heap, array: object) -> bool:
+    return any(item is array for item in heap.ndarrays)
+
+
+def test_arrays_are_found_wherever_they_are() -> None:
+    class Own(numpy.ndarray):  # type: ignore[misc, name-defined]  # numpy may be missing
+        pass
+
+    objects = numpy.empty((2, 2), object)
+    objects[0, 1] = numpy.ones(3)
+    deep = {"a": ({"b": numpy.ones(4)},)}
+    own = numpy.ones(5).view(Own)
+    box = [objects, own]  # what only a running function's variables hold is out of sight
+    gc.collect()  # from now on the collector does not track the dict
+    heap = Heap()
+    assert holds(heap, box[0])
+    assert holds(heap, objects[0, 1])
+    assert holds(heap, deep["a"][0]["b"])
+    assert holds(heap, own)
+
+
+def test_a_heap_goes_when_it_is_dropped_although_nothing_collects_garbage() -> None:
+    gc.disable()
+    try:
+        heap = Heap()
+        reference = weakref.ref(heap)
+        del heap
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+def test_a_heap_that_drops_what_it_saw_is_no_cycle_with_its_maker() -> None:
+    class Maker:
+        pass
+
+    gc.disable()
+    try:
+        maker = Maker()
+        reference = weakref.ref(maker)
+        maker.heap = Heap()  # type: ignore[attr-defined]  # any attribute will do
+        maker.heap.drop()  # type: ignore[attr-defined]
+        del maker
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+def test_referrers_are_those_that_were_there_before() -> None:
+    array = numpy.ones(3)
+    box = [array]
+    heap = Heap()
+    later = [array]
+    found = [item for item, children in heap.referrers({id(array): array}) if children == [id(array)]]
+    assert any(item is box for item in found)
+    assert not any(item is later for item in found)

@@ -1,0 +1,236 @@
+"""Inventories without torch: in plain scripts, with NumPy, and with a torch that is not all there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from ipygpumem.inventory import selection, survey
+from ipygpumem.inventory.naming import Names
+from ipygpumem.model import Inventory, TensorRecord
+from ipygpumem.reports import html, text
+from ipygpumem.reports.tensors import diff_report, groups_report, tensors_report
+
+numpy = pytest.importorskip("numpy")
+
+
+def take(**names: object) -> dict[str, TensorRecord]:
+    return {row.name: row for row in survey.take(names.items()).tensors if row.name is not None}
+
+
+def names(**roots: object) -> list[str]:
+    found = Names()
+    found.walk(roots.items())
+    return found.names
+
+
+def script(folder: Path, code: str) -> list[str]:
+    """Run a script without IPython and return the lines that it printed."""
+    file = folder / "train.py"
+    file.write_text(code, encoding="utf-8")
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+# -- scripts --------------------------------------------------------------------------------------------------------
+
+
+def test_a_script_needs_neither_ipython_nor_torch_and_its_lines_are_told(tmp_path: Path) -> None:
+    printed = script(
+        tmp_path,
+        "import sys, numpy, ipygpumem\n"
+        "data = numpy.ones(1000)\n"
+        "def train(batch):\n"
+        "    before = ipygpumem.tensors()\n"
+        "    hidden = batch * 2\n"
+        "    after = ipygpumem.tensors()\n"
+        "    return before, ipygpumem.diff(before, after)\n"
+        "before, diff = train(numpy.ones(2000))\n"
+        "print([(row.name, row.size_bytes, row.cell) for row in before.tensors if row.name])\n"
+        "print([row.name for row in diff.came], diff.went)\n"
+        "print(diff.before.rpartition('train.py')[2], diff.after.rpartition('train.py')[2])\n"
+        "print('torch' in sys.modules, 'IPython' in sys.modules)\n",
+    )
+    assert printed == [
+        "[('batch', 16000, None), ('data', 8000, None)]",
+        "['hidden'] ()",
+        ":4 :6",
+        "False False",
+    ]
+
+
+def test_without_numpy_and_torch_there_is_nothing_to_list(tmp_path: Path) -> None:
+    printed = script(tmp_path, "import sys, ipygpumem\nprint(ipygpumem.tensors(), 'numpy' in sys.modules)\n")
+    assert printed == ["<Inventory of 0 tensors and arrays: no memory> False"]
+
+
+def test_what_only_an_outer_functions_variable_holds_is_listed(tmp_path: Path) -> None:
+    printed = script(
+        tmp_path,
+        "import numpy, ipygpumem\n"
+        "def inner(): return ipygpumem.tensors()\n"
+        "def outer():\n    hidden = numpy.ones(1234)\n    return inner()\n"
+        "print([row.name for row in outer().tensors if row.shape == (1234,)])\n",
+    )
+    assert printed == ["[None]"]
+
+
+@pytest.mark.parametrize("contents", [{}, {"Tensor": "a stand-in"}, {"Tensor": type("Tensor", (), {})}])
+def test_a_torch_that_is_not_all_there_is_left_out(monkeypatch: pytest.MonkeyPatch, contents: dict[str, Any]) -> None:
+    module = ModuleType("torch")
+    vars(module).update(contents)
+    monkeypatch.setitem(sys.modules, "torch", module)
+    assert take(x=numpy.ones(10))["x"].size_bytes == 80
+
+
+# -- arrays ---------------------------------------------------------------------------------------------------------
+
+
+def test_views_of_one_memory_count_once() -> None:
+    data = bytearray(1000)
+    one, two = numpy.frombuffer(data, numpy.uint8), numpy.frombuffer(data, numpy.uint8)
+    array = numpy.ones(100)
+    rows = take(one=one, two=two, array=array, view=array[5:])
+    assert {name: (row.size_bytes, row.aliases) for name, row in rows.items()} == {"one": (1000, 1), "array": (800, 1)}
+
+
+def test_a_memory_map_says_that_it_is_one(tmp_path: Path) -> None:
+    mapped = numpy.memmap(tmp_path / "map", numpy.uint8, "w+", shape=(8192,))
+    row = take(mapped=mapped)["mapped"]
+    assert (row.size_bytes, row.type_name) == (8192, "memmap")
+    assert row.note.startswith("a memory map")
+
+
+def test_the_same_inventory_twice_is_equal() -> None:
+    box = [numpy.ones(10), {"x": numpy.ones(20)}]
+    first, second = (survey.take([("box", box)]).tensors for _ in range(2))
+    assert first == second
+
+
+# -- names ----------------------------------------------------------------------------------------------------------
+
+
+def test_paths_are_the_shortest_and_read_like_python() -> None:
+    class Holder:
+        __slots__ = ("x",)
+
+    class Plain:
+        pass
+
+    slotted, plain = Holder(), Plain()
+    slotted.x, plain.inner = numpy.ones(1), {"run3": [numpy.ones(2)], 7: (numpy.ones(3),)}
+
+    def function(default: Any = numpy.ones(4)) -> Any:  # noqa: B008  # the point of the test
+        return default
+
+    both = numpy.ones(5)
+    found = names(slotted=slotted, plain=plain, function=function, deep=[[both]], both=both)
+    assert found == [
+        "both",
+        "slotted.x",
+        "function.__defaults__[0]",
+        'plain.inner["run3"][0]',
+        "plain.inner[7][0]",
+    ]
+
+
+def test_a_cycle_ends_and_a_huge_tree_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop: list[Any] = [numpy.ones(1)]
+    loop.append(loop)
+    assert names(loop=loop) == ["loop[0]"]
+    monkeypatch.setattr(Names, "MOST_OBJECTS", 10)
+    assert survey.take([("tree", [[[i]] for i in range(100)])]).notes[0].startswith("the search for names ended")
+
+
+def test_objects_with_hostile_attributes_are_never_asked() -> None:
+    def fail(*args: object) -> Any:
+        raise AssertionError("a method ran")
+
+    hostile_class = property(fail)
+    body = {"__getattr__": fail, "__getattribute__": fail, "__class__": hostile_class, "__dict__": property(fail)}
+    Hostile = type("Hostile", (), {**body, "__slots__": ("x",)})  # noqa: N806  # a class
+    hostile = object.__new__(Hostile)
+    Hostile.__dict__["x"].__set__(hostile, numpy.ones(3))
+    lazy = type("Lazy", (ModuleType,), {"__getattr__": fail})("lazy")
+    assert names(hostile=hostile, lazy=lazy) == ["hostile.x"]
+
+
+def test_a_dict_that_another_thread_changes_stops_nothing() -> None:
+    changing: dict[int, object] = {0: numpy.ones(1)}
+    stop = threading.Event()
+
+    def change() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            changing[number % 1000] = [number]
+            changing.pop((number * 7) % 1000, None)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(20):
+            survey.take([("changing", changing)])
+    finally:
+        stop.set()
+        thread.join()
+
+
+# -- what one does with an inventory --------------------------------------------------------------------------------
+
+
+def made(*rows: TensorRecord) -> Inventory:
+    return Inventory(rows, 0.0)
+
+
+WEIGHT = TensorRecord("model.weight", "Parameter", (2, 3), "float32", "cuda:0", 24, "parameter", storage=1)
+LOSS = TensorRecord("losses[0]", "Tensor", (), "float32", "cuda:0", 4, cell=3, storage=2)
+ARRAY = TensorRecord(None, "ndarray", (10,), "float64", "cpu", 80, storage=3)
+
+
+def test_a_bracket_in_a_pattern_stands_for_itself() -> None:
+    found = made(WEIGHT, LOSS, ARRAY)
+    assert selection.select(found, ["losses[0]"]).tensors == (LOSS,)
+    assert selection.select(found, ["model.*"], device="cuda").tensors == (WEIGHT,)
+    assert selection.select(found, device="cpu").tensors == (ARRAY,)
+    assert selection.select(found, kind="parameter", min_bytes=25).tensors == ()
+
+
+def test_groups_add_up() -> None:
+    rows = (WEIGHT, LOSS, ARRAY)
+    assert selection.group(rows, "name") == (("(no name)", 1, 80), ("model", 1, 24), ("losses", 1, 4))
+    assert selection.group(rows, "kind") == (("other", 2, 84), ("parameter", 1, 24))
+    assert selection.group(rows, "shape")[1] == ("2 × 3 float32", 1, 24)
+    assert selection.group(rows, "cell") == (("(unknown)", 2, 104), ("cell 3", 1, 4))
+    assert selection.group(rows, "device") == (("cpu", 1, 80), ("cuda:0", 2, 28))
+
+
+def test_a_report_shows_the_largest_and_sums_up_the_rest() -> None:
+    shown = text.render([tensors_report(made(ARRAY, WEIGHT, LOSS), top=1)])
+    assert "tensors and arrays: 3 storages · RAM 80 B · cuda:0 28 B" in shown
+    assert "and 2 smaller" in shown
+    assert shown.rstrip().endswith("28 B")
+    grouped = text.render([groups_report(made(ARRAY), "kind", selection.group((ARRAY,), "kind"), top=5)])
+    assert "other" in grouped
+
+
+def test_a_report_of_a_difference_names_the_places() -> None:
+    before, after = made(ARRAY, LOSS), Inventory((WEIGHT, ARRAY), 1.0, "train.py", 12)
+    found = selection.difference(before, after)
+    assert (found.came, found.went) == ((WEIGHT,), (LOSS,))
+    shown = text.render([diff_report(found, top=5)])
+    assert "between the first and train.py:12: 1 came, 1 went · cuda:0 +20 B" in shown
+
+
+def test_users_text_cannot_break_a_report() -> None:
+    nasty = ARRAY._replace(name="x['\x1b[2J<b>']", type_name="a\nb")
+    report = [tensors_report(made(nasty), top=5)]
+    assert "\x1b" not in text.render(report)
+    assert "<b>" not in html.render(report)

@@ -1,0 +1,311 @@
+"""Inventories of torch's tensors: what each takes, what it is for, and what is left alone."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from typing import Any
+
+import pytest
+
+import ipygpumem
+from ipygpumem.arrays import storage_key
+from ipygpumem.inventory import survey
+from ipygpumem.model import Inventory, TensorRecord
+
+torch: Any = pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
+nn = torch.nn
+
+
+def take(**names: object) -> dict[str, TensorRecord]:
+    """The inventory's records by name, for what stands under ``names``."""
+    return {row.name: row for row in survey.take(names.items()).tensors if row.name is not None}
+
+
+def sizes(**names: object) -> dict[str, int]:
+    return {name: row.size_bytes for name, row in take(**names).items()}
+
+
+def test_views_and_aliases_count_once_with_the_bytes_of_the_storage() -> None:
+    big = torch.zeros(1000)
+    rows = take(first=big[:10], detached=big.detach(), big=big, transposed=big.view(10, 100).T)
+    assert list(rows) == ["detached"]
+    assert (rows["detached"].size_bytes, rows["detached"].aliases) == (4000, 3)
+    view = torch.zeros(1000)[:10]
+    assert sizes(view=view) == {"view": 4000}
+
+
+def test_a_tensor_without_a_name_is_listed_without_one() -> None:
+    box = [torch.zeros(12345)]
+    rows = survey.take([]).tensors
+    (row,) = [row for row in rows if row.shape == (12345,)]
+    assert (row.name, row.size_bytes, row.storage) == (None, 49380, storage_key(box[0])[1])  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", ["float64", "float16", "bfloat16", "complex128", "bool", "uint8", "float8_e4m3fn"])
+def test_every_dtype_has_its_bytes(name: str) -> None:
+    dtype = getattr(torch, name, None)
+    if dtype is None:
+        pytest.skip(f"this torch has no {name}")
+    x = torch.empty(100, dtype=dtype)
+    row = take(x=x)["x"]
+    assert (row.dtype, row.size_bytes) == (name, 100 * dtype.itemsize)
+
+
+@pytest.mark.parametrize("name", ["uint4", "int4", "uint1", "float4_e2m1fn_x2", "bits2x4"])
+def test_sub_byte_dtypes_have_the_bytes_of_their_storage(name: str) -> None:
+    dtype = getattr(torch, name, None)
+    if dtype is None:
+        pytest.skip(f"this torch has no {name}")
+    row = take(x=torch.empty(64, dtype=dtype))["x"]
+    assert (row.dtype, row.size_bytes) == (name, 64)
+
+
+def bytes_of(*parts: Any) -> int:
+    """Bytes of the storages of plain tensors, each storage once."""
+    return sum({part.untyped_storage()._cdata: part.untyped_storage().nbytes() for part in parts}.values())
+
+
+def test_sparse_tensors_count_their_indices_and_values() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        eye = torch.eye(100)
+        coo, csr, csc, bsr = eye.to_sparse(), eye.to_sparse_csr(), eye.to_sparse_csc(), eye.to_sparse_bsr((10, 10))
+        found = sizes(coo=coo, csr=csr, csc=csc, bsr=bsr)
+    assert found == {
+        "coo": 2 * 100 * 8 + 100 * 4,
+        "csr": bytes_of(csr.crow_indices(), csr.col_indices(), csr.values()),
+        "csc": bytes_of(csc.ccol_indices(), csc.row_indices(), csc.values()),
+        "bsr": bytes_of(bsr.crow_indices(), bsr.col_indices(), bsr.values()),
+    }
+    assert found["csr"] >= 101 * 8 + 100 * 8 + 100 * 4
+
+
+def test_the_parts_of_a_sparse_tensor_are_not_listed_beside_it() -> None:
+    sparse = torch.eye(100).to_sparse()
+    values = sparse._values()
+    assert list(take(values=values, sparse=sparse)) == ["sparse"]
+
+
+def test_quantized_tensors_have_one_byte_per_element_and_their_scales() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole = torch.quantize_per_tensor(torch.ones(100), 0.1, 0, torch.qint8)
+        channels = torch.quantize_per_channel(torch.ones(4, 100), torch.ones(4), torch.zeros(4), 0, torch.qint8)
+        rows = take(whole=whole, channels=channels)
+    assert rows["whole"].size_bytes == 100
+    scales = [channels.q_per_channel_scales(), channels.q_per_channel_zero_points()]
+    assert rows["channels"].size_bytes == 400 + sum(part.numel() * part.element_size() for part in scales)
+    assert rows["channels"].dtype == "qint8"
+
+
+def test_nested_tensors_count_what_is_inside_them() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        parts = [torch.ones(300), torch.ones(500)]
+        strided = torch.nested.nested_tensor(parts)
+        jagged = torch.nested.nested_tensor(parts, layout=torch.jagged)
+        rows = take(strided=strided, jagged=jagged)
+    assert rows["strided"].size_bytes == 3200
+    assert rows["jagged"].size_bytes >= 3200 + 3 * 8
+    assert rows["jagged"].size_bytes <= 3200 + 3 * 8 + 64  # torch may remember the longest and the shortest too
+    assert rows["strided"].shape is None
+    assert set(rows) == {"strided", "jagged"}
+
+
+def test_tensors_without_memory_have_no_bytes() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    freed = torch.ones(100)
+    freed.untyped_storage().resize_(0)
+    with FakeTensorMode():
+        fake = torch.empty(1 << 30)
+    rows = take(meta=torch.empty(1 << 30, device="meta"), fake=fake, freed=freed, lazy=nn.LazyLinear(3).weight)
+    assert {name: row.size_bytes for name, row in rows.items()} == {"meta": 0, "fake": 0, "freed": 0, "lazy": 0}
+    assert rows["meta"].device == "meta"
+    assert rows["lazy"].kind == "parameter"
+
+
+def test_shared_memory_is_marked() -> None:
+    rows = take(shared=torch.ones(10).share_memory_(), own=torch.ones(10))
+    assert {name: row.shared for name, row in rows.items()} == {"shared": True, "own": False}
+
+
+def test_memory_shared_with_numpy_counts_once() -> None:
+    numpy = pytest.importorskip("numpy")
+    array, tensor = numpy.ones(1000), torch.ones(1000)
+    # What tensor.numpy() gives shows a second tensor, which torch made for it: two more share that storage.
+    rows = take(array=array, from_array=torch.from_numpy(array[10:]), tensor=tensor, from_tensor=tensor.numpy())
+    assert {name: row.aliases for name, row in rows.items()} == {"from_array": 1, "tensor": 2}
+    assert rows["from_array"].size_bytes == 990 * 8  # what torch was given
+
+
+def test_kinds_and_paths_of_a_model_in_training() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(5, 3)).sum().backward()
+    optimizer.step()
+    hidden = model(torch.ones(5, 3))
+    rows = take(model=model, optimizer=optimizer, hidden=hidden, cache={"run3": [torch.ones(2)]})
+    kinds = {name: row.kind for name, row in rows.items()}
+    assert kinds["model[0].weight"] == "parameter"
+    assert kinds["model[0].weight.grad"] == "gradient"
+    assert kinds["model[1].running_mean"] == "buffer"
+    assert kinds['optimizer.state[model[0].weight]["exp_avg"]'] == "optimizer state"
+    assert kinds['cache["run3"][0]'] == "other"
+    weight = rows["model[0].weight"]
+    assert (weight.type_name, weight.shape, weight.dtype, weight.device) == ("Parameter", (4, 3), "float32", "cpu")
+    assert (weight.requires_grad, weight.in_graph) == (True, False)
+    assert (rows["hidden"].requires_grad, rows["hidden"].in_graph) == (True, True)
+    assert rows["model[1].running_mean"].requires_grad is False
+
+
+def test_an_inventory_taken_twice_is_the_same() -> None:
+    model = nn.Linear(3, 4)
+    model(torch.ones(5, 3)).sum().backward()
+    names = {"model": model, "sparse": torch.eye(10).to_sparse(), "list": [torch.ones(3) for _ in range(100)]}
+    first = survey.take(names.items())
+    count = len(gc.get_objects())
+    second = survey.take(names.items())
+    assert second.tensors == first.tensors
+    assert len(gc.get_objects()) - count < 2 * len(second.tensors)
+
+
+def test_an_inventory_keeps_nothing_alive_and_changes_no_collector() -> None:
+    import weakref
+
+    before = gc.get_threshold(), gc.isenabled(), gc.get_freeze_count()
+    x, model = torch.ones(100), nn.Linear(2, 2)
+    model(torch.ones(1, 2)).sum().backward()
+    refs = [weakref.ref(x), weakref.ref(model.weight), weakref.ref(model)]
+    gc.disable()
+    try:
+        found = survey.take({"x": x, "model": model}.items())
+        assert not gc.isenabled()
+        del x, model
+        assert [ref() for ref in refs] == [None, None, None]
+    finally:
+        gc.enable()
+    assert {"x", "model.weight"} <= {row.name for row in found.tensors}
+    assert (gc.get_threshold(), gc.isenabled(), gc.get_freeze_count()) == before
+
+
+# -- subclasses -----------------------------------------------------------------------------------------------------
+
+
+def test_a_subclass_with_its_own_functions_is_listed_and_none_of_them_runs() -> None:
+    ran: list[str] = []
+
+    class Function(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            ran.append(str(function))
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+        shape = property(lambda self: ran.append("shape"))
+        dtype = property(lambda self: ran.append("dtype"))
+
+    x = torch.ones(100).as_subclass(Function)
+    ran.clear()
+    row = take(x=x)["x"]
+    assert (row.type_name, row.shape, row.size_bytes) == ("Function", (100,), 400)
+    assert ran == []
+
+
+@pytest.mark.parametrize("policy", [None, "strides", "sizes"])
+def test_a_wrapper_counts_what_is_inside_it_and_is_not_asked(policy: str | None) -> None:
+    ran: list[str] = []
+
+    class Wrapper(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner: Any, policy: str | None) -> Any:
+            return torch.Tensor._make_wrapper_subclass(
+                cls, inner.shape, dtype=inner.dtype, device=inner.device, dispatch_sizes_strides_policy=policy
+            )
+
+        def __init__(self, inner: Any, policy: str | None) -> None:
+            self.inner, self.scales = inner, [torch.ones(10)]
+
+        @classmethod
+        def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            ran.append(str(function))
+            raise RuntimeError("hands off")
+
+    x = Wrapper(torch.ones(100), policy)
+    ran.clear()
+    rows = take(x=x)
+    assert list(rows) == ["x"]
+    assert (rows["x"].type_name, rows["x"].size_bytes, rows["x"].device) == ("Wrapper", 440, "cpu")
+    assert ran == []
+
+
+def test_a_distributed_tensor_counts_its_local_part() -> None:
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_gloo_available():
+        pytest.skip("this torch has no gloo")
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        x = distribute_tensor(torch.ones(100), init_device_mesh("cpu", (1,)), [Shard(0)])
+        row = take(x=x)["x"]
+        assert (row.type_name, row.shape, row.size_bytes) == ("DTensor", (100,), 400)
+    finally:
+        distributed.destroy_process_group()
+
+
+# -- what cannot be read ----------------------------------------------------------------------------------------------
+
+
+def test_a_broken_device_leaves_the_rest_readable_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken, well = torch.ones(100), torch.ones(200)
+    real = torch.Tensor.untyped_storage
+    address = broken.data_ptr()
+
+    def storage(tensor: Any) -> Any:
+        if tensor.data_ptr() == address:
+            raise RuntimeError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA")
+        return real(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "untyped_storage", storage)
+    found = survey.take({"broken": broken, "well": well}.items())
+    rows = {row.name: row for row in found.tensors}
+    assert rows["well"].size_bytes == 800
+    assert (rows["broken"].size_bytes, rows["broken"].shape) == (0, (100,))
+    assert rows["broken"].note == "could not be read: CUDA error: device-side assert triggered"
+    assert any("could not be read: CUDA error: device-side assert triggered" in note for note in found.notes)
+
+
+# -- the public functions ---------------------------------------------------------------------------------------------
+
+
+def test_what_came_and_went_with_the_places() -> None:
+    old = torch.ones(1000)
+    before = ipygpumem.tensors()
+    kept = old  # holds it until it is deleted below
+    new = torch.ones(3000)
+    del old, kept
+    after = ipygpumem.tensors()
+    diff = ipygpumem.diff(before, after)
+    assert [row.shape for row in diff.came if row.shape == (3000,)] == [(3000,)]
+    assert [(row.name, row.shape) for row in diff.went if row.shape == (1000,)] == [("old", (1000,))]
+    assert diff.before.startswith(f"{__file__}:")
+    assert int(diff.after.rpartition(":")[2]) > int(diff.before.rpartition(":")[2])
+    assert diff.changed_bytes["cpu"] >= 8000
+    assert new.numel() == 3000
+
+
+def test_filters_hold_all_together() -> None:
+    small, large = torch.ones(10), torch.ones(1000)
+    assert [row.name for row in ipygpumem.tensors("small", "lar*").tensors] == ["large", "small"]
+    assert [row.name for row in ipygpumem.tensors("small", "lar*", min_bytes=100).tensors] == ["large"]
+    assert ipygpumem.tensors("small", device="cuda").tensors == ()
+    assert ipygpumem.tensors("small", kind="parameter").tensors == ()
+    assert small.numel() + large.numel() == 1010
+
+
+def test_an_inventory_of_everything_survives_json() -> None:
+    import json
+
+    found = ipygpumem.tensors()
+    assert Inventory.from_dict(json.loads(json.dumps(found.to_dict()))) == found
