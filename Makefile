@@ -2,6 +2,7 @@
 # make test     all tests
 # make check    lint, types, layers
 # make bench    the figures of docs/benchmarks.md
+# make torture  how notebooks leak, on every Python found here, with and without the extension; writes docs/leaks.md
 # make matrix   a smoke test on every IPython and Python that is supported and found here
 #
 # PYTHON picks the interpreter. CONSTRAINTS picks the versions: the default pins torch, so that no open range
@@ -12,7 +13,7 @@ CONSTRAINTS ?= constraints.txt
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench matrix clean
+.PHONY: demo test check bench torture matrix clean
 
 $(VENV)/.installed: setup.cfg pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -34,6 +35,9 @@ check: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) 'ipyexperiments==0.1.29'
 	$(BIN)/python -m benchmarks
+
+torture: $(VENV)/.installed
+	$(BIN)/python -m tests.torture
 
 matrix:
 	$(PYTHON) tests/matrix/run.py

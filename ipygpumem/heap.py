@@ -17,6 +17,7 @@ from itertools import compress
 from typing import Any
 
 from ipygpumem.arrays import StorageKey, describe, elements, library_type
+from ipygpumem.kinds import is_kind
 
 _CHUNK = 100_000
 _FEW = 50
@@ -146,15 +147,17 @@ def _chunks(objects: Sequence[object], length: int = _CHUNK) -> Iterator[Sequenc
 def large_tensors(smallest: int) -> dict[StorageKey, list[object]]:
     """Return the tensors of each live storage of at least ``smallest`` bytes.
 
-    It looks at tensors only and takes a fraction of the time of a ``Heap``: about 1 us for each tensor and 50 ns for
-    each other object.
+    It takes about 1 us for each tensor and 50 ns for each other object, and next to no memory: each object of a class
+    written in Python refers to its class, so the collector finds the tensors as those that refer to theirs.
     """
     base = library_type("torch", "Tensor")
-    tracked = gc.get_objects() if base is not None else []
-    kinds = list(map(id, map(type, tracked)))
-    types = dict(zip(kinds, map(type, tracked), strict=True))
-    wanted = {key for key, kind in types.items() if base is not None and type.__subclasscheck__(base, kind)}
-    return _large(compress(tracked, map(wanted.__contains__, kinds)), smallest)
+    if base is None:
+        return {}
+    kinds: list[type] = [base]
+    for kind in kinds:  # the list grows
+        below: list[type] = type.__subclasses__(kind)
+        kinds += [item for item in below if all(item is not known for known in kinds)]
+    return _large([item for item in gc.get_referrers(*kinds) if is_kind(item, base)], smallest)
 
 
 def _large(tensors: Iterable[object], smallest: int) -> dict[StorageKey, list[object]]:

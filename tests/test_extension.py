@@ -143,7 +143,15 @@ def test_completion_offers_commands_options_and_names(shell: InteractiveShell) -
     assert "weights" in complete_experiment(session, "%experiment keep ")
     assert complete_experiment(session, "%experiment end ") == ["alpha"]
     assert "_hidden" not in complete_experiment(session, "%%experiment b --keep ")
-    assert complete_gpumem(session, "%gpumem ") == ["on", "off", "status", "preload", "free"]
+    assert complete_gpumem(session, "%gpumem ") == [
+        "on",
+        "off",
+        "status",
+        "preload",
+        "free",
+        "leaks",
+        "tensors",
+    ]
     assert complete_gpumem(session, "%gpumem on ") == []
 
 

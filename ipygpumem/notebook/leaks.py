@@ -15,6 +15,7 @@ from ipygpumem.kinds import text_of, type_name
 from ipygpumem.model import Held
 from ipygpumem.notebook.parsing import Parser, size
 from ipygpumem.notebook.sources import cell_of_file, cell_that_bound
+from ipygpumem.reclaim import trim_host_heap
 from ipygpumem.reports.content import Report, leaks_report
 
 if TYPE_CHECKING:
@@ -65,7 +66,11 @@ def survivors(session: Session, watched: Iterable[Watched], known: Container[Sto
         if array is not None:
             alive.append(Watched(_held(tensors[0]), ((watch(tensors[0]), array),)))
     session.survivors += alive
-    return _explained(session, alive, Heap()) if alive else ()
+    if not alive:
+        return ()
+    found = _explained(session, alive, Heap())
+    trim_host_heap()  # what the search took must not be the next experiment's to give back
+    return found
 
 
 def leaks(session: Session, words: list[str]) -> list[Report]:
@@ -77,6 +82,8 @@ def leaks(session: Session, words: list[str]) -> list[Report]:
     session.survivors = [item for item in session.survivors if item.alive()]
     known = [item for item in session.survivors if _size(item.alive()) >= smallest]
     found = [*_explained(session, known, heap), *_unnamed(session, heap, known, smallest)]
+    heap.drop()
+    trim_host_heap()
     return [leaks_report(sorted(found, key=lambda held: -held.size_bytes), smallest)]
 
 

@@ -1,0 +1,74 @@
+"""Every scenario, with ipygpumem, in real kernels. ``make torture`` compares with other ways, on every Python."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.smoke.steps import fails, ok
+from tests.torture.catalogue import SCENARIOS
+from tests.torture.runner import CELL, OURS, PLAIN, Runner, TortureKernel, Way
+from tests.torture.scenario import Scenario
+
+_CASES = [(way, scenario) for way in OURS for scenario in SCENARIOS if way.serves(scenario)]
+
+
+@pytest.fixture(scope="module")
+def runner_for() -> Iterator[Callable[[Way], Runner]]:
+    """One runner for each way, with a kernel that lasts as long as no scenario leaves something in it."""
+    runners: dict[str, Runner] = {}
+    yield lambda way: runners.setdefault(way.name, Runner(way))
+    for runner in runners.values():
+        runner.close()
+
+
+@pytest.mark.parametrize(("way", "scenario"), _CASES, ids=[f"{way.name}-{scenario.name}" for way, scenario in _CASES])
+def test_all_comes_back_that_nothing_outside_holds(
+    way: Way, scenario: Scenario, runner_for: Callable[[Way], Runner]
+) -> None:
+    if scenario.missing():
+        pytest.skip(scenario.missing())
+    result = runner_for(way).run(scenario)
+    assert not result.trouble, result.trouble
+    assert result.made_bytes >= 64 << 20
+    assert result.meets(scenario.share), f"{result.share:.1%} came back, due are {scenario.share:.0%}"
+
+
+def test_without_the_extension_an_error_keeps_its_memory(runner_for: Callable[[Way], Runner]) -> None:
+    """The same measure sees a leak: the figures above are no matter of course."""
+    scenario = next(scenario for scenario in SCENARIOS if scenario.name == "an error in a function")
+    assert runner_for(PLAIN).run(scenario).share == 0.0
+
+
+def test_what_was_stored_run_or_debugged_before_an_experiment_still_works() -> None:
+    """The end of an experiment empties IPython's hidden stores; nothing that the user can see changes."""
+    with contextlib.closing(TortureKernel()) as kernel:
+        ok(kernel, "%load_ext ipygpumem", "kept = [1]\n%store kept")
+        ok(kernel, "%cd -q {__import__('tempfile').mkdtemp()}")
+        ok(kernel, "with open('script.py', 'w') as file:\n    file.write('data = [2]\\ndef f(): return data')")
+        ok(kernel, "%run script.py")
+        ok(
+            kernel,
+            "%store -r kept",
+            "stored = kept\ndel kept",
+            "%experiment start a",
+            "x = [3]\n%store x",
+            "%experiment end",
+        )
+        ok(kernel, "%store -r kept", "%store -r x")
+        assert kernel.value("kept is stored, x, f()") == (True, [3], [2])
+        fails(kernel, "def g():\n    y = 5\n    1 / 0\ng()", "ZeroDivisionError")
+        kernel.answers = ["p y + 37", "q"]
+        assert "42" in ok(kernel, "%debug").stdout
+
+
+def test_each_scenario_says_who_holds_what_does_not_come_back() -> None:
+    names = [scenario.name for scenario in SCENARIOS]
+    assert len(names) == len(set(names))
+    for scenario in SCENARIOS:
+        assert bool(scenario.holder) == (scenario.share < 1.0), scenario.name
+        assert scenario.pins.endswith(".")
+        assert scenario.advice.endswith(".")
+        assert CELL.serves(scenario) == (len(scenario.cells) == 1)
