@@ -14,12 +14,26 @@ _TOOLS = {"IPython", "ipykernel", "ipygpumem", "traitlets", "tornado", "asyncio"
 
 
 def running_frames() -> Iterator[tuple[FrameType, str]]:
-    """Yield each running frame of every thread, and the thread's name."""
+    """Yield each running frame of a function of the user's, in every thread, and the thread's name."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for ident, frame in sys._current_frames().items():
-        current: FrameType | None = frame
-        while current is not None:
+    for ident, current in _all_frames():
+        if is_users(current):
             yield current, names.get(ident, str(ident))
+
+
+def running_ids() -> set[int]:
+    """Return the identities of all running frames, ours too."""
+    return {id(current) for _, current in _all_frames()}
+
+
+def _all_frames() -> Iterator[tuple[int, FrameType]]:
+    # A frame that is left in one of its own variables is a cycle, which would keep all that our callers hold.
+    stacks = sys._current_frames()
+    current: FrameType | None
+    while stacks:
+        ident, current = stacks.popitem()
+        while current is not None:
+            yield ident, current
             current = current.f_back
 
 

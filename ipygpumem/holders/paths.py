@@ -26,6 +26,7 @@ from types import (
 )
 from typing import Any
 
+from ipygpumem.arrays import library_type
 from ipygpumem.holders.frames import peek
 from ipygpumem.holders.graphs import DETACH
 from ipygpumem.kinds import instance_dict, is_kind, key_text, module_of, name_of, text_of, type_name
@@ -43,6 +44,7 @@ _PARTS = {"_modules", "_parameters", "_buffers"}
 _LONGEST_PATH = 240
 NOTEBOOK = "notebook variable "
 
+_HANDLE = "remove() the hook's handle"
 _DROP = "drop the reference"
 
 
@@ -210,12 +212,15 @@ class Writer:
             return 1, f"matplotlib figure{_attribute(parent, child)}", "plt.close() the figure"
         if module_of(child) == "torch.autograd.function" or kind.endswith("Backward0"):
             return 1, f"{text}: its autograd graph ({type_name(child)})", DETACH
+        tensor_type = library_type("torch", "Tensor")
+        if tensor_type is not None and is_kind(parent, tensor_type) and is_kind(child, dict) and len(steps) > 2:
+            return 2, f"hook on {text.removeprefix(NOTEBOOK)}", _HANDLE  # ``_backward_hooks`` is no attribute in a dict
         name = _attribute(parent, child)
         inner = name[1:]
         if len(steps) > 2 and inner in _PARTS and is_kind(child, dict):
             return 2, f"{text}.{text_of(key_of(child, steps[2]))}", ""
         if len(steps) > 2 and inner in _HOOKS and is_kind(child, dict):
-            return 2, f"{_HOOKS[inner]} on {text.removeprefix(NOTEBOOK)}", "remove() the hook's handle"
+            return 2, f"{_HOOKS[inner]} on {text.removeprefix(NOTEBOOK)}", _HANDLE
         return 1, text + (name or f" ({kind})"), ""
 
 

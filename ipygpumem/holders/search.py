@@ -16,7 +16,7 @@ from types import ModuleType
 
 from ipygpumem.arrays import StorageKey, storage_key
 from ipygpumem.heap import Heap
-from ipygpumem.holders.frames import is_users, peek, running_frames
+from ipygpumem.holders.frames import peek, running_frames, running_ids
 from ipygpumem.holders.graphs import keepers
 from ipygpumem.holders.paths import Place, Writer, key_of
 from ipygpumem.kinds import is_kind, module_dict, text_of
@@ -38,6 +38,12 @@ class Roots:
     objects: Mapping[int, Place] = field(default_factory=dict)
     hidden: frozenset[int] = frozenset()
     cell_of: Callable[[str], int | None] = lambda filename: None
+
+
+_CYCLE = Holder(
+    path="a cycle in torch's own C++ code: a gradient that has a graph, as after backward(create_graph=True)",
+    advice="set .grad to None before the tensor's names go",
+)
 
 
 @dataclass(frozen=True)
@@ -64,8 +70,9 @@ def explain(keys: Iterable[StorageKey], heap: Heap, roots: Roots, *, seconds: fl
     if rest and heap.tensors:
         kept = keepers(heap.tensors, rest, seconds=max(0.1, deadline - time.monotonic()))
         owners = _holders({key: [keeper.tensor] for key, keeper in kept.items()}, heap, roots, deadline)
-        for key, owner in owners.items():
-            found[key] = Holder(path=owner.path + kept[key].how, advice=kept[key].advice)
+        for key, keeper in kept.items():
+            owner = owners.get(key)
+            found[key] = _CYCLE if owner is None else Holder(owner.path + keeper.how, keeper.advice)
     rest -= found.keys()
     found.update(_holders({key: objects[key] for key in rest & objects.keys()}, heap, roots, deadline, nobody=True))
     for key in rest - found.keys():
@@ -113,8 +120,7 @@ class _Search:
         self._roots = roots
         self._deadline = deadline
         self._modules = {id(module_dict(module)): name for name, module in _modules()}
-        # Frames themselves are not kept: our own are among them, and they keep this search.
-        self._running = {id(frame) for frame, _ in running_frames()}
+        self._running = running_ids()
         self._objects: dict[int, object] = {}
         self._children: dict[int, list[int]] = {}
         """For each referrer the objects of the level before to which it refers."""
@@ -148,7 +154,6 @@ class _Search:
         return {
             id(value): Place.of_running(frame, thread, name)
             for frame, thread in running_frames()
-            if is_users(frame)
             for name, value in peek(frame).items()
         }
 

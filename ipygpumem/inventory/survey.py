@@ -20,7 +20,7 @@ from typing import Any
 
 from ipygpumem.arrays import describe, library_type, samples
 from ipygpumem.heap import Heap
-from ipygpumem.holders.frames import is_users, peek, running_frames
+from ipygpumem.holders.frames import peek, running_frames
 from ipygpumem.inventory.memory import Reader
 from ipygpumem.inventory.naming import Names
 from ipygpumem.inventory.rows import Subjects, Table, add_gradients, kinds_of
@@ -118,7 +118,7 @@ class _Survey:
         array_type = library_type("numpy", "ndarray")
         if array_type is not None:
             known = set(map(id, self._heap.ndarrays))
-            found = [value for frame, _ in running_frames() if is_users(frame) for value in peek(frame).values()]
+            found = [value for frame, _ in running_frames() for value in peek(frame).values()]
             new = {id(value): value for value in found if is_kind(value, array_type) and id(value) not in known}
             self._heap.ndarrays += new.values()
 

@@ -114,9 +114,13 @@ def _unnamed(session: Session, heap: Heap, known: Sequence[Watched], smallest: i
     found = {key: _held(same[0]) for key, same in heap.large(smallest).items() if key not in storages}
     largest = sorted(found, key=lambda key: -found[key].size_bytes)[:_MOST]
     holders = explain(largest, heap, roots(session))
-    # What a variable holds is held on purpose.
-    unnamed = [key for key in largest if not holders[key].path.startswith(NOTEBOOK)]
+    unnamed = [key for key in largest if not _is_plain(holders[key].path)]
     return [replace(found[key], holder=holders[key]) for key in unnamed]
+
+
+def _is_plain(path: str) -> bool:
+    """Whether a path leads through a variable's items and attributes only: such data is kept on purpose."""
+    return path.startswith(NOTEBOOK) and ": " not in path
 
 
 def _held(item: object) -> Held:

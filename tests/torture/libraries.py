@@ -52,7 +52,7 @@ TORCH = (
             "loss = (w * tensor()).exp().sum()\nloss.backward(create_graph=True)\nwatch(w.grad)"
         ),
         share=0.0,
-        holder="grad",
+        holder="create_graph=True",
         needs=_TORCH,
         alone=True,
     ),
@@ -305,7 +305,7 @@ line.kept = array()
         cells("figure, axes = plt.subplots()\nline, = axes.plot([1, 2])\nline.kept = array()"),
         before="import matplotlib\nmatplotlib.use('agg')\nimport matplotlib.pyplot as plt",
         share=0.0,
-        holder="pyplot",
+        holder="matplotlib figure",
         needs=("numpy", "matplotlib"),
         alone=True,
     ),

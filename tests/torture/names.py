@@ -302,7 +302,7 @@ local = threading.local(); local.data = array()
         "Held on purpose: `variable.reset(token)`.",
         cells("import contextvars\nvariable = contextvars.ContextVar('variable')\ntoken = variable.set(array())"),
         share=0.0,
-        holder="context",
+        holder="Context",
         alone=True,
     ),
 )

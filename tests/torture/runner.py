@@ -19,6 +19,8 @@ from tests.torture.scenario import Cell, Scenario
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED_SHARE = 0.99
 _BLOCKS = "__import__('tests.torture.blocks', fromlist=['blocks'])"
+_QUESTIONS = ("leaks", "tensors --min 1MiB")
+"""The latter tells of arrays that never had a name of their own and are plain data of a notebook variable now."""
 _PRELUDE = "from tests.torture.blocks import array, tensor, watch"
 
 
@@ -79,6 +81,8 @@ class Result:
     made_bytes: int = 0
     recovered_bytes: int = 0
     rss_left_bytes: int = 0
+    told: str = ""
+    """What we say afterwards of memory that is held on purpose."""
     trouble: str = ""
     seconds: float = 0.0
 
@@ -179,12 +183,14 @@ class Runner:
             _run(kernel, Cell(way.first_line + cell.code, cell.raises, cell.answers), scenario.timeout)
         _ok(kernel, way.end)
         after = _measure(kernel)
+        told = [kernel.run(f"%gpumem {question}") for question in _QUESTIONS if way in OURS and scenario.holder]
         return Result(
             scenario.name,
             way.name,
             made_bytes=after["made"],
             recovered_bytes=after["dead"],
             rss_left_bytes=after["rss"] - before["rss"],
+            told="\n".join(text for reply in told for text in reply.reports()),
         )
 
 

@@ -34,6 +34,7 @@ def test_all_comes_back_that_nothing_outside_holds(
     assert not result.trouble, result.trouble
     assert result.made_bytes >= 64 << 20
     assert result.meets(scenario.share), f"{result.share:.1%} came back, due are {scenario.share:.0%}"
+    assert scenario.holder in result.told
 
 
 def test_without_the_extension_an_error_keeps_its_memory(runner_for: Callable[[Way], Runner]) -> None:
