@@ -280,6 +280,17 @@ def test_a_graph(path: Callable[..., str], names: dict[str, Any]) -> None:
     assert path(keep, "torch") == "notebook variable losses[0]: its autograd graph (MulBackward0)"
 
 
+def test_a_tensor_whose_name_is_gone_is_traced_to_the_loss_that_was_computed_from_it(
+    path: Callable[..., str], names: dict[str, Any]
+) -> None:
+    def keep(x: Any) -> Any:
+        hidden = x.requires_grad_().exp()
+        names["losses"] = [hidden.square().sum()]
+        return hidden.detach()  # the same storage, and the objects of x and hidden live on in C++
+
+    assert path(keep, "torch") == "notebook variable losses[0]: its autograd graph (AccumulateGrad)"
+
+
 def test_a_functions_context(path: Callable[..., str], names: dict[str, Any]) -> None:
     torch = pytest.importorskip("torch")
 

@@ -19,6 +19,7 @@ from ipygpumem.kinds import instance_dict, is_kind, name_of, type_name
 
 _RAW = "_raw_saved_"
 _MOST_NODES = 1_000_000
+GRADIENT = ".grad"
 DETACH = "keep loss.item() or tensor.detach() instead of a tensor with its graph"
 """What to do about a graph that pins memory."""
 
@@ -30,6 +31,13 @@ class Keeper:
     tensor: Any
     how: str
     advice: str
+
+
+def requiring_grad(tensors: Iterable[Any]) -> list[Any]:
+    """Return the tensors that have a graph or may have a gradient."""
+    torch: Any = sys.modules["torch"]
+    with torch._C.DisableTorchFunctionSubclass():
+        return [tensor for tensor in tensors if torch.Tensor.requires_grad.__get__(tensor)]
 
 
 def keepers(tensors: Iterable[Any], wanted: set[StorageKey], *, seconds: float = 1.0) -> dict[StorageKey, Keeper]:
@@ -61,7 +69,7 @@ def _kept_by(base: Any, tensor: Any, seen: dict[int, Any]) -> Iterator[tuple[Sto
     if node is None:
         gradient = base.grad.__get__(tensor)
         if gradient is not None:
-            yield storage_key(gradient), Keeper(tensor, ".grad", "optimizer.zero_grad(set_to_none=True)")
+            yield storage_key(gradient), Keeper(tensor, GRADIENT, "optimizer.zero_grad(set_to_none=True)")
         return
     for part in _nodes(node, seen):
         for saved in _saved(part):

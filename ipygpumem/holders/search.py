@@ -17,7 +17,7 @@ from types import ModuleType
 from ipygpumem.arrays import StorageKey, storage_key
 from ipygpumem.heap import Heap
 from ipygpumem.holders.frames import peek, running_frames, running_ids
-from ipygpumem.holders.graphs import keepers
+from ipygpumem.holders.graphs import GRADIENT, keepers, requiring_grad
 from ipygpumem.holders.paths import Place, Writer, key_of
 from ipygpumem.kinds import is_kind, module_dict, text_of
 from ipygpumem.model import Holder
@@ -40,6 +40,7 @@ class Roots:
     cell_of: Callable[[str], int | None] = lambda filename: None
 
 
+_MOST_OWNERS = 5000
 _CYCLE = Holder(
     path="a cycle in torch's own C++ code: a gradient that has a graph, as after backward(create_graph=True)",
     advice="set .grad to None before the tensor's names go",
@@ -68,15 +69,27 @@ def explain(keys: Iterable[StorageKey], heap: Heap, roots: Roots, *, seconds: fl
     found = _holders(objects, heap, roots, deadline)
     rest = set(keys) - found.keys()
     if rest and heap.tensors:
-        kept = keepers(heap.tensors, rest, seconds=max(0.1, deadline - time.monotonic()))
-        owners = _holders({key: [keeper.tensor] for key, keeper in kept.items()}, heap, roots, deadline)
-        for key, keeper in kept.items():
-            owner = owners.get(key)
-            found[key] = _CYCLE if owner is None else Holder(owner.path + keeper.how, keeper.advice)
+        found.update(_kept_by_autograd(rest, heap, roots, deadline))
     rest -= found.keys()
     found.update(_holders({key: objects[key] for key in rest & objects.keys()}, heap, roots, deadline, nobody=True))
     for key in rest - found.keys():
         found[key] = Holder(path="no Python object: C++ code keeps it", advice="let the library that made it free it")
+    return found
+
+
+def _kept_by_autograd(keys: set[StorageKey], heap: Heap, roots: Roots, deadline: float) -> dict[StorageKey, Holder]:
+    """Return who holds the tensors whose gradients and graphs keep storages that no Python object is known to hold."""
+    left = max(0.1, deadline - time.monotonic())
+    # What a graph has saved may be an object in Python too, which nobody but the graph holds: that is no answer.
+    in_graphs = {("object", id(tensor)): [tensor] for tensor in requiring_grad(heap.tensors)[:_MOST_OWNERS]}
+    owners = _holders(in_graphs, heap, roots, deadline)
+    found: dict[StorageKey, Holder] = {}
+    for key, keeper in keepers([in_graphs[owner][0] for owner in owners], keys, seconds=left).items():
+        path = owners["object", id(keeper.tensor)].path
+        found[key] = Holder(path + keeper.how, keeper.advice)
+    among_themselves = keepers(heap.tensors, keys - found.keys(), seconds=left)
+    if any(keeper.how == GRADIENT for keeper in among_themselves.values()):
+        found.update(dict.fromkeys(among_themselves, _CYCLE))
     return found
 
 
