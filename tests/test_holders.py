@@ -338,7 +338,20 @@ def test_many_targets_find_their_own_paths(names: dict[str, Any]) -> None:
     }
 
 
-class Hostile:
+class HostileMeta(type):
+    """A type that fails the test whenever it is compared or hashed."""
+
+    def __eq__(cls, other: object) -> bool:
+        pytest.fail("compared")
+
+    def __hash__(cls) -> int:
+        pytest.fail("hashed")
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        pytest.fail("asked for its instances")
+
+
+class Hostile(metaclass=HostileMeta):
     """An object that fails the test whenever it is asked for anything."""
 
     def __init__(self, content: object) -> None:

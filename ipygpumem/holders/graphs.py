@@ -99,7 +99,7 @@ def _saved(node: Any) -> Iterator[Any]:
     for name in [name for name in dir(type(node)) if name.startswith(_RAW)]:
         with contextlib.suppress(RuntimeError):  # freed by a backward pass already
             raw = getattr(node, name)
-            for item in raw if type(raw) in (list, tuple) else [raw]:
+            for item in raw if type(raw) is list or type(raw) is tuple else [raw]:
                 data = getattr(item, "data", None)  # what the user's hook made of it, if there is one
                 if is_kind(data, tensor_type):
                     yield data

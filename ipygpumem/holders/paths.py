@@ -20,19 +20,18 @@ from types import (
     FrameType,
     FunctionType,
     GeneratorType,
-    MemberDescriptorType,
     MethodType,
     TracebackType,
 )
 from typing import Any
 
-from ipygpumem.arrays import library_type
+from ipygpumem.arrays import library_type, slots
 from ipygpumem.holders.frames import peek
 from ipygpumem.holders.graphs import DETACH
 from ipygpumem.kinds import instance_dict, is_kind, key_text, module_of, name_of, text_of, type_name
 from ipygpumem.model import Holder
 
-_SUSPENDED = {GeneratorType: "gi", CoroutineType: "cr", AsyncGeneratorType: "ag"}
+_SUSPENDED = ((GeneratorType, "gi"), (CoroutineType, "cr"), (AsyncGeneratorType, "ag"))
 _HOOKS = {
     "_forward_hooks": "forward hook",
     "_forward_pre_hooks": "forward pre-hook",
@@ -125,8 +124,9 @@ class Writer:
         kind = type(parent)
         if kind is FunctionType:
             return self._function(steps, text)
-        if kind in _SUSPENDED:
-            return self._suspended(steps, text)
+        prefix = next((prefix for suspended, prefix in _SUSPENDED if kind is suspended), None)
+        if prefix is not None:
+            return self._suspended(steps, text, prefix)
         if kind is TracebackType or kind is FrameType or is_kind(parent, BaseException):
             return self._traceback(steps, text)
         if kind is MethodType:
@@ -170,9 +170,8 @@ class Writer:
             return 2, f"{text}: default argument of function {name}", "del the function"
         return 1, f"{text}: function {name}{_attribute(function, child)}", "del the function"
 
-    def _suspended(self, steps: Sequence[object], text: str) -> tuple[int, str, str]:
+    def _suspended(self, steps: Sequence[object], text: str, prefix: str) -> tuple[int, str, str]:
         generator = steps[0]
-        prefix = _SUSPENDED[type(generator)]
         frame = getattr(generator, f"{prefix}_frame")
         code = getattr(generator, f"{prefix}_code")
         taken = 2 if type(steps[1]) is FrameType and len(steps) > 2 else 1
@@ -261,21 +260,8 @@ def _local(frame: FrameType | None, child: object) -> str:
 
 def _attribute(owner: object, child: object) -> str:
     """Return ``.name`` for the attribute of ``owner`` that is ``child``; nothing if it has no name."""
-    for name, value in list((instance_dict(owner) or {}).items()):
-        if value is child:
-            return f".{text_of(name)}"
-    for kind in type.mro(type(owner)):
-        for name, slot in type.__dict__["__dict__"].__get__(kind).items():
-            if type(slot) is MemberDescriptorType and _holds(slot, owner, child):
-                return f".{name}"
-    return ""
-
-
-def _holds(slot: MemberDescriptorType, owner: object, child: object) -> bool:
-    try:
-        return slot.__get__(owner) is child
-    except (AttributeError, TypeError):  # an empty slot
-        return False
+    attributes = [*(instance_dict(owner) or {}).items(), *slots(owner).items()]
+    return next((f".{text_of(name)}" for name, value in attributes if value is child), "")
 
 
 def _without_dicts(chain: Sequence[object]) -> list[object]:

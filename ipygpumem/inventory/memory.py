@@ -158,7 +158,7 @@ class Reader:
             if type(value) is dict:
                 parts: list[object] = list(value.values())
             else:
-                parts = list(value) if type(value) in (list, tuple) else [value]
+                parts = list(value) if type(value) is list or type(value) is tuple else [value]
             yield from (part for part in parts if is_kind(part, self.base) and part is not tensor)
 
     def shape(self, tensor: object) -> tuple[int, ...] | None:
