@@ -72,7 +72,9 @@ def test_every_option_is_listed_with_its_default() -> None:
     assert rows == defaults
 
 
-@pytest.mark.parametrize("name", ["CellRecord", "Usage", "ExperimentRecord", "Held", "ReclaimStep"])
+@pytest.mark.parametrize(
+    "name", ["CellRecord", "Usage", "ExperimentRecord", "Held", "Holder", "Part", "Reconciliation", "ReclaimStep"]
+)
 def test_every_field_of_a_record_is_listed_in_order(name: str) -> None:
     section = read("docs/records.md").split(f"## `{name}`")[1].split("\n## ")[0]
     fields = re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", section, re.MULTILINE)
