@@ -173,6 +173,7 @@ class Experiment:
         """Let the names stay and stop measuring: the extension is being unloaded."""
         self._session.meter.drop(self._measurement)
         self.scope.waiting.clear()
+        self._tensors_before.clear()
         if self._seed_on_import is not None:
             self._seed_on_import.remove()
 
@@ -193,6 +194,7 @@ class Experiment:
         if self._seed_on_import is not None:
             self._seed_on_import.remove()
         self.record = self._make_record(at_end, meter.stop(self._measurement))
+        self._tensors_before.clear()
         return self.record
 
     def _look(self) -> _AtEnd:
