@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ipygpumem.model import Inventory, InventoryDiff, TensorGroup, TensorRecord
+from ipygpumem.model import Inventory, TensorGroup, TensorRecord
 from ipygpumem.reports.content import Report, Table, clean, count, device_label
-from ipygpumem.units import format_bytes, format_change
+from ipygpumem.units import format_bytes
 
 _SEPARATOR = " · "
 
@@ -26,15 +26,6 @@ def groups_report(inventory: Inventory, by: str, groups: Sequence[TensorGroup], 
         rows.append((f"and {len(rest):,} smaller", str(tensors), format_bytes(size)))
     table = Table("", (by, "tensors", "size"), tuple(rows), frozenset({"tensors", "size"}))
     return Report("tensors", _headline(inventory), _lines(inventory), (table,) if rows else ())
-
-
-def diff_report(diff: InventoryDiff, *, top: int) -> Report:
-    """Return what came and what went between two inventories."""
-    places = f" between {diff.before or 'the first'} and {diff.after or 'the second'}"
-    changes = [f"{device_label(device)} {format_change(size)}" for device, size in diff.changed_bytes.items()]
-    head = f"tensors{clean(places)}: {len(diff.came):,} came, {len(diff.went):,} went"
-    tables = [_table(title, tensors, top) for title, tensors in (("came", diff.came), ("went", diff.went)) if tensors]
-    return Report("tensors", _SEPARATOR.join([head, *changes]), (), tuple(tables))
 
 
 def _headline(inventory: Inventory) -> str:

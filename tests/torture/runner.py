@@ -54,7 +54,6 @@ class Way:
         return not self.package or importlib.util.find_spec(self.package) is not None
 
 
-_EXP = "IPyExperimentsPytorch if __import__('torch').cuda.is_available() else IPyExperimentsCPU"
 PLAIN = Way("plain", end=f"{_BLOCKS}.clean_plainly(get_ipython().user_ns)")
 PEER = Way(
     "ipyexperiments",
