@@ -7,7 +7,7 @@ In a notebook: ``%load_ext ipygpumem``, then ``%%experiment NAME``. From Python:
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -23,6 +23,7 @@ __all__ = [
     "history",
     "last",
     "load_ipython_extension",
+    "subscribe",
     "tensors",
     "unload_ipython_extension",
 ]
@@ -49,6 +50,7 @@ def experiment(
     drop_imports: bool = False,
     seed: int | None = None,
     report: str | None = None,
+    note: Mapping[str, int | float | str] | None = None,
 ) -> Experiment:
     """Return an experiment, to be opened by ``with`` or by ``start()`` and closed by ``finish()``.
 
@@ -58,15 +60,18 @@ def experiment(
         drop_imports: delete the names of modules that the experiment imported.
         seed: reset Python's, NumPy's and torch's generators to this before every cell.
         report: ``full``, ``compact`` or ``none``; None means as configured.
+        note: parameters to remember with it: numbers or text by name.
 
     Raises:
         NotLoadedError: the extension is not loaded in this IPython, or there is no IPython.
-        ExperimentError: ``report`` is none of the three.
+        ExperimentError: ``report`` is none of the three, or ``note`` holds more than numbers and text.
     """
     from ipygpumem.notebook.experiments import Experiment
     from ipygpumem.notebook.session import current_session
 
-    return Experiment(current_session(), name, keep=keep, drop_imports=drop_imports, seed=seed, report=report)
+    return Experiment(
+        current_session(), name, keep=keep, drop_imports=drop_imports, seed=seed, report=report, note=note
+    )
 
 
 def last() -> CellRecord | None:
@@ -87,6 +92,26 @@ def experiments() -> list[ExperimentRecord]:
     from ipygpumem.notebook.session import current_session
 
     return list(current_session().experiments)
+
+
+def subscribe(subscriber: Callable[[CellRecord | ExperimentRecord], object]) -> Callable[[], None]:
+    """Call ``subscriber`` with the record of every cell and experiment that finishes, until the undo is called.
+
+    It is called after the report is shown. If it raises, that is said once and it gets no more records.
+
+    Returns:
+        The undo, which may be called more than once.
+
+    Raises:
+        NotLoadedError: the extension is not loaded in this IPython, or there is no IPython.
+        GpuMemError: ``subscriber`` cannot be called.
+    """
+    from ipygpumem.errors import GpuMemError
+    from ipygpumem.notebook.session import current_session
+
+    if not callable(subscriber):
+        raise GpuMemError("subscribe takes something that can be called with a record: subscribe(print)")
+    return current_session().subscribers.subscribe(subscriber)
 
 
 def tensors(*names: str, device: str | None = None, kind: str | None = None, min_bytes: int = 0) -> Inventory:

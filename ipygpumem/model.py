@@ -24,6 +24,8 @@ Method = Literal["kernel", "allocator", "sampled"]
 class Record:
     """Base of all records: conversion to and from plain dictionaries."""
 
+    __slots__ = ()
+
     def to_dict(self) -> dict[str, Any]:
         """Return the record as a dictionary of plain values, ready for JSON."""
         return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]  # subclasses are dataclasses
@@ -75,7 +77,7 @@ class Reading(NamedTuple):
     """Why a figure is missing, in words for the user."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # there may be tens of thousands, as of cells
 class Usage(Record):
     """What one device went through during a cell, an experiment or any other span.
 
@@ -106,7 +108,7 @@ class Usage(Record):
         return max(0, self.peak_bytes - self.before_bytes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CellRecord(Record):
     """What one finished cell cost."""
 
@@ -119,6 +121,12 @@ class CellRecord(Record):
     error: str | None
     """Name of the exception's type, or None."""
     usages: tuple[Usage, ...]
+    source_digest: str = ""
+    """The same for cells of the same source, whatever white space surrounds it."""
+    source_line: str = ""
+    """The first line that says what the cell does, cut to 80 characters."""
+    recovery: RecoveryRecord | None = None
+    """What came back after its error, where anything was released."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +213,10 @@ class ExperimentRecord(Record):
     """Deleted names whose arrays are still alive, because something outside the scope refers to them."""
     steps: tuple[ReclaimStep, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    parameters: dict[str, int | float | str] = field(default_factory=dict)
+    """What the user noted of it: ``--note lr=1e-3 bs=64``."""
+    ooms: int = 0
+    """Out-of-memory errors that ended one of its cells, or left it or an experiment inside it."""
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,18 @@ def test_every_option_is_listed_with_its_default() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["CellRecord", "Usage", "ExperimentRecord", "Held", "Holder", "Part", "Reconciliation", "ReclaimStep"]
+    "name",
+    [
+        "CellRecord",
+        "Usage",
+        "ExperimentRecord",
+        "RecoveryRecord",
+        "Held",
+        "Holder",
+        "Part",
+        "Reconciliation",
+        "ReclaimStep",
+    ],
 )
 def test_every_field_of_a_record_is_listed_in_order(name: str) -> None:
     section = read("docs/records.md").split(f"## `{name}`")[1].split("\n## ")[0]

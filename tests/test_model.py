@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
+import types
 import typing
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipygpumem import model
-from ipygpumem.model import Record, Usage
+from ipygpumem.model import CellRecord, ExperimentRecord, Record, Usage
 
 RECORDS = [
     kind for kind in vars(model).values() if isinstance(kind, type) and issubclass(kind, Record) and kind is not Record
@@ -46,9 +48,9 @@ def _values(hint: object) -> st.SearchStrategy[object]:
     if typing.get_origin(hint) is tuple:
         return st.lists(_values(arguments[0]), max_size=2).map(tuple)
     if typing.get_origin(hint) is dict:
-        return st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)
-    if type(None) in arguments:
-        return st.none() | _values(arguments[0])
+        return st.dictionaries(st.text(max_size=3), _values(arguments[1]), max_size=2)
+    if typing.get_origin(hint) is types.UnionType:
+        return st.one_of(*map(_values, arguments))
     if typing.get_origin(hint) is typing.Literal:
         return st.sampled_from(arguments)
     return {
@@ -56,6 +58,7 @@ def _values(hint: object) -> st.SearchStrategy[object]:
         float: st.floats(allow_nan=False),
         str: st.text(max_size=5),
         bool: st.booleans(),
+        type(None): st.none(),
     }[hint]  # type: ignore[index]  # the plain types that are left
 
 
@@ -67,3 +70,22 @@ def test_unknown_keys_of_a_newer_version_are_ignored() -> None:
 def test_a_peak_below_the_start_is_no_negative_rise() -> None:
     usage = Usage("cpu", 100, 20, 90, None, "kernel")
     assert (usage.delta_bytes, usage.peak_delta_bytes) == (-80, 0)
+
+
+def test_records_that_there_are_many_of_have_no_dict_and_are_pickled() -> None:
+    usage = Usage("cpu", 1, 2, 3, None, "kernel")
+    cell = CellRecord(1, "id", None, 0.0, 1.0, True, None, (usage,), "digest", "x = 1")
+    assert not hasattr(cell, "__dict__")
+    assert not hasattr(usage, "__dict__")
+    assert pickle.loads(pickle.dumps(cell)) == cell
+
+
+def test_records_of_an_older_version_are_read() -> None:
+    cell = CellRecord(1, "id", None, 0.0, 1.0, True, None, (), "digest", "x = 1").to_dict()
+    old_cell = {key: cell[key] for key in cell if key not in ("source_digest", "source_line", "recovery")}
+    read = CellRecord.from_dict(old_cell)
+    assert (read.source_digest, read.source_line, read.recovery) == ("", "", None)
+    experiment = ExperimentRecord("a", 0.0, 1.0, (read,), (), {}, {}, (), (), (), ()).to_dict()
+    del experiment["parameters"], experiment["ooms"]
+    old = ExperimentRecord.from_dict(experiment)
+    assert (old.parameters, old.ooms, old.cells) == ({}, 0, (read,))

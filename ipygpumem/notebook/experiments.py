@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -14,12 +14,14 @@ from ipygpumem.errors import ExperimentError
 from ipygpumem.heap import large_tensors
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Usage
 from ipygpumem.notebook import leaks
+from ipygpumem.notebook.parameters import checked_parameters
 from ipygpumem.notebook.seeding import SeedOnImport, seed_generators
 from ipygpumem.scope import Scope, is_ownable
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.session import Session
+    from ipygpumem.tracebacks import Failure
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,24 @@ class _AtEnd:
     """The peaks of the user's code: what the clean-up itself needs is none of them."""
     waiting: list[Held]
     watched: list[leaks.Watched]
+
+
+class OomCount:
+    """Counts the out-of-memory errors of one cell for the experiments, each once on its way out through all of them."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._counted: list[Experiment] = []
+
+    def add(
+        self, error: BaseException, failure: Failure, experiments: list[Experiment], leaving: Experiment | None = None
+    ) -> None:
+        """Count ``error`` for all open experiments, unless it did so when it left one of them."""
+        known = id(error) == self._last and (leaving is None or leaving in self._counted)
+        if failure.kind == "oom" and not known:
+            self._last, self._counted = id(error), list(experiments)
+            for experiment in experiments:
+                experiment.ooms += 1
 
 
 def _check(name: object, keep: list[str], seed: object, report: object) -> None:
@@ -58,6 +78,7 @@ class Experiment:
         drop_imports: delete the names of modules that the experiment imported.
         seed: reset Python's, NumPy's and torch's generators to this before every cell.
         report: ``full``, ``compact`` or ``none``; None means as configured.
+        note: parameters to remember with it: numbers or text by name.
     """
 
     def __init__(
@@ -69,6 +90,7 @@ class Experiment:
         drop_imports: bool = False,
         seed: int | None = None,
         report: str | None = None,
+        note: Mapping[str, int | float | str] | None = None,
     ) -> None:
         keep = [keep] if isinstance(keep, str) else list(keep)
         _check(name, keep, seed, report)
@@ -76,6 +98,8 @@ class Experiment:
         self.name = name
         self.seed = seed
         self.report = report
+        self.parameters = checked_parameters(note or {})
+        self.ooms = 0
         self.record: ExperimentRecord | None = None
         self.failed = False
         self.error_at_start = 0
@@ -261,6 +285,8 @@ class Experiment:
             survivors=self._survivors(at_end),
             steps=tuple(self._steps),
             notes=tuple(self._notes(at_end)),
+            parameters=dict(self.parameters),
+            ooms=self.ooms,
         )
 
     def _notes(self, at_end: _AtEnd) -> list[str]:

@@ -13,6 +13,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from ipygpumem.errors import ExperimentError, GpuMemError
 from ipygpumem.notebook import actions, leaks, tensors
 from ipygpumem.notebook.experiments import Experiment
+from ipygpumem.notebook.parameters import parse_parameters
 from ipygpumem.notebook.parsing import Parser, split
 from ipygpumem.notebook.session import Session
 from ipygpumem.reports.content import Report, clean
@@ -27,6 +28,7 @@ def _experiment_parser(prog: str) -> Parser:
     parser.add_argument("--drop-imports", action="store_true")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--report", choices=["full", "compact", "none"])
+    parser.add_argument("--note", nargs="+", action="extend", default=[], metavar="NAME=VALUE")
     return parser
 
 
@@ -67,6 +69,7 @@ class GpuMemMagics(Magics):
         ::
 
             %experiment start NAME [--keep NAME] [--drop-imports] [--seed N] [--report full|compact|none]
+                              [--note NAME=VALUE...]
             %experiment keep x 'y*'      names (or globs) that stay at the end
             %experiment status           what is open, and what it costs so far
             %experiment end [NAME]       delete its names, restore what they shadowed, give memory back
@@ -98,6 +101,7 @@ class GpuMemMagics(Magics):
             --drop-imports   delete the names of imported modules too
             --seed N         reset Python's, NumPy's and torch's random generators first
             --report STYLE   how much to show at the end
+            --note NAME=VALUE...  parameters to remember with it: --note lr=1e-3 bs=64
         """
         # A cell's first line never comes here (see rewriting.py): this serves run_cell_magic and its like.
         experiment = self._new("%%experiment", split("%%experiment", line))
@@ -114,6 +118,7 @@ class GpuMemMagics(Magics):
             drop_imports=options.drop_imports,
             seed=options.seed,
             report=options.report,
+            note=parse_parameters(options.note),
         )
 
     def _start(self, words: list[str]) -> None:

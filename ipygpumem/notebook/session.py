@@ -5,20 +5,23 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 from ipygpumem import reclaim, tracebacks
 from ipygpumem.bindings import bindings_of
 from ipygpumem.errors import ExperimentError, NotLoadedError
-from ipygpumem.kinds import is_kind, type_name
+from ipygpumem.kinds import is_kind, text_of, type_name
 from ipygpumem.meter import Meter
 from ipygpumem.model import CellRecord, ExperimentRecord, Reading, ReclaimStep, RecoveryRecord
 from ipygpumem.notebook.cells import Cell, CellStack
 from ipygpumem.notebook.config import IPyGpuMem
-from ipygpumem.notebook.experiments import Experiment
+from ipygpumem.notebook.experiments import Experiment, OomCount
 from ipygpumem.notebook.leaks import Watched
 from ipygpumem.notebook.outputs import Outputs
 from ipygpumem.notebook.show import Screen
+from ipygpumem.notebook.sources import digest_of, telling_line
+from ipygpumem.notebook.subscribers import Subscribers
 from ipygpumem.probes import Probe
 from ipygpumem.probes.accelerators import accelerators
 from ipygpumem.probes.host import HostProbe, available_bytes
@@ -46,11 +49,13 @@ class Session:
         self.history: deque[CellRecord] = deque(maxlen=config.history_length)
         self.experiments: deque[ExperimentRecord] = deque(maxlen=config.history_length)
         self.open: list[Experiment] = []
+        self.subscribers = Subscribers(shell)
         self.survivors: list[Watched] = []
         """What outlived the experiments that have finished; nothing is kept alive by it."""
         self._cells = CellStack()
         self._unseen: list[tuple[Scope, Pending]] = []
         self._garbage = reclaim.GarbageBudget()
+        self._oom_count = OomCount()
 
     @property
     def namespace(self) -> dict[str, Any]:
@@ -65,6 +70,7 @@ class Session:
         cell.last_error = _last_error()
         if self.open and not cell.nested:
             cell.experiment = self.open[-1].name
+            self._oom_count = OomCount()
             for experiment in self.open:
                 experiment._reseed()
         cell.started = time.perf_counter()
@@ -105,8 +111,12 @@ class Session:
         reports: list[content.Report] = []
         try:
             try:
-                reports += self._remember(cell, self._measure(cell, result, error, seconds))
-                reports += self._recover(cell, error or _shown_since(cell.last_error))
+                record = self._measure(cell, result, error, seconds)
+                try:
+                    recovered = self._recover(cell, error or _shown_since(cell.last_error))
+                finally:  # an interrupted recovery loses no cell
+                    reports += self._remember(cell, record)
+                reports += recovered
             finally:
                 for experiment in reversed(cell.ending):
                     if experiment in self.open:
@@ -116,6 +126,7 @@ class Session:
             reports += [content.interrupted_exit(item.name) for item in cell.ending if item in self.open]
         finally:
             self.screen.show(reports)
+            self.subscribers.deliver()
 
     def _remember(self, cell: Cell, record: CellRecord) -> list[content.Report]:
         """Add a finished cell to the history and to the open experiments, and return its report."""
@@ -123,7 +134,10 @@ class Session:
             experiment.failed = experiment.failed or not record.success or _last_error() != cell.last_error
         if cell.nested:
             return []
+        if cell.recovery is not None:
+            record = replace(record, recovery=cell.recovery)
         self.history.append(record)
+        self.subscribers.add(record)
         for experiment in self.open:
             experiment._add_cell(record)
         shown = self.config.report and record.duration_seconds >= self.config.min_cell_seconds
@@ -134,6 +148,7 @@ class Session:
             worked = min(seconds, time.process_time() - cell.cpu_started)
             self._garbage.collect_if_cheap(worked, self.config.garbage_share)
         usages = self.meter.stop(cell.measurement)
+        source = text_of(getattr(cell.info, "raw_cell", None))
         return CellRecord(
             execution_count=getattr(result, "execution_count", None),
             cell_id=getattr(cell.info, "cell_id", None),
@@ -143,6 +158,8 @@ class Session:
             success=error is None,
             error=None if error is None else type_name(error),
             usages=usages,
+            source_digest=digest_of(source),
+            source_line=telling_line(source),
         )
 
     def _forget_gone(self) -> None:
@@ -156,6 +173,7 @@ class Session:
     def _recover(self, cell: Cell, error: BaseException | None) -> list[content.Report]:
         if error is not None:
             failure = tracebacks.classify(error)
+            self._oom_count.add(error, failure, self.open)
             releases = cell.released_by == id(error) or self._releases(failure)
             if cell.recovery is None and (releases or failure.poisoned):
                 cell.recovery = self._recovery(error, failure, release=releases)
@@ -202,6 +220,7 @@ class Session:
         experiment.failed = True
         running = self._cells.running()
         failure = tracebacks.classify(error)
+        self._oom_count.add(error, failure, self.open, leaving=experiment)
         cell = running[-1] if running else None
         if self._releases(failure):
             if cell is not None and cell.recovery is not None:
@@ -271,6 +290,7 @@ class Session:
         """End ``experiment`` and all inside it, show the reports, and return the record."""
         if experiment.record is None or experiment in self.open:
             self.screen.show(self._close(experiment))
+            self.subscribers.deliver()
         assert experiment.record is not None
         return experiment.record
 
@@ -288,6 +308,7 @@ class Session:
         experiment.failed = experiment.failed or _last_error() != experiment.error_at_start
         record = experiment.record or experiment._leave(enclosing.scope if enclosing else None)
         self.experiments.append(record)
+        self.subscribers.add(record)
         self.open.remove(experiment)  # not the last one for sure: finalisers and threads run meanwhile
         if enclosing is not None:
             self._note_running_code(enclosing.scope)

@@ -1,8 +1,12 @@
-"""Which cell some code came from: by the file name that IPython compiled it under, or by a name that it binds."""
+"""Which cell some code came from: by the file name that IPython compiled it under, or by a name that it binds.
+
+And what tells a cell's source: its digest, and its first line that says something.
+"""
 
 from __future__ import annotations
 
 import ast
+import hashlib
 import linecache
 import re
 from collections.abc import Iterable
@@ -11,6 +15,30 @@ from typing import Any
 from ipygpumem.bindings import bindings_of
 
 _NUMBERED = re.compile(r"<ipython-input-(\d+)-")
+_LINE_LENGTH = 80
+_HEAD_LENGTH = 4000
+"""How much of a cell is searched for a line that says what it does."""
+
+
+def digest_of(source: str) -> str:
+    """Return 16 hexadecimal digits, the same for the same source whatever white space surrounds it."""
+    return hashlib.blake2b(source.strip().encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def telling_line(source: str) -> str:
+    """Return the first line of code, else of a magic, else of a comment, cut to 80 characters."""
+    magic = comment = ""
+    for text in source[:_HEAD_LENGTH].splitlines():
+        line = text.strip()
+        if line.startswith("#"):
+            comment = comment or line
+        elif line.startswith(("%", "!")):
+            magic = magic or line
+        elif line:
+            break
+    else:
+        line = magic or comment
+    return line if len(line) <= _LINE_LENGTH else line[: _LINE_LENGTH - 1] + "…"
 
 
 def cell_of_file(shell: Any, filename: str) -> int | None:

@@ -1,0 +1,74 @@
+"""The callables that want every record when it is finished, such as a logger of TensorBoard's."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any
+
+from ipygpumem.kinds import type_name
+from ipygpumem.model import CellRecord, ExperimentRecord
+from ipygpumem.reports.content import clean
+from ipygpumem.tracebacks import classify
+
+Subscriber = Callable[[CellRecord | ExperimentRecord], object]
+
+_KEPT_AS = "_ipygpumem_subscribers"
+
+
+class Subscribers:
+    """The subscribers of one shell, and the records that wait for them until the reports are shown.
+
+    They are kept in the shell, so that a subscription lasts through ``%reload_ext`` until it is undone.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._waiting: deque[CellRecord | ExperimentRecord] = deque()
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Let ``subscriber`` have every record from now on, and return the undo."""
+        entry = (subscriber,)  # the same callable may subscribe twice; ours to compare, unlike the user's object
+        vars(self._shell).setdefault(_KEPT_AS, []).append(entry)
+        return lambda: self._drop(entry)
+
+    def add(self, record: CellRecord | ExperimentRecord) -> None:
+        """Keep a finished record for ``deliver``."""
+        if self._entries():
+            self._waiting.append(record)
+
+    def deliver(self) -> None:
+        """Give the subscribers the records that wait; one that fails is named once and dropped."""
+        while self._waiting:
+            record = self._waiting.popleft()
+            for entry in list(self._entries()):
+                self._give(record, entry)
+
+    def _give(self, record: CellRecord | ExperimentRecord, entry: tuple[Subscriber]) -> None:
+        try:
+            entry[0](record)
+        except KeyboardInterrupt:
+            print(f"ipygpumem: {_name(entry[0])} was interrupted; it stays subscribed", file=sys.stderr)
+        except BaseException as error:  # even SystemExit: a logger must not end the session
+            self._drop(entry)
+            why = f"{type_name(error)}: {clean(classify(error).message)}"
+            print(f"ipygpumem: {_name(entry[0])} failed and gets no more records ({why})", file=sys.stderr)
+
+    def _entries(self) -> list[tuple[Subscriber]]:
+        found: list[tuple[Subscriber]] = vars(self._shell).get(_KEPT_AS, [])
+        return found
+
+    def _drop(self, entry: tuple[Subscriber]) -> None:
+        entries = [other for other in self._entries() if other is not entry]
+        if entries:
+            vars(self._shell)[_KEPT_AS] = entries
+        else:
+            vars(self._shell).pop(_KEPT_AS, None)
+
+
+def _name(subscriber: object) -> str:
+    """Return what the user would call a callable, without asking it."""
+    function = subscriber.__func__ if type(subscriber) is MethodType else subscriber
+    return f"subscriber {clean(function.__qualname__ if type(function) is FunctionType else type_name(function))}"

@@ -1,0 +1,149 @@
+"""What a cell's and an experiment's records say beside the figures: source, recovery, parameters, OOMs."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+import ipygpumem
+from ipygpumem.errors import ExperimentError
+from ipygpumem.notebook.parameters import checked_parameters, parse_parameters
+from ipygpumem.notebook.session import session_of
+from ipygpumem.notebook.sources import digest_of, telling_line
+
+
+@pytest.fixture
+def loaded(shell: InteractiveShell) -> InteractiveShell:
+    shell.run_line_magic("load_ext", "ipygpumem")
+    return shell
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("loss = train()\nloss", "loss = train()"),
+        ("\n\n# first\n%%time\n  loss = train()", "loss = train()"),
+        ("# only this", "# only this"),
+        ("# a comment\n%matplotlib inline", "%matplotlib inline"),
+        ("!ls", "!ls"),
+        ("", ""),
+        (" \n\t", ""),
+        ("x = '" + "y" * 200 + "'", "x = '" + "y" * 74 + "…"),
+        ("#\n" * 10_000 + "x = 1", "#"),
+    ],
+)
+def test_the_first_line_that_says_what_a_cell_does(source: str, line: str) -> None:
+    assert telling_line(source) == line
+    assert len(telling_line(source)) <= 80
+
+
+def test_equal_sources_have_equal_digests_whatever_white_space_surrounds_them() -> None:
+    assert digest_of("x = 1\n") == digest_of("\nx = 1") != digest_of("x  = 1")
+    assert len(digest_of("\ud800")) == 16
+
+
+def test_a_cell_knows_its_source(loaded: InteractiveShell) -> None:
+    loaded.run_cell("%%time\nx = 1")
+    last = ipygpumem.last()
+    assert last is not None
+    assert (last.source_line, last.source_digest) == ("x = 1", digest_of("%%time\nx = 1"))
+
+
+def test_a_recovery_is_part_of_the_cells_record_also_inside_its_experiment(loaded: InteractiveShell) -> None:
+    loaded.run_cell("%%experiment one\nraise MemoryError")
+    last = ipygpumem.last()
+    (experiment,) = ipygpumem.experiments()
+    assert last is not None
+    assert last.recovery is not None
+    assert (last.recovery.kind, last.recovery.error) == ("oom", "MemoryError")
+    assert experiment.cells == (last,)
+
+
+def test_an_interrupted_recovery_loses_no_cell(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session_of(loaded), "_recover", interrupted)
+    loaded.run_cell("%%experiment one\nraise MemoryError")
+    last = ipygpumem.last()
+    assert last is not None
+    assert (last.error, last.recovery) == ("MemoryError", None)
+    assert ipygpumem.experiments()[0].cells == (last,)
+
+
+def test_each_out_of_memory_error_counts_once_for_every_experiment_that_it_met(loaded: InteractiveShell) -> None:
+    loaded.run_cell("%experiment start outer")
+    loaded.run_cell("raise MemoryError")
+    loaded.run_cell("%%experiment inner\nraise MemoryError")
+    loaded.run_cell("1 / 0")
+    loaded.run_cell("import ipygpumem\nwith ipygpumem.experiment('a'), ipygpumem.experiment('b'): raise MemoryError")
+    loaded.run_cell(
+        "for _ in range(3):\n"
+        "    try:\n"
+        "        with ipygpumem.experiment('caught'): raise MemoryError\n"
+        "    except MemoryError: pass"
+    )
+    loaded.run_cell("%experiment end")
+    counts = [(record.name, record.ooms) for record in ipygpumem.experiments()]
+    assert counts == [("inner", 1), ("b", 1), ("a", 1), *[("caught", 1)] * 3, ("outer", 6)]
+
+
+def test_errors_count_where_frames_are_never_released(loaded: InteractiveShell) -> None:
+    loaded.run_line_magic("config", "IPyGpuMem.release_frames = 'never'")
+    loaded.run_cell("%%experiment one\nraise MemoryError")
+    assert ipygpumem.experiments()[0].ooms == 1
+
+
+def test_notes_become_parameters(loaded: InteractiveShell) -> None:
+    loaded.run_cell("%%experiment one --note lr=1e-3 bs=64 --note 'optimizer=AdamW fused' amp=True n=-0 --report none\n1")
+    loaded.run_cell("%experiment start two --note x=1")
+    loaded.run_cell("%experiment end")
+    with ipygpumem.experiment("three", note={"lr": 0.5, "amp": True, "name": "x"}):
+        pass
+    one, two, three = (record.parameters for record in ipygpumem.experiments())
+    assert one == {"lr": 0.001, "bs": 64, "optimizer": "AdamW fused", "amp": "True", "n": 0}
+    assert two == {"x": 1}
+    assert three == {"lr": 0.5, "amp": "True", "name": "x"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1", 1), ("-1", -1), ("1.0", 1.0), ("1e400", "inf"), ("nan", "nan"), ("1_0", "1_0"), ("", ""), ("a=b", "a=b")],
+)
+def test_what_reads_as_a_number_is_one(text: str, value: object) -> None:
+    (found,) = parse_parameters([f"x={text}"]).values()
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize("words", [["lr"], ["=1"], ["a b=1"], ["1=2"], ["x=1", "x=2"]])
+def test_a_note_that_is_none_is_one_clear_line(words: list[str]) -> None:
+    with pytest.raises(ExperimentError, match="--note: ") as caught:
+        parse_parameters(words)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_after_the_notes_is_told_where_it_belongs(loaded: InteractiveShell) -> None:
+    result = loaded.run_cell("%experiment start --note lr=1 run")
+    assert "name" in str(result.error_in_exec)
+    assert not ipygpumem.experiments()
+
+
+@pytest.mark.parametrize("given", [5, "lr=1", [("lr", 1)], {1: 2}, {"a b": 1}, {"x": [1]}, {"x": None}])
+def test_a_note_from_python_holds_names_numbers_and_text(given: Any) -> None:
+    with pytest.raises(ExperimentError, match="note"):
+        checked_parameters(given)
+
+
+def test_a_note_from_python_is_made_plain() -> None:
+    numpy = pytest.importorskip("numpy")
+
+    class Mode(str, enum.Enum):
+        FAST = "fast"
+
+    given = {"lr": numpy.float64(0.5), "mode": Mode.FAST, "loss": float("nan"), "n": 2**70}
+    found = checked_parameters(given)
+    assert found == {"lr": 0.5, "mode": "fast", "loss": "nan", "n": 2**70}
+    assert [type(value) for value in found.values()] == [float, str, str, int]

@@ -1,0 +1,128 @@
+"""Records go to whoever subscribes; what fails there never reaches a cell."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+import ipygpumem
+from ipygpumem.errors import GpuMemError, NotLoadedError
+from ipygpumem.model import CellRecord, ExperimentRecord
+
+
+@pytest.fixture
+def loaded(shell: InteractiveShell) -> InteractiveShell:
+    shell.run_line_magic("load_ext", "ipygpumem")
+    return shell
+
+
+def test_every_cell_and_experiment_comes_once_in_the_order_in_which_they_finish(loaded: InteractiveShell) -> None:
+    records: list[Any] = []
+    undo = ipygpumem.subscribe(records.append)
+    loaded.run_cell("x = 1")
+    loaded.run_cell("%%experiment one\ny = 2")
+    loaded.run_cell("%experiment start two")
+    loaded.run_cell("%experiment end")
+    undo()
+    undo()
+    loaded.run_cell("z = 3")
+    kinds = [type(record) for record in records]
+    assert kinds == [CellRecord, CellRecord, ExperimentRecord, CellRecord, ExperimentRecord, CellRecord]
+    assert [record.name for record in records if type(record) is ExperimentRecord] == ["one", "two"]
+    assert [record for record in records if type(record) is CellRecord] == list(ipygpumem.history())[:-1]
+
+
+def test_one_that_fails_is_named_once_and_dropped_and_the_others_go_on(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records: list[Any] = []
+
+    def broken(record: Any) -> None:
+        raise ValueError("no space\nleft")
+
+    ipygpumem.subscribe(broken)
+    undo = ipygpumem.subscribe(records.append)
+    assert loaded.run_cell("x = 1").success
+    assert loaded.run_cell("x = 2").success
+    undo()
+    said = capsys.readouterr().err
+    assert said.count("broken failed and gets no more records (ValueError: no space\N{REPLACEMENT CHARACTER}left)") == 1
+    assert len(said.splitlines()) == 1
+    assert len(records) == 2
+
+
+@pytest.mark.parametrize("error", [SystemExit, GeneratorExit, RecursionError])
+def test_not_even_an_exit_gets_out(loaded: InteractiveShell, error: type[BaseException]) -> None:
+    def leave(record: Any) -> None:
+        raise error
+
+    ipygpumem.subscribe(leave)
+    assert loaded.run_cell("x = 1").success
+    assert not [name for name in vars(loaded) if "ipygpumem" in name]
+
+
+def test_one_that_is_interrupted_stays(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+    calls: list[Any] = []
+
+    def slow(record: Any) -> None:
+        calls.append(record)
+        raise KeyboardInterrupt
+
+    undo = ipygpumem.subscribe(slow)
+    assert loaded.run_cell("x = 1").success
+    assert loaded.run_cell("x = 2").success
+    undo()
+    assert len(calls) == 2
+    assert "slow was interrupted; it stays subscribed" in capsys.readouterr().err
+
+
+def test_a_subscription_lasts_through_a_reload_and_its_undo_too(shell: InteractiveShell) -> None:
+    records: list[Any] = []
+    shell.run_line_magic("load_ext", "ipygpumem")
+    undo = ipygpumem.subscribe(records.append)
+    shell.run_line_magic("unload_ext", "ipygpumem")
+    shell.run_cell("x = 1")
+    shell.run_line_magic("load_ext", "ipygpumem")
+    shell.run_cell("x = 2")
+    assert [record.source_line for record in records] == ["x = 2"]
+    undo()
+    shell.run_cell("x = 3")
+    assert len(records) == 1
+    assert not [name for name in vars(shell) if "ipygpumem" in name]
+
+
+def test_an_undo_inside_a_call_and_a_new_subscriber_inside_a_call_work(loaded: InteractiveShell) -> None:
+    records: list[Any] = []
+    undos: list[Any] = []
+
+    def once(record: Any) -> None:
+        undos[0]()
+        undos.append(ipygpumem.subscribe(records.append))
+
+    undos.append(ipygpumem.subscribe(once))
+    loaded.run_cell("x = 1")
+    loaded.run_cell("x = 2")
+    undos[1]()
+    assert [record.source_line for record in records] == ["x = 2"]
+
+
+def test_one_that_runs_cells_itself_is_stopped(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+    def again(record: Any) -> None:
+        loaded.run_cell("y = 1", silent=False)
+
+    limit = sys.getrecursionlimit()
+    undo = ipygpumem.subscribe(again)
+    assert loaded.run_cell("x = 1").success
+    undo()
+    assert sys.getrecursionlimit() == limit
+
+
+def test_what_cannot_be_called_and_a_shell_without_the_extension_are_named(shell: InteractiveShell) -> None:
+    with pytest.raises(NotLoadedError):
+        ipygpumem.subscribe(print)
+    shell.run_line_magic("load_ext", "ipygpumem")
+    with pytest.raises(GpuMemError, match="can be called"):
+        ipygpumem.subscribe(5)  # type: ignore[arg-type]  # that is the mistake
