@@ -2,15 +2,17 @@
 
 Peaks nest, or overlap in any order, over counters that can only be reset: at every start each counter is read,
 folded into every open measurement, and rearmed. A stop or a reading folds and need not rearm: what the counter
-shows was reached inside every span that is still open. The meter owns the only sampling thread, which runs only
-while a measurement is open and a probe has no counter of its own.
+shows was reached inside every span that is still open. The meter owns the only thread: it samples while a
+measurement is open and a probe has no counter of its own, and does for others what they ask its clock for.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 
+from ipygpumem.clock import Clock
 from ipygpumem.model import Reading, Usage
 from ipygpumem.probes import Probe
 
@@ -70,9 +72,15 @@ class Meter:
         self.failures: dict[str, str] = {}
         self._sample_seconds = sample_seconds
         self._open: list[Measurement] = []
-        self._lock = threading.RLock()
-        self._wake = threading.Event()
-        self._sampler: threading.Thread | None = None
+        self._own_lock, self._pid = threading.RLock(), os.getpid()
+        self._sampling = False
+        self.clock = Clock()
+
+    @property
+    def _lock(self) -> threading.RLock:
+        if os.getpid() != self._pid:  # our thread may have held it when the process forked
+            self._own_lock, self._pid = threading.RLock(), os.getpid()
+        return self._own_lock
 
     def start(self) -> Measurement:
         """Open a span."""
@@ -99,13 +107,20 @@ class Meter:
         with self._lock:
             if measurement in self._open:
                 self._open.remove(measurement)
-            if not self._open and self._sampler is not None:
-                self._stop_sampler()
+            if self._sampling and not self._open:
+                self._sampling = False
+                self.clock.remove(self._sample)
 
     def now(self, *, detail: bool = False) -> dict[str, Reading]:
         """Return each device's reading; open spans keep their peaks."""
         with self._lock:
             return self._readings(detail=detail)
+
+    def glance(self) -> dict[str, Reading]:
+        """Return each device's memory now, while other threads use the devices; open spans do not notice."""
+        with self._lock:
+            self._find()
+            return {reading.device: reading for probe in self._probes for reading in self._try(probe, probe.glance)}
 
     def change(self, action: Callable[[], None]) -> None:
         """Run ``action``, which changes a probe, with the peaks so far safe in the open spans."""
@@ -115,21 +130,33 @@ class Meter:
             self._sample_if_needed()
 
     def _readings(self, **how: bool) -> dict[str, Reading]:
+        self._find()
+        return {reading.device: reading for probe in self._probes for reading in self._read(probe, **how)}
+
+    def _find(self) -> None:
         if self._find_more is not None and (found := self._find_more()):
             self._probes += found
             self._find_more = None
-        return {reading.device: reading for probe in self._probes for reading in self._read(probe, **how)}
 
     def _read(
         self, probe: Probe, *, detail: bool = False, peak: bool = True, rearm: bool = False
     ) -> tuple[Reading, ...]:
-        """Read a probe into all open spans; one that fails is left out and named in ``failures``."""
-        try:
+        """Read a probe into all open spans."""
+
+        def read() -> tuple[Reading, ...]:
             readings = probe.read(detail=detail, peak=peak)
             for measurement in self._open:
                 measurement.fold(readings)
             if rearm:
                 probe.rearm()
+            return readings
+
+        return self._try(probe, read)
+
+    def _try(self, probe: Probe, read: Callable[[], tuple[Reading, ...]]) -> tuple[Reading, ...]:
+        """Return what ``read`` gives; a probe that fails is left out and named in ``failures``."""
+        try:
+            readings = read()
         except Exception as error:  # a driver that broke must not take the host's figures with it
             self.failures[type(probe).__name__] = f"{type(error).__name__}: {error}"
             return ()
@@ -137,32 +164,21 @@ class Meter:
         return readings
 
     def _sample_if_needed(self) -> None:
-        if self._open and self._sampler is None and any(probe.sampled for probe in self._probes):
-            self._start_sampler()
+        if self._open and any(probe.sampled for probe in self._probes):
+            self._sampling = True
+            self.clock.add(self._sample)  # also if it was there: a forked child has no thread
 
-    def _start_sampler(self) -> None:
-        self._wake = threading.Event()
-        self._sampler = threading.Thread(target=self._sample, args=(self._wake,), name="ipygpumem-sampler", daemon=True)
-        self._sampler.start()
-
-    def _stop_sampler(self) -> None:
-        self._wake.set()
-        self._sampler = None
-
-    def _sample(self, wake: threading.Event) -> None:
-        while not wake.wait(self._sample_seconds):
-            with self._lock:
-                for probe in self._probes:
-                    if probe.sampled:
-                        self._read(probe)
+    def _sample(self) -> float:
+        with self._lock:
+            for probe in self._probes:
+                if probe.sampled:
+                    self._read(probe)
+        return self._sample_seconds
 
     def close(self) -> None:
         """Stop sampling and close the probes."""
         with self._lock:
             self._open.clear()
-            sampler = self._sampler
-            self._stop_sampler()
-        if sampler is not None:
-            sampler.join()
+        self.clock.close()
         for probe in self._probes:
             probe.close()

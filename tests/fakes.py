@@ -31,6 +31,9 @@ class FakeProbe:
         peak = self._current if self.sampled else self._peak
         return (Reading(self.device, self._current, peak, "sampled" if self.sampled else "kernel", 1000),)
 
+    def glance(self) -> tuple[Reading, ...]:
+        return self.read(peak=False)
+
     def rearm(self) -> None:
         self._peak = self._current
 

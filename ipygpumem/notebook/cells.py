@@ -7,6 +7,7 @@ broken one never ends, and subshells interleave. So cells are found again by the
 from __future__ import annotations
 
 import ast
+import contextvars
 import threading
 import time
 from dataclasses import dataclass, field
@@ -41,6 +42,10 @@ class Cell:
     """Experiments that end with this cell."""
     recovery: RecoveryRecord | None = None
     """A recovery that an experiment's exit made before the cell was over."""
+    over: bool = False
+    """Its end has been seen; what another thread still has to say about it comes too late."""
+    context: contextvars.Context = field(default_factory=contextvars.copy_context)
+    """Where the cell runs: the kernel knows from it to which cell an output belongs."""
     released_by: int = 0
     """Identity of an error that ended an experiment inside the cell: its frames belong to that experiment."""
 
@@ -80,8 +85,14 @@ class CellStack:
         if ended is None:
             return None, []
         lost = own[own.index(ended) + 1 :] if ended in own else []
-        self._cells = [cell for cell in self._cells if cell is not ended and cell not in lost]
+        for cell in (ended, *lost):
+            cell.over = True
+        self._cells = [cell for cell in self._cells if not cell.over]
         return ended, lost
+
+    def outermost(self) -> Cell | None:
+        """Return the cell that has run for longest, in whichever thread; asked from any thread."""
+        return next((cell for cell in self._cells if not cell.nested), None)
 
     def running(self) -> list[Cell]:
         """Return the cells that run in this thread, innermost last."""

@@ -22,6 +22,7 @@ from ipygpumem.notebook.outputs import Outputs
 from ipygpumem.notebook.show import Screen
 from ipygpumem.notebook.sources import digest_of, telling_line
 from ipygpumem.notebook.subscribers import Subscribers
+from ipygpumem.notebook.ticker import Ticker
 from ipygpumem.probes import Probe
 from ipygpumem.probes.accelerators import accelerators
 from ipygpumem.probes.host import HostProbe, available_bytes
@@ -53,6 +54,7 @@ class Session:
         self.survivors: list[Watched] = []
         """What outlived the experiments that have finished; nothing is kept alive by it."""
         self._cells = CellStack()
+        self.ticker = Ticker(self._cells, self.meter)
         self._unseen: list[tuple[Scope, Pending]] = []
         self._garbage = reclaim.GarbageBudget()
         self._oom_count = OomCount()
@@ -74,6 +76,8 @@ class Session:
             for experiment in self.open:
                 experiment._reseed()
         cell.started = time.perf_counter()
+        if self.ticker.rests:
+            self.ticker.wake()
 
     def code_seen(self, tree: Any) -> None:
         """Note the syntax tree of code that runs next: a cell's, or one inside it (%%time and its like)."""

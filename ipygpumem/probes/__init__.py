@@ -23,6 +23,12 @@ class Probe(Protocol):
         processes). A device that the user's code has not used yet is left out, and is never initialised.
         """
 
+    def glance(self) -> tuple[Reading, ...]:
+        """Return each device's memory now, without a peak, from any thread while the user's code runs.
+
+        It asks the host's own books and the driver's, and never a device: nothing here can wait for one.
+        """
+
     def rearm(self) -> None:
         """Begin a new peak: from now on ``peak_bytes`` counts from the current value."""
 

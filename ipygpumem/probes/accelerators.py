@@ -65,13 +65,20 @@ class CachingAllocatorProbe:
         return module if initialized is not None and initialized() else None
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
+        return self._readings("all" if detail else "used" if peak else "")
+
+    def glance(self) -> tuple[Reading, ...]:
+        # The counters are the host's own. torch holds their lock while it gets memory from the device, and never
+        # waits for the GIL meanwhile: asking for them waits for no more than the running code waits itself.
+        return self._readings("driver")
+
+    def _readings(self, wide: str) -> tuple[Reading, ...]:
         if loaded_torch() is None:
             return ()
         peaks = self._share_peaks()
         module = self._module()
         if module is None or peaks is None:
             return ()
-        wide = "all" if detail else "used" if peak else ""
         return tuple(self._read(module, peaks, index, wide) for index in range(module.device_count()))
 
     def _share_peaks(self) -> SharedPeaks | None:
@@ -104,20 +111,21 @@ class CachingAllocatorProbe:
     def _device_wide(self, module: Any, index: int, wide: str) -> tuple[int, int | None, int | None, str]:
         """Return total, used and other processes' bytes of one device, and why a figure is missing.
 
-        ``wide`` says what is asked: ``all``, only what is ``used`` on devices that this process uses, or nothing.
+        ``wide`` says what is asked: ``all``, only what is ``used`` on devices that this process uses, the same if the
+        ``driver`` tells it without a call to the device, or nothing.
         """
         if index not in self._totals:
             self._totals[index] = module.get_device_properties(index).total_memory
         has_context = index in self._with_context
         note = ""
-        if not wide or (wide == "used" and not has_context):
+        if not wide or (wide != "all" and not has_context):
             return self._totals[index], None, None, note
         if self._nvml is not None:
             found = self._nvml.device(module, index, processes=wide == "all", has_context=has_context)
             if found.used_bytes is not None:
                 return found.total_bytes or self._totals[index], found.used_bytes, found.other_bytes, found.note
             note = found.note
-        if has_context and hasattr(module, "mem_get_info"):
+        if wide != "driver" and has_context and hasattr(module, "mem_get_info"):
             # Only where this process has a context already: the call would create one.
             try:
                 free, total = module.mem_get_info(index)
@@ -170,6 +178,9 @@ class MpsProbe:
             ),
         )
 
+    def glance(self) -> tuple[Reading, ...]:
+        return self.read()
+
     def rearm(self) -> None:
         """Do nothing: there is no mark to rearm."""
 
@@ -179,6 +190,7 @@ class MpsProbe:
 
 def accelerators() -> list[Probe]:
     """Return a probe for each kind of accelerator once torch is there; until then a cell pays for none."""
-    if loaded_torch() is None:
+    torch = loaded_torch()
+    if torch is None or getattr(getattr(torch, "__spec__", None), "_initializing", False):  # half imported
         return []
     return [CachingAllocatorProbe(CUDA, Nvml()), CachingAllocatorProbe(XPU), MpsProbe()]

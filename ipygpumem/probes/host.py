@@ -109,6 +109,11 @@ class HostProbe:
             ),
         )
 
+    def glance(self) -> tuple[Reading, ...]:
+        return tuple(
+            reading._replace(children_bytes=self._children_rss(detail=False)) for reading in self.read(peak=False)
+        )
+
     def _rss(self) -> int:
         """Return the RSS alone, from a file that the kernel writes in a tenth of the time of ``status``."""
         if self._statm is None:

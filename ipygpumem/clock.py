@@ -1,0 +1,97 @@
+"""The only thread of ours: it runs jobs when they are due, and ends with the last of them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+Job = Callable[[], "float | None"]
+"""Returns the seconds until it is due again; None lets it rest until ``wake``. It must not raise."""
+
+_FAULTS = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP"}
+_CLOSE_SECONDS = 5.0
+
+
+class Clock:
+    """Runs jobs, one at a time. In a forked child it is empty, and begins anew with the first job that is added."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._changed = threading.Condition(threading.Lock())
+        self._due: dict[Job, float] = {}
+        self._thread: threading.Thread | None = None
+
+    def add(self, job: Job) -> None:
+        """Run ``job`` as soon as possible, and again when it says so; one that is there already stays as it is."""
+        if os.getpid() != self._pid:  # the thread, and whoever held the lock, stayed in the parent process
+            self._begin()
+        with self._changed:
+            if job in self._due:
+                return
+            self._due[job] = 0.0
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="ipygpumem-sampler", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def wake(self, job: Job) -> None:
+        """Run ``job`` as soon as possible, if it is there."""
+        if os.getpid() == self._pid:
+            with self._changed:
+                if job in self._due:
+                    self._due[job] = 0.0
+                    self._changed.notify()
+
+    def remove(self, job: Job) -> None:
+        """Forget ``job``; it may be running for the last time."""
+        if os.getpid() == self._pid:
+            with self._changed:
+                self._due.pop(job, None)
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Forget all jobs and wait for the thread to end."""
+        if os.getpid() != self._pid:
+            return
+        with self._changed:
+            self._due.clear()
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_CLOSE_SECONDS)  # a job that hangs in a driver must not hang the shell
+
+    def _run(self) -> None:
+        _leave_signals_to_others()
+        while (job := self._next()) is not None:
+            pause = job()
+            with self._changed:
+                if self._due.get(job) == math.inf and pause is not None:
+                    self._due[job] = time.monotonic() + pause
+
+    def _next(self) -> Job | None:
+        """Wait until a job is due and return it; None when there are no jobs any more."""
+        with self._changed:
+            while self._due:
+                job, due = min(self._due.items(), key=lambda item: item[1])
+                wait = due - time.monotonic()
+                if wait <= 0:
+                    self._due[job] = math.inf  # until it has run; a wake meanwhile is not lost
+                    return job
+                self._changed.wait(None if wait == math.inf else wait)
+            self._thread = None
+            return None
+
+
+def _leave_signals_to_others() -> None:
+    """Block signals in this thread: a Ctrl-C has to interrupt what the main thread waits for."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # no such thing on Windows
+        faults = {getattr(signal, name) for name in _FAULTS if hasattr(signal, name)}
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - faults)
