@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import sys
 import time
+import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,13 +26,17 @@ class Reply:
     displays: list[dict[str, Any]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
     """Printed texts and ``report`` for displays, as they came."""
+    updates: list[dict[str, Any]] = field(default_factory=list)
+    """What replaced displays; ``displays`` holds them as they are in the end."""
+    places: dict[str, int] = field(default_factory=dict)
+    """Where in ``displays`` each display with an id is."""
 
     def reports(self, kind: str | None = None) -> list[str]:
         """Return the texts of ipygpumem's displays, or of those that carry a report of ``kind``."""
         found = []
         for display in self.displays:
             kinds = display["metadata"].get("ipygpumem", {}).get("reports", [])
-            if kinds and (kind is None or kind in kinds):
+            if kinds and (kind is None or kind in kinds) and "text/plain" in display["data"]:
                 found.append(display["data"]["text/plain"])
         return found
 
@@ -48,9 +53,20 @@ class Kernel:
         self._client.start_channels()
         self._client.wait_for_ready(timeout=120)
 
-    def run(self, code: str, *, timeout: float = 120, interrupt_after: float | None = None, **options: Any) -> Reply:
-        """Execute ``code`` and return all that it gave; ``interrupt_after`` seconds it gets a Ctrl-C."""
-        message_id = self._client.execute(code, **options)
+    def run(
+        self,
+        code: str,
+        *,
+        timeout: float = 120,
+        interrupt_after: float | None = None,
+        browser: bool = False,
+        **options: Any,
+    ) -> Reply:
+        """Execute ``code`` and return all that it gave; ``interrupt_after`` seconds it gets a Ctrl-C.
+
+        With ``browser`` the request's id is a UUID, as those of front-ends in JavaScript are.
+        """
+        message_id = self._ask_as_browser(code) if browser else self._client.execute(code, **options)
         outputs = Reply("")
         interrupt_at = None if interrupt_after is None else time.monotonic() + interrupt_after
         deadline = time.monotonic() + timeout
@@ -67,6 +83,13 @@ class Kernel:
         outputs.status = reply["content"]["status"]
         return outputs
 
+    def _ask_as_browser(self, code: str) -> str:
+        content = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": True}
+        message = self._client.session.msg("execute_request", {**content, "stop_on_error": True})
+        message["header"]["msg_id"] = message["msg_id"] = str(uuid.uuid4())
+        self._client.shell_channel.send(message)
+        return str(message["msg_id"])
+
     def _take(self, message_id: str, outputs: Reply) -> bool:
         """Add one message to ``outputs``; True when the kernel is idle again."""
         try:
@@ -82,8 +105,13 @@ class Kernel:
         elif kind == "execute_result":
             outputs.result = content["data"]["text/plain"]
         elif kind == "display_data":
+            if display := content["transient"].get("display_id"):
+                outputs.places[display] = len(outputs.displays)
             outputs.displays.append(content)
             outputs.order.append("report")
+        elif kind == "update_display_data":
+            outputs.updates.append(content)
+            outputs.displays[outputs.places[content["transient"]["display_id"]]] = content
         elif kind == "error":
             outputs.error, outputs.message = content["ename"], content["evalue"]
             outputs.traceback = "\n".join(content["traceback"])

@@ -36,7 +36,7 @@ class Recorder:
     def __init__(self) -> None:
         self.shown: list[Report] = []
 
-    def show(self, reports: list[Report]) -> None:
+    def show(self, reports: list[Report], *, place: str | None = None) -> None:
         self.shown += reports
 
 

@@ -19,6 +19,10 @@ class IPyGpuMem(Configurable):
     hooks: Hooks
 
     report = Bool(True, help="Show the one-line report after every cell (%gpumem on|off).").tag(config=True)
+    live = Bool(
+        True,
+        help="Show one line of time and memory while a cell runs for longer than a second; it goes when the cell ends.",
+    ).tag(config=True)
     min_cell_seconds = Float(0.0, min=0.0, help="Show no line after cells that were shorter than this.").tag(
         config=True
     )

@@ -53,6 +53,7 @@ class Hooks:
         shell, session = self._shell, self.session
         self._append(shell.configurables, config)
         config.observe(self._host_peak_changed, "host_peak")
+        config.observe(session.live.switch, "live")
         self._observer = _Observer(self._guarded("code_seen", session.code_seen))
         shell.ast_transformers.append(self._observer)
         self._undo.append(self._stop_observing)

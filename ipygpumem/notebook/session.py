@@ -18,6 +18,7 @@ from ipygpumem.notebook.cells import Cell, CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments import Experiment, OomCount
 from ipygpumem.notebook.leaks import Watched
+from ipygpumem.notebook.live import Live
 from ipygpumem.notebook.outputs import Outputs
 from ipygpumem.notebook.show import Screen
 from ipygpumem.notebook.sources import digest_of, telling_line
@@ -55,6 +56,7 @@ class Session:
         """What outlived the experiments that have finished; nothing is kept alive by it."""
         self._cells = CellStack()
         self.ticker = Ticker(self._cells, self.meter)
+        self.live = Live(shell, config, self.ticker)
         self._unseen: list[tuple[Scope, Pending]] = []
         self._garbage = reclaim.GarbageBudget()
         self._oom_count = OomCount()
@@ -129,7 +131,7 @@ class Session:
             self.meter.drop(cell.measurement)
             reports += [content.interrupted_exit(item.name) for item in cell.ending if item in self.open]
         finally:
-            self.screen.show(reports)
+            self.screen.show(reports, place=self.live.end(cell, replace=bool(reports)))
             self.subscribers.deliver()
 
     def _remember(self, cell: Cell, record: CellRecord) -> list[content.Report]:
@@ -325,6 +327,7 @@ class Session:
         for experiment in self.open:
             experiment._abandon()
         self.open.clear()
+        self.live.close()
         self.meter.close()
         return names
 

@@ -16,20 +16,21 @@ class Screen:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
 
-    def show(self, reports: Sequence[Report]) -> None:
-        """Show ``reports`` in one display; nothing if there are none."""
+    def show(self, reports: Sequence[Report], *, place: str | None = None) -> None:
+        """Show ``reports`` in one display, or in that with the id ``place``; nothing if there are none."""
         if not reports:
             return
         data = {"text/plain": text.render(reports)}
         if hasattr(self._shell, "kernel"):  # a terminal shows the text only
             data["text/html"] = html.render(reports)
         metadata = {"ipygpumem": {"reports": [report.kind for report in reports]}}
+        where = {} if place is None else {"transient": {"display_id": place}, "update": True}
         publisher = self._shell.display_pub
         spare = _nothing_to_flush() and hasattr(publisher, "_flush_streams")
         if spare:
             publisher._flush_streams = _do_nothing
         try:
-            publisher.publish(data=data, metadata=metadata)
+            publisher.publish(data=data, metadata=metadata, **where)
         finally:
             if spare:
                 del publisher._flush_streams

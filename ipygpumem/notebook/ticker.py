@@ -119,7 +119,11 @@ class Ticker:
                 entry.listener(tick)
             except Exception as error:
                 self._drop(entry)
-                name = getattr(entry.listener, "__qualname__", type(entry.listener).__name__)
-                text = f"ipygpumem: {name} failed and steps aside ({type(error).__name__}: {error})\n"
-                with contextlib.suppress(Exception):  # whatever stands for stderr now
-                    sys.stderr.write(text)
+                say_failed(getattr(entry.listener, "__qualname__", type(entry.listener).__name__), error)
+
+
+def say_failed(name: str, error: Exception) -> None:
+    """Tell the user that something of ours failed, and that their code is not affected."""
+    text = f"ipygpumem: {name} failed and steps aside ({type(error).__name__}: {error}). Your code is not affected.\n"
+    with contextlib.suppress(Exception):  # whatever stands for stderr now
+        sys.stderr.write(text)

@@ -88,7 +88,7 @@ def bad_config_kernel() -> Iterator[Kernel]:
 
 
 def test_switching_options_inside_a_scope_and_a_cell_works(notebook: Kernel) -> None:
-    works(notebook, "x = 'old'")
+    works(notebook, "x = 'old'\n%config IPyGpuMem.live = False")  # its thread is the same one
     works(notebook, "%experiment start a")
     works(notebook, "x = 1\n%config IPyGpuMem.host_peak = 'sampled'\nimport threading, time")
     works(notebook, "time.sleep(0.1)\n%config IPyGpuMem.host_peak = 'kernel'\n%gpumem off")

@@ -1,0 +1,198 @@
+"""The live line: while a cell runs for long, one line shows its time and each device's memory.
+
+In a notebook it is a display that is updated, in a terminal the lowest row. When the cell ends it is gone. Nothing
+is shown where the output is captured, or where nobody looks (nbconvert, papermill).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ipygpumem.model import Reading
+from ipygpumem.notebook.terminal import TerminalLine, terminal_of
+from ipygpumem.notebook.ticker import Tick, Ticker, say_failed
+from ipygpumem.reports.live import MINUTE_SECONDS, Sample, live_html, live_text, sample_of
+
+if TYPE_CHECKING:
+    from ipygpumem.notebook.cells import Cell
+    from ipygpumem.notebook.config import IPyGpuMem
+
+_PATIENCE_SECONDS = 2.0
+"""How long a cell's end waits for a line that is being drawn, such as on a terminal that was halted by Ctrl-S."""
+
+_JUPYTER_CLIENT_ID = re.compile(r"[0-9a-f]+-[0-9a-f]+_\d+_\d+")
+
+
+class Line(Protocol):
+    """Where the live line of one cell is drawn."""
+
+    def draw(self, readings: Sequence[Reading], samples: Sequence[Sample]) -> None:
+        """Draw the line anew."""
+
+    def close(self, *, replace: bool) -> str | None:
+        """Take the line away; return the display that the cell's report shall take over, if it may ``replace`` one."""
+
+
+class Live:
+    """The live line of one shell.
+
+    Args:
+        shell: IPython's shell.
+        config: ``live`` and ``report`` switch the line off.
+        ticker: tells about cells that run for long.
+    """
+
+    def __init__(self, shell: Any, config: IPyGpuMem, ticker: Ticker) -> None:
+        self._shell = shell
+        self._config = config
+        self._ticker = ticker
+        self._lock = threading.Lock()
+        self._undo: Callable[[], None] | None = None
+        self._cell: Cell | None = None
+        self._line: Line | None = None
+        self._samples: deque[Sample] = deque()
+        self.switch()
+
+    def switch(self, *_: object) -> None:
+        """Listen, or stop listening, as the option ``live`` says and where a line can be shown at all."""
+        wanted = self._config.live and (hasattr(self._shell, "kernel") or terminal_of(self._shell) is not None)
+        if wanted and self._undo is None:
+            self._undo = self._ticker.listen(self._tick)
+        elif not wanted and self._undo is not None:
+            self._undo()
+            self._undo = None
+
+    def _tick(self, tick: Tick) -> None:
+        with self._lock:
+            if tick.cell.over or self._undo is None:
+                return
+            if self._cell is not tick.cell:
+                self._close(replace=False)
+                self._cell = tick.cell
+                self._samples.clear()
+                self._line = tick.cell.context.run(self._new_line)
+            readings = tuple(tick.readings.values())
+            self._samples.append(sample_of(tick.elapsed_seconds, readings))
+            while self._samples[0].elapsed_seconds < tick.elapsed_seconds - MINUTE_SECONDS:
+                self._samples.popleft()
+            if self._line is not None and self._config.report:
+                tick.cell.context.run(self._line.draw, readings, self._samples)
+
+    def _new_line(self) -> Line | None:
+        kernel = getattr(self._shell, "kernel", None)
+        if kernel is None:
+            terminal = terminal_of(self._shell)
+            return None if terminal is None else _StatusRow(TerminalLine(terminal))
+        parent = kernel.get_parent("shell")
+        if not parent.get("content", {}).get("allow_stdin"):
+            return None  # who cannot be asked anything is a program: nbconvert, papermill
+        return _Display(self._shell, takes_over=not _JUPYTER_CLIENT_ID.fullmatch(parent["header"]["msg_id"]))
+
+    def end(self, cell: Cell, *, replace: bool) -> str | None:
+        """Take away the line of ``cell``, which is over.
+
+        Args:
+            cell: the cell.
+            replace: its report may take the line's place.
+
+        Returns:
+            The display that the report shall take over, or None if it is to be a display of its own.
+        """
+        if self._cell is not cell and self._undo is None:
+            return None
+        if not self._lock.acquire(timeout=_PATIENCE_SECONDS):
+            return None
+        try:
+            return self._close(replace=replace) if self._cell is cell else None
+        except Exception as error:  # the report must come all the same
+            self._line = self._cell = None
+            say_failed("the live line", error)
+            return None
+        finally:
+            self._lock.release()
+
+    def _close(self, *, replace: bool) -> str | None:
+        display = None if self._line is None else self._line.close(replace=replace)
+        self._line = self._cell = None  # last: after an interrupt the next cell closes it
+        return display
+
+    def close(self) -> None:
+        """Take the line away for good."""
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
+        if self._cell is not None:
+            self.end(self._cell, replace=False)
+
+
+class _StatusRow:
+    """The line as the lowest row of a terminal."""
+
+    def __init__(self, row: TerminalLine) -> None:
+        self._row = row
+
+    def draw(self, readings: Sequence[Reading], samples: Sequence[Sample]) -> None:
+        if sys.stdout is sys.__stdout__:
+            ascii_only = not self._row.unicode
+            self._row.draw(lambda width: live_text(readings, samples, width=width, ascii_only=ascii_only))
+
+    def close(self, *, replace: bool) -> None:
+        self._row.close()
+
+
+class _Display:
+    """The line as a display of a running cell, updated in place.
+
+    It carries HTML only: front-ends without HTML cannot update a display either, and would keep a stale line. It does
+    not go through ``display_pub.publish``, which flushes the user's streams.
+
+    Args:
+        shell: the kernel's shell.
+        takes_over: the report may take the line's place. Consoles built on jupyter_client ignore updates, and would
+            never show it.
+    """
+
+    def __init__(self, shell: Any, *, takes_over: bool) -> None:
+        self._shell = shell
+        self._takes_over = takes_over
+        self._id = f"ipygpumem-{uuid.uuid4().hex}"
+        self._publisher: Any = None
+        self._sent = 0
+        """What the kernel's count of messages is for as long as only we send some; 0 before our first."""
+
+    def draw(self, readings: Sequence[Reading], samples: Sequence[Sample]) -> None:
+        publisher = self._shell.display_pub
+        captured = getattr(publisher, "pub_socket", None) is None or not hasattr(sys.stdout, "pub_thread")
+        if captured or publisher is not (self._publisher or publisher):
+            return
+        self._publisher = publisher
+        self._send({"text/html": live_html(readings, samples)}, {"ipygpumem": {"reports": ["live"]}})
+
+    def _send(self, data: dict[str, str], metadata: dict[str, Any]) -> None:
+        publisher = self._publisher
+        kind = "update_display_data" if self._sent else "display_data"
+        self._sent = (self._sent or publisher.session.message_count) + 1
+        content = {"data": data, "metadata": metadata, "transient": {"display_id": self._id}}
+        publisher.session.send(
+            publisher.pub_socket, kind, content, parent=publisher.parent_header, ident=publisher.topic
+        )
+
+    def close(self, *, replace: bool) -> str | None:
+        if not self._sent:
+            return None
+        if replace and self._takes_over and self._is_last():
+            return self._id
+        self._send({}, {})  # a display without any data takes no room
+        return None
+
+    def _is_last(self) -> bool:
+        """Whether nothing has been sent since the line came, so that a report in its place is the last output."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        return bool(self._publisher.session.message_count == self._sent)

@@ -1,0 +1,102 @@
+"""The line that is shown while a long cell runs: its time, and each device with the curve of the last minute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import NamedTuple
+
+from ipygpumem.model import Reading
+from ipygpumem.reports.bars import html_spark, text_spark
+from ipygpumem.reports.content import device_label
+from ipygpumem.units import format_bytes, format_seconds, format_share
+
+MINUTE_SECONDS = 60.0
+_HTML_COLUMNS = 30
+_TEXT_COLUMNS = (20, 10, 0)
+_QUIET_SHARE = 0.02
+"""A curve that moves by less than this share of the device's memory stays low: noise is no mountain."""
+
+_LINE = (
+    '<div style="font: 0.85em/1.5 var(--jp-code-font-family, monospace); opacity: 0.8; '
+    'margin-left: var(--jp-code-padding, 5px)">{}</div>'
+)
+
+
+class Sample(NamedTuple):
+    """What was drawn of each device at one moment of a cell."""
+
+    elapsed_seconds: float
+    sizes: dict[str, int]
+
+
+def sample_of(elapsed_seconds: float, readings: Iterable[Reading]) -> Sample:
+    """Return what is drawn of ``readings``: a device's whole use where the driver tells it, else this process's."""
+    return Sample(elapsed_seconds, {reading.device: _shown_bytes(reading) for reading in readings})
+
+
+def live_html(readings: Sequence[Reading], samples: Sequence[Sample]) -> str:
+    """Return the line for a notebook; ``samples`` are those of the running cell, the newest that of ``readings``."""
+    parts = [escape(_time(samples[-1]))]
+    for reading in _in_use(readings):
+        curve, top = _curve(samples, reading, _HTML_COLUMNS)
+        label = f"{device_label(reading.device)}, the last minute"
+        parts.append(escape(_words(reading)) + html_spark(curve, top, label))
+    return _LINE.format(" · ".join(parts))
+
+
+def live_text(readings: Sequence[Reading], samples: Sequence[Sample], *, width: int, ascii_only: bool = False) -> str:
+    """Return the line for a terminal, at most ``width`` characters: curves get shorter first, then the line does."""
+    separator = " | " if ascii_only else " · "
+    text = ""
+    for columns in _TEXT_COLUMNS:
+        parts = [_text_part(reading, samples, columns, ascii_only=ascii_only) for reading in _in_use(readings)]
+        text = separator.join([_time(samples[-1]), *parts])
+        if len(text) <= width:
+            break
+    return text[:width]
+
+
+def _text_part(reading: Reading, samples: Sequence[Sample], columns: int, *, ascii_only: bool) -> str:
+    words = _words(reading)
+    return f"{words} {text_spark(*_curve(samples, reading, columns), ascii_only=ascii_only)}" if columns else words
+
+
+def _time(now: Sample) -> str:
+    seconds = int(now.elapsed_seconds)  # hundredths would only flicker
+    return f"{seconds} s" if seconds < 60 else format_seconds(float(seconds))
+
+
+def _in_use(readings: Iterable[Reading]) -> list[Reading]:
+    return [item for item in readings if item.device == "cpu" or item.current_bytes or item.reserved_bytes]
+
+
+def _shown_bytes(reading: Reading) -> int:
+    mine = max(reading.current_bytes, reading.reserved_bytes or 0)
+    return mine if reading.used_bytes is None else reading.used_bytes
+
+
+def _words(reading: Reading) -> str:
+    size = _shown_bytes(reading)
+    if reading.total_bytes is None:
+        text = format_bytes(size)
+    elif reading.device == "cpu":
+        text = f"{format_bytes(size)} / {format_bytes(reading.total_bytes)}"
+    else:
+        text = format_share(size, reading.total_bytes)
+    children = f", children {format_bytes(reading.children_bytes)}" if reading.children_bytes else ""
+    return f"{device_label(reading.device)} {text}{children}"
+
+
+def _curve(samples: Sequence[Sample], reading: Reading, columns: int) -> tuple[list[int], int]:
+    """Return the highest value in each piece of the last minute above the lowest of all, and the curve's top."""
+    piece = MINUTE_SECONDS / columns
+    highest: dict[int, int] = {}
+    for sample in samples:
+        size = sample.sizes.get(reading.device, 0)
+        index = int(sample.elapsed_seconds / piece)
+        highest[index] = max(highest.get(index, 0), size)
+    values = list(highest.values())[-columns:]
+    lowest = min(values)
+    quiet = int(_QUIET_SHARE * (reading.total_bytes or 0))
+    return [value - lowest for value in values], max(max(values) - lowest, quiet, 1)

@@ -1,0 +1,232 @@
+"""The live line: what it says, and where a notebook shows it while a cell runs and afterwards."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from ipygpumem.model import Reading
+from ipygpumem.reports.live import Sample, live_html, live_text, sample_of
+from ipygpumem.units import GIB, MIB
+from tests.kernel import Kernel, Reply
+
+# -- what it says ----------------------------------------------------------------------------------------------------
+
+HOST = Reading("cpu", 512 * MIB, 0, "kernel", 64 * GIB)
+GPU = Reading("cuda:0", 2 * GIB, 0, "allocator", 80 * GIB, reserved_bytes=3 * GIB, used_bytes=5 * GIB)
+
+
+def samples(*sizes: int, device: str = "cpu", every: float = 0.5) -> list[Sample]:
+    return [Sample(1 + index * every, {device: size}) for index, size in enumerate(sizes)]
+
+
+def test_the_line_has_the_time_and_each_device_of_its_total() -> None:
+    now = [sample_of(12.7, [HOST, GPU])]
+    assert live_text([HOST, GPU], now, width=200) == "12 s · RAM 512 MiB / 64.00 GiB ▁ · cuda:0 5.00/80.00 GiB ▁"
+
+
+def test_a_device_without_driver_counts_what_this_process_has_reserved() -> None:
+    alone = GPU._replace(used_bytes=None)
+    assert "cuda:0 3.00/80.00 GiB" in live_text([alone], [sample_of(1, [alone])], width=200)
+
+
+def test_devices_that_hold_nothing_and_totals_that_nobody_knows_are_left_out() -> None:
+    idle = Reading("cuda:1", 0, 0, "allocator", 80 * GIB, reserved_bytes=0)
+    strange = Reading("mps", 3 * MIB, 0, "sampled")
+    assert live_text([idle, strange], [sample_of(1, [idle, strange])], width=200) == "1 s · mps 3 MiB ▁"
+
+
+def test_children_are_told_beside_the_process() -> None:
+    parent = HOST._replace(children_bytes=3 * GIB)
+    assert "64.00 GiB, children 3.00 GiB" in live_text([parent], [sample_of(1, [parent])], width=200)
+
+
+def test_long_times_are_minutes() -> None:
+    assert live_text([], [Sample(125.9, {})], width=200) == "2 min 5 s"
+
+
+def test_the_curve_is_the_highest_of_each_piece_of_the_last_minute() -> None:
+    sizes = [GIB] * 100 + [60 * GIB] + [GIB] * 19
+    line = live_text([HOST], samples(*sizes), width=200)
+    assert line.endswith("▁" * 16 + "█" + "▁" * 3)
+    assert len(line.rpartition(" ")[2]) == 20
+
+
+def test_a_curve_that_hardly_moves_is_flat() -> None:
+    assert live_text([HOST], samples(*[512 * MIB, 513 * MIB] * 20), width=200).endswith(" ▁▁▁▁▁▁▁")
+
+
+def test_a_narrow_terminal_gets_shorter_curves_then_none_then_less_words() -> None:
+    long = samples(*[512 * MIB] * 120)
+    lengths = [len(live_text([HOST], long, width=width)) for width in (100, 50, 33, 10)]
+    assert lengths == [56, 46, 33, 10]
+    assert live_text([HOST], long, width=10, ascii_only=True).isascii()
+    assert live_text([HOST], long, width=100, ascii_only=True).isascii()
+
+
+def test_the_html_escapes_what_a_device_is_called() -> None:
+    strange = Reading("<b>", 3 * MIB, 0, "sampled", GIB)
+    assert "<b>" not in live_html([strange], [sample_of(1, [strange])])
+
+
+# -- where it is shown -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Kernel]:
+    kernel = Kernel()
+    reply = kernel.run("%load_ext ipygpumem\nimport time, sys, threading")
+    assert reply.status == "ok", reply.traceback
+    yield kernel
+    kernel.close()
+
+
+def live_lines(reply: Reply) -> list[str]:
+    """Return the live lines that came as updates, as text."""
+    found = [item for item in reply.updates if item["metadata"].get("ipygpumem") == {"reports": ["live"]}]
+    return [re.sub("<[^>]*>", "", item["data"]["text/html"]) for item in found]
+
+
+def test_a_long_cells_line_is_updated_and_then_replaced_by_its_report(notebook: Kernel) -> None:
+    reply = notebook.run("time.sleep(2.8)", browser=True)
+    lines = live_lines(reply)
+    assert len(lines) >= 2
+    assert re.fullmatch(r"2 s · RAM [\d.]+ MiB / [\d.]+ [GT]iB", lines[-1])
+    (display,) = reply.displays
+    assert display["metadata"] == {"ipygpumem": {"reports": ["cell"]}}
+    assert display["data"]["text/plain"].startswith("cell ")
+
+
+def test_after_a_print_the_line_vanishes_and_the_report_is_the_last_output(notebook: Kernel) -> None:
+    reply = notebook.run("time.sleep(1.3); print('hello')", browser=True)
+    line, report = reply.displays
+    assert (line["data"], line["metadata"]) == ({}, {})
+    assert report["data"]["text/plain"].startswith("cell ")
+    assert reply.order == ["report", "hello\n", "report"]
+
+
+def test_after_a_display_or_an_output_too_the_report_is_the_last(notebook: Kernel) -> None:
+    reply = notebook.run("time.sleep(1.3); display('shown'); 7 * 6", browser=True)
+    assert [list(item["data"]) for item in reply.displays] == [[], ["text/plain"], ["text/plain", "text/html"]]
+    assert reply.result == "42"
+
+
+def test_consoles_that_ignore_updates_get_the_report_as_a_display_of_its_own(notebook: Kernel) -> None:
+    reply = notebook.run("time.sleep(1.3)")
+    assert [list(item["data"]) for item in reply.displays] == [[], ["text/plain", "text/html"]]
+    assert len(reply.reports("cell")) == 1
+
+
+def test_an_error_and_an_interrupt_leave_no_line(notebook: Kernel) -> None:
+    failed = notebook.run("time.sleep(1.3); 1/0", browser=True)
+    assert failed.error == "ZeroDivisionError"
+    assert failed.displays[0]["data"] == {}
+    stopped = notebook.run("time.sleep(60)", interrupt_after=1.8, browser=True)
+    assert stopped.error == "KeyboardInterrupt"
+    assert live_lines(stopped) or stopped.displays
+    assert [item["metadata"] for item in stopped.displays if "live" in str(item["metadata"])] == []
+
+
+def test_an_experiments_report_takes_the_lines_place(notebook: Kernel) -> None:
+    reply = notebook.run("%%experiment slow\ntime.sleep(1.4)", browser=True)
+    (display,) = reply.displays
+    assert display["metadata"]["ipygpumem"]["reports"] == ["cell", "experiment"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "back"),
+    [
+        ("%config IPyGpuMem.live = False", "%config IPyGpuMem.live = True"),
+        ("%gpumem off", "%gpumem on"),
+    ],
+)
+def test_it_can_be_switched_off_and_on_again(notebook: Kernel, setting: str, back: str) -> None:
+    notebook.run(setting)
+    off = notebook.run("time.sleep(1.7)", browser=True)
+    notebook.run(back)
+    on = notebook.run("time.sleep(1.7)", browser=True)
+    assert (off.updates, len(off.displays) <= 1) == ([], True)
+    assert on.updates
+
+
+def test_captured_output_stays_as_the_user_made_it(notebook: Kernel) -> None:
+    reply = notebook.run("%%capture box\ntime.sleep(1.7); print('inside'); display('shown')", browser=True)
+    assert reply.updates == []
+    assert notebook.value("(box.stdout, len(box.outputs))") == ("inside\n", 1)
+    reply = notebook.run("import io\nreal, sys.stdout = sys.stdout, io.StringIO()\ntime.sleep(1.7)\nsys.stdout = real")
+    assert reply.updates == []
+
+
+def test_a_client_that_cannot_be_asked_gets_no_line(notebook: Kernel) -> None:
+    reply = notebook.run("time.sleep(1.7)", allow_stdin=False)
+    assert (reply.updates, len(reply.displays)) == ([], 1)
+
+
+def test_silent_code_gets_no_line(notebook: Kernel) -> None:
+    reply = notebook.run("time.sleep(1.7)", silent=True)
+    assert (reply.updates, reply.displays) == ([], [])
+
+
+def test_a_cell_whose_threads_print_and_one_that_clears_its_output_end_with_the_report(notebook: Kernel) -> None:
+    notebook.run(
+        "def talk():\n    for i in range(20):\n        print(i, flush=True); time.sleep(0.1)\n"
+        "talker = threading.Thread(target=talk)"
+    )
+    reply = notebook.run("talker.start(); talker.join()", browser=True)
+    assert reply.stdout.split() == [str(i) for i in range(20)]
+    assert reply.order[-1] == "report"
+    reply = notebook.run("from IPython.display import clear_output\ntime.sleep(1.3); clear_output()", browser=True)
+    assert reply.displays[-1]["data"]["text/plain"].startswith("cell ")
+
+
+def test_a_nested_cell_keeps_the_line_of_the_outer_one(notebook: Kernel) -> None:
+    reply = notebook.run("get_ipython().run_cell('time.sleep(1.3)'); time.sleep(0.8)", browser=True)
+    assert len(reply.displays) == 1
+    assert live_lines(reply)
+
+
+def test_unloading_in_the_cell_itself_takes_the_line_and_the_thread_away(kernel: Kernel) -> None:
+    kernel.run("import time, threading")
+    reply = kernel.run("time.sleep(1.4)\n%unload_ext ipygpumem\ntime.sleep(1.2)", browser=True)
+    assert [item["data"] for item in reply.displays] == [{}]
+    assert kernel.value("[t.name for t in threading.enumerate() if 'ipygpumem' in t.name]") == []
+
+
+def test_a_forked_child_of_a_long_cell_shows_nothing_and_both_end(notebook: Kernel) -> None:
+    reply = notebook.run(
+        "import os\ntime.sleep(1.2)\npid = os.fork()\nif pid == 0:\n    time.sleep(1.5); os._exit(3)\n"
+        "code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])",
+        browser=True,
+    )
+    assert notebook.value("code") == 3
+    assert len(reply.displays) == 1
+
+
+def a_notebook(folder: Path) -> Path:
+    cells = ["%load_ext ipygpumem", "import time; time.sleep(1.8); print('done')"]
+    path = folder / "slow.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells]), path)
+    return path
+
+
+def outputs(path: Path) -> list[Any]:
+    return list(json.loads(path.read_text())["cells"][-1]["outputs"])
+
+
+@pytest.mark.parametrize("tool", ["nbconvert", "papermill"])
+def test_notebooks_run_by_programs_carry_no_trace_of_it(tool: str, tmp_path: Path) -> None:
+    path = a_notebook(tmp_path)
+    command = {
+        "nbconvert": ["nbconvert", "--to", "notebook", "--execute", "--inplace", str(path)],
+        "papermill": ["papermill", "--kernel", "python3", str(path), str(path)],
+    }[tool]
+    subprocess.run([sys.executable, "-m", *command], check=True, capture_output=True, timeout=120, cwd=tmp_path)
+    assert [output["output_type"] for output in outputs(path)] == ["stream", "display_data"]
