@@ -5,6 +5,7 @@
     GpuMemError                 catch this one to catch them all
     |-- NotLoadedError          no extension in this IPython, or no IPython at all
     |-- ExperimentError         an experiment was asked for something that it cannot do
+    |-- FileError               a file that cannot be written, or read as an export
     `-- UnitError (ValueError)  a text that should name a size does not
 
 At the notebook's edge they become IPython's ``UsageError``: one line, no traceback.
@@ -23,6 +24,10 @@ class NotLoadedError(GpuMemError):
 
 class ExperimentError(GpuMemError):
     """An experiment was asked for something that it cannot do."""
+
+
+class FileError(GpuMemError):
+    """A file cannot be written, is not ours to write over, or cannot be read as an export."""
 
 
 class UnitError(GpuMemError, ValueError):

@@ -7,6 +7,7 @@ Each record is a frozen dataclass. Bytes are ``int`` and end in ``_bytes``, time
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -33,8 +34,12 @@ class Record:
     @classmethod
     def from_dict(cls: type[T], data: Mapping[str, Any]) -> T:
         """Return the record that ``to_dict`` made ``data`` from; unknown keys are ignored."""
-        hints = typing.get_type_hints(cls)
-        return cls(**{name: _decode(hint, data[name]) for name, hint in hints.items() if name in data})
+        return cls(**{name: _decode(hint, data[name]) for name, hint in _hints(cls).items() if name in data})
+
+
+@functools.cache  # of the classes here; an export holds thousands of records
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _decode(hint: Any, value: Any) -> Any:
@@ -48,8 +53,8 @@ def _decode(hint: Any, value: Any) -> Any:
     if isinstance(hint, type) and issubclass(hint, Record):
         return hint.from_dict(value)
     if isinstance(hint, type) and issubclass(hint, tuple):
-        hints = typing.get_type_hints(hint)  # a NamedTuple, kept as a dictionary
-        return hint(**{name: _decode(inner, value[name]) for name, inner in hints.items() if name in value})
+        fields = _hints(hint).items()  # a NamedTuple, kept as a dictionary
+        return hint(**{name: _decode(inner, value[name]) for name, inner in fields if name in value})
     return value
 
 

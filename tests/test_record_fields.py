@@ -98,7 +98,8 @@ def test_errors_count_where_frames_are_never_released(loaded: InteractiveShell) 
 
 
 def test_notes_become_parameters(loaded: InteractiveShell) -> None:
-    loaded.run_cell("%%experiment one --note lr=1e-3 bs=64 --note 'optimizer=AdamW fused' amp=True n=-0 --report none\n1")
+    notes = "--note lr=1e-3 bs=64 --note 'optimizer=AdamW fused' amp=True n=-0"
+    loaded.run_cell(f"%%experiment one {notes} --report none\n1")
     loaded.run_cell("%experiment start two --note x=1")
     loaded.run_cell("%experiment end")
     with ipygpumem.experiment("three", note={"lr": 0.5, "amp": True, "name": "x"}):
