@@ -13,15 +13,20 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    import os
+
     from ipygpumem.model import CellRecord, ExperimentRecord, Inventory, InventoryDiff
     from ipygpumem.notebook.experiments import Experiment
+    from ipygpumem.recorded import History, SessionRecord
 
 __all__ = [
     "diff",
     "experiment",
     "experiments",
+    "export",
     "history",
     "last",
+    "load",
     "load_ipython_extension",
     "subscribe",
     "tensors",
@@ -80,11 +85,15 @@ def last() -> CellRecord | None:
     return cells[-1] if cells else None
 
 
-def history() -> list[CellRecord]:
-    """Return the records of the finished cells, oldest first; the number kept is bounded."""
-    from ipygpumem.notebook.session import current_session
+def history() -> History:
+    """Return the records of the finished cells, oldest first; the number kept is bounded.
 
-    return list(current_session().history)
+    It is a list that has ``to_pandas()``, too.
+    """
+    from ipygpumem.notebook.session import current_session
+    from ipygpumem.recorded import History
+
+    return History(current_session().history)
 
 
 def experiments() -> list[ExperimentRecord]:
@@ -92,6 +101,34 @@ def experiments() -> list[ExperimentRecord]:
     from ipygpumem.notebook.session import current_session
 
     return list(current_session().experiments)
+
+
+def export(path: str | os.PathLike[str], *, force: bool = False) -> None:
+    """Write the finished cells and experiments to a file, whole or not at all; its suffix says the format.
+
+    Args:
+        path: ends in ``.json`` (all of it, for ``load``), ``.csv``, ``.html`` or ``.prom`` (OpenMetrics).
+        force: replace a file that ipygpumem did not write.
+
+    Raises:
+        NotLoadedError: the extension is not loaded in this IPython, or there is no IPython.
+        FileError: the suffix is none of these, the file there is another's, or it cannot be written.
+    """
+    from ipygpumem.notebook.session import current_session
+    from ipygpumem.reports.export import formats
+
+    formats.save(path, current_session().recorded(), force=force)
+
+
+def load(path: str | os.PathLike[str]) -> SessionRecord:
+    """Return what was exported to a .json file; it needs neither IPython nor the extension.
+
+    Raises:
+        FileError: the file cannot be read, is no export, or was written by a newer ipygpumem.
+    """
+    from ipygpumem.reports.export import formats
+
+    return formats.load(path)
 
 
 def subscribe(subscriber: Callable[[CellRecord | ExperimentRecord], object]) -> Callable[[], None]:

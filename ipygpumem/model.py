@@ -34,7 +34,7 @@ class Record:
     @classmethod
     def from_dict(cls: type[T], data: Mapping[str, Any]) -> T:
         """Return the record that ``to_dict`` made ``data`` from; unknown keys are ignored."""
-        return cls(**{name: _decode(hint, data[name]) for name, hint in _hints(cls).items() if name in data})
+        return cls(**{name: _decode(hint, data[name]) for name, hint in _hints(cls).items() if name in data})  # type: ignore[arg-type]  # classes are hashable
 
 
 @functools.cache  # of the classes here; an export holds thousands of records

@@ -9,7 +9,7 @@ import types
 import typing
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ipygpumem import model
@@ -34,6 +34,7 @@ def test_records_are_frozen_and_name_their_units(kind: type[Record]) -> None:
 
 
 @pytest.mark.parametrize("kind", RECORDS)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a machine may be busy
 @given(data=st.data())
 def test_a_record_survives_json(kind: type[Record], data: st.DataObject) -> None:
     strategy = st.builds(kind, **{name: _values(hint) for name, hint in typing.get_type_hints(kind).items()})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ipygpumem.notebook import history
 from ipygpumem.scope import is_ownable
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ _TENSOR_VALUES = {
     "--device": ["cpu", "cuda"],
 }
 _STYLES = ["full", "compact", "none"]
+_COMMANDS = ["on", "off", "status", "preload", "free", "leaks", "tensors", "history", "export"]
 
 
 def complete_experiment(session: Session, line: str) -> list[str]:
@@ -29,9 +32,11 @@ def complete_experiment(session: Session, line: str) -> list[str]:
         return sorted(name for name in session.namespace if is_ownable(name) and not name.startswith("_"))
     if done[1:2] == ["end"]:
         return [experiment.name for experiment in session.open]
+    if done[1:2] == ["compare"]:
+        return history.names_of(session)
     if line.startswith("%%") or done[1:2] == ["start"]:
         return _EXPERIMENT_OPTIONS
-    return ["start", "end", "keep", "status"] if len(done) <= 1 else []
+    return ["start", "end", "keep", "status", "list", "compare"] if len(done) <= 1 else []
 
 
 def complete_gpumem(session: Session, line: str) -> list[str]:
@@ -40,4 +45,21 @@ def complete_gpumem(session: Session, line: str) -> list[str]:
     done = words if line.endswith(" ") else words[:-1]
     if done[1:2] == ["tensors"]:
         return _TENSOR_VALUES.get(done[-1], list(_TENSOR_OPTIONS))
-    return ["on", "off", "status", "preload", "free", "leaks", "tensors"] if len(done) <= 1 else []
+    if done[1:2] == ["history"]:
+        return history.names_of(session) if done[-1] == "--experiment" else ["-n", "--experiment"]
+    if done[1:2] == ["export"]:
+        return ["--force", *_files("" if line.endswith(" ") else words[-1])]
+    return _COMMANDS if len(done) <= 1 else []
+
+
+def _files(start: str) -> list[str]:
+    """Return the folders and the exports that a path may go on with."""
+    from ipygpumem.reports.export.formats import SUFFIXES  # loading the extension must stay fast
+
+    folder = start[: start.rfind("/") + 1]
+    try:
+        entries = sorted(Path(folder or ".").expanduser().iterdir())
+        shown = [entry for entry in entries if entry.is_dir() or entry.suffix.lower() in SUFFIXES]
+        return [folder + entry.name + "/" * entry.is_dir() for entry in shown if not entry.name.startswith(".")]
+    except (OSError, RuntimeError):  # no such folder, no such user
+        return []

@@ -136,6 +136,11 @@ class Experiment:
         """Time since the start."""
         return time.perf_counter() - self._started
 
+    @property
+    def cells(self) -> tuple[CellRecord, ...]:
+        """Its finished cells so far."""
+        return tuple(self._cells)
+
     def _reseed(self) -> None:
         """Reset the random generators if the experiment has a seed, and those imported later when they come."""
         if self.seed is not None and self._seed_on_import is not None:

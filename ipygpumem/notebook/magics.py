@@ -11,7 +11,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from ipygpumem.errors import ExperimentError, GpuMemError
-from ipygpumem.notebook import actions, leaks, tensors
+from ipygpumem.notebook import actions, history, leaks, tensors
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.parameters import parse_parameters
 from ipygpumem.notebook.parsing import Parser, split
@@ -73,20 +73,24 @@ class GpuMemMagics(Magics):
             %experiment keep x 'y*'      names (or globs) that stay at the end
             %experiment status           what is open, and what it costs so far
             %experiment end [NAME]       delete its names, restore what they shadowed, give memory back
+            %experiment list             the finished ones, one row each
+            %experiment compare [A B...] finished ones side by side: names, globs, or A#2 for the second run of A
 
         ``%%experiment NAME`` as a cell's first line does all of it for that one cell.
         """
         words = split("%experiment", line)
-        commands = {
+        commands: dict[str, Callable[[list[str]], None]] = {
             "start": self._start,
             "cell": self._start_cell,
             "end": self._end,
             "keep": self._keep,
             "status": self._status,
+            "list": lambda words: self._show(history.list_experiments(self._session, words)),
+            "compare": lambda words: self._show(history.compare(self._session, words)),
         }
         if not words or words[0] not in commands:
             given = f"no such command {words[0]!r}" if words else "a command is missing"
-            raise UsageError(f"%experiment: {given}; use start NAME, end, keep NAME... or status")
+            raise UsageError(f"%experiment: {given}; use start NAME, end, keep NAME..., status, list or compare")
         commands[words[0]](words[1:])
 
     @cell_magic("experiment")
@@ -152,7 +156,10 @@ class GpuMemMagics(Magics):
         self._innermost().keep(*patterns)
 
     def _status(self, words: list[str]) -> None:
-        self._session.screen.show(actions.experiment_status(self._session))
+        self._show(actions.experiment_status(self._session))
+
+    def _show(self, reports: list[Report]) -> None:
+        self._session.screen.show(reports)
 
     @line_magic
     @_one_line_errors
@@ -168,6 +175,8 @@ class GpuMemMagics(Magics):
             %gpumem leaks        what did not come back, and who holds it [--min SIZE]
             %gpumem tensors      tensors and arrays by storage [NAME...] [--device D] [--min SIZE] [--kind KIND]
                                  [--by name|shape|kind|cell|device] [--top N]
+            %gpumem history      one row per finished cell [-n 20] [--experiment NAME]
+            %gpumem export FILE  what has finished, as .json, .csv, .html or .prom [--force]
 
         All options: ``%config IPyGpuMem``.
         """
@@ -179,11 +188,13 @@ class GpuMemMagics(Magics):
             "free": _without_options(actions.free),
             "leaks": leaks.leaks,
             "tensors": tensors.tensors,
+            "history": history.history,
+            "export": history.export,
         }
         words = split("%gpumem", line)
         if not words or words[0] not in commands:
             raise UsageError(f"%gpumem: write one of {', '.join(commands)}")
-        self._session.screen.show(commands[words[0]](self._session, words[1:]))
+        self._show(commands[words[0]](self._session, words[1:]))
 
 
 def _without_options(action: Callable[[Session], list[Report]]) -> Callable[[Session, list[str]], list[Report]]:

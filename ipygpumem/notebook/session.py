@@ -27,6 +27,7 @@ from ipygpumem.notebook.ticker import Ticker
 from ipygpumem.probes import Probe
 from ipygpumem.probes.accelerators import accelerators
 from ipygpumem.probes.host import HostProbe, available_bytes
+from ipygpumem.recorded import SessionRecord
 from ipygpumem.reports import content
 from ipygpumem.scope import Pending, Scope, forget_gone
 
@@ -65,6 +66,10 @@ class Session:
     def namespace(self) -> dict[str, Any]:
         """The notebook's names."""
         return self.shell.user_ns  # type: ignore[no-any-return]  # IPython is untyped
+
+    def recorded(self) -> SessionRecord:
+        """Return all that has finished, as one record."""
+        return SessionRecord(time.time(), tuple(self.history), tuple(self.experiments))
 
     # -- cells ------------------------------------------------------------------------------------------------
 

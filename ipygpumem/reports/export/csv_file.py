@@ -1,0 +1,56 @@
+"""A table for spreadsheets: one row per cell and device."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from operator import attrgetter
+
+from ipygpumem.model import CellRecord, Usage
+from ipygpumem.recorded import USAGE_BYTES, SessionRecord
+from ipygpumem.reports.content import clean
+
+_CELL = ("execution_count", "cell_id", "experiment", "started_at", "duration_seconds", "success", "error")
+_SOURCE = ("source_line", "source_digest", "recovery")
+COLUMNS = (*_CELL, *_SOURCE, "device", *USAGE_BYTES, "method")
+
+# A spreadsheet takes text that begins with one of these for a formula, or would after dropping the space before it.
+_FORMULA = ("=", "+", "-", "@", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}")
+_FORMULA_WIDE = ("\N{FULLWIDTH HYPHEN-MINUS}", "\N{FULLWIDTH COMMERCIAL AT}")
+
+
+def render(record: SessionRecord) -> str:
+    """Return the cells as CSV; a cell without a measured device has one row with none."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for cell in record.cells:
+        writer.writerows(_rows(cell))
+    return buffer.getvalue()
+
+
+def is_ours(head: str) -> bool:
+    """Whether a file that begins with ``head`` was written by ``render``."""
+    return head.startswith(",".join(COLUMNS))
+
+
+def _rows(cell: CellRecord) -> Iterator[list[object]]:
+    first = [getattr(cell, name) for name in _CELL]
+    first += [cell.source_line, cell.source_digest, cell.recovery and cell.recovery.kind]
+    for usage in cell.usages or (None,):
+        yield [_plain(value) for value in (*first, *_usage(usage))]
+
+
+def _usage(usage: Usage | None) -> list[object]:
+    if usage is None:
+        return [None] * (len(USAGE_BYTES) + 2)
+    return [usage.device, *(attrgetter(name)(usage) for name in USAGE_BYTES), usage.method]
+
+
+def _plain(value: object) -> object:
+    """Return a figure as it is, and text so that no spreadsheet runs it."""
+    if type(value) is not str:
+        return value
+    text = clean(value)
+    return f"'{text}" if text.lstrip().startswith(_FORMULA + _FORMULA_WIDE) else text

@@ -1,0 +1,51 @@
+"""Which format a file's suffix asks for, and a session written to it or read back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ipygpumem.errors import FileError
+from ipygpumem.recorded import SessionRecord
+from ipygpumem.reports.content import clean
+from ipygpumem.reports.export import csv_file, files, html_page, json_file, openmetrics
+
+
+@dataclass(frozen=True)
+class _Format:
+    render: Callable[[SessionRecord], str]
+    is_ours: Callable[[str], bool]
+
+
+_FORMATS = {
+    ".json": _Format(json_file.render, json_file.is_ours),
+    ".csv": _Format(csv_file.render, csv_file.is_ours),
+    ".html": _Format(html_page.render, html_page.is_ours),
+    ".prom": _Format(openmetrics.render, openmetrics.is_ours),
+}
+SUFFIXES = tuple(_FORMATS)
+
+
+def save(path: str | os.PathLike[str], record: SessionRecord, *, force: bool = False) -> tuple[Path, int]:
+    """Write ``record`` to ``path`` in the format of its suffix; return where it is now and its size in bytes.
+
+    Raises:
+        FileError: the suffix is none of ours, the file there is another's, or it cannot be written.
+    """
+    place = files.place_of(path)
+    chosen = _FORMATS.get(Path(path).suffix.lower())
+    if chosen is None:
+        raise FileError(f"{clean(str(path))}: the suffix says the format: {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+    return place, files.write(place, chosen.render(record), is_ours=chosen.is_ours, force=force)
+
+
+def load(path: str | os.PathLike[str]) -> SessionRecord:
+    """Return the session that was written to a .json file.
+
+    Raises:
+        FileError: it cannot be read, is no export, or one of a newer ipygpumem.
+    """
+    place = files.place_of(path)
+    return json_file.parse(files.read(place), clean(str(path)))

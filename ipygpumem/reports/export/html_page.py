@@ -1,0 +1,73 @@
+"""A page that needs nothing else: the session's experiments, cells and recoveries, as the notebook showed them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timezone
+
+from ipygpumem.recorded import SessionRecord
+from ipygpumem.reports import content, history, html
+from ipygpumem.units import format_seconds
+
+_MARK = '<meta name="generator" content="ipygpumem">'
+_CELLS_SHOWN = 1000
+
+_PAGE = """\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+{mark}
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>ipygpumem: {title}</title>
+<style>
+:root {{ color-scheme: light dark }}
+body {{ max-width: 75em; margin: 2em auto; padding: 0 1em; font-family: system-ui, sans-serif;
+  color: CanvasText; background: Canvas }}
+h1 {{ font-size: 1.4em }} h2 {{ font-size: 1.1em; margin-top: 2em }}
+section {{ overflow-x: auto }}
+svg {{ max-width: 100%; height: auto }}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+<p>Exported {saved} by ipygpumem.</p>
+{sections}
+</body>
+</html>
+"""
+
+
+def render(record: SessionRecord) -> str:
+    """Return the page."""
+    cells, experiments = len(record.cells), len(record.experiments)
+    seconds = format_seconds(sum(cell.duration_seconds for cell in record.cells))
+    return _PAGE.format(
+        mark=_MARK,
+        title=f"{content.count(cells, 'cell')}, {content.count(experiments, 'experiment')}, {seconds}",
+        saved=datetime.fromtimestamp(record.saved_at, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        sections="\n".join(f"<h2>{title}</h2>\n<section>\n{body}\n</section>" for title, body in _sections(record)),
+    )
+
+
+def is_ours(head: str) -> bool:
+    """Whether a file that begins with ``head`` was written by ``render``."""
+    return _MARK in head
+
+
+def _sections(record: SessionRecord) -> Iterator[tuple[str, str]]:
+    if record.experiments:
+        runs = list(history.numbered(record.experiments))
+        yield "Experiments side by side", html.render([history.comparison_report(runs)])
+    shown = record.cells[-_CELLS_SHOWN:]
+    yield "Cells", html.render([history.history_report(shown, total=len(record.cells))])
+    reports = [report for item in record.experiments for report in content.experiment_reports(item, "full")]
+    if reports:
+        yield "Experiments", html.render(reports)
+    for cell in shown:
+        if cell.recovery is not None and (reports := content.recovery_reports(cell.recovery, 0)):
+            yield f"Recovery in {_cell(cell.execution_count)}", html.render(reports)
+
+
+def _cell(number: int | None) -> str:
+    return "a cell" if number is None else f"cell {number}"

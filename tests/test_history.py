@@ -1,0 +1,201 @@
+"""History and comparison: which rows are shown, what the table for pandas has, what a mistake says."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+import ipygpumem
+from ipygpumem.errors import GpuMemError
+from ipygpumem.recorded import History
+from ipygpumem.reports import history as reports
+from ipygpumem.reports.content import Table
+from tests.kernel import Kernel
+from tests.test_export import HOSTILE, MIB, SESSION, cell, experiment, oom, usage
+
+
+def column(table: Table, name: str) -> list[str]:
+    return [row[table.columns.index(name)] for row in table.rows]
+
+
+# -- the list -------------------------------------------------------------------------------------------------
+
+
+def test_a_history_is_a_list_whose_slices_are_histories() -> None:
+    cells = [cell(number) for number in range(5)]
+    found = History(cells)
+    assert found == cells
+    assert found[1:3] == cells[1:3]
+    assert type(found[1:3]) is History
+    assert found[-1] is cells[-1]
+    assert [*reversed(found)] == cells[::-1]
+    assert repr(found[:1]) == "<History of 1 cell, 2.0 s>"
+
+
+def test_pandas_gets_a_row_per_cell_with_units_in_the_names() -> None:
+    pandas = pytest.importorskip("pandas")
+    cells = [cell(1), cell(None, usages=(), success=False, error="ValueError", recovery=oom()), cell(3, cell_id=None)]
+    table = History(cells).to_pandas()
+    assert len(table) == 3
+    assert table["cpu_delta_bytes"].tolist()[::2] == [50 * MIB, 50 * MIB]
+    assert table["cuda:0_peak_delta_bytes"].sum() == 600 * MIB
+    assert table["cpu_after_bytes"].isna().tolist() == [False, True, False]
+    assert table["execution_count"].isna().tolist() == [False, True, False]
+    assert table["recovery"].isna().tolist() == [True, False, True]
+    assert str(table["started_at"].dtype).startswith("datetime64")
+    assert table["started_at"][0] == pandas.Timestamp(1.5, unit="s", tz="UTC")
+    assert "cpu_children_bytes" not in table.columns
+    plain = ("execution_count", "cell_id", "experiment", "started_at", "duration_seconds", "success", "error")
+    rest = ("source_line", "source_digest", "recovery")
+    assert all(name in (*plain, *rest) or name.endswith("_bytes") for name in table.columns)
+
+
+def test_pandas_gets_a_table_of_no_cells_too() -> None:
+    pytest.importorskip("pandas")
+    table = History().to_pandas()
+    assert (len(table), "source_line" in table.columns) == (0, True)
+
+
+def test_a_missing_pandas_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(GpuMemError, match="pip install pandas"):
+        History().to_pandas()
+
+
+# -- tables ---------------------------------------------------------------------------------------------------
+
+
+def test_the_history_shows_devices_in_use_and_drops_what_is_empty() -> None:
+    idle = usage("cuda:1", 0, 0, 0)
+    record = cell(7, usages=(usage(), idle.__class__(**{**idle.to_dict(), "reserved_bytes": 0})))
+    table = reports.cells_table([record])
+    assert table.columns == ("cell", "source", "time", "RAM kept", "RAM peak")
+    assert table.rows == (("7", "train()", "2.00 s", "+50 MiB", "+300 MiB"),)
+
+
+def test_the_history_says_how_many_of_how_many() -> None:
+    report = reports.history_report([cell(2)], total=5, experiment="a")
+    assert report.headline == "history · the last 1 of 5 cells of a · 2.00 s"
+    assert reports.history_report([], total=0).headline == "no cell has finished yet"
+
+
+def test_a_comparison_has_parameters_as_columns_and_runs_apart() -> None:
+    table = reports.comparison_table(list(reports.numbered(SESSION.experiments)))
+    assert column(table, "experiment") == ["run", "other", "run #2"]
+    assert column(table, "lr") == ["0.001", "0.1", "0.001"]
+    assert column(table, "bs") == ["64", "", "64"]
+    assert column(table, "RAM peak") == ["+300 MiB"] * 3
+    assert column(table, "cuda:0 kept") == ["+50 MiB"] * 3
+    assert column(table, "cuda:0 reclaimed") == ["55 MiB"] * 3
+    assert column(table, "OOMs") == ["1"] * 3
+
+
+def test_a_device_that_one_of_them_never_used_is_empty_there() -> None:
+    alone = experiment("cpu only", usages=(usage(),), reclaimed={"cpu": 0})
+    table = reports.comparison_table(list(reports.numbered([*SESSION.experiments, alone])))
+    assert column(table, "cuda:0 peak") == ["+300 MiB"] * 3 + [""]
+
+
+def test_hostile_texts_are_cleaned_and_cut_in_every_table() -> None:
+    hostile = experiment(HOSTILE, parameters={"a": HOSTILE * 5})
+    found = [
+        reports.comparison_report(list(reports.numbered([hostile]))),
+        reports.experiments_report([hostile], [HOSTILE]),
+        reports.history_report([cell(1, source_line=HOSTILE, error=HOSTILE, experiment=HOSTILE)], total=1),
+    ]
+    for report in found:
+        texts = [*report.lines, *(text for table in report.tables for row in table.rows for text in row)]
+        assert all(letter.isprintable() for text in texts for letter in text)
+
+
+# -- magics ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def loaded(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> InteractiveShell:
+    shell.run_line_magic("load_ext", "ipygpumem")
+    shell.run_line_magic("gpumem", "off")
+    shell.run_line_magic("config", "IPyGpuMem.experiment_report = 'none'")
+    return shell
+
+
+def shown(shell: InteractiveShell, capsys: pytest.CaptureFixture[str], line: str) -> str:
+    capsys.readouterr()
+    result = shell.run_cell(line)
+    assert result.success, result.error_in_exec
+    return capsys.readouterr().out
+
+
+def says(shell: InteractiveShell, line: str) -> str:
+    error = shell.run_cell(line).error_in_exec
+    assert type(error).__name__ == "UsageError"
+    assert len(str(error).splitlines()) == 1
+    return str(error)
+
+
+def test_history_lists_the_last_cells_or_those_of_an_experiment(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded.run_cell("first = 1")
+    loaded.run_cell("%experiment start outer")
+    loaded.run_cell("%%experiment inner\nsecond = 2")
+    loaded.run_cell("third = 1 / 0")
+    loaded.run_cell("%experiment end")
+    everything = shown(loaded, capsys, "%gpumem history")
+    for words in ("5 cells", "first = 1", "second = 2", "ZeroDivisionError"):
+        assert words in everything
+    two = shown(loaded, capsys, "%gpumem history -n 2")
+    assert "the last 2 of 6 cells" in two
+    assert "first" not in two
+    outer = shown(loaded, capsys, "%gpumem history --experiment out*")
+    assert "second = 2" in outer
+    assert "third" in outer
+    assert "first" not in outer
+    assert "third" not in shown(loaded, capsys, "%gpumem history --experiment inner")
+
+
+def test_experiments_are_listed_and_compared(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no experiment has finished yet" in shown(loaded, capsys, "%experiment list")
+    for name, lr in (("a", 0.1), ("a", 0.2), ("b", 0.3)):
+        loaded.run_cell(f"%%experiment {name} --note lr={lr}\nx = 1")
+    loaded.run_cell("%experiment start still")
+    listed = shown(loaded, capsys, "%experiment list")
+    for words in ("3 experiments", "a #2", "lr=0.3", "open: still"):
+        assert words in listed
+    assert "0.3" not in shown(loaded, capsys, "%experiment compare a")
+    assert "0.1" not in shown(loaded, capsys, "%experiment compare a#2 b")
+    assert "3 experiments side by side" in shown(loaded, capsys, "%experiment compare")
+    assert "3 experiments side by side" in shown(loaded, capsys, "%experiment compare [ab]")
+
+
+def test_mistakes_are_one_line_that_names_what_there_is(loaded: InteractiveShell) -> None:
+    assert "nothing to compare" in says(loaded, "%experiment compare")
+    assert "there is none" in says(loaded, "%gpumem history --experiment x")
+    loaded.run_cell("%%experiment one\nx = 1")
+    assert "'two'; there are: one" in says(loaded, "%experiment compare two")
+    assert "'two'; there are: one" in says(loaded, "%gpumem history --experiment two")
+    for line in ("%gpumem history -n 0", "%gpumem history -n x", "%gpumem history y", "%experiment list x"):
+        says(loaded, line)
+
+
+def test_completion_knows_experiments_options_and_files(kernel: Kernel, tmp_path: Any) -> None:
+    kernel.run("%%experiment baseline\nx = 1")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "old.json").touch()
+    (tmp_path / "notes.txt").touch()
+    assert "baseline" in kernel.complete("%experiment compare ba")
+    assert "baseline" in kernel.complete("%gpumem history --experiment ")
+    assert "--force" in kernel.complete("%gpumem export --f")
+    found = kernel.complete(f"%gpumem export {tmp_path}/")  # among IPython's own
+    assert {f"{tmp_path}/deep/", f"{tmp_path}/old.json"} <= set(found)
+
+
+def test_history_of_python_has_the_figures_of_the_cells(loaded: InteractiveShell) -> None:
+    loaded.run_cell("block = bytearray(2**25)")
+    found = ipygpumem.history()
+    assert type(found) is builtins.list or isinstance(found, list)
+    assert found[-1].usages[0].delta_bytes > 2**24
