@@ -19,6 +19,11 @@ class IPyGpuMem(Configurable):
     hooks: Hooks
 
     report = Bool(True, help="Show the one-line report after every cell (%gpumem on|off).").tag(config=True)
+    bar = Bool(
+        True,
+        help="Draw a bar for each device: in use before, kept, the peak above that, free. The plain text of a "
+        "notebook's output has none.",
+    ).tag(config=True)
     live = Bool(
         True,
         help="Show one line of time and memory while a cell runs for longer than a second; it goes when the cell ends.",

@@ -48,7 +48,7 @@ class Session:
         more = None if probes else accelerators
         self.meter = Meter(probes or [self.host], find_more=more, sample_seconds=config.sample_seconds)
         self.outputs = Outputs(shell)
-        self.screen = Screen(shell)
+        self.screen = Screen(shell, config)
         self.history: deque[CellRecord] = deque(maxlen=config.history_length)
         self.experiments: deque[ExperimentRecord] = deque(maxlen=config.history_length)
         self.open: list[Experiment] = []

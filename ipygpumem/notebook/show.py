@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ipygpumem.reports import html, text
 from ipygpumem.reports.content import Report
+
+if TYPE_CHECKING:
+    from ipygpumem.notebook.config import IPyGpuMem
+
+_ASCII = str.maketrans({"·": "-", "×": "x", "─": "-", "…": "...", "→": "->"})
 
 
 class Screen:
     """Where the reports of one shell go."""
 
-    def __init__(self, shell: Any) -> None:
+    def __init__(self, shell: Any, config: IPyGpuMem) -> None:
         self._shell = shell
+        self._config = config
 
     def show(self, reports: Sequence[Report], *, place: str | None = None) -> None:
         """Show ``reports`` in one display, or in that with the id ``place``; nothing if there are none."""
@@ -22,7 +30,9 @@ class Screen:
             return
         data = {"text/plain": text.render(reports)}
         if hasattr(self._shell, "kernel"):  # a terminal shows the text only
-            data["text/html"] = html.render(reports)
+            data["text/html"] = html.render(reports, bars=self._config.bar)
+        else:
+            data["text/plain"] = self._for_terminal(reports, data["text/plain"])
         metadata = {"ipygpumem": {"reports": [report.kind for report in reports]}}
         where = {} if place is None else {"transient": {"display_id": place}, "update": True}
         publisher = self._shell.display_pub
@@ -34,6 +44,66 @@ class Screen:
         finally:
             if spare:
                 del publisher._flush_streams
+
+    def _for_terminal(self, reports: Sequence[Report], plain: str) -> str:
+        """Return the text as the stream that it will be printed to can show it."""
+        stream = sys.stdout
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        narrow = not _can_encode(text.ALL_GLYPHS, encoding)
+        shown = plain
+        if is_terminal(stream):
+            style = text.Style(
+                width=shutil.get_terminal_size().columns,
+                colour=wants_colour(stream, self._shell),
+                bars=self._config.bar,
+                ascii_only=narrow,
+            )
+            shown = text.render(reports, style)
+        elif wants_colour(stream, self._shell):
+            shown = text.render(reports, text.Style(colour=True))
+        if narrow:
+            shown = shown.translate(_ASCII).encode(encoding, "replace").decode(encoding)
+        return plain if shown == plain else _Styled(plain, shown)
+
+
+class _Styled(str):
+    """Plain text that prints in colour: IPython keeps a terminal's outputs, too, for ``%notebook`` to write them."""
+
+    _shown: str
+
+    def __new__(cls, plain: str, shown: str) -> _Styled:
+        made = super().__new__(cls, plain)
+        made._shown = shown
+        return made
+
+    def __str__(self) -> str:
+        return self._shown
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether ``stream`` is a terminal that a person looks at."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError, OSError):  # a stand-in, or closed
+        return False
+
+
+def wants_colour(stream: Any, shell: Any) -> bool:
+    """Whether text for ``stream`` may be coloured: by ``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and IPython's colours."""
+    if os.environ.get("NO_COLOR") or str(getattr(shell, "colors", "")).lower() == "nocolor":
+        return False
+    forced = os.environ.get("FORCE_COLOR")
+    if forced is not None:
+        return forced not in ("", "0", "false")
+    return is_terminal(stream) and os.environ.get("TERM") != "dumb"
+
+
+def _can_encode(glyphs: str, encoding: str) -> bool:
+    try:
+        glyphs.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def _nothing_to_flush() -> bool:

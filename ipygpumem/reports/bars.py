@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from html import escape
 
 from ipygpumem.model import Usage
+from ipygpumem.reports.cleaning import clean
 from ipygpumem.units import format_bytes, format_change
 
 _CELLS = 8
@@ -22,16 +23,17 @@ _STEPS = "▁▂▃▄▅▆▇█"
 _ASCII_STEPS = "_.-=+*#@"
 
 _TRACK = (
-    '<span role="img" title="{label}" aria-label="{label}" style="display: inline-block; width: {width}; '
-    "height: 8px; line-height: 8px; font-size: 0; white-space: nowrap; overflow: hidden; "
-    'background: rgba(128, 128, 128, 0.25); border-radius: 2px; margin-left: 4px">{pieces}</span>'
+    '<span role="img" title="{label}" aria-label="{label}" style="display: inline-block; width: {width}; height: 8px; '
+    "line-height: 8px; font-size: 0; text-align: left; white-space: nowrap; overflow: hidden; "
+    'background: rgba(128, 128, 128, 0.22); border-radius: 2px">{pieces}</span>'
 )
-_PIECE = '<span style="display: inline-block; height: 8px; min-width: 1px; width: {:.1f}%; background: {}"></span>'
-_COLOURS = ("#8a8a8a", "#1e88e5", "#90c2f0")
+_PIECE = '<span style="display: inline-block; height: {}px; min-width: 1px; width: {:.1f}%; background: {}"></span>'
+# The peak is past: it is half as high. In grey, too, what was in use before and what was kept differ.
+_LOOKS = ((8, "rgba(128, 128, 128, 0.6)"), (8, "#1e88e5"), (4, "#64b5f6"))
 
 _SPARK = (
     '<span role="img" title="{label}" aria-label="{label}" style="display: inline-block; font-size: 0; '
-    'white-space: nowrap; border-bottom: 1px solid rgba(128, 128, 128, 0.5); margin-left: 4px">{columns}</span>'
+    'white-space: nowrap; margin-left: 4px; border-bottom: 1px solid rgba(128, 128, 128, 0.5)">{columns}</span>'
 )
 _COLUMN = (
     '<span style="display: inline-block; width: 3px; height: {}px; background: #1e88e5; margin-right: 1px"></span>'
@@ -109,11 +111,11 @@ def _lengths(bar: Bar, cells: int) -> list[int]:
 def html_bar(bar: Bar, *, width: str = "64px") -> str:
     """Return ``bar`` as spans; its label is what a pointer shows and a screen reader says."""
     pieces = "".join(
-        _PIECE.format(100 * size / bar.total_bytes, colour)
-        for size, colour in zip(bar.pieces, _COLOURS, strict=True)
+        _PIECE.format(height, 100 * size / bar.total_bytes, colour)
+        for size, (height, colour) in zip(bar.pieces, _LOOKS, strict=True)
         if size
     )
-    return _TRACK.format(label=escape(bar.label), width=width, pieces=pieces)
+    return _TRACK.format(label=escape(clean(bar.label)), width=width, pieces=pieces)
 
 
 def text_spark(values: Sequence[float], top: float, *, ascii_only: bool = False) -> str:
@@ -125,7 +127,7 @@ def text_spark(values: Sequence[float], top: float, *, ascii_only: bool = False)
 def html_spark(values: Sequence[float], top: float, label: str) -> str:
     """Return one column for each value, whose height is its share of ``top``; ``label`` says it in words."""
     columns = "".join(_COLUMN.format(max(1, _level(value, top, _SPARK_PIXELS))) for value in values)
-    return _SPARK.format(label=escape(label), columns=columns)
+    return _SPARK.format(label=escape(clean(label)), columns=columns)
 
 
 def _level(value: float, top: float, highest: int) -> int:

@@ -4,49 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, RecoveryRecord, Usage
+from ipygpumem.reports.bars import bar_of
+from ipygpumem.reports.layout import SEPARATOR, Fact, Listing, Segment, clean_name, headline
+from ipygpumem.reports.layout import Report as Report
+from ipygpumem.reports.layout import Table as Table
+from ipygpumem.reports.layout import clean as clean
+from ipygpumem.reports.layout import count as count
+from ipygpumem.reports.layout import device_label as device_label
 from ipygpumem.units import format_bytes, format_change, format_seconds, format_share
 
-_SEPARATOR = " · "
 _NAMES_SHOWN = 40
 _ROWS_SHOWN = 20
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of text under headings; columns named in ``numbers`` are set to the right."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    numbers: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Report:
-    """One report. ``kind`` travels with it, so that front-ends and tests can tell reports apart."""
-
-    kind: str
-    headline: str
-    lines: tuple[str, ...] = ()
-    tables: tuple[Table, ...] = ()
-
-
-def clean(text: str) -> str:
-    """Return ``text`` on one line without control characters, which could write over a terminal."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
-
-
-def count(number: int, thing: str) -> str:
-    """Return ``1 cell``, ``2 cells``."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
-
-
-def device_label(device: str) -> str:
-    """Return how a device is called in reports: the host is ``RAM``."""
-    return "RAM" if device == "cpu" else device
+_ROWS_OPEN = 8
+"""Rows of a table of details that are shown without asking."""
 
 
 # -- cells ----------------------------------------------------------------------------------------------------
@@ -55,16 +27,20 @@ def device_label(device: str) -> str:
 def cell_report(record: CellRecord) -> Report:
     """Return the one-line report of a cell."""
     head = "cell" if record.execution_count is None else f"cell {record.execution_count}"
-    parts = [head, format_seconds(record.duration_seconds)]
+    segments = [Segment(head), Segment(format_seconds(record.duration_seconds))]
     if record.error is not None:
-        parts.append(clean(record.error))
-    parts += usage_parts(record.usages)
-    return Report("cell", _SEPARATOR.join(parts))
+        segments.append(Segment(clean_name(record.error)))
+    segments += [_usage_segment(usage) for usage in record.usages if _is_in_use(usage)]
+    return Report("cell", headline(segments), segments=tuple(segments))
 
 
 def usage_parts(usages: Iterable[Usage]) -> list[str]:
     """Return one part of a line per device; accelerators that hold nothing and held nothing are left out."""
     return [_usage_part(usage) for usage in usages if _is_in_use(usage)]
+
+
+def _usage_segment(usage: Usage) -> Segment:
+    return Segment(_usage_part(usage), bar_of(device_label(usage.device), usage))
 
 
 def _is_in_use(usage: Usage) -> bool:
@@ -94,17 +70,32 @@ def experiment_reports(record: ExperimentRecord, style: str) -> list[Report]:
     """Return the report of a finished experiment in ``style``: ``full``, ``compact`` or ``none``."""
     if style == "none":
         return []
-    parts = [f"experiment {clean(record.name)}", format_seconds(record.duration_seconds)]
+    segments = [Segment(f"experiment {clean_name(record.name)}"), Segment(format_seconds(record.duration_seconds))]
     if record.cells:
-        parts.insert(1, count(len(record.cells), "cell"))
+        segments.insert(1, Segment(count(len(record.cells), "cell")))
+    notes = tuple(map(clean, record.notes))
+    used = [usage for usage in record.usages if _is_in_use(usage)]
     if style == "compact":
-        parts += [_experiment_part(record, usage) for usage in record.usages if _is_in_use(usage)]
-        return [Report("experiment", _SEPARATOR.join(parts), tuple(map(clean, record.notes)))]
-    lines = _experiment_lines(record)
-    if record.survivors:
-        lines.append("still alive, because something outside the experiment refers to it:")
-        lines += leak_lines(record.survivors)
-    return [Report("experiment", _SEPARATOR.join(parts), tuple(lines), (_experiment_table(record),))]
+        segments += [
+            Segment(_experiment_part(record, usage), bar_of(device_label(usage.device), usage)) for usage in used
+        ]
+        return [Report("experiment", headline(segments), notes, segments=tuple(segments))]
+    return [
+        Report(
+            "experiment",
+            headline(segments),
+            notes,
+            (_experiment_table(record, used),),
+            _experiment_facts(record),
+            _survivors(record.survivors),
+            tuple(segments),
+        )
+    ]
+
+
+def _survivors(held: Sequence[Held]) -> tuple[Listing, ...]:
+    title = "still alive, because something outside the experiment refers to it"
+    return (Listing(title, tuple(leak_lines(held))),) if held else ()
 
 
 def _experiment_part(record: ExperimentRecord, usage: Usage) -> str:
@@ -115,7 +106,7 @@ def _experiment_part(record: ExperimentRecord, usage: Usage) -> str:
     )
 
 
-def _experiment_table(record: ExperimentRecord) -> Table:
+def _experiment_table(record: ExperimentRecord, used: Sequence[Usage]) -> Table:
     rows = [
         (
             device_label(usage.device),
@@ -124,31 +115,24 @@ def _experiment_table(record: ExperimentRecord) -> Table:
             format_change(usage.peak_delta_bytes) + (" (sampled)" if usage.method == "sampled" else ""),
             _now(usage).removesuffix(" now"),  # the column says it
         )
-        for usage in record.usages
-        if _is_in_use(usage)
+        for usage in used
     ]
     columns = ("device", "consumed", "reclaimed", "peak", "now")
-    return Table("", columns, tuple(rows), frozenset(columns[1:]))
+    bars = tuple(bar_of(device_label(usage.device), usage) for usage in used)
+    return Table("", columns, tuple(rows), frozenset(columns[1:]), bars=bars)
 
 
-def _experiment_lines(record: ExperimentRecord) -> list[str]:
-    lines = [
-        f"{title}: {_name_list(names)}"
+def _experiment_facts(record: ExperimentRecord) -> tuple[Fact, ...]:
+    facts = [
+        Fact(title, tuple(map(clean_name, names[:_NAMES_SHOWN])), code=True, more=max(0, len(names) - _NAMES_SHOWN))
         for title, names in (("deleted", record.deleted), ("restored", record.restored), ("kept", record.kept))
         if names
     ]
     steps = _step_list(record.steps)
-    if steps:
-        lines.append(f"given back: {steps}")
-    return lines + [clean(note) for note in record.notes]
+    return (*facts, Fact("given back", tuple(steps))) if steps else tuple(facts)
 
 
-def _name_list(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return ", ".join(clean(name) for name in names[:_NAMES_SHOWN]) + more
-
-
-def _step_list(steps: Iterable[ReclaimStep]) -> str:
+def _step_list(steps: Iterable[ReclaimStep]) -> list[str]:
     """Return what each step gave, leaving out those that gave less than a tenth of a MiB."""
     texts = []
     for step in steps:
@@ -156,12 +140,12 @@ def _step_list(steps: Iterable[ReclaimStep]) -> str:
         given = [f"{device_label(device)} {format_bytes(size)}" for device, size in sizes if size >= 2**20 // 10]
         if given:
             texts.append(f"{step.name} ({', '.join(given)})")
-    return ", ".join(texts)
+    return texts
 
 
 def interrupted_exit(name: str) -> Report:
     """Return what is said when Ctrl-C stops an experiment's end."""
-    return Report("note", f"experiment {clean(name)}: its end was interrupted; %experiment end goes on with it")
+    return Report("note", f"experiment {clean_name(name)}: its end was interrupted; %experiment end goes on with it")
 
 
 # -- errors ---------------------------------------------------------------------------------------------------
@@ -174,15 +158,27 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
     held = tuple(item for item in record.held if item.size_bytes >= min_held_bytes)
     if record.kind != "oom" and not held and not record.poisoned:
         return []
-    parts = [f"{_CAUSES[record.kind]} ({clean(record.error)})"]
+    came_back = {device: max(0, size) for device, size in record.reclaimed.items()}
+    segments = [Segment(f"{_CAUSES[record.kind]} ({clean_name(record.error)})")]
     if record.requested_bytes is not None:
-        parts.append(f"asked for {format_bytes(record.requested_bytes)}")
-    if record.kind == "oom":
-        parts.append("free: " + _sizes(record.free))
-    parts.append("came back: " + _sizes({device: max(0, size) for device, size in record.reclaimed.items()}))
-    parts.append("now: " + _sizes(record.now))
-    tables = (_held_table("the frames of the traceback held", held),) if held else ()
-    return [Report("recovery", _SEPARATOR.join(parts), tuple(_recovery_lines(record)), tables)]
+        segments.append(Segment(f"asked for {format_bytes(record.requested_bytes)}"))
+    columns = {"free": record.free} if record.kind == "oom" else {}
+    columns.update({"came back": came_back, "now": record.now})
+    segments += [Segment(f"{title}: {_sizes(sizes)}", tabled=True) for title, sizes in columns.items()]
+    tables = [_devices_table(columns)]
+    if held:
+        tables.append(_held_table("the frames of the traceback held", held))
+    lines = tuple(_recovery_lines(record))
+    return [Report("recovery", headline(segments), lines, tuple(tables), segments=tuple(segments))]
+
+
+def _devices_table(columns: Mapping[str, Mapping[str, int]]) -> Table:
+    devices = dict.fromkeys(device for sizes in columns.values() for device in sizes)
+    rows = tuple(
+        (device_label(device), *(format_bytes(sizes[device]) if device in sizes else "" for sizes in columns.values()))
+        for device in devices
+    )
+    return Table("", ("device", *columns), rows, frozenset(columns), echo=True)
 
 
 def _recovery_lines(record: RecoveryRecord) -> list[str]:
@@ -211,11 +207,11 @@ def _held_table(title: str, held: tuple[Held, ...]) -> Table:
     columns: tuple[str, ...] = ("name", "type", "shape", "dtype", "device", "size")
     rows: list[tuple[str, ...]] = [
         (
-            clean(item.name),
-            clean(item.type_name),
+            clean_name(item.name),
+            clean_name(item.type_name),
             " × ".join(map(str, item.shape)) if item.shape else _count(item),
-            item.dtype,
-            item.device,
+            clean_name(item.dtype),
+            clean_name(item.device),
             format_bytes(item.size_bytes),
         )
         for item in held[:_ROWS_SHOWN]
@@ -223,13 +219,21 @@ def _held_table(title: str, held: tuple[Held, ...]) -> Table:
     if located:
         columns = ("function", "line", *columns)
         rows = [
-            (clean(item.function), str(item.line), *row) for item, row in zip(held[:_ROWS_SHOWN], rows, strict=True)
+            (clean_name(item.function), str(item.line), *row)
+            for item, row in zip(held[:_ROWS_SHOWN], rows, strict=True)
         ]
     rest = held[_ROWS_SHOWN:]
     if rest:
         total = format_bytes(sum(item.size_bytes for item in rest))
         rows.append((f"and {len(rest)} more", *[""] * (len(columns) - 2), total))
-    return Table(title, columns, tuple(rows), frozenset({"line", "size"}))
+    return Table(
+        f"{title}: {format_bytes(_total(held))}" if len(held) > _ROWS_OPEN else title,
+        columns,
+        tuple(rows),
+        frozenset({"line", "size"}),
+        frozenset({"function", "name"}),
+        folded=len(held) > _ROWS_OPEN,
+    )
 
 
 def _count(item: Held) -> str:
@@ -250,7 +254,7 @@ def freed_report(title: str, steps: Iterable[ReclaimStep], reclaimed: Mapping[st
     lines = [f"{step.name}: {clean(step.error)}" for step in steps if step.error]
     given = _step_list(steps)
     if given:
-        lines.insert(0, given)
+        lines.insert(0, ", ".join(given))
     sizes = {device: max(0, size) for device, size in reclaimed.items()}
     return Report("note", f"{title}: {_sizes(sizes)}", tuple(lines))
 
@@ -295,11 +299,11 @@ def _leak_line(group: Sequence[Held]) -> str:
         path = re.sub(r"\[\d+\]$", "[…]", first.holder.path) if number else first.holder.path
         parts.append(f"held by {clean(path)}")
         parts.append(f"to free it: {clean(first.holder.advice)}")
-    return _SEPARATOR.join(parts)
+    return SEPARATOR.join(parts)
 
 
 def _what(item: Held) -> str:
-    kind = clean(item.type_name) if item.shape is not None else f"{clean(item.type_name)} with {_count(item)}"
+    kind = clean_name(item.type_name) if item.shape is not None else f"{clean_name(item.type_name)} with {_count(item)}"
     shape = " × ".join(map(str, item.shape or ()))
-    words = " ".join(word for word in (kind, item.dtype, shape, f"on {item.device}") if word)
-    return f"{clean(item.name)}: {words}" if item.name else words
+    words = " ".join(clean_name(word) for word in (kind, item.dtype, shape, f"on {item.device}") if word)
+    return f"{clean_name(item.name)}: {words}" if item.name else words

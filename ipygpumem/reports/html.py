@@ -1,38 +1,86 @@
-"""Reports as HTML for notebooks: inline styles and theme variables only, every text escaped."""
+"""Reports as HTML for notebooks, every text escaped; without its styles it reads well, too.
+
+Text has the page's own colour, so that it is legible in every theme; colours are on borders and bars only. There is
+no script, no style sheet, no id and nothing from outside. Where a sanitizer drops the styles (GitHub) or the theme
+variables (notebooks that are not trusted), words, tables and folding stay.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ipygpumem.reports.content import Report
+from ipygpumem.reports.bars import html_bar
+from ipygpumem.reports.layout import SEPARATOR, Report, Segment, clean
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
+_CODE_FONT = "var(--jp-code-font-family, var(--vscode-editor-font-family, monospace))"
 _LINE = (
-    '<div style="font: 0.85em/1.5 var(--jp-code-font-family, monospace); opacity: 0.8; '
+    f'<div style="font-family: {_CODE_FONT}; font-size: 0.85em; line-height: 1.6; '
     'margin-left: var(--jp-code-padding, 5px)">{}</div>'
 )
+_PART = '<span style="display: inline-block; max-width: 100%; overflow-wrap: anywhere; opacity: 0.85">{}</span>'
+_FIRST = '<b style="font-weight: 600">{}</b>'
 
 
-def render(reports: Iterable[Report]) -> str:
+def render(reports: Iterable[Report], *, bars: bool = True) -> str:
     """Return the reports one below the other."""
-    return "\n".join(_report(report) for report in reports)
+    return "\n".join([_report(report, bars=bars) for report in reports])
 
 
-def _report(report: Report) -> str:
-    if not report.lines and not report.tables:
-        return _LINE.format(escape(report.headline))
-    return _template().render(report=report)
+def _report(report: Report, *, bars: bool) -> str:
+    if report.tables or report.facts or report.listings or (report.lines and report.kind != "cell"):
+        shown = [segment for segment in report.head if not segment.tabled]
+        accent = _ACCENTS.get(report.kind, _ACCENT)
+        return _template().render(report=report, head=_headline(shown, bars=bars), bars=bars, accent=accent)
+    # One line after each cell: plain formatting is many times faster than a template.
+    alone = len(report.head) == 1 and not report.lines
+    lines = [
+        escape(clean(report.headline)) if alone else _headline(report.head, bars=bars),
+        *(escape(clean(line)) for line in report.lines),
+    ]
+    return _LINE.format("<br>".join(lines))
+
+
+_ACCENT = "var(--jp-brand-color1, var(--vscode-focusBorder, #1e88e5))"
+_ACCENTS = {"recovery": "var(--jp-warn-color1, var(--vscode-editorWarning-foreground, #e67e22))"}
+
+
+def _headline(segments: Iterable[Segment], *, bars: bool) -> str:
+    """Return the parts of a headline; it breaks between them, and within one only if that is too long for a line."""
+    parts: list[str] = []
+    for segment in segments:
+        text = escape(clean(segment.text))
+        if segment.bar is not None and bars:
+            # Before its text: where the line breaks behind a part, the separator follows words and not a bar.
+            text = f"{html_bar(segment.bar)} {text}"
+        parts.append((_PART if parts else _FIRST).format(text))
+    return SEPARATOR.join(parts)
+
+
+def _finalize(value: Any) -> Any:
+    """Clean all that is the users' or may be; what is Markup is ours."""
+    return clean(value) if type(value) is str else value
 
 
 @functools.cache
 def _template() -> Template:
     # Imported here: most cells show one line, and loading the extension must stay fast.
     from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
 
-    loader = PackageLoader("ipygpumem.reports")
-    return Environment(autoescape=True, loader=loader, undefined=StrictUndefined).get_template("report.html")
+    environment = Environment(
+        autoescape=True,
+        loader=PackageLoader("ipygpumem.reports"),
+        undefined=StrictUndefined,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["bar"] = lambda bar: Markup(html_bar(bar))  # noqa: S704  # it escapes what it is given
+    environment.filters["ours"] = Markup
+    return environment.get_template("report.html")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ipygpumem.model import Part, Reading, Reconciliation
-from ipygpumem.reports.content import Report, Table, clean, device_label
+from ipygpumem.reports.bars import Bar
+from ipygpumem.reports.layout import SEPARATOR, Report, Segment, Table, clean, device_label
 from ipygpumem.units import format_bytes
 
 _ROWS_SHOWN = 24
@@ -23,11 +24,13 @@ def status_report(
     for item in reconciliations:
         notes += [f"{_label(item)}: {clean(note)}" for note in item.notes]
     tables = (_readings_table(readings), *(_parts_table(item) for item in reconciliations))
-    return Report("status", headline, (*map(clean, lines), *notes), tables)
+    segments = tuple(map(Segment, headline.split(SEPARATOR)))
+    return Report("status", headline, (*map(clean, lines), *notes), tables, segments=segments)
 
 
 def _readings_table(readings: Iterable[Reading]) -> Table:
     """Return a table of all devices, without the columns that are empty for each."""
+    readings = list(readings)
     rows = [_reading_row(reading) for reading in readings]
     columns = ("device", "in use", "reserved", "device used", "others", "total", "children")
     filled = [index for index in range(len(columns)) if index < 2 or any(row[index] for row in rows)]
@@ -36,7 +39,21 @@ def _readings_table(readings: Iterable[Reading]) -> Table:
         tuple(columns[index] for index in filled),
         tuple(tuple(row[index] for index in filled) for row in rows),
         frozenset(columns[1:]),
+        bars=tuple(_use(reading) for reading in readings),
     )
+
+
+def _use(reading: Reading) -> Bar | None:
+    """Return how full the device is, as far as it is known, with what is this process's apart."""
+    if not reading.total_bytes:
+        return None
+    mine = reading.current_bytes if reading.reserved_bytes is None else reading.reserved_bytes
+    used = max(mine, reading.used_bytes or 0)
+    label = (
+        f"{device_label(reading.device)}: {format_bytes(mine)} this process, "
+        f"{format_bytes(used - mine)} others, of {format_bytes(reading.total_bytes)}"
+    )
+    return Bar(label, reading.total_bytes, used - mine, mine)
 
 
 def _reading_row(reading: Reading) -> tuple[str, ...]:
@@ -51,10 +68,19 @@ def _reading_row(reading: Reading) -> tuple[str, ...]:
 
 def _parts_table(found: Reconciliation) -> Table:
     """Return the parts of one device that are not empty; "unknown" is a part like any other."""
-    parts = [part for part in found.parts if part.size_bytes != 0]
-    rows = [(clean(part.name), _size(part), clean(part.advice)) for part in _shortened(parts)]
+    parts = _shortened([part for part in found.parts if part.size_bytes != 0])
+    rows = [(clean(part.name), _size(part), clean(part.advice)) for part in parts]
     title = f"{_label(found)}: {format_bytes(found.total_bytes)}, {clean(found.basis)}"
-    return Table(title, ("part", "size", "what it is, what you can do"), tuple(rows), frozenset({"size"}))
+    columns = ("part", "size", "what it is, what you can do")
+    bars = tuple(_share(part, found.total_bytes) for part in parts)
+    return Table(title, columns, tuple(rows), frozenset({"size"}), bars=bars)
+
+
+def _share(part: Part, total_bytes: int) -> Bar | None:
+    if part.size_bytes is None or total_bytes <= 0:
+        return None
+    label = f"{clean(part.name)}: {format_bytes(part.size_bytes)} of {format_bytes(total_bytes)}"
+    return Bar(label, total_bytes, part.size_bytes)
 
 
 def _size(part: Part) -> str:

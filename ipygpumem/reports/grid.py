@@ -1,0 +1,114 @@
+"""Tables as text: columns side by side, narrowed where they must be, one below the other where that is not enough."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import unicodedata
+from collections.abc import Sequence
+
+from ipygpumem.reports.bars import text_bar
+from ipygpumem.reports.layout import SEPARATOR, Table, clean
+
+_GAPS = (3, 2)
+_NARROWEST = 14
+_TOGETHER = re.compile(r"(?<=\d) (?=[KMGTP]?i?B\b)| (?=· )")
+_NO_BREAK = "\N{NO-BREAK SPACE}"  # cleaned text has none
+_FIRST_WIDE = "\N{HANGUL CHOSEONG KIYEOK}"  # no character before it takes two columns
+
+
+def columns(text: str) -> int:
+    """Return how many columns of a terminal ``text`` takes: East Asian characters take two."""
+    if text.isascii() or max(text) < _FIRST_WIDE:
+        return len(text)
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
+
+
+def fold(text: str, width: int) -> list[str]:
+    """Return ``text`` in lines of at most ``width`` columns, broken between words, and not between number and unit."""
+    if columns(text) <= width:
+        return [text]
+    if columns(text) == len(text):
+        bound = _TOGETHER.sub(_NO_BREAK, text)
+        lines = textwrap.wrap(bound, width, break_on_hyphens=False)
+        return [line.replace(_NO_BREAK, " ") for line in lines] or [""]
+    lines, used = [""], 0
+    for letter in text:
+        needed = columns(letter)
+        if used + needed > width:
+            lines.append("")
+            used = 0
+        lines[-1] += letter
+        used += needed
+    return lines
+
+
+def draw(table: Table, width: int, *, bars: bool, ascii_only: bool, colour: bool) -> list[str]:
+    """Return the lines of ``table`` in ``width`` columns, without its title; the second line is a rule.
+
+    Numbers are never broken. Where the columns cannot stand side by side, each row is a line of its own, and there is
+    no rule.
+    """
+    cells = [tuple(map(clean, row)) for row in (table.columns, *table.rows)]
+    widths = [max(map(columns, column)) for column in zip(*cells, strict=True)]
+    numeric = [name in table.numbers for name in table.columns]
+    drawn = _bars(table, ascii_only=ascii_only, colour=colour) if bars else []
+    longest = max((len(text_bar(bar)) for bar in table.bars if bar), default=0) if drawn else 0
+    for gap in _GAPS:
+        room = width - gap * (len(widths) - 1)
+        fitting = _fitting(widths, numeric, room - gap - longest) if drawn else _fitting(widths, numeric, room)
+        if fitting is not None:
+            break
+    else:
+        return draw(table, width, bars=False, ascii_only=ascii_only, colour=colour) if drawn else _stacked(cells, width)
+    rows = [_row(row, fitting, numeric, gap) for row in cells]
+    for lines, bar in zip(rows, drawn, strict=False):
+        if bar:
+            lines[0] = f"{lines[0]}{' ' * gap}{bar}"
+    total = sum(fitting) + gap * (len(fitting) - 1) + (gap + longest if drawn else 0)
+    rule = ("-" if ascii_only else "─") * total
+    return [*map(str.rstrip, rows[0]), rule, *(line.rstrip() for lines in rows[1:] for line in lines)]
+
+
+def _bars(table: Table, *, ascii_only: bool, colour: bool) -> list[str]:
+    """Return what stands at the right of each row, the heading's included; nothing if there is no bar."""
+    if not any(table.bars):
+        return []
+    return ["", *(text_bar(bar, ascii_only=ascii_only, colour=colour) if bar else "" for bar in table.bars)]
+
+
+def _fitting(widths: Sequence[int], numeric: Sequence[bool], room: int) -> list[int] | None:
+    """Return widths that sum to at most ``room``, or None: numbers keep theirs, the widest texts give way first."""
+    if sum(widths) <= room:
+        return list(widths)
+    for most in range(min(max(widths), room), _NARROWEST - 1, -1):
+        found = [width if number else min(width, most) for width, number in zip(widths, numeric, strict=True)]
+        if sum(found) <= room:
+            return found
+    return None
+
+
+def _row(row: Sequence[str], widths: Sequence[int], numeric: Sequence[bool], gap: int) -> list[str]:
+    folded = [fold(text, width) for text, width in zip(row, widths, strict=True)]
+    return [
+        (" " * gap).join(
+            _padded(parts[number] if number < len(parts) else "", width, right=right)
+            for parts, width, right in zip(folded, widths, numeric, strict=True)
+        )
+        for number in range(max(map(len, folded)))
+    ]
+
+
+def _padded(text: str, width: int, *, right: bool) -> str:
+    spaces = " " * (width - columns(text))
+    return spaces + text if right else text + spaces
+
+
+def _stacked(cells: Sequence[Sequence[str]], width: int) -> list[str]:
+    heads = [f"{head} " if len(head) <= _NARROWEST else "" for head in cells[0]]
+    lines = []
+    for row in cells[1:]:
+        told = [row[0], *(head + text for head, text in zip(heads[1:], row[1:], strict=True) if text)]
+        first, *more = fold(SEPARATOR.join(told), width - 2)
+        lines += [first, *(f"  {line}" for line in more)]
+    return lines

@@ -1,0 +1,98 @@
+"""What a report is made of: plain text in parts that ``text`` and ``html`` lay out, each in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ipygpumem.reports.bars import Bar
+from ipygpumem.reports.cleaning import clean as clean
+from ipygpumem.reports.cleaning import clean_name as clean_name
+
+SEPARATOR = " · "
+
+
+class Segment(NamedTuple):
+    """One part of a headline, with the bar that belongs to it."""
+
+    text: str
+    bar: Bar | None = None
+    tabled: bool = False
+    """Whether a table of the report says the same, so that the part is left out where that table is shown."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under headings; columns named in ``numbers`` are set to the right, those in ``code`` monospaced."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: frozenset[str] = frozenset()
+    code: frozenset[str] = frozenset()
+    bars: tuple[Bar | None, ...] = ()
+    """One for each row, or none at all."""
+    folded: bool = False
+    """Whether a front-end that can fold shows the title only, at first."""
+    echo: bool = False
+    """Whether it says what the headline's ``tabled`` segments say: text leaves it out."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """``title: value, value``; values that are names or code are monospaced."""
+
+    title: str
+    values: tuple[str, ...]
+    code: bool = False
+    more: int = 0
+    """How many further values are not listed."""
+
+    @property
+    def text(self) -> str:
+        """The fact as one line."""
+        rest = f" and {self.more} more" if self.more else ""
+        return f"{self.title}: {', '.join(self.values)}{rest}"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Lines under a title, which a front-end may fold."""
+
+    title: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """One report. ``kind`` travels with it, so that front-ends and tests can tell reports apart."""
+
+    kind: str
+    headline: str
+    lines: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    facts: tuple[Fact, ...] = ()
+    listings: tuple[Listing, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    """The headline in parts; empty where it is one."""
+
+    @property
+    def head(self) -> tuple[Segment, ...]:
+        """The headline in parts, one at least."""
+        return self.segments or (Segment(self.headline),)
+
+
+def headline(segments: Sequence[Segment]) -> str:
+    """Return the parts as one line."""
+    return SEPARATOR.join([segment.text for segment in segments])
+
+
+def count(number: int, thing: str) -> str:
+    """Return ``1 cell``, ``2 cells``."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def device_label(device: str) -> str:
+    """Return how a device is called in reports: the host is ``RAM``."""
+    return "RAM" if device == "cpu" else device

@@ -1,0 +1,177 @@
+"""What a terminal gets: width, colour, bars and characters that it can show."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from ipygpumem.notebook.show import Screen, wants_colour
+from ipygpumem.reports import content, text
+from tests.test_reports import cell
+
+REPORT = content.cell_report(cell())
+
+
+class Stream(io.StringIO):
+    """A standard output with a terminal behind it, or without one."""
+
+    def __init__(self, *, terminal: bool = True, encoding: str = "utf-8") -> None:
+        super().__init__()
+        self._terminal = terminal
+        self._encoding = encoding
+
+    @property
+    def encoding(self) -> str:
+        return self._encoding
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "140")
+
+
+def printed(monkeypatch: pytest.MonkeyPatch, stream: Stream, *, bar: bool = True) -> tuple[str, dict[str, Any]]:
+    """What a terminal shell prints for the line after a cell, and the bundle that it publishes."""
+    bundles: list[dict[str, Any]] = []
+
+    def publish(data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        bundles.append(data)
+        print(data["text/plain"])
+
+    shell = SimpleNamespace(display_pub=SimpleNamespace(publish=publish), colors="neutral")
+    monkeypatch.setattr(sys, "stdout", stream)
+    Screen(shell, SimpleNamespace(bar=bar)).show([REPORT])
+    return stream.getvalue().rstrip("\n"), bundles[0]
+
+
+def test_a_terminal_gets_colour_and_bars_and_ipythons_own_records_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, bundle = printed(monkeypatch, Stream())
+    assert shown == text.render([REPORT], text.Style(width=140, colour=True, bars=True))
+    assert list(bundle) == ["text/plain"]
+    assert "".join(bundle["text/plain"]) == REPORT.headline
+
+
+def test_without_a_terminal_it_is_the_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert printed(monkeypatch, Stream(terminal=False))[0] == REPORT.headline
+
+
+def test_bars_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert printed(monkeypatch, Stream(), bar=False)[0] == REPORT.headline
+
+
+def test_a_narrow_terminal_is_kept_within(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert [len(line) for line in printed(monkeypatch, Stream())[0].splitlines()] == [72, 62]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437"])
+def test_an_encoding_without_blocks_gets_ascii_bars(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    shown, _ = printed(monkeypatch, Stream(encoding=encoding))
+    shown.encode(encoding)
+    assert "3.50 GiB now [==      ] - cuda:0" in shown
+
+
+@pytest.mark.parametrize(
+    ("variables", "terminal", "colour"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"TERM": "dumb"}, True, False),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"NO_COLOR": ""}, True, True),
+        ({"FORCE_COLOR": "1"}, False, True),
+        ({"FORCE_COLOR": "0"}, True, False),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, True, False),
+    ],
+)
+def test_colour_follows_the_environment(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], terminal: bool, colour: bool
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert wants_colour(Stream(terminal=terminal), SimpleNamespace(colors="Neutral")) is colour
+    assert not wants_colour(Stream(terminal=terminal), SimpleNamespace(colors="NoColor"))
+
+
+def test_a_stream_that_cannot_tell_is_no_terminal() -> None:
+    closed = io.StringIO()
+    closed.close()
+    assert not wants_colour(closed, None)
+    assert not wants_colour(object(), None)
+
+
+def test_ipython_exports_a_terminals_reports_without_colour(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", Stream())
+    shell.run_line_magic("load_ext", "ipygpumem")
+    shell.run_cell("1", store_history=True)
+    shown = sys.stdout.getvalue()
+    assert "\x1b[1mcell 1" in shown
+    kept = getattr(shell.history_manager, "outputs", {})
+    assert "\x1b" not in repr([list(map(str.__str__, map(repr, outputs))) for outputs in kept.values()])
+
+
+def test_a_real_terminal_shows_the_line_within_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS")
+    shown = _session(["%load_ext ipygpumem", "x = bytearray(64 << 20)", "exit"], columns=80)
+    line = next(line for line in shown.splitlines() if "RAM +64" in line)
+    assert "\x1b[1mcell 2\x1b[0m" in line
+    plain = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", line)
+    assert plain.endswith("▏")
+    assert len(plain.strip()) <= 80
+
+
+def _session(lines: list[str], *, columns: int) -> str:
+    """Type ``lines`` into a terminal IPython on a real pseudo-terminal, and return all that it wrote."""
+    import fcntl
+    import struct
+    import termios
+
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    command = [sys.executable, "-m", "IPython", "--simple-prompt", "--no-banner", "--colors=Neutral", "--quick"]
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, close_fds=True)
+    os.close(slave)
+    seen = b""
+    deadline = time.monotonic() + 60
+    for number, line in enumerate(lines, start=1):
+        while f"In [{number}]".encode() not in seen and time.monotonic() < deadline:
+            seen += _read(master)
+        os.write(master, f"{line}\n".encode())
+    while process.poll() is None and time.monotonic() < deadline:
+        seen += _read(master)
+    seen += _read(master)
+    process.kill()
+    process.wait()
+    os.close(master)
+    return seen.decode("utf-8", "replace").replace("\r\n", "\n")
+
+
+def _read(master: int) -> bytes:
+    if not select.select([master], [], [], 0.2)[0]:
+        return b""
+    try:
+        return os.read(master, 65536)
+    except OSError:  # the other side has gone
+        return b""
