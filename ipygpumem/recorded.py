@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, SupportsIndex, overload
+from typing import Any, NamedTuple, SupportsIndex, overload
 
 from ipygpumem.errors import GpuMemError
 from ipygpumem.model import CellRecord, ExperimentRecord, Record, Usage
@@ -27,6 +27,15 @@ USAGE_BYTES = (
     "children_bytes",
 )
 """What tables have of each device."""
+
+
+class Growth(NamedTuple):
+    """A cell that has grown a device in each of its last runs, none of which was given back."""
+
+    device: str
+    runs: int
+    least_bytes: int
+    most_bytes: int
 
 
 class History(list[CellRecord]):

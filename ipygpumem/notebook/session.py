@@ -11,12 +11,13 @@ from typing import Any
 from ipygpumem import reclaim, tracebacks
 from ipygpumem.bindings import bindings_of
 from ipygpumem.errors import ExperimentError, NotLoadedError
-from ipygpumem.kinds import is_kind, text_of, type_name
+from ipygpumem.kinds import text_of, type_name
 from ipygpumem.meter import Meter
 from ipygpumem.model import CellRecord, ExperimentRecord, Reading, ReclaimStep, RecoveryRecord
 from ipygpumem.notebook.cells import Cell, CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments import Experiment, OomCount
+from ipygpumem.notebook.lasterror import error_of, last_error, shown_since, stored_error
 from ipygpumem.notebook.leaks import Watched
 from ipygpumem.notebook.live import Live
 from ipygpumem.notebook.outputs import Outputs
@@ -24,11 +25,13 @@ from ipygpumem.notebook.show import Screen
 from ipygpumem.notebook.sources import digest_of, telling_line
 from ipygpumem.notebook.subscribers import Subscribers
 from ipygpumem.notebook.ticker import Ticker
+from ipygpumem.notebook.trends import Trends
 from ipygpumem.probes import Probe
 from ipygpumem.probes.accelerators import accelerators
 from ipygpumem.probes.host import HostProbe, available_bytes
 from ipygpumem.recorded import SessionRecord
 from ipygpumem.reports import content
+from ipygpumem.reports.history import growth_line
 from ipygpumem.scope import Pending, Scope, forget_gone
 
 
@@ -61,6 +64,7 @@ class Session:
         self._unseen: list[tuple[Scope, Pending]] = []
         self._garbage = reclaim.GarbageBudget()
         self._oom_count = OomCount()
+        self._trends = Trends()
 
     @property
     def namespace(self) -> dict[str, Any]:
@@ -76,7 +80,7 @@ class Session:
     def cell_begins(self, info: Any) -> None:
         """Start measuring a cell."""
         cell = self._cells.push(info, self.meter.start())
-        cell.last_error = _last_error()
+        cell.last_error = last_error()
         if self.open and not cell.nested:
             cell.experiment = self.open[-1].name
             self._oom_count = OomCount()
@@ -108,7 +112,7 @@ class Session:
             _settle(other.pending, failed=True)
             self.meter.drop(other.measurement)
         if cell is not None:
-            error = _error_of(result)
+            error = error_of(result)
             _settle(cell.pending, failed=error is not None)
             if self.open:
                 self._forget_gone()
@@ -124,7 +128,7 @@ class Session:
             try:
                 record = self._measure(cell, result, error, seconds)
                 try:
-                    recovered = self._recover(cell, error or _shown_since(cell.last_error))
+                    recovered = self._recover(cell, error or shown_since(cell.last_error))
                 finally:  # an interrupted recovery loses no cell
                     reports += self._remember(cell, record)
                 reports += recovered
@@ -142,17 +146,20 @@ class Session:
     def _remember(self, cell: Cell, record: CellRecord) -> list[content.Report]:
         """Add a finished cell to the history and to the open experiments, and return its report."""
         for experiment in self.open:
-            experiment.failed = experiment.failed or not record.success or _last_error() != cell.last_error
+            experiment.failed = experiment.failed or not record.success or last_error() != cell.last_error
         if cell.nested:
             return []
         if cell.recovery is not None:
             record = replace(record, recovery=cell.recovery)
         self.history.append(record)
         self.subscribers.add(record)
+        growths = self._trends.add(record)
         for experiment in self.open:
             experiment._add_cell(record)
-        shown = self.config.report and record.duration_seconds >= self.config.min_cell_seconds
-        return [content.cell_report(record)] if shown else []
+        if not self.config.report or record.duration_seconds < self.config.min_cell_seconds:
+            return []
+        report = content.cell_report(record)
+        return [replace(report, lines=(*report.lines, *map(growth_line, growths))) if growths else report]
 
     def _measure(self, cell: Cell, result: Any, error: BaseException | None, seconds: float) -> CellRecord:
         if seconds >= reclaim.GarbageBudget.SHORTEST_SECONDS and not cell.nested and self.config.collect_garbage:
@@ -249,7 +256,7 @@ class Session:
         if self.config.release_frames == "never":
             return
         last = self.shell.last_execution_result
-        stored = [_stored("last_exc"), _stored("last_value"), _error_of(last)]
+        stored = [stored_error("last_exc"), stored_error("last_value"), error_of(last)]
         for error in {id(error): error for error in stored if error is not None}.values():
             self._release(error)
 
@@ -272,7 +279,7 @@ class Session:
                 self.finish(other)
                 break
         experiment._enter(self.namespace)
-        experiment.error_at_start = _last_error()
+        experiment.error_at_start = last_error()
         self.open.append(experiment)
         self._note_running_code(experiment.scope)
         if not self._cells.running():
@@ -316,7 +323,7 @@ class Session:
         position = len(self.open) - 1
         enclosing = self.open[position - 1] if position else None
         # A callback of the user's may have failed between two cells.
-        experiment.failed = experiment.failed or _last_error() != experiment.error_at_start
+        experiment.failed = experiment.failed or last_error() != experiment.error_at_start
         record = experiment.record or experiment._leave(enclosing.scope if enclosing else None)
         self.experiments.append(record)
         self.subscribers.add(record)
@@ -337,30 +344,11 @@ class Session:
         return names
 
 
-def _error_of(result: Any) -> BaseException | None:
-    return getattr(result, "error_before_exec", None) or getattr(result, "error_in_exec", None)
-
-
 def _settle(pending: list[tuple[Scope, Pending]], *, failed: bool) -> None:
     """Let scopes see what code that has run really bound."""
     for scope, names in pending:
         scope.after_code(names, failed=failed)
     pending.clear()
-
-
-def _last_error() -> int:
-    return id(getattr(sys, "last_value", None))
-
-
-def _shown_since(last_error: int) -> BaseException | None:
-    """Return an error that was shown and then swallowed, as %run does with those of its script."""
-    return None if _last_error() == last_error else _stored("last_value")
-
-
-def _stored(name: str) -> BaseException | None:
-    """Return an error that ``sys`` keeps; None if there is none, or if the user put something else there."""
-    value = getattr(sys, name, None)
-    return value if is_kind(value, BaseException) else None
 
 
 def _free(readings: dict[str, Reading]) -> dict[str, int]:

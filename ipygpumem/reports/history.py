@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
 from ipygpumem.model import CellRecord, ExperimentRecord, Usage
-from ipygpumem.recorded import devices_of
+from ipygpumem.recorded import Growth, devices_of
 from ipygpumem.reports.content import Report, Table, clean, count, device_label
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
@@ -41,6 +41,16 @@ def cells_table(cells: Sequence[CellRecord]) -> Table:
         for cell in cells
     ]
     return _without_empty(columns, rows, {"cell", "time", *figures})
+
+
+def growth_line(growth: Growth) -> str:
+    """Return what is said unasked of a cell that grows with every run."""
+    least, most = format_bytes(growth.least_bytes), format_bytes(growth.most_bytes)
+    if least != most:
+        number, unit = least.split()
+        least = number if most.endswith(f" {unit}") else least
+    by = most if least == most else f"{least} to {most}"
+    return f"this cell has grown {device_label(growth.device)} by {by} on each of its last {growth.runs} runs"
 
 
 def experiments_report(records: Sequence[ExperimentRecord], still_open: Iterable[str] = ()) -> Report:

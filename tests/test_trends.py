@@ -1,0 +1,167 @@
+"""A cell that grows with every run is told so; nothing else is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipygpumem.model import CellRecord, Usage
+from ipygpumem.notebook.trends import _CELLS_MOST, Trends
+from ipygpumem.recorded import Growth
+from ipygpumem.reports.history import growth_line
+from tests.kernel import Kernel
+
+MIB = 2**20
+
+
+class Notebook:
+    """Cells that run one after the other, on a device whose memory goes on from each to the next."""
+
+    def __init__(self, start: int = 100) -> None:
+        self.trends = Trends()
+        self.now = start * MIB
+
+    def run(self, name: str | None, grows: int, *, success: bool = True, source: str = "") -> list[Growth]:
+        """Run a cell that grows the memory by so many MiB."""
+        before, self.now = self.now, self.now + grows * MIB
+        usage = Usage("cpu", before, self.now, max(before, self.now), None, "kernel")
+        return self.trends.add(CellRecord(None, name, None, 0.0, 1.0, success, None, (usage,), source))
+
+
+def test_growth_is_told_from_the_fourth_run_on_the_first_does_not_count() -> None:
+    notebook = Notebook()
+    told = [notebook.run("leak", grows) for grows in (900, 300, 300, 300, 310)]
+    assert told[:3] == [[], [], []]
+    assert told[3:] == [[Growth("cpu", 3, 300 * MIB, 300 * MIB)], [Growth("cpu", 4, 300 * MIB, 310 * MIB)]]
+
+
+def test_other_cells_between_the_runs_do_not_hide_it() -> None:
+    notebook = Notebook()
+    for _ in range(3):
+        assert not notebook.run("leak", 300)
+        assert not notebook.run("other", 5)
+        assert not notebook.run(None, 0, source="same")
+    assert notebook.run("leak", 300)
+
+
+def test_a_cell_is_known_by_its_source_where_it_has_no_id_and_by_its_id_when_its_source_changes() -> None:
+    by_source, by_id = Notebook(), Notebook()
+    for number in range(3):
+        assert not by_source.run(None, 300, source="x")
+        assert not by_id.run("id", 300, source=f"x{number}")
+    assert by_source.run("new id", 300, source="x")
+    assert by_id.run("id", 300, source="y")
+    assert not Notebook().run(None, 300)
+
+
+@pytest.mark.parametrize(
+    ("case", "runs"),
+    [
+        ("imports and warm-up in the first runs", [900, 200, 0, 0, 0, 0, 0]),
+        ("below the threshold", [9] * 10),
+        ("growth that the next run takes back", [300, -300] * 6),
+        ("a break in between", [300, 300, 300, 0, 300, 300, -5]),
+    ],
+)
+def test_no_alarm(case: str, runs: list[int]) -> None:
+    notebook = Notebook()
+    assert [notebook.run("cell", grows) for grows in runs] == [[]] * len(runs), case
+
+
+def test_no_alarm_below_one_per_cent_of_what_is_in_use() -> None:
+    notebook = Notebook(start=20_000)
+    assert not any(notebook.run("cell", 100) for _ in range(10))
+    assert any(notebook.run("other", 400) for _ in range(10))
+
+
+def test_no_alarm_for_what_another_cell_frees_between_the_runs() -> None:
+    notebook = Notebook()
+    for _ in range(8):
+        assert not notebook.run("load", 300)
+        assert not notebook.run("del data", -300)
+
+
+def test_no_alarm_for_what_is_freed_between_cells_as_an_experiments_end_does() -> None:
+    notebook = Notebook()
+    for _ in range(8):
+        assert not notebook.run("%%experiment", 300)
+        notebook.now -= 290 * MIB
+
+
+def test_no_alarm_for_runs_that_fail() -> None:
+    notebook = Notebook()
+    assert not any(notebook.run("cell", 300, success=False) for _ in range(8))
+
+
+def test_each_device_has_its_own_trend() -> None:
+    trends = Trends()
+    for run in range(4):
+        size = run * 300 * MIB
+        usages = tuple(
+            Usage(device, size, size + grows * MIB, size, None, "allocator")
+            for device, grows in (("cpu", 1), ("cuda:0", 300))
+        )
+        told = trends.add(CellRecord(run, "id", None, 0.0, 1.0, True, None, usages))
+    assert [growth.device for growth in told] == ["cuda:0"]
+
+
+def test_only_so_many_cells_are_watched_the_youngest() -> None:
+    notebook = Notebook()
+    for _ in range(3):
+        notebook.run("leak", 300, source="leak")
+    for number in range(_CELLS_MOST - 1):
+        notebook.run(f"cell {number}", 0, source=f"{number}")
+    assert notebook.run("leak", 300, source="leak")
+    for number in range(3 * _CELLS_MOST):
+        notebook.run(f"other {number}", 0, source=f"other {number}")
+    assert len(notebook.trends._cells) == 2 * _CELLS_MOST
+    assert not notebook.run("leak", 300, source="leak")
+
+
+@given(runs=st.lists(st.integers(-500, 500), max_size=30))
+def test_whatever_is_told_is_true(runs: list[int]) -> None:
+    notebook = Notebook(start=100_000)
+    for number, grows in enumerate(runs, 1):
+        for growth in notebook.run("cell", grows):
+            last = runs[number - growth.runs : number]
+            assert len(last) == growth.runs < number
+            assert (min(last) * MIB, max(last) * MIB) == (growth.least_bytes, growth.most_bytes)
+            assert min(last) >= 10
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "words"),
+    [
+        (300 * MIB, 300 * MIB, "by 300 MiB on"),
+        (290 * MIB, 310 * MIB, "by 290 to 310 MiB on"),
+        (900 * MIB, 1200 * MIB, "by 900 MiB to 1.17 GiB on"),
+        (300 * MIB, 300 * MIB + 5, "by 300 MiB on"),
+    ],
+)
+def test_the_line_says_how_much_and_how_often(least: int, most: int, words: str) -> None:
+    line = growth_line(Growth("cpu", 4, least, most))
+    assert line.startswith("this cell has grown RAM ")
+    assert words in line
+    assert line.endswith("on each of its last 4 runs")
+
+
+def test_a_real_cell_that_leaks_is_told_unasked_and_one_that_does_not_is_not(kernel: Kernel) -> None:
+    def reports(code: str, times: int) -> list[str]:
+        return ["\n".join(kernel.run(code).reports("cell")) for _ in range(times)]
+
+    kernel.run("kept = []")
+    leaking = reports("kept.append(bytearray(2**25))", 5)
+    assert ["has grown" in text for text in leaking] == [False, False, False, True, True]
+    assert "this cell has grown RAM by 32 MiB on each of its last 4 runs" in leaking[-1]
+    assert not any("has grown" in text for text in reports("scratch = bytearray(2**25)", 5))
+    for _ in range(5):
+        assert "has grown" not in reports("more = bytearray(2**25)", 1)[0]
+        kernel.run("del more")
+
+
+def test_the_first_line_of_a_report_stays_one_line_for_others(kernel: Kernel) -> None:
+    found: list[Any] = [kernel.run("x = 1").reports("cell") for _ in range(5)]
+    assert all(len(text.splitlines()) == 1 for (text,) in found)
