@@ -1,5 +1,6 @@
 # make demo     run the quickstart notebook in a real kernel, write build/demo/quickstart.html
 # make test     all tests
+# make frontends  the tests in JupyterLab and Notebook 7; needs chromium. PICTURES=docs/img takes the pictures
 # make check    lint, types, layers
 # make bench    the figures of docs/benchmarks.md
 # make torture  how notebooks leak, on every Python found here, with and without the extension; writes docs/leaks.md
@@ -13,7 +14,9 @@ CONSTRAINTS ?= constraints.txt
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench torture matrix clean
+PICTURES ?=
+
+.PHONY: demo test frontends check bench torture matrix clean
 
 $(VENV)/.installed: setup.cfg pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +28,11 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest
+
+# What is missing fails here; in `make test` it is skipped.
+frontends: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[frontends]'
+	IPYGPUMEM_FRONTENDS=required IPYGPUMEM_PICTURES='$(PICTURES)' $(BIN)/python -m pytest tests/frontends -m frontends
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -1,0 +1,224 @@
+"""A real JupyterLab or Notebook for tests: a server of its own, a page in chromium, cells run by keyboard."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import nbformat
+from nbformat import NotebookNode
+
+if TYPE_CHECKING:
+    from playwright.sync_api import BrowserContext, ConsoleMessage, Locator, Playwright, Request, Route
+
+LIGHT, DARK = "JupyterLab Light", "JupyterLab Dark"
+CHROMIUM = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--no-proxy-server",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+_SETTINGS = {
+    "notebook-extension/tracker": {"windowingMode": "none"},
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    "docmanager-extension/plugin": {"autosave": False},
+}
+_TOKEN = "tests"
+_IDLE = "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
+"""Asked of the model, since the signs for it differ between front-ends."""
+
+
+def chromium(playwright: Playwright, program: str) -> BrowserContext:
+    """Start the chromium of the system, without a window, with one cache for all pages."""
+    browser = playwright.chromium.launch(executable_path=program, args=list(CHROMIUM))
+    return browser.new_context(device_scale_factor=2)
+
+
+def notebook(*cells: str) -> NotebookNode:
+    """A notebook of these code cells, that has not been run."""
+    kernel = {"name": "python3", "display_name": "Python", "language": "python"}
+    made = [nbformat.v4.new_code_cell(cell) for cell in cells]
+    return nbformat.v4.new_notebook(cells=made, metadata={"kernelspec": kernel})
+
+
+class Server:
+    """A Jupyter server on this machine: no setting, profile or start-up file of the user's changes what it shows."""
+
+    def __init__(self, folder: Path, application: str = "jupyterlab") -> None:
+        """Start it with notebooks in ``folder``; ``application`` is the module that starts it."""
+        self.folder = folder / "notebooks"
+        self.folder.mkdir()
+        self._page = "lab/tree" if application == "jupyterlab" else "notebooks"
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self._log = (folder / "server.log").open("w+")
+        options = [f"--ServerApp.port={port}", "--ServerApp.port_retries=0", f"--ServerApp.root_dir={self.folder}"]
+        options += ["--no-browser", "--allow-root", "--expose-app-in-browser", f"--IdentityProvider.token={_TOKEN}"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", application, *options], env=_environment(folder), stdout=self._log, stderr=self._log
+        )
+        self._wait()
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + 90
+        while not self._answers():
+            if time.monotonic() > deadline or self._process.poll() is not None:
+                self._log.seek(0)
+                raise RuntimeError(f"the Jupyter server does not answer:\n{self._log.read()}")
+            time.sleep(0.2)
+
+    def _answers(self) -> bool:
+        try:
+            self._ask("status")
+        except (urllib.error.URLError, TimeoutError):
+            return False
+        return True
+
+    def address(self, name: str) -> str:
+        """Return the address of a notebook's page."""
+        return f"{self.url}/{self._page}/{name}?token={_TOKEN}" + ("&reset" if self._page == "lab/tree" else "")
+
+    def end_kernels(self) -> None:
+        """End all kernels, as tests that are over leave theirs behind."""
+        for session in self._ask("sessions"):
+            self._ask(f"sessions/{session['id']}", "DELETE")
+
+    def _ask(self, path: str, method: str = "GET") -> Any:
+        headers = {"Authorization": f"token {_TOKEN}"}
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{self.url}/api/{path}", method=method, headers=headers), timeout=30
+        ) as reply:
+            return json.loads(reply.read() or "null")
+
+    def close(self) -> None:
+        """End the server and its kernels."""
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """Return the server's environment: its settings, data and profiles lie in ``folder``."""
+    own = {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime"}
+    own |= {"JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces", "IPYTHONDIR": "ipython"}
+    for name in own.values():
+        (folder / name).mkdir()
+    for name, settings in _SETTINGS.items():
+        path = folder / f"settings/@jupyterlab/{name}.jupyterlab-settings"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(settings))
+    return {**os.environ, **{variable: str(folder / name) for variable, name in own.items()}}
+
+
+class Notebook:
+    """A notebook that is open in a page."""
+
+    def __init__(self, server: Server, browser: BrowserContext, *, width: int = 900, height: int = 900) -> None:
+        self.page = browser.new_page()
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.complaints: list[str] = []
+        """Errors of the page's console, exceptions of its scripts, and requests that would leave this machine."""
+        self._server = server
+        self.page.on("console", self._console)
+        self.page.on("pageerror", lambda error: self.complaints.append(f"exception: {error}"))
+        self.page.route("**/*", self._local_only)
+
+    def open(self, content: NotebookNode, name: str = "notebook.ipynb") -> None:
+        """Write ``content`` to the server's folder, open it, and wait until its kernel is ready."""
+        nbformat.write(content, self._server.folder / name)
+        self.page.goto(self._server.address(name))
+        self.ready()
+
+    def ready(self) -> None:
+        """Wait until the notebook is there and its kernel waits for work."""
+        self.page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=90_000)
+        self.page.wait_for_function(_IDLE, timeout=90_000)
+
+    def cell(self, index: int) -> Locator:
+        """Return a cell."""
+        return self.page.locator(".jp-Notebook .jp-Cell").nth(index)
+
+    def outputs(self, index: int) -> Locator:
+        """Return the outputs of a cell."""
+        return self.cell(index).locator(".jp-OutputArea-child")
+
+    def reports(self, index: int) -> Locator:
+        """Return what ipygpumem shows in a cell's outputs as HTML."""
+        return self.cell(index).locator(".jp-OutputArea-output.jp-RenderedHTML")
+
+    def prompt(self, index: int) -> str:
+        """Return a cell's prompt: ``[ ]:``, ``[*]:``, ``[3]:``."""
+        return self.cell(index).locator(".jp-InputPrompt").inner_text().strip()
+
+    def enter(self, index: int) -> None:
+        """Put the cursor into a cell."""
+        self.cell(index).locator(".cm-content").click()
+
+    def press(self, keys: str = "Shift+Enter") -> None:
+        """Press keys, by default those that run a cell and go to the next."""
+        self.page.keyboard.press(keys)
+
+    def wait(self, index: int, *, seconds: float = 60) -> None:
+        """Wait until a cell has run."""
+        self.page.wait_for_function(
+            """index => {
+                const cell = document.querySelectorAll('.jp-Notebook .jp-Cell')[index];
+                return /\\[\\d+\\]/.test(cell.querySelector('.jp-InputPrompt').innerText);
+            }""",
+            arg=index,
+            timeout=seconds * 1000,
+        )
+        self.page.wait_for_function(_IDLE, timeout=seconds * 1000)
+
+    def run(self, *indices: int, seconds: float = 60) -> None:
+        """Run cells, one after the other, by keyboard."""
+        for index in indices:
+            self.enter(index)
+            self.press()
+            self.wait(index, seconds=seconds)
+
+    def command(self, name: str, **arguments: Any) -> None:
+        """Begin one of the front-end's commands; it may wait for a dialog."""
+        run = "([name, args]) => { window.jupyterapp.commands.execute(name, args); }"
+        self.page.evaluate(run, [name, arguments])
+
+    def theme(self, name: str) -> None:
+        """Switch to a theme and wait until it is there."""
+        self.command("apputils:change-theme", theme=name)
+        self.page.locator(f"body[data-jp-theme-name='{name}']").wait_for(state="attached")
+        self.page.wait_for_load_state("networkidle")
+
+    def close(self) -> None:
+        """Close the page, end the kernel."""
+        self.page.close()
+        self._server.end_kernels()
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type == "error":
+            self.complaints.append(f"console: {message.text} ({message.location.get('url', '')})")
+
+    def _local_only(self, route: Route, request: Request) -> None:
+        if urlsplit(request.url).hostname in (None, "127.0.0.1"):
+            route.continue_()
+        else:
+            self.complaints.append(f"network: {request.url}")
+            route.abort()

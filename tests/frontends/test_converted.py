@@ -1,0 +1,84 @@
+"""nbconvert and papermill: notebooks that run with nobody before them, and pages made of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat import NotebookNode
+
+from tests.frontends.lab import notebook
+
+GOOD = (
+    "%load_ext ipygpumem",
+    "import time\ntime.sleep(2.5)",
+    "%%experiment trial --keep size\nblock = bytearray(2**26)\nsize = len(block)\nsize",
+)
+BAD = (*GOOD, "%%experiment wrong\n1 / 0", "open('after', 'w').close()")
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    own = {name: str(folder / name.lower()) for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR")}
+    return subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=folder, env={**os.environ, **own}, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+
+
+def reports(executed: NotebookNode) -> list[str]:
+    """The texts of ipygpumem's displays, in order."""
+    outputs = [output for cell in executed.cells for output in cell.get("outputs", ())]
+    return [output.data["text/plain"] for output in outputs if "ipygpumem" in output.get("metadata", {})]
+
+
+def text_of(page: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
+
+
+def test_nbconvert_writes_a_page_with_the_reports_and_no_trace_of_the_live_line(tmp_path: Path) -> None:
+    nbformat.write(notebook(*GOOD), tmp_path / "good.ipynb")
+    # The template without scripts: what is left of them would be ours.
+    done = run(tmp_path, "nbconvert", "--execute", "--to", "html", "--template", "basic", "good.ipynb")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "good.html").read_text("utf-8")
+    assert not re.findall(r"<script|<iframe|\son\w+=|javascript:|@import", page)
+    text = text_of(page)
+    assert len(re.findall(r"cell \d+ ·", text)) == 2
+    assert "experiment trial · 1 cell" in text
+    assert "deleted: block" in text
+
+
+def test_papermill_keeps_the_reports_and_nothing_else_of_ours(tmp_path: Path) -> None:
+    nbformat.write(notebook(*GOOD), tmp_path / "good.ipynb")
+    done = run(tmp_path, "papermill", "good.ipynb", "out.ipynb", "--no-progress-bar")
+    assert done.returncode == 0, done.stderr
+    executed = nbformat.read(tmp_path / "out.ipynb", as_version=4)
+    assert [len(cell.outputs) for cell in executed.cells] == [0, 1, 2]
+    assert [report.split(" ·")[0] for report in reports(executed)] == ["cell 2", "cell 3"]
+
+
+@pytest.mark.parametrize("tool", ["nbconvert", "papermill"])
+def test_an_error_in_an_experiment_stops_the_run(tool: str, tmp_path: Path) -> None:
+    nbformat.write(notebook(*BAD), tmp_path / "bad.ipynb")
+    if tool == "nbconvert":
+        done = run(tmp_path, "nbconvert", "--execute", "--to", "notebook", "--output", "out.ipynb", "bad.ipynb")
+    else:
+        done = run(tmp_path, "papermill", "bad.ipynb", "out.ipynb", "--no-progress-bar")
+    assert done.returncode != 0
+    assert "ZeroDivisionError" in done.stderr
+    assert not (tmp_path / "after").exists()
+
+
+def test_parameters_of_papermill_are_of_the_notebook_and_not_of_an_experiment(tmp_path: Path) -> None:
+    cells = notebook("%load_ext ipygpumem", "rate = 1", "%%experiment trial --keep used\nused = rate * 2", "used, rate")
+    cells.cells[1].metadata.tags = ["parameters"]
+    nbformat.write(cells, tmp_path / "with.ipynb")
+    done = run(tmp_path, "papermill", "with.ipynb", "out.ipynb", "-p", "rate", "21", "--no-progress-bar")
+    assert done.returncode == 0, done.stderr
+    executed = nbformat.read(tmp_path / "out.ipynb", as_version=4)
+    assert executed.cells[-1].outputs[0].data["text/plain"] == "(42, 21)"

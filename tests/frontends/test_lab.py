@@ -1,0 +1,82 @@
+"""What people do in JupyterLab, by keyboard and mouse."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.frontends.lab import Notebook, notebook
+
+pytestmark = pytest.mark.frontends
+
+LOAD = "%load_ext ipygpumem"
+FIGURES = r"RAM [+-][\d.]+ MiB, peak \+[\d.]+ MiB, [\d.]+ MiB now"
+
+
+def test_a_cell_run_by_keyboard_shows_its_line_once_below_its_own_output(lab: Notebook) -> None:
+    lab.open(notebook(LOAD, "block = bytearray(50 * 2**20)\nlen(block)"))
+    lab.run(0, 1)
+    assert lab.outputs(1).count() == 2
+    assert lab.outputs(1).first.inner_text().strip().endswith("52428800")
+    (line,) = lab.reports(1).all_inner_texts()
+    assert re.match(rf"cell 2 · [\d.]+ m?s · {FIGURES}", " ".join(line.split()))
+
+
+def test_a_cell_that_is_run_again_replaces_its_line(lab: Notebook) -> None:
+    lab.open(notebook(LOAD, "x = 1"))
+    lab.run(0, 1)
+    lab.enter(1)
+    lab.press("Control+Enter")
+    lab.cell(1).get_by_text(re.compile("^cell 3 ·")).wait_for()
+    assert lab.reports(1).count() == 1
+
+
+def test_an_error_in_an_experiment_stops_run_all(lab: Notebook) -> None:
+    lab.open(notebook(LOAD, "%%experiment trial\npart = 1\n1 / 0", "after = 1"))
+    lab.page.get_by_role("menuitem", name="Run", exact=True).click()
+    lab.page.get_by_role("menuitem", name=re.compile("^Run All Cells")).click()
+    lab.wait(1)
+    assert "ZeroDivisionError" in lab.cell(1).inner_text()
+    assert "deleted: part" in lab.reports(1).last.inner_text()
+    assert lab.prompt(2) == "[ ]:"
+    lab.page.keyboard.press("Escape")
+    lab.run(2)
+    assert lab.prompt(2) == "[3]:"
+
+
+def test_the_stop_button_ends_a_cell_and_the_next_one_runs(lab: Notebook) -> None:
+    lab.open(notebook(LOAD, "block = bytearray(2**26)\nwhile True: pass", "1 + 1"))
+    lab.run(0)
+    lab.enter(1)
+    lab.press()
+    lab.cell(1).get_by_text("[*]:").wait_for()
+    lab.page.wait_for_timeout(500)
+    lab.command("notebook:interrupt-kernel")
+    lab.wait(1)
+    assert "KeyboardInterrupt" in lab.cell(1).inner_text()
+    lab.run(2)
+    assert "2" in lab.outputs(2).first.inner_text()
+
+
+def test_a_restarted_kernel_loads_the_extension_again(lab: Notebook) -> None:
+    lab.open(notebook(LOAD, "x = 1"))
+    lab.run(0, 1)
+    lab.command("kernelmenu:restart")
+    lab.page.get_by_role("button", name="Confirm Kernel Restart").click()
+    lab.page.wait_for_timeout(500)
+    lab.ready()
+    lab.run(0, 1)
+    assert lab.reports(1).first.inner_text().startswith("cell 2 ·")
+
+
+def test_reports_are_saved_and_still_there_after_the_page_is_reloaded(lab: Notebook) -> None:
+    lab.open(notebook(LOAD, "%%experiment trial\npart = 1"))
+    lab.run(0, 1)
+    before = lab.reports(1).all_inner_texts()
+    lab.command("docmanager:save")
+    lab.page.wait_for_timeout(500)
+    lab.page.reload()
+    lab.ready()
+    assert "deleted: part" in "".join(before)
+    assert lab.reports(1).all_inner_texts() == before

@@ -1,0 +1,58 @@
+"""The cells of docs/reports.md in JupyterLab: every report in both themes and at narrow widths, and its picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.frontends import gallery
+from tests.frontends.lab import DARK, LIGHT, Notebook, Server, notebook
+from tests.frontends.looks import contrasts
+from tests.frontends.pictures import Pictures
+
+if TYPE_CHECKING:
+    from playwright.sync_api import BrowserContext
+
+pytestmark = pytest.mark.frontends
+
+WCAG_AA = 4.5
+
+
+@pytest.fixture(scope="module")
+def page(server: Server, browser: BrowserContext) -> Iterator[Notebook]:
+    """The page's cells, run by keyboard."""
+    lab = Notebook(server, browser, height=2400)
+    cells = [shown.source for shown in gallery.shown()]
+    lab.open(notebook(*cells), "reports.ipynb")
+    lab.command("application:toggle-left-area")
+    lab.run(*range(len(cells)))
+    yield lab
+    lab.close()
+
+
+def reports(page: Notebook) -> list[tuple[int, int]]:
+    """The place of every report: cell, and which of its reports."""
+    return [(cell, at) for cell in range(len(gallery.shown())) for at in range(page.reports(cell).count())]
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_every_text_of_a_report_has_the_contrast_of_wcag_aa(page: Notebook, theme: str) -> None:
+    page.theme(theme)
+    found = [text for cell, at in reports(page) for text in contrasts(page.reports(cell).nth(at))]
+    assert len(found) > 50
+    assert [text for text in found if text["contrast"] < WCAG_AA] == []
+
+
+def test_the_pictures_of_the_page_are_taken(page: Notebook, pictures: Pictures) -> None:
+    for theme in (LIGHT, DARK):
+        page.theme(theme)
+        for index, shown in enumerate(gallery.shown()):
+            for name in shown.pictures:
+                if name.endswith("-dark") == (theme == DARK):
+                    pictures.take(page.cell(index), name)
+
+
+def test_the_page_of_all_reports_has_made_the_browser_complain_of_nothing(page: Notebook) -> None:
+    assert page.complaints == []
