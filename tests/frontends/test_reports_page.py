@@ -9,7 +9,7 @@ import pytest
 
 from tests.frontends import gallery
 from tests.frontends.lab import DARK, LIGHT, Notebook, Server, notebook
-from tests.frontends.looks import contrasts
+from tests.frontends.looks import contrasts, misfits
 from tests.frontends.pictures import Pictures
 
 if TYPE_CHECKING:
@@ -43,6 +43,15 @@ def test_every_text_of_a_report_has_the_contrast_of_wcag_aa(page: Notebook, them
     found = [text for cell, at in reports(page) for text in contrasts(page.reports(cell).nth(at))]
     assert len(found) > 50
     assert [text for text in found if text["contrast"] < WCAG_AA] == []
+
+
+@pytest.mark.parametrize("width", [900, 520, 380])
+def test_reports_fit_the_width_of_the_page(page: Notebook, width: int) -> None:
+    page.page.set_viewport_size({"width": width, "height": 2400})
+    try:
+        assert [text for cell, at in reports(page) for text in misfits(page.reports(cell).nth(at))] == []
+    finally:
+        page.page.set_viewport_size({"width": 900, "height": 2400})
 
 
 def test_the_pictures_of_the_page_are_taken(page: Notebook, pictures: Pictures) -> None:
