@@ -72,7 +72,7 @@ def _kept_by(base: Any, tensor: Any, seen: dict[int, Any]) -> Iterator[tuple[Sto
             yield storage_key(gradient), Keeper(tensor, GRADIENT, "optimizer.zero_grad(set_to_none=True)")
         return
     for part in _nodes(node, seen):
-        for saved in _saved(part):
+        for saved in saved_by(part):
             yield storage_key(saved), Keeper(tensor, f": its autograd graph ({type_name(part)})", DETACH)
 
 
@@ -88,15 +88,16 @@ def _nodes(first: Any, seen: dict[int, Any]) -> Iterator[Any]:
         waiting.extend(following for following, _ in node.next_functions)
 
 
-def _saved(node: Any) -> Iterator[Any]:
-    """Yield the tensors that a node has saved, without unpacking them."""
+def saved_by(node: Any) -> Iterator[Any]:
+    """Yield the tensors that a node has saved, once for each reference, without unpacking them."""
     tensor_type = sys.modules["torch"].Tensor
     if name_of(type(node)) == "AccumulateGrad":
         yield node.variable
     for value in (instance_dict(node) or {}).values():  # what a Function of the user's put on its ctx
         if is_kind(value, tensor_type):
             yield value
-    for name in [name for name in dir(type(node)) if name.startswith(_RAW)]:
+    of_types = [type.__dict__["__dict__"].__get__(kind) for kind in type.mro(type(node))]
+    for name in [name for names in of_types for name in names if name.startswith(_RAW)]:
         with contextlib.suppress(RuntimeError):  # freed by a backward pass already
             raw = getattr(node, name)
             for item in raw if type(raw) is list or type(raw) is tuple else [raw]:

@@ -11,6 +11,7 @@ from ipygpumem import reclaim
 from ipygpumem.errors import ExperimentError
 from ipygpumem.inventory.survey import kinds_of_objects
 from ipygpumem.model import ReclaimStep
+from ipygpumem.notebook import leaks
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.session import Session
 from ipygpumem.reconcile import findings
@@ -65,7 +66,7 @@ def free(session: Session) -> list[content.Report]:
     before = session.meter.now()
     steps: list[ReclaimStep] = []
     tracebacks_step = ("tracebacks", session.release_stored_tracebacks)
-    reclaim.run_steps(session.meter, [tracebacks_step, *reclaim.memory_steps()], steps)
+    reclaim.run_steps(session.meter, [tracebacks_step, *leaks.steps_that_free()], steps)
     after = session.meter.now()
     reclaimed = reclaim.fallen(reclaim.current(before), reclaim.current(after))
     return [content.freed_report("came back", steps, reclaimed)]

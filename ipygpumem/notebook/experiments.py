@@ -216,7 +216,7 @@ class Experiment:
                 ("names", lambda: self.scope.close(enclosing, spare=lambda value: value is self)),
                 ("outputs", lambda: self._session.outputs.forget_since(self.outputs_at_start)),
                 ("tracebacks", self._release_tracebacks),
-                *reclaim.memory_steps(),
+                *leaks.steps_that_free(),
             ],
             self._steps,
         )

@@ -7,15 +7,18 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ipygpumem import reclaim
 from ipygpumem.arrays import Array, ArraySearch, StorageKey, describe, watch
 from ipygpumem.heap import Heap, large_tensors
+from ipygpumem.holders import cycles
 from ipygpumem.holders.paths import NOTEBOOK, Place
 from ipygpumem.holders.search import Roots, explain
 from ipygpumem.kinds import text_of, type_name
 from ipygpumem.model import Held
 from ipygpumem.notebook.parsing import Parser, size
 from ipygpumem.notebook.sources import cell_of_file, cell_that_bound
-from ipygpumem.reclaim import trim_host_heap
+from ipygpumem.probes.accelerators import loaded_torch
+from ipygpumem.reclaim import Step, trim_host_heap
 from ipygpumem.reports.content import Report, leaks_report
 
 if TYPE_CHECKING:
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 _MOST = 2000
 """How many are explained at once, the largest first."""
+
+_AUTOGRAD_CYCLES = "autograd cycles"
 
 _OUTPUT = re.compile(r"_\d*|_{2,3}|_i*\d*")
 
@@ -71,6 +76,12 @@ def survivors(session: Session, watched: Iterable[Watched], known: Container[Sto
     found = _explained(session, alive, Heap())
     trim_host_heap()  # what the search took must not be the next experiment's to give back
     return found
+
+
+def steps_that_free(*, devices: bool = True) -> list[Step]:
+    """Return the steps that give memory back once nothing refers to it any more; see ``reclaim.memory_steps``."""
+    steps = reclaim.memory_steps(devices=devices)
+    return [*steps[:1], (_AUTOGRAD_CYCLES, cycles.collect), *steps[1:]] if loaded_torch() is not None else steps
 
 
 def leaks(session: Session, words: list[str]) -> list[Report]:

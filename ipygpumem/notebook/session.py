@@ -18,7 +18,7 @@ from ipygpumem.notebook.cells import Cell, CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments import Experiment, OomCount
 from ipygpumem.notebook.lasterror import error_of, last_error, shown_since, stored_error
-from ipygpumem.notebook.leaks import Watched
+from ipygpumem.notebook.leaks import Watched, steps_that_free
 from ipygpumem.notebook.live import Live
 from ipygpumem.notebook.outputs import Outputs
 from ipygpumem.notebook.show import Screen
@@ -217,7 +217,7 @@ class Session:
         steps: list[ReclaimStep] = []
         if release:
             frames_step = ("frames", lambda: released.append(self._release(error)))
-            reclaim.run_steps(self.meter, [frames_step, *reclaim.memory_steps(devices=not failure.poisoned)], steps)
+            reclaim.run_steps(self.meter, [frames_step, *steps_that_free(devices=not failure.poisoned)], steps)
         now = reclaim.current(self.meter.now())
         return RecoveryRecord(
             kind=failure.kind,

@@ -77,7 +77,7 @@ def interrupt_every_line(limit):
     """Finish nested scopes with a Ctrl-C at the n-th line of our own code, for every n; return what was lost."""
     shell, session = get_ipython(), current_session()
     space, report = shell.user_ns, session.config.report
-    steps, reclaim.memory_steps = reclaim.memory_steps, lambda: []
+    steps, reclaim.memory_steps = reclaim.memory_steps, lambda **_: []
     session.config.report = False
     problems, where = [], None
     ours = ("scope.py", "reclaim.py", "outputs.py", "experiments.py", "session.py", "arrays.py", "leaks.py")

@@ -46,15 +46,25 @@ TORCH = (
     Scenario(
         "backward(create_graph=True)",
         "A gradient with a graph refers to its tensor, and the tensor to it: a cycle in C++, of which torch warns.",
-        "Held by torch: no collector sees it. Use `torch.autograd.grad`, or set `.grad = None` before the end.",
+        "The end of the experiment finds the cycle and empties `.grad`, unless you hold something that leads there.",
         cells(
             "import warnings\nwarnings.simplefilter('ignore')\nw = tensor(requires_grad=True)\n"
             "loss = (w * tensor()).exp().sum()\nloss.backward(create_graph=True)\nwatch(w.grad)"
         ),
-        share=0.0,
-        holder="create_graph=True",
         needs=_TORCH,
-        alone=True,
+    ),
+    Scenario(
+        "a loss after backward(create_graph=True) in an outer list",
+        "A gradient with a graph refers to its tensor, and the loss to both.",
+        "Held on purpose: append `loss.item()` or `loss.detach()`.",
+        cells(
+            "import warnings\nwarnings.simplefilter('ignore')\nw = tensor(requires_grad=True)\n"
+            "loss = (w * tensor()).exp().sum()\nloss.backward(create_graph=True)\nwatch(w.grad)\nlosses.append(loss)"
+        ),
+        before="losses = []",
+        share=0.0,
+        holder="losses",
+        needs=_TORCH,
     ),
     Scenario(
         "an optimizer's state",
