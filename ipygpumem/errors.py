@@ -6,6 +6,7 @@
     |-- NotLoadedError          no extension in this IPython, or no IPython at all
     |-- ExperimentError         an experiment was asked for something that it cannot do
     |-- FileError               a file that cannot be written, or read as an export
+    |-- RecordingError          the flight recorder cannot write, or a file is no recording
     `-- UnitError (ValueError)  a text that should name a size does not
 
 At the notebook's edge they become IPython's ``UsageError``: one line, no traceback.
@@ -28,6 +29,10 @@ class ExperimentError(GpuMemError):
 
 class FileError(GpuMemError):
     """A file cannot be written, is not ours to write over, or cannot be read as an export."""
+
+
+class RecordingError(GpuMemError):
+    """The flight recorder cannot write, or a file is no recording."""
 
 
 class UnitError(GpuMemError, ValueError):

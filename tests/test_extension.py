@@ -145,6 +145,10 @@ def test_completion_offers_commands_options_and_names(shell: InteractiveShell) -
     assert "_hidden" not in complete_experiment(session, "%%experiment b --keep ")
     assert {"on", "off", "status", "tensors", "history", "export"} <= set(complete_gpumem(session, "%gpumem "))
     assert complete_gpumem(session, "%gpumem on ") == []
+    assert complete_gpumem(session, "%gpumem record ") == ["on", "off", "status"]
+    assert complete_gpumem(session, "%gpumem record off ") == ["--delete"]
+    assert complete_gpumem(session, "%gpumem record on ") == []
+    assert complete_gpumem(session, "%gpumem postmortem --")[0] == "--all"
 
 
 def test_the_tab_key_completes_in_a_real_kernel(kernel: Kernel) -> None:

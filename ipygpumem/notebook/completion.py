@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ipygpumem.notebook import history
+from ipygpumem.recorder import files
 from ipygpumem.scope import is_ownable
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _TENSOR_VALUES = {
     "--device": ["cpu", "cuda"],
 }
 _STYLES = ["full", "compact", "none"]
-_COMMANDS = ["on", "off", "status", "preload", "free", "leaks", "tensors", "history", "export"]
+_COMMANDS = ["on", "off", "status", "preload", "free", "leaks", "tensors", "history", "export", "record", "postmortem"]
 
 
 def complete_experiment(session: Session, line: str) -> list[str]:
@@ -49,6 +50,10 @@ def complete_gpumem(session: Session, line: str) -> list[str]:
         return history.names_of(session) if done[-1] == "--experiment" else ["-n", "--experiment"]
     if done[1:2] == ["export"]:
         return ["--force", *_files("" if line.endswith(" ") else words[-1])]
+    if done[1:2] == ["record"]:
+        return ["--delete"] if done[2:] == ["off"] else ["on", "off", "status"] if len(done) == 2 else []
+    if done[1:2] == ["postmortem"]:
+        return ["--all", *(segments.name for segments in files.listed(session.recorder.folder))]
     return _COMMANDS if len(done) <= 1 else []
 
 

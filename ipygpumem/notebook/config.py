@@ -63,3 +63,11 @@ class IPyGpuMem(Configurable):
     history_length = Int(
         10_000, min=1, help="How many finished cells are remembered; read when the extension loads."
     ).tag(config=True)
+    record = Bool(
+        False,
+        help="Keep a recording of the cells and their memory in a file that outlives the kernel "
+        "(%gpumem record, %gpumem postmortem).",
+    ).tag(config=True)
+    record_max_bytes = Int(
+        8 * 2**20, min=2**16, help="The most that one kernel's recording may take; read when recording begins."
+    ).tag(config=True)

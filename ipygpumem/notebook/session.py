@@ -21,6 +21,7 @@ from ipygpumem.notebook.lasterror import error_of, last_error, shown_since, stor
 from ipygpumem.notebook.leaks import Watched, steps_that_free
 from ipygpumem.notebook.live import Live
 from ipygpumem.notebook.outputs import Outputs
+from ipygpumem.notebook.recording import Recorder
 from ipygpumem.notebook.show import Screen
 from ipygpumem.notebook.sources import digest_of, telling_line
 from ipygpumem.notebook.subscribers import Subscribers
@@ -61,6 +62,7 @@ class Session:
         self._cells = CellStack()
         self.ticker = Ticker(self._cells, self.meter)
         self.live = Live(shell, config, self.ticker)
+        self.recorder = Recorder(self)
         self._unseen: list[tuple[Scope, Pending]] = []
         self._garbage = reclaim.GarbageBudget()
         self._oom_count = OomCount()
@@ -74,6 +76,10 @@ class Session:
     def recorded(self) -> SessionRecord:
         """Return all that has finished, as one record."""
         return SessionRecord(time.time(), tuple(self.history), tuple(self.experiments))
+
+    def running(self) -> list[Cell]:
+        """Return the cells that run in this thread, innermost last."""
+        return self._cells.running()
 
     # -- cells ------------------------------------------------------------------------------------------------
 

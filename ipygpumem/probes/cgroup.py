@@ -41,6 +41,7 @@ class _Version:
     used: str
     cache: tuple[str, ...]
     mapped: str
+    events: str
 
 
 _V1 = _Version(
@@ -48,12 +49,14 @@ _V1 = _Version(
     "memory.usage_in_bytes",
     ("total_inactive_file", "total_active_file"),
     "total_mapped_file",
+    "memory.oom_control",
 )
 _V2 = _Version(
     "memory.max",
     "memory.current",
     ("inactive_file", "active_file", "slab_reclaimable"),
     "file_mapped",
+    "memory.events",
 )
 
 
@@ -77,6 +80,12 @@ def tightest(root: Path = ROOT) -> Group | None:
     return min(limits(root), key=lambda group: group.limit_bytes, default=None)
 
 
+def event_files(root: Path = ROOT) -> list[Path]:
+    """Return the files in which the kernel counts OOM kills in this process's own group, if it has such."""
+    own = [(version, next(_around(root, version, path), None)) for version, path in _memberships(root)]
+    return [folder / version.events for version, folder in own if folder is not None]
+
+
 def _group(version: _Version, folder: Path, limit: int) -> Group:
     used = int((folder / version.used).read_text())
     figures: dict[str, int] = {}
@@ -90,16 +99,21 @@ def _group(version: _Version, folder: Path, limit: int) -> Group:
 def _folders(root: Path) -> Iterator[tuple[_Version, Path]]:
     """Yield the folder of each group around this process, from its own up to the highest that can be seen."""
     for version, path in _memberships(root):
-        for top, mounted in _mounts(root, version):
-            inside = PurePosixPath(path)
-            if ".." in inside.parts:  # the process was moved out of the part of the tree that it can see
-                yield version, root / mounted.lstrip("/")
-                continue
-            # In a container without a namespace for groups, the path is the host's and only its end is mounted.
-            below = inside.relative_to(top) if inside.is_relative_to(top) else PurePosixPath()
-            steps = [below, *below.parents] if below.parts else [below]
-            for step in steps:
-                yield version, root / mounted.lstrip("/") / step
+        for folder in _around(root, version, path):
+            yield version, folder
+
+
+def _around(root: Path, version: _Version, path: str) -> Iterator[Path]:
+    for top, mounted in _mounts(root, version):
+        inside = PurePosixPath(path)
+        if ".." in inside.parts:  # the process was moved out of the part of the tree that it can see
+            yield root / mounted.lstrip("/")
+            continue
+        # In a container without a namespace for groups, the path is the host's and only its end is mounted.
+        below = inside.relative_to(top) if inside.is_relative_to(top) else PurePosixPath()
+        steps = [below, *below.parents] if below.parts else [below]
+        for step in steps:
+            yield root / mounted.lstrip("/") / step
 
 
 def _memberships(root: Path) -> Iterator[tuple[_Version, str]]:

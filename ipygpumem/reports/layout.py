@@ -62,6 +62,8 @@ class Listing:
 
     title: str
     lines: tuple[str, ...]
+    code: bool = False
+    """Whether they are source: monospaced, with their indentation, and not counted in the title."""
 
 
 @dataclass(frozen=True)

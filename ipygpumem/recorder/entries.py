@@ -1,0 +1,202 @@
+"""The lines of a recording: one JSON object each, which says by itself what it is.
+
+``kind`` names the entry and ``n`` counts the kernel's entries, so that one that two segments repeat is known as one.
+Fields that are None are left out. Nothing here trusts a file: what does not decode to an entry is no entry.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+VERSION = 1
+
+_LINES_KEPT = 12
+_LETTERS_KEPT = 160
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # kept: json.dumps makes a new one at each call
+
+
+class Figures(NamedTuple):
+    """One device at one moment: RSS for the host (``cpu``), live tensors for an accelerator."""
+
+    device: str
+    current_bytes: int
+    peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+    used_bytes: int | None = None
+    total_bytes: int | None = None
+
+
+class Entry:
+    """Base of all entries."""
+
+    kind: ClassVar[str]
+
+
+@dataclass(frozen=True)
+class Header(Entry):
+    """Whose recording this is, and what bounds the kernel's memory."""
+
+    kind: ClassVar[str] = "kernel"
+    time: float
+    pid: int
+    process_started: float
+    boot: str
+    """Names the machine's run since it was started."""
+    namespace: str
+    """Names the space of process ids: another container has another."""
+    host: str
+    python: str
+    version: int = VERSION
+    torch: str | None = None
+    notebook: str | None = None
+    parent_pid: int | None = None
+    parent_started: float | None = None
+    ram_bytes: int | None = None
+    group_limit_bytes: int | None = None
+    limits: dict[str, int] | None = None
+    """The process's own limits on memory (``ulimit``) that are set."""
+    counter: str | None = None
+    """Names the counter that ``oom_kills`` are read from."""
+    oom_kills: int | None = None
+    available_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class CellStart(Entry):
+    """A cell begins."""
+
+    kind: ClassVar[str] = "cell"
+    time: float
+    cell: int | None
+    source: str
+    """Its first lines, each cut to a bounded length."""
+    lines: int = 0
+    """How many lines it has."""
+    cell_id: str | None = None
+    experiment: str | None = None
+    oom_kills: int | None = None
+    devices: tuple[Figures, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sample(Entry):
+    """Memory while a cell runs."""
+
+    kind: ClassVar[str] = "sample"
+    time: float
+    cell: int | None
+    available_bytes: int | None = None
+    """What the system could still give, to anybody."""
+    group_used_bytes: int | None = None
+    group_available_bytes: int | None = None
+    group_limit_bytes: int | None = None
+    address_space_bytes: int | None = None
+    """Noted where it is limited."""
+    oom_kills: int | None = None
+    devices: tuple[Figures, ...] = ()
+
+
+@dataclass(frozen=True)
+class CellEnd(Entry):
+    """A cell is over, well or not."""
+
+    kind: ClassVar[str] = "cell end"
+    time: float
+    cell: int | None
+    seconds: float
+    success: bool
+    error: str | None = None
+    oom_kills: int | None = None
+    devices: tuple[Figures, ...] = ()
+
+
+@dataclass(frozen=True)
+class End(Entry):
+    """The kernel, or only its recording, ends as somebody wished."""
+
+    kind: ClassVar[str] = "end"
+    time: float
+    reason: str
+
+
+KINDS: dict[str, type[Entry]] = {kind.kind: kind for kind in (Header, CellStart, Sample, CellEnd, End)}
+
+
+def first_lines(source: str) -> str:
+    """Return the beginning of a cell's source, bounded in lines and in letters of a line."""
+    lines = source.strip("\n")[: 2 * _LINES_KEPT * _LETTERS_KEPT].split("\n")
+    return "\n".join(line[:_LETTERS_KEPT] for line in lines[:_LINES_KEPT])
+
+
+def encode(entry: Entry, number: int) -> bytes:
+    """Return the line of ``entry``, which is the kernel's ``number``-th."""
+    fields: dict[str, object] = {"kind": entry.kind, "n": number}
+    for name, value in vars(entry).items():
+        if name == "devices":
+            fields[name] = [
+                {key: size for key, size in zip(Figures._fields, item, strict=True) if size is not None}
+                for item in value
+            ]
+        elif value is not None:
+            fields[name] = value
+    return _encode(fields).encode("ascii") + b"\n"
+
+
+def decode(line: bytes) -> tuple[int, Entry] | None:
+    """Return the number and the entry of a line; None if it is none of ours, or damaged."""
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if type(data) is not dict or type(data.get("kind")) is not str or type(data.get("n")) is not int:
+        return None
+    kind = KINDS.get(data["kind"])
+    if kind is None:
+        return None
+    try:
+        fields = {name: _checked(name, data[name], _TYPES[kind][name]) for name in _TYPES[kind] if name in data}
+        return data["n"], kind(**fields)
+    except (TypeError, ValueError):
+        return None
+
+
+def _checked(name: str, value: Any, kind: str) -> Any:
+    """Return a field's value if it is of the kind that the field is declared with (ValueError, TypeError)."""
+    if kind.startswith("tuple"):
+        return tuple(_figures(item) for item in value)
+    if kind.startswith("dict"):
+        return {_checked(name, key, "str"): _checked(name, size, "int") for key, size in dict(value).items()}
+    word = kind.split(" ")[0]
+    if value is None and "None" in kind:
+        return None
+    good = {"int": type(value) is int, "str": type(value) is str, "bool": type(value) is bool}
+    if word == "float":
+        # As a time it must be one that a calendar has.
+        if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value < 1e11:
+            raise ValueError(name)
+        return float(value)
+    if not good[word] or (word == "int" and abs(value) >= 1 << 63):
+        raise ValueError(name)
+    return value
+
+
+def _figures(data: Mapping[str, Any]) -> Figures:
+    kinds: dict[str, str] = dict.fromkeys(Figures._fields, "int | None") | {"device": "str", "current_bytes": "int"}
+    return Figures(**{name: _checked(name, data[name], kinds[name]) for name in _known(data)})
+
+
+def _known(data: Mapping[str, Any]) -> Iterable[str]:
+    if type(data) is not dict:
+        raise TypeError("figures are an object")
+    return (name for name in Figures._fields if name in data)
+
+
+_TYPES: dict[type[Entry], dict[str, str]] = {
+    kind: {field.name: str(field.type) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # dataclasses
+    for kind in KINDS.values()
+}

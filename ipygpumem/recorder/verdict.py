@@ -1,0 +1,164 @@
+"""What ended a kernel, as far as the evidence goes: a grade, one sentence, and what speaks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from ipygpumem.probes import kernel_log, pressure
+from ipygpumem.probes.kernel_log import Death
+from ipygpumem.recorder.entries import CellEnd, CellStart, Figures, Header, Sample
+from ipygpumem.recorder.files import state
+from ipygpumem.recorder.machine import Machine, State, process_started, this_machine
+from ipygpumem.recorder.reader import Recording
+from ipygpumem.units import format_bytes
+
+Grade = Literal["certain", "likely", "unknown"]
+Cause = Literal["ended", "alive", "memory", "fault", "other"]
+
+_NEARLY_ALL = 0.95
+_CLOCK_SECONDS = 2.0
+"""How far the kernel's log and the recording may differ in time."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why a kernel is gone."""
+
+    grade: Grade
+    cause: Cause
+    text: str
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What can be seen of a kernel's end from another process, later."""
+
+    state: State
+    same_boot: bool
+    oom_kills: int | None
+    """What the counter says now from which the kernel's own ``oom_kills`` came; None where it is gone."""
+    deaths: tuple[Death, ...] = ()
+    """Those in the kernel's log that have the kernel's process id and come after its last entry."""
+    parent_gone: bool = False
+    """Whether the process that had started the kernel is gone as well."""
+
+
+def scene(recording: Recording, here: Machine | None = None) -> Scene:
+    """Return what can be seen now of the end of a recording's kernel."""
+    header, here = recording.header, here or this_machine()
+    if header is None:
+        return Scene("unknown", same_boot=False, oom_kills=None)
+    same_boot = header.boot == here.boot
+    neighbour = same_boot and header.namespace == here.namespace
+    deaths: Iterable[Death] = kernel_log.deaths() if neighbour and here.sees_all_processes else ()
+    earliest = recording.last_time - _CLOCK_SECONDS
+    return Scene(
+        state=state(header, recording.segments.current, here),
+        same_boot=same_boot,
+        oom_kills=pressure.kills_counted(header.counter) if same_boot and header.counter else None,
+        deaths=tuple(death for death in deaths if death.pid == header.pid and death.time >= earliest),
+        parent_gone=neighbour
+        and header.parent_pid is not None
+        and process_started(header.parent_pid) != header.parent_started,
+    )
+
+
+def judge(recording: Recording, seen: Scene) -> Verdict:
+    """Return what ended the kernel of a recording; never more than what was recorded and seen can bear."""
+    if recording.header is None:
+        return Verdict("unknown", "other", "this is no recording, or its beginning is damaged")
+    if recording.end is not None:
+        return Verdict("certain", "ended", recording.end.reason)
+    if seen.state == "alive":
+        return Verdict("certain", "alive", "the kernel still runs")
+    if seen.deaths:
+        last = seen.deaths[-1]
+        cause: Cause = "memory" if last.oom else "fault"
+        text = "the system's OOM killer ended it" if last.oom else "it crashed: a fault in native code"
+        return Verdict("certain", cause, text, (f"the system's log: {last.text}",))
+    before, scarcity = _kills_before(recording), _scarcity(recording)
+    if seen.oom_kills is not None and before is not None:
+        if seen.oom_kills > before:
+            return _killed(recording.header, seen.oom_kills - before, scarcity)
+        return _not_killed(seen, scarcity)
+    missing = "the machine was started anew since" if not seen.same_boot else "OOM kills cannot be counted from here"
+    if scarcity:
+        return Verdict("likely", "memory", "memory had run out", (*scarcity, missing))
+    unknown = "it may still run: it is on another machine or in another container"
+    text = unknown if seen.state == "unknown" else "memory was not short when it was last seen"
+    return Verdict("unknown", "other", text, (missing,))
+
+
+def _killed(header: Header, kills: int, scarcity: tuple[str, ...]) -> Verdict:
+    machine_wide = (header.counter or "").startswith("/proc/")
+    place = "on this machine" if machine_wide else "in its control group"
+    number = "one process" if kills == 1 else f"{kills} processes"
+    counted = f"the OOM killer has ended {number} {place} since the kernel's last entry"
+    if machine_wide and not scarcity:
+        return Verdict("unknown", "memory", "perhaps the system's OOM killer", (counted,))
+    text = "the system's OOM killer ended it"
+    if header.group_limit_bytes is not None:
+        text += f"; its control group may use {format_bytes(header.group_limit_bytes)}"
+    return Verdict("likely", "memory", text, (counted, *scarcity))
+
+
+def _not_killed(seen: Scene, scarcity: tuple[str, ...]) -> Verdict:
+    none = "the system's OOM killer has ended nothing here since the kernel's last entry"
+    if scarcity:
+        text = "memory had run out: an allocation that failed, or a service that kills early (systemd-oomd, earlyoom)"
+        return Verdict("likely", "memory", text, (*scarcity, none))
+    parent = ("the process that had started the kernel is gone as well",) * seen.parent_gone
+    return Verdict("unknown", "other", "not for want of memory: it was killed or crashed", (none, *parent))
+
+
+def _kills_before(recording: Recording) -> int | None:
+    """Return the last count of OOM kills that the kernel itself saw."""
+    counts = [getattr(entry, "oom_kills", None) for entry in (recording.header, *recording.entries)]
+    return next((count for count in reversed(counts) if count is not None), None)
+
+
+def _scarcity(recording: Recording) -> tuple[str, ...]:
+    """Return what was nearly used up when the kernel was last seen in a cell, in words."""
+    header, last = recording.header, recording.running
+    if header is None or not isinstance(last, Sample):
+        return ()
+    found = []
+    ram, available = header.ram_bytes, last.available_bytes
+    if ram and available is not None and available < (1 - _NEARLY_ALL) * ram:
+        found.append(f"the machine had {format_bytes(available)} left of {format_bytes(ram)}")
+    limit = last.group_limit_bytes
+    if limit and last.group_available_bytes is not None and last.group_available_bytes < (1 - _NEARLY_ALL) * limit:
+        used = format_bytes(limit - last.group_available_bytes)
+        found.append(f"its control group used {used} of {format_bytes(limit)}")
+    bound = (header.limits or {}).get("RLIMIT_AS")
+    if bound and last.address_space_bytes is not None and last.address_space_bytes > _NEARLY_ALL * bound:
+        used = format_bytes(last.address_space_bytes)
+        found.append(f"its address space was {used}, of {format_bytes(bound)} allowed (RLIMIT_AS)")
+    return tuple(found)
+
+
+def curve(recording: Recording, device: str) -> list[tuple[float, int]]:
+    """Return the times and bytes of one device in the last cell, oldest first."""
+    return [
+        (time, item.current_bytes) for time, items in _moments(recording) for item in items if item.device == device
+    ]
+
+
+def devices(recording: Recording) -> list[str]:
+    """Return the devices that the last cell used, the host first."""
+    found = [item.device for _, items in _moments(recording) for item in items]
+    return sorted(dict.fromkeys(found), key=lambda name: name != "cpu")
+
+
+def last_figures(recording: Recording, device: str) -> Figures | None:
+    """Return what was last seen of a device in the last cell."""
+    found = [item for _, items in _moments(recording) for item in items if item.device == device]
+    return found[-1] if found else None
+
+
+def _moments(recording: Recording) -> list[tuple[float, tuple[Figures, ...]]]:
+    kinds = (CellStart, Sample, CellEnd)
+    return [(entry.time, entry.devices) for entry in recording.last_cell_entries if isinstance(entry, kinds)]

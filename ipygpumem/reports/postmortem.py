@@ -1,0 +1,190 @@
+"""What is told of a kernel that is gone: recordings in, a report with tables out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from ipygpumem.recorder.entries import CellEnd, CellStart, Header, Sample
+from ipygpumem.recorder.reader import Recording
+from ipygpumem.recorder.verdict import Verdict, curve, devices, last_figures
+from ipygpumem.reports.bars import text_spark
+from ipygpumem.reports.layout import Fact, Listing, Report, Table, clean, count, device_label
+from ipygpumem.units import format_bytes, format_seconds
+
+_SEPARATOR = " · "
+_COLUMNS = 32
+"""Width of a curve in characters."""
+_CELLS_BEFORE = 5
+_SOURCE_LINES = 20
+
+
+def nothing_report(found: int, alive: int, *, on: bool) -> Report:
+    """Return the answer where no kernel has died."""
+    if not found:
+        text = "nothing was recorded yet" + ("" if on else ": %gpumem record on starts it")
+        return Report("postmortem", text)
+    text = f"no kernel died while it was recorded ({count(found, 'recording')}, {alive} of kernels that run)"
+    return Report("postmortem", text)
+
+
+def list_report(found: Sequence[tuple[Recording, Verdict]], folder: str) -> Report:
+    """Return one row for each recording, in the order given."""
+    headline = f"{count(len(found), 'recording')} in {clean(folder)}"
+    if not found:
+        return Report("postmortem", headline)
+    rows = tuple(_list_row(recording, verdict) for recording, verdict in found)
+    return Report("postmortem", headline, (), (Table("", ("file", "kernel", "last entry", "how"), rows),))
+
+
+def _list_row(recording: Recording, verdict: Verdict) -> tuple[str, ...]:
+    last = recording.running
+    died = verdict.cause not in ("ended", "alive")
+    where = "" if last is None or not died else f"died in cell {last.cell}: "
+    grade = f" ({verdict.grade})" if died else ""
+    return (
+        clean(recording.segments.name),
+        _kernel(recording.header),
+        _when(recording.last_time) if recording.last_time else "",
+        f"{where}{clean(verdict.text)}{grade}",
+    )
+
+
+def postmortem_report(recording: Recording, verdict: Verdict) -> Report:
+    """Return the last that is known of one kernel: its cell, its memory, and what ended it."""
+    last = recording.running
+    kernel = f"kernel {_kernel(recording.header)}"
+    if verdict.cause == "alive":
+        headline = [f"{kernel} still runs", f"last entry {_when(recording.last_time)}"]
+    elif verdict.cause == "ended":
+        headline = [f"{kernel} ended on purpose", clean(verdict.text), _when(recording.last_time)]
+    else:
+        where = "while no cell ran" if last is None else f"in cell {last.cell}"
+        headline = [f"{kernel} died {where}", _when(recording.last_time), f"{clean(verdict.text)} ({verdict.grade})"]
+    lines = [f"{count(recording.skipped, 'line')} of the recording could not be read"] * bool(recording.skipped)
+    tables = [table for table in (_memory_table(recording), _before_table(recording)) if table is not None]
+    return Report(
+        "postmortem",
+        _SEPARATOR.join(headline),
+        tuple(lines),
+        tuple(tables),
+        facts=tuple(Fact("evidence", (clean(text),)) for text in verdict.evidence),
+        listings=_source(recording),
+    )
+
+
+def _kernel(header: Header | None) -> str:
+    if header is None:
+        return "unknown"
+    name = f"process {header.pid}"
+    return f"of {clean(header.notebook.rpartition('/')[2])}, {name}" if header.notebook else name
+
+
+def _when(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+
+
+def _source(recording: Recording) -> tuple[Listing, ...]:
+    """Return what the last cell was: how long it ran, and its first lines."""
+    cell = recording.last_cell
+    if cell is None:
+        return ()
+    end = next((entry for entry in recording.last_cell_entries if isinstance(entry, CellEnd)), None)
+    if end is not None:
+        ran = format_seconds(end.seconds) + (f", {clean(end.error)}" if end.error else "")
+    else:
+        ran = f"{format_seconds(max(0.0, recording.last_time - cell.time))} until its last entry"
+    scope = f" of experiment {clean(cell.experiment)}" if cell.experiment else ""
+    lines = [clean(f"  {line.expandtabs(4)}") for line in cell.source.split("\n")[:_SOURCE_LINES]]
+    if cell.lines > len(lines):
+        lines.append(f"  … {count(cell.lines - len(lines), 'line')} more")
+    return (Listing(f"cell {cell.cell}{scope} began {_when(cell.time)}, ran {ran}", tuple(lines), code=True),)
+
+
+def _memory_table(recording: Recording) -> Table | None:
+    rows = [_device_row(recording, device) for device in devices(recording)]
+    samples = [entry for entry in recording.last_cell_entries if isinstance(entry, Sample)]
+    ram = recording.header.ram_bytes if recording.header else None
+    limit = next((item.group_limit_bytes for item in reversed(samples) if item.group_limit_bytes), None)
+    available = [(item.time, item.available_bytes) for item in samples if item.available_bytes is not None]
+    group = [(item.time, item.group_used_bytes) for item in samples if item.group_used_bytes is not None]
+    more = (("machine: available", available, ram), ("control group: in use", group, limit))
+    rows += [_row(name, points, total) for name, points, total in more if points]
+    columns = ("memory", "curve", "first", "lowest", "highest", "last", "of")
+    return Table("", columns, tuple(rows), frozenset(columns[2:]), frozenset({"curve"})) if rows else None
+
+
+def _device_row(recording: Recording, device: str) -> tuple[str, ...]:
+    last = last_figures(recording, device)
+    ends = [entry for entry in recording.last_cell_entries if isinstance(entry, CellEnd)]
+    peaks = [item.peak_bytes or 0 for entry in ends for item in entry.devices if item.device == device]
+    return _row(
+        clean(device_label(device)),
+        curve(recording, device),
+        last.total_bytes if last else None,
+        highest=max(peaks, default=0),
+    )
+
+
+def _row(name: str, points: Sequence[tuple[float, int]], total: int | None, *, highest: int = 0) -> tuple[str, ...]:
+    sizes = [size for _, size in points]
+    return (
+        name,
+        text_spark(_binned(points), max(sizes)),
+        format_bytes(sizes[0]),
+        format_bytes(min(sizes)),
+        format_bytes(max(highest, *sizes)),
+        format_bytes(sizes[-1]),
+        "" if total is None else format_bytes(total),
+    )
+
+
+def _binned(points: Sequence[tuple[float, int]]) -> list[int]:
+    """Return the highest value of each of some equal spans of time; a span without one continues the last."""
+    first, length = points[0][0], points[-1][0] - points[0][0]
+    columns = min(_COLUMNS, len(points))
+    bins: dict[int, int] = {}
+    for moment, size in points:
+        place = min(columns - 1, max(0, int(columns * (moment - first) / length))) if length > 0 else 0
+        bins[place] = max(bins.get(place, 0), size)
+    values = [points[0][1]]
+    for place in range(columns):
+        values.append(bins.get(place, values[-1]))
+    return values[1:]
+
+
+def _before_table(recording: Recording) -> Table | None:
+    """Return the cells before the last, oldest first."""
+    cells = list(_finished(recording))[-_CELLS_BEFORE:]
+    rows = []
+    for start, end in cells:
+        rss = next((item for item in end.devices if item.device == "cpu"), None)
+        first_line = next((line for line in start.source.split("\n") if line.strip()), "")
+        rows.append(
+            (
+                str(start.cell),
+                format_seconds(end.seconds),
+                clean(end.error or ""),
+                "" if rss is None else format_bytes(rss.current_bytes),
+                "" if rss is None or rss.peak_bytes is None else format_bytes(rss.peak_bytes),
+                clean(first_line[:60]),
+            )
+        )
+    columns = ("cell", "time", "error", "RAM after", "peak", "source")
+    return (
+        Table("cells before", columns, tuple(rows), frozenset({"cell", "RAM after", "peak"}), frozenset({"source"}))
+        if rows
+        else None
+    )
+
+
+def _finished(recording: Recording) -> Iterable[tuple[CellStart, CellEnd]]:
+    starts: dict[int | None, CellStart] = {}
+    last = recording.last_cell
+    for entry in recording.entries:
+        if isinstance(entry, CellStart):
+            starts[entry.cell] = entry
+        elif isinstance(entry, CellEnd) and entry.cell in starts:
+            start = starts.pop(entry.cell)
+            if start is not last:
+                yield start, entry

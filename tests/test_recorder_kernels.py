@@ -1,0 +1,282 @@
+"""The flight recorder in real kernels: they are killed, and the next one tells how."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kernel import Kernel
+from tests.recorder_group import limited_group
+
+MIB = 2**20
+ON = "--IPyGpuMem.record=True"
+ALLOCATE = """\
+import time
+chunks = []
+while True:
+    chunks.append(bytearray(b"1" * (4 * 2**20)))
+    time.sleep(0.02)
+"""
+
+Start = Callable[..., Kernel]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts kernels of one profile, of the test's own, with the extension loaded."""
+    kernels: list[Kernel] = []
+
+    def call(*arguments: str, load: bool = True, **environment: str) -> Kernel:
+        kernel = Kernel(*arguments, env={**os.environ, "IPYTHONDIR": str(tmp_path), **environment})
+        kernels.append(kernel)
+        if load:
+            assert kernel.run("%load_ext ipygpumem").status == "ok"
+        return kernel
+
+    yield call
+    for kernel in kernels:
+        kernel.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "profile_default" / "ipygpumem"
+
+
+def pid_of(kernel: Kernel) -> int:
+    return int(kernel.value("__import__('os').getpid()"))
+
+
+def run_until_dead(kernel: Kernel, code: str, *, kill_after: float | None = None, timeout: float = 60) -> None:
+    """Execute ``code``, kill the kernel after some seconds if that is asked, and wait until its process is gone."""
+    pid = pid_of(kernel)
+    kernel._client.execute(code)
+    began = time.monotonic()
+    while kernel._manager.is_alive():
+        if kill_after is not None and time.monotonic() > began + kill_after:
+            os.kill(pid, 9)
+        assert time.monotonic() < began + timeout, "it lives on"
+        time.sleep(0.05)
+
+
+def told(kernel: Kernel, line: str = "%gpumem postmortem") -> str:
+    reply = kernel.run(line)
+    assert reply.status == "ok", reply.traceback
+    (report,) = reply.reports("postmortem")
+    return report
+
+
+def entries(folder: Path) -> list[dict[str, object]]:
+    (path,) = folder.glob("*.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines() if line]
+
+
+def test_after_a_kill_the_next_kernel_tells_the_cell_and_its_memory(start: Start, folder: Path) -> None:
+    kernel = start(ON)
+    kernel.run("first = 1")
+    run_until_dead(kernel, ALLOCATE, kill_after=2.0)
+    following = start(ON, load=False)
+    assert following.run("%load_ext ipygpumem").reports("note") == [
+        "the previous kernel died in cell 3: %gpumem postmortem tells"
+    ]
+    report = told(following)
+    headline, *rest = report.split("\n")
+    assert "died in cell 3" in headline
+    assert "not for want of memory: it was killed or crashed (unknown)" in headline
+    source = [line.strip() for line in rest[-5:]]
+    assert source == [line.strip() for line in ALLOCATE.splitlines()]
+    (ram,) = [line.split() for line in rest if line.strip().startswith("RAM ")]
+    assert len(ram[1]) >= 5  # samples: 4 a second from the start
+    assert ram[1][-1] == "█"
+    assert any(line.strip().startswith("2 ") and "first = 1" in line for line in rest)
+
+
+def test_a_kernel_that_its_memory_limit_has_killed_is_told_so(start: Start) -> None:
+    with limited_group(300 * MIB) as group:
+        kernel = start("--ip=127.0.0.1", load=False)
+        (group / "cgroup.procs").write_text(str(pid_of(kernel)))
+        kernel.run("%load_ext ipygpumem")
+        kernel.run("%gpumem record on")
+        run_until_dead(kernel, ALLOCATE)
+        report = told(start())
+    headline = report.split("\n")[0]
+    assert "died in cell 3" in headline
+    log = "OOM killer ended it (certain)"
+    counter = "OOM killer ended it; its control group may use 300 MiB (likely)"  # where the log may not be read
+    assert headline.endswith((log, counter))
+    (used,) = [line.split() for line in report.split("\n") if "control group: in use" in line]
+    assert used[-2:] == ["300", "MiB"]
+
+
+def test_a_kernel_killed_before_its_first_sample_is_told_as_well(start: Start) -> None:
+    with limited_group(300 * MIB) as group:
+        kernel = start(load=False)
+        (group / "cgroup.procs").write_text(str(pid_of(kernel)))
+        kernel.run("%load_ext ipygpumem")
+        kernel.run("%gpumem record on")
+        run_until_dead(kernel, "all_at_once = bytearray(b'1') * 2**30")
+        report = told(start())
+    assert "died in cell 3" in report
+    assert "OOM killer ended it" in report
+
+
+def test_under_ulimit_an_allocation_fails_and_the_kernel_lives(start: Start) -> None:
+    kernel = start(ON)
+    kernel.run("import resource; resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30, 3 * 2**30))")
+    kernel.run("%gpumem record off")
+    kernel.run("%gpumem record on")
+    assert kernel.run("x = bytearray(b'1') * 2**33").error == "MemoryError"
+    assert kernel.run("1 + 1").result == "2"
+    run_until_dead(
+        kernel,
+        "import os, time\nchunks = []\n"
+        "try:\n    while True: chunks.append(bytes(2**20))\nexcept MemoryError:\n    del chunks[-20:]\n"
+        "time.sleep(0.7)\nos.abort()",
+    )
+    headline, *rest = told(start()).split("\n")
+    assert "memory had run out: an allocation that failed" in headline
+    assert "(likely)" in headline
+    assert any("of 3.00 GiB allowed (RLIMIT_AS)" in line for line in rest)
+
+
+def test_a_crash_is_not_called_a_want_of_memory(start: Start) -> None:
+    kernel = start(ON)
+    run_until_dead(kernel, "import ctypes; ctypes.string_at(0)")
+    headline = told(start()).split("\n")[0]
+    assert "died in cell 2" in headline
+    assert "it crashed: a fault in native code (certain)" in headline or "not for want of memory" in headline
+
+
+def test_a_shutdown_or_a_restart_is_no_death_even_while_a_cell_runs(start: Start, folder: Path) -> None:
+    idle, busy = start(ON), start(ON)
+    idle._manager.shutdown_kernel(now=False)
+    busy._client.execute("import time; time.sleep(60)")
+    time.sleep(0.7)
+    busy._manager.shutdown_kernel(now=False)  # is killed in the end: the cell goes on
+    following = start(ON, load=False)
+    assert following.run("%load_ext ipygpumem").reports("note") == []
+    assert told(following) == "no kernel died while it was recorded (3 recordings, 1 of kernels that run)"
+    everything = " ".join(told(following, "%gpumem postmortem --all").split())
+    assert everything.count("it was asked to end") + everything.count("ended by itself") == 2
+
+
+def test_unloading_and_switching_off_end_a_recording(start: Start, folder: Path) -> None:
+    kernel = start(ON)
+    kernel.run("%gpumem record off")
+    kernel.run("%gpumem record on")
+    kernel.run("%unload_ext ipygpumem")
+    reasons = sorted(json.loads(path.read_text().splitlines()[-1])["reason"] for path in folder.glob("*.jsonl"))
+    assert reasons == ["recording was switched off", "the extension was unloaded"]
+    assert kernel.value("[t.name for t in __import__('threading').enumerate() if 'ipygpumem' in t.name]") == []
+
+
+def test_nothing_is_written_unless_it_is_asked_for(start: Start, folder: Path) -> None:
+    kernel = start()
+    kernel.run("x = 1")
+    assert not folder.exists()
+    assert told(kernel) == "nothing was recorded yet: %gpumem record on starts it"
+
+
+def test_two_kernels_write_at_once_and_read_each_other(start: Start, folder: Path) -> None:
+    one, other = start(ON), start(ON)
+    one._client.execute("import time\nfor n in range(8): time.sleep(0.25)")
+    time.sleep(1.2)
+    name = next(path.name for path in folder.glob("*.jsonl") if f"-{pid_of(other)}-" not in path.name)
+    report = told(other, f"%gpumem postmortem {name}")
+    assert "still runs" in report.split("\n")[0]
+    assert "for n in range(8): time.sleep(0.25)" in report
+    assert len(list(folder.glob("*.jsonl"))) == 2
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.glob("*.jsonl")} == {0o600}
+    assert other.run("%gpumem record off --delete").reports("note") == [
+        "recording is off · 1 recording deleted · 1 recording kept: of kernels that still run"
+    ]
+    assert [path.name for path in folder.glob("*.jsonl")] == [name]
+
+
+def test_each_cell_leaves_its_start_and_its_end(start: Start, folder: Path) -> None:
+    kernel = start(ON)
+    kernel.run("%%capture\nx = bytearray(2**25)")
+    kernel.run("1 / 0")
+    kernel.run("%experiment start tuning")
+    kernel.run("y = 1")
+    everything = entries(folder)
+    assert [entry["n"] for entry in everything] == list(range(len(everything)))
+    found = [entry for entry in everything if entry["kind"] != "sample"]  # on a slow machine there are some
+    assert [(entry["kind"], entry.get("cell")) for entry in found] == [
+        ("kernel", None),
+        *((kind, cell) for cell in (2, 3, 4, 5) for kind in ("cell", "cell end")),
+    ]
+    assert (found[4]["success"], found[4]["error"]) == (False, "ZeroDivisionError")
+    assert found[7]["experiment"] == "tuning"
+    (ram,) = found[2]["devices"]  # type: ignore[misc]  # JSON
+    assert ram["peak_bytes"] >= found[1]["devices"][0]["current_bytes"] + 2**25  # type: ignore[index]  # JSON
+
+
+def test_a_folder_that_cannot_be_made_costs_one_line(start: Start, folder: Path) -> None:
+    folder.parent.mkdir()
+    folder.write_text("a file of the user's")
+    kernel = start(ON, load=False)
+    (message,) = kernel.run("%load_ext ipygpumem").reports("note")
+    assert message.startswith("recording is off: ")
+    assert "cannot be written (FileExistsError" in message
+    assert kernel.run("1 + 1").result == "2"
+    reply = kernel.run("%gpumem record on")
+    assert reply.stderr.count("\n") <= 1
+    assert "recording is off" in reply.stderr
+    assert kernel.run("%gpumem record status").reports("note")[0].startswith("recording is off")
+    assert folder.read_text() == "a file of the user's"
+
+
+def test_a_write_that_fails_costs_one_line_and_no_cell(start: Start, folder: Path) -> None:
+    kernel = start(ON)
+    kernel.run("import os; real = os.write")
+    reply = kernel.run(
+        "def full(descriptor, data):\n"
+        "    if data.startswith(b'{\"kind\":\"cell'): raise OSError(28, 'No space left on device')\n"
+        "    return real(descriptor, data)\n"
+        "os.write = full"
+    )
+    assert (reply.status, reply.stderr) == ("ok", "")
+    assert reply.reports("note") == [
+        "recording stepped aside (OSError: No space left on device): your code is not affected; "
+        "%gpumem record on tries again"
+    ]
+    reply = kernel.run("1 + 1")
+    assert (reply.result, reply.stderr, reply.reports("note")) == ("2", "", [])
+    assert "recording is off" in kernel.run("%gpumem record status").reports("note")[0]
+    first, *_, last = entries(folder)
+    assert first["kind"] == "kernel"
+    assert last["reason"] == "recording stepped aside: OSError: No space left on device"
+
+
+def test_children_of_a_fork_leave_the_recording_alone(start: Start, folder: Path) -> None:
+    kernel = start(ON)
+    kernel.run("import multiprocessing; pool = multiprocessing.get_context('fork').Pool(2)")
+    assert kernel.run("with pool: print(pool.map(abs, [-1, -2]))").stdout == "[1, 2]\n"
+    kernel.run("import os, sys\nif (child := os.fork()) == 0: os._exit(0)\nos.waitpid(child, 0)")
+    kernel.run("x = 1")
+    found = entries(folder)
+    assert [entry["n"] for entry in found] == list(range(len(found)))
+    assert found[-1]["kind"] == "cell end"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("%gpumem record", "the following arguments are required: command"),
+        ("%gpumem record on --delete", "--delete goes with off"),
+        ("%gpumem postmortem --all x", "--all, or a file, and not both"),
+        ("%gpumem postmortem nowhere.jsonl", "there is no such file"),
+        ("%gpumem postmortem /dev/null", "it is no recording"),
+    ],
+)
+def test_a_mistake_costs_one_line_that_names_it(kernel: Kernel, line: str, message: str) -> None:
+    reply = kernel.run(line)
+    assert message in reply.stderr
+    assert reply.stderr.count("\n") <= 1
