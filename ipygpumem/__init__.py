@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     import os
 
+    from ipygpumem import plot as plot
     from ipygpumem.model import CellRecord, ExperimentRecord, Inventory, InventoryDiff
     from ipygpumem.notebook.experiments import Experiment
     from ipygpumem.recorded import History, SessionRecord
@@ -28,10 +29,20 @@ __all__ = [
     "last",
     "load",
     "load_ipython_extension",
+    "plot",
     "subscribe",
     "tensors",
     "unload_ipython_extension",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import ``ipygpumem.plot`` when it is first asked for: what loads the extension need not pay for it."""
+    if name == "plot":
+        import importlib
+
+        return importlib.import_module("ipygpumem.plot")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -7,6 +7,7 @@
     |-- ExperimentError         an experiment was asked for something that it cannot do
     |-- FileError               a file that cannot be written, or read as an export
     |-- RecordingError          the flight recorder cannot write, or a file is no recording
+    |-- PlotError               a picture that cannot be made
     `-- UnitError (ValueError)  a text that should name a size does not
 
 At the notebook's edge they become IPython's ``UsageError``: one line, no traceback.
@@ -33,6 +34,10 @@ class FileError(GpuMemError):
 
 class RecordingError(GpuMemError):
     """The flight recorder cannot write, or a file is no recording."""
+
+
+class PlotError(GpuMemError):
+    """A picture cannot be made."""
 
 
 class UnitError(GpuMemError, ValueError):

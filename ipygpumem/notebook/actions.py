@@ -10,7 +10,7 @@ from typing import Any
 from ipygpumem import reclaim
 from ipygpumem.errors import ExperimentError
 from ipygpumem.inventory.survey import kinds_of_objects
-from ipygpumem.model import ReclaimStep
+from ipygpumem.model import Reading, ReclaimStep
 from ipygpumem.notebook import leaks
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.session import Session
@@ -35,11 +35,16 @@ def status(session: Session) -> list[content.Report]:
         f"{content.count(len(session.experiments), 'experiment')} measured"
     )
     lines = [_describe(experiment) for experiment in session.open] or ["no experiment is open"]
-    readings = session.meter.now(detail=True)
-    found = findings.reconcile(readings, lambda: findings.storages_of(kinds_of_objects()))
+    readings, found = reconcile(session)
     lines += [f"{probe} cannot be read: {error}" for probe, error in session.meter.failures.items()]
     lines += [f"{source} cannot be told: {error}" for source, error in found.failures.items()]
     return [status_report(headline, lines, readings.values(), found.reconciliations)]
+
+
+def reconcile(session: Session) -> tuple[dict[str, Reading], findings.Findings]:
+    """Return each device's memory now, and the parts that it consists of."""
+    readings = session.meter.now(detail=True)
+    return readings, findings.reconcile(readings, lambda: findings.storages_of(kinds_of_objects()))
 
 
 def experiment_status(session: Session) -> list[content.Report]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ipygpumem.notebook import history
+from ipygpumem.notebook import history, plots
 from ipygpumem.recorder import files
 from ipygpumem.scope import is_ownable
 
@@ -19,8 +20,23 @@ _TENSOR_VALUES = {
     "--by": ["name", "shape", "kind", "cell", "device"],
     "--device": ["cpu", "cuda"],
 }
+_PLOT_OPTIONS = ("--device", "-n", "--save", "--force")
+_PLOT_VALUES = {"plot": ["session", "cells", "devices", "experiments", *_PLOT_OPTIONS], "--device": ["RAM", "cuda"]}
 _STYLES = ["full", "compact", "none"]
-_COMMANDS = ["on", "off", "status", "preload", "free", "leaks", "tensors", "history", "export", "record", "postmortem"]
+_COMMANDS = [
+    "on",
+    "off",
+    "status",
+    "preload",
+    "free",
+    "leaks",
+    "tensors",
+    "history",
+    "plot",
+    "export",
+    "record",
+    "postmortem",
+]
 
 
 def complete_experiment(session: Session, line: str) -> list[str]:
@@ -49,7 +65,13 @@ def complete_gpumem(session: Session, line: str) -> list[str]:
     if done[1:2] == ["history"]:
         return history.names_of(session) if done[-1] == "--experiment" else ["-n", "--experiment"]
     if done[1:2] == ["export"]:
-        return ["--force", *_files("" if line.endswith(" ") else words[-1])]
+        from ipygpumem.reports.export.formats import SUFFIXES  # loading the extension must stay fast
+
+        return ["--force", *_files("" if line.endswith(" ") else words[-1], SUFFIXES)]
+    if done[1:2] == ["plot"]:
+        if done[-1] == "--save":
+            return _files("" if line.endswith(" ") else words[-1], plots.SUFFIXES)
+        return [] if done[-1] == "-n" else _PLOT_VALUES.get(done[-1], list(_PLOT_OPTIONS))
     if done[1:2] == ["record"]:
         return ["--delete"] if done[2:] == ["off"] else ["on", "off", "status"] if len(done) == 2 else []
     if done[1:2] == ["postmortem"]:
@@ -57,14 +79,12 @@ def complete_gpumem(session: Session, line: str) -> list[str]:
     return _COMMANDS if len(done) <= 1 else []
 
 
-def _files(start: str) -> list[str]:
-    """Return the folders and the exports that a path may go on with."""
-    from ipygpumem.reports.export.formats import SUFFIXES  # loading the extension must stay fast
-
+def _files(start: str, suffixes: Sequence[str]) -> list[str]:
+    """Return the folders and the files with one of ``suffixes`` that a path may go on with."""
     folder = start[: start.rfind("/") + 1]
     try:
         entries = sorted(Path(folder or ".").expanduser().iterdir())
-        shown = [entry for entry in entries if entry.is_dir() or entry.suffix.lower() in SUFFIXES]
+        shown = [entry for entry in entries if entry.is_dir() or entry.suffix.lower() in suffixes]
         return [folder + entry.name + "/" * entry.is_dir() for entry in shown if not entry.name.startswith(".")]
     except (OSError, RuntimeError):  # no such folder, no such user
         return []

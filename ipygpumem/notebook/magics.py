@@ -11,7 +11,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from ipygpumem.errors import ExperimentError, GpuMemError
-from ipygpumem.notebook import actions, history, leaks, postmortem, tensors
+from ipygpumem.notebook import actions, history, leaks, plots, postmortem, tensors
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.parameters import parse_parameters
 from ipygpumem.notebook.parsing import Parser, split
@@ -177,6 +177,8 @@ class GpuMemMagics(Magics):
                                  [--by name|shape|kind|cell|device] [--top N]
             %gpumem history      one row per finished cell [-n 20] [--experiment NAME]
             %gpumem export FILE  what has finished, as .json, .csv, .html or .prom [--force]
+            %gpumem plot         a picture: [session|cells|devices|experiments] [--device D] [-n N]
+                                 [--save FILE] [--force]
             %gpumem record       keep a recording that outlives the kernel: on | off [--delete] | status
             %gpumem postmortem   how the last kernel died that was recorded [--all | FILE]
 
@@ -194,6 +196,7 @@ class GpuMemMagics(Magics):
             "tensors": tensors.tensors,
             "history": history.history,
             "export": history.export,
+            "plot": plots.plot,
         }
         words = split("%gpumem", line)
         if not words or words[0] not in commands:

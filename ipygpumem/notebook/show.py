@@ -13,6 +13,7 @@ from ipygpumem.reports.content import Report
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.config import IPyGpuMem
+    from ipygpumem.reports.figures.picture import Picture
 
 _ASCII = str.maketrans({"·": "-", "×": "x", "─": "-", "…": "...", "→": "->"})
 
@@ -24,12 +25,22 @@ class Screen:
         self._shell = shell
         self._config = config
 
+    @property
+    def has_images(self) -> bool:
+        """Whether images can be seen here: not in a terminal."""
+        return hasattr(self._shell, "kernel")
+
+    def show_image(self, picture: Picture) -> None:
+        """Show ``picture``, with its summary for those who see no images."""
+        data, metadata = picture._repr_mimebundle_()
+        self._shell.display_pub.publish(data=data, metadata={**metadata, "ipygpumem": {"reports": ["plot"]}})
+
     def show(self, reports: Sequence[Report], *, place: str | None = None) -> None:
         """Show ``reports`` in one display, or in that with the id ``place``; nothing if there are none."""
         if not reports:
             return
         data = {"text/plain": text.render(reports)}
-        if hasattr(self._shell, "kernel"):  # a terminal shows the text only
+        if self.has_images:  # a terminal shows the text only
             data["text/html"] = html.render(reports, bars=self._config.bar)
         else:
             data["text/plain"] = self._for_terminal(reports, data["text/plain"])

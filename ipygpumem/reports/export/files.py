@@ -23,19 +23,19 @@ def place_of(path: str | os.PathLike[str]) -> Path:
         raise FileError(f"{clean(str(path))!r} is no file name: {error}") from None
 
 
-def write(place: Path, text: str, *, is_ours: Callable[[str], bool], force: bool) -> int:
-    """Write ``text`` to ``place`` and return its size in bytes; what was there before stays if that fails.
+def write(place: Path, content: str | bytes, *, is_ours: Callable[[str], bool], force: bool) -> int:
+    """Write ``content`` to ``place`` and return its size in bytes; what was there before stays if that fails.
 
     Args:
         place: from ``place_of``.
-        text: the whole content.
+        content: all of it.
         is_ours: whether a file that begins with this text may be written over.
         force: write over any file.
 
     Raises:
         FileError: the file is another's, or cannot be written; then nothing has changed and nothing is left behind.
     """
-    data = text.encode("utf-8", "backslashreplace")
+    data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
     try:
         mode = _mode_of(place, is_ours, force=force)
         _replace(place, data, mode)

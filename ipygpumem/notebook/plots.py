@@ -1,0 +1,138 @@
+"""``%gpumem plot``: which picture, of which records of the session, and where it goes."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ipygpumem.errors import PlotError
+from ipygpumem.model import CellRecord, ExperimentRecord, Reconciliation
+from ipygpumem.notebook import actions
+from ipygpumem.notebook.parsing import Parser
+from ipygpumem.reports.content import Report, clean, device_label
+from ipygpumem.reports.export import files
+from ipygpumem.units import format_bytes
+
+if TYPE_CHECKING:
+    from ipygpumem.notebook.session import Session
+    from ipygpumem.reports.figures.picture import Picture
+
+PICTURES = ("session", "cells", "devices", "experiments")
+SHOWN = {"session": 2000, "cells": 200, "experiments": 20}
+"""How many of the last records are drawn, unless told otherwise."""
+SUFFIXES = (".png", ".svg")
+_MARK = "ipygpumem"
+"""Stands at the head of the files that ``--save`` has written, and may write over."""
+
+
+def plot(session: Session, words: list[str]) -> list[Report]:
+    """Show the picture that ``%gpumem plot`` and its options ask for, or write it; return what there is to say."""
+    options = _parser().parse_args(words)
+    target = None if options.save is None else _target(options.save)
+    last = SHOWN.get(options.picture, 0) if options.last is None else options.last
+    picture = _draw(session, options.picture, options.device, last)
+    try:
+        if target is None:
+            return _shown(session, picture)
+        content = picture.render(target.suffix[1:].lower())
+        size = files.write(target, content, is_ours=lambda head: _MARK in head, force=options.force)
+        saved = Report("plot", f"saved: {clean(str(target))} ({format_bytes(size)})")
+        return [*_shown(session, picture), saved] if session.screen.has_images else [saved]
+    finally:
+        picture.release()
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="%gpumem plot", add_help=False, allow_abbrev=False)
+    parser.add_argument("picture", nargs="?", choices=PICTURES, default="session")
+    parser.add_argument("--device")
+    parser.add_argument("-n", dest="last", type=int, metavar="N")
+    parser.add_argument("--save", metavar="FILE")
+    parser.add_argument("--force", action="store_true")
+    return parser
+
+
+def _target(path: str) -> Path:
+    target = files.place_of(path)
+    if target.suffix.lower() not in SUFFIXES:
+        raise PlotError(f"{clean(path)}: the suffix says the format: {' or '.join(SUFFIXES)}")
+    return target
+
+
+def _draw(session: Session, picture: str, device: str | None, last: int) -> Picture:
+    if picture == "devices":
+        return of_devices(reconciliations(session), device)
+    cells, experiments = list(session.history), list(session.experiments)
+    if picture == "experiments":
+        return of_experiments(experiments, device, last)
+    return of_cells(cells, device, last) if picture == "cells" else of_session(cells, experiments, device, last)
+
+
+def _shown(session: Session, picture: Picture) -> list[Report]:
+    """Show the picture; where there are no images, return what it says in words."""
+    if session.screen.has_images:
+        session.screen.show_image(picture)
+        return []
+    headline, *lines = picture.summary.splitlines()
+    hint = "a terminal shows no pictures: --save FILE.png writes this one to a file"
+    return [Report("plot", headline, (*(line.strip() for line in lines), hint))]
+
+
+# -- the pictures ---------------------------------------------------------------------------------------------
+
+
+def of_session(
+    cells: Sequence[CellRecord], experiments: Sequence[ExperimentRecord], device: str | None, last: int
+) -> Picture:
+    """Return memory over the session."""
+    drawn: Picture = _figure("session").draw(_last(cells, last, "cell"), experiments, device=device)
+    return drawn
+
+
+def of_cells(cells: Sequence[CellRecord], device: str | None, last: int) -> Picture:
+    """Return what each cell cost."""
+    drawn: Picture = _figure("cells").draw(_last(cells, last, "cell"), device=device)
+    return drawn
+
+
+def of_experiments(experiments: Sequence[ExperimentRecord], device: str | None, last: int) -> Picture:
+    """Return experiments side by side."""
+    drawn: Picture = _figure("experiments").draw(_last(experiments, last, "experiment"), device=device)
+    return drawn
+
+
+def of_devices(found: Sequence[Reconciliation], device: str | None) -> Picture:
+    """Return what each device's memory consists of."""
+    chosen = [
+        item
+        for item in found
+        if device is None or device in (item.device, item.device.partition(":")[0], device_label(item.device))
+    ]
+    if not chosen:
+        there = ", ".join(clean(device_label(item.device)) for item in found) or "none"
+        raise PlotError(f"nothing is known of device {clean(str(device))!r}; there are: {there}")
+    drawn: Picture = _figure("devices").draw(chosen)
+    return drawn
+
+
+def reconciliations(session: Session) -> list[Reconciliation]:
+    """Return what each device's memory consists of now."""
+    return list(actions.reconcile(session)[1].reconciliations)
+
+
+def _last(records: Sequence[Any], number: int, what: str) -> Sequence[Any]:
+    if number < 1:
+        raise PlotError(f"-n {number}: how many {what}s? Write a number of 1 or more")
+    if not records:
+        raise PlotError(f"there is nothing to draw: no {what} has finished yet")
+    return records[-number:]
+
+
+def _figure(name: str) -> Any:
+    """Import what draws the picture ``name``: matplotlib takes a while, and is optional."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise PlotError("pictures need matplotlib, which is not installed: pip install 'ipygpumem[plot]'")
+    return importlib.import_module(f"ipygpumem.reports.figures.{name}")

@@ -1,0 +1,168 @@
+"""Experiments side by side: a row for each, with its time, and on each device its peak, what it kept and gave back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from ipygpumem.model import ExperimentRecord
+from ipygpumem.reports.content import count, device_label
+from ipygpumem.reports.figures import picture
+from ipygpumem.reports.figures.picture import Picture
+from ipygpumem.reports.figures.records import devices_of, usage_on
+from ipygpumem.units import format_bytes, format_change, format_seconds
+
+_WIDTH, _LEFT, _RIGHT, _TIME, _BETWEEN = 9.0, 2.25, 0.25, 1.3, 0.25
+_TOP, _TITLE, _BOTTOM, _ROW = 0.45, 0.3, 0.5, 0.42
+_AT_MOST = 40
+"""More rows than this make no picture that anybody looks at."""
+_LINE = 0.2
+"""Half the distance of a row's two lines of text, in rows."""
+_NARROWEST = 1.6
+_BACK: dict[str, Any] = {"facecolor": picture.GIVEN_BACK, "edgecolor": "#2f7d63", "hatch": "////"}
+_TIMES: dict[str, Any] = {"facecolor": "#c3c7cd", "edgecolor": picture.FAINT_INK}
+_PEAKS: dict[str, Any] = {"facecolor": picture.PEAK, "edgecolor": picture.PEAK_EDGE}
+
+
+def draw(experiments: Sequence[ExperimentRecord], *, device: str | None = None) -> Picture:
+    """Return the last 40 of ``experiments`` (at least one), the oldest on top."""
+    shown = experiments[-_AT_MOST:]
+    devices = devices_of((usage for item in shown for usage in item.usages), device)
+    height = _TOP + _TITLE + _ROW * len(shown) + _BOTTOM
+    width = max(_NARROWEST, (_WIDTH - _LEFT - _RIGHT - _TIME - _BETWEEN * len(devices)) / len(devices))
+    across = _LEFT + _TIME + (_BETWEEN + width) * len(devices) + _RIGHT
+    with picture.drawing():
+        figure = Picture(across, height, _summary(shown, devices))
+        figure.write(0.12, 0.3, "Experiments", size=picture.LARGE, weight="bold")
+        number = f"the last {len(shown)} of {len(experiments)}" if len(shown) < len(experiments) else str(len(shown))
+        figure.write(across - _RIGHT, 0.3, number, size=picture.SMALL, ha="right")
+        lefts = [_LEFT, *(_LEFT + _TIME + _BETWEEN + index * (width + _BETWEEN) for index in range(len(devices)))]
+        widths = [_TIME] + [width] * len(devices)
+        panels = [
+            figure.panel(left, _TOP + _TITLE, wide, _ROW * len(shown)) for left, wide in zip(lefts, widths, strict=True)
+        ]
+        for axes in panels:
+            _prepare(axes, len(shown))
+        _draw_names(panels[0], shown)
+        _draw_times(panels[0], shown, _TIME)
+        for axes, name in zip(panels[1:], devices, strict=True):
+            _draw_device(axes, shown, name, width)
+        figure.legend(handles=_legend(), loc="lower center", bbox_to_anchor=(0.5, 0.03 / height), ncol=3)
+    return figure
+
+
+def _prepare(axes: Axes, rows: int) -> None:
+    axes.set_ylim(rows - 0.5, -0.5)
+    axes.set(xticks=[], yticks=[])
+    axes.spines[["left", "bottom"]].set_visible(False)
+    bands = [(0.0, 1.0, row - 0.5, row + 0.5) for row in range(0, rows, 2)]
+    picture.draw_boxes(axes, bands, facecolors=picture.BAND, zorder=0, transform=axes.get_yaxis_transform())
+
+
+def _draw_names(axes: Axes, experiments: Sequence[ExperimentRecord]) -> None:
+    """Write each experiment's name, and below it its parameters."""
+    left: dict[str, Any] = {
+        "xycoords": ("axes fraction", "data"),
+        "textcoords": "offset points",
+        "ha": "right",
+        "va": "center",
+    }
+    for row, (item, name) in enumerate(zip(experiments, _names(experiments), strict=True)):
+        below = ", ".join(f"{key}={value}" for key, value in item.parameters.items())
+        name = picture.fit(name, _LEFT - 0.3, picture.NORMAL)
+        if not below:
+            axes.annotate(name, (0, row), (-6, 0), size=picture.NORMAL, **left)
+            continue
+        below = picture.fit(below, _LEFT - 0.3, picture.SMALL)
+        axes.annotate(name, (0, row - _LINE), (-6, 0), size=picture.NORMAL, **left)
+        axes.annotate(below, (0, row + _LINE), (-6, 0), size=picture.SMALL, color=picture.FAINT_INK, **left)
+
+
+def _names(experiments: Sequence[ExperimentRecord]) -> list[str]:
+    """Return the experiments' names; those that occur again are numbered."""
+    number = Counter(item.name for item in experiments)
+    seen: Counter[str] = Counter()
+    names = []
+    for item in experiments:
+        seen[item.name] += 1
+        names.append(f"{picture.shorten(item.name, 60)} #{seen[item.name]}" if number[item.name] > 1 else item.name)
+    return names
+
+
+def _draw_times(axes: Axes, experiments: Sequence[ExperimentRecord], width: float) -> None:
+    times = [item.duration_seconds for item in experiments]
+    labels = [(format_seconds(item.duration_seconds), f"{item.ooms} OOM" if item.ooms else "") for item in experiments]
+    _set_room(axes, 0, max(times) or 1, labels, width)
+    _draw_bars(axes, [0] * len(times), times, 0.36, zorder=2, **_TIMES)
+    _write_labels(axes, times, labels, below=picture.TROUBLE)
+    axes.set_title("time", loc="left", size=picture.NORMAL, pad=4)
+
+
+def _draw_device(axes: Axes, experiments: Sequence[ExperimentRecord], device: str, width: float) -> None:
+    """Draw peaks as wide bars, and on them what was kept and what the end gave back, one after the other."""
+    usages = [usage_on(item.usages, device) for item in experiments]
+    peaks = [0 if usage is None else usage.peak_delta_bytes for usage in usages]
+    kept = [0 if usage is None else usage.delta_bytes for usage in usages]
+    back = [max(0, item.reclaimed.get(device, 0)) for item in experiments]
+    starts = [max(size, 0) for size in kept]
+    ends = [max(peak, start + given) for peak, start, given in zip(peaks, starts, back, strict=True)]
+    labels = [
+        ("not in use", "") if usage is None else (format_change(peak), f"kept {format_change(size)}")
+        for usage, peak, size in zip(usages, peaks, kept, strict=True)
+    ]
+    _set_room(axes, min(0, *kept), max(1, *ends), labels, width)
+    nothing = [0] * len(experiments)
+    _draw_bars(axes, nothing, peaks, 0.62, zorder=2, **_PEAKS)
+    _draw_bars(axes, nothing, kept, 0.3, zorder=3, facecolor=picture.IN_USE, edgecolor=picture.IN_USE)
+    _draw_bars(axes, starts, back, 0.3, zorder=3, **_BACK)
+    _write_labels(axes, ends, labels, below=picture.FAINT_INK)
+    axes.axvline(0, color=picture.FAINT_INK, linewidth=0.7, zorder=4)
+    axes.set_title(picture.fit(device_label(device), width, picture.NORMAL), loc="left", size=picture.NORMAL, pad=4)
+
+
+def _draw_bars(axes: Axes, starts: Sequence[float], lengths: Sequence[float], thick: float, **look: Any) -> None:
+    rows = enumerate(zip(starts, lengths, strict=True))
+    boxes = [(start, start + length, row - thick / 2, row + thick / 2) for row, (start, length) in rows if length]
+    picture.draw_boxes(axes, boxes, linewidths=0.6, **look)
+
+
+def _set_room(axes: Axes, low: float, high: float, labels: Sequence[tuple[str, str]], width: float) -> None:
+    """Leave room for the labels behind the bars."""
+    longest = sorted({text for label in labels for text in label}, key=len)[-5:]
+    room = max(picture.inches(text, picture.SMALL) for text in longest) + 0.12
+    axes.set_xlim(low, high + (high - low) * room / (width - room))
+
+
+def _write_labels(axes: Axes, ends: Sequence[float], labels: Sequence[tuple[str, str]], *, below: str) -> None:
+    """Write one or two lines behind each bar."""
+    for row, (end, (first, second)) in enumerate(zip(ends, labels, strict=True)):
+        place: dict[str, Any] = {"textcoords": "offset points", "va": "center", "size": picture.SMALL, "zorder": 5}
+        axes.annotate(first, (end, row - _LINE if second else row), (4, 0), **place)
+        if second:
+            axes.annotate(second, (end, row + _LINE), (4, 0), color=below, **place)
+
+
+def _legend() -> list[Patch]:
+    return [
+        Patch(label="peak above the start", **_PEAKS),
+        Patch(color=picture.IN_USE, label="kept after the end"),
+        Patch(label="given back at the end", **_BACK),
+    ]
+
+
+def _summary(experiments: Sequence[ExperimentRecord], devices: Sequence[str]) -> str:
+    lines = [count(len(experiments), "experiment")]
+    for item, name in list(zip(experiments, _names(experiments), strict=True))[-20:]:
+        parts = [picture.shorten(name, 60), format_seconds(item.duration_seconds)]
+        for device in devices:
+            usage = usage_on(item.usages, device)
+            if usage is not None:
+                given = format_bytes(max(0, item.reclaimed.get(device, 0)))
+                peak, kept = format_change(usage.peak_delta_bytes), format_change(usage.delta_bytes)
+                parts.append(f"{device_label(device)} peak {peak}, kept {kept}, given back {given}")
+        lines.append("  " + " · ".join(parts))
+    return "\n".join(lines)

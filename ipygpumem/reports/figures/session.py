@@ -1,0 +1,176 @@
+"""Memory over the session: a panel for each device, with cells and experiments above as on a time line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from ipygpumem.model import CellRecord, ExperimentRecord, Usage
+from ipygpumem.reports.content import count, device_label
+from ipygpumem.reports.figures import picture
+from ipygpumem.reports.figures.axes import Clock, set_bytes
+from ipygpumem.reports.figures.picture import Picture
+from ipygpumem.reports.figures.records import cell_name, devices_of, ran_out, usage_on
+from ipygpumem.reports.figures.timeline import Timeline, draw_bands, draw_strip
+from ipygpumem.units import format_bytes, format_seconds
+
+_WIDTH, _LEFT, _RIGHT = 9.0, 0.85, 0.2
+_ACROSS = _WIDTH - _LEFT - _RIGHT
+_TOP, _ROW, _TITLE, _BOTTOM = 0.5, 0.21, 0.32, 0.72
+_REACH = 2.0
+"""A device's total is drawn if it is at most so many times the highest peak."""
+
+_RESERVED: dict[str, Any] = {"color": picture.INK, "linewidth": 0.9, "linestyle": ":"}
+_TOTAL: dict[str, Any] = {"color": picture.INK, "linewidth": 0.9, "linestyle": (0, (6, 3))}
+
+
+def draw(
+    cells: Sequence[CellRecord], experiments: Sequence[ExperimentRecord] = (), *, device: str | None = None
+) -> Picture:
+    """Return memory over time, from the first of ``cells`` (at least one) to the last."""
+    line = Timeline(cells, experiments)
+    devices = devices_of((usage for cell in line.cells for usage in cell.usages), device)
+    strip, panel = (line.rows + 1) * _ROW, 2.0 if len(devices) == 1 else 1.45
+    height = _TOP + strip + len(devices) * (_TITLE + panel) + _BOTTOM
+    with picture.drawing():
+        figure = Picture(_WIDTH, height, _summary(line, devices))
+        figure.write(0.12, 0.3, "Memory over the session", size=picture.LARGE, weight="bold")
+        figure.write(_WIDTH - _RIGHT, 0.3, _counts(line), size=picture.SMALL, ha="right")
+        draw_strip(figure.panel(_LEFT, _TOP, _ACROSS, strip), line, _ACROSS)
+        tops = [_TOP + strip + _TITLE + index * (_TITLE + panel) for index in range(len(devices))]
+        panels = [figure.panel(_LEFT, top, _ACROSS, panel) for top in tops]
+        for axes, name in zip(panels, devices, strict=True):
+            _draw_panel(axes, line, name)
+        _set_times(panels[-1], line.clock)
+        figure.legend(
+            handles=_legend(line.cells, devices),
+            loc="lower center",
+            bbox_to_anchor=(0.5, 0.03 / height),
+            ncol=5,
+            columnspacing=1.6,
+            handlelength=1.8,
+        )
+    return figure
+
+
+# -- a device -------------------------------------------------------------------------------------------------
+
+
+def _draw_panel(axes: Axes, line: Timeline, device: str) -> None:
+    """Draw one device: what was in use as an area, each cell's peak above it, and marks where memory ran out."""
+    usages = _usages(line.cells, device)
+    total = _total_within_reach(usages.values())
+    top = max([usage.peak_bytes for usage in usages.values()] + [total or 0]) * 1.1 or 1
+    axes.set(xlim=(0, line.clock.length), ylim=(0, top))
+    draw_bands(axes, line, 0, top)
+    _draw_usages(axes, [(line.places[index], usage) for index, usage in usages.items()])
+    if total is not None:
+        axes.axhline(total, zorder=2, **_TOTAL)
+    for (_, end), cell in zip(line.places, line.cells, strict=True):
+        if ran_out(cell):
+            axes.axvline(end, zorder=6, **picture.OUT)
+    axes.set_xticks([])
+    set_bytes(axes.yaxis)
+    axes.set_title(_headline(line, device), loc="left", size=picture.NORMAL, pad=4)
+
+
+def _draw_usages(axes: Axes, usages: Sequence[tuple[tuple[float, float], Usage]]) -> None:
+    places = [place for span, _ in usages for place in span]
+    sizes = [size for _, usage in usages for size in (usage.before_bytes, usage.after_bytes)]
+    axes.fill_between(places, sizes, color=picture.IN_USE_AREA, linewidth=0, zorder=1)
+    axes.plot(
+        places,
+        sizes,
+        color=picture.IN_USE,
+        linewidth=1.4 if len(usages) < 500 else 0.9,
+        solid_joinstyle="round",
+        zorder=4,
+    )
+    peaks = [
+        [(start, usage.before_bytes), (start, usage.peak_bytes), (end, usage.peak_bytes), (end, usage.after_bytes)]
+        for (start, end), usage in usages
+    ]
+    outlined: dict[str, Any] = {"facecolors": picture.PEAK, "edgecolors": picture.PEAK_EDGE, "linewidths": 0.6}
+    axes.add_collection(PolyCollection(peaks, zorder=3, **outlined))
+    reserved = [(place, usage.reserved_bytes) for span, usage in usages for place in span if usage.reserved_bytes]
+    if reserved:
+        axes.plot(*zip(*reserved, strict=True), zorder=5, drawstyle="steps-post", **_RESERVED)
+
+
+def _usages(cells: Sequence[CellRecord], device: str) -> dict[int, Usage]:
+    """Return what happened on ``device``, by the cells' positions."""
+    found = ((index, usage_on(cell.usages, device)) for index, cell in enumerate(cells))
+    return {index: usage for index, usage in found if usage is not None}
+
+
+def _total_within_reach(usages: Iterable[Usage]) -> int | None:
+    """Return a device's memory if it is not so far above all peaks that it would press them flat."""
+    usages = list(usages)
+    total = next((usage.total_bytes for usage in reversed(usages) if usage.total_bytes), None)
+    highest = max(usage.peak_bytes for usage in usages)
+    return total if total is not None and total <= _REACH * highest else None
+
+
+def _headline(line: Timeline, device: str) -> str:
+    usages = _usages(line.cells, device)
+    last = list(usages.values())[-1]
+    highest = max(usages, key=lambda index: usages[index].peak_bytes)
+    parts = [
+        picture.shorten(device_label(device), 24),
+        f"{format_bytes(last.after_bytes)} in use at the end",
+        f"peak {format_bytes(usages[highest].peak_bytes)} in cell {cell_name(line.cells[highest])}",
+    ]
+    if last.total_bytes:
+        parts.append(f"total {format_bytes(last.total_bytes)}")
+    return " · ".join(parts)
+
+
+def _set_times(axes: Axes, clock: Clock) -> None:
+    label = picture.inches("00:00:00", picture.SMALL) + 0.15
+    ticks = clock.ticks(label * clock.length / _ACROSS)
+    axes.set_xticks([place for place, _ in ticks], [text for _, text in ticks])
+    text = "time since the first cell"
+    if clock.shortened:
+        drawn, whole = format_seconds(clock.longest_pause), format_seconds(sum(clock.shortened))
+        text += f" ({count(len(clock.shortened), 'pause')} drawn as {drawn}; {whole} in all)"
+    axes.set_xlabel(text, size=picture.SMALL)
+
+
+# -- words ----------------------------------------------------------------------------------------------------
+
+
+def _legend(cells: Sequence[CellRecord], devices: Sequence[str]) -> list[Patch | Line2D]:
+    usages = [list(_usages(cells, device).values()) for device in devices]
+    handles: list[Patch | Line2D] = [
+        Patch(facecolor=picture.IN_USE_AREA, edgecolor=picture.IN_USE, label="in use"),
+        Patch(facecolor=picture.PEAK, edgecolor=picture.PEAK_EDGE, label="peak within a cell"),
+    ]
+    if any(usage.reserved_bytes for on_device in usages for usage in on_device):
+        handles.append(Line2D([], [], label="reserved by the allocator", **_RESERVED))
+    if any(map(_total_within_reach, usages)):
+        handles.append(Line2D([], [], label="total", **_TOTAL))
+    if any(map(ran_out, cells)):
+        handles.append(Line2D([], [], label="out of memory", **picture.OUT))
+    return handles
+
+
+def _counts(line: Timeline) -> str:
+    parts = [count(len(line.cells), "cell")]
+    if line.bars:
+        parts.append(count(len(line.bars), "experiment"))
+    return " · ".join([*parts, f"{format_seconds(line.computing_seconds)} of computing"])
+
+
+def _summary(line: Timeline, devices: Sequence[str]) -> str:
+    lines = [f"memory over the session · {_counts(line)}"]
+    lines += [f"  {_headline(line, device)}" for device in devices]
+    out = [cell_name(cell) for cell in line.cells if ran_out(cell)]
+    if out:
+        shown = ", ".join(out[:20]) + (", …" if len(out) > 20 else "")
+        lines.append(f"  out of memory in {'cell' if len(out) == 1 else 'cells'} {shown}")
+    return "\n".join(lines)

@@ -1,0 +1,187 @@
+"""The time line above a session's panels: cells in order, experiments as bars over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from ipygpumem.model import CellRecord, ExperimentRecord
+from ipygpumem.reports.figures import picture
+from ipygpumem.reports.figures.axes import Clock
+from ipygpumem.reports.figures.records import cell_name, ran_out
+
+_ROWS_AT_MOST = 4
+_BANDS = ("#e8eaee", "#f4f5f7")
+_BAR, _BAR_EDGE = "#dcd6ea", "#6f5f97"
+_MARGIN = 0.04  # inches beside a text
+
+
+@dataclass(frozen=True)
+class Bar:
+    """An experiment: where it lies along the axis, and in which row."""
+
+    name: str
+    start: float
+    end: float
+    row: int
+
+
+class Timeline:
+    """Cells and experiments, and where they lie along a time axis.
+
+    Args:
+        cells: at least one, in any order.
+        experiments: those that do not overlap the cells are left out; open ones are known from their cells.
+    """
+
+    def __init__(self, cells: Sequence[CellRecord], experiments: Sequence[ExperimentRecord]) -> None:
+        self.cells = sorted(cells, key=lambda cell: cell.started_at)
+        self._spans = _spans(self.cells)
+        self.clock = Clock(self._spans)
+        self.places: list[tuple[float, float]] = self.clock.place(np.array(self._spans)).tolist()
+        """Where each cell begins and ends."""
+        self.bars = self._bars(experiments)
+        """The experiments, as many as there is room for."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows of experiments there are."""
+        return max((bar.row for bar in self.bars), default=-1) + 1
+
+    @property
+    def computing_seconds(self) -> float:
+        """How long the cells ran together."""
+        return sum(end - start for start, end in self._spans)
+
+    def _bars(self, experiments: Sequence[ExperimentRecord]) -> list[Bar]:
+        """Return the experiments, those inside others a row below them; what fits into no row is left out."""
+        spans = [(*_span(item), item.name) for item in experiments]
+        spans += self._unfinished({item.name for item in experiments})
+        first, last = self._spans[0][0], self._spans[-1][1]
+        within = [span for span in spans if span[1] >= first and span[0] <= last]
+        bars: list[Bar] = []
+        ends = [float("-inf")] * _ROWS_AT_MOST
+        for start, end, name in sorted(within, key=lambda span: (span[0], -span[1])):
+            row = next((row for row, taken_until in enumerate(ends) if taken_until <= start), None)
+            if row is not None:
+                ends[row] = end
+                left, right = self.clock.place((start, end))
+                bars.append(Bar(name, float(left), float(right), row))
+        return bars
+
+    def _unfinished(self, finished: set[str]) -> list[tuple[float, float, str]]:
+        found: dict[str, tuple[float, float, str]] = {}
+        for cell, (start, end) in zip(self.cells, self._spans, strict=True):
+            name = cell.experiment
+            if name is not None and name not in finished:
+                found[name] = (found[name][0] if name in found else start, end, name)
+        return list(found.values())
+
+
+def _span(item: ExperimentRecord) -> tuple[float, float]:
+    """Return when an experiment ran: one that a cell's first line opens begins with that cell, not just after it."""
+    starts = [item.started_at, *(cell.started_at for cell in item.cells[:1])]
+    return min(starts), item.started_at + item.duration_seconds
+
+
+def _spans(cells: Sequence[CellRecord]) -> list[tuple[float, float]]:
+    """Return when each cell ran; where the system's clock was set back, later cells move up."""
+    spans: list[tuple[float, float]] = []
+    for cell in cells:
+        start = max(cell.started_at, spans[-1][1]) if spans else cell.started_at
+        spans.append((start, start + max(0.0, cell.duration_seconds)))
+    return spans
+
+
+# -- drawing --------------------------------------------------------------------------------------------------
+
+
+def draw_strip(axes: Axes, line: Timeline, width: float) -> None:
+    """Draw experiments as bars, and below them the cells with those of their numbers that there is room for.
+
+    Args:
+        axes: where to.
+        line: what.
+        width: of the axes, in inches.
+    """
+    per_inch = line.clock.length / width
+    axes.set(xlim=(0, line.clock.length), ylim=(line.rows + 1, 0))
+    axes.axis("off")
+    side: dict[str, Any] = {"size": picture.SMALL, "ha": "right", "va": "center", "color": picture.FAINT_INK}
+    for bar, room in zip(line.bars, _rooms(line), strict=True):
+        _draw_bar(axes, bar, room, per_inch)
+    if line.rows:
+        axes.text(-2 * _MARGIN * per_inch, 0.46, "experiments", **side)
+    axes.text(-2 * _MARGIN * per_inch, line.rows + 0.5, "cells", **side)
+    draw_bands(axes, line, line.rows + 0.05, line.rows + 0.95)
+    _number_cells(axes, line, per_inch)
+
+
+def _rooms(line: Timeline) -> list[float]:
+    """Return how far each bar's text may reach: to the next bar in its row."""
+    ends = [line.clock.length] * (line.rows or 1)
+    rooms = []
+    for bar in reversed(line.bars):
+        rooms.append(ends[bar.row])
+        ends[bar.row] = bar.start
+    return rooms[::-1]
+
+
+def _draw_bar(axes: Axes, bar: Bar, room: float, per_inch: float) -> None:
+    """Draw one experiment with its name inside, or else beside, or else without."""
+    margin = _MARGIN * per_inch
+    wide = max(bar.end - bar.start, 0.02 * per_inch)
+    thin = wide < 0.1 * per_inch
+    axes.barh(
+        bar.row + 0.44, wide, left=bar.start, height=0.72, facecolor=_BAR, edgecolor=_BAR_EDGE, lw=0.3 if thin else 0.7
+    )
+    inside = picture.fit(bar.name, (wide - 2 * margin) / per_inch, picture.SMALL)
+    beside = picture.fit(bar.name, (room - bar.start - wide - 2 * margin) / per_inch, picture.SMALL)
+    if inside or beside:
+        left = bar.start + margin + (0 if len(inside) >= len(beside) else wide)
+        name = max(inside, beside, key=len)
+        axes.text(left, bar.row + 0.46, name, size=picture.SMALL, va="center")
+
+
+def _number_cells(axes: Axes, line: Timeline, per_inch: float) -> None:
+    """Write the numbers of cells where they fit; those that ran out of memory come first and may stick out."""
+    digit, letter = picture.inches("0", picture.SMALL) * per_inch, picture.inches("M", picture.SMALL) * per_inch
+    taken: list[tuple[float, float]] = []
+    out = [ran_out(cell) for cell in line.cells]
+    order = sorted(
+        range(len(line.cells)), key=lambda index: (not out[index], line.places[index][0] - line.places[index][1])
+    )
+    for index in order:
+        cell, (start, end) = line.cells[index], line.places[index]
+        mark = "OOM " if out[index] else "" if cell.success else "× "
+        width = len(cell_name(cell)) * digit + len(mark) * letter + 2 * _MARGIN * per_inch
+        before = line.places[index - 1][1] if index else 0.0
+        after = line.places[index + 1][0] if index + 1 < len(line.cells) else line.clock.length
+        room = (0.0, line.clock.length) if out[index] else (before, after)
+        if width > room[1] - room[0]:
+            continue
+        left = min(max((start + end - width) / 2, room[0]), room[1] - width)
+        if all(left >= other_right or left + width <= other_left for other_left, other_right in taken):
+            taken.append((left, left + width))
+            color = picture.INK if cell.success else picture.TROUBLE
+            axes.text(
+                left + width / 2,
+                line.rows + 0.5,
+                mark + cell_name(cell),
+                size=picture.SMALL,
+                ha="center",
+                va="center",
+                color=color,
+                weight="bold" if out[index] else "normal",
+            )
+
+
+def draw_bands(axes: Axes, line: Timeline, low: float, high: float) -> None:
+    """Shade every cell, neighbours differently."""
+    for parity, color in enumerate(_BANDS):
+        boxes = [(start, end, low, high) for start, end in line.places[parity::2]]
+        picture.draw_boxes(axes, boxes, facecolors=color, edgecolors=color, linewidths=0.3, zorder=0)
