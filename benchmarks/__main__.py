@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks import environment, exactness, explaining, loading, slowdown, trivial
+from benchmarks import environment, exactness, explaining, live, loading, slowdown, trivial
 from benchmarks.report import Section, render
 from benchmarks.tools import OURS, PEER
 
@@ -18,6 +18,7 @@ _BENCHMARKS = {
     "trivial": trivial.run,
     "slowdown": slowdown.run,
     "sleep": slowdown.run_sleep,
+    "live": live.run,
     "peaks": exactness.run_peaks,
     "kept": exactness.run_kept,
     "loading": loading.run,

@@ -56,14 +56,14 @@ class Kernel:
         self._client.start_channels()
         self._client.wait_for_ready(timeout=_TIMEOUT_SECONDS)
 
-    def run(self, code: str) -> Run:
-        """Execute a cell.
+    def run(self, code: str, *, watched: bool = False) -> Run:
+        """Execute a cell; ``watched`` as a front-end does before which a person sits.
 
         Raises:
             CellError: the cell failed.
         """
         started = time.perf_counter()
-        request = self._client.execute(code, allow_stdin=False)
+        request = self._client.execute(code, allow_stdin=watched)
         messages = self._until_idle(request)
         seconds = time.perf_counter() - started
         self._reply(request)
