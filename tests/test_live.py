@@ -202,7 +202,8 @@ def test_unloading_in_the_cell_itself_takes_the_line_and_the_thread_away(kernel:
 
 def test_a_forked_child_of_a_long_cell_shows_nothing_and_both_end(notebook: Kernel) -> None:
     reply = notebook.run(
-        "import os, warnings\nwarnings.simplefilter('ignore')\ntime.sleep(1.2)\npid = os.fork()\nif pid == 0:\n    time.sleep(1.5); os._exit(3)\n"
+        "import os, warnings\nwarnings.simplefilter('ignore')\ntime.sleep(1.2)\n"
+        "pid = os.fork()\nif pid == 0:\n    time.sleep(1.5); os._exit(3)\n"
         "code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])",
         browser=True,
     )
