@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import itertools
 import random
+import runpy
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -165,6 +166,13 @@ def test_no_text_of_a_comparison_overlaps_or_is_cut_off(number: int, gpus: int) 
 
 def test_no_text_of_a_stacked_bar_overlaps_or_is_cut_off() -> None:
     check(devices.draw([reconciliation("cpu"), reconciliation(), reconciliation(HOSTILE[2])]))
+
+
+def test_the_pictures_of_the_documentation_are_whole() -> None:
+    made = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "plots.py"))["pictures"]()
+    assert sorted(made) == ["cells", "devices", "experiments", "session"]
+    for figure in made.values():
+        check(figure)
 
 
 def test_hostile_names_are_cleaned_and_shortened_and_are_no_formulas() -> None:
@@ -361,6 +369,19 @@ def test_a_mistake_is_told_in_one_line_and_writes_nothing(
     assert words in out
     assert "\n" not in out
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("cat.png", b"a cat")]
+
+
+def test_options_and_files_are_completed(terminal: InteractiveShell, tmp_path: Path) -> None:
+    (tmp_path / "old.png").touch()
+    (tmp_path / "notes.txt").touch()
+    for line, words in (
+        ("plot ", {"cells", "--save"}),
+        ("plot cells --device ", {"RAM"}),
+        ("plot --save ", {"old.png"}),
+    ):
+        found = terminal.complete("", f"%gpumem {line}")[1]
+        assert words <= set(found), (line, found)
+        assert "notes.txt" not in found
 
 
 def test_force_writes_over_any_file(

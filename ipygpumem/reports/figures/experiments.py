@@ -38,7 +38,8 @@ def draw(experiments: Sequence[ExperimentRecord], *, device: str | None = None) 
     with picture.drawing():
         figure = Picture(across, height, _summary(shown, devices))
         figure.write(0.12, 0.3, "Experiments", size=picture.LARGE, weight="bold")
-        number = f"the last {len(shown)} of {len(experiments)}" if len(shown) < len(experiments) else str(len(shown))
+        all_of_them = count(len(experiments), "experiment")
+        number = f"the last {len(shown)} of {all_of_them}" if len(shown) < len(experiments) else all_of_them
         figure.write(across - _RIGHT, 0.3, number, size=picture.SMALL, ha="right")
         lefts = [_LEFT, *(_LEFT + _TIME + _BETWEEN + index * (width + _BETWEEN) for index in range(len(devices)))]
         widths = [_TIME] + [width] * len(devices)

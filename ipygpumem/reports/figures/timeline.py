@@ -132,18 +132,18 @@ def _rooms(line: Timeline) -> list[float]:
 
 
 def _draw_bar(axes: Axes, bar: Bar, room: float, per_inch: float) -> None:
-    """Draw one experiment with its name inside, or else beside, or else without."""
+    """Draw one experiment with its name inside, beside or over its end: wherever most of it fits."""
     margin = _MARGIN * per_inch
     wide = max(bar.end - bar.start, 0.02 * per_inch)
     thin = wide < 0.1 * per_inch
     axes.barh(
         bar.row + 0.44, wide, left=bar.start, height=0.72, facecolor=_BAR, edgecolor=_BAR_EDGE, lw=0.3 if thin else 0.7
     )
-    inside = picture.fit(bar.name, (wide - 2 * margin) / per_inch, picture.SMALL)
-    beside = picture.fit(bar.name, (room - bar.start - wide - 2 * margin) / per_inch, picture.SMALL)
-    if inside or beside:
-        left = bar.start + margin + (0 if len(inside) >= len(beside) else wide)
-        name = max(inside, beside, key=len)
+    inside, beside = bar.start + margin, bar.start + margin + wide
+    options = [(inside, beside - 2 * margin), (beside, room - margin), (inside, room - margin)]
+    names = [(left, picture.fit(bar.name, (end - left) / per_inch, picture.SMALL)) for left, end in options]
+    left, name = max(names, key=lambda option: len(option[1]))
+    if name:
         axes.text(left, bar.row + 0.46, name, size=picture.SMALL, va="center")
 
 
