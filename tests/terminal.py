@@ -30,6 +30,8 @@ class Terminal:
 
     def __init__(self, folder: Path, *, rows: int = 24, columns: int = 100, env: dict[str, str] | None = None) -> None:
         self.raw = b""
+        self.exit_code: int | None = None
+        """What the program ended with; None while it runs."""
         self.screen = pyte.HistoryScreen(columns, rows, history=1000, ratio=0.5)
         self._stream = pyte.ByteStream(self.screen)
         self._prompts = 0
@@ -73,6 +75,7 @@ class Terminal:
                 try:
                     data = os.read(self._descriptor, 65536)
                 except OSError:  # the program has ended
+                    self.exit_code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
                     return
                 self.raw += data
                 self._stream.feed(data)
@@ -103,8 +106,14 @@ class Terminal:
         gone = ["".join(line[x].data for x in range(self.screen.columns)).rstrip() for line in self.screen.history.top]
         return gone + self.rows
 
+    @property
+    def local_modes(self) -> int:
+        """The terminal's local modes: ``termios.ECHO`` and its kin."""
+        return int(termios.tcgetattr(self._descriptor)[3])
+
     def close(self) -> None:
         """End the program."""
-        os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
+        if self.exit_code is None:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
         os.close(self._descriptor)

@@ -32,6 +32,39 @@ def test_a_cell_that_is_run_again_replaces_its_line(lab: Notebook) -> None:
     assert lab.reports(1).count() == 1
 
 
+LIVE = r"RAM [\d.]+ [MG]iB / [\d.]+ [GT]iB"
+
+
+@pytest.mark.parametrize("prints", [False, True])
+def test_the_live_line_moves_while_a_cell_runs_and_gives_way_to_the_report(lab: Notebook, prints: bool) -> None:
+    lab.open(notebook(LOAD, f"import time\ntime.sleep(6)\n{'print(7)' if prints else ''}"))
+    lab.run(0)
+    lab.enter(1)
+    lab.press()
+    for seconds in ("[12]", "[345]"):
+        lab.reports(1).get_by_text(re.compile(f"^{seconds} s · {LIVE}")).wait_for()
+        assert lab.reports(1).count() == 1
+    lab.wait(1)
+    lab.reports(1).get_by_text("cell 2", exact=True).wait_for()
+    assert lab.reports(1).get_by_text(re.compile(LIVE)).count() == 0
+    # Nothing is left of it: no empty row above the report, which is the last output.
+    boxes = [output.bounding_box() for output in lab.outputs(1).all()]
+    assert len([box for box in boxes if box is not None and box["height"]]) == (2 if prints else 1)
+    assert lab.outputs(1).last.inner_text().startswith("cell 2")
+
+
+def test_a_report_folds_and_unfolds_by_a_click(lab: Notebook) -> None:
+    lab.open(notebook(LOAD, "%%experiment trial\npart = bytearray(2**25)"))
+    lab.run(0, 1)
+    summary = lab.reports(1).locator("summary").first
+    fact = lab.reports(1).get_by_text("part", exact=True)
+    assert fact.is_visible()
+    summary.click()
+    assert not fact.is_visible()
+    summary.click()
+    assert fact.is_visible()
+
+
 def test_an_error_in_an_experiment_stops_run_all(lab: Notebook) -> None:
     lab.open(notebook(LOAD, "%%experiment trial\npart = 1\n1 / 0", "after = 1"))
     lab.page.get_by_role("menuitem", name="Run", exact=True).click()

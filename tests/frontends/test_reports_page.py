@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -18,16 +19,24 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.frontends
 
 WCAG_AA = 4.5
+LONG_ENOUGH = re.compile(r"^4 s ·")
+"""For the picture of the live line."""
 
 
 @pytest.fixture(scope="module")
-def page(server: Server, browser: BrowserContext) -> Iterator[Notebook]:
+def page(server: Server, browser: BrowserContext, pictures: Pictures) -> Iterator[Notebook]:
     """The page's cells, run by keyboard."""
     lab = Notebook(server, browser, height=2400)
-    cells = [shown.source for shown in gallery.shown()]
-    lab.open(notebook(*cells), "reports.ipynb")
+    cells = gallery.shown()
+    lab.open(notebook(*(shown.source for shown in cells)), "reports.ipynb")
     lab.command("application:toggle-left-area")
-    lab.run(*range(len(cells)))
+    for index, shown in enumerate(cells):
+        lab.enter(index)
+        lab.press()
+        if "live" in shown.pictures:
+            lab.cell(index).get_by_text(LONG_ENOUGH).wait_for()
+            pictures.take(lab.cell(index), "live")
+        lab.wait(index)
     yield lab
     lab.close()
 
@@ -59,7 +68,7 @@ def test_the_pictures_of_the_page_are_taken(page: Notebook, pictures: Pictures) 
         page.theme(theme)
         for index, shown in enumerate(gallery.shown()):
             for name in shown.pictures:
-                if name.endswith("-dark") == (theme == DARK):
+                if name != "live" and name.endswith("-dark") == (theme == DARK):
                     pictures.take(page.cell(index), name)
 
 

@@ -1,0 +1,90 @@
+"""A session in a terminal: what stands on its screen from loading to leaving."""
+
+from __future__ import annotations
+
+import re
+import sys
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyte")
+if sys.platform == "win32":
+    pytest.skip("no pty on this system", allow_module_level=True)
+
+import pyte
+
+from tests.terminal import Terminal  # only where there is a pty
+
+LINE = re.compile(r"cell \d+ · [\d.]+ m?s · RAM \+64 MiB, peak \+64 MiB, [\d.]+ MiB now ▕[█▒░ ]{8}▏")
+EXPERIMENT = "%experiment start trial", "part = bytearray(2**25)", "%experiment end"
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Iterator[Terminal]:
+    terminal = Terminal(tmp_path, rows=40, columns=120)
+    yield terminal
+    terminal.close()
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_cells_line_and_an_experiments_report_fit_the_screen(columns: int, tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, rows=40, columns=columns)
+    terminal.run("block = bytearray(2**26)")
+    assert sum(bool(LINE.fullmatch(row)) for row in terminal.rows) == 1
+    for cell in EXPERIMENT:
+        terminal.run(cell)
+    (head,) = [at for at, row in enumerate(terminal.rows) if row.startswith("experiment trial · ")]
+    titles, _, figures, deleted = terminal.rows[head + 1 : head + 5]
+    assert titles.split()[:5] == ["device", "consumed", "reclaimed", "peak", "now"]
+    assert re.fullmatch(r" *RAM +\+32(\.\d)? MiB +3[12](\.\d)? MiB +\+32(\.\d)? MiB +[\d.]+ MiB   ▕[█▒░ ]{8}▏", figures)
+    assert deleted.strip() == "deleted: part"
+    terminal.close()
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_reports_are_coloured_unless_no_color_says_not(colour: bool, tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, columns=120, env={"NO_COLOR": "" if colour else "1"})
+    terminal.run("%colors linux")
+    terminal.run("block = bytearray(2**26)")
+    (row,) = [at for at, text in enumerate(terminal.rows) if LINE.fullmatch(text)]
+    drawn = [terminal.screen.buffer[row][column] for column in range(120)]
+    assert any(cell.fg != "default" or cell.bold for cell in drawn) == colour
+    terminal.close()
+
+
+def test_ctrl_c_ends_a_cell_and_leaves_its_open_experiment(wide: Terminal) -> None:
+    wide.run("%experiment start trial")
+    wide.run("part = 1")
+    wide.type("while True: pass")
+    wide.look(1.5)
+    wide.press(b"\x03")
+    wide._await_prompt()
+    assert any("KeyboardInterrupt" in row for row in wide.rows)
+    wide.run("%experiment end")
+    assert any("deleted: part" in row for row in wide.rows)
+
+
+def test_after_unloading_nothing_of_ours_is_shown(wide: Terminal) -> None:
+    wide.run("%unload_ext ipygpumem")
+    wide.screen.reset()
+    wide.run("block = bytearray(2**26)")
+    wide.run("%gpumem status")
+    assert not any(row.startswith("cell ") for row in wide.rows)
+    assert any("`%gpumem` not found" in row for row in wide.rows)
+
+
+@pytest.mark.parametrize("leave", [b"exit\r", b"\x04"])
+def test_leaving_while_all_is_on_ends_at_once_and_leaves_a_sane_terminal(leave: bytes, wide: Terminal) -> None:
+    wide.run("import time; time.sleep(1.6)")  # the live line has been on the screen
+    wide.run("%experiment start trial")
+    wide.press(leave)
+    wide.watch(lambda: wide.exit_code is not None)
+    assert wide.exit_code == 0
+    assert wide.local_modes & (termios.ECHO | termios.ICANON) == termios.ECHO | termios.ICANON
+    assert wide.screen.margins is None
+    assert pyte.modes.DECTCEM in wide.screen.mode  # the cursor is there
+    assert wide.screen.cursor.attrs == wide.screen.default_char
+    assert not any("Traceback" in row or "Error" in row for row in wide.rows)
