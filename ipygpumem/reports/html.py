@@ -18,12 +18,14 @@ from ipygpumem.reports.layout import SEPARATOR, Report, Segment, clean
 if TYPE_CHECKING:
     from jinja2 import Template
 
-_CODE_FONT = "var(--jp-code-font-family, var(--vscode-editor-font-family, monospace))"
+# Each theme variable follows a plain value: JupyterLab's sanitizer drops the one and keeps the other.
 _LINE = (
-    f'<div style="font-family: {_CODE_FONT}; font-size: 0.85em; line-height: 1.6; '
-    'margin-left: var(--jp-code-padding, 5px)">{}</div>'
+    '<div style="font-family: monospace; '
+    "font-family: var(--jp-code-font-family, var(--vscode-editor-font-family, monospace)); "
+    "font-size: 0.85em; line-height: 1.6; "
+    'margin-left: 5px; margin-left: var(--jp-code-padding, 5px)">{}</div>'
 )
-_PART = '<span style="display: inline-block; max-width: 100%; overflow-wrap: anywhere; opacity: 0.85">{}</span>'
+_PART = '<span style="display: inline-block; max-width: 100%; overflow-wrap: break-word; opacity: 0.85">{}</span>'
 _FIRST = '<b style="font-weight: 600">{}</b>'
 
 
@@ -46,20 +48,22 @@ def _report(report: Report, *, bars: bool) -> str:
     return _LINE.format("<br>".join(lines))
 
 
-_ACCENT = "var(--jp-brand-color1, var(--vscode-focusBorder, #1e88e5))"
-_ACCENTS = {"recovery": "var(--jp-warn-color1, var(--vscode-editorWarning-foreground, #e67e22))"}
+_ACCENT = ("#1e88e5", "var(--jp-brand-color1, var(--vscode-focusBorder, #1e88e5))")
+_ACCENTS = {"recovery": ("#e67e22", "var(--jp-warn-color1, var(--vscode-editorWarning-foreground, #e67e22))")}
 
 
 def _headline(segments: Iterable[Segment], *, bars: bool) -> str:
     """Return the parts of a headline; it breaks between them, and within one only if that is too long for a line."""
     parts: list[str] = []
+    segments = list(segments)
     for segment in segments:
         text = escape(clean(segment.text))
         if segment.bar is not None and bars:
-            # Before its text: where the line breaks behind a part, the separator follows words and not a bar.
             text = f"{html_bar(segment.bar)} {text}"
+        if segment is not segments[-1]:
+            text += SEPARATOR.rstrip()  # within the part, so that no line begins with it
         parts.append((_PART if parts else _FIRST).format(text))
-    return SEPARATOR.join(parts)
+    return " ".join(parts)
 
 
 def _finalize(value: Any) -> Any:

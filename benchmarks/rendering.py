@@ -1,0 +1,82 @@
+"""What laying out a report costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+from benchmarks.report import Row, Section
+from ipygpumem.model import CellRecord, ExperimentRecord, Held, Holder, ReclaimStep, RecoveryRecord, Usage
+from ipygpumem.reports import content, html, text
+
+_GIB = 2**30
+_COMPACT_MS, _FULL_MS = 0.3, 5.0
+_TERMINAL = text.Style(width=100, colour=True, bars=True)
+
+_METHOD = """\
+A record becomes a report, its HTML with a notebook's text, or a terminal's text with colours and bars; in this process,
+median of {count} runs. The records have the host and {devices} devices, 26 tensors in the frames, 20 leaks."""
+_DEVICES = 4
+
+
+def run(*, quick: bool) -> Section:
+    """Return the milliseconds that each report takes."""
+    count = 200 if quick else 2000
+    cell, experiment, recovery = _records()
+    kinds: tuple[tuple[str, float, Callable[[], Sequence[content.Report]]], ...] = (
+        ("the line after a cell", _COMPACT_MS, lambda: [content.cell_report(cell)]),
+        ("an experiment, compact", _COMPACT_MS, lambda: content.experiment_reports(experiment, "compact")),
+        ("an experiment, full", _FULL_MS, lambda: content.experiment_reports(experiment, "full")),
+        ("out of memory", _FULL_MS, lambda: content.recovery_reports(recovery, 1)),
+    )
+    rows = []
+    for name, target, reports in kinds:
+        notebook = _median_ms(lambda make=reports: (html.render(found := make()), text.render(found)), count)  # type: ignore[misc]
+        terminal = _median_ms(lambda make=reports: text.render(make(), _TERMINAL), count)  # type: ignore[misc]
+        for place, seen in (("notebook", notebook), ("terminal", terminal)):
+            rows.append(Row(f"{name}, {place}", f"< {target} ms", f"{seen:.3f} ms", "", "", seen < target))
+    return Section("Laying out a report", _METHOD.format(count=count, devices=_DEVICES), tuple(rows))
+
+
+def _median_ms(call: Callable[[], object], count: int) -> float:
+    call()
+    times = []
+    for _ in range(count):
+        started = perf_counter()
+        call()
+        times.append(perf_counter() - started)
+    return sorted(times)[count // 2] * 1000
+
+
+def _records() -> tuple[CellRecord, ExperimentRecord, RecoveryRecord]:
+    devices = [f"cuda:{number}" for number in range(_DEVICES)]
+    usages = (
+        Usage("cpu", 3 * _GIB, 4 * _GIB, 5 * _GIB, 16 * _GIB, "kernel"),
+        *(
+            Usage(name, _GIB, 9 * _GIB, 40 * _GIB, 80 * _GIB, "allocator", 45 * _GIB, 50 * _GIB, 4 * _GIB)
+            for name in devices
+        ),
+    )
+    held = tuple(
+        Held(
+            f"layer{number}.weight",
+            "Tensor",
+            (4096, 4096),
+            "float32",
+            "cuda:0",
+            2**26,
+            function="forward",
+            line=number,
+            holder=Holder(f'notebook variable cache["run{number}"]', "del cache, or remove it from there"),
+        )
+        for number in range(26)
+    )
+    cell = CellRecord(7, None, None, 0.0, 3.2, True, None, usages)
+    sizes = dict.fromkeys(["cpu", *devices], _GIB)
+    names = tuple(f"name_{number}" for number in range(50))
+    steps = (ReclaimStep("names", sizes, sizes, 0.1), ReclaimStep("caches", sizes, sizes, 0.1))
+    experiment = ExperimentRecord(
+        "sweep", 0.0, 9.9, (cell,) * 3, usages, sizes, sizes, names, names[:3], names[:2], held[:20], steps
+    )
+    recovery = RecoveryRecord("oom", "OutOfMemoryError", "...", 20 * _GIB, sizes, held, 9, sizes, sizes, steps)
+    return cell, experiment, recovery
