@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks import environment, exactness, explaining, live, loading, slowdown, trivial
+from benchmarks import environment, exactness, explaining, live, loading, rendering, slowdown, trivial
 from benchmarks.report import Section, render
 from benchmarks.tools import OURS, PEER
 
@@ -23,6 +23,7 @@ _BENCHMARKS = {
     "kept": exactness.run_kept,
     "loading": loading.run,
     "explaining": explaining.run,
+    "rendering": rendering.run,
 }
 
 _HEAD = """\

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 import unicodedata
 from collections.abc import Sequence
 
@@ -28,19 +27,31 @@ def fold(text: str, width: int) -> list[str]:
     """Return ``text`` in lines of at most ``width`` columns, broken between words, and not between number and unit."""
     if columns(text) <= width:
         return [text]
-    if columns(text) == len(text):
-        bound = _TOGETHER.sub(_NO_BREAK, text)
-        lines = textwrap.wrap(bound, width, break_on_hyphens=False)
-        return [line.replace(_NO_BREAK, " ") for line in lines] or [""]
     lines, used = [""], 0
-    for letter in text:
+    for word in _TOGETHER.sub(_NO_BREAK, text).split(" "):
+        needed = columns(word)
+        if used and used + 1 + needed <= width:
+            lines[-1] += f" {word}"
+            used += 1 + needed
+            continue
+        pieces = [word] if needed <= width else _pieces(word, width)
+        lines += pieces if lines != [""] else pieces[1:]
+        lines[-len(pieces)] = pieces[0]
+        used = columns(pieces[-1])
+    return [line.replace(_NO_BREAK, " ") for line in lines]
+
+
+def _pieces(word: str, width: int) -> list[str]:
+    """Return a word in pieces of at most ``width`` columns."""
+    pieces, used = [""], 0
+    for letter in word:
         needed = columns(letter)
         if used + needed > width:
-            lines.append("")
+            pieces.append("")
             used = 0
-        lines[-1] += letter
+        pieces[-1] += letter
         used += needed
-    return lines
+    return pieces
 
 
 def draw(table: Table, width: int, *, bars: bool, ascii_only: bool, colour: bool) -> list[str]:

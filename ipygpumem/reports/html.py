@@ -7,26 +7,49 @@ variables (notebooks that are not trusted), words, tables and folding stay.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from html import escape
-from typing import TYPE_CHECKING, Any
 
 from ipygpumem.reports.bars import html_bar
-from ipygpumem.reports.layout import SEPARATOR, Report, Segment, clean
+from ipygpumem.reports.cleaning import clean
+from ipygpumem.reports.layout import SEPARATOR, Fact, Listing, Report, Segment, Table
 
-if TYPE_CHECKING:
-    from jinja2 import Template
+_OPEN_LINES = 5
+"""Lines of a listing that are shown without asking."""
 
 # Each theme variable follows a plain value: JupyterLab's sanitizer drops the one and keeps the other.
+_CODE = "font-family: monospace; font-family: var(--jp-code-font-family, var(--vscode-editor-font-family, monospace))"
+_SANS = "font-family: sans-serif; font-family: var(--jp-ui-font-family, var(--vscode-font-family, sans-serif))"
 _LINE = (
-    '<div style="font-family: monospace; '
-    "font-family: var(--jp-code-font-family, var(--vscode-editor-font-family, monospace)); "
-    "font-size: 0.85em; line-height: 1.6; "
+    f'<div style="{_CODE}; font-size: 0.85em; line-height: 1.6; '
     'margin-left: 5px; margin-left: var(--jp-code-padding, 5px)">{}</div>'
 )
 _PART = '<span style="display: inline-block; max-width: 100%; overflow-wrap: break-word; opacity: 0.85">{}</span>'
 _FIRST = '<b style="font-weight: 600">{}</b>'
+
+_ACCENT = ("#1e88e5", "var(--jp-brand-color1, var(--vscode-focusBorder, #1e88e5))")
+_ACCENTS = {"recovery": ("#e67e22", "var(--jp-warn-color1, var(--vscode-editorWarning-foreground, #e67e22))")}
+_FRAME = (
+    f'<details open style="{_SANS}; font-size: 0.9em; line-height: 1.5; border-left: 3px solid {{}}; '
+    "border-left-color: {}; padding: 0.2em 0 0.2em 0.8em; margin: 0.4em 0 0.4em 5px; "
+    'margin-left: var(--jp-code-padding, 5px)">\n<summary style="cursor: pointer">{}</summary>\n{}\n</details>'
+)
+_FOLD = (
+    '<details{} style="margin: 0.3em 0">\n<summary style="cursor: pointer; opacity: 0.85">{}</summary>\n{}\n</details>'
+)
+_TABLE = (
+    '<div style="overflow-x: auto; max-width: 100%">\n<table style="border-collapse: collapse; margin: 0.2em 0; '
+    'font-size: inherit; font-variant-numeric: tabular-nums; border: none">\n<thead>\n{}\n</thead>\n'
+    "<tbody>\n{}\n</tbody>\n</table>\n</div>"
+)
+_HEADS = '<tr style="background: transparent; border-bottom: 1px solid rgba(128, 128, 128, 0.4)">{}</tr>'
+_HEAD = (
+    '<th style="text-align: {}; padding: 0.15em 1.2em 0.15em 0; font-weight: 500; opacity: 0.75; white-space: nowrap; '
+    'border: none">{}</th>'
+)
+_ROW = '<tr style="background: transparent">{}</tr>'
+_CELL = '<td style="text-align: {}; padding: 0.15em 1.2em 0.15em 0; border: none{}">{}</td>'
+_NAME = f'<code style="{_CODE}; background: transparent; padding: 0; overflow-wrap: break-word">{{}}</code>'
 
 
 def render(reports: Iterable[Report], *, bars: bool = True) -> str:
@@ -36,20 +59,15 @@ def render(reports: Iterable[Report], *, bars: bool = True) -> str:
 
 def _report(report: Report, *, bars: bool) -> str:
     if report.tables or report.facts or report.listings or (report.lines and report.kind != "cell"):
-        shown = [segment for segment in report.head if not segment.tabled]
-        accent = _ACCENTS.get(report.kind, _ACCENT)
-        return _template().render(report=report, head=_headline(shown, bars=bars), bars=bars, accent=accent)
-    # One line after each cell: plain formatting is many times faster than a template.
+        head = _headline([segment for segment in report.head if not segment.tabled], bars=bars)
+        return _FRAME.format(*_ACCENTS.get(report.kind, _ACCENT), head, "\n".join(_body(report, bars=bars)))
     alone = len(report.head) == 1 and not report.lines
-    lines = [
-        escape(clean(report.headline)) if alone else _headline(report.head, bars=bars),
-        *(escape(clean(line)) for line in report.lines),
-    ]
-    return _LINE.format("<br>".join(lines))
+    head = _escaped(report.headline) if alone else _headline(report.head, bars=bars)
+    return _LINE.format("<br>".join([head, *map(_escaped, report.lines)]))
 
 
-_ACCENT = ("#1e88e5", "var(--jp-brand-color1, var(--vscode-focusBorder, #1e88e5))")
-_ACCENTS = {"recovery": ("#e67e22", "var(--jp-warn-color1, var(--vscode-editorWarning-foreground, #e67e22))")}
+def _escaped(text: str) -> str:
+    return escape(clean(text))
 
 
 def _headline(segments: Iterable[Segment], *, bars: bool) -> str:
@@ -57,7 +75,7 @@ def _headline(segments: Iterable[Segment], *, bars: bool) -> str:
     parts: list[str] = []
     segments = list(segments)
     for segment in segments:
-        text = escape(clean(segment.text))
+        text = _escaped(segment.text)
         if segment.bar is not None and bars:
             text = f"{html_bar(segment.bar)} {text}"
         if segment is not segments[-1]:
@@ -66,25 +84,51 @@ def _headline(segments: Iterable[Segment], *, bars: bool) -> str:
     return " ".join(parts)
 
 
-def _finalize(value: Any) -> Any:
-    """Clean all that is the users' or may be; what is Markup is ours."""
-    return clean(value) if type(value) is str else value
+def _body(report: Report, *, bars: bool) -> Iterator[str]:
+    for table in report.tables:
+        drawn = _table(table, bars=bars)
+        yield _fold(table.title, drawn, shown=not table.folded) if table.title else drawn
+    yield from map(_fact, report.facts)
+    for line in report.lines:
+        yield f'<div style="overflow-wrap: break-word">{_escaped(line)}</div>'
+    yield from map(_listing, report.listings)
 
 
-@functools.cache
-def _template() -> Template:
-    # Imported here: most cells show one line, and loading the extension must stay fast.
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
+def _fold(title: str, content: str, *, shown: bool) -> str:
+    return _FOLD.format(" open" if shown else "", _escaped(title), content)
 
-    environment = Environment(
-        autoescape=True,
-        loader=PackageLoader("ipygpumem.reports"),
-        undefined=StrictUndefined,
-        finalize=_finalize,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["bar"] = lambda bar: Markup(html_bar(bar))  # noqa: S704  # it escapes what it is given
-    environment.filters["ours"] = Markup
-    return environment.get_template("report.html")
+
+def _fact(fact: Fact) -> str:
+    form = _NAME.format if fact.code else str
+    values = ", ".join([form(_escaped(value)) for value in fact.values])
+    more = f" and {fact.more} more" if fact.more else ""
+    return f'<div><span style="opacity: 0.75">{_escaped(fact.title)}:</span> {values}{more}</div>'
+
+
+def _listing(listing: Listing) -> str:
+    style = f"overflow-wrap: break-word; padding-left: 1em{f'; white-space: pre-wrap; {_CODE}' if listing.code else ''}"
+    lines = "\n".join([f'<div style="{style}">{_escaped(line)}</div>' for line in listing.lines])
+    title = listing.title if listing.code else f"{listing.title}: {len(listing.lines)}"
+    return _fold(title, lines, shown=listing.code or len(listing.lines) <= _OPEN_LINES)
+
+
+def _table(table: Table, *, bars: bool) -> str:
+    """Return a table; the bars stand behind the last column of numbers."""
+    numeric = [column in table.numbers for column in table.columns]
+    sides = ["right" if number else "left" for number in numeric]
+    styles = [
+        ("; white-space: nowrap" if number else "") + (f"; {_CODE}" if column in table.code else "")
+        for column, number in zip(table.columns, numeric, strict=True)
+    ]
+    behind = len(numeric) - numeric[::-1].index(True) if bars and any(table.bars) and any(numeric) else None
+    heads = [_HEAD.format(side, _escaped(column)) for side, column in zip(sides, table.columns, strict=True)]
+    if behind is not None:
+        heads.insert(behind, '<th style="border: none"></th>')
+    rows = []
+    for number, row in enumerate(table.rows):
+        cells = [_CELL.format(*look, _escaped(value)) for *look, value in zip(sides, styles, row, strict=True)]
+        if behind is not None:
+            bar = table.bars[number]
+            cells.insert(behind, _CELL.format("left", "; white-space: nowrap", html_bar(bar) if bar else ""))
+        rows.append(_ROW.format("".join(cells)))
+    return _TABLE.format(_HEADS.format("".join(heads)), "\n".join(rows))
