@@ -78,9 +78,9 @@ def _headline(segments: Iterable[Segment], *, bars: bool) -> str:
         text = _escaped(segment.text)
         if segment.bar is not None and bars:
             text = f"{html_bar(segment.bar)} {text}"
-        if segment is not segments[-1]:
-            text += SEPARATOR.rstrip()  # within the part, so that no line begins with it
-        parts.append((_PART if parts else _FIRST).format(text))
+        # The separator is within the part, so that no line begins with it.
+        tail = SEPARATOR.rstrip() if segment is not segments[-1] else ""
+        parts.append(_PART.format(text + tail) if parts else _FIRST.format(text) + tail)
     return " ".join(parts)
 
 
