@@ -1,0 +1,119 @@
+"""The reconciliation of the host inside a control group with a memory limit, made for the test by the real kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ipygpumem.units import GIB, MIB, parse_bytes
+from tests.kernel import Kernel
+from tests.steps import works
+
+LIMIT = GIB
+_HIERARCHIES = {Path("/sys/fs/cgroup/memory"): "memory.limit_in_bytes", Path("/sys/fs/cgroup"): "memory.max"}
+_ROW = re.compile(r"^  (\S.*?)  +([\d.]+ (?:[KMGTP]i)?B)  +\S", re.MULTILINE)
+
+
+def leave(group: Path) -> None:
+    """Remove a group; its processes take a moment to end."""
+    for _ in range(100):
+        with contextlib.suppress(OSError):
+            group.rmdir()
+            return
+        time.sleep(0.1)
+    group.rmdir()
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A group of processes that may have 1 GiB; skips where none can be made."""
+    for hierarchy, limit in _HIERARCHIES.items():
+        folder = hierarchy / f"ipygpumem-test-{os.getpid()}"
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        try:
+            (folder / limit).write_text(str(LIMIT))
+        except OSError:
+            folder.rmdir()
+            continue
+        yield folder
+        leave(folder)
+        return
+    pytest.skip("no control group with a memory limit can be made here: it takes Linux and the rights")
+
+
+@contextlib.contextmanager
+def kernel_in(group: Path, folder: Path) -> Iterator[Kernel]:
+    """A kernel that is in ``group`` from its first page on; later it would take none of its pages along."""
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\necho $$ > {group / "cgroup.procs"}\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o700)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(python))
+        kernel = Kernel()
+    with contextlib.closing(kernel):
+        works(kernel, "%load_ext ipygpumem")
+        yield kernel
+
+
+def status(kernel: Kernel) -> tuple[str, dict[str, int]]:
+    """Return the title of the host's table and its rows."""
+    (text,) = works(kernel, "%gpumem status").reports("status")
+    title = re.search(r"^  (RAM: .+)$", text, re.MULTILINE)
+    assert title is not None, text
+    table = text[title.end() :].split("\n  no experiment is open")[0]
+    return title[1], {name: parse_bytes(size) for name, size in _ROW.findall(table)}
+
+
+def test_the_limit_is_the_total_and_the_parts_sum_to_it(group: Path, tmp_path: Path) -> None:
+    with kernel_in(group, tmp_path) as kernel:
+        title, before = status(kernel)
+        works(kernel, "block = bytearray(b'x') * (256 << 20)")
+        _, held = status(kernel)
+        (file,) = [name for name in ("memory.usage_in_bytes", "memory.current") if (group / name).exists()]
+        used = int((group / file).read_text())
+    assert title == "RAM: 1.00 GiB, the container's limit (cgroup)"
+    assert abs(sum(before.values()) - LIMIT) < MIB
+    assert abs(sum(held.values()) - LIMIT) < MIB
+    assert abs(held["this process"] - before["this process"] - 256 * MIB) < 8 * MIB
+    assert abs(before["free"] - held["free"] - 256 * MIB) < 16 * MIB
+    assert abs(LIMIT - held["free"] - used) < 16 * MIB
+
+
+def test_a_child_process_counts_with_its_pages(group: Path, tmp_path: Path) -> None:
+    code = "block = bytearray(b'x') * (128 << 20); print(1, flush=True); input()"
+    with kernel_in(group, tmp_path) as kernel:
+        _, before = status(kernel)
+        works(
+            kernel,
+            "import subprocess, sys\n"
+            f"child = subprocess.Popen([sys.executable, '-c', {code!r}], stdin=-1, stdout=-1)\n"
+            "child.stdout.readline()",
+        )
+        _, with_child = status(kernel)
+        works(kernel, "child.communicate(b'\\n')")
+    assert 128 * MIB <= with_child["child processes"] <= 160 * MIB
+    assert abs(before["free"] - with_child["free"] - 128 * MIB) < 32 * MIB
+    assert abs(sum(with_child.values()) - LIMIT) < MIB
+
+
+def test_a_group_around_the_own_one_limits_too(group: Path, tmp_path: Path) -> None:
+    inner = group / "inner"
+    inner.mkdir()
+    try:
+        with kernel_in(inner, tmp_path) as kernel:
+            title, rows = status(kernel)
+        assert title == "RAM: 1.00 GiB, the container's limit (cgroup)"
+        assert abs(sum(rows.values()) - LIMIT) < MIB
+    finally:
+        leave(inner)
