@@ -70,6 +70,7 @@ def free(session: Session) -> list[content.Report]:
     """Give memory back now: the frames of stored tracebacks, garbage, caches."""
     before = session.meter.now()
     steps: list[ReclaimStep] = []
+    session.outputs.forget_hidden()
     tracebacks_step = ("tracebacks", session.release_stored_tracebacks)
     reclaim.run_steps(session.meter, [tracebacks_step, *leaks.steps_that_free()], steps)
     after = session.meter.now()

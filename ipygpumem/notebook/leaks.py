@@ -147,12 +147,10 @@ def roots(session: Session) -> Roots:
     shell, outputs = session.shell, session.namespace.get("_oh")
     namespaces: dict[int, Callable[[object], Place]] = {
         id(session.namespace): _variable,
-        id(shell.user_ns_hidden): _variable,
+        id(shell.user_ns_hidden): _hidden,
     }
     if type(outputs) is dict:
-        namespaces[id(outputs)] = lambda key: Place(
-            f"Out[{key}]", 1, "%reset -f out; a line that ends with ; is not kept"
-        )
+        namespaces[id(outputs)] = _output
     for experiment in session.open:
         namespaces[id(experiment.scope.waiting)] = _waits_in(experiment.name)
     objects = {
@@ -165,8 +163,17 @@ def roots(session: Session) -> Roots:
 def _variable(key: object) -> Place:
     name = text_of(key)
     if _OUTPUT.fullmatch(name):
-        return Place(f"IPython's output {name}", 2, "%reset -f out")
+        return Place(f"IPython's output {name}", 2, f"%xdel {name}")
     return Place.of_variable(key)
+
+
+def _output(key: object) -> Place:
+    # ``del`` and ``%reset -f out`` leave copies; %xdel knows where IPython keeps them.
+    return Place(f"Out[{key}]", 1, f"%xdel _{key}; a line that ends with ; is not kept")
+
+
+def _hidden(key: object) -> Place:
+    return Place(f"IPython's hidden copy of {text_of(key)}", 3, "%gpumem free lets go of it")
 
 
 def _waits_in(experiment: str) -> Callable[[object], Place]:

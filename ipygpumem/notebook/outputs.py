@@ -9,6 +9,7 @@ from typing import Any
 from ipygpumem.notebook.leftovers import Leftovers, StoredMark
 
 _NUMBERED = re.compile(r"_(\d+)")
+_COPY = re.compile(r"_\d+|_{1,3}")
 _LATEST = ("_", "__", "___")
 
 
@@ -68,6 +69,17 @@ class Outputs:
             last.result = None
         self._leftovers.forget_since(mark.stored)
         return len(new)
+
+    def forget_hidden(self) -> None:
+        """Drop the copies of outputs that no name leads to any more, since the user has deleted or bound the names."""
+        namespace, hidden, hook = self._shell.user_ns, self._shell.user_ns_hidden, self._shell.displayhook
+        for name in [name for name in list(hidden) if type(name) is str and _COPY.fullmatch(name)]:
+            if name not in namespace or namespace[name] is not hidden[name]:
+                del hidden[name]
+                if name in namespace and hasattr(hook, name):
+                    setattr(
+                        hook, name, object()
+                    )  # still another object than the name's: so it knows that that is the user's
 
     def _forget_culled(self) -> None:
         """Drop the hidden copies of outputs that IPython has dropped from a full cache."""

@@ -60,6 +60,30 @@ def test_outputs_and_saved_tracebacks_are_leaks_that_no_name_leads_to(notebook: 
     assert "held by the last error: saved traceback, train (cell 4) line 2, local batch" in found
 
 
+@pytest.mark.parametrize(
+    ("make", "tidy", "holder"),
+    [
+        ("1", "2", "Out[4]"),
+        ("1", "", "Out[4]"),
+        ("1", "del Out[4]", "IPython's output _"),
+        ("_ = __ = ___ = 1", "del Out[4]; del _4", "IPython's hidden copy of _"),
+    ],
+)
+def test_the_advice_about_an_output_frees_it(notebook: Kernel, make: str, tidy: str, holder: str) -> None:
+    """IPython keeps copies of an output in up to seven places, and some of them only for the latest ones."""
+    works(notebook, "import weakref\nclass Data(numpy.ndarray): pass")
+    works(notebook, "made = [numpy.zeros(1 << 20).view(Data)]; alive = weakref.ref(made[0].base); made.pop().base")
+    works(notebook, f"{make};")
+    works(notebook, tidy)
+    (line,) = [line for line in leaks(notebook).splitlines() if "held by" in line]
+    path, advice = line.split("held by ")[1].split(" · to free it: ")
+    assert path.startswith(holder)
+    assert notebook.value("alive() is not None")
+    works(notebook, advice.split("; ")[0].removesuffix(" lets go of it"))
+    assert notebook.value("alive()") is None
+    assert leaks(notebook) == "no leak of at least 1 MiB was found"
+
+
 def test_the_threshold_can_be_chosen(notebook: Kernel) -> None:
     works(notebook, BIG)
     assert leaks(notebook, "--min 64MiB") == "no leak of at least 64 MiB was found"
