@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from ipygpumem.probes import kernel_log, pressure
 from ipygpumem.probes.kernel_log import Death
-from ipygpumem.recorder import files, machine, reader, verdict
+from ipygpumem.recorder import archive, files, machine, reader, verdict
 from ipygpumem.recorder.entries import (
     CellEnd,
     CellStart,
@@ -210,20 +210,20 @@ def test_a_rotation_between_the_two_reads_hides_and_doubles_nothing(
 
     def rotating(path: Path, **how: Any) -> bytes:
         found = plain(path, **how)
-        if path == writer.segments.current:
+        if path == writer.segments.current and not path.with_name(path.name + ".1").exists():
             writer._rotate()
             writer.write(ENTRIES[1])
         return found
 
     monkeypatch.setattr(reader, "_content", rotating)
-    assert reader.read(writer.segments).entries == ENTRIES[:1]
+    assert reader.read(writer.segments).entries == ENTRIES[:2]
 
 
 def test_a_file_is_read_while_another_process_writes_it(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from tests.test_recorder import *\n"
         "w = Writer(Segments(Path(sys.argv[1])), HEADER, 2**16)\n"
-        "for n in range(20000): w.write(Sample(float(n), 1))\n"
+        "for n in range(10000):\n    w.write(Sample(float(n), 1))\n    n % 100 or time.sleep(0.005)\n"
         "w.close(End(1.0, 'done'))"
     )
     path = tmp_path / "w.jsonl"
@@ -233,7 +233,7 @@ def test_a_file_is_read_while_another_process_writes_it(tmp_path: Path) -> None:
         found = reader.read(Segments(path))
         times = [entry.time for entry in found.entries if isinstance(entry, Sample)]
         assert found.skipped == 0
-        assert times == [times[0] + step for step in range(len(times))] if times else True
+        assert times == [times[0] + step for step in range(len(times))]
         seen += times[-1:]
     assert process.returncode == 0
     assert seen == sorted(seen)
@@ -253,16 +253,16 @@ def test_a_forked_child_writes_nothing(writer: Writer) -> None:
 
 
 def test_old_recordings_go_and_live_ones_stay(tmp_path: Path) -> None:
-    folder = tmp_path / "r"
+    folder, month_ago = tmp_path / "r", time.time() - 40 * 86400
+    gone = lines_of(dataclasses.replace(HEADER, process_started=1.0))
     live = Writer(Segments(write(folder, b"").current.with_name("0live.jsonl")), HEADER, 2**16)
-    month_ago = time.time() - 40 * 86400
     for number in range(30):
-        write(folder, VALID, f"1{number:02}.jsonl")
-        write(folder, VALID, f"1{number:02}.jsonl.1")
+        write(folder, gone, f"1{number:02}.jsonl")
+        write(folder, gone, f"1{number:02}.jsonl.1")
     for path in ("125.jsonl", "125.jsonl.1", "0live.jsonl"):
         os.utime(folder / path, (month_ago, month_ago))
     own = write(folder, VALID, "2own.jsonl")
-    files.prune(folder, own)
+    archive.prune(folder, own, HERE)
     live._close()
     names = {segments.name for segments in files.listed(folder)}
     assert {"0live.jsonl", "2own.jsonl", "129.jsonl"} <= names
@@ -302,6 +302,31 @@ def test_in_another_container_the_lock_tells_whether_a_kernel_lives(writer: Writ
 def write_often(writer: Writer) -> None:
     for _ in range(5000):
         writer.write(ENTRIES[1])
+
+
+def test_a_rotation_that_fails_leaves_no_recording_that_looks_like_a_death(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer.write(ENTRIES[0])
+    real = os.open
+
+    def full(path: Any, flags: int, mode: int = 0o777) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(OSError, match="No space left"):
+        writer._rotate()
+    writer.give_up(End(1.0, "full"))
+    monkeypatch.setattr(os, "open", real)
+    assert files.listed(writer.segments.current.parent) == []
+
+
+def test_a_rotation_that_was_interrupted_is_mended_by_the_next_entry(writer: Writer) -> None:
+    writer.write(ENTRIES[0])
+    writer._close()
+    writer.segments.current.replace(writer.segments.older)
+    writer.write(ENTRIES[1])
+    assert reader.read(writer.segments).entries == ENTRIES[:2]
 
 
 def test_a_full_disk_leaves_a_recording_that_says_so(tmp_path: Path) -> None:
@@ -356,13 +381,13 @@ def test_the_death_before_is_the_last_one_and_only_of_the_same_notebook(tmp_path
     dead = dataclasses.replace(HEADER, process_started=1.0, notebook="a.ipynb")
     write(tmp_path, lines_of(dead, ENTRIES[0]), "1.jsonl")
     for notebook, found in (("a.ipynb", True), ("b.ipynb", False), (None, True)):
-        assert bool(reader.latest_death(tmp_path, notebook=notebook, here=HERE)) is found
+        assert bool(archive.latest_death(tmp_path, notebook=notebook, here=HERE)) is found
     write(tmp_path, lines_of(HEADER, ENTRIES[0]), "2.jsonl")  # it lives: of another notebook at the same time
-    assert reader.latest_death(tmp_path, notebook="a.ipynb", here=HERE)
+    assert archive.latest_death(tmp_path, notebook="a.ipynb", here=HERE)
     write(tmp_path, lines_of(dead, *ENTRIES), "3.jsonl")  # ended on purpose, later
-    assert reader.latest_death(tmp_path, notebook="a.ipynb", here=HERE) is None
+    assert archive.latest_death(tmp_path, notebook="a.ipynb", here=HERE) is None
     write(tmp_path, lines_of(dead, *ENTRIES[:3]), "4.jsonl")  # died while no cell ran: often its server's end
-    assert reader.latest_death(tmp_path, notebook="a.ipynb", here=HERE) is None
+    assert archive.latest_death(tmp_path, notebook="a.ipynb", here=HERE) is None
 
 
 # -- what the system says -----------------------------------------------------------------------------------

@@ -106,3 +106,17 @@ def preload(session: Session) -> list[content.Report]:
 def _is_available(torch: Any, name: str) -> bool:
     module = getattr(torch.backends, "mps", None) if name == "mps" else getattr(torch, name, None)
     return module is not None and bool(module.is_available())
+
+
+def record(session: Session, words: list[str]) -> list[content.Report]:
+    """Do what ``%gpumem record`` asks for."""
+    from ipygpumem.notebook import postmortem  # loading the extension must stay fast
+
+    return postmortem.record(session, words)
+
+
+def postmortem(session: Session, words: list[str]) -> list[content.Report]:
+    """Return the report that ``%gpumem postmortem`` asks for."""
+    from ipygpumem.notebook import postmortem  # loading the extension must stay fast
+
+    return postmortem.postmortem(session, words)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ipygpumem.notebook import history, plots
-from ipygpumem.recorder import files
 from ipygpumem.scope import is_ownable
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def complete_gpumem(session: Session, line: str) -> list[str]:
     if done[1:2] == ["record"]:
         return ["--delete"] if done[2:] == ["off"] else ["on", "off", "status"] if len(done) == 2 else []
     if done[1:2] == ["postmortem"]:
-        return ["--all", *(segments.name for segments in files.listed(session.recorder.folder))]
+        return ["--all", *session.recorder.names()]
     return _COMMANDS if len(done) <= 1 else []
 
 

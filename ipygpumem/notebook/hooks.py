@@ -54,7 +54,7 @@ class Hooks:
         self._append(shell.configurables, config)
         config.observe(self._host_peak_changed, "host_peak")
         config.observe(session.live.switch, "live")
-        config.observe(session.recorder.switched, "record")
+        config.observe(lambda change: session.recorder.switched(change), "record")
         self._observer = _Observer(self._guarded("code_seen", session.code_seen))
         shell.ast_transformers.append(self._observer)
         self._undo.append(self._stop_observing)
@@ -65,8 +65,9 @@ class Hooks:
         for name, completer in (("experiment", complete_experiment), ("gpumem", complete_gpumem)):
             for prefix in ("%", "%%"):
                 self._completer(prefix + name, functools.partial(_completions, completer, session))
-        self._undo.append(session.recorder.unload)
-        session.recorder.load()
+        self._undo.append(lambda: session.recorder.unload() if "recorder" in vars(session) else None)
+        if config.record:
+            session.recorder.load()
 
     def _cell_begins(self, info: Any) -> None:
         self._observe_both_ends()

@@ -11,7 +11,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from ipygpumem.errors import ExperimentError, GpuMemError
-from ipygpumem.notebook import actions, history, leaks, plots, postmortem, tensors
+from ipygpumem.notebook import actions, history, leaks, plots, tensors
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.parameters import parse_parameters
 from ipygpumem.notebook.parsing import Parser, split
@@ -191,8 +191,8 @@ class GpuMemMagics(Magics):
             "preload": _without_options(actions.preload),
             "free": _without_options(actions.free),
             "leaks": leaks.leaks,
-            "record": postmortem.record,
-            "postmortem": postmortem.postmortem,
+            "record": actions.record,
+            "postmortem": actions.postmortem,
             "tensors": tensors.tensors,
             "history": history.history,
             "export": history.export,

@@ -9,8 +9,8 @@ from IPython.core.error import UsageError
 
 from ipygpumem.errors import RecordingError
 from ipygpumem.notebook.parsing import Parser
-from ipygpumem.recorder import files, reader, verdict
-from ipygpumem.recorder.machine import Machine, State, this_machine
+from ipygpumem.recorder import archive, files, reader, verdict
+from ipygpumem.recorder.machine import this_machine
 from ipygpumem.reports import postmortem as reports
 from ipygpumem.reports.content import Report, clean, count, note
 from ipygpumem.units import format_bytes
@@ -55,22 +55,17 @@ def _delete(folder: Path, own: files.Segments | None) -> Report:
     here, kept = this_machine(), 0
     found = files.listed(folder)
     for segments in found:
-        if segments != own and _state(reader.read_tail(segments), here) == "alive":
+        if segments != own and archive.state_of(reader.read_tail(segments), here) != "dead":
             kept += 1
         else:
             segments.delete()
     left = files.listed(folder)
     text = f"recording is off · {count(len(found) - len(left), 'recording')} deleted"
     if kept:
-        text += f" · {count(kept, 'recording')} kept: of kernels that still run"
+        text += f" · {count(kept, 'recording')} kept: of kernels that still run, or may"
     if len(left) > kept:
         text += f" · {len(left) - kept} could not be deleted"
     return note(text)
-
-
-def _state(recording: reader.Recording, here: Machine) -> State:
-    header = recording.header
-    return "dead" if header is None else files.state(header, recording.segments.current, here)
 
 
 def postmortem(session: Session, words: list[str]) -> list[Report]:
@@ -95,9 +90,9 @@ def postmortem(session: Session, words: list[str]) -> list[Report]:
     found = files.listed(folder)
     for segments in found:
         tail = reader.read_tail(segments)
-        state = _state(tail, here)
+        state = archive.state_of(tail, here)
         alive += state == "alive"
-        if reader.died(tail, state):
+        if archive.died(tail, state):
             return [_report(reader.read(segments))]
     return [reports.nothing_report(len(found), alive, on=session.recorder.segments is not None)]
 

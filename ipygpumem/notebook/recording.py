@@ -20,7 +20,7 @@ from ipygpumem.errors import RecordingError
 from ipygpumem.kinds import text_of
 from ipygpumem.model import CellRecord, Reading
 from ipygpumem.probes import cgroup, pressure
-from ipygpumem.recorder import files, reader
+from ipygpumem.recorder import archive, files
 from ipygpumem.recorder.entries import CellEnd, CellStart, End, Entry, Figures, Header, Sample, first_lines
 from ipygpumem.recorder.machine import process_started, this_machine
 from ipygpumem.recorder.writer import Writer
@@ -60,6 +60,10 @@ class Recorder:
         """The recording that is written now, if it is on."""
         return None if self._writer is None else self._writer.segments
 
+    def names(self) -> list[str]:
+        """Return the names of this profile's recordings, the newest first."""
+        return [segments.name for segments in files.listed(self.folder)]
+
     # -- on and off ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -74,7 +78,7 @@ class Recorder:
         try:
             segments = files.new(self.folder)
             self._writer = Writer(segments, self._header(), self._session.config.record_max_bytes)
-            files.prune(self.folder, segments)
+            archive.prune(self.folder, segments, this_machine())
         except OSError as error:
             self._counter.close()
             raise RecordingError(f"recording is off: {self.folder} cannot be written ({_reason(error)})") from None
@@ -87,7 +91,7 @@ class Recorder:
         shell = self._session.shell
         for name, callback in (("pre_run_cell", self._cell_begins), ("post_run_cell", self._cell_ends)):
             shell.events.register(name, callback)
-            self._undo.append(functools.partial(shell.events.unregister, name, callback))
+            self._undo.append(functools.partial(self._forget, name, callback))
         self._undo.append(
             self._session.ticker.listen(self._tick, after_seconds=_TICK_SECONDS, every_seconds=_TICK_SECONDS)
         )
@@ -101,10 +105,8 @@ class Recorder:
 
     def load(self) -> None:
         """Begin as configured when the extension loads, and say so if the kernel before died in a cell."""
-        if not self._session.config.record:
-            return
         try:
-            dead = reader.latest_death(self.folder, notebook=_notebook(), here=this_machine())
+            dead = archive.latest_death(self.folder, notebook=_notebook(), here=this_machine())
             if dead is not None and dead.running is not None:
                 self.tell(f"the previous kernel died in cell {dead.running.cell}: %gpumem postmortem tells")
             self.start()
@@ -115,21 +117,24 @@ class Recorder:
     def unload(self) -> None:
         """Stop, as the extension is unloaded."""
         self.stop("the extension was unloaded")
-        if self._show_messages in self._session.shell.events.callbacks["post_run_cell"]:
-            self._session.shell.events.unregister("post_run_cell", self._show_messages)
+        self._forget("post_run_cell", self._show_messages)
 
     def stop(self, reason: str) -> None:
         """End the recording on purpose; nothing happens if it is off."""
         writer, self._writer = self._writer, None
-        while self._undo:
-            self._undo.pop()()
-        if self._counter is not None:
-            self._counter.close()
         if writer is not None:
             try:
                 writer.close(End(time.time(), reason))
             except OSError as error:
                 writer.give_up(End(time.time(), f"recording ended: {_reason(error)}"))
+        while self._undo:
+            self._undo.pop()()
+        if self._counter is not None:
+            self._counter.close()
+
+    def _forget(self, name: str, callback: Callable[..., None]) -> None:
+        if callback in self._session.shell.events.callbacks[name]:  # somebody may have removed it already
+            self._session.shell.events.unregister(name, callback)
 
     def switched(self, change: Any) -> None:
         """Follow the option ``record``."""
@@ -152,7 +157,7 @@ class Recorder:
     def _show_messages(self, result: Any) -> None:
         if self._session.running():
             return  # a magic may capture this cell's output
-        self._session.shell.events.unregister("post_run_cell", self._show_messages)
+        self._forget("post_run_cell", self._show_messages)
         messages, self._messages = self._messages, []
         self._session.screen.show([note(message) for message in messages])
 
@@ -254,7 +259,7 @@ class Recorder:
             seconds=now - cell.time if record is None else record.duration_seconds,
             success=record is None or record.success,
             error=None if record is None or record.error is None else clean(record.error),
-            oom_kills=self._oom_kills(),
+            oom_kills=self._oom_kills() if now - cell.time > _TICK_SECONDS else None,
             devices=tuple(
                 Figures(
                     usage.device,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections import deque
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ipygpumem import reclaim, tracebacks
 from ipygpumem.bindings import bindings_of
@@ -21,7 +22,6 @@ from ipygpumem.notebook.lasterror import error_of, last_error, shown_since, stor
 from ipygpumem.notebook.leaks import Watched, steps_that_free
 from ipygpumem.notebook.live import Live
 from ipygpumem.notebook.outputs import Outputs
-from ipygpumem.notebook.recording import Recorder
 from ipygpumem.notebook.show import Screen
 from ipygpumem.notebook.sources import digest_of, telling_line
 from ipygpumem.notebook.subscribers import Subscribers
@@ -34,6 +34,9 @@ from ipygpumem.recorded import SessionRecord
 from ipygpumem.reports import content
 from ipygpumem.reports.history import growth_line
 from ipygpumem.scope import Pending, Scope, forget_gone
+
+if TYPE_CHECKING:
+    from ipygpumem.notebook.recording import Recorder
 
 
 class Session:
@@ -62,7 +65,6 @@ class Session:
         self._cells = CellStack()
         self.ticker = Ticker(self._cells, self.meter)
         self.live = Live(shell, config, self.ticker)
-        self.recorder = Recorder(self)
         self._unseen: list[tuple[Scope, Pending]] = []
         self._garbage = reclaim.GarbageBudget()
         self._oom_count = OomCount()
@@ -76,6 +78,13 @@ class Session:
     def recorded(self) -> SessionRecord:
         """Return all that has finished, as one record."""
         return SessionRecord(time.time(), tuple(self.history), tuple(self.experiments))
+
+    @functools.cached_property
+    def recorder(self) -> Recorder:
+        """The flight recorder."""
+        from ipygpumem.notebook.recording import Recorder  # loading the extension must stay fast
+
+        return Recorder(self)
 
     def running(self) -> list[Cell]:
         """Return the cells that run in this thread, innermost last."""

@@ -48,7 +48,7 @@ def deaths(path: Path = Path("/dev/kmsg")) -> list[Death]:
 def _records(path: Path) -> list[str]:
     records: list[str] = []
     with contextlib.suppress(OSError):  # not there, or not for everybody
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         try:
             while len(records) < _MOST_RECORDS:
                 try:

@@ -32,7 +32,7 @@ class KillCounter:
         self._descriptor: int | None = None
         for path in (*cgroup.event_files(root), root / "proc/vmstat"):
             with contextlib.suppress(OSError):
-                self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._descriptor = os.open(path, os.O_RDONLY)
                 if self.read() is not None:
                     self.name = _name(path)
                     return

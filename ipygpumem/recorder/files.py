@@ -1,4 +1,4 @@
-"""The recordings of a profile: their names, which of them are still written, and how old ones go.
+"""The recordings of a profile: their names, and which of them are still written.
 
 A recording has two segments at most: ``NAME.jsonl``, which is written, and ``NAME.jsonl.1`` from before it. The name
 begins with the time, so that names sort by age, and ends in random digits: process ids come again.
@@ -25,8 +25,6 @@ except ImportError:  # Windows
     fcntl = None
 
 _SUFFIX = ".jsonl"
-_KEPT_FILES = 20
-_KEPT_SECONDS = 30 * 86400
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,11 @@ class Segments:
     def written_at(self) -> float:
         """Unix time of the last write; 0 where it cannot be told."""
         return max(_stat(path, "st_mtime") for path in (self.older, self.current))
+
+    @property
+    def current_number(self) -> int:
+        """The file system's number of the current one; another after each rotation."""
+        return _stat(self.current, "st_ino")
 
     def delete(self) -> None:
         """Delete both; whichever is gone already, or may not be deleted, is left."""
@@ -85,15 +88,6 @@ def listed(folder: Path) -> list[Segments]:
     return [Segments(folder / name) for name in sorted(names, reverse=True) if name.endswith(_SUFFIX)]
 
 
-def prune(folder: Path, own: Segments) -> None:
-    """Delete recordings that are old, or too many, but never one that somebody may still write."""
-    now = time.time()
-    for position, segments in enumerate(found for found in listed(folder) if found != own):
-        old = now - segments.written_at > _KEPT_SECONDS
-        if (old or position >= _KEPT_FILES - 1) and not is_locked(segments.current):
-            segments.delete()
-
-
 def lock(descriptor: int) -> None:
     """Lock an open file for as long as this process has it open; where that is not to be had, do nothing."""
     if fcntl is not None:
@@ -121,7 +115,7 @@ def is_locked(path: Path) -> bool | None:
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int | None]:
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except OSError:
         yield None
         return

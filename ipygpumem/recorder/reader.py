@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ipygpumem.recorder.entries import CellEnd, CellStart, End, Entry, Header, Sample, decode
-from ipygpumem.recorder.files import Segments, listed, state
-from ipygpumem.recorder.machine import Machine, State
+from ipygpumem.recorder.files import Segments
 
 _MOST_BYTES = 64 * 2**20
+_ATTEMPTS = 5
 _TAIL_BYTES = 64 * 2**10
 
 
@@ -61,38 +61,18 @@ class Recording:
 
 def read(segments: Segments) -> Recording:
     """Return what a recording says, from both of its segments; a file that is gone is an empty one."""
-    # The current one first: a rotation in between then shows it a second time, and hides nothing.
-    current = _content(segments.current)
-    older = _content(segments.older)
-    return _recording(segments, [older, current])
+    for _ in range(_ATTEMPTS):
+        before = segments.current_number
+        # The current one first: a rotation in between then shows it a second time.
+        contents = [_content(segments.current), _content(segments.older)]
+        if segments.current_number == before:  # more than one could have hidden something
+            break
+    return _recording(segments, contents)
 
 
 def read_tail(segments: Segments) -> Recording:
     """Return the last part of a recording with its header: quick, however long it is."""
     return _recording(segments, [_content(segments.current, first=4096), _content(segments.current, last=_TAIL_BYTES)])
-
-
-def died(tail: Recording, state: State) -> bool:
-    """Whether the kernel of a recording is gone without having ended on purpose."""
-    return state == "dead" and tail.header is not None and tail.end is None
-
-
-def latest_death(folder: Path, *, notebook: str | None, here: Machine) -> Recording | None:
-    """Return the end of the last finished recording if its kernel died in a cell, else None.
-
-    Args:
-        folder: where to look.
-        notebook: whose kernels count, where both know it; None for all.
-        here: where this process runs.
-    """
-    for segments in listed(folder):
-        tail = read_tail(segments)
-        if tail.header is None or (notebook and tail.header.notebook and notebook != tail.header.notebook):
-            continue
-        found = state(tail.header, segments.current, here)
-        if found != "alive":
-            return tail if died(tail, found) and tail.running is not None else None
-    return None
 
 
 def _recording(segments: Segments, contents: Iterable[bytes]) -> Recording:

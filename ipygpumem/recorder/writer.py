@@ -11,7 +11,7 @@ import threading
 from ipygpumem.recorder import files
 from ipygpumem.recorder.entries import CellEnd, CellStart, Entry, Header, encode
 
-_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
 
 _SPARE_BYTES = 8192
 
@@ -37,6 +37,7 @@ class Writer:
         self._head = [encode(header, 0)]
         """What each segment begins with: the header, and the start of the cell that runs."""
         self._descriptor = -1
+        self._closed = False
         self._open()
 
     def _open(self) -> None:
@@ -60,8 +61,10 @@ class Writer:
         if os.getpid() != self._pid:
             return
         with self._lock:
-            if self._descriptor < 0:
+            if self._closed:
                 return
+            if self._descriptor < 0:  # an interrupt came in the middle of a rotation
+                self._open()
             line = encode(entry, self._number)
             self._number += 1
             if self._size + len(line) > self._segment_bytes:
@@ -88,18 +91,22 @@ class Writer:
         if os.getpid() != self._pid:
             return
         with self._lock:
-            if self._descriptor < 0:
+            if self._closed:
                 return
             try:
+                if self._descriptor < 0:  # the new half could not be begun
+                    self._open()
                 os.ftruncate(self._descriptor, max(len(self._head[0]), self._size - _SPARE_BYTES))
                 self._append(b"\n" + encode(last, self._number))
             except OSError:
                 self.segments.delete()
             finally:
+                self._closed = True
                 self._close()
 
     def close(self, last: Entry) -> None:
         """Append ``last`` and close the file; if that fails the file stays open for ``give_up`` (``OSError``)."""
         self.write(last)
         with self._lock:
+            self._closed = True
             self._close()
