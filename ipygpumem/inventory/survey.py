@@ -38,6 +38,7 @@ def take(
     file: str | None = None,
     line: int | None = None,
     cell: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Inventory:
     """Return all tensors and arrays that are alive now, the largest first.
 
@@ -47,9 +48,12 @@ def take(
         file: the script that asks, and
         line: where in it; or
         cell: the notebook's cell that asks.
+        progress: called with how many of how many steps are done.
     """
     with _collector_paused():
         survey = _Survey(roots, cell_of)
+        if progress is not None:
+            progress(1, 2)
         try:
             rows = [*survey.tensors(), *survey.ndarrays()]
         finally:

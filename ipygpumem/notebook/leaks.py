@@ -16,6 +16,7 @@ from ipygpumem.holders.search import Roots, explain
 from ipygpumem.kinds import text_of, type_name
 from ipygpumem.model import Held
 from ipygpumem.notebook.parsing import Parser, size
+from ipygpumem.notebook.progress import progress
 from ipygpumem.notebook.sources import cell_of_file, cell_that_bound
 from ipygpumem.probes.accelerators import loaded_torch
 from ipygpumem.reclaim import Step, trim_host_heap
@@ -73,7 +74,8 @@ def survivors(session: Session, watched: Iterable[Watched], known: Container[Sto
     session.survivors += alive
     if not alive:
         return ()
-    found = _explained(session, alive, Heap())
+    with progress(session, "who holds what is still alive"):
+        found = _explained(session, alive, Heap())
     trim_host_heap()  # what the search took must not be the next experiment's to give back
     return found
 
@@ -89,11 +91,15 @@ def leaks(session: Session, words: list[str]) -> list[Report]:
     parser = Parser(prog="%gpumem leaks", add_help=False, allow_abbrev=False)
     parser.add_argument("--min", type=size, default=session.config.min_held_bytes)
     smallest: int = parser.parse_args(words).min
-    heap = Heap()
-    session.survivors = [item for item in session.survivors if item.alive()]
-    known = [item for item in session.survivors if _size(item.alive()) >= smallest]
-    found = [*_explained(session, known, heap), *_unnamed(session, heap, known, smallest)]
-    heap.drop()
+    with progress(session, "leaks") as advance:
+        heap = Heap()
+        advance(1, 3)
+        session.survivors = [item for item in session.survivors if item.alive()]
+        known = [item for item in session.survivors if _size(item.alive()) >= smallest]
+        found = list(_explained(session, known, heap))
+        advance(2, 3)
+        found += _unnamed(session, heap, known, smallest)
+        heap.drop()
     trim_host_heap()
     return [leaks_report(sorted(found, key=lambda held: -held.size_bytes), smallest)]
 

@@ -6,15 +6,14 @@ is shown where the output is captured, or where nobody looks (nbconvert, papermi
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
-import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ipygpumem.model import Reading
+from ipygpumem.notebook.displays import Display, is_watched, shows_updates
 from ipygpumem.notebook.terminal import TerminalLine, terminal_of
 from ipygpumem.notebook.ticker import Tick, Ticker, say_failed
 from ipygpumem.reports.live import MINUTE_SECONDS, Sample, live_html, live_text, sample_of
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 _PATIENCE_SECONDS = 2.0
 """How long a cell's end waits for a line that is being drawn, such as on a terminal that was halted by Ctrl-S."""
-
-_JUPYTER_CLIENT_ID = re.compile(r"[0-9a-f]+-[0-9a-f]+_\d+_\d+")
 
 
 class Line(Protocol):
@@ -85,14 +82,10 @@ class Live:
                 tick.cell.context.run(self._line.draw, readings, self._samples)
 
     def _new_line(self) -> Line | None:
-        kernel = getattr(self._shell, "kernel", None)
-        if kernel is None:
+        if not hasattr(self._shell, "kernel"):
             terminal = terminal_of(self._shell)
             return None if terminal is None else _StatusRow(TerminalLine(terminal))
-        parent = kernel.get_parent("shell")
-        if not parent.get("content", {}).get("allow_stdin"):
-            return None  # who cannot be asked anything is a program: nbconvert, papermill
-        return _Display(self._shell, takes_over=not _JUPYTER_CLIENT_ID.fullmatch(parent["header"]["msg_id"]))
+        return _Output(self._shell) if is_watched(self._shell) else None
 
     def end(self, cell: Cell, *, replace: bool) -> str | None:
         """Take away the line of ``cell``, which is over.
@@ -146,53 +139,18 @@ class _StatusRow:
         self._row.close()
 
 
-class _Display:
-    """The line as a display of a running cell, updated in place.
+class _Output:
+    """The line as a display of the running cell."""
 
-    It carries HTML only: front-ends without HTML cannot update a display either, and would keep a stale line. It does
-    not go through ``display_pub.publish``, which flushes the user's streams.
-
-    Args:
-        shell: the kernel's shell.
-        takes_over: the report may take the line's place. Consoles built on jupyter_client ignore updates, and would
-            never show it.
-    """
-
-    def __init__(self, shell: Any, *, takes_over: bool) -> None:
-        self._shell = shell
-        self._takes_over = takes_over
-        self._id = f"ipygpumem-{uuid.uuid4().hex}"
-        self._publisher: Any = None
-        self._sent = 0
-        """What the kernel's count of messages is for as long as only we send some; 0 before our first."""
+    def __init__(self, shell: Any) -> None:
+        self._display = Display(shell)
+        self._takes_over = shows_updates(shell)
 
     def draw(self, readings: Sequence[Reading], samples: Sequence[Sample]) -> None:
-        publisher = self._shell.display_pub
-        captured = getattr(publisher, "pub_socket", None) is None or not hasattr(sys.stdout, "pub_thread")
-        if captured or publisher is not (self._publisher or publisher):
-            return
-        self._publisher = publisher
-        self._send({"text/html": live_html(readings, samples)}, {"ipygpumem": {"reports": ["live"]}})
-
-    def _send(self, data: dict[str, str], metadata: dict[str, Any]) -> None:
-        publisher = self._publisher
-        kind = "update_display_data" if self._sent else "display_data"
-        self._sent = (self._sent or publisher.session.message_count) + 1
-        content = {"data": data, "metadata": metadata, "transient": {"display_id": self._id}}
-        publisher.session.send(
-            publisher.pub_socket, kind, content, parent=publisher.parent_header, ident=publisher.topic
-        )
+        self._display.show(live_html(readings, samples), "live")
 
     def close(self, *, replace: bool) -> str | None:
-        if not self._sent:
-            return None
-        if replace and self._takes_over and self._is_last():
-            return self._id
-        self._send({}, {})  # a display without any data takes no room
+        if replace and self._takes_over and self._display.is_last():
+            return self._display.id
+        self._display.vanish()
         return None
-
-    def _is_last(self) -> bool:
-        """Whether nothing has been sent since the line came, so that a report in its place is the last output."""
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        return bool(self._publisher.session.message_count == self._sent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from ipygpumem.inventory import selection, survey
 from ipygpumem.kinds import is_kind
 from ipygpumem.model import Inventory
 from ipygpumem.notebook.parsing import Parser, size
+from ipygpumem.notebook.progress import progress
 from ipygpumem.notebook.sources import cell_of_file, cell_that_bound
 from ipygpumem.reports import tensors as reports
 from ipygpumem.reports.content import Report
@@ -27,9 +28,9 @@ _OUTPUT_NAME = re.compile(r"Out\[(\d+)\]")
 def tensors(session: Session, words: list[str]) -> list[Report]:
     """Return the report that ``%gpumem tensors`` and its options ask for."""
     options = _parser().parse_args(words)
-    found = selection.select(
-        take(session.shell), options.names, device=options.device, kind=options.kind, min_bytes=options.min
-    )
+    with progress(session, "tensors and arrays") as advance:
+        found = take(session.shell, progress=advance)
+    found = selection.select(found, options.names, device=options.device, kind=options.kind, min_bytes=options.min)
     if options.by is None:
         return [reports.tensors_report(found, top=options.top)]
     groups = selection.group(found.tensors, options.by)
@@ -51,7 +52,9 @@ def _kind(word: str) -> str:
     return "optimizer state" if word == "optimizer" else word
 
 
-def take(shell: Any, frame: FrameType | None = None) -> Inventory:
+def take(
+    shell: Any, frame: FrameType | None = None, *, progress: Callable[[int, int], None] | None = None
+) -> Inventory:
     """Return an inventory with the notebook's names, and where ``frame`` (if that is given) asks for it."""
     filename = "" if frame is None else frame.f_code.co_filename
     asking = shell.execution_count if frame is None else cell_of_file(shell, filename)
@@ -63,6 +66,7 @@ def take(shell: Any, frame: FrameType | None = None) -> Inventory:
         file=filename if is_script else None,
         line=frame.f_lineno if is_script and frame is not None else None,
         cell=asking,
+        progress=progress,
     )
 
 
