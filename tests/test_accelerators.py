@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from ipygpumem.meter import Meter
-from ipygpumem.probes.accelerators import CUDA, CachingAllocatorProbe, MpsProbe
+from ipygpumem.probes.accelerators import CUDA, CachingAllocatorProbe, MpsProbe, accelerators
 from tests.fakes import FakeAllocator, fake_module, fake_torch
 
 
@@ -187,3 +187,55 @@ def test_mps_is_sampled_and_has_no_peak_of_its_own(monkeypatch: pytest.MonkeyPat
     (reading,) = probe.read()
     assert probe.sampled
     assert (reading.device, reading.current_bytes, reading.reserved_bytes, reading.method) == ("mps", 30, 64, "sampled")
+
+
+# -- from another thread, while the user's code runs -------------------------------------------------------------------
+
+
+def test_a_glance_reads_the_counters_and_asks_no_device(
+    monkeypatch: pytest.MonkeyPatch, meter: Meter, allocator: FakeAllocator, cuda: Any
+) -> None:
+    for name in ("mem_get_info", "synchronize", "current_device", "set_device"):
+        monkeypatch.setattr(cuda, name, lambda *_: pytest.fail("asked the device"), raising=False)
+    allocator.allocate(70)
+    found = meter.glance()
+    assert (found["cuda:0"].current_bytes, found["cuda:0"].reserved_bytes, found["cuda:0"].used_bytes) == (70, 70, None)
+
+
+def test_a_glance_tells_the_whole_devices_use_where_the_driver_does(allocator: FakeAllocator) -> None:
+    asked: list[tuple[int, bool]] = []
+
+    def device(module: Any, index: int, *, processes: bool, has_context: bool) -> Any:
+        asked.append((index, processes))
+        return SimpleNamespace(total_bytes=1000, used_bytes=640, other_bytes=None, note="")
+
+    probe = CachingAllocatorProbe(CUDA, SimpleNamespace(device=device, close=lambda: None))  # type: ignore[arg-type]
+    allocator.allocate(70)
+    first, second = probe.glance()
+    probe.close()
+    assert (first.used_bytes, second.used_bytes) == (640, None)
+    assert asked == [(0, False)]
+
+
+def test_glances_disturb_neither_a_cells_peak_nor_the_users_own(
+    meter: Meter, allocator: FakeAllocator, cuda: Any
+) -> None:
+    span = meter.start()
+    allocator.allocate(500)
+    allocator.allocate(-400)
+    for _ in range(3):
+        meter.glance()
+    assert cuda.max_memory_allocated() == 500
+    allocator.allocate(100)
+    usage = meter.stop(span)[0]
+    assert (usage.peak_bytes, usage.after_bytes) == (500, 200)
+
+
+def test_torch_that_is_half_imported_is_not_wrapped_from_another_thread(
+    monkeypatch: pytest.MonkeyPatch, allocator: FakeAllocator
+) -> None:
+    torch = sys.modules["torch"]
+    monkeypatch.setattr(torch, "__spec__", SimpleNamespace(_initializing=True))
+    assert accelerators() == []
+    monkeypatch.setattr(torch, "__spec__", SimpleNamespace(_initializing=False))
+    assert accelerators() != []
