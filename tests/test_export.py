@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import importlib.util
 import io
 import json
 import os
@@ -188,9 +189,14 @@ def test_the_page_is_self_contained_and_escaped(session: SessionRecord) -> None:
     rendered = html_page.render(session)
     page.feed(rendered)
     page.close()
+    assert rendered.count("<svg") == (2 + bool(session.experiments) if session.cells else 0)
+    ids = [value for name, value in page.attributes if name == "id"]
+    assert len(set(ids)) == len(ids)
     assert not {"script", "img", "link", "iframe", "object", "embed", "base"} & set(page.tags)
-    assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("src", "href", "action")]
-    assert "url(" not in rendered
+    links = [value for name, value in page.attributes if name in ("src", "href", "xlink:href", "action")]
+    assert all((link or "").startswith("#") for link in links)
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+    assert rendered.count("url(") == rendered.count("url(#")
     assert "@import" not in rendered
     assert not [letter for letter in page.text if not letter.isprintable() and letter != "\n"]
 
@@ -207,6 +213,18 @@ def test_the_page_has_the_experiments_the_cells_and_the_recoveries() -> None:
         "deleted: x",
     ):
         assert words in page.text
+
+
+def test_a_page_without_matplotlib_or_with_one_that_fails_has_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> Any:
+        raise RuntimeError("<no> font")
+
+    monkeypatch.setattr(importlib, "import_module", fail)
+    page = html_page.render(SESSION)
+    assert "could not be drawn: RuntimeError: &lt;no&gt; font" in page
+    assert "train()" in page
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "Pictures" not in html_page.render(SESSION)
 
 
 # -- files ----------------------------------------------------------------------------------------------------

@@ -84,26 +84,28 @@ def test_the_history_says_how_many_of_how_many() -> None:
 
 
 def test_a_comparison_has_parameters_as_columns_and_runs_apart() -> None:
-    table = reports.comparison_table(list(reports.numbered(SESSION.experiments)))
-    assert column(table, "experiment") == ["run", "other", "run #2"]
+    table, host, device = reports.comparison_report(reports.numbered(SESSION.experiments)).tables
+    assert column(table, "experiment") == ["run #1", "other", "run #2"]
     assert column(table, "lr") == ["0.001", "0.1", "0.001"]
     assert column(table, "bs") == ["64", "", "64"]
-    assert column(table, "RAM peak") == ["+300 MiB"] * 3
-    assert column(table, "cuda:0 kept") == ["+50 MiB"] * 3
-    assert column(table, "cuda:0 reclaimed") == ["55 MiB"] * 3
     assert column(table, "OOMs") == ["1"] * 3
+    assert (host.title, device.title) == ("RAM", "cuda:0")
+    assert column(host, "peak") == ["+300 MiB"] * 3
+    assert column(device, "kept") == ["+50 MiB"] * 3
+    assert column(device, "consumed") == ["+60 MiB"] * 3
+    assert column(device, "reclaimed") == ["55 MiB"] * 3
 
 
-def test_a_device_that_one_of_them_never_used_is_empty_there() -> None:
+def test_a_device_that_one_of_them_never_used_has_no_row_of_it() -> None:
     alone = experiment("cpu only", usages=(usage(),), reclaimed={"cpu": 0})
-    table = reports.comparison_table(list(reports.numbered([*SESSION.experiments, alone])))
-    assert column(table, "cuda:0 peak") == ["+300 MiB"] * 3 + [""]
+    table, host, device = reports.comparison_report(reports.numbered([*SESSION.experiments, alone])).tables
+    assert (len(table.rows), len(host.rows), len(device.rows)) == (4, 4, 3)
 
 
 def test_hostile_texts_are_cleaned_and_cut_in_every_table() -> None:
     hostile = experiment(HOSTILE, parameters={"a": HOSTILE * 5})
     found = [
-        reports.comparison_report(list(reports.numbered([hostile]))),
+        reports.comparison_report(reports.numbered([hostile])),
         reports.experiments_report([hostile], [HOSTILE]),
         reports.history_report([cell(1, source_line=HOSTILE, error=HOSTILE, experiment=HOSTILE)], total=1),
     ]

@@ -59,18 +59,18 @@ def list_experiments(session: Session, words: list[str]) -> list[content.Report]
 
 def compare(session: Session, words: list[str]) -> list[content.Report]:
     """Return finished experiments side by side: those that names, globs or ``name#2`` say; all without any."""
-    runs = list(reports.numbered(session.experiments))
+    runs = reports.numbered(session.experiments)
     if not runs:
         raise ExperimentError("no experiment has finished yet: there is nothing to compare")
     for pattern in words:
-        if not any(_fits(name, run, pattern) for name, run, _ in runs):
-            raise ExperimentError(f"no finished experiment fits {pattern!r}; {_there_are([r[0] for r in runs])}")
-    chosen = [item for item in runs if not words or any(_fits(item[0], item[1], pattern) for pattern in words)]
+        if not any(_fits(run, pattern) for run in runs):
+            raise ExperimentError(f"no finished experiment fits {pattern!r}; {_there_are([run.name for run in runs])}")
+    chosen = [run for run in runs if not words or any(_fits(run, pattern) for pattern in words)]
     return [reports.comparison_report(chosen)]
 
 
-def _fits(name: str, run: int, pattern: str) -> bool:
-    return fnmatchcase(name, pattern) or pattern == f"{name}#{run}"
+def _fits(run: reports.Run, pattern: str) -> bool:
+    return fnmatchcase(run.name, pattern) or pattern == f"{run.name}#{run.number}"
 
 
 def _there_are(names: list[str]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 from ipygpumem.model import CellRecord, ExperimentRecord, Usage
 from ipygpumem.recorded import Growth, devices_of
@@ -63,7 +65,7 @@ def experiments_report(records: Sequence[ExperimentRecord], still_open: Iterable
     columns = ("experiment", "began", "time", "cells", *figures, "OOMs", "parameters")
     rows = [
         (
-            label(name, run),
+            label,
             datetime.fromtimestamp(item.started_at).strftime("%H:%M:%S"),  # the user's own clock
             format_seconds(item.duration_seconds),
             str(len(item.cells)),
@@ -71,50 +73,75 @@ def experiments_report(records: Sequence[ExperimentRecord], still_open: Iterable
             str(item.ooms) if item.ooms else "",
             ", ".join(f"{_cut(key, _VALUE_SHOWN)}={_value(value)}" for key, value in item.parameters.items()),
         )
-        for name, run, item in numbered(records)
+        for _, _, label, item in numbered(records)
     ]
     table = _without_empty(columns, rows, {"time", "cells", "OOMs", *figures})
     return Report("experiments", count(len(records), "experiment"), lines, (table,))
 
 
-def comparison_report(runs: Sequence[tuple[str, int, ExperimentRecord]]) -> Report:
-    """Return experiments side by side, as ``numbered`` gives them: parameters, time, what each device went through."""
-    table = comparison_table(runs)
-    return Report("comparison", f"{count(len(runs), 'experiment')} side by side", tables=(table,))
+def comparison_report(runs: Sequence[Run]) -> Report:
+    """Return experiments side by side: parameters, time, and what each device went through.
 
-
-def comparison_table(runs: Sequence[tuple[str, int, ExperimentRecord]]) -> Table:
-    """Return one row per run; a parameter is a column, and a column that would be empty in each is left out."""
-    records = [item for _, _, item in runs]
-    devices, parameters = _in_use(records), list(dict.fromkeys(key for item in records for key in item.parameters))
-    figures = [f"{device_label(device)} {what}" for device in devices for what in ("peak", "kept", "reclaimed")]
-    columns = ("experiment", *(_cut(key, _VALUE_SHOWN) for key in parameters), "time", "cells", *figures, "OOMs")
+    Several devices have a table each: side by side they would be too wide for most pages.
+    """
+    records = [run.record for run in runs]
+    parameters = list(dict.fromkeys(key for item in records for key in item.parameters))
+    columns = ("experiment", *(_cut(key, _VALUE_SHOWN) for key in parameters), "time", "cells", "OOMs")
     rows = [
         (
-            label(name, run),
-            *(_value(item.parameters[key]) if key in item.parameters else "" for key in parameters),
-            format_seconds(item.duration_seconds),
-            str(len(item.cells)),
-            *_sides(item, devices),
-            str(item.ooms),
+            run.label,
+            *(_value(run.record.parameters[key]) if key in run.record.parameters else "" for key in parameters),
+            format_seconds(run.record.duration_seconds),
+            str(len(run.record.cells)),
+            str(run.record.ooms),
         )
-        for name, run, item in runs
+        for run in runs
     ]
-    return _without_empty(columns, rows, set(columns[1:]))
+    first = Table("", columns, tuple(rows), frozenset(columns[1:]))
+    devices = [_device_table(runs, device) for device in _in_use(records)]
+    return Report("comparison", f"{count(len(runs), 'experiment')} side by side", tables=(first, *devices))
 
 
-def numbered(records: Iterable[ExperimentRecord]) -> Iterator[tuple[str, int, ExperimentRecord]]:
-    """Yield each experiment's name as it can be shown, and the number of its run among those of the same name."""
-    runs: dict[str, int] = {}
+def _device_table(runs: Sequence[Run], device: str) -> Table:
+    columns = ("experiment", "consumed", "peak", "reclaimed", "kept")
+    found = ((run, next((u for u in run.record.usages if u.device == device), None)) for run in runs)
+    rows = [
+        (
+            run.label,
+            format_change(run.record.consumed.get(device, 0)),
+            _peak(usage),
+            format_bytes(run.record.reclaimed.get(device, 0)),
+            _kept(usage),
+        )
+        for run, usage in found
+        if usage is not None
+    ]
+    return Table(clean(device_label(device)), columns, tuple(rows), frozenset(columns[1:]))
+
+
+class Run(NamedTuple):
+    """An experiment among others of its name."""
+
+    name: str
+    """As it can be shown."""
+    number: int
+    """Counted from 1 among those of the same name."""
+    label: str
+    """The name, with the number where there are several."""
+    record: ExperimentRecord
+
+
+def numbered(records: Iterable[ExperimentRecord]) -> list[Run]:
+    """Return each experiment with its number among those of the same name."""
+    records = list(records)
+    times = Counter(clean(record.name) for record in records)
+    so_far: Counter[str] = Counter()
+    runs = []
     for record in records:
         name = clean(record.name)
-        runs[name] = runs.get(name, 0) + 1
-        yield name, runs[name], record
-
-
-def label(name: str, run: int) -> str:
-    """Return how a run is called: ``baseline``, then ``baseline #2``."""
-    return name if run == 1 else f"{name} #{run}"
+        so_far[name] += 1
+        runs.append(Run(name, so_far[name], f"{name} #{so_far[name]}" if times[name] > 1 else name, record))
+    return runs
 
 
 def _in_use(records: Sequence[CellRecord | ExperimentRecord]) -> list[str]:
@@ -140,16 +167,6 @@ def _peak(usage: Usage) -> str:
     return format_change(usage.peak_delta_bytes)
 
 
-def _sides(record: ExperimentRecord, devices: Iterable[str]) -> list[str]:
-    found = {usage.device: usage for usage in record.usages}
-    sides: list[str] = []
-    for device in devices:
-        usage, reclaimed = found.get(device), record.reclaimed.get(device)
-        sides += ["", ""] if usage is None else [_peak(usage), _kept(usage)]
-        sides.append("" if reclaimed is None else format_bytes(reclaimed))
-    return sides
-
-
 def _value(value: object) -> str:
     return _cut(value, _VALUE_SHOWN) if type(value) is str else f"{value:g}" if type(value) is float else str(value)
 
@@ -166,4 +183,5 @@ def _without_empty(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], nu
         tuple(columns[index] for index in filled),
         tuple(tuple(row[index] for index in filled) for row in rows),
         frozenset(numbers),
+        code=frozenset({"source"}),
     )

@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 
 from ipygpumem.recorded import SessionRecord
 from ipygpumem.reports import content, history, html
+from ipygpumem.reports.export.pictures import pictures
 from ipygpumem.units import format_seconds
 
 _MARK = '<meta name="generator" content="ipygpumem">'
@@ -26,7 +27,7 @@ body {{ max-width: 75em; margin: 2em auto; padding: 0 1em; font-family: system-u
   color: CanvasText; background: Canvas }}
 h1 {{ font-size: 1.4em }} h2 {{ font-size: 1.1em; margin-top: 2em }}
 section {{ overflow-x: auto }}
-svg {{ max-width: 100%; height: auto }}
+figure {{ margin: 1em 0 }} svg {{ max-width: 100%; height: auto }}
 </style>
 </head>
 <body>
@@ -57,8 +58,10 @@ def is_ours(head: str) -> bool:
 
 def _sections(record: SessionRecord) -> Iterator[tuple[str, str]]:
     if record.experiments:
-        runs = list(history.numbered(record.experiments))
-        yield "Experiments side by side", html.render([history.comparison_report(runs)])
+        yield "Experiments side by side", html.render([history.comparison_report(history.numbered(record.experiments))])
+    drawn = "\n".join(pictures(record))
+    if drawn:
+        yield "Pictures", drawn
     shown = record.cells[-_CELLS_SHOWN:]
     yield "Cells", html.render([history.history_report(shown, total=len(record.cells))])
     reports = [report for item in record.experiments for report in content.experiment_reports(item, "full")]

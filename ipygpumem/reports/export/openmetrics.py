@@ -52,7 +52,7 @@ def _of_cells(cells: Iterable[CellRecord]) -> Iterator[str]:
 
 
 def _of_experiments(experiments: Iterable[ExperimentRecord]) -> Iterator[str]:
-    runs = [({"experiment": name, "run": str(run)}, item) for name, run, item in numbered(experiments)]
+    runs = [({"experiment": run.name, "run": str(run.number)}, run.record) for run in numbered(experiments)]
     seconds = [_Sample(labels, item.duration_seconds) for labels, item in runs]
     yield _family("experiment_seconds", "gauge", "Time from an experiment's start until its end was done.", seconds)
     ooms = [_Sample(labels, item.ooms) for labels, item in runs]
