@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipygpumem.model import CellRecord, Usage
@@ -121,6 +121,7 @@ def test_only_so_many_cells_are_watched_the_youngest() -> None:
     assert not notebook.run("leak", 300, source="leak")
 
 
+@settings(deadline=None)  # a machine may be busy
 @given(runs=st.lists(st.integers(-500, 500), max_size=30))
 def test_whatever_is_told_is_true(runs: list[int]) -> None:
     notebook = Notebook(start=100_000)
