@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import gc
 import importlib.util
@@ -247,6 +248,11 @@ def test_short_pauses_stay_as_they_are() -> None:
     assert [label for _, label in clock.ticks(4)] == ["0", "0:05", "0:10", "0:15"]
 
 
+def test_times_between_seconds_have_as_many_digits_as_the_steps() -> None:
+    clock = axes.Clock([(0, 0.2), (10.253141, 10.45)])
+    assert "10.25 s" in [label for _, label in clock.ticks(0.04)]
+
+
 @pytest.mark.parametrize("spans", [[(5.0, 5.0)], [(5.0, 5.0), (9e9, 9e9)], [(0, 1e-5)], [(0, 1), (1e7, 1e7 + 1)]])
 def test_every_time_axis_has_a_beginning_and_a_length(spans: list[tuple[float, float]]) -> None:
     clock = axes.Clock(spans)
@@ -434,6 +440,12 @@ def test_a_notebook_shows_an_image_with_its_words_and_pyplot_is_not_imported(ker
     assert set(shown["data"]) == {"image/png", "text/plain"}
     assert shown["data"]["text/plain"].startswith("memory of 1 cell\n  RAM · kept by all +64")
     assert shown["metadata"]["image/png"] == {"width": 864}
-    value = kernel.run("import ipygpumem, sys; ipygpumem.plot.session()")
-    assert value.result.startswith("memory over the session · 2 cells")
-    assert kernel.run("'matplotlib.pyplot' in sys.modules").result == "False"
+    assert kernel.run("import sys; 'matplotlib.pyplot' in sys.modules").result == "False"
+
+
+def test_a_figure_that_is_a_cells_value_is_shown_whole_beside_inline_figures(kernel: Kernel) -> None:
+    kernel.run("import ipygpumem\n%matplotlib inline\nimport matplotlib.pyplot")
+    shown = [item["data"] for item in kernel.run("ipygpumem.plot.session()").displays if "image/png" in item["data"]]
+    assert [data["text/plain"].split(" · ")[:2] for data in shown] == [["memory over the session", "1 cell"]]
+    width = int.from_bytes(base64.b64decode(shown[0]["image/png"])[16:20], "big")
+    assert width == 2 * 864

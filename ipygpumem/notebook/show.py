@@ -32,7 +32,7 @@ class Screen:
 
     def show_image(self, picture: Picture) -> None:
         """Show ``picture``, with its summary for those who see no images."""
-        data, metadata = picture._repr_mimebundle_()
+        data, metadata = picture.bundle()
         self._shell.display_pub.publish(data=data, metadata={**metadata, "ipygpumem": {"reports": ["plot"]}})
 
     def show(self, reports: Sequence[Report], *, place: str | None = None) -> None:

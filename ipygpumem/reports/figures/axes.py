@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -135,7 +136,8 @@ def elapsed(seconds: float, step: float = 1) -> str:
     if seconds <= 0:
         return "0"
     if step < 1 and seconds < 60:
-        return format_seconds(seconds) if seconds < 1 else f"{seconds:g} s"
+        decimals = max(0, -math.floor(math.log10(step)))
+        return format_seconds(seconds) if seconds < 1 else f"{round(seconds, decimals):g} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

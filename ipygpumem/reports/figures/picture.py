@@ -152,10 +152,17 @@ class Picture(Figure):
         self.clear()
         FigureCanvasAgg(self)
 
-    def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return what IPython shows: the image where there is room for one, else the text."""
+    def bundle(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what IPython shows, by kinds, and metadata: the image where there is room for one, else the text."""
         width = round(self.get_figwidth() * _DPI)
         return {"image/png": self.render(), "text/plain": self.summary}, {"image/png": {"width": width}}
+
+    def _ipython_display_(self) -> None:
+        # Not _repr_mimebundle_: where %matplotlib inline is on, it would draw the image anew, cropped and half as fine.
+        from IPython.display import display
+
+        data, metadata = self.bundle()
+        display(data, metadata=metadata, raw=True)
 
 
 def inches(text: str, size: float, *, weight: str = "normal") -> float:
