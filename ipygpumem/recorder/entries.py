@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -171,52 +171,68 @@ def decode(line: bytes) -> tuple[int, Entry] | None:
     """Return the number and the entry of a line; None if it is none of ours, or damaged."""
     try:
         data = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if type(data) is not dict or type(data.get("kind")) is not str or type(data.get("n")) is not int:
-        return None
-    kind = KINDS.get(data["kind"])
-    if kind is None:
-        return None
-    try:
-        fields = {name: _checked(name, data[name], _TYPES[kind][name]) for name in _TYPES[kind] if name in data}
-        return data["n"], kind(**fields)
-    except (TypeError, ValueError):
+        if type(data) is not dict or type(data["n"]) is not int:
+            return None
+        kind = KINDS[data["kind"]]
+        return data["n"], kind(**_known(data, _CHECKS[kind]))
+    except (KeyError, TypeError, ValueError, RecursionError):
         return None
 
 
-def _checked(name: str, value: Any, kind: str) -> Any:
-    """Return a field's value if it is of the kind that the field is declared with (ValueError, TypeError)."""
-    if kind.startswith("tuple"):
-        return tuple(_figures(item) for item in value)
-    if kind.startswith("dict"):
-        return {_checked(name, key, "str"): _checked(name, size, "int") for key, size in dict(value).items()}
-    word = kind.split(" ")[0]
-    if value is None and "None" in kind:
-        return None
-    good = {"int": type(value) is int, "str": type(value) is str, "bool": type(value) is bool}
-    if word == "float":
-        # As a time it must be one that a calendar has.
-        if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value < 1e11:
-            raise ValueError(name)
-        return float(value)
-    if not good[word] or (word == "int" and abs(value) >= 1 << 63):
-        raise ValueError(name)
+def _known(data: Any, checks: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    """Return the fields of an object that are known and not null, each of its kind (TypeError, ValueError)."""
+    if type(data) is not dict:
+        raise TypeError("no object")
+    return {name: checks[name](value) for name, value in data.items() if value is not None and name in checks}
+
+
+def _exactly(kind: type) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if type(value) is not kind:
+            raise ValueError(f"no {kind.__name__}")
+        return value
+
+    return check
+
+
+def _int(value: Any) -> int:
+    if type(value) is not int or not -_MOST < value < _MOST:
+        raise ValueError("no size or count")
     return value
 
 
-def _figures(data: Mapping[str, Any]) -> Figures:
-    kinds: dict[str, str] = dict.fromkeys(Figures._fields, "int | None") | {"device": "str", "current_bytes": "int"}
-    return Figures(**{name: _checked(name, data[name], kinds[name]) for name in _known(data)})
+def _float(value: Any) -> float:
+    # As a time it must be one that a calendar has.
+    if type(value) not in (int, float) or not 0 <= value < _LATEST:
+        raise ValueError("no time")
+    return float(value)
 
 
-def _known(data: Mapping[str, Any]) -> Iterable[str]:
-    if type(data) is not dict:
-        raise TypeError("figures are an object")
-    return (name for name in Figures._fields if name in data)
+def _sizes(value: Any) -> dict[str, int]:
+    if type(value) is not dict:
+        raise TypeError("no object")
+    return {key: _int(size) for key, size in value.items()}
 
 
-_TYPES: dict[type[Entry], dict[str, str]] = {
-    kind: {field.name: str(field.type) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # dataclasses
+def _devices(value: Any) -> tuple[Figures, ...]:
+    if type(value) is not list:
+        raise TypeError("no list")
+    return tuple([Figures(**_known(item, _FIGURES)) for item in value])
+
+
+_MOST = 1 << 63
+_LATEST = 1e11
+_str, _bool = _exactly(str), _exactly(bool)
+_BY_TYPE: dict[str, Callable[[Any], Any]] = {
+    "int": _int,
+    "float": _float,
+    "str": _str,
+    "bool": _bool,
+    "dict[str, int]": _sizes,
+    "tuple[Figures, ...]": _devices,
+}
+_FIGURES = {"device": _str, **dict.fromkeys(_SIZES, _int)}
+_CHECKS: dict[type[Entry], dict[str, Callable[[Any], Any]]] = {
+    kind: {field.name: _BY_TYPE[str(field.type).removesuffix(" | None")] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # dataclasses
     for kind in KINDS.values()
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import stat
 from collections.abc import Iterable
@@ -29,30 +30,30 @@ class Recording:
     skipped: int = 0
     """Lines that are no entries; a torn last line is not counted."""
 
-    @property
+    @functools.cached_property
     def end(self) -> End | None:
         """Why the recording ended on purpose, if it did."""
         return next((entry for entry in reversed(self.entries) if isinstance(entry, End)), None)
 
-    @property
+    @functools.cached_property
     def last_cell(self) -> CellStart | None:
         """The start of the last cell that is known."""
         return next((entry for entry in reversed(self.entries) if isinstance(entry, CellStart)), None)
 
-    @property
+    @functools.cached_property
     def last_cell_entries(self) -> tuple[Entry, ...]:
         """The last cell's start and all after it."""
-        starts = [position for position, entry in enumerate(self.entries) if isinstance(entry, CellStart)]
-        return self.entries[starts[-1] :] if starts else self.entries
+        positions = range(len(self.entries) - 1, -1, -1)
+        return self.entries[next((at for at in positions if isinstance(self.entries[at], CellStart)), 0) :]
 
-    @property
+    @functools.cached_property
     def running(self) -> CellStart | Sample | None:
         """The last entry of the cell that ran when the recording stops; None if none did."""
         moments = (entry for entry in reversed(self.entries) if isinstance(entry, (CellStart, Sample, CellEnd)))
         last = next(moments, None)
         return None if isinstance(last, CellEnd) else last
 
-    @property
+    @functools.cached_property
     def last_time(self) -> float:
         """Unix time of the last sign of life."""
         times = [getattr(entry, "time", 0.0) for entry in (self.header, *self.entries) if entry is not None]
