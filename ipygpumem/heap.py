@@ -14,6 +14,7 @@ import gc
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
+from operator import not_
 from typing import Any
 
 from ipygpumem.arrays import StorageKey, describe, elements, library_type
@@ -46,12 +47,15 @@ class Heap:
         self._alive: set[int] = set()
         self._containers: list[object] = []
         kinds = list(map(id, map(type, tracked)))
-        types = dict(zip(kinds, map(type, tracked), strict=True))
+        types = {kind: type(item) for kind, item in dict(zip(kinds, tracked, strict=True)).items()}
         self.tensors: list[object] = _instances("torch", "Tensor", tracked, kinds, types)
         self.modules: list[object] = _instances("torch.nn", "Module", tracked, kinds, types)
         self.optimizers: list[object] = _instances("torch.optim", "Optimizer", tracked, kinds, types)
         self.ndarrays: list[object] = _instances("numpy", "ndarray", tracked, kinds, types)
         self._array_type = library_type("numpy", "ndarray")
+        tensor_kinds = set(map(id, map(type, self.tensors)))
+        if len(gc.get_referents(*self.tensors)) == len(self.tensors):  # their types only: nothing is behind them
+            tracked = list(compress(tracked, map(not_, map(tensor_kinds.__contains__, kinds))))
         self._look_behind(tracked)
 
     def drop(self) -> None:
@@ -69,10 +73,11 @@ class Heap:
             behind: list[object] = []
             for part in _chunks(level):
                 referents = gc.get_referents(*part)
-                for item in compress(referents, map(wanted.__contains__, map(id, map(type, referents)))):
-                    if not gc.is_tracked(item) and id(item) not in seen:
-                        seen.add(id(item))
-                        behind.append(item)
+                found = list(compress(referents, map(wanted.__contains__, map(id, map(type, referents)))))
+                untracked = compress(found, map(not_, map(gc.is_tracked, found)))
+                new = {id(item): item for item in untracked if id(item) not in seen}
+                seen |= new.keys()
+                behind += new.values()
             arrays = [item for item in behind if type(item) is self._array_type]
             self.ndarrays += arrays
             containers = [item for item in behind if type(item) is not self._array_type]

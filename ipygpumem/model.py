@@ -10,10 +10,12 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from ipygpumem.columns import Rows
 from ipygpumem.units import format_bytes, format_change
 
 T = TypeVar("T", bound="Record")
@@ -46,7 +48,7 @@ def _decode(hint: Any, value: Any) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return None if value is None else _decode(arguments[0], value)
-    if origin is tuple:
+    if origin in (tuple, Sequence):
         return tuple(_decode(arguments[0], item) for item in value)
     if origin in (dict, Mapping):
         return dict(value)
@@ -296,7 +298,8 @@ class TensorGroup(NamedTuple):
 class Inventory(Record):
     """The tensors and arrays that were alive at one moment, the largest first, each storage once."""
 
-    tensors: tuple[TensorRecord, ...]
+    tensors: Sequence[TensorRecord]
+    """Made into records when they are looked at, if there may be very many."""
     taken_at: float
     file: str | None = None
     """The script that took it; None where a notebook's cell did."""
@@ -309,15 +312,17 @@ class Inventory(Record):
     @property
     def total_bytes(self) -> int:
         """Bytes of all tensors on all devices."""
-        return sum(tensor.size_bytes for tensor in self.tensors)
+        return sum(self.device_bytes.values())
 
     @property
     def device_bytes(self) -> dict[str, int]:
         """Bytes of the tensors on each device."""
-        sizes: dict[str, int] = {}
-        for tensor in self.tensors:
-            sizes[tensor.device] = sizes.get(tensor.device, 0) + tensor.size_bytes
-        return sizes
+        rows = Rows.of(TensorRecord, self.tensors)
+        devices, sizes = rows.column("device"), rows.column("size_bytes")
+        return {
+            device: sum(compress(sizes, map(device.__eq__, devices)))
+            for device in dict.fromkeys(devices)  # few
+        }
 
     @property
     def place(self) -> str:

@@ -27,7 +27,7 @@ def take(**names: object) -> dict[str, TensorRecord]:
 def names(**roots: object) -> list[str]:
     found = Names()
     found.walk(roots.items())
-    return found.names
+    return list(found.names)
 
 
 def script(folder: Path, code: str) -> list[str]:

@@ -1,7 +1,7 @@
 """The memory of torch tensors, many at a time: their storages, and what is inside those that have none.
 
-A loop in C over a million tensors takes 0.1 s for each question, one in Python ten times that. So the questions are
-asked one by one of all strided tensors; sparse, quantized and wrapper tensors are looked at singly.
+A loop in C over a million tensors takes 0.1 s for each question, one in Python ten times that. So each question is
+asked of many strided tensors at once; sparse, quantized and wrapper tensors are looked at singly.
 
 torch makes a small object in Python for each storage it is asked for, and keeps it as long as the storage lives.
 """
@@ -9,16 +9,19 @@ torch makes a small object in Python for each storage it is asked for, and keeps
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import repeat
-from operator import is_not
+from dataclasses import dataclass, field
+from itertools import compress, repeat
+from operator import is_
 from typing import Any
 
 from ipygpumem.arrays import answers_itself, samples, slots
+from ipygpumem.columns import at, places_of
 from ipygpumem.kinds import instance_dict, is_kind, text_of
 
 _DEEPEST = 4
 _QUANTIZED = ("qint", "quint")
+_CHUNK = 8192
+"""So many tensors are asked all questions before the next ones are: they stay in the processor's cache meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,38 @@ class Memory:
     """Of the first storage."""
     shared: bool = False
     note: str = ""
+
+
+@dataclass
+class Columns:
+    """Plain tensors, and the storage of each."""
+
+    keys: list[int | None] = field(default_factory=list)
+    """The storages' identities; None where there is none, or none that can be read."""
+    sizes: list[int | None] = field(default_factory=list)
+    shapes: list[tuple[int, ...] | None] = field(default_factory=list)
+    dtypes: list[str] = field(default_factory=list)
+    devices: list[str] = field(default_factory=list)
+    shared: list[bool] = field(default_factory=list)
+    addresses: dict[int, int] = field(default_factory=dict)
+    """By identity, where storages begin that other code than torch's allocators has made on the host."""
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Leave out all but those at ``places``."""
+        for name in ("keys", "sizes", "shapes", "dtypes", "devices", "shared"):
+            setattr(self, name, at(places, getattr(self, name)))
+
+
+class _Plain(dict[Any, Any]):
+    """Plain values instead of torch's, each made once: there are few different ones."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, value: Any) -> Any:
+        self[value] = self._make(value)
+        return self[value]
 
 
 class Reader:
@@ -47,23 +82,56 @@ class Reader:
         get = getattr(self.base, name).__get__
         return _each(get, tensors)
 
-    def odd(self, tensors: Sequence[object]) -> list[bool]:
-        """Return which of ``tensors`` are no plain strided ones, and must be looked at singly."""
+    def own(self, kinds: Sequence[int], several: dict[int, Any]) -> Sequence[int]:
+        """Return the places of the tensors that torch's own code answers for.
+
+        Args:
+            kinds: the identity of each tensor's type.
+            several: one tensor of each type.
+        """
+        return places_of([kind for kind, one in several.items() if not self._is_foreign(one)], kinds, several)
+
+    def read(self, tensors: Sequence[object]) -> Columns:
+        """Return what there is to know of torch's own tensors and their storages."""
+        base, storage_type = self.base, self._storage_type
+        shapes, texts = _Plain(lambda shape: None if shape is None else tuple(shape)), _Plain(self.text)
+        found = Columns()
+        for start in range(0, len(tensors), _CHUNK):
+            part = tensors[start : start + _CHUNK]
+            storages = _each(base.untyped_storage, part)
+            found.keys += _each(storage_type._cdata.__get__, storages)
+            found.sizes += _each(storage_type.nbytes, storages)
+            found.shapes += map(shapes.__getitem__, self.column("shape", part))
+            found.dtypes += map(texts.__getitem__, self.column("dtype", part))
+            if all(self.column("is_cpu", part)):  # to ask for a device makes an object
+                found.devices += ["cpu"] * len(part)
+            else:
+                found.devices += map(texts.__getitem__, self.column("device", part))
+            found.shared += _each(storage_type.is_shared, storages)
+            resizable = _each(storage_type.resizable, storages)
+            for place in () if all(resizable) else compress(range(len(part)), map(is_, resizable, repeat(False))):
+                if found.devices[start + place] == "cpu":
+                    found.addresses[storages[place]._cdata] = storages[place].data_ptr()
+        if True in found.shared:  # every one of an accelerator is said to be
+            both = zip(found.shared, found.devices, strict=True)
+            found.shared = [shared is True and device == "cpu" for shared, device in both]
+        return found
+
+    def is_odd(self, dtype: str) -> bool:
+        """Whether tensors of this type have memory beside their storage."""
+        return dtype.startswith(_QUANTIZED)
+
+    def keys(self, tensors: Sequence[object]) -> Iterator[int]:
+        """Yield what the memory of ``tensors`` is known by: their storages, or the objects that have none."""
         kinds = list(map(id, map(type, tensors)))
-        foreign_kinds = {kind for kind, tensor in samples(kinds, tensors).items() if self._is_foreign(tensor)}
-        foreign = list(map(foreign_kinds.__contains__, kinds))
-        own = (
-            [tensor for tensor, other in zip(tensors, foreign, strict=True) if not other] if foreign_kinds else tensors
-        )
-        odd = list(map(is_not, self.column("layout", own), repeat(self._torch.strided)))
-        dtypes = self.column("dtype", own)
-        quantized = {dtype for dtype in set(dtypes) if self.text(dtype).startswith(_QUANTIZED)}
-        if quantized:
-            odd = [is_odd or dtype in quantized for is_odd, dtype in zip(odd, dtypes, strict=True)]
-        if not foreign_kinds:
-            return odd
-        rest = iter(odd)
-        return [other or next(rest) for other in foreign]
+        own = self.own(kinds, samples(kinds, tensors))
+        plain = at(own, list(tensors))
+        keys = _each(self._storage_type._cdata.__get__, _each(self.base.untyped_storage, plain))
+        yield from (key for key in keys if key is not None)
+        odd = set(range(len(tensors))) - set(own) if len(own) < len(tensors) else ()
+        without = [tensor for tensor, key in zip(plain, keys, strict=True) if key is None]
+        for tensor in [*(tensors[place] for place in odd), *without]:
+            yield from (id(tensor), *self.memory(tensor).storages)
 
     def _is_foreign(self, tensor: object) -> bool:
         kind = id(type(tensor))
@@ -74,27 +142,6 @@ class Reader:
     def text(self, value: object) -> str:
         """Return the name of a dtype or device."""
         return "" if value is None else str(value).removeprefix("torch.")
-
-    def storages(self, tensors: Sequence[object]) -> list[Any]:
-        """Return the storage of each plain tensor; None where it cannot be read."""
-        return _each(self.base.untyped_storage, tensors)
-
-    def ask(self, question: str, storages: Sequence[Any]) -> list[Any]:
-        """Return a property of each storage, or what a method gives; None where it cannot be read."""
-        found = getattr(self._storage_type, question)
-        return _each(found if callable(found) else found.__get__, storages)
-
-    def shapes(self, tensors: Sequence[object]) -> list[Any]:
-        """Return the shape of each plain tensor; None for one that has no single shape."""
-        shapes = self.column("shape", tensors)
-        plain = {shape: None if shape is None else tuple(shape) for shape in set(shapes)}  # few are different
-        return list(map(plain.__getitem__, shapes))
-
-    def shared(self, storages: Sequence[Any], devices: Sequence[str]) -> list[bool]:
-        """Return whether each storage is in memory that other processes may share; it is asked of the host's only."""
-        if all(device == "cpu" for device in set(devices)):
-            return self.ask("is_shared", storages)
-        return [device == "cpu" and storage.is_shared() for device, storage in zip(devices, storages, strict=True)]
 
     # -- one at a time ----------------------------------------------------------------------------------------
 
@@ -180,17 +227,15 @@ def _has_memory(storage: Any) -> bool:
 
 
 def _each(get: Callable[[Any], Any], items: Sequence[object]) -> list[Any]:
-    try:
-        return list(map(get, items))
-    except Exception:  # one of them fails: ask each
-        return [_or_none(get, item) for item in items]
-
-
-def _or_none(get: Callable[[Any], Any], item: object) -> Any:
-    try:
-        return get(item)
-    except Exception:  # left out, and the record says so
-        return None
+    """Return what ``get`` gives for each item; None where it fails, and the record says so."""
+    found: list[Any] = []
+    waiting = iter(items)
+    while len(found) < len(items):
+        try:
+            found.extend(map(get, waiting))
+        except Exception:  # noqa: PERF203  # what came before it stays in the list
+            found.append(None)
+    return found
 
 
 def _is_torchs(kind: type) -> bool:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 import gc
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from itertools import compress, islice, repeat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, repeat
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -23,7 +25,8 @@ from types import (
 )
 from typing import Any
 
-from ipygpumem.arrays import elements, library_type, slots
+from ipygpumem.arrays import elements, library_type, samples, slots
+from ipygpumem.columns import at, identities, places_of
 from ipygpumem.kinds import instance_dict, is_kind, key_text, text_of, type_name
 
 _COLLAPSED = ("_parameters", "_buffers", "_modules")
@@ -44,7 +47,67 @@ _CONTAINERS: tuple[tuple[type, str], ...] = (
 
 _NOT_ENTERED = (ModuleType, FrameType, CodeType, TracebackType, BuiltinFunctionType)
 
+_ARRAYS = ("tensor", "ndarray")
+
 Label = Callable[[int], str]
+
+
+@dataclass(frozen=True)
+class _Indexed:
+    """How the items of a sequence are written."""
+
+    path: str
+
+    def __call__(self, position: int) -> str:
+        return f"{self.path}[{position}]"
+
+
+class Paths(Sequence[str]):
+    """The paths to many objects, written out when they are asked for. It holds text and numbers only."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._runs: list[tuple[Label, Sequence[int]]] = []
+        self._length = 0
+
+    def add(self, label: Label, positions: Sequence[int]) -> None:
+        """Add the paths to objects at ``positions`` of what ``label`` names."""
+        if type(label) is not _Indexed:  # it may refer to the user's objects
+            written = list(map(label, positions))
+            label, positions = written.__getitem__, range(len(written))
+        self._starts.append(self._length)
+        self._runs.append((label, positions))
+        self._length += len(positions)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, place: int) -> str:  # type: ignore[override]  # one at a time
+        run = bisect_right(self._starts, place) - 1
+        label, positions = self._runs[run]
+        return label(positions[place - self._starts[run]])
+
+    def __iter__(self) -> Iterator[str]:
+        for label, positions in self._runs:
+            yield from map(label, positions)
+
+
+class PathColumn(Sequence["str | None"]):
+    """The name of each of some objects: a place among ``paths``, a text, or None."""
+
+    def __init__(self, names: Sequence[int | str | None], paths: Paths) -> None:
+        self._names, self._paths = names, paths
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, place: int) -> str | None:  # type: ignore[override]  # one at a time
+        name = self._names[place]
+        return self._paths[name] if isinstance(name, int) else name
+
+    def __iter__(self) -> Iterator[str | None]:
+        written = list(self._paths)
+        return (written[name] if isinstance(name, int) else name for name in self._names)
 
 
 class Names:
@@ -52,8 +115,11 @@ class Names:
 
     Attributes:
         arrays: the tensors and arrays that were found.
+        kinds: the identities of their types.
+        samples: one array of each type.
         names: the path of each.
         roots: the name that each path begins with.
+        seen: the ``identities`` of the objects that were found, these and others.
         complete: False if the walk ended before it had seen everything.
     """
 
@@ -64,11 +130,13 @@ class Names:
 
     def __init__(self) -> None:
         self.arrays: list[object] = []
-        self.names: list[str] = []
+        self.kinds: list[int] = []
+        self.samples: dict[int, object] = {}
+        self.names = Paths()
         self.roots: list[str] = []
         self.complete = True
         self._entered: list[object] = []  # as long as they live here, no identity can come to mean something new
-        self._seen: set[int] = set()
+        self.seen: set[int] = set()
         self._places: dict[int, int] = {}
         self._how: dict[int, str] = {}
         """By a type's identity: ``tensor``, ``ndarray``, ``skip``, or how to look into its objects."""
@@ -97,35 +165,44 @@ class Names:
     def _take(self, items: Sequence[object], label: Label, root: str) -> None:
         """Note the arrays among ``items`` and queue what may lead to more; most items are neither."""
         kinds = list(map(id, map(type, items)))
-        for kind, item in dict(zip(kinds, items, strict=True)).items():
+        several = samples(kinds, items)
+        for kind, item in several.items():
             if kind not in self._how:
                 self._how[kind] = self._way(item)
-        arrays = {kind for kind in set(kinds) if self._how[kind] in ("tensor", "ndarray")}
-        others = {kind for kind in set(kinds) if self._how[kind] != "skip"} - arrays
-        before = len(self.arrays)
+        arrays = {kind for kind in several if self._how[kind] in _ARRAYS}
+        others = {kind for kind in several if self._how[kind] != "skip"} - arrays
         if arrays:
-            self._take_arrays(items, list(compress(range(len(items)), map(arrays.__contains__, kinds))), label, root)
-        self._queue_arrays(before)
-        for position in compress(range(len(items)), map(others.__contains__, kinds)) if others else ():
-            if id(items[position]) not in self._seen:
-                self._seen.add(id(items[position]))
+            self.samples.update((kind, several[kind]) for kind in arrays)
+            self._take_arrays(list(items), kinds, places_of(arrays, kinds, several), label, root)
+        for position in places_of(others, kinds, several):
+            if self._is_new(items[position]):
                 self._queue.append((items[position], label(position), root))
 
-    def _take_arrays(self, items: Sequence[object], positions: list[int], label: Label, root: str) -> None:
-        found = [items[position] for position in positions]
-        new = set(map(id, found))
-        if len(new) == len(found) and self._seen.isdisjoint(new):  # nearly always, and there may be a million
-            self._seen |= new
-            self.arrays += found
-            self.names += map(label, positions)
-            self.roots += repeat(root, len(found))
-            return
-        for position, item in zip(positions, found, strict=True):
-            if id(item) not in self._seen:
-                self._seen.add(id(item))
-                self.arrays.append(item)
-                self.names.append(label(position))
-                self.roots.append(root)
+    def _take_arrays(
+        self, items: list[object], kinds: list[int], positions: Sequence[int], label: Label, root: str
+    ) -> None:
+        found = at(positions, items)
+        new = set(identities(found))
+        if len(new) == len(found) and self.seen.isdisjoint(new):  # nearly always, and there may be a million
+            few, many = sorted((new, self.seen), key=len)
+            many |= few
+            self.seen = many
+        else:
+            positions = [position for position, item in zip(positions, found, strict=True) if self._is_new(item)]
+            found = at(positions, items)
+        start = len(self.arrays)
+        self.arrays += found
+        self.kinds += at(positions, kinds)
+        self.names.add(label, positions)
+        self.roots += repeat(root, len(found))
+        self._queue_arrays(start)
+
+    def _is_new(self, item: object) -> bool:
+        """Whether ``item`` is seen for the first time."""
+        (identity,) = identities([item])
+        before = len(self.seen)
+        self.seen.add(identity)
+        return len(self.seen) > before
 
     def _way(self, item: object) -> str:
         if any(is_kind(item, kind) for kind in _NOT_ENTERED):
@@ -140,7 +217,7 @@ class Names:
         """Queue those of the new arrays that have attributes, or objects for elements."""
         new = self.arrays[start:]
         ndarrays = {kind for kind, how in self._how.items() if how == "ndarray"}
-        if len(gc.get_referents(*new)) == len(new) and ndarrays.isdisjoint(map(id, map(type, new))):
+        if len(gc.get_referents(*new)) == len(new) and ndarrays.isdisjoint(self.kinds[start:]):
             return  # tensors of which each leads to its type alone: a million of them costs nothing here
         for place, item in enumerate(new, start):
             if elements(item) is not None or len(gc.get_referents(item)) > 1:
@@ -171,7 +248,7 @@ class Names:
     def _sequence(self, item: object, path: str, root: str) -> None:
         base: Any = next(base for base in (list, tuple, deque) if is_kind(item, base))
         found = list(islice(base.__iter__(item), self.LONGEST))
-        self._take(found, lambda position: f"{path}[{position}]", root)
+        self._take(found, _Indexed(path), root)
 
     def _dict(self, item: Any, path: str, root: str) -> None:
         if "__builtins__" in dict.keys(item):
@@ -185,8 +262,8 @@ class Names:
         text = key_text(key)
         if text is not None:
             return text
-        if (
-            self._how.get(id(type(key))) == "tensor" and id(key) in self._seen
+        if self._how.get(id(type(key))) == "tensor" and not self.seen.isdisjoint(
+            identities([key])
         ):  # an optimizer's state: its key has a name
             return self._name_of(key)
         return f"<{type_name(key)}>"
@@ -224,8 +301,7 @@ class Names:
         if is_module:
             for collapsed in _COLLAPSED:
                 inner = found.get(collapsed)
-                if inner is not None and is_kind(inner, dict) and id(inner) not in self._seen:
-                    self._seen.add(id(inner))
+                if inner is not None and is_kind(inner, dict) and self._is_new(inner):
                     self._entered.append(inner)
                     parts = dict(dict.items(inner))
                     self._take(list(parts.values()), _labels(path, list(parts)), root)

@@ -6,19 +6,19 @@ Where a list may have a million items, it is handled by ``map`` and its like.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, repeat
-from operator import is_not, not_
-from typing import Any, TypeVar
+from itertools import compress, islice, repeat
+from operator import eq, is_not
+from typing import Any
 
-from ipygpumem.arrays import library_type, samples
+from ipygpumem.arrays import library_type
+from ipygpumem.columns import at, places_of
 from ipygpumem.heap import Heap
 from ipygpumem.inventory.memory import Memory, Reader
+from ipygpumem.inventory.naming import PathColumn, Paths
 from ipygpumem.kinds import instance_dict, is_kind, type_name
 from ipygpumem.model import TensorKind, TensorRecord
-
-T = TypeVar("T")
 
 _DEEPEST = 6
 _MOST_PER_STATE = 1_000_000
@@ -29,39 +29,48 @@ class Subjects:
     """The objects to be listed, those with a name first; lists side by side."""
 
     items: list[Any]
-    names: list[str | None]
-    """The path that leads to each, or None."""
+    kinds: list[int]
+    """The identities of their types."""
+    samples: dict[int, Any]
+    """One object of each type."""
+    names: list[int | str | None]
+    """The path that leads to each, or its place among ``paths``, or None."""
     cells: list[int | None]
     """The cell that bound the first part of the path."""
+    paths: Paths
     requires_grad: list[bool] = field(default_factory=list)
     """Of torch's tensors only."""
+
+    def name(self, place: int) -> str | None:
+        """Return the path that leads to an object."""
+        return PathColumn(self.names, self.paths)[place]
 
 
 def add_gradients(reader: Reader, subjects: Subjects) -> list[Any]:
     """Add the gradients, which may have had no object in Python so far, named after their tensors; return them."""
     subjects.requires_grad = reader.column("requires_grad", subjects.items)
     requiring = list(compress(range(len(subjects.items)), subjects.requires_grad))
-    gradients = []
-    places = {id(item): place for place, item in enumerate(subjects.items)} if requiring else {}
-    for place in requiring:
-        # A tensor that is computed has none, unless it was asked to keep it; to ask it would print a warning.
-        one = [subjects.items[place]]
-        may_have_one = reader.column("is_leaf", one)[0] or reader.column("retains_grad", one)[0]
-        gradient = reader.column("_grad", one)[0] if may_have_one else None
-        if gradient is None:
-            continue
-        gradients.append(gradient)
-        name = subjects.names[place]
+    # A tensor that is computed has none, unless it was asked to keep it; to ask it would print a warning.
+    items = at(requiring, subjects.items)
+    leaves, kept = reader.column("is_leaf", items), reader.column("retains_grad", items)
+    asked = [place for place, is_leaf, keeps in zip(requiring, leaves, kept, strict=True) if is_leaf or keeps]
+    found = zip(asked, reader.column("_grad", at(asked, subjects.items)), strict=True)
+    with_gradient = [(place, gradient) for place, gradient in found if gradient is not None]
+    places = {id(item): place for place, item in enumerate(subjects.items)} if with_gradient else {}
+    for place, gradient in with_gradient:
+        name = subjects.name(place)
         path = None if name is None else f"{name}.grad"
         known = places.setdefault(id(gradient), len(subjects.items))
         if known == len(subjects.items):
             subjects.items.append(gradient)
+            subjects.kinds.append(id(type(gradient)))
+            subjects.samples.setdefault(id(type(gradient)), gradient)
             subjects.names.append(path)
             subjects.cells.append(subjects.cells[place])
             subjects.requires_grad += reader.column("requires_grad", [gradient])
         elif subjects.names[known] is None:
             subjects.names[known], subjects.cells[known] = path, subjects.cells[place]
-    return gradients
+    return [gradient for _, gradient in with_gradient]
 
 
 class Table:
@@ -69,104 +78,105 @@ class Table:
 
     def __init__(self, reader: Reader, subjects: Subjects) -> None:
         self._reader, self._subjects = reader, subjects
-        plain, storages = self._plain_ones()
-        unfit = set(range(len(subjects.items))) - set(plain) if len(plain) < len(subjects.items) else set()
+        places = reader.own(subjects.kinds, subjects.samples)
+        plain = reader.read(at(places, subjects.items))
+        odd_dtypes = {dtype for dtype in set(plain.dtypes) if reader.is_odd(dtype)}
+        if None in plain.keys or None in plain.sizes or odd_dtypes:
+            read = zip(plain.keys, plain.sizes, plain.dtypes, strict=True)
+            fit = [
+                index
+                for index, (key, size, dtype) in enumerate(read)
+                if key is not None and size is not None and dtype not in odd_dtypes
+            ]
+            places = at(fit, list(places))
+            plain.keep(fit)
+        unfit = set(range(len(subjects.items))).difference(places) if len(places) < len(subjects.items) else ()
         self._memories: dict[int, Memory] = {place: reader.memory(subjects.items[place]) for place in sorted(unfit)}
         inside = {key for memory in self._memories.values() for key in memory.storages}
-        keys: list[int] = reader.ask("_cdata", storages)
-        if not inside.isdisjoint(keys):  # the parts of a sparse or wrapper tensor are listed with it
-            own = [key not in inside for key in keys]
-            plain, storages, keys = (list(compress(items, own)) for items in (plain, storages, keys))
-        self._plain, self._storages, self._keys = plain, storages, keys
+        if not inside.isdisjoint(plain.keys):  # the parts of a sparse or wrapper tensor are listed with it
+            own = [index for index, key in enumerate(plain.keys) if key not in inside]
+            places = at(own, list(places))
+            plain.keep(own)
+        self._plain, self._places = plain, places
+        self.addresses = plain.addresses
+        """Of storages on the host that other code than torch has allocated."""
         self.aliases: Counter[int] = Counter()
         """How many more tensors or arrays show a storage."""
-
-    def _plain_ones(self) -> tuple[list[int], list[Any]]:
-        """Return the places of the tensors that have one storage of their own, and these storages."""
-        items = self._subjects.items
-        odd = self._reader.odd(items)
-        places = list(compress(range(len(items)), map(not_, odd)))
-        storages = self._reader.storages(items if len(places) == len(items) else [items[place] for place in places])
-        if not all(readable := list(map(is_not, storages, repeat(None)))):
-            places, storages = list(compress(places, readable)), list(compress(storages, readable))
-        return places, storages
 
     @property
     def unread(self) -> list[str]:
         """Why the memory of some tensors could not be read, once for each."""
         return [memory.note for memory in self._memories.values() if memory.note.startswith("could not be read")]
 
-    def foreign_addresses(self) -> Iterator[tuple[int, int]]:
-        """Yield the storages that other code than torch has allocated on the host, and their addresses."""
-        resizable = self._reader.ask("resizable", self._storages)
-        foreign = list(map(not_, resizable))
-        for key, storage in zip(compress(self._keys, foreign), compress(self._storages, foreign), strict=True):
-            if str(storage.device) == "cpu":
-                yield key, int(storage.data_ptr())
-
-    def rows(self, kinds: Mapping[int, TensorKind]) -> list[TensorRecord]:
-        """Return one record for each storage, or set of storages; ``kinds`` tells what some storages are for."""
-        return [*self._plain_rows(kinds), *self._odd_rows(kinds)]
-
     # -- plain tensors ----------------------------------------------------------------------------------------
 
-    def _plain_rows(self, kinds: Mapping[int, TensorKind]) -> Iterator[TensorRecord]:
-        reader, keys = self._reader, self._keys
+    def plain_columns(self, kinds: Mapping[int, TensorKind]) -> list[list[Any]]:
+        """Return one field of the records after the other, for the storages of plain tensors.
+
+        Args:
+            kinds: what some storages are for.
+        """
+        subjects, plain = self._subjects, self._plain
         first = self._representatives()
-        storages, kept, places = (_those(found, first) for found in (self._storages, keys, self._plain))
-        subjects = self._subjects
-        items, requires = _those(subjects.items, places), _those(subjects.requires_grad, places)
-        devices = _texts(reader, reader.column("device", items))
-        sizes = reader.ask("nbytes", storages)
-        return map(
-            tuple.__new__,
-            repeat(TensorRecord),
-            zip(
-                _those(subjects.names, places),
-                _type_names(items),
-                reader.shapes(items),
-                _texts(reader, reader.column("dtype", items)),
-                devices,
-                _counted(sizes, devices),
-                [kinds.get(key, "other") for key in kept] if kinds else repeat("other"),
-                requires,
-                self._in_graph(items, requires),
-                _those(subjects.cells, places),
-                list(map(self.aliases.get, kept, repeat(0))) if self.aliases else repeat(0),
-                reader.shared(storages, devices),
-                repeat("torch"),
-                kept,
-                ["could not be read" if size is None else "" for size in sizes] if None in sizes else repeat(""),
-            ),
-        )
+        plain.keep(first)
+        places = at(first, list(self._places))
+        items, requires = at(places, subjects.items), at(places, subjects.requires_grad)
+        count = len(places)
+        keys: list[Any] = plain.keys
+        return [
+            at(places, subjects.names),
+            self._type_names(at(places, subjects.kinds)),
+            plain.shapes,
+            plain.dtypes,
+            plain.devices,
+            _counted(plain.sizes, plain.devices),
+            list(map(kinds.get, keys, repeat("other"))) if kinds else ["other"] * count,
+            requires,
+            self._in_graph(items, requires),
+            at(places, subjects.cells),
+            list(map(self.aliases.get, keys, repeat(0))) if self.aliases else [0] * count,
+            plain.shared,
+            ["torch"] * count,
+            keys,
+            [""] * count,
+        ]
 
     def _representatives(self) -> Sequence[int]:
         """Return which tensor stands for each storage: one with a name before others, then the largest."""
-        if len(set(self._keys)) == len(self._keys):
-            return range(len(self._keys))
-        first = dict(zip(reversed(self._keys), reversed(range(len(self._keys))), strict=True))
+        keys: list[Any] = self._plain.keys
+        ordered = sorted(range(len(keys)), key=keys.__getitem__)
+        sorted_keys = list(map(keys.__getitem__, ordered))
+        again = list(map(eq, sorted_keys, islice(sorted_keys, 1, None)))
+        if True not in again:
+            return range(len(keys))
         sharing: dict[int, list[int]] = {}
-        for index, key in enumerate(self._keys):
-            if first[key] != index:
-                sharing.setdefault(key, [first[key]]).append(index)
+        for position in compress(range(len(again)), again):
+            sharing.setdefault(sorted_keys[position], [ordered[position]]).append(ordered[position + 1])
+        spare: set[int] = set()
         for key, several in sharing.items():
-            first[key] = min(several, key=self._rank)
+            spare.update(several)
+            spare.discard(min(several, key=self._rank))
             self.aliases[key] += len(several) - 1
-        return sorted(first.values())
+        return [index for index in range(len(keys)) if index not in spare]
 
     def _rank(self, index: int) -> tuple[bool, int, int]:
-        place = self._plain[index]
+        place = self._places[index]
         (elements,) = self._reader.column("nbytes", [self._subjects.items[place]])
         return self._subjects.names[place] is None, -(elements or 0), place
 
-    def _in_graph(self, items: Sequence[Any], requires: Sequence[bool]) -> Sequence[bool]:
+    def _in_graph(self, items: list[Any], requires: Sequence[bool]) -> list[bool]:
         if True not in requires:
             return [False] * len(items)
         return list(map(is_not, self._reader.column("grad_fn", items), repeat(None)))
 
+    def _type_names(self, kinds: list[int]) -> list[str]:
+        names = {kind: type_name(item) for kind, item in self._subjects.samples.items()}
+        return [*names.values()] * len(kinds) if len(names) == 1 else list(map(names.__getitem__, kinds))
+
     # -- the others -------------------------------------------------------------------------------------------
 
-    def _odd_rows(self, kinds: Mapping[int, TensorKind]) -> Iterator[TensorRecord]:
+    def odd_rows(self, kinds: Mapping[int, TensorKind]) -> list[TensorRecord]:
+        """Return one record for each set of storages of the tensors that are not plain."""
         reader, subjects = self._reader, self._subjects
         inside = self._inside_others()
         rows: dict[tuple[int, ...], TensorRecord] = {}
@@ -182,7 +192,7 @@ class Table:
                 reader.column(name, [tensor])[0] for name in ("dtype", "device", "requires_grad")
             )
             rows[key] = TensorRecord(
-                name=subjects.names[place],
+                name=subjects.name(place),
                 type_name=type_name(tensor),
                 shape=reader.shape(tensor),
                 dtype=reader.text(dtype),
@@ -198,7 +208,7 @@ class Table:
                 storage=key[0],
                 note=memory.note,
             )
-        yield from rows.values()
+        return list(rows.values())
 
     def _inside_others(self) -> set[int]:
         """Return the places of odd tensors all of whose storages belong to a larger one: a wrapper's sparse part."""
@@ -210,60 +220,40 @@ class Table:
         }
 
 
-def _those(items: list[T], places: Sequence[int]) -> list[T]:
-    """Return the items at ``places``, which are in order; all of them without a copy."""
-    return items if len(places) == len(items) else [items[place] for place in places]
-
-
-def _counted(sizes: list[int | None], devices: list[str]) -> list[int]:
-    """Return the bytes that count: none where they could not be read or where there is no memory behind them."""
-    if "meta" not in set(devices) and None not in set(sizes):
-        return sizes  # type: ignore[return-value]  # no None is in it
-    return [0 if size is None or device == "meta" else size for size, device in zip(sizes, devices, strict=True)]
-
-
-def _texts(reader: Reader, values: list[Any]) -> list[str]:
-    """Return dtypes or devices as text; there are few different ones."""
-    texts = {value: reader.text(value) for value in set(values)}
-    return list(map(texts.__getitem__, values))
-
-
-def _type_names(items: Sequence[Any]) -> list[str]:
-    kinds = list(map(id, map(type, items)))
-    names = {kind: type_name(item) for kind, item in samples(kinds, items).items()}
-    return list(map(names.__getitem__, kinds))
+def _counted(sizes: list[Any], devices: list[str]) -> list[int]:
+    """Return the bytes that count: none where there is no memory behind them."""
+    if "meta" not in devices:
+        return sizes
+    return [0 if device == "meta" else size for size, device in zip(sizes, devices, strict=True)]
 
 
 # -- what tensors are for -----------------------------------------------------------------------------------------
 
 
-def kinds_of(reader: Reader, heap: Heap, tensors: Sequence[Any], gradients: Sequence[Any]) -> dict[int, TensorKind]:
-    """Return what storages are for, by their identity; those that are not in it are for anything else."""
+def kinds_of(reader: Reader, heap: Heap, subjects: Subjects, gradients: Sequence[Any]) -> dict[int, TensorKind]:
+    """Return what storages are for, by ``Reader.keys``; those that are not in it are for anything else."""
     kinds: dict[int, TensorKind] = {}
-    groups: tuple[tuple[TensorKind, Iterator[Any]], ...] = (
+    groups: tuple[tuple[TensorKind, Iterable[Any]], ...] = (
         ("buffer", _buffers(reader, heap)),
         ("optimizer state", _states(reader, heap)),
-        ("gradient", iter(gradients)),
-        ("parameter", _parameters(tensors)),
+        ("gradient", gradients),
+        ("parameter", _parameters(subjects)),
     )
     for kind, found in groups:  # of several, the last one counts
-        for tensor in found:
-            for key in (*reader.memory(tensor).storages, id(tensor)):
-                kinds[key] = kind
+        kinds.update(zip(reader.keys(list(found)), repeat(kind)))
     return kinds
 
 
-def _parameters(tensors: Sequence[Any]) -> Iterator[Any]:
+def _parameters(subjects: Subjects) -> Iterator[Any]:
     base = library_type("torch.nn", "Parameter")
     if base is None:
         return
-    kinds = list(map(id, map(type, tensors)))
-    several = samples(kinds, tensors)
-    known = {kind for kind, item in several.items() if is_kind(item, base)}
-    yield from compress(tensors, map(known.__contains__, kinds))
+    several = subjects.samples
+    known = [kind for kind, item in several.items() if is_kind(item, base)]
+    yield from at(places_of(known, subjects.kinds, several), subjects.items)
     for kind, item in several.items():
         if kind not in known and type(item) is not base.__base__:  # torch marks a subclass's parameters so
-            same = compress(tensors, map(kind.__eq__, kinds))
+            same = at(places_of([kind], subjects.kinds, several), subjects.items)
             yield from (one for one in same if (instance_dict(one) or {}).get("_is_param") is True)
 
 

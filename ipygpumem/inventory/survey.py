@@ -14,15 +14,16 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress
-from operator import attrgetter
+from operator import not_
 from types import FrameType, ModuleType
 from typing import Any
 
 from ipygpumem.arrays import describe, library_type, samples
+from ipygpumem.columns import Rows, at, identities, places_of
 from ipygpumem.heap import Heap
 from ipygpumem.holders.frames import peek, running_frames
 from ipygpumem.inventory.memory import Reader
-from ipygpumem.inventory.naming import Names
+from ipygpumem.inventory.naming import Names, PathColumn
 from ipygpumem.inventory.rows import Subjects, Table, add_gradients, kinds_of
 from ipygpumem.kinds import instance_dict, is_atom, is_kind, module_dict, type_name
 from ipygpumem.model import Inventory, TensorKind, TensorRecord
@@ -55,11 +56,12 @@ def take(
         if progress is not None:
             progress(1, 2)
         try:
-            rows = [*survey.tensors(), *survey.ndarrays()]
+            columns = survey.columns()
         finally:
             survey.drop()
-        rows.sort(key=attrgetter("size_bytes"), reverse=True)
-        return Inventory(tuple(rows), time.time(), file, line, cell, tuple(survey.notes))
+        sizes = columns[TensorRecord._fields.index("size_bytes")]
+        order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
+        return Inventory(Rows(TensorRecord, columns, order), time.time(), file, line, cell, tuple(survey.notes))
 
 
 def kinds_of_objects() -> list[tuple[object, TensorKind]]:
@@ -109,7 +111,6 @@ class _Survey:
         self._cells: dict[str, int | None] = {}
         self._names = Names()
         self._names.walk(roots)
-        self._kinds = list(map(id, map(type, self._names.arrays)))
         self._heap = Heap()
         self._add_locals()
         self._shown: set[int] = set()
@@ -133,19 +134,23 @@ class _Survey:
     def _subjects(self, base: type, on_heap: Sequence[object]) -> Subjects:
         """Return all objects of one library, those with a name first."""
         found = self._names
-        kinds = self._kinds
-        wanted = {kind for kind, item in samples(kinds, found.arrays).items() if is_kind(item, base)}
-        marks = list(map(wanted.__contains__, kinds)) if wanted else []
-        items: list[Any] = list(compress(found.arrays, marks))
-        roots = list(compress(found.roots, marks))
+        several = {kind: item for kind, item in found.samples.items() if is_kind(item, base)}
+        places = places_of(several, found.kinds, found.samples)
+        roots = at(places, found.roots)
         cells = {root: self._cell(root) for root in set(roots)}
-        known = set(map(id, items))
-        rest = [item for item in on_heap if id(item) not in known]
+        if len(places) == len(on_heap) and base is not library_type("numpy", "ndarray") and not gc.get_freeze_count():
+            rest = []  # all tensors with a name are on the heap, so these are all that there are
+        else:
+            rest = list(compress(on_heap, map(not_, map(found.seen.__contains__, identities(on_heap)))))
+        kinds = list(map(id, map(type, rest)))
         nobody = [None] * len(rest)
         return Subjects(
-            items + rest,
-            [*compress(found.names, marks), *nobody],
+            at(places, found.arrays) + rest,
+            at(places, found.kinds) + kinds,
+            {**several, **samples(kinds, rest)},
+            [*places, *nobody],
             [*map(cells.__getitem__, roots), *nobody],
+            found.names,
         )
 
     def _cell(self, root: str) -> int | None:
@@ -153,22 +158,30 @@ class _Survey:
             self._cells[root] = self._cell_of(root)
         return self._cells[root]
 
-    def tensors(self) -> list[TensorRecord]:
-        """Return torch's tensors."""
+    def columns(self) -> list[Sequence[Any]]:
+        """Return the fields of the records of all tensors and arrays, one after the other."""
+        columns, records = self._tensors()
+        records += self._ndarrays()
+        for column, values in zip(columns, zip(*records, strict=True), strict=True) if records else ():
+            column.extend(values)
+        return [PathColumn(columns[0], self._names.names), *columns[1:]]
+
+    def _tensors(self) -> tuple[list[list[Any]], list[TensorRecord]]:
+        """Return torch's plain tensors as columns, and the others."""
         base, torch = library_type("torch", "Tensor"), loaded_torch()
         if base is None or torch is None or not hasattr(getattr(torch, "_C", None), "DisableTorchFunctionSubclass"):
-            return []  # not imported, or not yet
+            return [[] for _ in TensorRecord._fields], []  # not imported, or not yet
         with torch._C.DisableTorchFunctionSubclass():  # once: no subclass's own code must run
             reader = Reader(torch)
             subjects = self._subjects(base, self._heap.tensors)
             gradients = add_gradients(reader, subjects)
-            kinds = kinds_of(reader, self._heap, subjects.items, gradients)
+            kinds = kinds_of(reader, self._heap, subjects, gradients)
             table = Table(reader, subjects)
             self._match(reader, table)
-            rows = table.rows(kinds)
+            found = table.plain_columns(kinds), table.odd_rows(kinds)
         if table.unread:
             self.notes.append(f"the memory of {len(table.unread)} tensors {table.unread[0]}")
-        return rows
+        return found
 
     def kinds(self) -> list[tuple[object, TensorKind]]:
         """Return each object that has memory, or parts that do, and what it is for."""
@@ -179,7 +192,7 @@ class _Survey:
             return found
         with torch._C.DisableTorchFunctionSubclass():
             reader, subjects = Reader(torch), self._subjects(base, self._heap.tensors)
-            kinds = kinds_of(reader, self._heap, subjects.items, add_gradients(reader, subjects))
+            kinds = kinds_of(reader, self._heap, subjects, add_gradients(reader, subjects))
             for tensor in subjects.items:
                 keys = [id(tensor), *reader.memory(tensor).storages]
                 kind = next((kinds[key] for key in keys if key in kinds), other)
@@ -203,21 +216,21 @@ class _Survey:
                 interface: Any = array_type.__dict__["__array_interface__"].__get__(owner)
                 by_address[interface["data"][0]] = (int(array_type.__dict__["nbytes"].__get__(owner)), id(owner))
         addresses = sorted(by_address)
-        for key, address in table.foreign_addresses() if addresses else ():  # torch.from_numpy(array)
+        for key, address in table.addresses.items() if addresses else ():  # torch.from_numpy(array)
             start = addresses[max(0, bisect_right(addresses, address) - 1)]
             size, owner_id = by_address[start]
             if start <= address < start + size:
                 table.aliases[key] += 1
                 self._shown.add(owner_id)
 
-    def ndarrays(self) -> list[TensorRecord]:
+    def _ndarrays(self) -> list[TensorRecord]:
         """Return NumPy's arrays; those that show a tensor's memory were counted there."""
         array_type = library_type("numpy", "ndarray")
         if array_type is None:
             return []
         rows: dict[int, TensorRecord] = {}
         subjects = self._subjects(array_type, self._heap.ndarrays)
-        for item, name, cell in zip(subjects.items, subjects.names, subjects.cells, strict=True):
+        for place, item in enumerate(subjects.items):
             owner = _memory_of(array_type, item)
             found, key = describe(item), id(owner)
             if key in self._shown or found is None:
@@ -226,13 +239,13 @@ class _Survey:
                 rows[key] = rows[key]._replace(aliases=rows[key].aliases + 1)
                 continue
             rows[key] = TensorRecord(
-                name=name,
+                name=subjects.name(place),
                 type_name=found.type_name,
                 shape=found.shape,
                 dtype=found.dtype,
                 device="cpu",
                 size_bytes=found.size_bytes,
-                cell=cell,
+                cell=subjects.cells[place],
                 library="numpy" if is_kind(owner, array_type) else "buffer",
                 storage=key,
                 note=_MAPPED if _is_map(owner) else "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ipygpumem.columns import Rows
 from ipygpumem.model import Inventory, TensorGroup, TensorRecord
 from ipygpumem.reports.content import Report, Table, clean, count, device_label
 from ipygpumem.units import format_bytes
@@ -42,9 +43,9 @@ def _lines(inventory: Inventory) -> tuple[str, ...]:
 def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:
     columns = ("name", "type", "shape", "dtype", "device", "kind", "grad", "cell", "size")
     rows = [_row(row) for row in tensors[:top]]
-    rest = tensors[top:]
+    rest = Rows.of(TensorRecord, tensors[top:])
     if rest:
-        size = format_bytes(sum(row.size_bytes for row in rest))
+        size = format_bytes(sum(rest.column("size_bytes")))
         rows.append((f"and {len(rest):,} smaller", *[""] * (len(columns) - 2), size))
     return Table(title, columns, tuple(rows), frozenset({"cell", "size"}))
 
