@@ -54,7 +54,9 @@ class Heap:
         self.ndarrays: list[object] = _instances("numpy", "ndarray", tracked, kinds, types)
         self._array_type = library_type("numpy", "ndarray")
         tensor_kinds = set(map(id, map(type, self.tensors)))
-        if len(gc.get_referents(*self.tensors)) == len(self.tensors):  # their types only: nothing is behind them
+        if self.tensors and len(gc.get_referents(*self.tensors)) == len(
+            self.tensors
+        ):  # their types only: nothing is behind them
             tracked = list(compress(tracked, map(not_, map(tensor_kinds.__contains__, kinds))))
         self._look_behind(tracked)
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from ipygpumem.columns import Rows
 from ipygpumem.inventory import selection, survey
 from ipygpumem.inventory.naming import Names
 from ipygpumem.model import Inventory, TensorRecord
 from ipygpumem.reports import html, text
-from ipygpumem.reports.tensors import groups_report, tensors_report
+from ipygpumem.reports.tensors import difference_report, groups_report, tensors_report
 
 numpy = pytest.importorskip("numpy")
 
@@ -227,6 +231,59 @@ def test_a_difference_names_what_came_what_went_and_the_places() -> None:
     assert (found.came, found.went) == ((WEIGHT,), (LOSS,))
     assert (found.before, found.after) == ("", "train.py:12")
     assert found.changed_bytes == {"cuda:0": 20}
+
+
+def test_a_difference_is_shown_with_what_came_what_went_and_the_places() -> None:
+    found = selection.difference(made(ARRAY, LOSS), Inventory((WEIGHT, ARRAY), 1.0, "train.py", 12))
+    shown = [" ".join(line.split()) for line in text.render([difference_report(found, top=5)]).splitlines()]
+    assert shown[0] == "tensors and arrays · from before to train.py:12 · cuda:0 +20 B"
+    assert [line for line in shown if line.startswith(("came", "went", "model", "losses"))] == [
+        "came: 1",
+        "model.weight Parameter 2 × 3 float32 cuda:0 parameter 24 B",
+        "went: 1",
+        "losses[0] Tensor scalar float32 cuda:0 other 3 4 B",
+    ]
+    same = selection.difference(made(ARRAY), made(ARRAY))
+    assert text.render([difference_report(same, top=5)]) == "tensors and arrays · from before to after · no change"
+
+
+def test_rows_are_like_the_tuple_of_their_records() -> None:
+    records = (WEIGHT, LOSS, ARRAY)
+    rows = Rows.of(TensorRecord, records)
+    assert rows == records
+    assert records == rows
+    assert hash(rows) == hash(records)
+    assert (list(rows), rows[-1], list(rows[1:]), len(rows[:2])) == (list(records), ARRAY, [LOSS, ARRAY], 2)
+    assert rows != records[:2]
+    assert rows.where([False, True, True]).column("name") == ["losses[0]", None]
+    assert pickle.loads(pickle.dumps(rows)) == records
+    assert Rows.of(TensorRecord, ()) == ()
+
+
+def test_an_inventory_survives_its_dictionary_and_a_copy() -> None:
+    box = {"x": [numpy.ones(10), numpy.ones(20)]}
+    found = survey.take([("box", box)])
+    again = Inventory.from_dict(json.loads(json.dumps(found.to_dict())))
+    assert again == found == pickle.loads(pickle.dumps(found))
+    assert hash(again.tensors) == hash(found.tensors)
+
+
+def test_the_largest_come_first() -> None:
+    sizes = [row.size_bytes for row in survey.take([("box", [numpy.ones(size) for size in (3, 9, 5)])]).tensors]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_an_inventory_holds_no_object_of_the_users() -> None:
+    class Key:
+        pass
+
+    key, arrays = Key(), [numpy.ones(3) for _ in range(10)]
+    box = {key: arrays[:5], 1: arrays[5:]}
+    found = survey.take([("box", box), ("arrays", arrays)])
+    references = [weakref.ref(key), *map(weakref.ref, arrays)]
+    del key, arrays, box
+    assert [reference() for reference in references] == [None] * 11
+    assert {f"arrays[{place}]" for place in range(10)} <= {row.name for row in found.tensors}
 
 
 def test_users_text_cannot_break_a_report() -> None:

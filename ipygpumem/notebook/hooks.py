@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ipygpumem.errors import NotLoadedError
+from ipygpumem.notebook import rich
 from ipygpumem.notebook.completion import complete_experiment, complete_gpumem
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.magics import GpuMemMagics
@@ -65,6 +66,7 @@ class Hooks:
         for name, completer in (("experiment", complete_experiment), ("gpumem", complete_gpumem)):
             for prefix in ("%", "%%"):
                 self._completer(prefix + name, functools.partial(_completions, completer, session))
+        self._undo.append(rich.register(shell))
         self._undo.append(lambda: session.recorder.unload() if "recorder" in vars(session) else None)
         if config.record:
             session.recorder.load()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ipygpumem.columns import Rows
-from ipygpumem.model import Inventory, TensorGroup, TensorRecord
+from ipygpumem.model import Inventory, InventoryDiff, TensorGroup, TensorRecord
 from ipygpumem.reports.content import Report, Table, clean, count, device_label
-from ipygpumem.units import format_bytes
+from ipygpumem.units import format_bytes, format_change
 
 _SEPARATOR = " · "
 
@@ -27,6 +27,16 @@ def groups_report(inventory: Inventory, by: str, groups: Sequence[TensorGroup], 
         rows.append((f"and {len(rest):,} smaller", str(tensors), format_bytes(size)))
     table = Table("", (by, "tensors", "size"), tuple(rows), frozenset({"tensors", "size"}))
     return Report("tensors", _headline(inventory), _lines(inventory), (table,) if rows else ())
+
+
+def difference_report(difference: InventoryDiff, *, top: int) -> Report:
+    """Return the ``top`` largest tensors that came, as many that went, and where the inventories were taken."""
+    places = [f"from {difference.before or 'before'} to {difference.after or 'after'}"]
+    changes = [f"{device_label(device)} {format_change(size)}" for device, size in difference.changed_bytes.items()]
+    parts = ((f"came: {len(difference.came):,}", difference.came), (f"went: {len(difference.went):,}", difference.went))
+    tables = tuple(_table(title, tensors, top) for title, tensors in parts if tensors)
+    headline = _SEPARATOR.join(["tensors and arrays", *map(clean, places), *(changes or ["no change"])])
+    return Report("difference", headline, (), tables)
 
 
 def _headline(inventory: Inventory) -> str:

@@ -82,6 +82,19 @@ def test_the_difference_of_two_inventories_names_their_cells(notebook: Kernel) -
     assert notebook.value("(d.before, d.after)") == (f"cell {count - 2}", f"cell {count}")
 
 
+def test_a_difference_as_a_cells_result_is_a_table(notebook: Kernel) -> None:
+    ok(notebook, "import numpy as np, ipygpumem\nfirst = ipygpumem.tensors()\nnew = np.ones(1 << 18)")
+    ok(notebook, "second = ipygpumem.tensors('new')\nd = ipygpumem.diff(first, ipygpumem.tensors())")
+    shown = ok(notebook, "d").result
+    assert shown is not None
+    assert "came: " in shown
+    assert row(shown, "new").endswith(" 2 MiB")
+    assert "1 storage" in str(ok(notebook, "second").result)
+    assert notebook.value("repr(d)[:15], len(repr([second, d]).splitlines())") == ("<InventoryDiff:", 1)
+    assert "\n" not in str(ok(notebook, "(d, second)").result).replace(",\n", "")  # inside another: a line each
+    assert "<table" in notebook.value("get_ipython().display_formatter.format(d)[0]['text/html']")
+
+
 def test_no_method_of_a_users_object_runs(notebook: Kernel) -> None:
     ok(notebook, HOSTILE, "import numpy as np, weakref")
     ok(
