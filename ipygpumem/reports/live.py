@@ -22,6 +22,8 @@ _LINE = (
     'margin-left: var(--jp-code-padding, 5px)">{}</div>'
 )
 
+_PART = '<span style="white-space: nowrap">{}</span>'
+
 
 class Sample(NamedTuple):
     """What was drawn of each device at one moment of a cell."""
@@ -41,20 +43,20 @@ def live_html(readings: Sequence[Reading], samples: Sequence[Sample]) -> str:
     for reading in _in_use(readings):
         curve, top = _curve(samples, reading, _HTML_COLUMNS)
         label = f"{device_label(reading.device)}, the last minute"
-        parts.append(escape(_words(reading)) + html_spark(curve, top, label))
+        parts.append(_PART.format(escape(_words(reading)) + html_spark(curve, top, label)))
     return _LINE.format(" · ".join(parts))
 
 
 def live_text(readings: Sequence[Reading], samples: Sequence[Sample], *, width: int, ascii_only: bool = False) -> str:
     """Return the line for a terminal, at most ``width`` characters: curves get shorter first, then the line does."""
-    separator = " | " if ascii_only else " · "
+    separator, rest = (" | ", "...") if ascii_only else (" · ", "…")
     text = ""
     for columns in _TEXT_COLUMNS:
         parts = [_text_part(reading, samples, columns, ascii_only=ascii_only) for reading in _in_use(readings)]
         text = separator.join([_time(samples[-1]), *parts])
         if len(text) <= width:
             break
-    return text[:width]
+    return text if len(text) <= width else text[: width - len(rest)] + rest
 
 
 def _text_part(reading: Reading, samples: Sequence[Sample], columns: int, *, ascii_only: bool) -> str:
