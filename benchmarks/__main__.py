@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks import environment, exactness, explaining, live, loading, rendering, slowdown, trivial
+from benchmarks import environment, exactness, explaining, history, live, loading, rendering, slowdown, trivial
 from benchmarks.report import Section, render
 from benchmarks.tools import OURS, PEER
 
@@ -24,6 +24,7 @@ _BENCHMARKS = {
     "loading": loading.run,
     "explaining": explaining.run,
     "rendering": rendering.run,
+    "history": history.run,
 }
 
 _HEAD = """\

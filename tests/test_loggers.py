@@ -52,7 +52,7 @@ class FakeLogger:
     def __init__(self) -> None:
         self.logged: list[dict[str, float]] = []
 
-    def log_metrics(self, metrics: dict[str, float]) -> None:
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
         assert all(re.fullmatch(r"[\w./ -]+", name) for name in metrics)
         self.logged.append(metrics)
 
