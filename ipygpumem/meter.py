@@ -120,7 +120,7 @@ class Meter:
         """Return each device's memory now, while other threads use the devices; open spans do not notice."""
         with self._lock:
             self._find()
-            return {reading.device: reading for probe in self._probes for reading in self._try(probe, probe.glance)}
+            return {reading.device: reading for probe in self._probes for reading in self._glance(probe)}
 
     def change(self, action: Callable[[], None]) -> None:
         """Run ``action``, which changes a probe, with the peaks so far safe in the open spans."""
@@ -141,27 +141,27 @@ class Meter:
     def _read(
         self, probe: Probe, *, detail: bool = False, peak: bool = True, rearm: bool = False
     ) -> tuple[Reading, ...]:
-        """Read a probe into all open spans."""
-
-        def read() -> tuple[Reading, ...]:
+        """Read a probe into all open spans; one that fails is left out and named in ``failures``."""
+        try:
             readings = probe.read(detail=detail, peak=peak)
             for measurement in self._open:
                 measurement.fold(readings)
             if rearm:
                 probe.rearm()
-            return readings
-
-        return self._try(probe, read)
-
-    def _try(self, probe: Probe, read: Callable[[], tuple[Reading, ...]]) -> tuple[Reading, ...]:
-        """Return what ``read`` gives; a probe that fails is left out and named in ``failures``."""
-        try:
-            readings = read()
         except Exception as error:  # a driver that broke must not take the host's figures with it
-            self.failures[type(probe).__name__] = f"{type(error).__name__}: {error}"
-            return ()
+            return self._failed(probe, error)
         self.failures.pop(type(probe).__name__, None)
         return readings
+
+    def _glance(self, probe: Probe) -> tuple[Reading, ...]:
+        try:
+            return probe.glance()
+        except Exception as error:  # as above
+            return self._failed(probe, error)
+
+    def _failed(self, probe: Probe, error: Exception) -> tuple[Reading, ...]:
+        self.failures[type(probe).__name__] = f"{type(error).__name__}: {error}"
+        return ()
 
     def _sample_if_needed(self) -> None:
         if self._open and any(probe.sampled for probe in self._probes):

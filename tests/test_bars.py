@@ -63,7 +63,7 @@ def test_without_the_devices_use_the_processs_own_is_shown_and_without_a_total_n
 def test_the_label_says_what_the_bar_shows() -> None:
     bar = bar_of("RAM", Usage("cpu", 2 * GIB, 3 * GIB, 4 * GIB, 8 * GIB, "kernel"))
     assert bar is not None
-    assert bar.label == "RAM: 2.00 GiB in use, +1.00 GiB kept, peak +2.00 GiB, of 8.00 GiB"
+    assert bar.label == "RAM: 3.00 GiB of 8.00 GiB in use"
     assert f'aria-label="{bar.label}"' in html_bar(bar)
 
 

@@ -263,7 +263,7 @@ def test_html_is_a_few_elements_with_inline_styles_and_nothing_from_outside() ->
 
 def test_a_bar_in_html_is_told_in_words_and_can_be_left_out() -> None:
     report = content.cell_report(cell(usages=(RAM,)))
-    words = 'aria-label="RAM: 3.00 GiB in use, +512 MiB kept, peak +1.31 GiB, of 16.00 GiB"'
+    words = 'aria-label="RAM: 3.50 GiB of 16.00 GiB in use"'
     assert words in html.render([report])
     assert 'role="img"' not in html.render([report, *every_report()], bars=False)
 

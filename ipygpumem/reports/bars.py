@@ -11,7 +11,7 @@ from html import escape
 
 from ipygpumem.model import Usage
 from ipygpumem.reports.cleaning import clean
-from ipygpumem.units import format_bytes, format_change
+from ipygpumem.units import format_bytes
 
 _CELLS = 8
 _BLOCKS = ("▒", "█", "░")
@@ -80,10 +80,7 @@ def bar_of(name: str, usage: Usage) -> Bar | None:
         mine = usage.after_bytes if usage.reserved_bytes is None else usage.reserved_bytes
         # The peak lay in the allocator's cache, unless that was given back since.
         used = max(usage.used_bytes - kept - peak, usage.used_bytes - mine + used)
-    words = (
-        f"{name}: {format_bytes(used)} in use, {format_change(usage.delta_bytes)} kept, "
-        f"peak {format_change(usage.peak_delta_bytes)}, of {format_bytes(usage.total_bytes)}"
-    )
+    words = f"{name}: {format_bytes(used + kept)} of {format_bytes(usage.total_bytes)} in use"
     return Bar(words, usage.total_bytes, used, kept, peak)
 
 

@@ -38,7 +38,8 @@ def render(reports: Iterable[Report], style: Style = PLAIN) -> str:
 
 
 def _report(report: Report, style: Style) -> str:
-    blocks = [_headline(report.head, style)]
+    # A cell's line goes this way after every cell: nothing to lay out.
+    blocks = [clean(report.headline) if style is PLAIN else _headline(report.head, style)]
     blocks += [_table(table, style) for table in report.tables if not table.echo]
     blocks += [_titled(fact.title, fact.text, style) for fact in report.facts]
     blocks += [_wrapped(line, style) for line in report.lines]
