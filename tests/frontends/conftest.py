@@ -22,7 +22,8 @@ PICTURES = "IPYGPUMEM_PICTURES"
 _CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-def _needs(*modules: str) -> None:
+def needs(*modules: str) -> None:
+    """Skip a test, or fail it where all is required, if something is missing."""
     missing = [module for module in modules if find_spec(module) is None]
     if _CHROMIUM is None:
         missing.append("chromium")
@@ -34,7 +35,7 @@ def _needs(*modules: str) -> None:
 @pytest.fixture(scope="package")
 def browser() -> Iterator[BrowserContext]:
     """The system's chromium, without a window."""
-    _needs("playwright")
+    needs("playwright")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -47,7 +48,7 @@ def browser() -> Iterator[BrowserContext]:
 @pytest.fixture(scope="package")
 def server(browser: BrowserContext, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A JupyterLab server."""
-    _needs("jupyterlab")
+    needs("jupyterlab")
     server = Server(tmp_path_factory.mktemp("lab"))
     yield server
     server.close()

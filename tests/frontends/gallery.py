@@ -21,11 +21,9 @@ class Shown:
     pictures: list[str]
 
 
-def shown(section: str | None = None) -> list[Shown]:
-    """Return the cells of the page, or of one of its sections."""
-    text = PAGE.read_text("utf-8")
-    if section is not None:
-        text = text.split(f"\n## {section}\n")[1].split("\n## ")[0]
+def shown(*, died: bool = False) -> list[Shown]:
+    """Return the cells of the page, or those of its last section, where the kernel ``died``."""
+    text = PAGE.read_text("utf-8").split("\n## When the kernel died\n")[died]
     found: list[Shown] = []
     for part in _PART.finditer(text):
         if part["cell"] is not None:

@@ -11,7 +11,7 @@ from PIL import Image
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
 
-COLOURS = 128
+COLOURS = 96
 
 
 class Pictures:
@@ -24,6 +24,7 @@ class Pictures:
         """Write an element of a page as ``name.png``."""
         if self.folder is None:
             return
+        element.page.mouse.move(0, 0)  # what is under the mouse looks different
         picture = Image.open(io.BytesIO(element.screenshot(animations="disabled"))).convert("RGB")
         self.folder.mkdir(parents=True, exist_ok=True)
         picture.quantize(COLOURS, dither=Image.Dither.NONE).save(self.folder / f"{name}.png", optimize=True)
