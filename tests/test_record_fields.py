@@ -27,6 +27,10 @@ def loaded(shell: InteractiveShell) -> InteractiveShell:
         ("loss = train()\nloss", "loss = train()"),
         ("\n\n# first\n%%time\n  loss = train()", "loss = train()"),
         ("# only this", "# only this"),
+        ("import torch\nfrom x import (\n    y,\n    z)\nrun(y)", "run(y)"),
+        ("from x import (\n    y)\n", "from x import ("),
+        ("%%time\nimport torch\nfrom x import y", "import torch"),
+        ("import torch\nmodel = Net()", "model = Net()"),
         ("# a comment\n%matplotlib inline", "%matplotlib inline"),
         ("!ls", "!ls"),
         ("", ""),
@@ -97,17 +101,19 @@ def test_errors_count_where_frames_are_never_released(loaded: InteractiveShell) 
     assert ipygpumem.experiments()[0].ooms == 1
 
 
-def test_notes_become_parameters(loaded: InteractiveShell) -> None:
+def test_notes_become_parameters(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
     notes = "--note lr=1e-3 bs=64 --note 'optimizer=AdamW fused' amp=True n=-0"
     loaded.run_cell(f"%%experiment one {notes} --report none\n1")
     loaded.run_cell("%experiment start two --note x=1")
     loaded.run_cell("%experiment end")
+    loaded.run_line_magic("config", "IPyGpuMem.experiment_report = 'full'")
     with ipygpumem.experiment("three", note={"lr": 0.5, "amp": True, "name": "x"}):
         pass
     one, two, three = (record.parameters for record in ipygpumem.experiments())
     assert one == {"lr": 0.001, "bs": 64, "optimizer": "AdamW fused", "amp": "True", "n": 0}
     assert two == {"x": 1}
     assert three == {"lr": 0.5, "amp": "True", "name": "x"}
+    assert "noted: lr=0.5, amp=True, name=x" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -26,18 +26,24 @@ def digest_of(source: str) -> str:
 
 
 def telling_line(source: str) -> str:
-    """Return the first line of code, else of a magic, else of a comment, cut to 80 characters."""
-    magic = comment = ""
+    """Return the first line of code, else of an import, of a magic, of a comment, cut to 80 characters."""
+    imported = magic = comment = ""
+    inside = False
     for text in source[:_HEAD_LENGTH].splitlines():
         line = text.strip()
-        if line.startswith("#"):
+        if inside:  # an import's parentheses
+            inside = ")" not in line
+        elif line.startswith("#"):
             comment = comment or line
         elif line.startswith(("%", "!")):
             magic = magic or line
+        elif line.startswith(("import ", "from ")):
+            imported = imported or line
+            inside = "(" in line and ")" not in line
         elif line:
             break
     else:
-        line = magic or comment
+        line = imported or magic or comment
     return line if len(line) <= _LINE_LENGTH else line[: _LINE_LENGTH - 1] + "…"
 
 

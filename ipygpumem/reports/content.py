@@ -128,6 +128,9 @@ def _experiment_facts(record: ExperimentRecord) -> tuple[Fact, ...]:
         for title, names in (("deleted", record.deleted), ("restored", record.restored), ("kept", record.kept))
         if names
     ]
+    noted = tuple(clean_name(f"{name}={value}") for name, value in record.parameters.items())
+    if noted:
+        facts.insert(0, Fact("noted", noted[:_NAMES_SHOWN], code=True, more=max(0, len(noted) - _NAMES_SHOWN)))
     steps = _step_list(record.steps)
     return (*facts, Fact("given back", tuple(steps))) if steps else tuple(facts)
 
