@@ -105,7 +105,7 @@ def test_a_cell_that_never_ends_does_not_make_the_next_ones_nested(session: Sess
     assert len(session.history) == 2
 
 
-@pytest.mark.parametrize("step", ["_measure", "_remember", "_recover"])
+@pytest.mark.parametrize("step", ["_measure", "_remember", "recover"])
 def test_an_interrupt_in_our_own_work_still_ends_what_ends_with_the_cell(
     session: Session, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -116,7 +116,7 @@ def test_an_interrupt_in_our_own_work_still_ends_what_ends_with_the_cell(
     session.cell_begins(info)
     experiment = Experiment(session, "one cell").start()
     session.end_with_cell(experiment)
-    monkeypatch.setattr(session, step, interrupted)
+    monkeypatch.setattr(session.recoveries if step == "recover" else session, step, interrupted)
     session.cell_ends(result_of(info))
     assert session.open == []
     assert experiment.record is not None

@@ -71,7 +71,7 @@ def free(session: Session) -> list[content.Report]:
     before = session.meter.now()
     steps: list[ReclaimStep] = []
     session.outputs.forget_hidden()
-    tracebacks_step = ("tracebacks", session.release_stored_tracebacks)
+    tracebacks_step = ("tracebacks", session.recoveries.release_stored_tracebacks)
     reclaim.run_steps(session.meter, [tracebacks_step, *leaks.steps_that_free()], steps)
     after = session.meter.now()
     reclaimed = reclaim.fallen(reclaim.current(before), reclaim.current(after))

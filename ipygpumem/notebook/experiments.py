@@ -21,7 +21,6 @@ from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.session import Session
-    from ipygpumem.tracebacks import Failure
 
 
 @dataclass(frozen=True)
@@ -34,24 +33,6 @@ class _AtEnd:
     """The peaks of the user's code: what the clean-up itself needs is none of them."""
     waiting: list[Held]
     watched: list[leaks.Watched]
-
-
-class OomCount:
-    """Counts the out-of-memory errors of one cell for the experiments, each once on its way out through all of them."""
-
-    def __init__(self) -> None:
-        self._last = 0
-        self._counted: list[Experiment] = []
-
-    def add(
-        self, error: BaseException, failure: Failure, experiments: list[Experiment], leaving: Experiment | None = None
-    ) -> None:
-        """Count ``error`` for all open experiments, unless it did so when it left one of them."""
-        known = id(error) == self._last and (leaving is None or leaving in self._counted)
-        if failure.kind == "oom" and not known:
-            self._last, self._counted = id(error), list(experiments)
-            for experiment in experiments:
-                experiment.ooms += 1
 
 
 def _check(name: object, keep: list[str], seed: object, report: object) -> None:
@@ -179,7 +160,7 @@ class Experiment:
     ) -> None:
         try:
             if error is not None:
-                self._session.failed_inside(self, error)
+                self._session.recoveries.failed_inside(self, error)
         finally:
             if self.record is None:
                 self.finish()
@@ -239,7 +220,7 @@ class Experiment:
 
     def _release_tracebacks(self) -> None:
         if self.failed:
-            self._session.release_stored_tracebacks()
+            self._session.recoveries.release_stored_tracebacks()
 
     def _watch(self) -> list[leaks.Watched]:
         """Return what the scope's names and outputs hold, with functions that say whether it is still alive."""

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import functools
-import sys
 import time
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ipygpumem import reclaim, tracebacks
+from ipygpumem import reclaim
 from ipygpumem.bindings import bindings_of
 from ipygpumem.errors import ExperimentError, NotLoadedError
 from ipygpumem.kinds import text_of, type_name
 from ipygpumem.meter import Meter
-from ipygpumem.model import CellRecord, ExperimentRecord, Reading, ReclaimStep, RecoveryRecord
+from ipygpumem.model import CellRecord, ExperimentRecord
 from ipygpumem.notebook.cells import Cell, CellStack
 from ipygpumem.notebook.config import IPyGpuMem
-from ipygpumem.notebook.experiments import Experiment, OomCount
-from ipygpumem.notebook.lasterror import error_of, last_error, shown_since, stored_error
-from ipygpumem.notebook.leaks import Watched, steps_that_free
+from ipygpumem.notebook.experiments import Experiment
+from ipygpumem.notebook.lasterror import error_of, last_error, shown_since
+from ipygpumem.notebook.leaks import Watched
 from ipygpumem.notebook.live import Live
 from ipygpumem.notebook.outputs import Outputs
+from ipygpumem.notebook.recoveries import Recoveries
 from ipygpumem.notebook.show import Screen
 from ipygpumem.notebook.sources import digest_of, telling_line
 from ipygpumem.notebook.subscribers import Subscribers
@@ -29,7 +29,7 @@ from ipygpumem.notebook.ticker import Ticker
 from ipygpumem.notebook.trends import Trends
 from ipygpumem.probes import Probe
 from ipygpumem.probes.accelerators import accelerators
-from ipygpumem.probes.host import HostProbe, available_bytes
+from ipygpumem.probes.host import HostProbe
 from ipygpumem.recorded import SessionRecord
 from ipygpumem.reports import content
 from ipygpumem.reports.history import growth_line
@@ -67,7 +67,7 @@ class Session:
         self.live = Live(shell, config, self.ticker)
         self._unseen: list[tuple[Scope, Pending]] = []
         self._garbage = reclaim.GarbageBudget()
-        self._oom_count = OomCount()
+        self.recoveries = Recoveries(shell, config, self.meter, self._cells, self.open)
         self._trends = Trends()
 
     @property
@@ -98,7 +98,7 @@ class Session:
         cell.last_error = last_error()
         if self.open and not cell.nested:
             cell.experiment = self.open[-1].name
-            self._oom_count = OomCount()
+            self.recoveries.count_anew()
             for experiment in self.open:
                 experiment._reseed()
         cell.started = time.perf_counter()
@@ -143,7 +143,7 @@ class Session:
             try:
                 record = self._measure(cell, result, error, seconds)
                 try:
-                    recovered = self._recover(cell, error or shown_since(cell.last_error))
+                    recovered = self.recoveries.recover(cell, error or shown_since(cell.last_error))
                 finally:  # an interrupted recovery loses no cell
                     reports += self._remember(cell, record)
                 reports += recovered
@@ -200,90 +200,6 @@ class Session:
         forget_gone([experiment.scope for experiment in self.open])
         for experiment in self.open:
             self.outputs.settle(experiment.outputs_at_start)
-
-    # -- errors -----------------------------------------------------------------------------------------------
-
-    def _recover(self, cell: Cell, error: BaseException | None) -> list[content.Report]:
-        if error is not None:
-            failure = tracebacks.classify(error)
-            self._oom_count.add(error, failure, self.open)
-            releases = cell.released_by == id(error) or self._releases(failure)
-            if cell.recovery is None and (releases or failure.poisoned):
-                cell.recovery = self._recovery(error, failure, release=releases)
-            elif releases:
-                self._release(error)  # frames that still ran when the experiment inside the cell ended
-        running = self._cells.running()
-        if cell.nested and running and cell.recovery is not None:
-            running[-1].recovery = cell.recovery  # shown by the outermost cell: a magic may capture this one's output
-            return []
-        if cell.recovery is None:
-            return []
-        return content.recovery_reports(cell.recovery, self.config.min_held_bytes)
-
-    def _releases(self, failure: tracebacks.Failure) -> bool:
-        policy = self.config.release_frames
-        return policy == "always" or (policy != "never" and failure.kind in policy.split("+"))
-
-    def _recovery(self, error: BaseException, failure: tracebacks.Failure, *, release: bool) -> RecoveryRecord:
-        """Release what the frames of ``error`` hold, give the memory back, and return what came back."""
-        held = tracebacks.held(error)
-        before = self.meter.now(detail=True)
-        released: list[int] = []
-        steps: list[ReclaimStep] = []
-        if release:
-            frames_step = ("frames", lambda: released.append(self._release(error)))
-            reclaim.run_steps(self.meter, [frames_step, *steps_that_free(devices=not failure.poisoned)], steps)
-        now = reclaim.current(self.meter.now())
-        return RecoveryRecord(
-            kind=failure.kind,
-            error=failure.error,
-            message=failure.message,
-            requested_bytes=failure.requested_bytes,
-            free=_free(before),
-            held=held,
-            frames=sum(released),
-            reclaimed=reclaim.fallen(reclaim.current(before), now),
-            now=now,
-            steps=tuple(steps),
-            poisoned=failure.poisoned,
-        )
-
-    def failed_inside(self, experiment: Experiment, error: BaseException) -> None:
-        """An error leaves a ``with`` block: its frames belong to the experiment that ends now."""
-        experiment.failed = True
-        running = self._cells.running()
-        failure = tracebacks.classify(error)
-        self._oom_count.add(error, failure, self.open, leaving=experiment)
-        cell = running[-1] if running else None
-        if self._releases(failure):
-            if cell is not None and cell.recovery is not None:
-                self._release(error)  # told already, by an experiment inside this one
-                return
-            record = self._recovery(error, failure, release=True)
-            if cell is not None:
-                cell.recovery = record
-        elif cell is not None and self.config.release_frames != "never":
-            cell.released_by = id(error)
-            experiment._note("what the traceback's frames hold comes back when the cell ends")
-
-    def release_stored_tracebacks(self) -> None:
-        """Release the frames of the last error, which IPython and ``sys`` keep for %debug and %tb."""
-        if self.config.release_frames == "never":
-            return
-        last = self.shell.last_execution_result
-        stored = [stored_error("last_exc"), stored_error("last_value"), error_of(last)]
-        for error in {id(error): error for error in stored if error is not None}.values():
-            self._release(error)
-
-    def _release(self, error: BaseException) -> int:
-        """Release ``error``, and let ``sys`` and IPython keep its stand-in instead of its real traceback."""
-        real = tracebacks.traceback_of(error)
-        cleared = tracebacks.release(error)
-        if getattr(sys, "last_traceback", None) is real:
-            sys.last_traceback = tracebacks.traceback_of(error)
-        if self.shell.InteractiveTB.tb is real:
-            self.shell.InteractiveTB.tb = tracebacks.traceback_of(error)
-        return cleared
 
     # -- experiments ------------------------------------------------------------------------------------------
 
@@ -364,16 +280,6 @@ def _settle(pending: list[tuple[Scope, Pending]], *, failed: bool) -> None:
     for scope, names in pending:
         scope.after_code(names, failed=failed)
     pending.clear()
-
-
-def _free(readings: dict[str, Reading]) -> dict[str, int]:
-    """Return each device's free bytes, where they are known."""
-    free = {
-        device: reading.total_bytes - reading.used_bytes
-        for device, reading in readings.items()
-        if reading.total_bytes is not None and reading.used_bytes is not None
-    }
-    return {"cpu": available_bytes(), **free}
 
 
 def session_of(shell: Any) -> Session:

@@ -1,0 +1,160 @@
+"""After an out-of-memory error or an interrupt: what the frames held, its release, and what came back."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ipygpumem import reclaim, tracebacks
+from ipygpumem.meter import Meter
+from ipygpumem.model import Reading, ReclaimStep, RecoveryRecord
+from ipygpumem.notebook.cells import Cell, CellStack
+from ipygpumem.notebook.config import IPyGpuMem
+from ipygpumem.notebook.lasterror import error_of, stored_error
+from ipygpumem.notebook.leaks import steps_that_free
+from ipygpumem.probes.host import available_bytes
+from ipygpumem.reports import content
+
+if TYPE_CHECKING:
+    from ipygpumem.notebook.experiments import Experiment
+
+
+class Recoveries:
+    """Gives back what errors hold in one shell.
+
+    Args:
+        shell: IPython's shell.
+        config: after which errors frames are released, and what is worth a line.
+        meter: tells what came back.
+        cells: the running cells.
+        experiments: those that are open, innermost last; the session keeps the list.
+    """
+
+    def __init__(
+        self, shell: Any, config: IPyGpuMem, meter: Meter, cells: CellStack, experiments: list[Experiment]
+    ) -> None:
+        self._shell = shell
+        self._config = config
+        self._meter = meter
+        self._cells = cells
+        self._open = experiments
+        self._oom_count = _OomCount()
+
+    def count_anew(self) -> None:
+        """A cell begins: an error like the last one's is another one."""
+        self._oom_count = _OomCount()
+
+    def recover(self, cell: Cell, error: BaseException | None) -> list[content.Report]:
+        """Release what the cell's error holds, if the policy says so, and return the report."""
+        if error is not None:
+            failure = tracebacks.classify(error)
+            self._oom_count.add(error, failure, self._open)
+            releases = cell.released_by == id(error) or self._releases(failure)
+            if cell.recovery is None and (releases or failure.poisoned):
+                cell.recovery = self._record(error, failure, release=releases)
+            elif releases:
+                self._release(error)  # frames that still ran when the experiment inside the cell ended
+        running = self._cells.running()
+        if cell.nested and running and cell.recovery is not None:
+            running[-1].recovery = cell.recovery  # shown by the outermost cell: a magic may capture this one's output
+            return []
+        if cell.recovery is None:
+            return []
+        return content.recovery_reports(cell.recovery, self._config.min_held_bytes)
+
+    def _releases(self, failure: tracebacks.Failure) -> bool:
+        policy = self._config.release_frames
+        return policy == "always" or (policy != "never" and failure.kind in policy.split("+"))
+
+    def _record(self, error: BaseException, failure: tracebacks.Failure, *, release: bool) -> RecoveryRecord:
+        """Release what the frames of ``error`` hold, give the memory back, and return what came back."""
+        held = tracebacks.held(error)
+        before = self._meter.now(detail=True)
+        released: list[int] = []
+        steps: list[ReclaimStep] = []
+        if release:
+            frames_step = ("frames", lambda: released.append(self._release(error)))
+            reclaim.run_steps(self._meter, [frames_step, *steps_that_free(devices=not failure.poisoned)], steps)
+        now = reclaim.current(self._meter.now())
+        return RecoveryRecord(
+            kind=failure.kind,
+            error=failure.error,
+            message=failure.message,
+            requested_bytes=failure.requested_bytes,
+            free=_free(before),
+            held=held,
+            frames=sum(released),
+            reclaimed=reclaim.fallen(reclaim.current(before), now),
+            now=now,
+            steps=tuple(steps),
+            poisoned=failure.poisoned,
+        )
+
+    def failed_inside(self, experiment: Experiment, error: BaseException) -> None:
+        """An error leaves a ``with`` block: its frames belong to the experiment that ends now."""
+        experiment.failed = True
+        running = self._cells.running()
+        failure = tracebacks.classify(error)
+        self._oom_count.add(error, failure, self._open, leaving=experiment)
+        cell = running[-1] if running else None
+        if self._releases(failure):
+            if cell is not None and cell.recovery is not None:
+                self._release(error)  # told already, by an experiment inside this one
+                return
+            record = self._record(error, failure, release=True)
+            if cell is not None:
+                cell.recovery = record
+        elif cell is not None and self._config.release_frames != "never":
+            cell.released_by = id(error)
+            experiment._note("what the traceback's frames hold comes back when the cell ends")
+
+    def release_stored_tracebacks(self) -> None:
+        """Release the frames of the last error, which IPython and ``sys`` keep for %debug and %tb."""
+        if self._config.release_frames == "never":
+            return
+        last = self._shell.last_execution_result
+        stored = [stored_error("last_exc"), stored_error("last_value"), error_of(last)]
+        for error in {id(error): error for error in stored if error is not None}.values():
+            self._release(error)
+
+    def _release(self, error: BaseException) -> int:
+        """Release ``error``, and let ``sys`` and IPython keep its stand-in instead of its real traceback."""
+        real = tracebacks.traceback_of(error)
+        cleared = tracebacks.release(error)
+        if getattr(sys, "last_traceback", None) is real:
+            sys.last_traceback = tracebacks.traceback_of(error)
+        if self._shell.InteractiveTB.tb is real:
+            self._shell.InteractiveTB.tb = tracebacks.traceback_of(error)
+        return cleared
+
+
+class _OomCount:
+    """Counts the out-of-memory errors of one cell for the experiments, each once on its way out through all of them."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._counted: list[Experiment] = []
+
+    def add(
+        self,
+        error: BaseException,
+        failure: tracebacks.Failure,
+        experiments: list[Experiment],
+        leaving: Experiment | None = None,
+    ) -> None:
+        """Count ``error`` for all open experiments, unless it did so when it left one of them."""
+        known = id(error) == self._last and (leaving is None or leaving in self._counted)
+        if failure.kind == "oom" and not known:
+            self._last, self._counted = id(error), list(experiments)
+            for experiment in experiments:
+                experiment.ooms += 1
+
+
+def _free(readings: dict[str, Reading]) -> dict[str, int]:
+    """Return each device's free bytes, where they are known."""
+    free = {
+        device: reading.total_bytes - reading.used_bytes
+        for device, reading in readings.items()
+        if reading.total_bytes is not None and reading.used_bytes is not None
+    }
+    return {"cpu": available_bytes(), **free}
