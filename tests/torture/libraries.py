@@ -258,6 +258,29 @@ watch(model.weight.grad)
         alone=True,
     ),
     Scenario(
+        "torch.compile with generated C++",
+        "Compiled kernels are loaded as libraries, and the compiler keeps the graphs that it has seen.",
+        "The end of the experiment deletes model and tensors; the kernels stay, which hold none.",
+        cells(
+            """
+model = torch.nn.Linear(4096, 4096, bias=False)
+watch(model.weight)
+scale = tensor()
+@torch.compile
+def step(x):
+    return (model(x).relu() * scale[:4096]).sum()
+for _ in range(2):
+    step(torch.ones(4, 4096)).backward()
+watch(model.weight.grad)
+assert torch._inductor.metrics.generated_kernel_count > 0
+"""
+        ),
+        needs=_TORCH,
+        tools=("g++",),
+        timeout=600,
+        alone=True,
+    ),
+    Scenario(
         "a view of a tensor",
         "A view of ten numbers keeps the whole storage.",
         "The end of the experiment deletes the view.",

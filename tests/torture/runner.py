@@ -105,9 +105,8 @@ class TortureKernel(Kernel):
     def __init__(self, *arguments: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="torture-")
         path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(ROOT)]))
-        super().__init__(
-            "--log-level=ERROR", *arguments, env={**os.environ, "IPYTHONDIR": self._folder.name, "PYTHONPATH": path}
-        )
+        own = {"IPYTHONDIR": self._folder.name, "TORCHINDUCTOR_CACHE_DIR": f"{self._folder.name}/inductor"}
+        super().__init__("--log-level=ERROR", *arguments, env={**os.environ, **own, "PYTHONPATH": path})
         self.answers: list[str] = []
 
     def _take(self, message_id: str, outputs: Reply) -> bool:

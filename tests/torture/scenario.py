@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
 from dataclasses import dataclass
 
@@ -35,6 +36,7 @@ class Scenario:
         share: how much of the bytes must come back: 1.0, or less where something outside holds it on purpose.
         holder: words that a path from a root to the memory must contain where it is held on purpose.
         needs: modules without which the scenario cannot run.
+        tools: programs without which it cannot run.
         python: the oldest Python that has what it is about.
         options: arguments of the kernel.
         timeout: seconds that one cell may take.
@@ -49,6 +51,7 @@ class Scenario:
     share: float = 1.0
     holder: str = ""
     needs: tuple[str, ...] = ("numpy",)
+    tools: tuple[str, ...] = ()
     python: tuple[int, int] = (3, 10)
     options: tuple[str, ...] = ()
     timeout: float = 120
@@ -59,6 +62,7 @@ class Scenario:
         if sys.version_info[:2] < self.python:
             return "needs Python {}.{}".format(*self.python)
         gone = [name for name in self.needs if importlib.util.find_spec(name) is None]
+        gone += [name for name in self.tools if shutil.which(name) is None]
         return f"{', '.join(gone)} not installed" if gone else ""
 
 
