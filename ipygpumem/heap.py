@@ -39,10 +39,11 @@ class Heap:
         # First of all: what is made from here on is ours. With itself in its own list, or a variable that an inner
         # function shares, it would be a cycle; it must go as soon as it is dropped.
         tracked = gc.get_objects()
-        for place, item in enumerate(tracked):
-            if item is self:
-                tracked[place] = None
-                break
+        # Python 3.12's asyncio shows the collector objects that it has freed and keeps for later. To be in a list even
+        # for a moment frees them again, and every collection from then on runs in a circle for ever.
+        left_out = {id(self), id(sys.modules.get("_asyncio"))}
+        for place in list(compress(range(len(tracked)), map(left_out.__contains__, map(id, tracked)))):
+            tracked[place] = None
         self._tracked = tracked  # as long as it lives here, no identity can come to mean something new
         self._alive: set[int] = set()
         self._containers: list[object] = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -68,3 +70,25 @@ def test_referrers_are_those_that_were_there_before() -> None:
     found = [item for item, children in heap.referrers({id(array): array}) if children == [id(array)]]
     assert any(item is box for item in found)
     assert not any(item is later for item in found)
+
+
+def test_a_look_at_the_heap_frees_nothing_that_asyncio_keeps_for_later() -> None:
+    """On Python 3.12 the next collection would never end."""
+    code = """
+import asyncio, gc
+from ipygpumem.heap import Heap
+async def wait():
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+    loop.call_soon(future.set_result, 1)
+    await future
+asyncio.run(wait())
+target = [[]]
+heap = Heap()
+assert any(item is target for item, _ in heap.referrers({id(target[0]): target[0]}))
+many = {id(item): item for item in [[] for _ in range(100)]}
+list(heap.referrers(many))
+heap.drop()
+gc.collect()
+"""
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
