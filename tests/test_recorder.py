@@ -471,12 +471,26 @@ PLENTY = Sample(
 )
 BOUND = dataclasses.replace(PLENTY, address_space_bytes=4 * GIB - 5)
 OOM = Death(103.0, 15, True, "Out of memory: Killed process 15 (python)")
+GROUP_OOM = Death(103.0, 15, True, "Memory cgroup out of memory: Killed process 15 (python)")
 FAULT = Death(103.0, 15, False, "python[15]: segfault at 0")
 
 CASES = {
     "ended": (End(1.0, "why"), Scene("dead", True, 3), "certain", "ended", "why"),
     "alive": (PLENTY, Scene("alive", True, 3), "certain", "alive", "still runs"),
-    "named by the log": (PLENTY, Scene("dead", True, 3, (OOM,)), "certain", "memory", "OOM killer ended it"),
+    "named by the log, in its group": (
+        PLENTY,
+        Scene("dead", True, 3, (GROUP_OOM,)),
+        "certain",
+        "memory",
+        "its control group's limit was reached",
+    ),
+    "named by the log": (
+        PLENTY,
+        Scene("dead", True, 3, (OOM,)),
+        "certain",
+        "memory",
+        "the machine's memory was used up",
+    ),
     "a fault in the log": (PLENTY, Scene("dead", True, 2, (FAULT,)), "certain", "fault", "crashed"),
     "the group's counter grew": (PLENTY, Scene("dead", True, 3), "likely", "memory", "may use 8.00 GiB"),
     "it did not grow": (PLENTY, Scene("dead", True, 2), "unknown", "other", "not for want of memory"),

@@ -107,7 +107,7 @@ def test_a_kernel_that_its_memory_limit_has_killed_is_told_so(start: Start) -> N
         report = told(start())
     headline = report.split("\n")[0]
     assert "died in cell 3" in headline
-    log = "OOM killer ended it (certain)"
+    log = "OOM killer ended it: its control group's limit was reached (certain)"
     counter = "OOM killer ended it; its control group may use 300 MiB (likely)"  # where the log may not be read
     assert headline.endswith((log, counter))
     (used,) = [line.split() for line in report.split("\n") if "control group: in use" in line]

@@ -76,9 +76,11 @@ def judge(recording: Recording, seen: Scene) -> Verdict:
         return Verdict("certain", "alive", "the kernel still runs")
     if seen.deaths:
         last = seen.deaths[-1]
-        cause: Cause = "memory" if last.oom else "fault"
-        text = "the system's OOM killer ended it" if last.oom else "it crashed: a fault in native code"
-        return Verdict("certain", cause, text, (f"the system's log: {last.text}",))
+        evidence = (f"the system's log: {last.text}",)
+        if not last.oom:
+            return Verdict("certain", "fault", "it crashed: a fault in native code", evidence)
+        why = "its control group's limit was reached" if "cgroup" in last.text else "the machine's memory was used up"
+        return Verdict("certain", "memory", f"the OOM killer ended it: {why}", evidence)
     before, scarcity = _kills_before(recording), _scarcity(recording)
     if seen.oom_kills is not None and before is not None:
         if seen.oom_kills > before:
@@ -98,15 +100,15 @@ def _killed(header: Header, kills: int, scarcity: tuple[str, ...]) -> Verdict:
     number = "one process" if kills == 1 else f"{kills} processes"
     counted = f"the OOM killer has ended {number} {place} since the kernel's last entry"
     if machine_wide and not scarcity:
-        return Verdict("unknown", "memory", "perhaps the system's OOM killer", (counted,))
-    text = "the system's OOM killer ended it"
+        return Verdict("unknown", "memory", "perhaps the OOM killer", (counted,))
+    text = "the OOM killer ended it"
     if header.group_limit_bytes is not None:
         text += f"; its control group may use {format_bytes(header.group_limit_bytes)}"
     return Verdict("likely", "memory", text, (counted, *scarcity))
 
 
 def _not_killed(seen: Scene, scarcity: tuple[str, ...]) -> Verdict:
-    none = "the system's OOM killer has ended nothing here since the kernel's last entry"
+    none = "the OOM killer has ended nothing here since the kernel's last entry"
     if scarcity:
         text = "memory had run out: an allocation that failed, or a service that kills early (systemd-oomd, earlyoom)"
         return Verdict("likely", "memory", text, (*scarcity, none))
