@@ -65,6 +65,11 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
 
 
+def format_short_seconds(seconds: float) -> str:
+    """Return a duration as ``format_seconds`` does, and less than a millisecond as ``12 µs``."""
+    return f"{seconds * 1e6:.0f} µs" if seconds < 0.001 else format_seconds(seconds)
+
+
 def format_seconds(seconds: float) -> str:
     """Return a duration as text: ``0.4 ms``, ``12 ms``, ``3.21 s``, ``2 min 5 s``, ``1 h 4 min``."""
     if seconds < 0.01:

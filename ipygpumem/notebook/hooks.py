@@ -15,7 +15,8 @@ from ipygpumem.notebook.magics import GpuMemMagics
 from ipygpumem.notebook.rewriting import rewrite_experiment_cell
 from ipygpumem.notebook.session import Session, session_of
 
-_MAGICS = (("line", "experiment"), ("cell", "experiment"), ("line", "gpumem"))
+_BOTH = ("experiment", "gpumemit")
+_MAGICS = (("line", "gpumem"), *((kind, name) for name in _BOTH for kind in ("line", "cell")))
 
 
 def load(shell: Any) -> Session:

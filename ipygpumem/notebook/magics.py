@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
 from ipygpumem.errors import ExperimentError, GpuMemError
 from ipygpumem.notebook import actions, history, leaks, plots, tensors
@@ -55,7 +55,7 @@ def _one_line_errors(magic: Callable[..., Any]) -> Callable[..., Any]:
 
 @magics_class
 class GpuMemMagics(Magics):
-    """``%experiment``, ``%%experiment`` and ``%gpumem``."""
+    """``%experiment``, ``%%experiment``, ``%gpumem`` and ``%gpumemit``."""
 
     def __init__(self, shell: Any, session: Session) -> None:
         super().__init__(shell)
@@ -202,6 +202,27 @@ class GpuMemMagics(Magics):
         if not words or words[0] not in commands:
             raise UsageError(f"%gpumem: write one of {', '.join(commands)}")
         self._show(commands[words[0]](self._session, words[1:]))
+
+    @line_cell_magic
+    @_one_line_errors
+    def gpumemit(self, line: str, cell: str | None = None) -> None:
+        """Say what a statement costs: memory kept, its peak, and the time; or several, side by side.
+
+        ::
+
+            %gpumemit [-r RUNS] [-s SETUP] STATEMENT
+
+            %%gpumemit [-r RUNS] [-s SETUP]
+            STATEMENT                    each line is a statement; longer ones stand between lines ---
+            STATEMENT
+            -r RUNS     measured runs of each, after one to warm up (5)
+            -s 'SETUP'  code to run before each run, not measured
+
+        Names that a statement binds are its own; what it does to your objects stays done.
+        """
+        from ipygpumem.notebook.gpumemit import gpumemit  # loading the extension must stay fast
+
+        self._show(gpumemit(self._session, line, cell))
 
 
 def _without_options(action: Callable[[Session], list[Report]]) -> Callable[[Session, list[str]], list[Report]]:

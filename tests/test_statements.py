@@ -1,0 +1,163 @@
+"""What statements cost: exact figures from a fake probe, then in a real kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ipygpumem.meter import Meter
+from ipygpumem.reports import text
+from ipygpumem.reports.statements import statements_report
+from ipygpumem.statements import Statement, measure
+from tests.fakes import FakeProbe
+from tests.kernel import Kernel
+
+MIB = 1 << 20
+
+
+def statement(source: str) -> Statement:
+    return Statement(source, compile(source, "<test>", "exec"))
+
+
+def costs_of(*sources: str, probe: FakeProbe, setup: str = "", **names: Any) -> tuple[list[Any], Any]:
+    meter = Meter([probe])
+    code = compile(setup, "<setup>", "exec") if setup else None
+    try:
+        names["probe"] = probe
+        return measure(meter, [statement(source) for source in sources], names, setup=code, repeats=3)
+    finally:
+        meter.close()
+
+
+def test_kept_and_peak_are_each_runs_own_whatever_the_runs_before_it_left() -> None:
+    probe = FakeProbe()
+    probe.set(1000)
+    sources = ("probe.set(probe.read()[0].current_bytes + 10)", "probe.spike(probe.read()[0].current_bytes + 70)")
+    (keeps, spikes), nothing = costs_of(*sources, probe=probe)
+    assert [run.usages[0].delta_bytes for run in keeps.runs] == [10, 10, 10]
+    assert (keeps.kept_bytes("cpu").median, keeps.peak_bytes("cpu").most) == (10, 10)
+    assert (spikes.kept_bytes("cpu").most, spikes.peak_bytes("cpu").least) == (0, 70)
+    assert nothing.peak_bytes("cpu").most == 0
+
+
+def test_each_statement_runs_once_more_than_it_is_measured_and_they_take_turns() -> None:
+    seen: list[str] = []
+    costs_of("seen.append('a')", "seen.append('b')", probe=FakeProbe(), seen=seen)
+    assert seen == ["a", "b"] * 4
+
+
+def test_names_that_a_statement_binds_are_gone_and_functions_in_it_see_them() -> None:
+    seen: list[int] = []
+    names = {"x": 1, "seen": seen}
+    costs_of("x += 1; y = x; seen.append((lambda: [y for _ in '1'])()[0])", probe=FakeProbe(), **names)
+    assert seen == [2, 2, 2, 2]
+    assert names["x"] == 1
+
+
+def test_setup_runs_before_every_run_and_is_not_measured() -> None:
+    probe = FakeProbe()
+    (cost,), _ = costs_of("probe.set(60)", probe=probe, setup="probe.set(500); probe.set(50)")
+    assert cost.peak_bytes("cpu").most == 10
+
+
+def test_an_error_of_a_statement_comes_out_and_leaves_no_span_open() -> None:
+    meter = Meter([FakeProbe()])
+    with pytest.raises(ZeroDivisionError):
+        measure(meter, [statement("1/0")], {}, setup=None, repeats=1)
+    assert meter._open == []
+    meter.close()
+
+
+def test_the_report_shows_the_range_only_where_runs_differ_and_states_the_noise() -> None:
+    probe = FakeProbe()
+    sizes = iter([0, 10 * MIB, 12 * MIB, 14 * MIB])
+    costs, nothing = costs_of("probe.set(0); probe.spike(next(sizes))", "pass", probe=probe, sizes=sizes)
+    lines = text.render([statements_report(costs, nothing)]).splitlines()
+    assert lines[0] == "2 statements · 3 runs of each after one to warm up"
+    assert "+12 MiB   10 MiB to 14 MiB" in lines[3]
+    assert "MiB" not in lines[4]
+    assert lines[5].startswith("  noise: an empty statement came to RAM 0 B and ")
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Kernel]:
+    """One kernel with a block of 64 MiB, for the tests below."""
+    kernel = Kernel()
+    kernel.run("%load_ext ipygpumem\nimport numpy\nblock = numpy.ones(8 << 20)")
+    yield kernel
+    kernel.close()
+
+
+def rows(kernel: Kernel, cell: str) -> list[str]:
+    """Return the rows of the table."""
+    reply = kernel.run(cell)
+    assert reply.status == "ok", (reply.traceback, reply.stderr)
+    (report,) = reply.reports("gpumemit")
+    return report.splitlines()[3:-1]
+
+
+def test_a_copy_costs_its_size_and_the_same_in_place_costs_nothing(shared: Kernel) -> None:
+    copy, in_place = rows(shared, "%%gpumemit -r 3\nnumpy.maximum(block, 0)\nnumpy.maximum(block, 0, out=block)")
+    assert copy.split()[:2] == ["numpy.maximum(block,", "0)"]
+    peak = re.findall(r"\+([\d.]+) (\w+)", copy)[1]
+    assert peak[1] == "MiB"
+    assert float(peak[0]) == pytest.approx(64, abs=1)  # the kernel counts pages in batches
+    assert "MiB" not in in_place
+
+
+def test_what_a_statement_keeps_is_told_and_given_back(shared: Kernel) -> None:
+    (row,) = rows(shared, "%gpumemit -r 2 kept = block * 2; more = kept * 2")
+    assert row.split("RAM")[1].split()[:2][1] == "MiB"
+    assert float(row.split("RAM")[1].split()[0]) == pytest.approx(128, abs=1)
+    assert shared.value("'kept' in globals()") is False
+    assert shared.value("__import__('ipygpumem').last().usages[0].delta_bytes") < 32 * MIB
+
+
+def test_longer_statements_stand_between_rules(shared: Kernel) -> None:
+    found = rows(shared, "%%gpumemit -r 1\nfirst = 1\nsecond = first\n---\nfor _ in range(2):\n    pass\n")
+    assert [row.split("RAM")[0].strip() for row in found] == ["first = 1 second = first", "for _ in range(2): pass"]
+
+
+def test_lines_of_a_cell_are_statements_and_a_block_is_one(shared: Kernel) -> None:
+    found = rows(shared, "%%gpumemit -r 1\n# compare\nfirst = 1; first\nfor _ in range(2):\n    pass\n")
+    assert [row.split("RAM")[0].strip() for row in found] == ["first = 1; first", "for _ in range(2): pass"]
+
+
+def test_setup_and_magics_work(shared: Kernel) -> None:
+    assert len(rows(shared, "%gpumemit -r 1 -s 'left = [1]' left.pop()")) == 1
+    assert len(rows(shared, '%%gpumemit -r 1 -s "left = [1]"\nleft.pop()\n%env HOME')) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("%gpumemit", "which statement"),
+        ("%gpumemit -r 3", "which statement"),
+        ("%gpumemit -r 0 block", "-r 0"),
+        ("%gpumemit -r many block", "-r many"),
+        ("%gpumemit --repeat 3 block", "'--repeat' is no option"),
+        ("%%gpumemit block\nblock", "'block' is too much"),
+        ("%gpumemit block +", "gpumemit: invalid syntax: 'block +'"),
+        ("%gpumemit -s 'x =' block", "gpumemit: invalid syntax: 'x ='"),
+        ("%%gpumemit\n# nothing", "which statement"),
+    ],
+)
+def test_a_wrong_line_is_told_in_one_line(shared: Kernel, line: str, part: str) -> None:
+    reply = shared.run(line)
+    assert reply.stderr.count("\n") == 1, reply.stderr
+    assert part in reply.stderr
+
+
+def test_an_error_of_the_statement_is_shown_with_its_line(shared: Kernel) -> None:
+    reply = shared.run("%gpumemit 1/0")
+    assert (reply.error, reply.reports("gpumemit")) == ("ZeroDivisionError", [])
+    assert "division by zero" in reply.traceback
+
+
+def test_an_interrupt_ends_it_and_the_next_one_works(shared: Kernel) -> None:
+    reply = shared.run("import time\n%gpumemit time.sleep(30)", interrupt_after=2)
+    assert reply.error == "KeyboardInterrupt"
+    assert len(rows(shared, "%gpumemit -r 1 1")) == 1
