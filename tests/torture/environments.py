@@ -40,7 +40,8 @@ def interpreter_for(python: Python) -> Path:
     folder = BUILD / _minor(python)
     interpreter = folder / "venv" / "bin" / "python"
     constraints = os.environ.get("CONSTRAINTS") or str(ROOT / "constraints.txt")
-    wanted = "\n".join([python.name, constraints, *_NEEDED])
+    files = [ROOT / "setup.cfg", Path(constraints)]  # what the package itself needs, and in which versions
+    wanted = "\n".join([python.name, *_NEEDED, *(file.read_text() for file in files)])
     stamp = folder / "installed.txt"
     if stamp.exists() and stamp.read_text() == wanted:
         return interpreter
