@@ -28,6 +28,9 @@ _FEW = 50
 class Heap:
     """What was alive when it was made. It keeps all of that alive too: use it, then drop it.
 
+    Args:
+        ignoring: containers of ours, which are not looked into.
+
     Attributes:
         tensors: torch tensors, also those that only another object refers to.
         ndarrays: NumPy arrays.
@@ -35,13 +38,13 @@ class Heap:
         optimizers: torch's optimizers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ignoring: Iterable[object] = ()) -> None:
         # First of all: what is made from here on is ours. With itself in its own list, or a variable that an inner
         # function shares, it would be a cycle; it must go as soon as it is dropped.
         tracked = gc.get_objects()
         # Python 3.12's asyncio shows the collector objects that it has freed and keeps for later. To be in a list even
         # for a moment frees them again, and every collection from then on runs in a circle for ever.
-        left_out = {id(self), id(sys.modules.get("_asyncio"))}
+        left_out = {id(self), id(sys.modules.get("_asyncio")), *map(id, ignoring)}
         for place in list(compress(range(len(tracked)), map(left_out.__contains__, map(id, tracked)))):
             tracked[place] = None
         self._tracked = tracked  # as long as it lives here, no identity can come to mean something new
@@ -54,11 +57,10 @@ class Heap:
         self.optimizers: list[object] = _instances("torch.optim", "Optimizer", tracked, kinds, types)
         self.ndarrays: list[object] = _instances("numpy", "ndarray", tracked, kinds, types)
         self._array_type = library_type("numpy", "ndarray")
-        tensor_kinds = set(map(id, map(type, self.tensors)))
-        if self.tensors and len(gc.get_referents(*self.tensors)) == len(
-            self.tensors
-        ):  # their types only: nothing is behind them
-            tracked = list(compress(tracked, map(not_, map(tensor_kinds.__contains__, kinds))))
+        if self.tensors and len(gc.get_referents(*self.tensors)) == len(self.tensors):
+            # They refer to their types only: nothing is behind them.
+            tensor_kinds = set(map(id, map(type, self.tensors)))
+            tracked = [*compress(tracked, map(not_, map(tensor_kinds.__contains__, kinds)))]
         self._look_behind(tracked)
 
     def drop(self) -> None:

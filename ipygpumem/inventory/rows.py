@@ -93,7 +93,7 @@ class Table:
         unfit = set(range(len(subjects.items))).difference(places) if len(places) < len(subjects.items) else ()
         self._memories: dict[int, Memory] = {place: reader.memory(subjects.items[place]) for place in sorted(unfit)}
         inside = {key for memory in self._memories.values() for key in memory.storages}
-        if not inside.isdisjoint(plain.keys):  # the parts of a sparse or wrapper tensor are listed with it
+        if inside and not inside.isdisjoint(plain.keys):  # the parts of a sparse or wrapper tensor are listed with it
             own = [index for index, key in enumerate(plain.keys) if key not in inside]
             places = at(own, list(places))
             plain.keep(own)

@@ -111,7 +111,8 @@ class _Survey:
         self._cells: dict[str, int | None] = {}
         self._names = Names()
         self._names.walk(roots)
-        self._heap = Heap()
+        found = self._names
+        self._heap = Heap(ignoring=(found.arrays, found.kinds, found.roots, found.seen))
         self._add_locals()
         self._shown: set[int] = set()
         """Identities of what owns the memory that was listed as a tensor's."""

@@ -9,12 +9,16 @@ import ast
 import hashlib
 import linecache
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+from IPython.core.inputtransformer2 import TransformerManager
 
 from ipygpumem.bindings import bindings_of
 
 _NUMBERED = re.compile(r"<ipython-input-(\d+)-")
+_RUN_CODE = ("time", "capture", "prun", "experiment")
+"""Magics whose code binds names of the notebook. That of %timeit runs in a function; of others nothing is known."""
 _LINE_LENGTH = 80
 _HEAD_LENGTH = 4000
 """How much of a cell is searched for a line that says what it does."""
@@ -79,7 +83,23 @@ def _cells(shell: Any) -> list[tuple[int, str]]:
 
 def _bound(source: str) -> set[str]:
     try:
-        found = bindings_of(ast.parse(source))
+        tree = ast.parse(source)
+        found = bindings_of(tree)
+        inside = [TransformerManager().transform_cell(code) for code in _code_in_magics(tree)]
     except (SyntaxError, ValueError, RecursionError):  # a cell that never compiled
         return set()
-    return found.bound | found.shared
+    return (found.bound | found.shared).union(*map(_bound, inside))
+
+
+def _code_in_magics(tree: ast.AST) -> Iterator[str]:
+    """Yield the code that magics run for the notebook, as IPython writes them: ``run_cell_magic("time", "", code)``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            words = [word.value for word in node.args if isinstance(word, ast.Constant)]
+            if (
+                node.func.attr in ("run_cell_magic", "run_line_magic")
+                and len(words) == len(node.args) > 1
+                and words[0] in _RUN_CODE
+                and type(words[-1]) is str
+            ):
+                yield words[-1]

@@ -34,6 +34,19 @@ def test_arrays_are_listed_with_the_cell_that_made_them(notebook: Kernel) -> Non
     assert "view" not in text
 
 
+@pytest.mark.parametrize("magic", ["%%time\n", "%%capture\n", "%%capture\n%%time\n", "%time ", "%%prun -q\n"])
+def test_an_array_made_inside_a_magic_has_the_cell_too(notebook: Kernel, magic: str) -> None:
+    ok(notebook, "import numpy as np\ninner = np.ones(3)", magic + "inner = np.zeros(1 << 17)")
+    cell = notebook.value("get_ipython().execution_count") - 1
+    assert row(report(notebook, "%gpumem tensors inner"), "inner").split()[-3] == str(cell)
+
+
+def test_names_inside_timeit_are_not_the_notebooks(notebook: Kernel) -> None:
+    ok(notebook, "import numpy as np\ninner = np.ones(1 << 17)", "%%timeit -n1 -r1\ninner = 1")
+    cell = notebook.value("get_ipython().execution_count") - 2
+    assert row(report(notebook, "%gpumem tensors inner"), "inner").split()[-3] == str(cell)
+
+
 def test_filters_groups_and_the_rest(notebook: Kernel) -> None:
     ok(notebook, "import numpy as np\nx = np.ones(1 << 17)\nlosses = [np.ones(1000 + i) for i in range(30)]")
     text = report(notebook, "%gpumem tensors 'losses*' --top 3")
