@@ -567,7 +567,7 @@ def test_the_curve_shows_the_way_up_in_bounded_width() -> None:
     (table,) = report.tables
     rows = {row[0]: row for row in table.rows}
     assert list(rows) == ["RAM", "cuda:0"]
-    assert (len(rows["RAM"][1]), rows["RAM"][1][0], rows["RAM"][1][-1]) == (32, "▁", "█")
+    assert (len(rows["RAM"][1]), rows["RAM"][1][0], rows["RAM"][1][-1]) == (24, "▁", "█")
     assert list(rows["RAM"][1]) == sorted(rows["RAM"][1], key="▁▂▃▄▅▆▇█".index)
     assert rows["RAM"][2:6] == ("0 B", "0 B", "999.00 GiB", "999.00 GiB")
     assert set(rows["cuda:0"][1]) == {"█"}

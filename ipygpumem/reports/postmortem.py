@@ -13,7 +13,7 @@ from ipygpumem.reports.layout import Fact, Listing, Report, Table, clean, count,
 from ipygpumem.units import format_bytes, format_seconds
 
 _SEPARATOR = " · "
-_COLUMNS = 32
+_COLUMNS = 24
 """Width of a curve in characters."""
 _CELLS_BEFORE = 5
 _SOURCE_LINES = 20

@@ -143,10 +143,11 @@ class Notebook:
         self.page.route("**/*", self._local_only)
 
     def open(self, content: NotebookNode, name: str = "notebook.ipynb") -> None:
-        """Write ``content`` to the server's folder, open it, and wait until its kernel is ready."""
+        """Write ``content`` to the server's folder, open it in the light theme, and wait until its kernel is ready."""
         nbformat.write(content, self._server.folder / name)
         self.page.goto(self._server.address(name))
         self.ready()
+        self.theme(LIGHT)  # the server remembers what a test before chose
 
     def ready(self) -> None:
         """Wait until the notebook is there and its kernel waits for work."""

@@ -8,7 +8,7 @@ from tests.frontends.lab import Notebook, notebook
 from tests.frontends.looks import misfits
 from tests.frontends.pictures import Pictures
 
-pytestmark = pytest.mark.frontends
+pytestmark = [pytest.mark.frontends, pytest.mark.timeout(600)]
 
 CELLS = (
     "%load_ext ipygpumem",

@@ -17,7 +17,7 @@ from tests.frontends.pictures import Pictures
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext
 
-pytestmark = pytest.mark.frontends
+pytestmark = [pytest.mark.frontends, pytest.mark.timeout(600)]
 
 WCAG_AA = 4.5
 TALL = 4000
