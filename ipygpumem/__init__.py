@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     import os
 
     from ipygpumem import plot as plot
+    from ipygpumem.fitting.fit import AutofitResult
     from ipygpumem.model import CellRecord, ExperimentRecord, Inventory, InventoryDiff
     from ipygpumem.notebook.experiments import Experiment
     from ipygpumem.recorded import History, SessionRecord
 
 __all__ = [
+    "autofit",
     "diff",
     "experiment",
     "experiments",
@@ -176,8 +178,7 @@ def tensors(*names: str, device: str | None = None, kind: str | None = None, min
     from ipygpumem.inventory import selection, survey
 
     frame = sys._getframe(1)
-    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    shell = get_ipython() if get_ipython is not None else None
+    shell = _shell()
     if shell is None:
         code = frame.f_code
         found = survey.take(survey.names_in(frame), file=code.co_filename, line=frame.f_lineno)
@@ -193,3 +194,58 @@ def diff(before: Inventory, after: Inventory) -> InventoryDiff:
     from ipygpumem.inventory.selection import difference
 
     return difference(before, after)
+
+
+def autofit(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    min: float | Mapping[str, float] | None = None,  # noqa: A002  # as the magic's --min; the built-in is not used
+    step: str | float = "halve",
+    headroom: str | float | None = None,
+    max_tries: int = 20,
+    remember: bool = False,
+    **start: float,
+) -> AutofitResult | Callable[..., Any]:
+    """Call a function with smaller and smaller values until it fits in memory, and return what fits.
+
+    ``autofit(train, batch_size=1024)`` calls ``train(batch_size=1024)``, then, each time that memory runs out, gives
+    back what the call held and halves the value. Any other error is raised as it is. It works in scripts, too.
+
+    Without a function it is a decorator: each call of the decorated function looks for what fits and returns what
+    the function returns; ``train.fitted`` says what was found.
+
+    Args:
+        function: takes the variables by name.
+        min: the smallest value, for all variables or for each by name; by default 1, for floats 0.
+        step: ``halve``, a factor such as 0.9, or ``search``: by halves, then up to the largest that fits.
+        headroom: share of the device's memory that must stay free at the peak; by default ``5%`` for a search.
+        max_tries: give up after so many.
+        remember: in IPython, begin with what fitted last time for this function, devices and free memory.
+        **start: the variables, whole numbers or floats, and what to try first; several are reduced in turn.
+
+    Raises:
+        AutofitError: nothing fits, or what is asked for makes no sense.
+    """
+    from ipygpumem.fitting import functions
+    from ipygpumem.fitting.fit import Options
+
+    options = Options(min, step, headroom, max_tries)
+
+    def run(function: Callable[..., Any], start: Mapping[str, Any]) -> AutofitResult:
+        shell = _shell()
+        if shell is None:
+            return functions.autofit(function, start, options)
+        from ipygpumem.notebook.autofit import fit_function
+
+        return fit_function(shell, function, start, options, remember=remember)
+
+    if function is None:
+        return lambda decorated: functions.decorated(decorated, start, run)
+    return run(function, start)
+
+
+def _shell() -> Any | None:
+    """Return IPython's shell; None in a script."""
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return get_ipython() if get_ipython is not None else None

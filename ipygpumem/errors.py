@@ -8,6 +8,7 @@
     |-- FileError               a file that cannot be written, or read as an export
     |-- RecordingError          the flight recorder cannot write, or a file is no recording
     |-- PlotError               a picture that cannot be made
+    |-- AutofitError            nothing fits, or autofit was asked for what it cannot do
     `-- UnitError (ValueError)  a text that should name a size does not
 
 At the notebook's edge they become IPython's ``UsageError``: one line, no traceback.
@@ -38,6 +39,10 @@ class RecordingError(GpuMemError):
 
 class PlotError(GpuMemError):
     """A picture cannot be made."""
+
+
+class AutofitError(GpuMemError):
+    """No value fits in memory, or autofit was asked for something that it cannot do."""
 
 
 class UnitError(GpuMemError, ValueError):

@@ -47,7 +47,7 @@ def check(reply: Reply, cell: str, shown: str) -> None:
         assert without_figures("\n".join(reply.reports()))[-len(expected_lines) :] == expected_lines
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/experiments.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/experiments.md", "docs/calibrate.md"])
 def test_the_examples_of_a_page_run_and_show_what_it_says(page: str, bare_kernel: Kernel) -> None:
     for cell, shown in _CELL.findall(read(page)):
         check(bare_kernel.run(cell), cell, shown)

@@ -19,7 +19,9 @@ from ipygpumem.scope import Pending, Scope
 if TYPE_CHECKING:
     from ipygpumem.meter import Measurement
     from ipygpumem.model import RecoveryRecord
+    from ipygpumem.notebook.autofit import CellFit
     from ipygpumem.notebook.experiments import Experiment
+    from ipygpumem.reports.content import Report
 
 
 @dataclass(eq=False)
@@ -46,12 +48,18 @@ class Cell:
     """Its end has been seen; what another thread still has to say about it comes too late."""
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
     """Where the cell runs: the kernel knows from it to which cell an output belongs."""
+    fit: CellFit | None = None
+    """What %%autofit made of it."""
     released_by: int = 0
     """Identity of an error that ended an experiment inside the cell: its frames belong to that experiment."""
 
     def bindings(self) -> list[Bindings]:
         """Return what the trees seen so far bind."""
         return [bindings_of(tree) for tree in self.trees]
+
+    def end_fit(self) -> list[Report]:
+        """Return the report of its %%autofit, if it has one."""
+        return self.fit.end() if self.fit is not None else []
 
 
 class CellStack:

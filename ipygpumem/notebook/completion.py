@@ -21,6 +21,8 @@ _TENSOR_VALUES = {
 }
 _PLOT_OPTIONS = ("--device", "-n", "--save", "--force")
 _PLOT_VALUES = {"plot": ["session", "cells", "devices", "experiments", *_PLOT_OPTIONS], "--device": ["RAM", "cuda"]}
+_NUMBERS = (int, float)
+_AUTOFIT_OPTIONS = ["--min", "--step", "--headroom", "--max-tries", "--remember"]
 _STYLES = ["full", "compact", "none"]
 _COMMANDS = [
     "on",
@@ -53,6 +55,15 @@ def complete_experiment(session: Session, line: str) -> list[str]:
     if line.startswith("%%") or done[1:2] == ["start"]:
         return _EXPERIMENT_OPTIONS
     return ["start", "end", "keep", "status", "list", "compare"] if len(done) <= 1 else []
+
+
+def complete_autofit(session: Session, line: str) -> list[str]:
+    """Return what may follow on a line that begins with ``%%autofit``."""
+    done = line.split() if line.endswith(" ") else line.split()[:-1]
+    if done[-1:] == ["--step"]:
+        return ["halve", "search", "0.9"]
+    numbers = [name for name, value in list(session.namespace.items()) if is_ownable(name) and type(value) in _NUMBERS]
+    return [*sorted(name for name in numbers if not name.startswith("_")), *_AUTOFIT_OPTIONS]
 
 
 def complete_gpumem(session: Session, line: str) -> list[str]:

@@ -9,14 +9,16 @@ from typing import Any
 
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.notebook import rich
-from ipygpumem.notebook.completion import complete_experiment, complete_gpumem
+from ipygpumem.notebook.completion import complete_autofit, complete_experiment, complete_gpumem
 from ipygpumem.notebook.config import IPyGpuMem
+from ipygpumem.notebook.loops import loop_over_body
 from ipygpumem.notebook.magics import GpuMemMagics
-from ipygpumem.notebook.rewriting import rewrite_experiment_cell
+from ipygpumem.notebook.rewriting import rewrite_cell
 from ipygpumem.notebook.session import Session, session_of
 
-_BOTH = ("experiment", "gpumemit")
+_BOTH = ("experiment", "autofit", "gpumemit")
 _MAGICS = (("line", "gpumem"), *((kind, name) for name in _BOTH for kind in ("line", "cell")))
+_COMPLETERS = (("experiment", complete_experiment), ("gpumem", complete_gpumem), ("autofit", complete_autofit))
 
 
 def load(shell: Any) -> Session:
@@ -57,14 +59,14 @@ class Hooks:
         config.observe(self._host_peak_changed, "host_peak")
         config.observe(session.live.switch, "live")
         config.observe(lambda change: session.recorder.switched(change), "record")
-        self._observer = _Observer(self._guarded("code_seen", session.code_seen))
+        self._observer = _Observer(self._guarded("code_seen", self._code_seen))
         shell.ast_transformers.append(self._observer)
         self._undo.append(self._stop_observing)
         self._event("pre_run_cell", self._cell_begins)
         self._event("post_run_cell", session.cell_ends)
-        self._append(shell.input_transformers_cleanup, rewrite_experiment_cell)
+        self._append(shell.input_transformers_cleanup, rewrite_cell)
         self._magics()
-        for name, completer in (("experiment", complete_experiment), ("gpumem", complete_gpumem)):
+        for name, completer in _COMPLETERS:
             for prefix in ("%", "%%"):
                 self._completer(prefix + name, functools.partial(_completions, completer, session))
         self._undo.append(rich.register(shell))
@@ -75,6 +77,10 @@ class Hooks:
     def _cell_begins(self, info: Any) -> None:
         self._observe_both_ends()
         self.session.cell_begins(info)
+
+    def _code_seen(self, tree: Any) -> None:
+        self.session.code_seen(tree)
+        loop_over_body(tree, self._shell.ast_node_interactivity)
 
     def _observe_both_ends(self) -> None:
         """See the tree after the user's own transformers, and before: one that raises makes IPython skip the next."""
@@ -143,7 +149,7 @@ class Hooks:
 
 
 class _Observer:
-    """Sees the tree of all code that the shell compiles, and changes nothing."""
+    """Sees the tree of all code that the shell compiles; it changes that of %%autofit only, in place."""
 
     def __init__(self, callback: Callable[[Any], None]) -> None:
         self._callback = callback

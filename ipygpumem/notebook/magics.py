@@ -10,7 +10,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
-from ipygpumem.errors import ExperimentError, GpuMemError
+from ipygpumem.errors import AutofitError, ExperimentError, GpuMemError
 from ipygpumem.notebook import actions, history, leaks, plots, tensors
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.parameters import parse_parameters
@@ -160,6 +160,42 @@ class GpuMemMagics(Magics):
 
     def _show(self, reports: list[Report]) -> None:
         self._session.screen.show(reports)
+
+    @line_magic("autofit")
+    @_one_line_errors
+    def line_autofit(self, line: str) -> None:
+        """Say that ``%%autofit`` is for whole cells; its first line is rewritten into a call of this."""
+        from ipygpumem.notebook.autofit import NESTED, CellFit  # loading the extension must stay fast
+
+        command, _, rest = line.strip().partition(" ")
+        running = self._session.running()
+        if command != "cell" or not running:
+            raise UsageError("%autofit: write %%autofit as the first line of a cell; a function is ipygpumem.autofit's")
+        if any(cell.fit is not None for cell in running):
+            raise AutofitError(NESTED)
+        running[-1].fit = CellFit(self._session, running[-1], rest)
+
+    @cell_magic("autofit")
+    @_one_line_errors
+    def cell_autofit(self, line: str, cell: str) -> None:
+        """Run a cell again with a smaller value until it fits in memory; the variable then holds that value.
+
+        ::
+
+            %%autofit batch_size=1024 [NAME=VALUE...]    several are reduced in turn; NAME alone: from its value now
+            --min N          the smallest value, for all or each: --min batch_size=8 seq_len=128
+            --step STEP      halve, a factor such as 0.9, or search: down by halves, then up to the largest that fits
+            --headroom 5%    the share of the device's memory that must stay free at the peak
+            --max-tries 20   give up after so many
+            --remember       begin with what fitted last time: the same cell, devices and free memory
+        """
+        # A cell's first line never comes here (see rewriting.py): this serves run_cell_magic and its like.
+        self.shell.run_cell(f"%%autofit {line}\n{cell}").raise_error()
+
+    @property
+    def fit(self) -> Any:
+        """The autofit of the running cell; the loop that it puts around the body asks for it."""
+        return self._session.running()[-1].fit
 
     @line_magic
     @_one_line_errors

@@ -36,6 +36,7 @@ from ipygpumem.reports.history import growth_line
 from ipygpumem.scope import Pending, Scope, forget_gone
 
 if TYPE_CHECKING:
+    from ipygpumem.fitting.remembered import Remembered
     from ipygpumem.notebook.recording import Recorder
 
 
@@ -60,6 +61,8 @@ class Session:
         self.experiments: deque[ExperimentRecord] = deque(maxlen=config.history_length)
         self.open: list[Experiment] = []
         self.subscribers = Subscribers(shell)
+        self.fitted: Remembered = {}
+        """What %%autofit --remember has found."""
         self.survivors: list[Watched] = []
         """What outlived the experiments that have finished; nothing is kept alive by it."""
         self._cells = CellStack()
@@ -146,11 +149,11 @@ class Session:
                     recovered = self.recoveries.recover(cell, error or shown_since(cell.last_error))
                 finally:  # an interrupted recovery loses no cell
                     reports += self._remember(cell, record)
-                reports += recovered
+                reports += [*recovered, *cell.end_fit()]
             finally:
                 for experiment in reversed(cell.ending):
                     if experiment in self.open:
-                        reports += self._close(experiment)
+                        reports += self.close(experiment)
         except KeyboardInterrupt:
             self.meter.drop(cell.measurement)
             reports += [content.interrupted_exit(item.name) for item in cell.ending if item in self.open]
@@ -238,19 +241,20 @@ class Session:
     def finish(self, experiment: Experiment) -> ExperimentRecord:
         """End ``experiment`` and all inside it, show the reports, and return the record."""
         if experiment.record is None or experiment in self.open:
-            self.screen.show(self._close(experiment))
+            self.screen.show(self.close(experiment))
             self.subscribers.deliver()
         assert experiment.record is not None
         return experiment.record
 
-    def _close(self, experiment: Experiment) -> list[content.Report]:
+    def close(self, experiment: Experiment) -> list[content.Report]:
+        """End ``experiment`` and all inside it, and return the reports."""
         if experiment not in self.open:
             raise ExperimentError(
                 f"experiment {experiment.name!r} is not open: it was never started, or ipygpumem was unloaded"
             )
         reports: list[content.Report] = []
         while self.open[-1] is not experiment:
-            reports += self._close(self.open[-1])
+            reports += self.close(self.open[-1])
         position = len(self.open) - 1
         enclosing = self.open[position - 1] if position else None
         # A callback of the user's may have failed between two cells.

@@ -1,0 +1,180 @@
+"""One autofit: its tries, what each needed, and the memory that comes back between them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ipygpumem import reclaim, tracebacks
+from ipygpumem.errors import AutofitError
+from ipygpumem.fitting import plan, room
+from ipygpumem.fitting.plan import Number, Plan, Values
+from ipygpumem.holders import cycles
+from ipygpumem.meter import Measurement, Meter
+from ipygpumem.model import Record, Usage
+from ipygpumem.probes.accelerators import loaded_torch
+from ipygpumem.units import format_bytes
+
+FITS = "fits"
+OUT_OF_MEMORY = "out of memory"
+CROWDED = "too little headroom"
+
+
+@dataclass(frozen=True)
+class Try(Record):
+    """One try: the values, and what came of them."""
+
+    values: dict[str, Any]
+    outcome: str
+    """``fits``, ``out of memory``, ``too little headroom``, or the name of another error, which ended it all."""
+    duration_seconds: float
+    usages: tuple[Usage, ...]
+    device: str | None = None
+    """The device that had too little memory."""
+    requested_bytes: int | None = None
+    """What could not be allocated, where the error says so."""
+
+    @property
+    def needed_bytes(self) -> int | None:
+        """What the try needed of that device at least: its peak, and what could not be allocated on top of it."""
+        peaks = [usage.peak_bytes for usage in self.usages if usage.device == self.device]
+        return peaks[0] + (self.requested_bytes or 0) if peaks else None
+
+
+@dataclass(frozen=True)
+class AutofitResult:
+    """What ``ipygpumem.autofit`` found."""
+
+    values: dict[str, Any]
+    """The values that fit, by name."""
+    result: Any = field(repr=False)
+    """What the function returned with them."""
+    tries: tuple[Try, ...] = field(repr=False)
+
+    @property
+    def value(self) -> Any:
+        """The value of the only variable, or of the first."""
+        return next(iter(self.values.values()))
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to look for what fits; ``None`` and texts as the user gives them."""
+
+    min: Any = None
+    step: Any = "halve"
+    headroom: Any = None
+    max_tries: Any = 20
+
+    def plan(self, start: Values, first: Values | None = None) -> Plan:
+        """Return the plan that reduces ``start`` (``AutofitError`` where that makes no sense)."""
+        of = plan.variables(start, self.min)
+        return Plan(of, step=plan.parse_step(self.step), most=self.max_tries, first=first)
+
+    @property
+    def share(self) -> float:
+        """The headroom as a share: by default 5 % for a search, else none."""
+        if self.headroom is None:
+            return 0.05 if self.step == "search" else 0.0
+        return plan.parse_share(self.headroom)
+
+
+class Fit:
+    """Runs a plan's tries one after the other: ``begin``, the user's code, ``end``, ``give_back``.
+
+    Args:
+        plan: what to try.
+        meter: measures each try.
+        headroom: share of each device that must stay free at the peak.
+        limits: budgets by device.
+    """
+
+    def __init__(self, plan: Plan, meter: Meter, *, headroom: float = 0.0, limits: room.Limits | None = None) -> None:
+        self.plan = plan
+        self.tries: list[Try] = []
+        self.more = True
+        """Whether ``plan.values`` are to be tried."""
+        self._meter = meter
+        self._headroom = headroom
+        self._limits = limits or {}
+        self._span: Measurement | None = None
+        self._started = 0.0
+
+    def begin(self) -> None:
+        """Start measuring a try."""
+        self._span = self._meter.start()
+        self._started = time.perf_counter()
+
+    def end(self, error: BaseException | None) -> bool:
+        """Note how the try ended, and release the frames of an out-of-memory error; return whether it was one."""
+        seconds = time.perf_counter() - self._started
+        usages = self._stop()
+        if error is None:
+            crowded = room.crowded_device(usages, self._headroom, self._limits)
+            self._add(CROWDED if crowded else FITS, seconds, usages, crowded)
+            self.more = self.plan.tell(fits=crowded is None)
+            return False
+        failure = tracebacks.classify(error)
+        if failure.kind != "oom" or failure.poisoned:
+            self._add(failure.error, seconds, usages)
+            self.more = False
+            return False
+        tracebacks.release(error)
+        self._add(OUT_OF_MEMORY, seconds, usages, room.failed_device(failure, usages), failure.requested_bytes)
+        self.more = self.plan.tell(fits=False)
+        return True
+
+    def _stop(self) -> tuple[Usage, ...]:
+        span, self._span = self._span, None
+        return () if span is None else self._meter.stop(span)
+
+    def _add(
+        self,
+        outcome: str,
+        seconds: float,
+        usages: tuple[Usage, ...],
+        device: str | None = None,
+        requested: int | None = None,
+    ) -> None:
+        self.tries.append(Try(dict(self.plan.values), outcome, seconds, usages, device, requested))
+
+    def give_back(self) -> None:
+        """Give back what the last try leaves behind, once nothing refers to it any more."""
+        steps = reclaim.memory_steps()
+        if loaded_torch() is not None:
+            steps.insert(1, ("autograd cycles", cycles.collect))
+        reclaim.run_steps(self._meter, steps, [])
+
+    def check(self) -> None:
+        """Raise ``AutofitError`` if nothing fits."""
+        if self.plan.found is None:
+            raise AutofitError(_nothing_fits(self.tries, exhausted=self.plan.exhausted))
+
+    def abandon(self) -> None:
+        """Stop measuring a try that has no end."""
+        if self._span is not None:
+            self._meter.drop(self._span)
+            self._span = None
+
+
+def _nothing_fits(tries: Sequence[Try], *, exhausted: bool) -> str:
+    last = tries[-1]
+    text = f"even {shown(last.values)} does not fit ({last.outcome})"
+    needed = last.needed_bytes
+    if needed is not None and last.device is not None:
+        text += f": it needs {'at least ' if last.outcome == OUT_OF_MEMORY else ''}{format_bytes(needed)}"
+        total = next((usage.total_bytes for usage in last.usages if usage.device == last.device), None)
+        text += f" of {'RAM' if last.device == 'cpu' else last.device}"
+        text += f", which has {format_bytes(total)}" if total else ""
+    if exhausted:
+        return f"{text}; {len(tries)} tries are used up: allow more, or start lower"
+    return text
+
+
+def shown(values: dict[str, Number]) -> str:
+    """Return values as text: ``batch_size=128, seq_len=512``."""
+    return ", ".join(
+        f"{name}={value:g}" if type(value) is float else f"{name}={value}" for name, value in values.items()
+    )

@@ -1,0 +1,144 @@
+"""Autofit for functions: in scripts as in notebooks."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+from ipygpumem.errors import AutofitError
+from ipygpumem.fitting.fit import AutofitResult, Fit, Options
+from ipygpumem.fitting.remembered import Remembered, code_of, key_of
+from ipygpumem.fitting.room import Limits
+from ipygpumem.kinds import text_of, type_name
+from ipygpumem.meter import Meter
+from ipygpumem.probes.accelerators import accelerators
+from ipygpumem.probes.host import HostProbe
+
+Run = Callable[[Callable[..., Any], Mapping[str, Any]], AutofitResult]
+
+
+def autofit(
+    function: Callable[..., Any],
+    start: Mapping[str, Any],
+    options: Options,
+    *,
+    meter: Meter | None = None,
+    limits: Limits | None = None,
+    remembered: Remembered | None = None,
+) -> AutofitResult:
+    """Return the values that fit and what ``function`` gives with them.
+
+    Args:
+        function: called with the variables by name.
+        start: the variables, and what to try first.
+        options: how to look.
+        meter: measures the tries; by default one of our own, for as long as that takes.
+        limits: budgets by device.
+        remembered: found values, to be used and added to.
+
+    Raises:
+        AutofitError: nothing fits, or what is asked for makes no sense.
+    """
+    own = Meter([HostProbe()], find_more=accelerators) if meter is None else None
+    meter = meter or own
+    assert meter is not None
+    try:
+        options.plan(dict(start))  # a mistake is told before anything is measured
+        key = None if remembered is None else key_of(code_of(function), start, meter.now(detail=True).values())
+        first = remembered.get(key) if remembered is not None and key is not None else None
+        fit = Fit(options.plan(dict(start), first), meter, headroom=options.share, limits=limits)
+        try:
+            found = fit_function(function, fit)
+        finally:
+            fit.abandon()
+        if remembered is not None and key is not None:
+            remembered[key] = dict(found.values)
+        return found
+    finally:
+        if own is not None:
+            own.close()
+
+
+def fit_function(function: Callable[..., Any], fit: Fit) -> AutofitResult:
+    """Call ``function`` with the values of each try until ``fit`` has found those that it looks for.
+
+    Raises:
+        AutofitError: nothing fits, the function does not take the variables, or it runs inside another autofit.
+    """
+    _check_parameters(function, fit.plan.values)
+    if _is_nested():
+        raise AutofitError("an autofit runs already: give both variables to it, and they are reduced in turn")
+    while True:
+        result = _try(function, fit)
+        if not fit.more:
+            break
+        result = None
+        fit.give_back()
+    if fit.plan.found is None:
+        result = None
+        fit.give_back()
+    fit.check()
+    return AutofitResult(dict(fit.plan.values), result, tuple(fit.tries))
+
+
+def _try(function: Callable[..., Any], fit: Fit) -> Any:
+    """Return what the function gives; None after an out-of-memory error."""
+    fit.begin()
+    try:
+        result = function(**fit.plan.values)
+    except BaseException as error:
+        if not fit.end(error):
+            raise
+        return None
+    fit.end(None)
+    return result
+
+
+def _is_nested() -> bool:
+    """Whether one of our callers runs an autofit in this thread."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code is fit_function.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _check_parameters(function: Callable[..., Any], names: Mapping[str, Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # built-in functions need not have one
+        return
+    kinds = [parameter.kind for parameter in signature.parameters.values()]
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return
+    for name in names:
+        if name not in signature.parameters:
+            raise AutofitError(f"{name_of_function(function)} takes no argument {name!r}")
+
+
+def name_of_function(function: Callable[..., Any]) -> str:
+    """Return the function's qualified name, or that of its type."""
+    return text_of(getattr(function, "__qualname__", None)) or type_name(function)
+
+
+def decorated(function: Callable[..., Any], start: Mapping[str, Any], run: Run) -> Callable[..., Any]:
+    """Return ``function`` with a search for what fits around each call; what it found last is its ``fitted``.
+
+    A call that gives one of the variables starts from that value.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        own = {name: options.pop(name, value) for name, value in start.items()}
+        fitted = run(functools.partial(function, *args, **options), own)
+        # What the function returned may be large: it is the caller's alone.
+        call.fitted = dataclasses.replace(fitted, result=None)  # type: ignore[attr-defined]  # any attribute will do
+        return fitted.result
+
+    return call

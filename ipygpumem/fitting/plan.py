@@ -1,0 +1,190 @@
+"""Which values to try next, from what the tries so far have shown. Nothing here runs anything."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ipygpumem.errors import AutofitError
+
+Number = int | float
+Values = dict[str, Number]
+Step = float | Literal["search"]
+"""The factor by which a value is reduced, or a search: by halves down to what fits, then for the largest that does."""
+
+_FINE = 1.01
+"""A search among floats ends when the smallest that failed is so many times the largest that fits."""
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A number to reduce.
+
+    Raises:
+        AutofitError: the start is not positive, or the smallest value is negative or above it.
+    """
+
+    name: str
+    start: Number
+    smallest: Number
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.start) or self.start <= 0:
+            raise AutofitError(f"{self.name}={self.start} cannot be reduced: start from a positive number")
+        if not 0 <= self.smallest <= self.start:
+            where = "below 0" if self.smallest < 0 else f"above its start {self.start}"
+            raise AutofitError(f"the minimum of {self.name} is {self.smallest}, {where}: give another min")
+
+    def below(self, value: Number, factor: float) -> Number | None:
+        """Return ``value`` times ``factor``, the smallest at least; None if it is the smallest already."""
+        if value <= self.smallest:
+            return None
+        if isinstance(self.start, int):
+            return max(math.ceil(self.smallest), min(math.floor(value * factor), int(value) - 1))
+        return max(self.smallest, value * factor)
+
+    def between(self, low: Number, high: Number) -> Number | None:
+        """Return a value in the middle, or None where there is none worth trying."""
+        if isinstance(self.start, int):
+            middle = (int(low) + int(high)) // 2
+            return middle if middle > low else None
+        return (low + high) / 2 if high > low * _FINE else None
+
+
+def variables(start: Mapping[str, Number], smallest: Number | Mapping[str, Number] | None) -> list[Variable]:
+    """Return the variables that begin at ``start``, with their minima: by default 1, for a float 0.
+
+    Raises:
+        AutofitError: there is none, a minimum is no number or names none of them, or lies above its start.
+    """
+    if not start:
+        raise AutofitError("autofit needs a variable to reduce, such as batch_size=1024")
+    for name, value in start.items():
+        _check_number(name, value)
+    given = dict(smallest) if isinstance(smallest, Mapping) else dict.fromkeys(start, smallest)
+    for name, least in given.items():
+        if name not in start:
+            raise AutofitError(f"the minimum of {name}: no variable of that name is reduced here")
+        if least is not None:
+            _check_number(f"the minimum of {name}", least)
+    made = []
+    for name, value in start.items():
+        least = given.get(name)
+        made.append(Variable(name, value, (1 if type(value) is int else 0.0) if least is None else least))
+    return made
+
+
+def _check_number(what: str, value: object) -> None:
+    if type(value) is not int and type(value) is not float:
+        raise AutofitError(f"{what} is a {type(value).__name__}: autofit reduces whole numbers and floats")
+
+
+def parse_step(step: object) -> Step:
+    """Return the step that ``halve``, ``search`` or a factor such as ``0.9`` names.
+
+    Raises:
+        AutofitError: it is none of these.
+    """
+    if step == "halve":
+        return 0.5
+    if step == "search":
+        return "search"
+    try:
+        factor = float(step) if type(step) in (str, float) else 0.0  # type: ignore[arg-type]  # one of the two
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor < 1:
+        raise AutofitError(f"step={str(step)[:40]!r}: write halve, search, or a factor below 1 such as 0.9")
+    return factor
+
+
+def parse_share(share: object) -> float:
+    """Return the share that ``5%`` or ``0.05`` names.
+
+    Raises:
+        AutofitError: it is no share from 0 to below 1.
+    """
+    text = str(share) if type(share) in (str, float, int) else ""
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
+    found = float(match[1]) / (100 if match[2] else 1) if match else 1.0
+    if found >= 1:
+        raise AutofitError(f"headroom={text[:40]!r}: write a share of the device's memory, such as 5% or 0.05")
+    return found
+
+
+class Plan:
+    """What to try: ``values``, then what ``tell`` chooses, until it says that there is nothing more.
+
+    Several variables are reduced in turn. A search takes one, and ends with a last run at the value that it found
+    unless that was the last try.
+
+    Raises:
+        AutofitError: ``step`` or ``most`` makes no sense, or a search is asked for several variables.
+    """
+
+    def __init__(self, of: list[Variable], *, step: Step = 0.5, most: int = 20, first: Values | None = None) -> None:
+        if step == "search" and len(of) > 1:
+            raise AutofitError("a search takes one variable; several are reduced in turn with step halve or 0.9")
+        if type(most) is not int or most < 1:
+            raise AutofitError("the most tries is a whole number from 1 on")
+        self._variables = of
+        self._factor = 0.5 if step == "search" else step
+        self._searches = step == "search" and first is None
+        self._left = most
+        self._turn = 0
+        self._failed: Number | None = None
+        self._fits: Values | None = None
+        self.exhausted = False
+        """Whether it ended for want of tries."""
+        self.values: Values = first or {variable.name: variable.start for variable in of}
+
+    @property
+    def found(self) -> Values | None:
+        """The largest values that fit so far."""
+        return self._fits
+
+    @property
+    def failed(self) -> Number | None:
+        """The smallest value of a single variable that did not fit."""
+        return self._failed
+
+    def tell(self, *, fits: bool) -> bool:
+        """Note whether ``values`` fit, choose the next ones, and return whether there are any."""
+        self._left -= 1
+        if fits:
+            self._fits = dict(self.values)
+            following = self._above() if self._searches else None
+        else:
+            self._failed = self.values[self._variables[0].name]
+            if self._fits == self.values:
+                self._fits = None  # it had fitted once, and does no more
+            following = self._below() if self._fits is None else self._above()
+        if following is not None and self._left <= 0:
+            self.exhausted = True
+            following = None
+        if following is None and self._fits is not None and self._fits != self.values:
+            following = dict(self._fits)  # the notebook is to be left as a run with the value found leaves it
+            self._searches = False
+        self.values = following or self.values
+        return following is not None
+
+    def _below(self) -> Values | None:
+        """Return the values with the next variable reduced that can be."""
+        for _ in self._variables:
+            variable = self._variables[self._turn % len(self._variables)]
+            self._turn += 1
+            value = variable.below(self.values[variable.name], self._factor)
+            if value is not None:
+                return {**self.values, variable.name: value}
+        return None
+
+    def _above(self) -> Values | None:
+        """Return a value between the largest that fits and the smallest that does not."""
+        (variable,) = self._variables
+        if self._failed is None or self._fits is None:
+            return None
+        value = variable.between(self._fits[variable.name], self._failed)
+        return None if value is None else {variable.name: value}

@@ -1,0 +1,263 @@
+"""``%%autofit``: a cell that runs again with a smaller value until it fits. The loop itself is made by ``loops``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+
+from ipygpumem.arrays import ArraySearch
+from ipygpumem.bindings import Bindings, bindings_of
+from ipygpumem.errors import AutofitError, NotLoadedError
+from ipygpumem.fitting import functions
+from ipygpumem.fitting.fit import CROWDED, FITS, OUT_OF_MEMORY, AutofitResult, Fit, Options, shown
+from ipygpumem.fitting.plan import Number, Values
+from ipygpumem.fitting.remembered import Key, key_of
+from ipygpumem.kinds import type_name
+from ipygpumem.notebook.lasterror import last_error, shown_since
+from ipygpumem.notebook.parsing import Parser, split
+from ipygpumem.notebook.session import Session, session_of
+from ipygpumem.notebook.sources import digest_of
+from ipygpumem.reports.autofit import autofit_report
+from ipygpumem.reports.content import Report, clean
+from ipygpumem.scope import Pending, Scope
+from ipygpumem.units import format_bytes
+
+if TYPE_CHECKING:
+    from ipygpumem.notebook.cells import Cell
+
+_MISSING = object()
+NESTED = "%%autofit: one runs already; several variables on its line are reduced in turn"
+
+
+def parse(line: str, namespace: dict[str, Any]) -> tuple[Values, Options, bool]:
+    """Return the variables with their starts, the options, and whether to remember, that ``line`` asks for.
+
+    Raises:
+        UsageError: an option that there is not.
+        AutofitError: what stands for a variable or a number is none.
+    """
+    parser = Parser(prog="%%autofit", add_help=False, allow_abbrev=False)
+    parser.add_argument("variables", nargs="+", metavar="NAME=VALUE")
+    parser.add_argument("--min", nargs="+", metavar="VALUE")
+    parser.add_argument("--step", default="halve")
+    parser.add_argument("--headroom")
+    parser.add_argument("--max-tries", type=int, default=20)
+    parser.add_argument("--remember", action="store_true")
+    found = parser.parse_args(split("%%autofit", line))
+    start = dict(_variable(word, namespace) for word in found.variables)
+    options = Options(_minima(found.min), found.step, found.headroom, found.max_tries)
+    return start, options, found.remember
+
+
+def _variable(word: str, namespace: dict[str, Any]) -> tuple[str, Number]:
+    name, equals, text = word.partition("=")
+    if not name.isidentifier():
+        raise AutofitError(f"{word!r} is no variable: write NAME=NUMBER, such as batch_size=1024")
+    if equals:
+        return name, _number(name, text)
+    if name not in namespace:
+        raise AutofitError(f"there is no variable {name!r}: write {name}=NUMBER to say where to start")
+    value = namespace[name]
+    if type(value) is not int and type(value) is not float:
+        raise AutofitError(f"{name} is a {type_name(value)}: autofit reduces whole numbers and floats")
+    return name, value
+
+
+def _minima(words: list[str] | None) -> Number | dict[str, Number] | None:
+    if words is None:
+        return None
+    if len(words) == 1 and "=" not in words[0]:
+        return _number("--min", words[0])
+    pairs = [word.partition("=") for word in words]
+    return {name: _number(f"--min {name}", text) for name, _, text in pairs}
+
+
+def _number(what: str, text: str) -> Number:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        raise AutofitError(f"{what}: {text[:40]!r} is no number; write one such as 1024 or 0.5") from None
+
+
+class CellFit:
+    """The autofit of one running cell; the loop in its tree calls ``again`` and enters it.
+
+    Args:
+        session: the shell's.
+        cell: the running cell.
+        line: what follows ``%%autofit``.
+
+    Raises:
+        UsageError: an option that there is not.
+        AutofitError: what is asked for makes no sense.
+    """
+
+    def __init__(self, session: Session, cell: Cell, line: str) -> None:
+        self._session = session
+        self._start, options, remember = parse(line, session.namespace)
+        options.plan(self._start)  # a mistake is told before anything is measured
+        head, self._source = _split(str(getattr(cell.info, "raw_cell", "")))
+        if sum(text.startswith("%%autofit") for text in head) > 1:
+            raise AutofitError(NESTED)
+        if not self._source.strip():
+            raise AutofitError("the cell has no code to fit: it stands below the line with %%autofit")
+        self._key = self._make_key() if remember else None
+        first = None if self._key is None else session.fitted.get(self._key)
+        plan = options.plan(self._start, first)
+        self._fit = Fit(plan, session.meter, headroom=options.share)
+        self._notes = [f"started from what fitted last time: {shown(first)}"] if first else []
+        self._bindings = bindings_of(cell.trees[-1]) if cell.trees else Bindings()
+        self._before = {name: session.namespace.get(name, _MISSING) for name in self._start}
+        self._given: Values = {}
+        self._scope: Scope | None = None
+        self._pending = Pending()
+        self._undone: list[str] = []
+        self._waiting_bytes = 0
+        self._depth = 0
+        self._last_error = 0
+        self._value: object = None
+        if session.open:  # the variables are bound as if a statement of the cell did it
+            scope = session.open[-1].scope
+            cell.pending.append((scope, scope.before_code(Bindings(assigned=set(self._start)))))
+
+    def _make_key(self) -> Key:
+        readings = self._session.meter.now(detail=True).values()
+        return key_of(digest_of(self._source), self._start, readings)
+
+    # -- called by the loop -----------------------------------------------------------------------------------
+
+    def again(self) -> bool:
+        """Prepare the next try and return True; return False after the one that stays.
+
+        Raises:
+            UsageError: nothing fits, or the cell itself undoes what is reduced.
+        """
+        if self._fit.tries and not self._fit.more and self._fit.tries[-1].outcome not in (OUT_OF_MEMORY, CROWDED):
+            return False
+        try:
+            if self._fit.tries:
+                self._take_back()
+                self._check()
+        except AutofitError as error:
+            raise UsageError(clean(f"%%autofit: {error}")) from None
+        self._given = dict(self._fit.plan.values)
+        self._session.namespace.update(self._given)
+        self._scope = Scope(self._session.namespace)
+        self._pending = self._scope.before_code(self._bindings)
+        self._depth = len(self._session.open)
+        self._last_error = last_error()
+        return True
+
+    def __enter__(self) -> None:
+        self._fit.begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        namespace = self._session.namespace
+        self._undone = [name for name, value in self._given.items() if namespace.get(name) is not value]
+        # Magics such as %run show an error and go on.
+        return self._fit.end(error or shown_since(self._last_error))
+
+    def keep(self, value: object) -> None:
+        """Keep the value of the cell's last expression until a try has fitted."""
+        self._value = value
+
+    def take(self) -> object:
+        """Return the value of the last expression, which the cell displays."""
+        value, self._value = self._value, None
+        return value
+
+    # -- between tries ----------------------------------------------------------------------------------------
+
+    def _take_back(self) -> None:
+        """Let the names of the last try go, and what it opened, and give its memory back."""
+        self._value = None
+        session, scope = self._session, self._scope
+        while len(session.open) > self._depth:
+            experiment = session.open[-1]
+            experiment.ooms += self._fit.tries[-1].outcome == OUT_OF_MEMORY
+            session.close(experiment)
+        if scope is not None:
+            search = ArraySearch()
+            held = [search.held(name, value) for name, value in list(scope.waiting.items())]
+            self._waiting_bytes = sum(entry[0].size_bytes for entry in held if entry is not None)
+            scope.after_code(self._pending, failed=True)
+            scope.close(session.open[-1].scope if session.open else None)
+            self._scope = None
+        self._fit.give_back()
+
+    def _check(self) -> None:
+        """Raise ``AutofitError`` if another try makes no sense, with the variables as they were before the cell."""
+        if self._fit.more and not self._undone:
+            return
+        for name, value in self._before.items():
+            if value is _MISSING:
+                self._session.namespace.pop(name, None)
+            else:
+                self._session.namespace[name] = value
+        if self._undone:
+            raise AutofitError(
+                f"the cell binds {self._undone[0]} itself, so that each try would be the same: take that out of it"
+            )
+        self._fit.check()
+
+    # -- at the end of the cell -------------------------------------------------------------------------------
+
+    def end(self) -> list[Report]:
+        """Return the report, once the cell is over, however it ended."""
+        self._fit.abandon()
+        if self._scope is not None:
+            self._scope.waiting.clear()  # the names of the last try stay
+        if not self._fit.tries:
+            return []
+        if self._key is not None and self._fit.tries[-1].outcome == FITS:
+            self._session.fitted[self._key] = dict(self._given)
+        return [autofit_report(self._fit.tries, [*self._notes, *self._remarks()], self._fit.plan)]
+
+    def _remarks(self) -> list[str]:
+        found = [
+            f"the cell itself does not use {name}: unless what it calls does, no try differs from another"
+            for name in self._start
+            if not re.search(rf"\b{name}\b", self._source)
+        ]
+        if self._fit.tries[-1].outcome == FITS:
+            found += [f"the cell has bound {name} itself: it is not the value that was tried" for name in self._undone]
+        if self._waiting_bytes >= self._session.config.min_held_bytes:
+            size = format_bytes(self._waiting_bytes)
+            found.append(f"what stood under the cell's names before held {size} during the tries: del frees it first")
+        return found
+
+
+def _split(source: str) -> tuple[list[str], str]:
+    """Return the lines of our magics at the top of a cell, and its source without them."""
+    lines, head = source.lstrip().splitlines(keepends=True), []
+    while lines and lines[0].startswith(("%%autofit", "%%experiment")):
+        head.append(lines.pop(0))
+    return head, "".join(lines)
+
+
+def fit_function(
+    shell: Any, function: Callable[..., Any], start: Mapping[str, Any], options: Options, *, remember: bool
+) -> AutofitResult:
+    """Return what fits for a function, measured by the session of ``shell`` if the extension is loaded there.
+
+    Raises:
+        AutofitError: nothing fits, what is asked for makes no sense, or the running cell is fitted itself.
+    """
+    try:
+        session = session_of(shell)
+    except NotLoadedError:
+        return functions.autofit(function, start, options)
+    if any(cell.fit is not None for cell in session.running()):
+        raise AutofitError("the cell runs under %%autofit: give both variables to one of the two")
+    remembered = session.fitted if remember else None
+    return functions.autofit(function, start, options, meter=session.meter, remembered=remembered)

@@ -1,0 +1,61 @@
+"""The table of an autofit's tries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ipygpumem.fitting.fit import FITS, Try, shown
+from ipygpumem.model import Usage
+from ipygpumem.reports.layout import SEPARATOR, Report, Table, clean, clean_name, count, device_label
+from ipygpumem.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from ipygpumem.fitting.plan import Plan
+
+
+def autofit_report(tries: Sequence[Try], notes: Sequence[str], plan: Plan) -> Report:
+    """Return what was tried, what came of it, and what fits."""
+    last = tries[-1]
+    parts = ["autofit", clean(_headline(last)), count(len(tries), "try").replace("trys", "tries")]
+    parts.append(format_seconds(sum(item.duration_seconds for item in tries)))
+    lines = [*notes]
+    if plan.exhausted and plan.found is not None and plan.failed is not None:
+        lines.append(f"all tries are used up: a value below {plan.failed:g} may fit, too")
+    table = _table(tries, plan)
+    return Report("autofit", SEPARATOR.join(parts), tuple(map(clean, lines)), (table,) if len(tries) > 1 else ())
+
+
+def _headline(last: Try) -> str:
+    return f"{shown(last.values)} {last.outcome}" if last.outcome == FITS else f"{shown(last.values)}: {last.outcome}"
+
+
+def _table(tries: Sequence[Try], plan: Plan) -> Table:
+    names = tuple(plan.values)
+    devices = _devices(tries)
+    peaks = tuple(f"peak {device_label(device)}" for device in devices)
+    rows = []
+    for item in tries:
+        found = {usage.device: usage for usage in item.usages}
+        shown_peaks = [_peak(found.get(device)) for device in devices]
+        values = [f"{value:g}" if type(value) is float else str(value) for value in item.values.values()]
+        rows.append((*values, *shown_peaks, clean_name(_outcome(item)), format_seconds(item.duration_seconds)))
+    columns = (*map(clean_name, names), *peaks, "outcome", "time")
+    return Table("", columns, tuple(rows), frozenset(columns) - {"outcome"}, frozenset(names))
+
+
+def _devices(tries: Sequence[Try]) -> list[str]:
+    """Return the devices that a try used: the host where there is no other."""
+    used = {usage.device: None for item in tries for usage in item.usages if usage.peak_delta_bytes > 0}
+    accelerators = [device for device in used if device != "cpu"]
+    return accelerators or ["cpu"]
+
+
+def _peak(usage: Usage | None) -> str:
+    return "" if usage is None else format_bytes(usage.peak_bytes)
+
+
+def _outcome(item: Try) -> str:
+    if item.requested_bytes is None:
+        return item.outcome
+    return f"{item.outcome}, asked for {format_bytes(item.requested_bytes)}"
