@@ -42,16 +42,17 @@ class Heap:
         # First of all: what is made from here on is ours. With itself in its own list, or a variable that an inner
         # function shares, it would be a cycle; it must go as soon as it is dropped.
         tracked = gc.get_objects()
+        kinds = list(map(id, map(type, tracked)))
+        types = {kind: type(item) for kind, item in dict(zip(kinds, tracked, strict=True)).items()}
         # Python 3.12's asyncio shows the collector objects that it has freed and keeps for later. To be in a list even
         # for a moment frees them again, and every collection from then on runs in a circle for ever.
-        left_out = {id(self), id(sys.modules.get("_asyncio")), *map(id, ignoring)}
-        for place in list(compress(range(len(tracked)), map(left_out.__contains__, map(id, tracked)))):
-            tracked[place] = None
+        left_out = {id(item): id(type(item)) for item in (self, sys.modules.get("_asyncio"), *ignoring)}
+        for place in compress(range(len(kinds)), map(set(left_out.values()).__contains__, kinds)):
+            if id(tracked[place]) in left_out:
+                tracked[place] = None
         self._tracked = tracked  # as long as it lives here, no identity can come to mean something new
         self._alive: set[int] = set()
         self._containers: list[object] = []
-        kinds = list(map(id, map(type, tracked)))
-        types = {kind: type(item) for kind, item in dict(zip(kinds, tracked, strict=True)).items()}
         self.tensors: list[object] = _instances("torch", "Tensor", tracked, kinds, types)
         self.modules: list[object] = _instances("torch.nn", "Module", tracked, kinds, types)
         self.optimizers: list[object] = _instances("torch.optim", "Optimizer", tracked, kinds, types)
