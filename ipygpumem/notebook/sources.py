@@ -9,7 +9,7 @@ import ast
 import hashlib
 import linecache
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 from IPython.core.inputtransformer2 import TransformerManager
@@ -66,11 +66,10 @@ def cell_of_file(shell: Any, filename: str) -> int | None:
     return next((number for number, source in _cells(shell) if text and source.strip() == text), None)
 
 
-def cell_that_bound(shell: Any, name: str, numbers: Iterable[int] | None = None) -> int | None:
-    """Return the last cell, of ``numbers`` or of all, whose own code binds ``name``."""
-    wanted = None if numbers is None else set(numbers)
+def cell_that_bound(shell: Any, name: str, without: Container[int | None] = ()) -> int | None:
+    """Return the last cell whose own code binds ``name``, leaving out those ``without``."""
     for number, source in _cells(shell):
-        if (wanted is None or number in wanted) and name in source and name in _bound(source):
+        if name in source and number not in without and name in _bound(source):
             return number
     return None
 

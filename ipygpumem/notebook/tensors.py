@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from ipygpumem.errors import NotLoadedError
 from ipygpumem.inventory import selection, survey
 from ipygpumem.kinds import is_kind
 from ipygpumem.model import Inventory
 from ipygpumem.notebook.parsing import Parser, size
 from ipygpumem.notebook.progress import progress
+from ipygpumem.notebook.session import session_of
 from ipygpumem.notebook.sources import cell_of_file, cell_that_bound
 from ipygpumem.reports import tensors as reports
 from ipygpumem.reports.content import Report
@@ -60,9 +62,10 @@ def take(
     asking = shell.execution_count if frame is None else cell_of_file(shell, filename)
     is_script = frame is not None and asking is None and not filename.startswith("<")
     local = {} if frame is None else survey.locals_of(frame)
+    covered = _covered(shell)
     return survey.take(
         [*local.items(), *_roots(shell)],
-        cell_of=lambda root: None if root in local else _cell_of(shell, root),
+        cell_of=lambda root: None if root in local else _cell_of(shell, root, covered.get(root, ())),
         file=filename if is_script else None,
         line=frame.f_lineno if is_script and frame is not None else None,
         cell=asking,
@@ -83,6 +86,19 @@ def _roots(shell: Any) -> Iterator[tuple[str, object]]:
                 yield f"Out[{number}]", value
 
 
-def _cell_of(shell: Any, root: str) -> int | None:
+def _cell_of(shell: Any, root: str, covered: Container[int | None]) -> int | None:
     output = _OUTPUT_NAME.fullmatch(root)
-    return int(output[1]) if output else cell_that_bound(shell, root)
+    return int(output[1]) if output else cell_that_bound(shell, root, covered)
+
+
+def _covered(shell: Any) -> dict[str, set[int | None]]:
+    """Return, for names that experiments restored, the cells whose bindings of them are gone."""
+    try:
+        experiments = session_of(shell).experiments
+    except NotLoadedError:
+        return {}
+    covered: dict[str, set[int | None]] = {}
+    for experiment in experiments:
+        for name in experiment.restored:
+            covered.setdefault(name, set()).update(cell.execution_count for cell in experiment.cells)
+    return covered

@@ -75,6 +75,12 @@ def test_it_works_half_way_through_a_scope(notebook: Kernel) -> None:
     assert "0 storages" in report(notebook, "%gpumem tensors inner")
 
 
+def test_a_name_that_an_experiment_restored_has_the_cell_from_before_it(notebook: Kernel) -> None:
+    ok(notebook, "import numpy as np\nbig = np.ones(1000)", "%%experiment shadowing\nbig = np.ones(2000)")
+    cell = notebook.value("get_ipython().execution_count") - 2
+    assert row(report(notebook, "%gpumem tensors big"), "big").split()[-3] == str(cell)
+
+
 def test_outputs_have_their_cell(notebook: Kernel) -> None:
     ok(notebook, "import numpy as np")
     number = notebook.value("get_ipython().execution_count")
