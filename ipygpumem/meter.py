@@ -21,6 +21,10 @@ class Measurement:
     """An open span; made by ``Meter.start``."""
 
     def __init__(self, before: dict[str, Reading]) -> None:
+        self.begin(before)
+
+    def begin(self, before: dict[str, Reading]) -> None:
+        """Begin with what the readings ``before`` say."""
         self.before = before
         self.peaks = {device: reading.current_bytes for device, reading in before.items()}
 
@@ -94,6 +98,14 @@ class Meter:
         """Return the usages of an open span so far."""
         with self._lock:
             return measurement.usages(self._readings())
+
+    def lap(self, measurement: Measurement) -> tuple[Usage, ...]:
+        """Return the usages of an open span so far, and let it begin anew."""
+        with self._lock:
+            readings = self._readings(rearm=True)
+            usages = measurement.usages(readings)
+            measurement.begin(readings)
+            return usages
 
     def stop(self, measurement: Measurement) -> tuple[Usage, ...]:
         """Close a span and return its usages; a span that is closed already is only read."""

@@ -10,6 +10,7 @@ import ast
 import contextvars
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,10 @@ class Cell:
     pending: list[tuple[Scope, Pending]] = field(default_factory=list)
     ending: list[Experiment] = field(default_factory=list)
     """Experiments that end with this cell."""
+    closers: list[Callable[[], list[Report]]] = field(default_factory=list)
+    """What else ends with this cell, and first of all: each is called once and returns its reports."""
+    reports: list[Report] = field(default_factory=list)
+    """What the closers said."""
     recovery: RecoveryRecord | None = None
     """A recovery that an experiment's exit made before the cell was over."""
     over: bool = False
@@ -52,6 +57,11 @@ class Cell:
     """What %%autofit made of it."""
     released_by: int = 0
     """Identity of an error that ended an experiment inside the cell: its frames belong to that experiment."""
+
+    def close(self) -> None:
+        """Call the closers."""
+        while self.closers:
+            self.reports += self.closers.pop()()
 
     def bindings(self) -> list[Bindings]:
         """Return what the trees seen so far bind."""
@@ -95,6 +105,7 @@ class CellStack:
         lost = own[own.index(ended) + 1 :] if ended in own else []
         for cell in (ended, *lost):
             cell.over = True
+            cell.close()
         self._cells = [cell for cell in self._cells if not cell.over]
         return ended, lost
 
@@ -106,6 +117,11 @@ class CellStack:
         """Return the cells that run in this thread, innermost last."""
         thread = threading.get_ident()
         return [cell for cell in self._cells if cell.thread == thread]
+
+    def close(self) -> None:
+        """Call the closers of all cells."""
+        for cell in self._cells:
+            cell.close()
 
     def __len__(self) -> int:
         return len(self._cells)

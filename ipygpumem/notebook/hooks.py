@@ -16,7 +16,7 @@ from ipygpumem.notebook.magics import GpuMemMagics
 from ipygpumem.notebook.rewriting import rewrite_cell
 from ipygpumem.notebook.session import Session, session_of
 
-_BOTH = ("experiment", "autofit", "gpumemit")
+_BOTH = ("experiment", "autofit", "gpumemit", "memlines")
 _MAGICS = (("line", "gpumem"), *((kind, name) for name in _BOTH for kind in ("line", "cell")))
 _COMPLETERS = (("experiment", complete_experiment), ("gpumem", complete_gpumem), ("autofit", complete_autofit))
 

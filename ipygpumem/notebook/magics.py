@@ -55,7 +55,7 @@ def _one_line_errors(magic: Callable[..., Any]) -> Callable[..., Any]:
 
 @magics_class
 class GpuMemMagics(Magics):
-    """``%experiment``, ``%%experiment``, ``%gpumem`` and ``%gpumemit``."""
+    """``%experiment``, ``%%experiment``, ``%gpumem``, ``%gpumemit`` and ``%%memlines``."""
 
     def __init__(self, shell: Any, session: Session) -> None:
         super().__init__(shell)
@@ -259,6 +259,26 @@ class GpuMemMagics(Magics):
         from ipygpumem.notebook.gpumemit import gpumemit  # loading the extension must stay fast
 
         self._show(gpumemit(self._session, line, cell))
+
+    @line_cell_magic
+    @_one_line_errors
+    def memlines(self, line: str, cell: str | None = None) -> None:
+        """Say of each line of a cell, and of functions, what it kept, its peak, its runs and its time.
+
+        ::
+
+            %%memlines [-f FUNCTION...] [--sort line|kept|peak|time|hits]
+            -f FUNCTION  a function or method to follow too: -f train Model.forward
+            --sort WHAT  the lines that ran, those that cost most first
+        """
+        from ipygpumem.notebook.memlines import memlines  # loading the extension must stay fast
+
+        if cell is not None:  # from run_cell_magic and its like: a cell's first line is rewritten (see rewriting.py)
+            self.shell.run_cell(f"%%memlines {line}\n{cell}").raise_error()
+        elif line.split()[:1] != ["cell"]:
+            raise UsageError("%memlines: write %%memlines as the first line of a cell")
+        else:
+            memlines(self._session, line.split(maxsplit=1)[1] if len(line.split()) > 1 else "")
 
 
 def _without_options(action: Callable[[Session], list[Report]]) -> Callable[[Session, list[str]], list[Report]]:

@@ -1,9 +1,10 @@
-"""Makes ``%%experiment`` and ``%%autofit`` feel like no wrappers at all.
+"""Makes ``%%experiment``, ``%%memlines`` and ``%%autofit`` feel like no wrappers at all.
 
 A cell magic gets its body as text and must run it itself, at the cost of wrong line numbers, no ``Out`` and no
 top-level ``await``. So a cell that begins with ``%%experiment`` is rewritten before IPython parses it: its first
-line becomes a call that opens the scope, and the scope closes when the cell ends. That of ``%%autofit`` becomes a
-call as well; the loop around the body is made in the syntax tree (see loops.py).
+line becomes a call that opens the scope, and the scope closes when the cell ends. ``%%memlines`` begins and ends in
+the same way. The first line of ``%%autofit`` becomes a call as well; the loop around the body is made in the syntax
+tree (see loops.py).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 
 from IPython.core.inputtransformer2 import cell_magic
 
-_FIRST_LINE = re.compile(r"%%(experiment|autofit)(?:[ \t]+(.*?))?[ \t]*\r?\n?", re.DOTALL)
+_FIRST_LINE = re.compile(r"%%(experiment|memlines|autofit)(?:[ \t]+(.*?))?[ \t]*\r?\n?", re.DOTALL)
 
 
 def rewrite_cell(lines: list[str]) -> list[str]:

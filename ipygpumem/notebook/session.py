@@ -141,7 +141,7 @@ class Session:
                 raise
 
     def _finish_cell(self, cell: Cell, result: Any, error: BaseException | None, seconds: float) -> None:
-        reports: list[content.Report] = []
+        reports = cell.reports
         try:
             try:
                 record = self._measure(cell, result, error, seconds)
@@ -270,6 +270,7 @@ class Session:
 
     def abandon(self) -> list[str]:
         """Leave open experiments' names as they are, close the meter, and return the experiments' names."""
+        self._cells.close()
         names = [experiment.name for experiment in self.open]
         for experiment in self.open:
             experiment._abandon()

@@ -117,7 +117,7 @@ def _table(table: Table, *, bars: bool) -> str:
     numeric = [column in table.numbers for column in table.columns]
     sides = ["right" if number else "left" for number in numeric]
     styles = [
-        ("; white-space: nowrap" if number else "") + (f"; {_CODE}" if column in table.code else "")
+        "; white-space: nowrap" * number + f"; white-space: pre-wrap; {_CODE}" * (column in table.code)
         for column, number in zip(table.columns, numeric, strict=True)
     ]
     behind = len(numeric) - numeric[::-1].index(True) if bars and any(table.bars) and any(numeric) else None

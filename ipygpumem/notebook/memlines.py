@@ -1,0 +1,101 @@
+"""``%%memlines``: follows the lines of a cell and of functions, from the cell's first line until its end."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import re
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+
+from ipygpumem.lines.account import Account
+from ipygpumem.lines.blocks import Block, Blocks, LinesRecord, code_of
+from ipygpumem.lines.tracing import watcher
+from ipygpumem.notebook.parsing import Parser, split
+from ipygpumem.reports.content import Report, clean
+from ipygpumem.reports.lines import ORDERS, lines_report
+
+if TYPE_CHECKING:
+    from ipygpumem.notebook.cells import Cell
+    from ipygpumem.notebook.session import Session
+
+_PROG = "%%memlines"
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def memlines(session: Session, line: str) -> None:
+    """Follow the lines of the running cell until it ends.
+
+    Raises:
+        UsageError: an option is wrong, a function cannot be followed, or no cell is running whose end would be seen.
+    """
+    parser = Parser(prog=_PROG, add_help=False, allow_abbrev=False)
+    parser.add_argument("-f", nargs="+", action="extend", default=[], dest="functions", metavar="FUNCTION")
+    parser.add_argument("--sort", choices=ORDERS, default="line")
+    options = parser.parse_args(split(_PROG, line))
+    running, frame = session.running(), _cell_frame(session.namespace)
+    if not running or frame is None:
+        raise UsageError(f"{_PROG} needs a cell with events: write it as the cell's first line")
+    if any(number > frame.f_lineno for _, _, number in frame.f_code.co_lines() if number is not None):
+        raise UsageError(f"{_PROG} comes too late here: write it above %%autofit, as the cell's first line")
+    file = frame.f_code.co_filename
+    blocks = Blocks(file, [_cell_block(file, running[-1])])
+    for name in (part for word in options.functions for part in word.split(",") if part):
+        _add(blocks, name, session.namespace)
+    follow(session, running[-1], blocks, options.sort)
+
+
+def follow(session: Session, cell: Cell, blocks: Blocks, order: str) -> None:
+    """Begin to follow ``blocks``; the end of ``cell`` reports."""
+    account = Account(session.meter)
+    watching = watcher(account, blocks.of, blocks.codes)
+
+    def finish() -> list[Report]:
+        watching.stop()
+        seconds = account.close()
+        notes = (f"measuring stopped early: {clean(watching.error)}",) if watching.error else ()
+        record = LinesRecord(tuple(blocks.blocks), account.costs, seconds, account.own_seconds, notes)
+        return [lines_report(record, order)]
+
+    cell.closers.append(finish)
+    watching.start()
+
+
+def _cell_frame(namespace: dict[str, Any]) -> FrameType | None:
+    """Return the frame of the cell that called us."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not (frame.f_globals is namespace and frame.f_code.co_name == "<module>"):
+        frame = frame.f_back
+    return frame
+
+
+def _cell_block(file: str, cell: Cell) -> Block:
+    compiled = [line.rstrip("\n") for line in linecache.getlines(file)]
+    written = str(getattr(cell.info, "raw_cell", "")).splitlines()
+    # As it was typed, unless IPython has changed the number of lines.
+    return Block("cell", 1, tuple(written if len(written) == len(compiled) else compiled))
+
+
+def _add(blocks: Blocks, name: str, namespace: dict[str, Any]) -> None:
+    """Follow the function that ``name`` names."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{_PROG}: {clean(name)!r} is no name: write -f train or -f Model.forward")
+    first, *rest = name.split(".")
+    if first not in namespace:
+        hint = "functions that the cell itself defines are followed without -f"
+        raise UsageError(f"{_PROG}: there is no {clean(first)!r} here; {hint}")
+    value = namespace[first]
+    for part in rest:
+        static = inspect.getattr_static(value, part, None)
+        try:
+            value = static if isinstance(static, property) else getattr(value, part)
+        except AttributeError:
+            raise UsageError(f"{_PROG}: {clean(name)!r}: there is no {part!r}") from None
+    code = None if isinstance(value, type) else code_of(value)
+    if code is None:
+        hint = "a method is named as Model.forward" if isinstance(value, type) else "it has no lines of Python"
+        raise UsageError(f"{_PROG}: {clean(name)!r} is a {clean(type(value).__name__)} and no function: {hint}")
+    blocks.add(name, code)

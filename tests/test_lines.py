@@ -1,0 +1,388 @@
+"""What lines cost: exact figures from a fake probe, by a trace function and by ``sys.monitoring``."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from ipygpumem.lines.account import Account, LineCost
+from ipygpumem.lines.blocks import Block, Blocks, LinesRecord, code_of
+from ipygpumem.lines.tracing import Monitor, Tracer, watcher
+from ipygpumem.meter import Meter
+from ipygpumem.reports import text
+from ipygpumem.reports.lines import lines_report
+from tests.fakes import FakeProbe
+
+WAYS = ["trace", *(["monitoring"] if hasattr(sys, "monitoring") else [])]
+
+
+class Lab:
+    """Follows functions of the test while a fake probe tells their memory."""
+
+    def __init__(self, way: str, *functions: Any) -> None:
+        self.probe = FakeProbe()
+        self.meter = Meter([self.probe])
+        self.blocks = Blocks("<no cell>", [Block("cell", 1, ())])
+        for function in functions:
+            self.blocks.add(function.__name__, code_of(function))  # type: ignore[arg-type]
+        self.first = self.blocks.blocks[1].first_line
+        self.account = Account(self.meter)
+        free = [tool for tool in (3, 4) if way == "monitoring" and sys.monitoring.get_tool(tool) is None]  # type: ignore[attr-defined, unused-ignore]
+        self.watcher: Any = (
+            Monitor(self.account, self.blocks.of, self.blocks.codes, free[0])
+            if free
+            else Tracer(self.account, self.blocks.of)
+        )
+
+    def now(self) -> int:
+        return self.probe.read()[0].current_bytes
+
+    def add(self, size: int) -> None:
+        self.probe.set(self.now() + size)
+
+    def spike(self, size: int) -> None:
+        self.probe.spike(self.now() + size)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        self.watcher.start()
+        try:
+            yield
+        finally:
+            self.watcher.stop()
+            self.account.close()
+            self.meter.close()
+
+    def figures(self, line: int, block: int = 1) -> tuple[int, int, int]:
+        """Hits, kept and peak of a line, counted from the first one of its block."""
+        cost = self.account.costs.get((block, self.blocks.blocks[block].first_line + line), LineCost())
+        return cost.hits, cost.kept_bytes.get("cpu", 0), cost.peak_bytes.get("cpu", 0)
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = sys.gettrace()
+    yield request.param
+    assert sys.gettrace() is before
+    if hasattr(sys, "monitoring"):
+        assert [sys.monitoring.get_tool(tool) for tool in range(6) if tool != 1] == [None] * 5
+
+
+def test_each_line_has_its_own_kept_and_peak(way: str) -> None:
+    def work() -> None:
+        lab.add(10)
+        lab.spike(70)
+        lab.add(-4)
+
+    lab = Lab(way, work)
+    with lab.watching():
+        work()
+    assert [lab.figures(line) for line in range(4)] == [(0, 0, 0), (1, 10, 10), (1, 0, 70), (1, -4, 0)]
+
+
+def test_runs_of_a_line_add_up_and_the_worst_is_the_peak(way: str) -> None:
+    def work() -> None:
+        for size in (5, 30, 7):
+            lab.add(size)
+
+    lab = Lab(way, work)
+    with lab.watching():
+        work()
+    assert lab.figures(2) == (3, 42, 30)
+
+
+def test_what_a_line_calls_counts_for_it_too(way: str) -> None:
+    def outer() -> None:
+        lab.add(1)
+        inner()
+
+    def inner() -> None:
+        lab.spike(50)
+        lab.add(20)
+
+    lab = Lab(way, outer, inner)
+    with lab.watching():
+        outer()
+    assert lab.figures(2) == (1, 20, 50)
+    assert [lab.figures(line, block=2) for line in (1, 2)] == [(1, 0, 50), (1, 20, 20)]
+
+
+def test_a_recursion_counts_its_memory_once(way: str) -> None:
+    def work(depth: int) -> None:
+        lab.add(10)
+        if depth:
+            work(depth - 1)
+
+    lab = Lab(way, work)
+    with lab.watching():
+        work(3)
+    assert lab.figures(1) == (4, 40, 10)
+    assert lab.figures(3) == (3, 30, 30)
+
+
+def test_a_generator_is_charged_for_its_own_lines_only(way: str) -> None:
+    def produce() -> Iterator[int]:
+        lab.add(10)
+        yield 1
+        lab.add(20)
+        yield 2
+
+    lab = Lab(way, produce)
+    with lab.watching():
+        for _ in produce():
+            lab.add(1000)
+    assert [lab.figures(line)[1:] for line in (1, 2, 3, 4)] == [(10, 10), (0, 0), (20, 20), (0, 0)]
+
+
+def test_a_coroutine_is_not_charged_for_what_others_do_while_it_waits(way: str) -> None:
+    async def work() -> None:
+        lab.add(10)
+        await asyncio.sleep(0.01)
+        lab.spike(5)
+
+    async def other() -> None:
+        lab.add(500)
+
+    async def both() -> None:
+        await asyncio.gather(work(), other())
+
+    lab = Lab(way, work)
+    with lab.watching():
+        asyncio.run(both())
+    assert [lab.figures(line)[1:] for line in (1, 2, 3)] == [(10, 10), (0, 0), (0, 5)]
+
+
+def test_a_comprehension_over_lines_and_a_lambda_are_followed_inside_their_function(way: str) -> None:
+    def work() -> list[None]:
+        grow = lambda size: lab.add(size)  # noqa: E731
+        return [
+            grow(number)
+            for number in range(4)
+        ]  # fmt: skip
+
+    lab = Lab(way, work)
+    with lab.watching():
+        work()
+    assert lab.figures(1)[1] == 6
+    assert lab.figures(3)[1] == 6
+
+
+def test_an_error_leaves_frames_and_the_account_goes_on(way: str) -> None:
+    def work() -> None:
+        try:
+            fails()
+        except ValueError:
+            lab.add(3)
+        lab.add(4)
+
+    def fails() -> None:
+        lab.add(10)
+        raise ValueError
+
+    lab = Lab(way, work, fails)
+    with lab.watching():
+        work()
+    assert [lab.figures(line)[1] for line in (2, 4, 5)] == [10, 3, 4]
+    assert lab.figures(1, block=2) == (1, 10, 10)
+
+
+def test_an_error_thrown_into_a_generator_keeps_the_books_right(way: str) -> None:
+    def produce() -> Iterator[int]:
+        try:
+            yield 1
+        except KeyError:
+            lab.add(7)
+        yield 2
+
+    lab = Lab(way, produce)
+    with lab.watching():
+        generator: Any = produce()
+        next(generator)
+        generator.throw(KeyError())
+        lab.add(100)
+        generator.close()
+    assert lab.figures(4)[1] == 7
+
+
+def test_other_threads_are_left_alone(way: str) -> None:
+    def work() -> None:
+        lab.add(1)
+
+    lab = Lab(way, work)
+    with lab.watching():
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert lab.figures(1) == (0, 0, 0)
+
+
+def test_a_second_account_sees_code_that_the_first_did_not_follow(way: str) -> None:
+    def work() -> None:
+        lab.add(1)
+
+    def unrelated() -> None:
+        pass
+
+    lab = Lab(way, unrelated)
+    with lab.watching():
+        work()
+    lab = Lab(way, work)
+    with lab.watching():
+        work()
+    assert lab.figures(1) == (1, 1, 1)
+
+
+def test_the_trace_function_of_somebody_else_rests_and_is_back() -> None:
+    def theirs(*_: Any) -> None: ...
+
+    def work() -> None:
+        lab.add(1)
+
+    lab, before = Lab("trace", work), sys.gettrace()
+    sys.settrace(theirs)
+    try:
+        with lab.watching():
+            work()
+        assert sys.gettrace() is theirs
+    finally:
+        sys.settrace(before)
+    assert lab.figures(1) == (1, 1, 1)
+
+
+def test_our_own_failure_stops_the_watching_and_not_the_code(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work() -> int:
+        lab.add(1)
+        return 5
+
+    def fail(*_: Any) -> None:
+        raise OSError("gone")
+
+    lab = Lab(way, work)
+    monkeypatch.setattr(lab.account, "line", fail)
+    with lab.watching():
+        assert work() == 5
+    assert lab.watcher.error == "OSError: gone"
+
+
+def test_an_interrupt_while_we_measure_is_the_codes_own(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work() -> None:
+        lab.add(1)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    lab = Lab(way, work)
+    monkeypatch.setattr(lab.account, "line", interrupt)
+    with lab.watching(), pytest.raises(KeyboardInterrupt):
+        work()
+
+
+def test_open_spans_keep_their_peaks_over_laps() -> None:
+    probe = FakeProbe()
+    meter = Meter([probe])
+    whole, laps = meter.start(), meter.start()
+    probe.spike(50)
+    assert meter.lap(laps)[0].peak_delta_bytes == 50
+    probe.spike(20)
+    assert meter.lap(laps)[0].peak_delta_bytes == 20
+    assert meter.stop(whole)[0].peak_delta_bytes == 50
+    meter.close()
+
+
+def test_without_a_free_tool_lines_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitoring: Any = type("", (), {"get_tool": lambda self, tool: "taken"})()
+    monkeypatch.setattr(sys, "monitoring", monitoring, raising=False)
+    meter = Meter([FakeProbe()])
+    assert type(watcher(Account(meter), lambda code: None, [])) is Tracer
+    meter.close()
+
+
+# -- the code of a function ------------------------------------------------------------------------------------------
+
+
+def plain() -> None: ...
+
+
+class Model:
+    @property
+    def size(self) -> int:
+        return 1
+
+    @classmethod
+    def make(cls) -> None: ...
+
+    def forward(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (plain, "plain"),
+        (Model.forward, "forward"),
+        (Model().forward, "forward"),
+        (Model.make, "make"),
+        (vars(Model)["make"], "make"),
+        (Model.size, "size"),
+        (__import__("functools").partial(plain), "plain"),
+        (__import__("functools").lru_cache(plain), "plain"),
+        (len, None),
+        (3, None),
+    ],
+)
+def test_a_functions_code_is_found_behind_what_wraps_it(value: object, name: str | None) -> None:
+    code = code_of(value)
+    assert (code and code.co_name) == name
+
+
+# -- the report ------------------------------------------------------------------------------------------------------
+
+
+def record(*, own_seconds: float = 0.1) -> LinesRecord:
+    source = ("def work():", "\tx = big()", "    y = 1", "    return x")
+    costs = {
+        (1, 2): LineCost(1, 0.5, {"cpu": 100 << 20, "cuda:0": 0}, {"cpu": 300 << 20, "cuda:0": 0}),
+        (1, 3): LineCost(2, 0.0001, {"cpu": 0}, {"cpu": 4096}),
+    }
+    return LinesRecord((Block("cell", 1, ("work()",)), Block("work", 1, source)), costs, 1.0, own_seconds)
+
+
+def test_the_table_shows_the_source_with_figures_where_lines_ran() -> None:
+    lines = text.render([lines_report(record(), "line")]).splitlines()
+    assert lines[0] == "memlines · 2 lines ran · 1.00 s, of which measuring took 100 ms"
+    assert lines[1].strip() == "work"
+    assert lines[4].split() == ["1", "def", "work():"]
+    assert lines[5].split() == ["2", "1", "500", "ms", "+100", "MiB", "+300", "MiB", "x", "=", "big()"]
+    assert lines[5].index("x = big()") - lines[4].index("def") == 4
+    assert lines[-1].strip() == "cell did not run"
+
+
+@pytest.mark.parametrize(("order", "first"), [("peak", "2"), ("kept", "2"), ("time", "2"), ("hits", "3")])
+def test_sorted_by_a_figure_only_lines_that_ran_are_shown_the_most_first(order: str, first: str) -> None:
+    lines = text.render([lines_report(record(), order)]).splitlines()
+    assert [line.split()[0] for line in lines[4:6]] == [first, {"2": "3", "3": "2"}[first]]
+    assert len(lines) == 7
+
+
+def test_an_accelerator_that_held_nothing_has_no_column() -> None:
+    assert "cuda" not in text.render([lines_report(record(), "line")])
+
+
+def test_nothing_is_held_by_a_finished_account() -> None:
+    class Data: ...
+
+    def work() -> None:
+        data = Data()
+        del data
+
+    lab = Lab("trace", work)
+    with lab.watching():
+        work()
+    gc.collect()
+    assert not [item for item in gc.get_objects() if type(item) is Data]

@@ -1,0 +1,186 @@
+"""``%%memlines`` in a real kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ipygpumem.units import parse_bytes
+from tests.kernel import Kernel, Reply
+
+MIB = 1 << 20
+_SETUP = """\
+%load_ext ipygpumem
+import asyncio, mmap, sys, time
+def block(mib):
+    data = mmap.mmap(-1, mib << 20)  # the allocator keeps no pages of it
+    for page in range(0, mib << 20, 4096):
+        data[page] = 1
+    return data
+"""
+_FUNCTIONS = """\
+def work(mib):
+    first = block(mib)
+    second = block(mib)
+    del second
+    return first
+class Model:
+    def forward(self):
+        return block(8)
+async def slow():
+    kept = block(16)
+    await asyncio.sleep(0.01)
+    return kept
+"""
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Kernel]:
+    """One kernel for the tests below; each leaves it as it found it."""
+    kernel = Kernel()
+    kernel.run(_SETUP)
+    kernel.run(_FUNCTIONS)
+    yield kernel
+    kernel.close()
+
+
+def sizes(reply: Reply) -> dict[str, tuple[int, int]]:
+    """Return what each line that ran kept and its peak, in whole MiB, by its number and block."""
+    (report,) = reply.reports("memlines")
+    found, block, head = {}, "", ""
+    for line in report.splitlines()[1:]:
+        if not line.startswith(" "):
+            break  # the next report
+        if "RAM kept" in line:
+            head = line
+        elif len(line.split()) == 1 and "─" not in line:
+            block = line.strip()
+        elif head and line[: head.index("time")].split()[1:2]:
+            middle = head.index("RAM kept") + len("RAM kept")
+            kept, peak = line[head.index("time") + 4 : middle], line[middle : head.index("   source")]
+            found[f"{block}:{line.split()[0]}"] = (_mib(kept), _mib(peak))
+    return found
+
+
+def _mib(text: str) -> int:
+    words = text.replace("+", "").split()
+    if len(words) == 1:
+        return int(words[0])
+    sign = -1 if words[0].startswith("-") else 1
+    return round(sign * parse_bytes(f"{words[0].lstrip('-')} {words[1]}") / MIB)
+
+
+def ok(kernel: Kernel, cell: str) -> Reply:
+    reply = kernel.run(cell)
+    assert reply.status == "ok", (reply.traceback, reply.stderr)
+    assert not reply.stderr
+    return reply
+
+
+def test_a_cell_and_a_function_of_the_notebook_line_by_line(shared: Kernel) -> None:
+    reply = ok(shared, "%%memlines -f work\nkept = work(32)\n1 + 1")
+    assert reply.result == "2"
+    assert sizes(reply) == {
+        "cell:2": (32, 64),
+        "cell:3": (0, 0),
+        "work:2": (32, 32),
+        "work:3": (32, 32),
+        "work:4": (-32, 0),
+        "work:5": (0, 0),
+    }
+    assert "del second" in reply.reports("memlines")[0]
+    ok(shared, "del kept")
+
+
+def test_functions_that_the_cell_defines_are_followed(shared: Kernel) -> None:
+    reply = ok(shared, "%%memlines\ndef inner():\n    held = block(16)\n    return 1\ninner()")
+    assert sizes(reply) == {"cell:2": (0, 0), "cell:3": (16, 16), "cell:4": (0, 0), "cell:5": (0, 16)}
+
+
+def test_methods_and_async_functions_and_await_at_the_top(shared: Kernel) -> None:
+    reply = ok(shared, "%%memlines -f Model.forward -f slow\nModel().forward(); gone = await slow()\nlen(gone) >> 20")
+    assert reply.result == "16"
+    found = sizes(reply)
+    assert found["Model.forward:8"] == (8, 8)
+    assert found["slow:10"] == (16, 16)
+    assert not any(name.endswith(":0") for name in found)
+    ok(shared, "del gone")
+
+
+def test_an_error_is_shown_as_ever_with_the_table_up_to_there(shared: Kernel) -> None:
+    reply = shared.run("%%memlines -f work\nkept = work(16)\n1/0\nnever = 1")
+    assert reply.error == "ZeroDivisionError"
+    assert "line 3" in reply.traceback
+    assert set(sizes(reply)) == {"cell:2", "cell:3", "work:2", "work:3", "work:4", "work:5"}
+    assert "never = 1" in reply.reports("memlines")[0]
+    ok(shared, "del kept")
+
+
+def test_an_interrupt_ends_it_with_the_table_and_nothing_stays_behind(shared: Kernel) -> None:
+    reply = shared.run("%%memlines\ntime.sleep(0.01)\ntime.sleep(30)", interrupt_after=1.5)
+    assert reply.error == "KeyboardInterrupt"
+    assert set(sizes(reply)) == {"cell:2", "cell:3"}
+    monitors = "[sys.monitoring.get_tool(n) for n in range(6)] if hasattr(sys, 'monitoring') else []"
+    assert shared.value("sys.gettrace()") is None
+    assert not any(shared.value(monitors))
+
+
+def test_it_stands_in_an_experiment_and_an_experiment_in_it(shared: Kernel) -> None:
+    for first, second in (("%%experiment one", "%%memlines"), ("%%memlines", "%%experiment one")):
+        reply = ok(shared, f"{first}\n{second}\nlocal = block(8)\nlen(local) >> 20")
+        assert reply.result == "8"
+        assert len(reply.reports("experiment")) == 1
+        assert sizes(reply)["cell:3"] == (8, 8)
+        assert shared.value("'local' in globals()") is False
+
+
+def test_the_line_after_the_cell_is_there_as_ever(shared: Kernel) -> None:
+    reply = ok(shared, "%%memlines\nheld = block(24)")
+    assert reply.reports("cell") != []
+    (usage,) = shared.value("[u.to_dict() for u in __import__('ipygpumem').last().usages]")
+    assert usage["peak_bytes"] - usage["before_bytes"] == pytest.approx(24 * MIB, abs=MIB)
+    ok(shared, "del held")
+
+
+def test_run_as_a_plain_cell_magic_it_works(shared: Kernel) -> None:
+    reply = ok(shared, "get_ipython().run_cell_magic('memlines', '--sort peak', 'held = block(8)\\n')")
+    assert sizes(reply)["cell:2"] == (8, 8)
+    ok(shared, "del held")
+
+
+def test_above_an_autofit_it_follows_the_tries_and_below_it_says_so(shared: Kernel) -> None:
+    reply = ok(shared, "%%memlines\n%%autofit size=8\nheld = block(size)")
+    assert sizes(reply)["cell:3"] == (8, 8)
+    reply = shared.run("%%autofit size=8\n%%memlines\nheld = block(size)")
+    assert "write it above %%autofit" in reply.stderr
+    ok(shared, "del held")
+
+
+def test_unloading_inside_ends_it(kernel: Kernel) -> None:
+    reply = kernel.run("%%memlines\nx = 1\n%unload_ext ipygpumem\ny = 2")
+    assert reply.status == "ok", reply.traceback
+    assert kernel.value("__import__('sys').gettrace()") is None
+    assert kernel.value("y") == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("%memlines", "write %%memlines as the first line"),
+        ("%memlines work(1)", "write %%memlines as the first line"),
+        ("%%memlines -f nosuch\n1", "there is no 'nosuch' here"),
+        ("%%memlines -f Model.nosuch\n1", "there is no 'nosuch'"),
+        ("%%memlines -f Model\n1", "'Model' is a type and no function"),
+        ("%%memlines -f sys.getsizeof\n1", "no lines of Python"),
+        ("%%memlines -f '1 + 1'\n1", "'1 + 1' is no name"),
+        ("%%memlines --sort size\n1", "--sort"),
+        ("%%memlines words\n1", "words"),
+    ],
+)
+def test_a_wrong_line_is_told_in_one_line_and_nothing_runs(shared: Kernel, line: str, part: str) -> None:
+    reply = shared.run(line)
+    assert reply.stderr.count("\n") == 1, reply.stderr
+    assert part in reply.stderr
+    assert reply.result is None
+    assert shared.value("sys.gettrace()") is None
