@@ -11,7 +11,7 @@ from typing import Any
 
 _FIT = "get_ipython().magics_manager.registry['GpuMemMagics'].fit"
 _LOOP = f"while {_FIT}.again():\n    with {_FIT}:\n        pass\n"
-_MAGICS = ("experiment", "autofit")
+_MAGICS = ("experiment", "memlines", "autofit")
 
 
 def loop_over_body(tree: Any, interactivity: str) -> None:
