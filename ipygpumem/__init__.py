@@ -6,6 +6,7 @@ In a notebook: ``%load_ext ipygpumem``, then ``%%experiment NAME``. From Python:
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import os
 
     from ipygpumem import plot as plot
+    from ipygpumem.budgets import Budget
     from ipygpumem.fitting.fit import AutofitResult
     from ipygpumem.model import CellRecord, ExperimentRecord, Inventory, InventoryDiff
     from ipygpumem.notebook.experiments import Experiment
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "autofit",
+    "budget",
     "diff",
     "experiment",
     "experiments",
@@ -69,6 +72,7 @@ def experiment(
     seed: int | None = None,
     report: str | None = None,
     note: Mapping[str, int | float | str] | None = None,
+    budget: Mapping[str, int | str] | None = None,
 ) -> Experiment:
     """Return an experiment, to be opened by ``with`` or by ``start()`` and closed by ``finish()``.
 
@@ -79,16 +83,25 @@ def experiment(
         seed: reset Python's, NumPy's and torch's generators to this before every cell.
         report: ``full``, ``compact`` or ``none``; None means as configured.
         note: parameters to remember with it: numbers or text by name.
+        budget: pretend to have less memory: ``{"gpu": "8GiB", "ram": "4GiB"}``; see ``budget``.
 
     Raises:
         NotLoadedError: the extension is not loaded in this IPython, or there is no IPython.
         ExperimentError: ``report`` is none of the three, or ``note`` holds more than numbers and text.
+        BudgetError: ``budget`` names no device or no size.
     """
     from ipygpumem.notebook.experiments import Experiment
     from ipygpumem.notebook.session import current_session
 
     return Experiment(
-        current_session(), name, keep=keep, drop_imports=drop_imports, seed=seed, report=report, note=note
+        current_session(),
+        name,
+        keep=keep,
+        drop_imports=drop_imports,
+        seed=seed,
+        report=report,
+        note=note,
+        budget=budget,
     )
 
 
@@ -243,6 +256,34 @@ def autofit(
     if function is None:
         return lambda decorated: functions.decorated(decorated, start, run)
     return run(function, start)
+
+
+def budget(*, gpu: int | str | None = None, ram: int | str | None = None, **devices: int | str) -> Budget:
+    """Return a budget to use in ``with``: pretend to have less memory meanwhile. It works in scripts, too.
+
+    torch's allocator refuses what the accelerator's part does not allow, as if the card were smaller. The host's part
+    only tells when the process goes above it: while the cell runs, at its end, and in ``record`` when the block is
+    over; in a script by a ``ResourceWarning``.
+
+    Args:
+        gpu: for each CUDA device that the process uses, and the current one: ``"8GiB"`` or bytes.
+        ram: for the RSS of this process.
+        **devices: single devices: ``**{"cuda:1": "8GiB"}``.
+
+    Raises:
+        BudgetError: it names no device or no size.
+    """
+    from ipygpumem import budgets
+
+    sizes = budgets.checked({"gpu": gpu, "ram": ram, **devices})
+    if _shell() is not None:
+        from ipygpumem.errors import NotLoadedError
+        from ipygpumem.notebook.budget import NotebookBudget
+        from ipygpumem.notebook.session import current_session
+
+        with contextlib.suppress(NotLoadedError):
+            return NotebookBudget(current_session(), sizes)
+    return budgets.ScriptBudget(sizes)
 
 
 def _shell() -> Any | None:

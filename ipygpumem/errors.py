@@ -8,6 +8,7 @@
     |-- FileError               a file that cannot be written, or read as an export
     |-- RecordingError          the flight recorder cannot write, or a file is no recording
     |-- PlotError               a picture that cannot be made
+    |-- BudgetError             a budget that makes no sense
     |-- AutofitError            nothing fits, or autofit was asked for what it cannot do
     `-- UnitError (ValueError)  a text that should name a size does not
 
@@ -43,6 +44,10 @@ class PlotError(GpuMemError):
 
 class AutofitError(GpuMemError):
     """No value fits in memory, or autofit was asked for something that it cannot do."""
+
+
+class BudgetError(GpuMemError):
+    """A budget names no device or no size, or was used before."""
 
 
 class UnitError(GpuMemError, ValueError):

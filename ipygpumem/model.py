@@ -224,6 +224,8 @@ class ExperimentRecord(Record):
     """What the user noted of it: ``--note lr=1e-3 bs=64``."""
     ooms: int = 0
     """Out-of-memory errors that ended one of its cells, or left it or an experiment inside it."""
+    budget: dict[str, int] = field(default_factory=dict)
+    """The bytes that it was allowed, by device; ``notes`` say where it crossed them."""
 
 
 @dataclass(frozen=True)

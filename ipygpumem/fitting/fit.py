@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,17 +88,20 @@ class Fit:
         plan: what to try.
         meter: measures each try.
         headroom: share of each device that must stay free at the peak.
-        limits: budgets by device.
+        limits: gives the budgets by device that are in force at the end of a try.
     """
 
-    def __init__(self, plan: Plan, meter: Meter, *, headroom: float = 0.0, limits: room.Limits | None = None) -> None:
+    def __init__(
+        self, plan: Plan, meter: Meter, *, headroom: float = 0.0, limits: Callable[[], room.Limits] = dict
+    ) -> None:
         self.plan = plan
         self.tries: list[Try] = []
         self.more = True
         """Whether ``plan.values`` are to be tried."""
         self._meter = meter
         self._headroom = headroom
-        self._limits = limits or {}
+        self._limits = limits
+        self._allowed: room.Limits = {}
         self._span: Measurement | None = None
         self._started = 0.0
 
@@ -111,8 +114,9 @@ class Fit:
         """Note how the try ended, and release the frames of an out-of-memory error; return whether it was one."""
         seconds = time.perf_counter() - self._started
         usages = self._stop()
+        self._allowed = self._limits()
         if error is None:
-            crowded = room.crowded_device(usages, self._headroom, self._limits)
+            crowded = room.crowded_device(usages, self._headroom, self._allowed)
             self._add(CROWDED if crowded else FITS, seconds, usages, crowded)
             self.more = self.plan.tell(fits=crowded is None)
             return False
@@ -150,7 +154,7 @@ class Fit:
     def check(self) -> None:
         """Raise ``AutofitError`` if nothing fits."""
         if self.plan.found is None:
-            raise AutofitError(_nothing_fits(self.tries, exhausted=self.plan.exhausted))
+            raise AutofitError(_nothing_fits(self.tries, self._allowed, exhausted=self.plan.exhausted))
 
     def abandon(self) -> None:
         """Stop measuring a try that has no end."""
@@ -159,13 +163,14 @@ class Fit:
             self._span = None
 
 
-def _nothing_fits(tries: Sequence[Try], *, exhausted: bool) -> str:
+def _nothing_fits(tries: Sequence[Try], allowed: room.Limits, *, exhausted: bool) -> str:
     last = tries[-1]
     text = f"even {shown(last.values)} does not fit ({last.outcome})"
     needed = last.needed_bytes
     if needed is not None and last.device is not None:
         text += f": it needs {'at least ' if last.outcome == OUT_OF_MEMORY else ''}{format_bytes(needed)}"
         total = next((usage.total_bytes for usage in last.usages if usage.device == last.device), None)
+        total = allowed.get(last.device, total)
         text += f" of {'RAM' if last.device == 'cpu' else last.device}"
         text += f", which has {format_bytes(total)}" if total else ""
     if exhausted:

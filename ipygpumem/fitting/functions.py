@@ -28,7 +28,7 @@ def autofit(
     options: Options,
     *,
     meter: Meter | None = None,
-    limits: Limits | None = None,
+    limits: Callable[[], Limits] = dict,
     remembered: Remembered | None = None,
 ) -> AutofitResult:
     """Return the values that fit and what ``function`` gives with them.
@@ -38,7 +38,7 @@ def autofit(
         start: the variables, and what to try first.
         options: how to look.
         meter: measures the tries; by default one of our own, for as long as that takes.
-        limits: budgets by device.
+        limits: gives the budgets by device.
         remembered: found values, to be used and added to.
 
     Raises:

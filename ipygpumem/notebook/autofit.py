@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -17,6 +18,7 @@ from ipygpumem.fitting.fit import CROWDED, FITS, OUT_OF_MEMORY, AutofitResult, F
 from ipygpumem.fitting.plan import Number, Values
 from ipygpumem.fitting.remembered import Key, key_of
 from ipygpumem.kinds import type_name
+from ipygpumem.notebook.budget import limits
 from ipygpumem.notebook.lasterror import last_error, shown_since
 from ipygpumem.notebook.parsing import Parser, split
 from ipygpumem.notebook.session import Session, session_of
@@ -112,7 +114,7 @@ class CellFit:
         self._key = self._make_key() if remember else None
         first = None if self._key is None else session.fitted.get(self._key)
         plan = options.plan(self._start, first)
-        self._fit = Fit(plan, session.meter, headroom=options.share)
+        self._fit = Fit(plan, session.meter, headroom=options.share, limits=functools.partial(limits, session))
         self._notes = [f"started from what fitted last time: {shown(first)}"] if first else []
         self._bindings = bindings_of(cell.trees[-1]) if cell.trees else Bindings()
         self._before = {name: session.namespace.get(name, _MISSING) for name in self._start}
@@ -260,4 +262,5 @@ def fit_function(
     if any(cell.fit is not None for cell in session.running()):
         raise AutofitError("the cell runs under %%autofit: give both variables to one of the two")
     remembered = session.fitted if remember else None
-    return functions.autofit(function, start, options, meter=session.meter, remembered=remembered)
+    allowed = functools.partial(limits, session)
+    return functions.autofit(function, start, options, meter=session.meter, limits=allowed, remembered=remembered)

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ipygpumem import reclaim
+from ipygpumem import budgets, reclaim
 from ipygpumem.arrays import ArraySearch, StorageKey, watch
 from ipygpumem.errors import ExperimentError
 from ipygpumem.heap import large_tensors
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Usage
 from ipygpumem.notebook import leaks
+from ipygpumem.notebook.budget import NotebookBudget
 from ipygpumem.notebook.parameters import checked_parameters
 from ipygpumem.notebook.seeding import SeedOnImport, seed_generators
 from ipygpumem.scope import Scope, is_ownable
@@ -60,6 +61,7 @@ class Experiment:
         seed: reset Python's, NumPy's and torch's generators to this before every cell.
         report: ``full``, ``compact`` or ``none``; None means as configured.
         note: parameters to remember with it: numbers or text by name.
+        budget: bytes that it may use of ``gpu``, ``ram`` or ``cuda:N``.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Experiment:
         seed: int | None = None,
         report: str | None = None,
         note: Mapping[str, int | float | str] | None = None,
+        budget: Mapping[str, object] | None = None,
     ) -> None:
         keep = [keep] if isinstance(keep, str) else list(keep)
         _check(name, keep, seed, report)
@@ -80,6 +83,7 @@ class Experiment:
         self.seed = seed
         self.report = report
         self.parameters = checked_parameters(note or {})
+        self._budget = NotebookBudget(session, budgets.checked(budget)) if budget else None
         self.ooms = 0
         self.record: ExperimentRecord | None = None
         self.failed = False
@@ -110,6 +114,8 @@ class Experiment:
         self.scope = Scope(namespace, keep=self._keep, drop_imports=self._drop_imports)
         self.outputs_at_start = self._session.outputs.mark()
         self._tensors_before = self._large_tensors()
+        if self._budget is not None:
+            self._budget.start()
         self._measurement = self._session.meter.start()
 
     @property
@@ -182,6 +188,8 @@ class Experiment:
     def _abandon(self) -> None:
         """Let the names stay and stop measuring: the extension is being unloaded."""
         self._session.meter.drop(self._measurement)
+        if self._budget is not None:
+            self._budget.abandon()
         self.scope.waiting.clear()
         self._tensors_before.clear()
         if self._seed_on_import is not None:
@@ -191,6 +199,8 @@ class Experiment:
         """Give everything back and return the record; after an interrupt, call it again."""
         meter = self._session.meter
         at_end = self._at_end = self._at_end or self._look()
+        if self._budget is not None:
+            self._budget.stop()
         reclaim.run_steps(
             meter,
             [
@@ -273,6 +283,7 @@ class Experiment:
             notes=tuple(self._notes(at_end)),
             parameters=dict(self.parameters),
             ooms=self.ooms,
+            budget=dict(self._budget.limits) if self._budget is not None else {},
         )
 
     def _notes(self, at_end: _AtEnd) -> list[str]:
@@ -281,6 +292,8 @@ class Experiment:
         if size >= self._session.config.min_held_bytes:
             names = ", ".join(held.name for held in at_end.waiting)
             notes.append(f"the shadowed objects that are back ({names}) held {format_bytes(size)} meanwhile")
+        if self._budget is not None:
+            notes += [*self._budget.notes, *self._budget.crossings]
         notes += self._remarks
         notes += [f"{step.name}: {step.error}" for step in self._steps if step.error]
         return notes

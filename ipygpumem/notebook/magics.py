@@ -10,6 +10,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
+from ipygpumem.budgets import parse_budget
 from ipygpumem.errors import AutofitError, ExperimentError, GpuMemError
 from ipygpumem.notebook import actions, history, leaks, plots, tensors
 from ipygpumem.notebook.experiments import Experiment
@@ -29,6 +30,7 @@ def _experiment_parser(prog: str) -> Parser:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--report", choices=["full", "compact", "none"])
     parser.add_argument("--note", nargs="+", action="extend", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--budget", metavar="gpu=SIZE,ram=SIZE")
     return parser
 
 
@@ -69,7 +71,7 @@ class GpuMemMagics(Magics):
         ::
 
             %experiment start NAME [--keep NAME] [--drop-imports] [--seed N] [--report full|compact|none]
-                              [--note NAME=VALUE...]
+                              [--note NAME=VALUE...] [--budget gpu=SIZE,ram=SIZE]
             %experiment keep x 'y*'      names (or globs) that stay at the end
             %experiment status           what is open, and what it costs so far
             %experiment end [NAME]       delete its names, restore what they shadowed, give memory back
@@ -106,6 +108,7 @@ class GpuMemMagics(Magics):
             --seed N         reset Python's, NumPy's and torch's random generators first
             --report STYLE   how much to show at the end
             --note NAME=VALUE...  parameters to remember with it: --note lr=1e-3 bs=64
+            --budget gpu=8GiB,ram=4GiB  pretend to have less memory
         """
         # A cell's first line never comes here (see rewriting.py): this serves run_cell_magic and its like.
         experiment = self._new("%%experiment", split("%%experiment", line))
@@ -123,6 +126,7 @@ class GpuMemMagics(Magics):
             seed=options.seed,
             report=options.report,
             note=parse_parameters(options.note),
+            budget=None if options.budget is None else parse_budget(options.budget),
         )
 
     def _start(self, words: list[str]) -> None:

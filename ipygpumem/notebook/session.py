@@ -37,6 +37,7 @@ from ipygpumem.scope import Pending, Scope, forget_gone
 
 if TYPE_CHECKING:
     from ipygpumem.fitting.remembered import Remembered
+    from ipygpumem.notebook.budget import NotebookBudget
     from ipygpumem.notebook.recording import Recorder
 
 
@@ -63,6 +64,7 @@ class Session:
         self.subscribers = Subscribers(shell)
         self.fitted: Remembered = {}
         """What %%autofit --remember has found."""
+        self.budgets: list[NotebookBudget] = []
         self.survivors: list[Watched] = []
         """What outlived the experiments that have finished; nothing is kept alive by it."""
         self._cells = CellStack()
@@ -172,12 +174,13 @@ class Session:
         self.history.append(record)
         self.subscribers.add(record)
         growths = self._trends.add(record)
+        crossed = [report for budget in self.budgets for report in budget.cell_ended(record)]
         for experiment in self.open:
             experiment._add_cell(record)
         if not self.config.report or record.duration_seconds < self.config.min_cell_seconds:
-            return []
+            return crossed
         report = content.cell_report(record)
-        return [replace(report, lines=(*report.lines, *map(growth_line, growths))) if growths else report]
+        return [replace(report, lines=(*report.lines, *map(growth_line, growths))) if growths else report, *crossed]
 
     def _measure(self, cell: Cell, result: Any, error: BaseException | None, seconds: float) -> CellRecord:
         if seconds >= reclaim.GarbageBudget.SHORTEST_SECONDS and not cell.nested and self.config.collect_garbage:
@@ -275,6 +278,8 @@ class Session:
         for experiment in self.open:
             experiment._abandon()
         self.open.clear()
+        for budget in list(self.budgets):
+            budget.abandon()
         self.live.close()
         self.meter.close()
         return names

@@ -1,0 +1,237 @@
+"""A budget: pretend that the accelerators or the host have less memory than they have.
+
+The part of an accelerator is enforced by torch's caching allocator; for the host there is no such means, so a budget
+only knows whether it was crossed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from ipygpumem.errors import BudgetError, UnitError
+from ipygpumem.meter import Meter
+from ipygpumem.model import Record, Usage
+from ipygpumem.probes.accelerators import accelerators
+from ipygpumem.probes.host import HostProbe
+from ipygpumem.units import format_bytes, parse_bytes
+
+_DEVICE = re.compile(r"cuda:\d+")
+
+
+@dataclass(frozen=True)
+class BudgetRecord(Record):
+    """A budget that is over."""
+
+    limits: dict[str, int]
+    """Bytes by device; one that could not be enforced is left out."""
+    peaks: dict[str, int]
+    """The peak of each device that has a limit: RSS for the host, live tensors for an accelerator."""
+    crossings: tuple[str, ...]
+    """Where the host's limit was crossed, in words."""
+    notes: tuple[str, ...] = ()
+
+
+def parse_budget(text: str) -> dict[str, int]:
+    """Return the sizes that ``gpu=8GiB,ram=4GiB`` gives.
+
+    Raises:
+        BudgetError: a part is no such thing.
+    """
+    sizes: dict[str, int] = {}
+    for part in filter(None, text.split(",")):
+        name, equals, size = part.partition("=")
+        if not equals or name in sizes:
+            raise BudgetError(f"budget: {part!r} is no part of one; write for instance gpu=8GiB,ram=4GiB")
+        sizes[name] = _size(name, size)
+    return checked(sizes)
+
+
+def checked(sizes: Mapping[str, object]) -> dict[str, int]:
+    """Return a budget with its sizes in bytes.
+
+    Raises:
+        BudgetError: it is empty, names something else than ``gpu``, ``ram`` or ``cuda:N``, or a size is none.
+    """
+    found = {name: _size(name, size) for name, size in sizes.items() if size is not None}
+    for name in found:
+        if name not in ("gpu", "ram") and not _DEVICE.fullmatch(name):
+            raise BudgetError(f"budget: {name!r} is no device; write gpu, ram, or one device such as cuda:1")
+    if not found:
+        raise BudgetError("budget: of what? Write for instance gpu=8GiB,ram=4GiB")
+    return found
+
+
+def _size(name: str, size: object) -> int:
+    try:
+        found = parse_bytes(size) if type(size) is str else size
+    except UnitError as error:
+        raise BudgetError(f"budget: {name}: {error}") from None
+    if type(found) is not int or found <= 0:
+        raise BudgetError(f"budget: {name} is a size such as 8GiB, more than nothing")
+    return found
+
+
+class DeviceLimits:
+    """Limits on torch's allocator of CUDA devices, and what was there before them."""
+
+    def __init__(self) -> None:
+        self.limits: dict[str, int] = {}
+        self.notes: list[str] = []
+        self._earlier: dict[int, float] = {}
+
+    def set(self, sizes: Mapping[str, int], outer: Mapping[str, int]) -> None:
+        """Let each device have no more than ``sizes`` says, nor than it had before.
+
+        Args:
+            sizes: bytes by device; ``gpu`` is each that this process uses, and the current one.
+            outer: the limits of budgets around this one.
+        """
+        cuda = _cuda()
+        if cuda is None:
+            self.notes.append("budget: no CUDA device here, so nothing is limited but what else it names")
+            return
+        count = cuda.device_count()
+        wanted = dict.fromkeys(_in_use(cuda), sizes["gpu"]) if "gpu" in sizes else {}
+        wanted.update((int(name[5:]), size) for name, size in sizes.items() if _DEVICE.fullmatch(name))
+        for index, size in wanted.items():
+            if index >= count:
+                self.notes.append(f"budget: there is no cuda:{index} here")
+                continue
+            total = cuda.get_device_properties(index).total_memory
+            self._limit(cuda, index, size, total, outer.get(f"cuda:{index}", total))
+
+    def _limit(self, cuda: Any, index: int, size: int, total: int, outer: int) -> None:
+        known = getattr(cuda, "get_per_process_memory_fraction", None)  # torch 2.8
+        earlier = float(known(index)) if known is not None else min(1.0, outer / total)
+        self._earlier[index] = earlier
+        cuda.set_per_process_memory_fraction(min(size / total, earlier), index)
+        self.limits[f"cuda:{index}"] = min(size, int(earlier * total))
+
+    def restore(self) -> None:
+        """Let each device have what it had before."""
+        cuda = _cuda() if self._earlier else None
+        while cuda is not None and self._earlier:
+            index, earlier = next(iter(self._earlier.items()))
+            cuda.set_per_process_memory_fraction(earlier, index)
+            del self._earlier[index]
+
+
+def _cuda() -> Any | None:
+    """Return ``torch.cuda`` where it has a device. A budget for one is asked for by name, so torch may be loaded."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    torch: Any = importlib.import_module("torch")
+    return torch.cuda if torch.cuda.is_available() else None
+
+
+def _in_use(cuda: Any) -> list[int]:
+    """Return the devices on which this process has memory, and the current one: a limit creates a context."""
+    current = cuda.current_device()
+    return [index for index in range(cuda.device_count()) if index == current or cuda.memory_reserved(index) > 0]
+
+
+class Budget:
+    """A budget from ``start`` to ``stop``, or over a ``with`` block.
+
+    Args:
+        sizes: bytes of ``gpu``, ``ram`` or ``cuda:N``.
+        meter: tells the peak.
+        outer: gives the limits of the budgets around this one.
+    """
+
+    def __init__(
+        self, sizes: Mapping[str, int], meter: Meter, outer: Callable[[], Mapping[str, int]] | None = None
+    ) -> None:
+        self.sizes = dict(sizes)
+        self.record: BudgetRecord | None = None
+        self.crossings: list[str] = []
+        self._meter = meter
+        self._outer = outer
+        self._devices = DeviceLimits()
+        self._started = False
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """The limits in force, by device."""
+        host = {"cpu": self.sizes["ram"]} if "ram" in self.sizes else {}
+        return {**host, **self._devices.limits}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be limited, in words."""
+        return tuple(self._devices.notes)
+
+    def start(self) -> None:
+        """Set the limits and start measuring.
+
+        Raises:
+            BudgetError: it was started before.
+        """
+        if self._started:
+            raise BudgetError("budget: this one has been used: make a new one")
+        self._started = True
+        if set(self.sizes) - {"ram"}:
+            self._devices.set(self.sizes, self._outer() if self._outer is not None else {})
+        self._span = self._meter.start()
+
+    def crossed(self, rss_bytes: int) -> bool:
+        """Whether the host's memory is above its limit."""
+        return "ram" in self.sizes and rss_bytes > self.sizes["ram"]
+
+    def note_crossing(self, where: str, peak_bytes: int) -> str:
+        """Remember that the host's limit was crossed, and return that in words."""
+        limit = format_bytes(self.sizes["ram"])
+        text = f"{where} crossed the RAM budget of {limit}: its peak was {format_bytes(peak_bytes)}"
+        self.crossings.append(text)
+        return text
+
+    def stop(self, where: str = "the code under the budget") -> BudgetRecord:
+        """Put back what was there before, and return the record; ``where`` names what ran last."""
+        self._devices.restore()
+        if self.record is None:
+            usages = {usage.device: usage for usage in self._meter.stop(self._span)}
+            host: Usage | None = usages.get("cpu")
+            if host is not None and not self.crossings and self.crossed(host.peak_bytes):
+                self.note_crossing(where, host.peak_bytes)
+            peaks = {device: usages[device].peak_bytes for device in self.limits if device in usages}
+            self.record = BudgetRecord(self.limits, peaks, tuple(self.crossings), self.notes)
+        return self.record
+
+    def __enter__(self) -> Budget:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def abandon(self) -> None:
+        """Put back what was there before, and measure no more."""
+        self._devices.restore()
+        self._meter.drop(self._span)
+
+
+class ScriptBudget(Budget):
+    """A budget over a ``with`` block outside IPython: it has a meter of its own, and a crossing is a warning."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        super().__init__(sizes, Meter([HostProbe()], find_more=accelerators))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        import warnings  # only a crossing needs it
+
+        try:
+            record = self.stop()
+        finally:
+            self._meter.close()
+        for crossing in record.crossings:
+            warnings.warn(f"ipygpumem: {crossing}", ResourceWarning, stacklevel=2)

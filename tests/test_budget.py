@@ -1,0 +1,255 @@
+"""Budgets: what torch's allocator is told and told back, and the host's crossing, told with its cell."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+import ipygpumem
+from ipygpumem import budgets
+from ipygpumem.budgets import Budget, DeviceLimits, checked, parse_budget
+from ipygpumem.errors import BudgetError
+from ipygpumem.meter import Meter
+from tests.fakes import FakeProbe
+from tests.kernel import Kernel
+from tests.steps import works
+
+GIB = 1 << 30
+
+
+class LimitedCuda:
+    """``torch.cuda`` with two devices of 16 GiB, as far as limits go."""
+
+    def __init__(self, *, reserved: tuple[int, ...] = (0, 0)) -> None:
+        self.fractions = [1.0, 1.0]
+        self._reserved = reserved
+
+    def is_available(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return 2
+
+    def current_device(self) -> int:
+        return 0
+
+    def memory_reserved(self, index: int) -> int:
+        return self._reserved[index]
+
+    def get_device_properties(self, index: int) -> Any:
+        return SimpleNamespace(total_memory=16 * GIB)
+
+    def set_per_process_memory_fraction(self, fraction: float, index: int) -> None:
+        assert type(fraction) is float
+        assert 0 <= fraction <= 1
+        self.fractions[index] = fraction
+
+
+class KnowingCuda(LimitedCuda):
+    """That of torch 2.8 and later."""
+
+    def get_per_process_memory_fraction(self, index: int) -> float:
+        return self.fractions[index]
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Let budgets see this ``torch.cuda``."""
+    return lambda cuda: monkeypatch.setattr(budgets, "_cuda", lambda: cuda)
+
+
+@pytest.fixture
+def meter() -> Iterator[Meter]:
+    meter = Meter([FakeProbe()])
+    yield meter
+    meter.close()
+
+
+def test_the_limit_is_set_and_what_was_set_before_is_back(use: Callable[[Any], None], meter: Meter) -> None:
+    cuda = KnowingCuda()
+    cuda.fractions = [0.75, 1.0]
+    use(cuda)
+    with Budget({"gpu": 8 * GIB}, meter) as budget:
+        assert cuda.fractions == [0.5, 1.0]
+        assert budget.limits == {"cuda:0": 8 * GIB}
+    assert cuda.fractions == [0.75, 1.0]
+
+
+def test_it_is_back_after_an_error_as_well(use: Callable[[Any], None], meter: Meter) -> None:
+    cuda = KnowingCuda()
+    use(cuda)
+    seen = []
+
+    def fail() -> None:
+        with Budget({"gpu": 8 * GIB}, meter):
+            seen.append(cuda.fractions[0])
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert seen == [0.5]
+    assert cuda.fractions == [1.0, 1.0]
+
+
+def test_each_device_in_use_and_the_current_one_are_limited(use: Callable[[Any], None], meter: Meter) -> None:
+    cuda = KnowingCuda(reserved=(0, 5))
+    use(cuda)
+    with Budget({"gpu": 8 * GIB, "cuda:1": 4 * GIB}, meter):
+        assert cuda.fractions == [0.5, 0.25]
+    assert cuda.fractions == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", [LimitedCuda, KnowingCuda])
+def test_a_budget_inside_another_cannot_widen_it(kind: type[LimitedCuda], use: Any, meter: Meter) -> None:
+    cuda = kind()
+    use(cuda)
+    with Budget({"gpu": 4 * GIB}, meter) as outer:
+        with Budget({"gpu": 8 * GIB}, meter, lambda: outer.limits) as inner:
+            assert cuda.fractions[0] == 0.25
+            assert inner.limits == {"cuda:0": 4 * GIB}
+        assert cuda.fractions[0] == 0.25
+    assert cuda.fractions == [1.0, 1.0]
+
+
+def test_more_than_the_card_has_is_all_that_it_has(use: Callable[[Any], None]) -> None:
+    cuda = KnowingCuda()
+    use(cuda)
+    limits = DeviceLimits()
+    limits.set({"gpu": 99 * GIB, "cuda:7": GIB}, {})
+    assert (cuda.fractions[0], limits.limits) == (1.0, {"cuda:0": 16 * GIB})
+    assert limits.notes == ["budget: there is no cuda:7 here"]
+    limits.restore()
+
+
+def test_without_a_device_that_is_said(use: Callable[[Any], None], meter: Meter) -> None:
+    use(None)
+    with Budget({"gpu": GIB, "ram": GIB}, meter) as budget:
+        pass
+    assert budget.record is not None
+    assert budget.record.limits == {"cpu": GIB}
+    assert budget.record.notes == ("budget: no CUDA device here, so nothing is limited but what else it names",)
+
+
+def test_the_hosts_peak_is_held_against_its_limit() -> None:
+    probe = FakeProbe()
+    meter = Meter([probe])
+    probe.set(100)
+    with Budget({"ram": 500}, meter) as low:
+        probe.spike(500)
+    with Budget({"ram": 499}, meter) as high:
+        probe.spike(500)
+    assert low.record is not None
+    assert high.record is not None
+    assert (low.record.crossings, low.record.peaks) == ((), {"cpu": 500})
+    assert high.record.crossings == ("the code under the budget crossed the RAM budget of 499 B: its peak was 500 B",)
+    meter.close()
+
+
+def test_sizes_are_read() -> None:
+    assert parse_budget("gpu=8GiB,ram=4GiB") == {"gpu": 8 * GIB, "ram": 4 * GIB}
+    assert checked({"cuda:1": 5, "ram": None}) == {"cuda:1": 5}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "of what"),
+        ("gpu", "'gpu' is no part"),
+        ("gpu=1GiB,gpu=2GiB", "'gpu=2GiB' is no part"),
+        ("gpu=lots", "'lots' is no size"),
+        ("ram=0", "more than nothing"),
+        ("tpu=1GiB", "'tpu' is no device"),
+    ],
+)
+def test_a_mistake_in_a_budget_is_said(text: str, said: str) -> None:
+    with pytest.raises(BudgetError, match=said):
+        parse_budget(text)
+
+
+def test_a_budget_is_used_once(meter: Meter) -> None:
+    budget = Budget({"ram": GIB}, meter)
+    with budget:
+        pass
+    with pytest.raises(BudgetError, match="make a new one"):
+        budget.start()
+
+
+SCRIPT = """
+import warnings, ipygpumem
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    with ipygpumem.budget(ram="100MiB") as budget:
+        block = bytearray(b"x") * (200 << 20)
+print([str(item.message) for item in caught], budget.record.peaks["cpu"] > 200 << 20)
+"""
+
+
+def test_in_a_script_a_crossing_is_a_warning() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.startswith("['ipygpumem: the code under the budget crossed the RAM budget of 100 MiB: its peak")
+    assert done.stdout.endswith(" True\n")
+
+
+def now(kernel: Kernel) -> int:
+    return int(kernel.value("__import__('psutil').Process().memory_info().rss"))
+
+
+def test_a_cell_that_crosses_an_experiments_budget_is_named_at_once_and_in_the_record(kernel: Kernel) -> None:
+    works(kernel, "import time, ipygpumem\ndef block(mib): return bytearray(b'x') * (mib << 20)")
+    limit = now(kernel) + (100 << 20)
+    works(kernel, f"%experiment start small --budget ram={limit}")
+    assert works(kernel, "x = block(10)").reports("note") == []
+    reply = works(kernel, "y = block(200); time.sleep(1.5); del y")
+    assert "ipygpumem: cell 5 has crossed the RAM budget of" in reply.stderr
+    assert reply.stderr.count("\n") == 1
+    assert "cell 5 crossed the RAM budget of" in reply.reports("note")[0]
+    quick = works(kernel, "y = block(200); del y")
+    assert "cell 6 crossed the RAM budget of" in quick.reports("note")[0]
+    report = works(kernel, "%experiment end").reports("experiment")[0]
+    assert "cell 5 crossed the RAM budget" in report
+    assert "cell 6 crossed the RAM budget" in report
+    record = kernel.value("ipygpumem.experiments()[-1].to_dict()")
+    assert record["budget"] == {"cpu": limit}
+    assert len([line for line in record["notes"] if "crossed the RAM budget" in line]) == 2
+    assert works(kernel, "y = block(200); del y").reports("note") == []
+
+
+def test_a_with_block_tells_of_its_crossing_and_has_a_record(kernel: Kernel) -> None:
+    works(kernel, "import ipygpumem\ndef block(mib): return bytearray(b'x') * (mib << 20)")
+    limit = now(kernel) + (100 << 20)
+    reply = works(kernel, f"with ipygpumem.budget(ram={limit}) as b:\n    block(200)\n'after'")
+    assert "cell 3 crossed the RAM budget" in reply.reports("note")[0]
+    assert kernel.value("len(b.record.crossings), b.record.limits") == (1, {"cpu": limit})
+
+
+def test_autofit_keeps_to_a_budget(kernel: Kernel) -> None:
+    works(kernel, "def block(mib): return bytearray(b'x') * (mib << 20)")
+    limit = now(kernel) + (300 << 20)
+    reply = works(
+        kernel, f"%%experiment a --keep mib,size --budget ram={limit}\n%%autofit mib=1600\nsize = len(block(mib))"
+    )
+    assert kernel.value("mib, size >> 20") == (200, 200)
+    assert "too little headroom" in reply.reports("autofit")[0]
+
+
+def test_a_mistake_is_one_line_and_unloading_puts_everything_back(shell: InteractiveShell, capsys: Any) -> None:
+    shell.run_line_magic("load_ext", "ipygpumem")
+    result = shell.run_cell("%experiment start a --budget tpu=4GiB")
+    assert not result.success
+    assert "'tpu' is no device" in capsys.readouterr().err
+    shell.run_cell("%experiment start b --budget ram=1TiB")
+    session = shell.magics_manager.registry["GpuMemMagics"]._session
+    assert len(session.budgets) == 1
+    shell.run_line_magic("unload_ext", "ipygpumem")
+    assert session.budgets == []
+
+
+def test_a_budget_from_python_is_checked() -> None:
+    with pytest.raises(BudgetError, match="of what"):
+        ipygpumem.budget()
