@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ipygpumem import plot as plot
     from ipygpumem.budgets import Budget
+    from ipygpumem.estimating.records import Estimate, ModelSummary
     from ipygpumem.fitting.fit import AutofitResult
     from ipygpumem.model import CellRecord, ExperimentRecord, Inventory, InventoryDiff
     from ipygpumem.notebook.experiments import Experiment
@@ -27,6 +28,7 @@ __all__ = [
     "autofit",
     "budget",
     "diff",
+    "estimate",
     "experiment",
     "experiments",
     "export",
@@ -36,6 +38,7 @@ __all__ = [
     "load_ipython_extension",
     "plot",
     "subscribe",
+    "summary",
     "tensors",
     "unload_ipython_extension",
 ]
@@ -290,3 +293,51 @@ def _shell() -> Any | None:
     """Return IPython's shell; None in a script."""
     get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return get_ipython() if get_ipython is not None else None
+
+
+def estimate(
+    function: Callable[..., object],
+    /,
+    *args: object,
+    device: str | None = None,
+    device_memory: int | str | None = None,
+    **kwargs: object,
+) -> Estimate:
+    """Return what ``function(*args, **kwargs)`` would take, without running it on a device.
+
+    Its Python runs, on fake tensors: those that it gets or reaches through names of the calling module have twins
+    without values, and stay as they are.
+
+    Args:
+        function: what to estimate, such as a training step.
+        args: its arguments.
+        device: take all tensors to be on this device, such as ``cuda:0``, which need not be here.
+        device_memory: what the device has, such as ``"24GiB"``; without it, what each device here has free.
+        kwargs: its further arguments; for one of its own called ``device``, take ``functools.partial``.
+
+    Raises:
+        EstimateError: torch is missing or too old, or the function needs the values of tensors.
+        UnitError: ``device_memory`` is no size.
+    """
+    from ipygpumem import estimating
+    from ipygpumem.reports.estimate import ShownEstimate
+    from ipygpumem.units import parse_bytes
+
+    room = parse_bytes(device_memory) if isinstance(device_memory, str) else device_memory
+    namespaces = (vars(sys.modules["__main__"]), sys._getframe(1).f_globals)
+    found = estimating.estimator().estimate_call(function, args, kwargs, namespaces, device=device, room_bytes=room)
+    return ShownEstimate(**vars(found))
+
+
+def summary(model: object, /, *inputs: object, **kwargs: object) -> ModelSummary:
+    """Return a table of a model's modules: parameters, output shapes and what a forward pass keeps for backward.
+
+    ``model(*inputs, **kwargs)`` runs on fake tensors: nothing is computed, and the model stays as it is.
+
+    Raises:
+        EstimateError: torch is missing or too old, ``model`` is no module, or needs the values of tensors.
+    """
+    from ipygpumem import estimating
+    from ipygpumem.reports.estimate import ShownSummary
+
+    return ShownSummary(**vars(estimating.summarizer().summarize(model, inputs, kwargs)))

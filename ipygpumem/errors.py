@@ -10,6 +10,7 @@
     |-- PlotError               a picture that cannot be made
     |-- BudgetError             a budget that makes no sense
     |-- AutofitError            nothing fits, or autofit was asked for what it cannot do
+    |-- EstimateError           code whose memory cannot be estimated without running it
     `-- UnitError (ValueError)  a text that should name a size does not
 
 At the notebook's edge they become IPython's ``UsageError``: one line, no traceback.
@@ -48,6 +49,10 @@ class AutofitError(GpuMemError):
 
 class BudgetError(GpuMemError):
     """A budget names no device or no size, or was used before."""
+
+
+class EstimateError(GpuMemError):
+    """The memory that code takes cannot be found without running it."""
 
 
 class UnitError(GpuMemError, ValueError):

@@ -66,6 +66,12 @@ def complete_autofit(session: Session, line: str) -> list[str]:
     return [*sorted(name for name in numbers if not name.startswith("_")), *_AUTOFIT_OPTIONS]
 
 
+def complete_estimate(session: Session, line: str) -> list[str]:
+    """Return what may follow on a line that begins with ``%%estimate``."""
+    done = line.split() if line.endswith(" ") else line.split()[:-1]
+    return {"--device": ["cpu", "cuda:0"], "--device-memory": []}.get(done[-1], ["--device-memory", "--device"])
+
+
 def complete_gpumem(session: Session, line: str) -> list[str]:
     """Return what may follow on a line that begins with ``%gpumem``."""
     words = line.split()

@@ -9,7 +9,7 @@ from typing import Any
 
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.notebook import rich
-from ipygpumem.notebook.completion import complete_autofit, complete_experiment, complete_gpumem
+from ipygpumem.notebook.completion import complete_autofit, complete_estimate, complete_experiment, complete_gpumem
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.loops import loop_over_body
 from ipygpumem.notebook.magics import GpuMemMagics
@@ -17,8 +17,13 @@ from ipygpumem.notebook.rewriting import rewrite_cell
 from ipygpumem.notebook.session import Session, session_of
 
 _BOTH = ("experiment", "autofit", "gpumemit", "memlines")
-_MAGICS = (("line", "gpumem"), *((kind, name) for name in _BOTH for kind in ("line", "cell")))
-_COMPLETERS = (("experiment", complete_experiment), ("gpumem", complete_gpumem), ("autofit", complete_autofit))
+_MAGICS = (("line", "gpumem"), ("cell", "estimate"), *((kind, name) for name in _BOTH for kind in ("line", "cell")))
+_COMPLETERS = (
+    ("experiment", complete_experiment),
+    ("gpumem", complete_gpumem),
+    ("autofit", complete_autofit),
+    ("estimate", complete_estimate),
+)
 
 
 def load(shell: Any) -> Session:

@@ -12,7 +12,7 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, 
 
 from ipygpumem.budgets import parse_budget
 from ipygpumem.errors import AutofitError, ExperimentError, GpuMemError
-from ipygpumem.notebook import actions, history, leaks, plots, tensors
+from ipygpumem.notebook import actions, estimate, history, leaks, plots, tensors
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.parameters import parse_parameters
 from ipygpumem.notebook.parsing import Parser, split
@@ -115,6 +115,19 @@ class GpuMemMagics(Magics):
         with experiment:
             result = self.shell.run_cell(cell)
             result.raise_error()
+
+    @cell_magic("estimate")
+    @_one_line_errors
+    def cell_estimate(self, line: str, cell: str) -> None:
+        """Say what a cell would take, without running it on a device: its tensors are fake.
+
+        ::
+
+            %%estimate [--device-memory 24GiB] [--device cuda:0]
+            --device-memory SIZE   does it fit in this much? Without: in what each device has free
+            --device D             take all tensors to be on this device, which need not be here
+        """
+        self._show(estimate.estimate(self._session, self.shell, line, cell))
 
     def _new(self, prog: str, words: list[str]) -> Experiment:
         options = _experiment_parser(prog).parse_args(words)

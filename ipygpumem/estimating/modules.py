@@ -1,0 +1,88 @@
+"""A model module by module: what each has and what its forward pass leaves alive, found with fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ipygpumem.errors import EstimateError
+from ipygpumem.estimating.lives import Log
+from ipygpumem.estimating.purposes import tensors_in
+from ipygpumem.estimating.records import ModelSummary, ModuleRow
+from ipygpumem.estimating.running import Run
+from ipygpumem.kinds import is_kind, type_name
+
+
+@dataclass
+class _Calls:
+    """When a module was called, in the log's time."""
+
+    begun: list[int] = field(default_factory=list)
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    output_shape: tuple[int, ...] | None = None
+
+
+def summarize(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelSummary:
+    """Return what one forward pass of ``model`` shows of it; the model stays as it is.
+
+    Raises:
+        EstimateError: ``model`` is no module.
+    """
+    if not is_kind(model, torch.nn.Module):
+        raise EstimateError(f"a summary takes a torch.nn.Module, and {type_name(model)} is none")
+    run = Run()
+    calls: dict[str, _Calls] = {}
+
+    def forward() -> Any:
+        twin = run.twins.of(model)
+        for name, module in twin.named_modules():
+            calls[name] = _Calls()
+            _listen(module, calls[name], run.log)
+        with torch.enable_grad():
+            return twin(*run.twins.of(args), **run.twins.of(dict(kwargs)))
+
+    run.of(forward)
+    rows = [_row(name, module, calls[name], run.log) for name, module in model.named_modules()]
+    trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return ModelSummary(tuple(rows), trainable)
+
+
+def _listen(module: Any, calls: _Calls, log: Log) -> None:
+    def begins(*_: Any) -> None:
+        calls.begun.append(log.clock)
+
+    def ends(module: Any, args: Any, output: Any) -> None:
+        calls.spans.append((calls.begun.pop(), log.clock))
+        first = next(tensors_in(output), None)
+        calls.output_shape = None if first is None else tuple(first.shape)
+
+    module.register_forward_pre_hook(begins)
+    module.register_forward_hook(ends)
+
+
+def _row(name: str, module: Any, calls: _Calls, log: Log) -> ModuleRow:
+    parameters, buffers = list(module.parameters()), list(module.buffers())
+    return ModuleRow(
+        name=name,
+        type_name=type_name(module),
+        depth=name.count(".") + bool(name),
+        output_shape=calls.output_shape,
+        parameters=sum(parameter.numel() for parameter in parameters),
+        parameter_bytes=_bytes_of(parameters),
+        buffer_bytes=_bytes_of(buffers),
+        activation_bytes=_left_alive(log, calls.spans),
+        calls=len(calls.spans),
+    )
+
+
+def _bytes_of(tensors: Iterable[Any]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _left_alive(log: Log, spans: list[tuple[int, int]]) -> int:
+    """Return the bytes that forward passes made for backward and that are alive at the end."""
+    kept = [life for life in log.lives if life.recorded and life.died is None]
+    return sum(life.size_bytes for life in kept if any(begin < life.born <= end for begin, end in spans))

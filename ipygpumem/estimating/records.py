@@ -1,0 +1,92 @@
+"""What an estimate and a summary say, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ipygpumem.model import Record
+
+
+@dataclass(frozen=True)
+class DeviceEstimate(Record):
+    """What code would take on one device, in blocks of the CUDA caching allocator."""
+
+    device: str
+    before_bytes: int
+    """The tensors of the notebook that the code works on: model, optimizer state, inputs."""
+    peak_bytes: int
+    """The most that is alive at once, those included."""
+    after_bytes: int
+    """What is alive when the code is done."""
+    reserved_bytes: int
+    """What the allocator would get from the device at most: allocated blocks and gaps between them."""
+    parts: Mapping[str, int] = field(default_factory=dict)
+    """What is alive at the peak, by purpose."""
+    room_bytes: int | None = None
+    """What the device has for it: free memory, and what the tensors before hold there already; None: unknown."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the code would leave behind: after minus before."""
+        return self.after_bytes - self.before_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the peak fits; None where the room is not known."""
+        return None if self.room_bytes is None else self.peak_bytes <= self.room_bytes
+
+
+@dataclass(frozen=True)
+class Estimate(Record):
+    """What code would take, without having run on a device."""
+
+    devices: tuple[DeviceEstimate, ...]
+    duration_seconds: float
+    """How long the estimate took; nothing is known of the code itself."""
+    guesses: tuple[str, ...] = ()
+    """The lines that asked for a tensor's value and got a stand-in: 1, 1.0 or False."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest peak of a device."""
+        return max((device.peak_bytes for device in self.devices), default=0)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits on every device whose room is known; None if none is."""
+        known = [device.fits for device in self.devices if device.fits is not None]
+        return all(known) if known else None
+
+
+@dataclass(frozen=True)
+class ModuleRow(Record):
+    """One module of a model."""
+
+    name: str
+    """Its path, such as ``encoder.0.linear``; empty for the model itself."""
+    type_name: str
+    depth: int
+    output_shape: tuple[int, ...] | None
+    """Of its first tensor; None if it has none or was not called."""
+    parameters: int
+    """How many numbers: its own and its children's, those that are shared once."""
+    parameter_bytes: int
+    buffer_bytes: int
+    activation_bytes: int
+    """What its forward pass leaves alive for backward, its children's included."""
+    calls: int
+
+
+@dataclass(frozen=True)
+class ModelSummary(Record):
+    """A model, module by module; the first row is the whole."""
+
+    rows: tuple[ModuleRow, ...]
+    trainable_parameters: int
+
+    @property
+    def total(self) -> ModuleRow:
+        """The model itself."""
+        return self.rows[0]

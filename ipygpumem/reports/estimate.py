@@ -1,0 +1,110 @@
+"""Estimates and summaries of models as reports."""
+
+from __future__ import annotations
+
+from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
+from ipygpumem.reports import html, text
+from ipygpumem.reports.layout import Fact, Report, Segment, Table, clean, device_label, headline
+from ipygpumem.units import format_bytes, format_change, format_seconds
+
+_GUESSES_SHOWN = 5
+
+
+def estimate_report(estimate: Estimate) -> Report:
+    """Return what code would take on each device, by purpose."""
+    segments = [Segment("estimate"), *(Segment(_verdict(device)) for device in estimate.devices)]
+    if not estimate.devices:
+        segments.append(Segment("no tensor was made"))
+    segments.append(Segment(f"made in {format_seconds(estimate.duration_seconds)}, nothing ran on a device"))
+    several = len(estimate.devices) > 1
+    tables = tuple(
+        _parts(device, device_label(device.device) if several else "")
+        for device in estimate.devices
+        if device.peak_bytes
+    )
+    more = max(0, len(estimate.guesses) - _GUESSES_SHOWN)
+    guesses = tuple(clean(line) for line in estimate.guesses[:_GUESSES_SHOWN])
+    facts = (Fact("answered with 1, 1.0 or False, since there are no values", guesses, more=more),) if guesses else ()
+    return Report(
+        "estimate", headline(segments), tuple(map(clean, estimate.notes)), tables, facts, segments=tuple(segments)
+    )
+
+
+def _verdict(device: DeviceEstimate) -> str:
+    text = f"{device_label(device.device)} peak {format_bytes(device.peak_bytes)}"
+    if device.room_bytes is None:
+        return text
+    room = f"{format_bytes(device.peak_bytes)} of {format_bytes(device.room_bytes)} free"
+    if not device.fits:
+        return f"{text}, does not fit: {room}"
+    return f"{text}, tight: {room}" if device.reserved_bytes > device.room_bytes else f"{text}, fits: {room}"
+
+
+def _parts(device: DeviceEstimate, title: str) -> Table:
+    rows = [
+        (name, format_bytes(size), f"{size / device.peak_bytes:.0%}") for name, size in device.parts.items() if size
+    ]
+    rows.append(("peak", format_bytes(device.peak_bytes), ""))
+    rows.append(("reserved by the allocator", f"≤ {format_bytes(device.reserved_bytes)}", ""))
+    rows.append(("there before", format_bytes(device.before_bytes), ""))
+    rows.append(("kept", format_change(device.kept_bytes), ""))
+    return Table(title, ("at the peak", "size", "share"), tuple(rows), frozenset({"size", "share"}))
+
+
+def summary_report(summary: ModelSummary) -> Report:
+    """Return a model's modules, one row each, indented as they are nested."""
+    total = summary.total
+    share_of = total.parameter_bytes + total.buffer_bytes + total.activation_bytes
+    segments = (
+        Segment(
+            f"{clean(total.type_name)}: {total.parameters:,} parameters, {summary.trainable_parameters:,} trainable"
+        ),
+        Segment(f"{format_bytes(total.parameter_bytes + total.buffer_bytes)} of weights"),
+        Segment(f"{format_bytes(total.activation_bytes)} of activations"),
+    )
+    columns = ("module", "type", "output", "parameters", "weights", "activations", "share")
+    rows = tuple(_row(row, share_of) for row in summary.rows)
+    numbers = frozenset({"parameters", "weights", "activations", "share"})
+    return Report("summary", headline(segments), tables=(Table("", columns, rows, numbers),), segments=segments)
+
+
+def _row(row: ModuleRow, share_of: int) -> tuple[str, ...]:
+    own = row.parameter_bytes + row.buffer_bytes + row.activation_bytes
+    shape = "" if row.output_shape is None else " × ".join(map(str, row.output_shape)) or "scalar"
+    again = f" (×{row.calls})" if row.calls > 1 else "" if row.calls else " (not called)"
+    return (
+        clean(f"{'· ' * row.depth}{row.name.rpartition('.')[2] or '(whole)'}{again}"),
+        clean(row.type_name),
+        shape,
+        f"{row.parameters:,}" if row.parameters else "",
+        format_bytes(row.parameter_bytes + row.buffer_bytes) if row.parameter_bytes + row.buffer_bytes else "",
+        format_bytes(row.activation_bytes) if row.activation_bytes else "",
+        f"{own / share_of:.0%}" if share_of else "",
+    )
+
+
+class _Shown:
+    """A record that a notebook shows as its report, and ``print`` as its text."""
+
+    def _report(self) -> Report:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return text.render([self._report()])
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return {"text/plain": str(self), "text/html": html.render([self._report()], bars=False)}
+
+
+class ShownEstimate(_Shown, Estimate):
+    """An estimate that shows itself."""
+
+    def _report(self) -> Report:
+        return estimate_report(self)
+
+
+class ShownSummary(_Shown, ModelSummary):
+    """A summary of a model that shows itself."""
+
+    def _report(self) -> Report:
+        return summary_report(self)

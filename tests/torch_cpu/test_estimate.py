@@ -1,0 +1,500 @@
+"""ipygpumem.estimate and %%estimate: the peak and its parts against real runs, and nothing of the notebook touched."""
+
+from __future__ import annotations
+
+import random
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.optim import SGD, Adam, AdamW
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+import ipygpumem
+from ipygpumem.errors import EstimateError, UnitError
+from ipygpumem.units import MIB
+from tests.kernel import Kernel
+
+MEMORY = "24GiB"
+
+
+class RealStorages(TorchDispatchMode):
+    """The bytes of real storages while code runs, in blocks of 512: what estimates are held against."""
+
+    def __init__(self, *before: torch.Tensor) -> None:
+        super().__init__()
+        self._alive: dict[int, weakref.ref[Any]] = {}
+        self.now = self.peak = 0
+        for tensor in before:
+            self._see(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in tree_leaves(result):
+            if isinstance(value, torch.Tensor):
+                self._see(value)
+        return result
+
+    def _see(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, -(-storage.nbytes() // 512) * 512
+        if key not in self._alive:
+            self._alive[key] = weakref.ref(storage, lambda _: self._gone(key, size))
+            self.now += size
+            self.peak = max(self.peak, self.now)
+
+    def _gone(self, key: int, size: int) -> None:
+        del self._alive[key]
+        self.now -= size
+
+
+class Residual(nn.Module):
+    def __init__(self, given: int, wide: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(given, wide, 3, 2, 1, bias=False),
+            nn.BatchNorm2d(wide),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(wide, wide, 3, 1, 1),
+            nn.BatchNorm2d(wide),
+        )
+        self.short = nn.Conv2d(given, wide, 1, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.relu(self.body(x) + self.short(x))
+
+
+class Transformer(nn.Module):
+    def __init__(self, *, causal: bool = False, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.causal, self.checkpointed = causal, checkpointed
+        self.embedding = nn.Embedding(500, 64)
+        self.layers = nn.ModuleList([nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(3)])
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1]) if self.causal else None
+        for layer in self.layers:
+            x = checkpoint(layer, x, mask, use_reentrant=False) if self.checkpointed else layer(x, mask)
+        return self.head(x).flatten(0, -2)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(64, 128, 2, batch_first=True), nn.Linear(128, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+def convolutional() -> nn.Module:
+    first = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+    return nn.Sequential(first, nn.Flatten(), nn.Dropout(0.5), nn.Linear(16 * 256, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def residual() -> nn.Module:
+    return nn.Sequential(Residual(3, 32), Residual(32, 64), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+def images() -> torch.Tensor:
+    return torch.randn(32, 3, 32, 32)
+
+
+def tokens() -> torch.Tensor:
+    return torch.randint(0, 500, (16, 32))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
+    "CNN": (convolutional, images),
+    "ResNet": (residual, images),
+    "encoder": (Transformer, tokens),
+    "decoder": (lambda: Transformer(causal=True), tokens),
+    "checkpointing": (lambda: Transformer(checkpointed=True), tokens),
+    "LSTM": (Recurrent, lambda: torch.randn(32, 50, 64)),
+}
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "Adam": Adam,
+    "SGD": lambda parameters: SGD(parameters, 0.1, momentum=0.9),
+    "AdamW foreach": lambda parameters: AdamW(parameters, foreach=True),
+    "AdamW fused": lambda parameters: AdamW(parameters, fused=True),
+}
+
+
+def training(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, *, mixed: bool = False, rounds: int = 1
+) -> float:
+    """Train for two steps."""
+    for _ in range(2):
+        optimizer.zero_grad()
+        for _ in range(rounds):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
+                y = model(x)
+                loss = functional.cross_entropy(y, torch.zeros(len(y), dtype=torch.long))
+            loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
+def compare(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, **options: Any) -> None:
+    """Estimate a training, run it, and hold the one against the other."""
+    estimate = ipygpumem.estimate(training, model, optimizer, x, **options)
+    (found,) = estimate.devices
+    real = RealStorages(*model.parameters(), *model.buffers(), x)
+    with real:
+        training(model, optimizer, x, **options)
+    assert found.peak_bytes == pytest.approx(real.peak, rel=0.02)
+    assert found.after_bytes == pytest.approx(real.now, rel=0.02)
+    assert sum(found.parts.values()) == found.peak_bytes
+    assert found.reserved_bytes >= found.peak_bytes
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_peak_is_that_of_a_real_run(model: str, optimizer: str) -> None:
+    make, data = MODELS[model]
+    network = make()
+    compare(network, OPTIMIZERS[optimizer](network.parameters()), data())
+
+
+@pytest.mark.parametrize("options", [{"mixed": True}, {"rounds": 3}], ids=["mixed precision", "accumulation"])
+@pytest.mark.parametrize("model", ["CNN", "decoder"])
+def test_the_peak_is_that_of_a_real_run_with(model: str, options: dict[str, Any]) -> None:
+    make, data = MODELS[model]
+    network = make()
+    compare(network, Adam(network.parameters()), data(), **options)
+
+
+def test_the_parts_of_a_linear_layers_training_are_exact() -> None:
+    model = nn.Linear(1024, 1024, bias=False)  # 4 MiB
+    optimizer = Adam(model.parameters())
+    x = torch.randn(256, 1024)  # 1 MiB
+
+    def step() -> None:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(x).relu().sum().backward()
+            optimizer.step()
+
+    (found,) = ipygpumem.estimate(step).devices
+    assert found.before_bytes == 5 * MIB
+    assert (found.parts["parameters"], found.parts["other"]) == (4 * MIB, MIB)
+    assert found.parts["optimizer state"] == 8 * MIB + 512
+    assert found.kept_bytes == 12 * MIB + 512  # the gradient, and the state with its count of steps
+
+
+def test_a_forward_pass_without_gradients_has_temporaries_only() -> None:
+    model, x = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)), torch.randn(1024, 512)
+
+    @torch.no_grad()
+    def infer() -> torch.Tensor:
+        return model(x)
+
+    (found,) = ipygpumem.estimate(infer).devices
+    assert (found.parts["activations"], found.parts["gradients"]) == (0, 0)
+    assert found.parts["temporaries"] == 4 * MIB  # what goes into a layer, and what comes out
+    assert found.kept_bytes == 2 * MIB
+
+
+def test_nothing_of_the_notebook_is_changed() -> None:
+    """Parameters, gradients, buffers, optimizer state and random generators are the same, bit by bit."""
+    model = residual()
+    optimizer, generator = Adam(model.parameters()), torch.Generator().manual_seed(3)
+    x = images()
+    training(model, optimizer, x)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    log: list[float] = []
+
+    def everything() -> list[tuple[int, torch.Tensor]]:
+        state = [value for entry in optimizer.state.values() for value in entry.values()]
+        gradients = [parameter.grad for parameter in model.parameters()]
+        found = [x, *model.state_dict(keep_vars=True).values(), *gradients, *state]
+        return [(id(tensor), tensor.untyped_storage().data_ptr(), tensor.detach().clone()) for tensor in found]
+
+    def step() -> None:
+        torch.manual_seed(7)
+        random.seed(7)
+        x.mul_(2)
+        x.add_(torch.randn(x.shape, generator=generator))
+        log.append(training(model, optimizer, x))
+        schedule.step()
+        model.eval()
+        model.register_buffer("extra", torch.ones(3))
+
+    before, generators = everything(), (torch.get_rng_state(), generator.get_state(), random.getstate())
+    groups = {**optimizer.param_groups[0]}
+    ipygpumem.estimate(step)
+    after = everything()
+    assert [(name, place) for name, place, _ in before] == [(name, place) for name, place, _ in after]
+    assert all(torch.equal(old, new) for (_, _, old), (_, _, new) in zip(before, after, strict=True))
+    assert torch.equal(generators[0], torch.get_rng_state())
+    assert torch.equal(generators[1], generator.get_state())
+    assert generators[2] == random.getstate()
+    assert {**optimizer.param_groups[0]} == groups
+    assert (log, model.training, hasattr(model, "extra"), schedule.last_epoch) == ([], True, False, 0)
+    assert all(not parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+
+
+def test_a_real_tensor_that_code_reaches_past_its_twin_keeps_its_gradient() -> None:
+    class Hidden:
+        weight = nn.Parameter(torch.ones(4))  # a class is shared
+
+    ipygpumem.estimate(lambda: (Hidden.weight * 2).sum().backward())
+    assert Hidden.weight.grad is None
+
+
+def test_tied_weights_and_views_have_tied_twins() -> None:
+    model = nn.Sequential(nn.Linear(256, 256, bias=False), nn.Linear(256, 256, bias=False))
+    model[1].weight = model[0].weight
+    rows = torch.zeros(512, 512)
+    first, names = rows[0], [rows, rows.T]
+    (found,) = ipygpumem.estimate(lambda: (model, first, names, rows)).devices
+    assert found.before_bytes == 256 * 1024 + MIB
+
+
+def test_a_twin_has_its_originals_layout(capsys: pytest.CaptureFixture[str]) -> None:
+    original = torch.zeros(4, 6, dtype=torch.float16)[1:, ::2].T
+
+    def show() -> None:
+        print(original.shape, original.stride(), original.storage_offset(), original.dtype)
+
+    ipygpumem.estimate(show)
+    show()
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second
+
+
+def test_values_that_code_asks_for_are_stood_in_for_and_the_line_is_told() -> None:
+    x = torch.randn(8, requires_grad=True)
+
+    def step() -> float:
+        loss = (x * 2).sum()
+        if loss > 3:
+            return 0.0
+        return float(loss.item() + sum(x.tolist()))
+
+    found = ipygpumem.estimate(step)
+    assert [line.partition(": ")[2] for line in found.guesses] == [
+        "if loss > 3:",
+        "return float(loss.item() + sum(x.tolist()))",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("x[x > 0]", "index in"),
+        ("x.nonzero()", "nonzero in"),
+        ("torch.unique(x)", "_unique2 in"),
+        ("x.numpy()", "NumPy in"),
+    ],
+)
+def test_code_that_needs_values_is_told_with_its_line(code: str, name: str, tmp_path: Any) -> None:
+    path = tmp_path / "users_code.py"
+    path.write_text(f"import torch\ndef f(x):\n    return {code}\n")
+    space: dict[str, Any] = {}
+    exec(compile(path.read_text(), str(path), "exec"), space)
+    with pytest.raises(EstimateError, match=f"{name} users_code.py, line 3: return"):
+        ipygpumem.estimate(space["f"], torch.randn(4))
+
+
+def test_a_users_error_is_raised_as_it_is() -> None:
+    x = torch.randn(2, 3)
+    with pytest.raises(RuntimeError, match="reduction dim"):
+        ipygpumem.estimate(lambda: x @ x)
+    assert ipygpumem.estimate(lambda: x @ x.T).devices  # and no mode is left on
+    assert type(torch.zeros(1)) is torch.Tensor
+
+
+def test_a_device_that_is_not_here_can_be_estimated() -> None:
+    model = nn.Linear(1024, 1024, bias=False)
+
+    def step() -> None:
+        there = model.to("cuda")
+        with torch.autocast("cuda"):
+            y = there(torch.randn(64, 1024, device="cuda"))
+        assert y.dtype is torch.float16
+        y.float().sum().backward()
+
+    found = ipygpumem.estimate(step, device_memory=MEMORY)
+    (device,) = found.devices
+    assert (device.device, device.room_bytes, device.fits) == ("cuda:0", 24 * 1024 * MIB, True)
+    assert found.notes == ("cuda:0 is not here: tensors on it and on the host are counted together",)
+    assert ipygpumem.estimate(step, device="cuda", device_memory="4MiB").fits is False
+    assert ipygpumem.estimate(step, device="cuda").fits is None
+
+
+def test_an_optimizer_of_an_accelerator_steps_as_torch_does_there() -> None:
+    """There, Adam takes all parameters at once, which needs temporaries as large as all of them."""
+    model = nn.Sequential(*[nn.Linear(256, 256, bias=False) for _ in range(16)])  # 4 MiB
+    optimizer = Adam(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    here, there = (ipygpumem.estimate(optimizer.step, device=device).peak_bytes for device in ("cpu", "cuda"))
+    assert there - here >= 3 * MIB
+
+
+def test_a_data_loader_gives_batches_without_processes_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    data = torch.utils.data.TensorDataset(torch.randn(64, 8), torch.arange(64))
+    loader = torch.utils.data.DataLoader(data, 32, shuffle=True, num_workers=2)
+
+    def read() -> None:
+        for x, y in loader:
+            print(tuple(x.shape), tuple(y.shape), loader.num_workers)
+
+    ipygpumem.estimate(read)
+    assert capsys.readouterr().out == "(32, 8) (32,) 0\n" * 2
+    assert loader.num_workers == 2
+
+
+def test_a_checkpoint_is_not_written(tmp_path: Any) -> None:
+    path, model = tmp_path / "model.pt", nn.Linear(2, 2)
+    found = ipygpumem.estimate(lambda: torch.save(model.state_dict(), path))
+    assert not path.exists()
+    assert "torch.save wrote nothing" in found.notes[0]
+
+
+def test_a_module_can_be_moved_and_cast() -> None:
+    def build() -> nn.Module:
+        return nn.Linear(512, 512, bias=False).to(torch.bfloat16).to("cuda")
+
+    (found,) = ipygpumem.estimate(build).devices
+    assert (found.after_bytes, found.parts["temporaries"] + found.parts["parameters"] + found.parts["other"]) == (
+        MIB // 2,
+        found.peak_bytes,
+    )
+
+
+def test_a_meta_model_is_a_template_as_well() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(4096, 4096, bias=False)
+    (found,) = ipygpumem.estimate(lambda: model(torch.ones(1, 4096)).sum().backward()).devices
+    assert (found.before_bytes, found.parts["parameters"]) == (64 * MIB, 64 * MIB)
+
+
+def test_mistakes_are_one_line() -> None:
+    with pytest.raises(EstimateError, match="'gpu' is no device"):
+        ipygpumem.estimate(lambda: None, device="gpu")
+    with pytest.raises(UnitError, match="'24 apples' is no size"):
+        ipygpumem.estimate(lambda: None, device_memory="24 apples")
+    sparse = torch.eye(3).to_sparse()
+    with pytest.raises(EstimateError, match="sparse or quantized"):
+        ipygpumem.estimate(lambda: sparse)
+
+
+SETUP = """
+import torch
+from torch import nn
+model = nn.Linear(1024, 1024, bias=False)
+x = torch.randn(256, 1024)
+optimizer = torch.optim.Adam(model.parameters())
+losses = []
+def loss_of(y): return (y * scale).sum()
+scale = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Iterator[Kernel]:
+    kernel = Kernel()
+    kernel.run("%load_ext ipygpumem")
+    assert kernel.run(SETUP).status == "ok"
+    yield kernel
+    kernel.close()
+
+
+CELL = """%%estimate --device-memory 24GiB --device cuda:0
+loss = loss_of(model(x))
+loss.backward()
+optimizer.step()
+losses.append(loss.item())
+scale = 3
+"""
+
+
+def test_a_cell_is_estimated_and_leaves_nothing(trainer: Kernel) -> None:
+    reply = trainer.run(CELL)
+    assert reply.status == "ok", reply.traceback + reply.stderr
+    (report,) = reply.reports("estimate")
+    assert "cuda:0 peak" in report
+    assert "of 24.00 GiB free" in report
+    assert "optimizer state" in report
+    assert "line 5: losses.append(loss.item())" in report
+    assert trainer.value("(losses, scale, 'loss' in globals(), model.weight.grad, len(optimizer.state))") == (
+        [],
+        2,
+        False,
+        None,
+        0,
+    )
+
+
+def test_a_cells_line_that_needs_values_is_told(trainer: Kernel) -> None:
+    reply = trainer.run("%%estimate\ny = x * 2\nz = y[y > 0]\n")
+    assert reply.stderr.startswith("UsageError: this code cannot be estimated")
+    assert "index in line 3: z = y[y > 0]" in reply.stderr
+
+
+def test_what_a_cell_prints_is_printed_and_said(trainer: Kernel) -> None:
+    reply = trainer.run("%%estimate\nprint(x.shape)\n")
+    assert reply.stdout == "torch.Size([256, 1024])\n"
+    assert "only tensors are fake, the rest ran for real: print" in reply.reports("estimate")[0]
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("%%estimate --device-memory much\nx", "'much' is no size"),
+        ("%%estimate --device gpu\nx", "'gpu' is no device"),
+        ("%%estimate\n\n", "the cell is empty"),
+        ("%%estimate\nawait x\n", "await works inside async functions only"),
+        ("%%estimate --fast\nx", "unrecognized arguments: --fast"),
+    ],
+)
+def test_a_mistake_in_a_cell_is_one_line(trainer: Kernel, cell: str, message: str) -> None:
+    reply = trainer.run(cell)
+    assert message in reply.stderr
+    assert reply.stderr.count("\n") == 1
+
+
+def test_an_error_of_the_cells_is_shown_as_it_is(trainer: Kernel) -> None:
+    reply = trainer.run("%%estimate\nmodel(x[:, :3])\n")
+    assert reply.error == "RuntimeError"
+    assert "model(x[:, :3])" in reply.traceback
+
+
+def test_a_summary_has_a_row_for_each_module() -> None:
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Sequential(nn.Linear(512, 10), nn.Identity()))
+    model[0].bias.requires_grad_(False)
+    found = ipygpumem.summary(model, torch.randn(64, 256))
+    rows = {row.name: row for row in found.rows}
+    assert list(rows) == ["", "0", "1", "2", "2.0", "2.1"]
+    assert [row.depth for row in found.rows] == [0, 1, 1, 1, 2, 2]
+    assert [row.output_shape for row in found.rows] == [(64, 10), (64, 512), (64, 512), (64, 10), (64, 10), (64, 10)]
+    assert (rows["0"].parameters, rows["0"].parameter_bytes) == (257 * 512, 257 * 512 * 4)
+    assert rows[""].parameters == found.trainable_parameters + 512
+    kept = {name: row.activation_bytes for name, row in rows.items()}
+    # Nothing needs what the first layer gives: the ReLU keeps its own result, and the last layer's is the caller's.
+    assert kept == {"": 64 * 522 * 4, "0": 0, "1": 64 * 512 * 4, "2": 64 * 40, "2.0": 64 * 40, "2.1": 0}
+
+
+def test_a_summary_shows_itself_and_leaves_the_model_alone(kernel: Kernel) -> None:
+    kernel.run("import torch, ipygpumem\nfrom torch import nn\nmodel = nn.Sequential(nn.Linear(8, 4), nn.Dropout())")
+    reply = kernel.run("print(ipygpumem.summary(model, torch.ones(2, 8)))")
+    assert reply.stdout.startswith("Sequential: 36 parameters, 36 trainable")
+    assert reply.stdout.count("2 × 4") == 3
+    assert kernel.run("ipygpumem.summary(model, torch.ones(2, 8))").result == reply.stdout.rstrip("\n")
+    assert kernel.value("[len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]") == [0, 0, 0]
+    assert kernel.value("(model[0].weight.grad, type(model[0].weight).__name__)") == (None, "Parameter")
+
+
+def test_a_summary_of_what_is_no_module_is_refused() -> None:
+    with pytest.raises(EstimateError, match=r"a summary takes a torch.nn.Module, and int is none"):
+        ipygpumem.summary(3)
