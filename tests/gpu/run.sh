@@ -3,9 +3,8 @@
 #
 #     tests/gpu/run.sh [WHEELS]                 (default: .wheels in the repository's root)
 #
-# The machine needs Python 3.12 with torch (CUDA), NumPy, scikit-learn, psutil, rich, jinja2, nvidia-ml-py and pytest;
-# neither IPython nor a network. All else comes from the folder WHEELS, which is filled beforehand on a machine with a
-# network by
+# The machine needs Python 3.12 with torch (CUDA) and NumPy, for the quickstart scikit-learn, too; neither IPython nor
+# a network. All else comes from the folder WHEELS, which is filled beforehand on a machine with a network by
 #
 #     tests/gpu/fetch_wheels.sh [WHEELS]
 #
@@ -49,7 +48,7 @@ mkdir -p "$JUPYTER_RUNTIME_DIR"
 
 missing=$("$python" - <<'PY'
 from importlib.util import find_spec
-names = "pytest psutil rich jinja2 pynvml IPython ipykernel jupyter_client nbclient nbconvert"
+names = "pytest psutil pynvml tqdm IPython ipykernel jupyter_client nbclient nbconvert"
 print(*(name for name in names.split() if find_spec(name) is None))
 PY
 )
