@@ -17,6 +17,7 @@ import pytest
 
 from ipygpumem.arrays import storage_key
 from ipygpumem.heap import Heap
+from ipygpumem.holders import cycles
 from ipygpumem.holders.paths import Place
 from ipygpumem.holders.search import Roots, explain
 
@@ -289,6 +290,39 @@ def test_a_tensor_whose_name_is_gone_is_traced_to_the_loss_that_was_computed_fro
         return hidden.detach()  # the same storage, and the objects of x and hidden live on in C++
 
     assert path(keep, "torch") == "notebook variable losses[0]: its autograd graph (AccumulateGrad)"
+
+
+def test_a_gradient_whose_leaf_has_no_name_is_traced_to_the_loss_that_was_computed_from_it(
+    path: Callable[..., str], names: dict[str, Any]
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    def keep(x: Any) -> None:
+        leaf = torch.ones(100, requires_grad=True)
+        names["losses"] = [(leaf * 2).sum()]
+        leaf.grad = x
+
+    assert path(keep, "torch") == "notebook variable losses[0]: its autograd graph (AccumulateGrad)"
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")  # torch's, of create_graph
+def test_a_gradient_with_a_graph_is_traced_to_the_loss_unless_its_tensor_has_a_name(names: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+
+    def gradient_of(leaf: Any) -> Any:
+        names.setdefault("losses", []).append(leaf.exp().sum())
+        names["losses"][-1].backward(create_graph=True)
+        return storage_key(leaf.grad)
+
+    names["weight"] = torch.ones(100, requires_grad=True)
+    keys = [gradient_of(torch.ones(100, requires_grad=True)), gradient_of(names["weight"])]
+    found = explain(keys, Heap(), Roots({id(names): Place.of_variable}), seconds=60)
+    assert [found[key].path for key in keys] == [
+        "notebook variable losses[0]: its autograd graph (AccumulateGrad)",
+        "notebook variable weight.grad",
+    ]
+    names.clear()
+    cycles.collect()
 
 
 def test_a_functions_context(path: Callable[..., str], names: dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ class Keeper:
 def requiring_grad(tensors: Iterable[Any]) -> list[Any]:
     """Return the tensors that have a graph or may have a gradient."""
     torch: Any = sys.modules["torch"]
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunction():
         return [tensor for tensor in tensors if torch.Tensor.requires_grad.__get__(tensor)]
 
 
@@ -52,8 +52,9 @@ def keepers(tensors: Iterable[Any], wanted: set[StorageKey], *, seconds: float =
     deadline = time.monotonic() + seconds
     found: dict[StorageKey, Keeper] = {}
     seen: dict[int, Any] = {}
-    with torch._C.DisableTorchFunctionSubclass():
-        for tensor in tensors:
+    with torch._C.DisableTorchFunction():
+        # Leaves first: a leaf that somebody can name is a better answer than a graph that leads to it.
+        for tensor in sorted(tensors, key=lambda tensor: torch.Tensor.grad_fn.__get__(tensor) is not None):
             if len(found) == len(wanted) or time.monotonic() > deadline:
                 break
             for key, keeper in _kept_by(torch.Tensor, tensor, seen):
@@ -71,12 +72,18 @@ def _kept_by(base: Any, tensor: Any, seen: dict[int, Any]) -> Iterator[tuple[Sto
         if gradient is not None:
             yield storage_key(gradient), Keeper(tensor, GRADIENT, "optimizer.zero_grad(set_to_none=True)")
         return
-    for part in _nodes(node, seen):
-        for saved in saved_by(part):
+    for part in _nodes(base, node, seen):
+        gradient = _gradient_behind(base, part)
+        for saved in [*saved_by(part), *([] if gradient is None else [gradient])]:
             yield storage_key(saved), Keeper(tensor, f": its autograd graph ({type_name(part)})", DETACH)
 
 
-def _nodes(first: Any, seen: dict[int, Any]) -> Iterator[Any]:
+def _gradient_behind(base: Any, node: Any) -> Any:
+    """Return the gradient of the leaf in which a graph ends here; None at any other node."""
+    return base.grad.__get__(node.variable) if name_of(type(node)) == "AccumulateGrad" else None
+
+
+def _nodes(base: Any, first: Any, seen: dict[int, Any]) -> Iterator[Any]:
     """Yield the nodes of a graph that were not seen before; ``seen`` keeps them, so that identities hold."""
     waiting = [first]
     while waiting and len(seen) < _MOST_NODES:
@@ -86,6 +93,9 @@ def _nodes(first: Any, seen: dict[int, Any]) -> Iterator[Any]:
         seen[id(node)] = node
         yield node
         waiting.extend(following for following, _ in node.next_functions)
+        gradient = _gradient_behind(base, node)
+        if gradient is not None:  # it has a graph of its own after backward(create_graph=True)
+            waiting.append(base.grad_fn.__get__(gradient))
 
 
 def saved_by(node: Any) -> Iterator[Any]:
