@@ -76,7 +76,7 @@ def library_type(module: str, name: str) -> type | None:
 
 def _describe_tensor(torch: Any, tensor: Any) -> Array | None:
     base = torch.Tensor
-    with torch._C.DisableTorchFunctionSubclass():  # a subclass's own code must not run
+    with torch._C.DisableTorchFunction():  # a subclass's own code must not run
         if answers_itself(torch, type(tensor)):
             return _describe_storage(base, tensor)
         dtype, device = base.dtype.__get__(tensor), base.device.__get__(tensor)
@@ -101,7 +101,7 @@ def storage_key(value: Any) -> tuple[str, int] | None:
         return "numpy", id(_owner(array_type, value))
     torch: Any = sys.modules["torch"]
     try:
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunction():
             return "torch", int(torch.Tensor.untyped_storage(value)._cdata)
     except (RuntimeError, NotImplementedError, AttributeError):  # sparse, or a wrapper
         return None
@@ -209,7 +209,7 @@ def watch(item: object) -> Callable[[], bool]:
     tensor_type, array_type = library_type("torch", "Tensor"), library_type("numpy", "ndarray")
     if tensor_type is not None and is_kind(item, tensor_type):
         torch: Any = sys.modules["torch"]
-        with contextlib.suppress(Exception), torch._C.DisableTorchFunctionSubclass():  # some have no storage
+        with contextlib.suppress(Exception), torch._C.DisableTorchFunction():  # some have no storage
             storage = torch.multiprocessing.reductions.StorageWeakRef(torch.Tensor.untyped_storage(item))
             return lambda: not storage.expired()
     if array_type is not None and is_kind(item, array_type):

@@ -183,7 +183,7 @@ def _large(tensors: Iterable[object], smallest: int) -> dict[StorageKey, list[ob
     if base is None or not (tensors := list(tensors)):
         return found
     untyped_storage = base.untyped_storage
-    with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
+    with sys.modules["torch"]._C.DisableTorchFunction():
         for tensor in tensors:
             try:
                 storage = untyped_storage(tensor)

@@ -69,7 +69,7 @@ class _Plain(dict[Any, Any]):
 
 
 class Reader:
-    """Reads tensors without running a subclass's code; use it inside ``DisableTorchFunctionSubclass``."""
+    """Reads tensors without running a subclass's code; use it inside ``DisableTorchFunction``."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch

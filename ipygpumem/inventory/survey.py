@@ -170,9 +170,9 @@ class _Survey:
     def _tensors(self) -> tuple[list[list[Any]], list[TensorRecord]]:
         """Return torch's plain tensors as columns, and the others."""
         base, torch = library_type("torch", "Tensor"), loaded_torch()
-        if base is None or torch is None or not hasattr(getattr(torch, "_C", None), "DisableTorchFunctionSubclass"):
+        if base is None or torch is None or not hasattr(getattr(torch, "_C", None), "DisableTorchFunction"):
             return [[] for _ in TensorRecord._fields], []  # not imported, or not yet
-        with torch._C.DisableTorchFunctionSubclass():  # once: no subclass's own code must run
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # no code of the user's must run
             reader = Reader(torch)
             subjects = self._subjects(base, self._heap.tensors)
             gradients = add_gradients(reader, subjects)
@@ -189,9 +189,9 @@ class _Survey:
         other: TensorKind = "other"
         found: list[tuple[object, TensorKind]] = [(array, other) for array in self._heap.ndarrays]
         base, torch = library_type("torch", "Tensor"), loaded_torch()
-        if base is None or torch is None or not hasattr(getattr(torch, "_C", None), "DisableTorchFunctionSubclass"):
+        if base is None or torch is None or not hasattr(getattr(torch, "_C", None), "DisableTorchFunction"):
             return found
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             reader, subjects = Reader(torch), self._subjects(base, self._heap.tensors)
             kinds = kinds_of(reader, self._heap, subjects, add_gradients(reader, subjects))
             for tensor in subjects.items:

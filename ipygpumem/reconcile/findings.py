@@ -140,7 +140,7 @@ def storages_of(arrays: Iterable[tuple[object, str]]) -> Iterator[Storage]:
 
 
 def _place_of_tensor(torch: Any, tensor: Any) -> tuple[str, int, int] | None:
-    with torch._C.DisableTorchFunctionSubclass():  # a subclass's own code must not run
+    with torch._C.DisableTorchFunction():  # a subclass's own code must not run
         storage = torch.Tensor.untyped_storage(tensor)
         device = storage.device
         if device.type == "meta":  # also a fake tensor's: it warns when asked for its address

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 import ipygpumem
-from ipygpumem.arrays import storage_key
+from ipygpumem.arrays import storage_key, watch
+from ipygpumem.heap import Heap
+from ipygpumem.holders.search import Roots, explain
 from ipygpumem.inventory import survey
 from ipygpumem.model import Inventory, TensorRecord
+from ipygpumem.reconcile.findings import storages_of
 from tests.kernel import Kernel
 from tests.steps import works
 
@@ -319,3 +322,73 @@ def test_an_inventory_of_everything_survives_json() -> None:
 
     found = ipygpumem.tensors()
     assert Inventory.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+# -- code of the user's that is active meanwhile ----------------------------------------------------------------------
+
+
+class FunctionMode(torch.overrides.TorchFunctionMode):  # type: ignore[misc, name-defined]  # torch may be missing
+    """Counts what the user's own mode sees of torch's functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, function: Any, _: Any, words: Any = (), options: Any = None) -> Any:
+        self.seen.append(str(function))
+        return function(*words, **(options or {}))
+
+
+class DispatchMode(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc, name-defined]  # as above
+    """Counts what the user's own mode sees of torch's operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, operation: Any, _: Any, words: Any = (), options: Any = None) -> Any:
+        self.seen.append(str(operation))
+        return operation(*words, **(options or {}))
+
+
+@pytest.mark.parametrize("kind", [FunctionMode, DispatchMode])
+@pytest.mark.filterwarnings("ignore")  # torch's, of layouts in beta
+def test_a_mode_of_the_users_sees_nothing_of_an_inventory(kind: Any) -> None:
+    model = nn.Linear(10, 10)
+    loss = model(torch.ones(1, 10)).sum()
+    loss.backward(retain_graph=True)
+    quantized = torch.quantize_per_channel(torch.ones(5, 5), torch.ones(5), torch.zeros(5), 0, torch.quint8)
+    kept = [torch.eye(4).to_sparse(), torch.eye(4).to_sparse_csr(), quantized, model.weight.view(-1)[5:], loss]
+    keys = [key for item in (model.weight.grad, *kept) if (key := storage_key(item)) is not None]
+    with kind() as mode:
+        torch.ones(1)
+        own = len(mode.seen)
+        found = survey.take([("kept", kept), ("model", model)])
+        watched = [watch(item) for item in kept]
+        heap = Heap()
+        explain(keys, heap, Roots())
+        places = list(storages_of([(item, "other") for item in kept]))
+        assert len(mode.seen) == own > 0, mode.seen[own:]
+    again = survey.take([("kept", kept), ("model", model)])
+    assert [row for row in found.tensors if row.name] == [row for row in again.tensors if row.name]
+    assert places and all(is_alive() for is_alive in watched)
+    del heap
+
+
+def test_a_mode_of_the_users_sees_nothing_of_the_magics_and_of_an_experiments_end(kernel: Kernel) -> None:
+    works(kernel, "%load_ext ipygpumem\nimport torch")
+    works(
+        kernel,
+        "class Mode(torch.overrides.TorchFunctionMode):\n"
+        "    seen = 0\n"
+        "    def __torch_function__(self, function, types, words=(), options=None):\n"
+        "        Mode.seen += 1\n"
+        "        return function(*words, **(options or {}))\n"
+        "mode = Mode()\nleaked = []\nmode.__enter__()",
+    )
+    works(kernel, "%%experiment run\nx = torch.ones(2**22)\nleaked.append(x)")
+    works(kernel, "seen = Mode.seen")
+    works(kernel, "%gpumem leaks")
+    works(kernel, "%gpumem tensors")
+    works(kernel, "%gpumem status")
+    assert works(kernel, "print(seen, Mode.seen)").stdout.split() == ["1", "1"]
