@@ -76,6 +76,7 @@ def experiment(
     report: str | None = None,
     note: Mapping[str, int | float | str] | None = None,
     budget: Mapping[str, int | str] | None = None,
+    record: str | os.PathLike[str] | None = None,
 ) -> Experiment:
     """Return an experiment, to be opened by ``with`` or by ``start()`` and closed by ``finish()``.
 
@@ -87,11 +88,13 @@ def experiment(
         report: ``full``, ``compact`` or ``none``; None means as configured.
         note: parameters to remember with it: numbers or text by name.
         budget: pretend to have less memory: ``{"gpu": "8GiB", "ram": "4GiB"}``; see ``budget``.
+        record: a file, ``.pickle``, for where CUDA memory was allocated, as torch's memory viewer reads it.
 
     Raises:
         NotLoadedError: the extension is not loaded in this IPython, or there is no IPython.
         ExperimentError: ``report`` is none of the three, or ``note`` holds more than numbers and text.
         BudgetError: ``budget`` names no device or no size.
+        FileError: ``record`` cannot be written to; ``start`` raises it where there is no CUDA device.
     """
     from ipygpumem.notebook.experiments import Experiment
     from ipygpumem.notebook.session import current_session
@@ -105,6 +108,7 @@ def experiment(
         report=report,
         note=note,
         budget=budget,
+        record=record,
     )
 
 

@@ -12,7 +12,7 @@ from ipygpumem.scope import is_ownable
 if TYPE_CHECKING:
     from ipygpumem.notebook.session import Session
 
-_EXPERIMENT_OPTIONS = ["--keep", "--drop-imports", "--seed", "--report", "--note", "--budget"]
+_EXPERIMENT_OPTIONS = ["--keep", "--drop-imports", "--seed", "--report", "--note", "--budget", "--record"]
 _TENSOR_OPTIONS = ("--device", "--min", "--kind", "--by", "--top")
 _TENSOR_VALUES = {
     "--kind": ["parameter", "gradient", "optimizer", "buffer", "other"],

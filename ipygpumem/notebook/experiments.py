@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -9,8 +10,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ipygpumem import budgets, reclaim
+from ipygpumem.allocations import AllocationHistory
 from ipygpumem.arrays import ArraySearch, StorageKey, watch
-from ipygpumem.errors import ExperimentError
+from ipygpumem.errors import ExperimentError, FileError
 from ipygpumem.heap import large_tensors
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Usage
 from ipygpumem.notebook import leaks
@@ -62,6 +64,7 @@ class Experiment:
         report: ``full``, ``compact`` or ``none``; None means as configured.
         note: parameters to remember with it: numbers or text by name.
         budget: bytes that it may use of ``gpu``, ``ram`` or ``cuda:N``.
+        record: a file for torch's history of allocations on CUDA devices, ``.pickle``.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Experiment:
         report: str | None = None,
         note: Mapping[str, int | float | str] | None = None,
         budget: Mapping[str, object] | None = None,
+        record: str | os.PathLike[str] | None = None,
     ) -> None:
         keep = [keep] if isinstance(keep, str) else list(keep)
         _check(name, keep, seed, report)
@@ -95,6 +99,7 @@ class Experiment:
         self._steps: list[ReclaimStep] = []
         self._at_end: _AtEnd | None = None
         self._seed_on_import = SeedOnImport(seed) if seed is not None else None
+        self._allocations = AllocationHistory(record) if record is not None else None
 
     def start(self) -> Experiment:
         """Open the scope here, and return the experiment.
@@ -109,14 +114,20 @@ class Experiment:
 
     def _enter(self, namespace: dict[str, object]) -> None:
         """Open scope and measurement; called by the session once the experiment has its place."""
+        if self._allocations is not None:
+            self._allocations.start()
         self._started = time.perf_counter()
         self._started_at = time.time()
         self.scope = Scope(namespace, keep=self._keep, drop_imports=self._drop_imports)
         self.outputs_at_start = self._session.outputs.mark()
         self._tensors_before = self._large_tensors()
-        if self._budget is not None:
-            self._budget.start()
-        self._measurement = self._session.meter.start()
+        try:
+            if self._budget is not None:
+                self._budget.start()
+            self._measurement = self._session.meter.start()
+        except BaseException:  # an interrupt, too: then the experiment is not open, and would never end
+            self._stop_allocations(write=False)
+            raise
 
     @property
     def elapsed_seconds(self) -> float:
@@ -133,6 +144,30 @@ class Experiment:
         if self.seed is not None and self._seed_on_import is not None:
             self._seed_on_import.install()
             seed_generators(self.seed)
+
+    def _ran_out_of_memory(self) -> None:
+        """Count an out-of-memory error, and write down where memory was allocated before any of it is given back."""
+        self.ooms += 1
+        self._write_allocations("written when memory ran out")
+
+    def _write_allocations(self, when: str = "") -> None:
+        if self._allocations is None:
+            return
+        shared = "a recording of your own, which goes on" if self._allocations.is_shared else ""
+        try:
+            size = format_bytes(self._allocations.write())
+            how = ", ".join(filter(None, (size, when, shared)))
+            self._note(f"allocations: {self._allocations.place} ({how}); pytorch.org/memory_viz shows it")
+        except FileError as error:  # it only serves the report
+            self._note(f"allocations: {error}")
+
+    def _stop_allocations(self, *, write: bool) -> None:
+        """Switch the recording off; what an out-of-memory error has written stays."""
+        if self._allocations is not None:
+            if write and not self.ooms:
+                self._write_allocations()
+            history, self._allocations = self._allocations, None
+            history.stop()
 
     def keep(self, *patterns: str) -> None:
         """Keep these names or globs at the end."""
@@ -190,6 +225,7 @@ class Experiment:
         self._session.meter.drop(self._measurement)
         if self._budget is not None:
             self._budget.abandon()
+        self._stop_allocations(write=False)
         self.scope.waiting.clear()
         self._tensors_before.clear()
         if self._seed_on_import is not None:
@@ -198,6 +234,7 @@ class Experiment:
     def _leave(self, enclosing: Scope | None) -> ExperimentRecord:
         """Give everything back and return the record; after an interrupt, call it again."""
         meter = self._session.meter
+        self._stop_allocations(write=True)
         at_end = self._at_end = self._at_end or self._look()
         if self._budget is not None:
             self._budget.stop()

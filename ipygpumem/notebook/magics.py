@@ -31,6 +31,7 @@ def _experiment_parser(prog: str) -> Parser:
     parser.add_argument("--report", choices=["full", "compact", "none"])
     parser.add_argument("--note", nargs="+", action="extend", default=[], metavar="NAME=VALUE")
     parser.add_argument("--budget", metavar="gpu=SIZE,ram=SIZE")
+    parser.add_argument("--record", metavar="FILE")
     return parser
 
 
@@ -71,7 +72,7 @@ class GpuMemMagics(Magics):
         ::
 
             %experiment start NAME [--keep NAME] [--drop-imports] [--seed N] [--report full|compact|none]
-                              [--note NAME=VALUE...] [--budget gpu=SIZE,ram=SIZE]
+                              [--note NAME=VALUE...] [--budget gpu=SIZE,ram=SIZE] [--record FILE]
             %experiment keep x 'y*'      names (or globs) that stay at the end
             %experiment status           what is open, and what it costs so far
             %experiment end [NAME]       delete its names, restore what they shadowed, give memory back
@@ -109,6 +110,7 @@ class GpuMemMagics(Magics):
             --report STYLE   how much to show at the end
             --note NAME=VALUE...  parameters to remember with it: --note lr=1e-3 bs=64
             --budget gpu=8GiB,ram=4GiB  pretend to have less memory
+            --record FILE    where CUDA memory was allocated, for torch's memory viewer (.pickle)
         """
         # A cell's first line never comes here (see rewriting.py): this serves run_cell_magic and its like.
         experiment = self._new("%%experiment", split("%%experiment", line))
@@ -140,6 +142,7 @@ class GpuMemMagics(Magics):
             report=options.report,
             note=parse_parameters(options.note),
             budget=None if options.budget is None else parse_budget(options.budget),
+            record=options.record,
         )
 
     def _start(self, words: list[str]) -> None:

@@ -147,7 +147,7 @@ class _OomCount:
         if failure.kind == "oom" and not known:
             self._last, self._counted = id(error), list(experiments)
             for experiment in experiments:
-                experiment.ooms += 1
+                experiment._ran_out_of_memory()
 
 
 def _free(readings: dict[str, Reading]) -> dict[str, int]:

@@ -1,0 +1,63 @@
+"""``%gpumemit`` and ``%%memlines`` on a device: the allocator's counters are exact."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gpu.support import ready, run_ok
+from tests.kernel import Kernel
+
+SIZE, UNSPLIT = 10**8 * 4 / 2**20, 382
+"""MiB of the tensor, and of the block that the allocator may leave whole for it."""
+
+SETUP = """
+import torch.nn.functional as F
+x = torch.randn(10000, 10000, device="cuda")
+def step(x):
+    first = x * 2
+    second = first.relu()
+    del first
+    return second.sum()
+"""
+
+
+@pytest.fixture
+def with_block(kernel: Kernel) -> Kernel:
+    """A kernel with a tensor of 381.5 MiB and a function that makes two like it."""
+    ready(kernel)
+    run_ok(kernel, SETUP)
+    return kernel
+
+
+def rows(kernel: Kernel, cell: str, kind: str) -> list[str]:
+    """Return the lines of a report that tell of the device."""
+    (report,) = run_ok(kernel, cell).reports(kind)
+    return list(report.splitlines())
+
+
+def test_a_statement_out_of_place_costs_its_result_and_in_place_nothing(with_block: Kernel) -> None:
+    found = rows(with_block, "%%gpumemit -r 3\nF.relu(x)\nF.relu_(x)", "gpumemit")
+    copy, in_place = [line for line in found if "cuda:0" in line]
+    assert SIZE - 0.1 <= float(copy.split(" MiB")[0].split("+")[-1]) <= UNSPLIT
+    assert "MiB" not in in_place
+
+
+def test_lines_have_exact_figures(with_block: Kernel) -> None:
+    found = rows(with_block, "%%memlines -f step\nout = step(x)", "memlines")
+    head = next(line for line in found if "cuda:0 kept" in line)
+
+    def figures(source: str) -> tuple[float, float]:
+        line = next(line for line in found if line.endswith(source))
+        words = line[head.index("RAM peak") + 8 : head.index("source")].replace("+", "").split()
+        return float(words[0]), float(words[2] if words[1:2] == ["MiB"] else words[1])
+
+    for source in ("first = x * 2", "second = first.relu()"):
+        assert all(SIZE - 0.1 <= size <= UNSPLIT for size in figures(source))
+    assert -UNSPLIT <= figures("del first")[0] <= -SIZE + 0.1
+    assert 2 * SIZE - 0.1 <= figures("out = step(x)")[1] <= 2 * UNSPLIT
+
+
+def test_the_users_own_peak_is_whole_over_the_lines(with_block: Kernel) -> None:
+    run_ok(with_block, "torch.cuda.reset_peak_memory_stats(); before = torch.cuda.memory_allocated()")
+    run_ok(with_block, "%%memlines -f step\nout = step(x)")
+    assert with_block.value("torch.cuda.max_memory_allocated() - before") >= 2 * 4 * 10**8

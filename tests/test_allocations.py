@@ -1,0 +1,194 @@
+"""``--record``: torch's history of allocations, with a stand-in for torch."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from ipygpumem.allocations import MOST_ENTRIES, AllocationHistory
+from ipygpumem.errors import FileError
+from ipygpumem.notebook.session import session_of
+from tests.fakes import FakeAllocator, fake_torch
+
+SNAPSHOT = {"segments": [], "device_traces": [[]]}
+
+
+class FakeMemory:
+    """``torch.cuda.memory``: what is recorded is gone when it is switched off, as with torch's."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, dict[str, Any]]] = []
+        self.enabled = False
+        self.broken = False
+        self.history: list[str] = []
+
+    def _record_memory_history(self, enabled: str | None = "all", **options: Any) -> None:
+        self.calls.append((enabled, options))
+        self.enabled = enabled is not None
+        self.history.clear()
+
+    def _dump_snapshot(self, filename: str) -> None:
+        with Path(filename).open("wb") as file:
+            if self.broken:
+                file.write(b"half")
+                raise OSError("no space left")
+            pickle.dump({**SNAPSHOT, "history": list(self.history), "enabled": self.enabled}, file)
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> FakeMemory:
+    """A torch with a CUDA device whose allocations can be recorded."""
+    memory = FakeMemory()
+    torch = fake_torch(FakeAllocator())
+    torch.cuda.memory, torch.cuda.is_available, torch.cuda.init = memory, lambda: True, lambda: None
+    torch._C._cuda_isHistoryEnabled = lambda: memory.enabled
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    return memory
+
+
+@pytest.fixture
+def loaded(memory: FakeMemory, shell: InteractiveShell) -> InteractiveShell:
+    """A shell with the extension, whose cells can say what the history holds."""
+    shell.run_line_magic("load_ext", "ipygpumem")
+    shell.user_ns["memory"] = memory
+    return shell
+
+
+def load(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = pickle.loads(path.read_bytes())
+    return found
+
+
+def test_an_experiment_records_its_scope_and_writes_while_it_still_records(
+    loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.pickle"
+    loaded.run_cell(f"%%experiment a --record {path}\nmemory.history.append('step')").raise_error()
+    assert load(path) == {**SNAPSHOT, "history": ["step"], "enabled": True}
+    options = {"context": "all", "stacks": "python", "max_entries": MOST_ENTRIES}
+    assert memory.calls == [("all", options), (None, {})]
+    note = session_of(loaded).experiments[-1].notes[0]
+    assert note.startswith(f"allocations: {path} (")
+    assert [file.name for file in tmp_path.iterdir()] == ["a.pickle"]
+
+
+def test_out_of_memory_writes_before_anything_is_given_back_and_that_stays(
+    loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.pickle"
+    loaded.run_cell(f"%experiment start a --record {path}")
+    loaded.run_cell(
+        "class Held:\n    def __del__(self): memory.history.append('freed')\n"
+        "def fail():\n    held = Held()\n    raise MemoryError\nfail()"
+    )
+    assert load(path)["history"] == []
+    assert memory.history == ["freed"]
+    loaded.run_cell("%experiment end")
+    assert load(path)["history"] == []
+    assert "written when memory ran out" in session_of(loaded).experiments[-1].notes[0]
+    assert not memory.enabled
+
+
+def test_a_with_block_writes_before_its_error_is_released(
+    loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.pickle"
+    loaded.run_cell(
+        f"import ipygpumem\nclass Held:\n    def __del__(self): memory.history.append('freed')\n"
+        f"with ipygpumem.experiment('a', record={str(path)!r}):\n    held = Held()\n    raise MemoryError"
+    )
+    assert load(path)["history"] == []
+    assert "freed" in memory.history
+    assert not memory.enabled
+
+
+def test_another_error_writes_at_the_end_of_the_cell(
+    loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.pickle"
+    loaded.run_cell(f"%%experiment a --record {path}\n1/0")
+    assert load(path)["enabled"] is True
+    assert not memory.enabled
+
+
+def test_a_recording_of_the_users_own_is_used_and_goes_on(
+    loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.pickle"
+    memory.enabled = True
+    memory.history.append("theirs")
+    loaded.run_cell(f"%%experiment a --record {path}\nx = 1").raise_error()
+    assert memory.calls == []
+    assert memory.enabled
+    assert load(path)["history"] == ["theirs"]
+    assert "a recording of your own, which goes on" in session_of(loaded).experiments[-1].notes[0]
+
+
+def test_a_failure_to_write_is_told_and_leaves_the_old_file(
+    loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.pickle"
+    path.write_bytes(pickle.dumps(SNAPSHOT))
+    memory.broken = True
+    loaded.run_cell(f"%%experiment a --record {path}\nx = 1").raise_error()
+    assert "cannot be written: OSError: no space left" in session_of(loaded).experiments[-1].notes[0]
+    assert load(path) == SNAPSHOT
+    assert [file.name for file in tmp_path.iterdir()] == ["a.pickle"]
+    assert not memory.enabled
+
+
+def test_unloading_switches_the_recording_off(loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path) -> None:
+    loaded.run_cell(f"%experiment start a --record {tmp_path / 'a.pickle'}")
+    assert memory.enabled
+    loaded.run_line_magic("unload_ext", "ipygpumem")
+    assert not memory.enabled
+
+
+def test_without_a_device_the_cell_does_not_run(
+    loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sys.modules["torch"].cuda.is_available = lambda: False
+    loaded.run_cell(f"%%experiment a --record {tmp_path / 'a.pickle'}\nx = 1")
+    assert "--record needs a CUDA device, and torch sees none here" in capsys.readouterr().err
+    assert "x" not in loaded.user_ns
+    assert session_of(loaded).open == []
+    assert memory.calls == []
+
+
+def test_an_experiment_that_cannot_begin_leaves_no_recording_on(
+    loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session_of(loaded).meter, "start", fail)
+    loaded.run_cell(f"%experiment start a --record {tmp_path / 'a.pickle'}")
+    assert memory.calls[0][0] == "all"
+    assert not memory.enabled
+
+
+def test_a_torch_without_python_stacks_is_told(memory: FakeMemory, tmp_path: Path) -> None:
+    def legacy(enabled: bool, record_context: bool = True) -> None: ...
+
+    memory._record_memory_history = legacy  # type: ignore[method-assign, assignment]
+    with pytest.raises(FileError, match="needs a newer torch"):
+        AllocationHistory(tmp_path / "a.pickle").start()
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a", "missing/a.pickle", "mine.pickle", "\0.pickle", "folder.pickle"])
+def test_a_file_that_cannot_or_must_not_be_written_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.pickle").write_bytes(pickle.dumps([1, 2, 3]))
+    (tmp_path / "folder.pickle").mkdir()
+    with pytest.raises(FileError):
+        AllocationHistory(tmp_path / name)
+    assert load(tmp_path / "mine.pickle") == [1, 2, 3]
+
+
+def test_a_snapshot_that_is_there_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "a.pickle").write_bytes(pickle.dumps(SNAPSHOT))
+    assert AllocationHistory(tmp_path / "a.pickle").place == (tmp_path / "a.pickle").resolve()
