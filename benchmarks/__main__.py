@@ -8,7 +8,18 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks import environment, exactness, explaining, history, live, loading, rendering, slowdown, trivial
+from benchmarks import (
+    environment,
+    estimating,
+    exactness,
+    explaining,
+    history,
+    live,
+    loading,
+    rendering,
+    slowdown,
+    trivial,
+)
 from benchmarks.report import Section, render
 from benchmarks.tools import OURS, PEER
 
@@ -24,6 +35,7 @@ _BENCHMARKS = {
     "loading": loading.run,
     "explaining": explaining.run,
     "rendering": rendering.run,
+    "estimates": estimating.run,
     "history": history.run,
 }
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -80,6 +81,8 @@ class Follower(TorchDispatchMode):
             result = (*result[:3], torch.empty(_lstm_workspace(*args), dtype=torch.uint8, device=result[0].device))
         recorded = recorded and torch.is_grad_enabled()
         for tensor in tensors_in(result):
+            if tensor.device.type == "meta":  # of no bytes, for the code itself, too
+                continue
             self._log.see(tensor, self._device_of(tensor.device), recorded=recorded, in_backward=in_backward)
         return result
 
@@ -182,7 +185,12 @@ def patched(notes: dict[str, None], *, accelerated: bool) -> Iterator[None]:
 
     def swap(first: Any, second: Any) -> None:
         # torch refuses to swap a tensor that anybody refers to weakly, as fake tensors' own memo does.
-        first.data = second.data
+        if first.device.type == second.device.type:
+            first.data = second.data
+        else:
+            real_swap(first, second)
+
+    real_swap = torch.utils.swap_tensors
 
     def do_not_save(*_: Any, **__: Any) -> None:
         notes[f"{users_line()}: torch.save wrote nothing"] = None
@@ -202,6 +210,7 @@ def patched(notes: dict[str, None], *, accelerated: bool) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(torch.utils, "swap_tensors", swap))
+        stack.enter_context(patch.object(torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda _: [])))
         stack.enter_context(patch.object(torch, "save", do_not_save))
         stack.enter_context(patch.object(fake_tensor.log, "disabled", True))  # errors are raised, too
         stack.enter_context(patch.object(fake_tensor.FakeTensor, "tolist", tolist))

@@ -98,7 +98,8 @@ class Run:
     def _quietly(self) -> Iterator[None]:
         before, self._follower.paused = self._follower.paused, True
         try:
-            yield
+            with torch._C._DisableFuncTorch():  # a twin that is made inside torch.func's grad or vmap is not of it
+                yield
         finally:
             self._follower.paused = before
 

@@ -85,8 +85,8 @@ class Twins:
             twin = self._strided(tensor)
             if type(tensor) is torch.nn.Parameter:
                 twin = torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)
-            else:
-                twin.requires_grad_(tensor.requires_grad)
+            elif tensor.requires_grad:
+                twin.requires_grad_()
         self._made(tensor, twin)
         self._keep(tensor, twin)
         if tensor.is_leaf and tensor.grad is not None:

@@ -3,144 +3,21 @@
 from __future__ import annotations
 
 import random
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
-from torch.optim import SGD, Adam, AdamW
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
+from torch.optim import Adam
 
 import ipygpumem
 from ipygpumem.errors import EstimateError, UnitError
 from ipygpumem.units import MIB
 from tests.kernel import Kernel
+from tests.torch_cpu.networks import MODELS, OPTIMIZERS, RealStorages, images, residual, training
 
 MEMORY = "24GiB"
-
-
-class RealStorages(TorchDispatchMode):
-    """The bytes of real storages while code runs, in blocks of 512: what estimates are held against."""
-
-    def __init__(self, *before: torch.Tensor) -> None:
-        super().__init__()
-        self._alive: dict[int, weakref.ref[Any]] = {}
-        self.now = self.peak = 0
-        for tensor in before:
-            self._see(tensor)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for value in tree_leaves(result):
-            if isinstance(value, torch.Tensor):
-                self._see(value)
-        return result
-
-    def _see(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key, size = storage._cdata, -(-storage.nbytes() // 512) * 512
-        if key not in self._alive:
-            self._alive[key] = weakref.ref(storage, lambda _: self._gone(key, size))
-            self.now += size
-            self.peak = max(self.peak, self.now)
-
-    def _gone(self, key: int, size: int) -> None:
-        del self._alive[key]
-        self.now -= size
-
-
-class Residual(nn.Module):
-    def __init__(self, given: int, wide: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(given, wide, 3, 2, 1, bias=False),
-            nn.BatchNorm2d(wide),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(wide, wide, 3, 1, 1),
-            nn.BatchNorm2d(wide),
-        )
-        self.short = nn.Conv2d(given, wide, 1, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.relu(self.body(x) + self.short(x))
-
-
-class Transformer(nn.Module):
-    def __init__(self, *, causal: bool = False, checkpointed: bool = False) -> None:
-        super().__init__()
-        self.causal, self.checkpointed = causal, checkpointed
-        self.embedding = nn.Embedding(500, 64)
-        self.layers = nn.ModuleList([nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(3)])
-        self.head = nn.Linear(64, 10)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1]) if self.causal else None
-        for layer in self.layers:
-            x = checkpoint(layer, x, mask, use_reentrant=False) if self.checkpointed else layer(x, mask)
-        return self.head(x).flatten(0, -2)
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.head = nn.LSTM(64, 128, 2, batch_first=True), nn.Linear(128, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.lstm(x)[0][:, -1])
-
-
-def convolutional() -> nn.Module:
-    first = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
-    return nn.Sequential(first, nn.Flatten(), nn.Dropout(0.5), nn.Linear(16 * 256, 128), nn.ReLU(), nn.Linear(128, 10))
-
-
-def residual() -> nn.Module:
-    return nn.Sequential(Residual(3, 32), Residual(32, 64), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
-
-
-def images() -> torch.Tensor:
-    return torch.randn(32, 3, 32, 32)
-
-
-def tokens() -> torch.Tensor:
-    return torch.randint(0, 500, (16, 32))
-
-
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
-    "CNN": (convolutional, images),
-    "ResNet": (residual, images),
-    "encoder": (Transformer, tokens),
-    "decoder": (lambda: Transformer(causal=True), tokens),
-    "checkpointing": (lambda: Transformer(checkpointed=True), tokens),
-    "LSTM": (Recurrent, lambda: torch.randn(32, 50, 64)),
-}
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "Adam": Adam,
-    "SGD": lambda parameters: SGD(parameters, 0.1, momentum=0.9),
-    "AdamW foreach": lambda parameters: AdamW(parameters, foreach=True),
-    "AdamW fused": lambda parameters: AdamW(parameters, fused=True),
-}
-
-
-def training(
-    model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, *, mixed: bool = False, rounds: int = 1
-) -> float:
-    """Train for two steps."""
-    for _ in range(2):
-        optimizer.zero_grad()
-        for _ in range(rounds):
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
-                y = model(x)
-                loss = functional.cross_entropy(y, torch.zeros(len(y), dtype=torch.long))
-            loss.backward()
-        optimizer.step()
-    return loss.item()
 
 
 def compare(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, **options: Any) -> None:
@@ -370,6 +247,33 @@ def test_a_module_can_be_moved_and_cast() -> None:
         MIB // 2,
         found.peak_bytes,
     )
+
+
+def test_a_module_can_be_made_on_meta_and_moved_to_a_device_that_is_not_here() -> None:
+    def build() -> nn.Module:
+        return nn.Linear(512, 512, bias=False, device="meta").to_empty(device="cuda")
+
+    (found,) = ipygpumem.estimate(build).devices
+    assert (found.device, found.peak_bytes, found.after_bytes) == ("cuda:0", MIB, MIB)
+
+
+def test_functional_transforms_can_be_estimated() -> None:
+    x, weights = torch.randn(64, 128), torch.randn(128)
+    found = ipygpumem.estimate(lambda: torch.func.grad(lambda w: (x @ w).sum())(weights))
+    assert found.devices[0].before_bytes == 64 * 128 * 4 + 512
+
+
+def test_an_interrupt_leaves_no_mode_on() -> None:
+    x = torch.zeros(3, requires_grad=True)
+
+    def step() -> None:
+        x.sum().backward()
+        raise KeyboardInterrupt
+
+    save = torch.save
+    with pytest.raises(KeyboardInterrupt):
+        ipygpumem.estimate(step)
+    assert (type(torch.ones(1)), torch.save, x.grad) == (torch.Tensor, save, None)
 
 
 def test_a_meta_model_is_a_template_as_well() -> None:

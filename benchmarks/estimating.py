@@ -1,0 +1,72 @@
+"""How exact estimates are, and what one of a large model costs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from benchmarks.report import Row, Section
+
+_MIB = 2**20
+_TOLERANCE = 0.02
+_MOST_SECONDS, _MOST_GIB = 20, 2
+
+_METHOD = """\
+Two training steps of small networks, estimated with fake tensors, and then run on the CPU while every real storage is
+followed from its birth to its death. The last row estimates two steps of AdamW for a transformer of 1.007 billion
+parameters on the meta device, in a process of its own."""
+
+_LARGE = """
+import json, resource, time
+import torch, ipygpumem
+with torch.device("meta"):
+    model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(2048, 16, 8192, batch_first=True), 20)
+optimizer = torch.optim.AdamW(model.parameters())
+def train():
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(2, 1024, 2048)).mean().backward()
+        optimizer.step()
+started = time.perf_counter()
+peak = ipygpumem.estimate(train, device="cuda:0").peak_bytes
+seconds, host = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps([peak, seconds, time.process_time(), host]))
+"""
+
+
+def run(*, quick: bool) -> Section:
+    """Return how far estimates are from real runs."""
+    from tests.torch_cpu.networks import MODELS, OPTIMIZERS  # torch is slow to import
+
+    optimizers = ["Adam"] if quick else list(OPTIMIZERS)
+    rows = [_row(model, optimizer, {}) for model in MODELS for optimizer in optimizers]
+    if not quick:
+        for title, options in (("mixed precision", {"mixed": True}), ("3 gradients accumulated", {"rounds": 3})):
+            rows += [_row(model, "Adam", options, f", {title}") for model in ("CNN", "decoder")]
+        rows.append(_large())
+    return Section("Estimates", _METHOD, tuple(rows), control="real storages")
+
+
+def _row(model: str, optimizer: str, options: dict[str, object], title: str = "") -> Row:
+    import ipygpumem
+    from tests.torch_cpu.networks import MODELS, OPTIMIZERS, RealStorages, training
+
+    make, data = MODELS[model]
+    network, x = make(), data()
+    steps = OPTIMIZERS[optimizer](network.parameters())
+    estimated = ipygpumem.estimate(training, network, steps, x, **options).peak_bytes
+    with RealStorages(*network.parameters(), *network.buffers(), x) as real:
+        training(network, steps, x, **options)
+    error = estimated / real.peak - 1
+    ours = f"{estimated / _MIB:.2f} MiB, {error:+.2%}"
+    met = abs(error) <= _TOLERANCE
+    return Row(f"{model}, {optimizer}{title}", "within 2 %", ours, "", f"{real.peak / _MIB:.2f} MiB", met)
+
+
+def _large() -> Row:
+    done = subprocess.run([sys.executable, "-c", _LARGE], capture_output=True, text=True, check=True)
+    peak, seconds, cpu, host = json.loads(done.stdout.splitlines()[-1])
+    figure = f"{seconds:.1f} s ({cpu:.1f} s of CPU with imports), {host / 2**30:.2f} GiB; peak {peak / 2**30:.2f} GiB"
+    met = seconds < _MOST_SECONDS and host < _MOST_GIB * 2**30
+    return Row("1.007 billion parameters", f"< {_MOST_SECONDS} s, {_MOST_GIB} GiB", figure, "", "", met)
