@@ -196,6 +196,17 @@ def test_two_thousand_cells_are_drawn_as_a_few_artists() -> None:
         figure.release()
 
 
+def test_a_session_says_which_cells_and_how_many_experiments_are_left_out() -> None:
+    records = made_up(30)
+    own = split(records)[0]
+    figure = ipygpumem.plot.session(records, last=20)
+    assert "last 20 cells (10 earlier left out)" in figure.summary
+    assert any("last 20 cells (10 earlier left out)" in text for text, _ in texts(figure))
+    assert "left out" not in ipygpumem.plot.session(records).summary
+    nested = [made_up_experiment(f"level {index}", own[index : 20 - index], {}) for index in range(6)]
+    assert "4 experiments and 2 more" in session.draw(own, nested).summary
+
+
 def test_small_parts_are_one_and_the_unknown_is_never_among_them() -> None:
     shown = [text for text, _ in texts(devices.draw([reconciliation()]))]
     assert "3 small parts" in shown

@@ -88,7 +88,8 @@ def of_session(
     cells: Sequence[CellRecord], experiments: Sequence[ExperimentRecord], device: str | None, last: int
 ) -> Picture:
     """Return memory over the session."""
-    drawn: Picture = _figure("session").draw(_last(cells, last, "cell"), experiments, device=device)
+    shown = _last(cells, last, "cell")
+    drawn: Picture = _figure("session").draw(shown, experiments, device=device, earlier=len(cells) - len(shown))
     return drawn
 
 

@@ -30,17 +30,29 @@ _TOTAL: dict[str, Any] = {"color": picture.INK, "linewidth": 0.9, "linestyle": (
 
 
 def draw(
-    cells: Sequence[CellRecord], experiments: Sequence[ExperimentRecord] = (), *, device: str | None = None
+    cells: Sequence[CellRecord],
+    experiments: Sequence[ExperimentRecord] = (),
+    *,
+    device: str | None = None,
+    earlier: int = 0,
 ) -> Picture:
-    """Return memory over time, from the first of ``cells`` (at least one) to the last."""
+    """Return memory over time, from the first of ``cells`` (at least one) to the last.
+
+    Args:
+        cells: what to draw.
+        experiments: those that overlap the cells are drawn above them.
+        device: only this one, or this kind.
+        earlier: how many cells before these are left out.
+    """
     line = Timeline(cells, experiments)
+    counts = _counts(line, earlier)
     devices = devices_of((usage for cell in line.cells for usage in cell.usages), device)
     strip, panel = (line.rows + 1) * _ROW, 2.0 if len(devices) == 1 else 1.45
     height = _TOP + strip + len(devices) * (_TITLE + panel) + _BOTTOM
     with picture.drawing():
-        figure = Picture(_WIDTH, height, _summary(line, devices))
+        figure = Picture(_WIDTH, height, _summary(line, devices, counts))
         figure.write(0.12, 0.3, "Memory over the session", size=picture.LARGE, weight="bold")
-        figure.write(_WIDTH - _RIGHT, 0.3, _counts(line), size=picture.SMALL, ha="right")
+        figure.write(_WIDTH - _RIGHT, 0.3, counts, size=picture.SMALL, ha="right")
         draw_strip(figure.panel(_LEFT, _TOP, _ACROSS, strip), line, _ACROSS)
         tops = [_TOP + strip + _TITLE + index * (_TITLE + panel) for index in range(len(devices))]
         panels = [figure.panel(_LEFT, top, _ACROSS, panel) for top in tops]
@@ -159,15 +171,16 @@ def _legend(cells: Sequence[CellRecord], devices: Sequence[str]) -> list[Patch |
     return handles
 
 
-def _counts(line: Timeline) -> str:
-    parts = [count(len(line.cells), "cell")]
+def _counts(line: Timeline, earlier: int) -> str:
+    cells = count(len(line.cells), "cell")
+    parts = [f"last {cells} ({earlier} earlier left out)" if earlier else cells]
     if line.bars:
-        parts.append(count(len(line.bars), "experiment"))
+        parts.append(count(len(line.bars), "experiment") + f" and {line.left_out} more" * bool(line.left_out))
     return " · ".join([*parts, f"{format_seconds(line.computing_seconds)} of computing"])
 
 
-def _summary(line: Timeline, devices: Sequence[str]) -> str:
-    lines = [f"memory over the session · {_counts(line)}"]
+def _summary(line: Timeline, devices: Sequence[str], counts: str) -> str:
+    lines = [f"memory over the session · {counts}"]
     lines += [f"  {_headline(line, device)}" for device in devices]
     out = [cell_name(cell) for cell in line.cells if ran_out(cell)]
     if out:

@@ -44,6 +44,8 @@ class Timeline:
         self.clock = Clock(self._spans)
         self.places: list[tuple[float, float]] = self.clock.place(np.array(self._spans)).tolist()
         """Where each cell begins and ends."""
+        self.left_out = 0
+        """How many experiments there is no room for: too many run at once."""
         self.bars = self._bars(experiments)
         """The experiments, as many as there is room for."""
 
@@ -58,7 +60,7 @@ class Timeline:
         return sum(end - start for start, end in self._spans)
 
     def _bars(self, experiments: Sequence[ExperimentRecord]) -> list[Bar]:
-        """Return the experiments, those inside others a row below them; what fits into no row is left out."""
+        """Return the experiments, those inside others a row below them; what fits into no row is counted."""
         spans = [(*_span(item), item.name) for item in experiments]
         spans += self._unfinished({item.name for item in experiments})
         first, last = self._spans[0][0], self._spans[-1][1]
@@ -67,10 +69,12 @@ class Timeline:
         ends = [float("-inf")] * _ROWS_AT_MOST
         for start, end, name in sorted(within, key=lambda span: (span[0], -span[1])):
             row = next((row for row, taken_until in enumerate(ends) if taken_until <= start), None)
-            if row is not None:
-                ends[row] = end
-                left, right = self.clock.place((start, end))
-                bars.append(Bar(name, float(left), float(right), row))
+            if row is None:
+                self.left_out += 1
+                continue
+            ends[row] = end
+            left, right = self.clock.place((start, end))
+            bars.append(Bar(name, float(left), float(right), row))
         return bars
 
     def _unfinished(self, finished: set[str]) -> list[tuple[float, float, str]]:
