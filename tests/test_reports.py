@@ -349,6 +349,14 @@ def test_a_table_that_is_too_wide_is_folded_and_then_becomes_lines() -> None:
     ]
 
 
+def test_a_number_in_a_table_that_became_lines_keeps_its_columns_name_however_long_that_is() -> None:
+    table = content.Table(
+        "", ("name", "reclaimed at its end"), (("x" * 20, "1.00 GiB"),), frozenset(("reclaimed at its end",))
+    )
+    drawn = text.render([content.Report("note", "head", tables=(table,))], text.Style(width=30))
+    assert " ".join(drawn.split()) == f"head {'x' * 20} · reclaimed at its end 1.00 GiB"
+
+
 def test_huge_texts_and_long_names_are_cut() -> None:
     assert content.clean("x" * 9999).endswith("x…")
     (report,) = content.experiment_reports(experiment(name="n" * 500), "full")

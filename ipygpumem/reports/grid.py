@@ -71,7 +71,9 @@ def draw(table: Table, width: int, *, bars: bool, ascii_only: bool, colour: bool
         if fitting is not None:
             break
     else:
-        return draw(table, width, bars=False, ascii_only=ascii_only, colour=colour) if drawn else _stacked(cells, width)
+        if drawn:
+            return draw(table, width, bars=False, ascii_only=ascii_only, colour=colour)
+        return _stacked(cells, numeric, width)
     rows = [_row(row, fitting, numeric, gap) for row in cells]
     for lines, bar in zip(rows, drawn, strict=False):
         if bar:
@@ -115,8 +117,10 @@ def _padded(text: str, width: int, *, right: bool) -> str:
     return spaces + text if right else text + spaces
 
 
-def _stacked(cells: Sequence[Sequence[str]], width: int) -> list[str]:
-    heads = [f"{head} " if len(head) <= _NARROWEST else "" for head in cells[0]]
+def _stacked(cells: Sequence[Sequence[str]], numeric: Sequence[bool], width: int) -> list[str]:
+    """Return a line for each row; a text says by itself what it is if its column's name is long, a number does not."""
+    named = zip(cells[0], numeric, strict=True)
+    heads = [f"{head} " if number or len(head) <= _NARROWEST else "" for head, number in named]
     lines = []
     for row in cells[1:]:
         told = [row[0], *(head + text for head, text in zip(heads[1:], row[1:], strict=True) if text)]
