@@ -108,9 +108,13 @@ class DeviceLimits:
 
     def _limit(self, cuda: Any, index: int, size: int, total: int, outer: int) -> None:
         known = getattr(cuda, "get_per_process_memory_fraction", None)  # torch 2.8
-        earlier = float(known(index)) if known is not None else min(1.0, outer / total)
+        try:
+            earlier = float(known(index)) if known is not None else min(1.0, outer / total)
+            cuda.set_per_process_memory_fraction(min(size / total, earlier), index)
+        except Exception as error:  # a broken context: the code under the budget will say so itself
+            self.notes.append(f"budget: cuda:{index} cannot be limited ({type(error).__name__}: {error})")
+            return
         self._earlier[index] = earlier
-        cuda.set_per_process_memory_fraction(min(size / total, earlier), index)
         self.limits[f"cuda:{index}"] = min(size, int(earlier * total))
 
     def restore(self) -> None:
@@ -118,7 +122,10 @@ class DeviceLimits:
         cuda = _cuda() if self._earlier else None
         while cuda is not None and self._earlier:
             index, earlier = next(iter(self._earlier.items()))
-            cuda.set_per_process_memory_fraction(earlier, index)
+            try:
+                cuda.set_per_process_memory_fraction(earlier, index)
+            except Exception as error:  # a broken context must not keep an experiment from its end
+                self.notes.append(f"budget: cuda:{index} stays limited ({type(error).__name__}: {error})")
             del self._earlier[index]
 
 

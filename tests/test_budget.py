@@ -136,6 +136,20 @@ def test_without_a_device_that_is_said(use: Callable[[Any], None], meter: Meter)
     assert budget.record.notes == ("budget: no CUDA device here, so nothing is limited but what else it names",)
 
 
+def test_a_device_that_answers_no_more_keeps_nobody_from_the_end(use: Callable[[Any], None], meter: Meter) -> None:
+    class Broken(KnowingCuda):
+        def set_per_process_memory_fraction(self, fraction: float, index: int) -> None:
+            if fraction == 1.0:
+                raise RuntimeError("device-side assert triggered")
+            super().set_per_process_memory_fraction(fraction, index)
+
+    use(Broken())
+    with Budget({"gpu": GIB}, meter) as budget:
+        pass
+    assert budget.record is not None
+    assert budget.record.notes == ("budget: cuda:0 stays limited (RuntimeError: device-side assert triggered)",)
+
+
 def test_the_hosts_peak_is_held_against_its_limit() -> None:
     probe = FakeProbe()
     meter = Meter([probe])

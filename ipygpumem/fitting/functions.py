@@ -110,6 +110,9 @@ def _is_nested() -> bool:
 
 
 def _check_parameters(function: Callable[..., Any], names: Mapping[str, Any]) -> None:
+    later = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(asks(function) for asks in later):
+        raise AutofitError(f"{name_of_function(function)} runs nothing when it is called: give a plain function")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # built-in functions need not have one

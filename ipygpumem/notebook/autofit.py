@@ -121,6 +121,7 @@ class CellFit:
         self._given: Values = {}
         self._scope: Scope | None = None
         self._pending = Pending()
+        self._closing = False
         self._undone: list[str] = []
         self._waiting_bytes = 0
         self._depth = 0
@@ -193,9 +194,15 @@ class CellFit:
             held = [search.held(name, value) for name, value in list(scope.waiting.items())]
             self._waiting_bytes = sum(entry[0].size_bytes for entry in held if entry is not None)
             scope.after_code(self._pending, failed=True)
-            scope.close(session.open[-1].scope if session.open else None)
-            self._scope = None
+            self._close(scope)
         self._fit.give_back()
+
+    def _close(self, scope: Scope) -> None:
+        """Let the names of a try go; after an interrupt ``end`` calls it again, and it goes on where it stopped."""
+        self._closing = True
+        scope.close(self._session.open[-1].scope if self._session.open else None)
+        self._closing = False
+        self._scope = None
 
     def _check(self) -> None:
         """Raise ``AutofitError`` if another try makes no sense, with the variables as they were before the cell."""
@@ -217,7 +224,9 @@ class CellFit:
     def end(self) -> list[Report]:
         """Return the report, once the cell is over, however it ended."""
         self._fit.abandon()
-        if self._scope is not None:
+        if self._scope is not None and self._closing:
+            self._close(self._scope)
+        elif self._scope is not None:
             self._scope.waiting.clear()  # the names of the last try stay
         if not self._fit.tries:
             return []
