@@ -94,7 +94,7 @@ class DeviceLimits:
         """
         cuda = _cuda()
         if cuda is None:
-            self.notes.append("budget: no CUDA device here, so nothing is limited but what else it names")
+            self.notes.append("budget: there is no CUDA device here, so its GPU part limits nothing")
             return
         count = cuda.device_count()
         wanted = dict.fromkeys(_in_use(cuda), sizes["gpu"]) if "gpu" in sizes else {}

@@ -133,7 +133,7 @@ def test_without_a_device_that_is_said(use: Callable[[Any], None], meter: Meter)
         pass
     assert budget.record is not None
     assert budget.record.limits == {"cpu": GIB}
-    assert budget.record.notes == ("budget: no CUDA device here, so nothing is limited but what else it names",)
+    assert budget.record.notes == ("budget: there is no CUDA device here, so its GPU part limits nothing",)
 
 
 def test_a_device_that_answers_no_more_keeps_nobody_from_the_end(use: Callable[[Any], None], meter: Meter) -> None:
