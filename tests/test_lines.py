@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from ipygpumem.lines.account import Account, LineCost
 from ipygpumem.lines.blocks import Block, Blocks, LinesRecord, code_of
 from ipygpumem.lines.tracing import Monitor, Tracer, watcher
 from ipygpumem.meter import Meter
-from ipygpumem.reports import text
+from ipygpumem.reports import html, text
 from ipygpumem.reports.lines import lines_report
 from tests.fakes import FakeProbe
 
@@ -284,6 +285,26 @@ def test_an_interrupt_while_we_measure_is_the_codes_own(way: str, monkeypatch: p
         work()
 
 
+def test_a_frame_that_was_never_entered_is_nobodys_and_one_that_never_left_goes_with_the_one_below() -> None:
+    def frame() -> Any:
+        return sys._getframe()
+
+    probe = FakeProbe()
+    meter = Meter([probe])
+    account, first, second, stranger = Account(meter), frame(), frame(), frame()
+    account.enter(first, 1)
+    account.line(first, 10)
+    account.enter(second, 1)
+    account.line(second, 20)
+    account.line(stranger, 99)
+    account.leave(stranger)
+    probe.set(5)
+    account.line(first, 11)
+    account.close()
+    assert {line: cost.kept_bytes["cpu"] for (_, line), cost in account.costs.items()} == {10: 5, 20: 5, 11: 0}
+    meter.close()
+
+
 def test_open_spans_keep_their_peaks_over_laps() -> None:
     probe = FakeProbe()
     meter = Meter([probe])
@@ -361,6 +382,12 @@ def test_the_table_shows_the_source_with_figures_where_lines_ran() -> None:
     assert lines[5].split() == ["2", "1", "500", "ms", "+100", "MiB", "+300", "MiB", "x", "=", "big()"]
     assert lines[5].index("x = big()") - lines[4].index("def") == 4
     assert lines[-1].strip() == "cell did not run"
+
+
+def test_a_page_keeps_the_indentation_of_the_source() -> None:
+    shown = html.render([lines_report(record(), "line")])
+    (cell,) = re.findall(r"<td [^>]*>    x = big\(\)</td>", shown)
+    assert "white-space: pre-wrap" in cell
 
 
 @pytest.mark.parametrize(("order", "first"), [("peak", "2"), ("kept", "2"), ("time", "2"), ("hits", "3")])

@@ -89,8 +89,7 @@ class Account:
     def line(self, frame: FrameType, line: int) -> None:
         """A line of the running frame begins."""
         now = time.perf_counter()
-        self._drop_above(frame)
-        if self._frames:
+        if self._is_running(frame):
             activation = self._frames[-1]
             after = self._lap()
             self._end(activation, after, now)
@@ -101,8 +100,7 @@ class Account:
     def leave(self, frame: FrameType) -> None:
         """The running frame returns, is suspended, or an error leaves it."""
         now = time.perf_counter()
-        self._drop_above(frame)
-        if self._frames:
+        if self._is_running(frame):
             self._end(self._frames[-1], self._lap(), now)
             self._frames.pop()
         self._done(now)
@@ -117,14 +115,15 @@ class Account:
         self._meter.drop(self._span)
         return now - self._began
 
-    def _drop_above(self, frame: FrameType) -> None:
-        """Take off frames above ``frame`` that never left, and all if it is none of ours."""
+    def _is_running(self, frame: FrameType) -> bool:
+        """Take off frames above ``frame`` that never left; whether it is one that was entered."""
         wanted = id(frame)
-        while self._frames and self._frames[-1].frame != wanted:
-            if all(activation.frame != wanted for activation in self._frames):
-                return
+        if all(activation.frame != wanted for activation in self._frames):
+            return False
+        while self._frames[-1].frame != wanted:
             self._end(self._frames[-1], self._lap(), time.perf_counter())
             self._frames.pop()
+        return True
 
     def _lap(self) -> dict[str, int]:
         """Return each device's bytes, with the peak since the last lap counted for the line that runs."""
