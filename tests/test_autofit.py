@@ -462,6 +462,11 @@ def test_a_body_that_is_a_cell_magic_is_tried_again_too(notebook: Kernel) -> Non
     assert notebook.value("size, y") == (100, 100)
 
 
+def test_a_body_whose_magic_shows_errors_itself_is_tried_again_too(notebook: Kernel) -> None:
+    works(notebook, "%%autofit size=200\n%%capture out\nprint('try', size)\nwork(size)")
+    assert notebook.value("size, out.stdout, alive()") == (100, "try 100\n", 0)
+
+
 def test_another_error_is_shown_as_ever_and_stops(notebook: Kernel) -> None:
     plain = notebook.run("# first\n1 + 1\n[1 / 0]")
     reply = notebook.run("%%autofit size=50\n1 + 1\n[1 / 0]")
