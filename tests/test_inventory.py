@@ -20,6 +20,8 @@ from ipygpumem.inventory.naming import Names
 from ipygpumem.model import Inventory, TensorRecord
 from ipygpumem.reports import html, text
 from ipygpumem.reports.tensors import difference_report, groups_report, tensors_report
+from tests.kernel import Kernel
+from tests.steps import works
 
 numpy = pytest.importorskip("numpy")
 
@@ -291,3 +293,9 @@ def test_users_text_cannot_break_a_report() -> None:
     report = [tensors_report(made(nasty), top=5)]
     assert "\x1b" not in text.render(report)
     assert "<b>" not in html.render(report)
+
+
+def test_an_inventory_that_a_magic_takes_knows_its_cell_by_its_input_number(kernel: Kernel) -> None:
+    works(kernel, "from ipygpumem.notebook import tensors")
+    shown = works(kernel, "print(tensors.take(get_ipython()).cell)\nlen(In) - 1")
+    assert (shown.stdout, shown.result) == ("3\n", "3")

@@ -66,6 +66,11 @@ def cell_of_file(shell: Any, filename: str) -> int | None:
     return next((number for number, source in _cells(shell) if text and source.strip() == text), None)
 
 
+def running_cell(shell: Any) -> int:
+    """Return the number of the running cell's input; ``execution_count`` may be the next one's already."""
+    return len(shell.history_manager.input_hist_parsed) - 1
+
+
 def cell_that_bound(shell: Any, name: str, without: Container[int | None] = ()) -> int | None:
     """Return the last cell whose own code binds ``name``, leaving out those ``without``."""
     for number, source in _cells(shell):

@@ -14,7 +14,7 @@ from ipygpumem.model import Inventory
 from ipygpumem.notebook.parsing import Parser, size
 from ipygpumem.notebook.progress import progress
 from ipygpumem.notebook.session import session_of
-from ipygpumem.notebook.sources import cell_of_file, cell_that_bound
+from ipygpumem.notebook.sources import cell_of_file, cell_that_bound, running_cell
 from ipygpumem.reports import tensors as reports
 from ipygpumem.reports.content import Report
 from ipygpumem.scope import is_ownable
@@ -59,7 +59,7 @@ def take(
 ) -> Inventory:
     """Return an inventory with the notebook's names, and where ``frame`` (if that is given) asks for it."""
     filename = "" if frame is None else frame.f_code.co_filename
-    asking = shell.execution_count if frame is None else cell_of_file(shell, filename)
+    asking = running_cell(shell) if frame is None else cell_of_file(shell, filename)
     is_script = frame is not None and asking is None and not filename.startswith("<")
     local = {} if frame is None else survey.locals_of(frame)
     covered = _covered(shell)
