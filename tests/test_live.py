@@ -188,6 +188,19 @@ def test_a_cell_whose_threads_print_and_one_that_clears_its_output_end_with_the_
     assert reply.displays[-1]["data"]["text/plain"].startswith("cell ")
 
 
+def test_in_a_cell_that_clears_its_output_in_a_loop_no_line_comes_between(notebook: Kernel) -> None:
+    notebook.run("from IPython.display import clear_output")
+    loop = "for i in range(5):\n    clear_output(wait=True); print(i); time.sleep(0.45)"
+    reply = notebook.run(loop, browser=True)
+    assert reply.updates == []
+    assert [list(item["data"]) for item in reply.displays] == [["text/plain", "text/html"]]
+    assert reply.order[-1] == "report"
+    reply = notebook.run(f"time.sleep(1.3)\n{loop}", browser=True)
+    assert len(live_lines(reply)) <= 1, "the line goes on although it was cleared"
+    assert [list(item["data"]) for item in reply.displays] == [[], ["text/plain", "text/html"]]
+    assert live_lines(notebook.run("time.sleep(2)", browser=True)), "the next cell has no line"
+
+
 def test_a_nested_cell_keeps_the_line_of_the_outer_one(notebook: Kernel) -> None:
     reply = notebook.run("get_ipython().run_cell('time.sleep(1.3)'); time.sleep(0.8)", browser=True)
     assert len(reply.displays) == 1
@@ -199,6 +212,7 @@ def test_unloading_in_the_cell_itself_takes_the_line_and_the_thread_away(kernel:
     reply = kernel.run("time.sleep(1.4)\n%unload_ext ipygpumem\ntime.sleep(1.2)", browser=True)
     assert [item["data"] for item in reply.displays] == [{}]
     assert kernel.value("[t.name for t in threading.enumerate() if 'ipygpumem' in t.name]") == []
+    assert kernel.value("'clear_output' in vars(get_ipython().display_pub)") is False
 
 
 def test_a_forked_child_of_a_long_cell_shows_nothing_and_both_end(notebook: Kernel) -> None:

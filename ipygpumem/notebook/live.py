@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ipygpumem.model import Reading
-from ipygpumem.notebook.displays import Display, is_watched, shows_updates
+from ipygpumem.notebook.displays import Clears, Display, is_watched, shows_updates
 from ipygpumem.notebook.terminal import TerminalLine, terminal_of
 from ipygpumem.notebook.ticker import Tick, Ticker, say_failed
 from ipygpumem.reports.live import MINUTE_SECONDS, Sample, live_html, live_text, sample_of
@@ -54,6 +54,7 @@ class Live:
         self._cell: Cell | None = None
         self._line: Line | None = None
         self._samples: deque[Sample] = deque()
+        self._clears = Clears(shell) if hasattr(shell, "kernel") else None
         self.switch()
 
     def switch(self, *_: object) -> None:
@@ -85,7 +86,7 @@ class Live:
         if not hasattr(self._shell, "kernel"):
             terminal = terminal_of(self._shell)
             return None if terminal is None else _StatusRow(TerminalLine(terminal))
-        return _Output(self._shell) if is_watched(self._shell) else None
+        return _Output(self._shell, self._clears) if self._clears and is_watched(self._shell) else None
 
     def end(self, cell: Cell, *, replace: bool) -> str | None:
         """Take away the line of ``cell``, which is over.
@@ -120,6 +121,8 @@ class Live:
         if self._undo is not None:
             self._undo()
             self._undo = None
+        if self._clears is not None:
+            self._clears.close()
         if self._cell is not None:
             self.end(self._cell, replace=False)
 
@@ -140,14 +143,16 @@ class _StatusRow:
 
 
 class _Output:
-    """The line as a display of the running cell."""
+    """The line as a display of the running cell; it stays away once the cell has cleared its output."""
 
-    def __init__(self, shell: Any) -> None:
+    def __init__(self, shell: Any, clears: Clears) -> None:
         self._display = Display(shell)
+        self._clears = clears
         self._takes_over = shows_updates(shell)
 
     def draw(self, readings: Sequence[Reading], samples: Sequence[Sample]) -> None:
-        self._display.show(live_html(readings, samples), "live")
+        if not self._clears.in_this_cell():
+            self._display.show(live_html(readings, samples), "live")
 
     def close(self, *, replace: bool) -> str | None:
         if replace and self._takes_over and self._display.is_last():
