@@ -67,8 +67,8 @@ def follow(session: Session, cell: Cell, blocks: Blocks, order: str) -> None:
 def _cell_frame(namespace: dict[str, Any]) -> FrameType | None:
     """Return the frame of the cell that called us."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not (frame.f_globals is namespace and frame.f_code.co_name == "<module>"):
-        frame = frame.f_back
+    while frame is not None and (frame.f_globals is not namespace or frame.f_code.co_flags & inspect.CO_NEWLOCALS):
+        frame = frame.f_back  # by its flags: what IPython calls a cell's code differs between its versions
     return frame
 
 
