@@ -26,6 +26,7 @@ _UNFOLLOWED = tuple(
     for name in ("DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedOperatorException")
 )
 _UNKNOWN = "this code cannot be estimated, since it needs the values of tensors, which an estimate does not have"
+_DEVICE = torch.ops.prim.device.default
 _CONSTANTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
 """Their arguments are real, and were made by the code itself a moment ago."""
 
@@ -66,6 +67,8 @@ class Follower(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation on fake tensors."""
+        if func is _DEVICE and isinstance(args[0], fake_tensor.FakeTensor):  # asked for all the time, torch is slow
+            return args[0].fake_device
         if self.paused:
             return func(*args, **(kwargs or {}))
         in_backward = self._purposes.backward_is_running()
@@ -81,9 +84,9 @@ class Follower(TorchDispatchMode):
             result = (*result[:3], torch.empty(_lstm_workspace(*args), dtype=torch.uint8, device=result[0].device))
         recorded = recorded and torch.is_grad_enabled()
         for tensor in tensors_in(result):
-            if tensor.device.type == "meta":  # of no bytes, for the code itself, too
-                continue
-            self._log.see(tensor, self._device_of(tensor.device), recorded=recorded, in_backward=in_backward)
+            device = tensor.fake_device if isinstance(tensor, fake_tensor.FakeTensor) else tensor.device
+            if device.type != "meta":  # those take no bytes on any device
+                self._log.see(tensor, self._device_of(device), recorded=recorded, in_backward=in_backward)
         return result
 
     def _argument(self, tensor: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import EstimateError
@@ -10,6 +11,8 @@ from ipygpumem.reports.layout import Report
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.session import Session
+
+_MAGIC = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(\w+)'")
 
 
 def estimate(session: Session, shell: Any, line: str, cell: str) -> list[Report]:
@@ -35,8 +38,16 @@ def estimate(session: Session, shell: Any, line: str, cell: str) -> list[Report]
 
 
 def _compiled(shell: Any, cell: str) -> Any:
-    """Return the cell's code, whose lines have the numbers that the user sees: the magic's is the first."""
+    """Return the cell's code, whose lines have the numbers that the user sees: the magic's is the first.
+
+    Raises:
+        EstimateError: the cell has magics, whose code would run in the notebook's own namespace, or awaits.
+    """
     source = "\n" + shell.transform_cell(cell)
+    magic = _MAGIC.search(source)
+    if magic is not None:
+        sign = "%%" if magic[1] == "cell" else "%"
+        raise EstimateError(f"{sign}{magic[2]} works on the notebook itself: leave it out of a cell to estimate")
     name = shell.compile.cache(source)
     try:
         return compile(source, name, "exec")

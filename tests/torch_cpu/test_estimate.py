@@ -360,6 +360,8 @@ def test_what_a_cell_prints_is_printed_and_said(trainer: Kernel) -> None:
         ("%%estimate\n\n", "the cell is empty"),
         ("%%estimate\nawait x\n", "await works inside async functions only"),
         ("%%estimate --fast\nx", "unrecognized arguments: --fast"),
+        ("%%estimate\n%%time\ny = x\n", "%%time works on the notebook itself"),
+        ("%%estimate\nfor _ in [1]:\n    %time y = x\n", "%time works on the notebook itself"),
     ],
 )
 def test_a_mistake_in_a_cell_is_one_line(trainer: Kernel, cell: str, message: str) -> None:
