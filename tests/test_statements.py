@@ -102,7 +102,7 @@ def rows(kernel: Kernel, cell: str) -> list[str]:
 def test_a_copy_costs_its_size_and_the_same_in_place_costs_nothing(shared: Kernel) -> None:
     copy, in_place = rows(shared, "%%gpumemit -r 3\nnumpy.maximum(block, 0)\nnumpy.maximum(block, 0, out=block)")
     assert copy.split()[:2] == ["numpy.maximum(block,", "0)"]
-    peak = re.findall(r"\+([\d.]+) (\w+)", copy)[1]
+    peak = re.findall(r"\+([\d.]+) (\w+)", copy)[-1]  # it may keep +0
     assert peak[1] == "MiB"
     assert float(peak[0]) == pytest.approx(64, abs=1)  # the kernel counts pages in batches
     assert "MiB" not in in_place
