@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import time
+from collections.abc import Callable
 from typing import Any
+
+from IPython.core.error import UsageError
 
 from ipygpumem import reclaim
 from ipygpumem.errors import ExperimentError
 from ipygpumem.inventory.survey import kinds_of_objects
 from ipygpumem.model import Reading, ReclaimStep
-from ipygpumem.notebook import leaks
+from ipygpumem.notebook import watching
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.session import Session
 from ipygpumem.reconcile import findings
@@ -19,13 +23,39 @@ from ipygpumem.reports import content
 from ipygpumem.reports.status import status_report
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
+_Action = Callable[[Session], list[content.Report]]
 
-def switch_reports(session: Session, *, on: bool) -> list[content.Report]:
-    """Show the line after each cell from now on, or stop showing it; measuring goes on either way."""
+
+def _alone(action: _Action) -> Callable[[Session, list[str]], list[content.Report]]:
+    """Let a command that has no options say so."""
+
+    @functools.wraps(action)
+    def call(session: Session, words: list[str]) -> list[content.Report]:
+        if words:
+            raise UsageError(f"%gpumem: {content.clean(words[0])!r} is one word too many: this command has no options")
+        return action(session)
+
+    return call
+
+
+@_alone
+def switch_on(session: Session) -> list[content.Report]:
+    """Show the line after each cell from now on."""
+    return _switch(session, on=True)
+
+
+@_alone
+def switch_off(session: Session) -> list[content.Report]:
+    """Show no line after cells any more; measuring goes on."""
+    return _switch(session, on=False)
+
+
+def _switch(session: Session, *, on: bool) -> list[content.Report]:
     session.config.report = on
     return [content.note(f"the report after each cell is {'on' if on else 'off'}")]
 
 
+@_alone
 def status(session: Session) -> list[content.Report]:
     """Return what is on, what is open, and each device's memory now."""
     config = session.config
@@ -47,7 +77,7 @@ def reconcile(session: Session) -> tuple[dict[str, Reading], findings.Findings]:
     return readings, findings.reconcile(readings, lambda: findings.storages_of(kinds_of_objects()))
 
 
-def experiment_status(session: Session) -> list[content.Report]:
+def experiment_status(session: Session, words: list[str]) -> list[content.Report]:
     """Return what is open and what it costs so far."""
     if not session.open:
         return [content.note("no experiment is open")]
@@ -66,18 +96,20 @@ def _describe(experiment: Experiment) -> str:
     return " · ".join(parts)
 
 
+@_alone
 def free(session: Session) -> list[content.Report]:
     """Give memory back now: the frames of stored tracebacks, garbage, caches."""
     before = session.meter.now()
     steps: list[ReclaimStep] = []
     session.outputs.forget_hidden()
     tracebacks_step = ("tracebacks", session.recoveries.release_stored_tracebacks)
-    reclaim.run_steps(session.meter, [tracebacks_step, *leaks.steps_that_free()], steps)
+    reclaim.run_steps(session.meter, [tracebacks_step, *watching.steps_that_free()], steps)
     after = session.meter.now()
     reclaimed = reclaim.fallen(reclaim.current(before), reclaim.current(after))
     return [content.freed_report("came back", steps, reclaimed)]
 
 
+@_alone
 def preload(session: Session) -> list[content.Report]:
     """Create the context of torch's accelerator now, so that no cell pays for it, and say what it costs.
 

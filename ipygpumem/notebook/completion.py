@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ipygpumem.notebook import history, plots
 from ipygpumem.scope import is_ownable
 
 if TYPE_CHECKING:
@@ -51,10 +50,16 @@ def complete_experiment(session: Session, line: str) -> list[str]:
     if done[1:2] == ["end"]:
         return [experiment.name for experiment in session.open]
     if done[1:2] == ["compare"]:
-        return history.names_of(session)
+        return _finished(session)
     if line.startswith("%%") or done[1:2] == ["start"]:
         return _EXPERIMENT_OPTIONS
     return ["start", "end", "keep", "status", "list", "compare"] if len(done) <= 1 else []
+
+
+def _finished(session: Session) -> list[str]:
+    from ipygpumem.notebook.history import names_of  # loading the extension must stay fast
+
+    return names_of(session)
 
 
 def complete_autofit(session: Session, line: str) -> list[str]:
@@ -79,14 +84,16 @@ def complete_gpumem(session: Session, line: str) -> list[str]:
     if done[1:2] == ["tensors"]:
         return _TENSOR_VALUES.get(done[-1], list(_TENSOR_OPTIONS))
     if done[1:2] == ["history"]:
-        return history.names_of(session) if done[-1] == "--experiment" else ["-n", "--experiment"]
+        return _finished(session) if done[-1] == "--experiment" else ["-n", "--experiment"]
     if done[1:2] == ["export"]:
         from ipygpumem.reports.export.formats import SUFFIXES  # loading the extension must stay fast
 
         return ["--force", *_files("" if line.endswith(" ") else words[-1], SUFFIXES)]
     if done[1:2] == ["plot"]:
         if done[-1] == "--save":
-            return _files("" if line.endswith(" ") else words[-1], plots.SUFFIXES)
+            from ipygpumem.notebook.plots import SUFFIXES as PICTURES  # as above
+
+            return _files("" if line.endswith(" ") else words[-1], PICTURES)
         return [] if done[-1] == "-n" else _PLOT_VALUES.get(done[-1], list(_PLOT_OPTIONS))
     if done[1:2] == ["record"]:
         return ["--delete"] if done[2:] == ["off"] else ["on", "off", "status"] if len(done) == 2 else []

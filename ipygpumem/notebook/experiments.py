@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ipygpumem import budgets, reclaim
-from ipygpumem.allocations import AllocationHistory
+from ipygpumem import reclaim
 from ipygpumem.arrays import ArraySearch, StorageKey, watch
 from ipygpumem.errors import ExperimentError, FileError
 from ipygpumem.heap import large_tensors
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Usage
-from ipygpumem.notebook import leaks
-from ipygpumem.notebook.budget import NotebookBudget
+from ipygpumem.notebook import watching
 from ipygpumem.notebook.parameters import checked_parameters
 from ipygpumem.notebook.seeding import SeedOnImport, seed_generators
 from ipygpumem.scope import Scope, is_ownable
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
+    from ipygpumem.allocations import AllocationHistory
+    from ipygpumem.notebook.budget import NotebookBudget
     from ipygpumem.notebook.session import Session
 
 
@@ -35,7 +35,7 @@ class _AtEnd:
     peaks: dict[str, int]
     """The peaks of the user's code: what the clean-up itself needs is none of them."""
     waiting: list[Held]
-    watched: list[leaks.Watched]
+    watched: list[watching.Watched]
 
 
 def _check(name: object, keep: list[str], seed: object, report: object) -> None:
@@ -48,6 +48,19 @@ def _check(name: object, keep: list[str], seed: object, report: object) -> None:
         raise ExperimentError("seed is a whole number of 64 bits, as torch takes it")
     if report not in (None, "full", "compact", "none"):
         raise ExperimentError(f"report={report!r}: write 'full', 'compact' or 'none'")
+
+
+def _budget_of(session: Session, sizes: Mapping[str, object]) -> NotebookBudget:
+    from ipygpumem import budgets  # loading the extension must stay fast
+    from ipygpumem.notebook.budget import NotebookBudget
+
+    return NotebookBudget(session, budgets.checked(sizes))
+
+
+def _history_in(file: str | os.PathLike[str]) -> AllocationHistory:
+    from ipygpumem.allocations import AllocationHistory  # as above
+
+    return AllocationHistory(file)
 
 
 class Experiment:
@@ -87,7 +100,7 @@ class Experiment:
         self.seed = seed
         self.report = report
         self.parameters = checked_parameters(note or {})
-        self._budget = NotebookBudget(session, budgets.checked(budget)) if budget else None
+        self._budget = _budget_of(session, budget) if budget else None
         self.ooms = 0
         self.record: ExperimentRecord | None = None
         self.failed = False
@@ -99,7 +112,7 @@ class Experiment:
         self._steps: list[ReclaimStep] = []
         self._at_end: _AtEnd | None = None
         self._seed_on_import = SeedOnImport(seed) if seed is not None else None
-        self._allocations = AllocationHistory(record) if record is not None else None
+        self._allocations = _history_in(record) if record is not None else None
 
     def start(self) -> Experiment:
         """Open the scope here, and return the experiment.
@@ -244,7 +257,7 @@ class Experiment:
                 ("names", lambda: self.scope.close(enclosing, spare=lambda value: value is self)),
                 ("outputs", lambda: self._session.outputs.forget_since(self.outputs_at_start)),
                 ("tracebacks", self._release_tracebacks),
-                *leaks.steps_that_free(),
+                *watching.steps_that_free(),
             ],
             self._steps,
         )
@@ -269,7 +282,7 @@ class Experiment:
         if self.failed:
             self._session.recoveries.release_stored_tracebacks()
 
-    def _watch(self) -> list[leaks.Watched]:
+    def _watch(self) -> list[watching.Watched]:
         """Return what the scope's names and outputs hold, with functions that say whether it is still alive."""
         scope, search = self.scope, ArraySearch()
         namespace = self._session.namespace
@@ -279,7 +292,7 @@ class Experiment:
                 search.ignore(value)  # a view of the notebook's own data is no leak
         named: list[tuple[str, object]] = [(name, namespace.get(name)) for name in scope.names_to_delete()]
         named += [(f"Out[{key}]", value) for key, value in self._session.outputs.since(self.outputs_at_start).items()]
-        return leaks.watch_names(named, search)
+        return watching.watch_names(named, search)
 
     def _large_tensors(self) -> dict[StorageKey, Callable[[], bool]]:
         """Return the tensors that are alive; watched, so that no later one can come to have the identity of theirs."""
@@ -294,6 +307,8 @@ class Experiment:
         search = ArraySearch()
         kept = [self._session.namespace.get(name) for name in self.scope.outcome.kept]
         known = {*self._tensors_before, *(array.storage for value in kept for _, array in search.find(value))}
+        from ipygpumem.notebook import leaks  # loading the extension must stay fast
+
         try:
             return leaks.survivors(self._session, at_end.watched, known)
         except Exception as error:  # all has been given back: this only tells what has not come

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ipygpumem import reclaim
-from ipygpumem.arrays import Array, ArraySearch, StorageKey, describe, watch
+from ipygpumem.arrays import Array, StorageKey, describe, watch
 from ipygpumem.heap import Heap, large_tensors
-from ipygpumem.holders import cycles
 from ipygpumem.holders.paths import NOTEBOOK, Place
 from ipygpumem.holders.search import Roots, explain
 from ipygpumem.kinds import text_of, type_name
@@ -18,8 +16,8 @@ from ipygpumem.model import Held
 from ipygpumem.notebook.parsing import Parser, size
 from ipygpumem.notebook.progress import progress
 from ipygpumem.notebook.sources import cell_of_file, cell_that_bound
-from ipygpumem.probes.accelerators import loaded_torch
-from ipygpumem.reclaim import Step, trim_host_heap
+from ipygpumem.notebook.watching import Watched
+from ipygpumem.reclaim import trim_host_heap
 from ipygpumem.reports.content import Report, leaks_report
 
 if TYPE_CHECKING:
@@ -28,32 +26,7 @@ if TYPE_CHECKING:
 _MOST = 2000
 """How many are explained at once, the largest first."""
 
-_AUTOGRAD_CYCLES = "autograd cycles"
-
 _OUTPUT = re.compile(r"_\d*|_{2,3}|_i*\d*")
-
-
-@dataclass(frozen=True)
-class Watched:
-    """What a name held, and for each of its arrays a function that says whether its memory is still alive."""
-
-    held: Held
-    arrays: tuple[tuple[Callable[[], bool], Array], ...]
-
-    def alive(self) -> list[Array]:
-        """Return the arrays that are still alive, largest first."""
-        return sorted((array for is_alive, array in self.arrays if is_alive()), key=lambda array: -array.size_bytes)
-
-
-def watch_names(named: Iterable[tuple[str, object]], search: ArraySearch) -> list[Watched]:
-    """Return what each name holds that no earlier one does, to be watched without keeping it alive."""
-    entries = [search.held(name, value) for name, value in named]
-    found = [entry for entry in entries if entry is not None]
-    described = [(held, [(item, describe(item)) for item in items]) for held, items in found]
-    return [
-        Watched(held, tuple((watch(item), array) for item, array in pairs if array is not None))
-        for held, pairs in described
-    ]
 
 
 def survivors(session: Session, watched: Iterable[Watched], known: Container[StorageKey]) -> tuple[Held, ...]:
@@ -78,12 +51,6 @@ def survivors(session: Session, watched: Iterable[Watched], known: Container[Sto
         found = _explained(session, alive, Heap())
     trim_host_heap()  # what the search took must not be the next experiment's to give back
     return found
-
-
-def steps_that_free(*, devices: bool = True) -> list[Step]:
-    """Return the steps that give memory back once nothing refers to it any more; see ``reclaim.memory_steps``."""
-    steps = reclaim.memory_steps(devices=devices)
-    return [*steps[:1], (_AUTOGRAD_CYCLES, cycles.collect), *steps[1:]] if loaded_torch() is not None else steps
 
 
 def leaks(session: Session, words: list[str]) -> list[Report]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +11,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
-from ipygpumem.budgets import parse_budget
 from ipygpumem.errors import AutofitError, ExperimentError, GpuMemError
-from ipygpumem.notebook import actions, estimate, history, leaks, plots, tensors
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.parameters import parse_parameters
 from ipygpumem.notebook.parsing import Parser, split
@@ -20,6 +19,22 @@ from ipygpumem.notebook.session import Session
 from ipygpumem.reports.content import Report, clean
 
 _PATTERN = re.compile(r"[\w*?\[\]!-]+")
+
+_COMMANDS = {
+    "on": ("actions", "switch_on"),
+    "off": ("actions", "switch_off"),
+    "status": ("actions", "status"),
+    "preload": ("actions", "preload"),
+    "free": ("actions", "free"),
+    "leaks": ("leaks", "leaks"),
+    "tensors": ("tensors", "tensors"),
+    "history": ("history", "history"),
+    "export": ("history", "export"),
+    "plot": ("plots", "plot"),
+    "record": ("actions", "record"),
+    "postmortem": ("actions", "postmortem"),
+}
+"""The module and the function of each of ``%gpumem``'s commands: it takes the session and the words."""
 
 
 def _experiment_parser(prog: str) -> Parser:
@@ -41,6 +56,14 @@ def _checked_patterns(prog: str, words: list[str]) -> list[str]:
         if not _PATTERN.fullmatch(pattern):
             raise UsageError(f"{prog}: {pattern!r} is no name and no glob; write names such as x or 'y*'")
     return patterns
+
+
+def _budget(text: str | None) -> Any:
+    if text is None:
+        return None
+    from ipygpumem.budgets import parse_budget  # loading the extension must stay fast
+
+    return parse_budget(text)
 
 
 def _one_line_errors(magic: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,8 +111,8 @@ class GpuMemMagics(Magics):
             "end": self._end,
             "keep": self._keep,
             "status": self._status,
-            "list": lambda words: self._show(history.list_experiments(self._session, words)),
-            "compare": lambda words: self._show(history.compare(self._session, words)),
+            "list": functools.partial(self._run, "history", "list_experiments"),
+            "compare": functools.partial(self._run, "history", "compare"),
         }
         if not words or words[0] not in commands:
             given = f"no such command {words[0]!r}" if words else "a command is missing"
@@ -129,7 +152,9 @@ class GpuMemMagics(Magics):
             --device-memory SIZE   does it fit in this much? Without: in what each device has free
             --device D             take all tensors to be on this device, which need not be here
         """
-        self._show(estimate.estimate(self._session, self.shell, line, cell))
+        from ipygpumem.notebook.estimate import estimate  # loading the extension must stay fast
+
+        self._show(estimate(self._session, self.shell, line, cell))
 
     def _new(self, prog: str, words: list[str]) -> Experiment:
         options = _experiment_parser(prog).parse_args(words)
@@ -141,7 +166,7 @@ class GpuMemMagics(Magics):
             seed=options.seed,
             report=options.report,
             note=parse_parameters(options.note),
-            budget=None if options.budget is None else parse_budget(options.budget),
+            budget=_budget(options.budget),
             record=options.record,
         )
 
@@ -176,7 +201,7 @@ class GpuMemMagics(Magics):
         self._innermost().keep(*patterns)
 
     def _status(self, words: list[str]) -> None:
-        self._show(actions.experiment_status(self._session))
+        self._run("actions", "experiment_status", words)
 
     def _show(self, reports: list[Report]) -> None:
         self._session.screen.show(reports)
@@ -240,24 +265,15 @@ class GpuMemMagics(Magics):
 
         All options: ``%config IPyGpuMem``.
         """
-        commands: dict[str, Callable[[Session, list[str]], list[Report]]] = {
-            "on": _without_options(lambda session: actions.switch_reports(session, on=True)),
-            "off": _without_options(lambda session: actions.switch_reports(session, on=False)),
-            "status": _without_options(actions.status),
-            "preload": _without_options(actions.preload),
-            "free": _without_options(actions.free),
-            "leaks": leaks.leaks,
-            "record": actions.record,
-            "postmortem": actions.postmortem,
-            "tensors": tensors.tensors,
-            "history": history.history,
-            "export": history.export,
-            "plot": plots.plot,
-        }
         words = split("%gpumem", line)
-        if not words or words[0] not in commands:
-            raise UsageError(f"%gpumem: write one of {', '.join(commands)}")
-        self._show(commands[words[0]](self._session, words[1:]))
+        if not words or words[0] not in _COMMANDS:
+            raise UsageError(f"%gpumem: write one of {', '.join(_COMMANDS)}")
+        self._run(*_COMMANDS[words[0]], words[1:])
+
+    def _run(self, module: str, function: str, words: list[str]) -> None:
+        """Show what a command gives; its module is imported only now, since loading the extension must be fast."""
+        command = getattr(importlib.import_module(f"ipygpumem.notebook.{module}"), function)
+        self._show(command(self._session, words))
 
     @line_cell_magic
     @_one_line_errors
@@ -299,12 +315,3 @@ class GpuMemMagics(Magics):
             raise UsageError("%memlines: write %%memlines as the first line of a cell")
         else:
             memlines(self._session, line.split(maxsplit=1)[1] if len(line.split()) > 1 else "")
-
-
-def _without_options(action: Callable[[Session], list[Report]]) -> Callable[[Session, list[str]], list[Report]]:
-    def call(session: Session, words: list[str]) -> list[Report]:
-        if words:
-            raise UsageError(f"%gpumem: {clean(words[0])!r} is one word too many: this command has no options")
-        return action(session)
-
-    return call

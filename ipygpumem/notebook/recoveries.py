@@ -11,7 +11,7 @@ from ipygpumem.model import Reading, ReclaimStep, RecoveryRecord
 from ipygpumem.notebook.cells import Cell, CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.lasterror import error_of, stored_error
-from ipygpumem.notebook.leaks import steps_that_free
+from ipygpumem.notebook.watching import steps_that_free
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.reports import content
 

@@ -8,14 +8,23 @@ from typing import Any
 from ipygpumem.model import Inventory, InventoryDiff
 from ipygpumem.reports import html, text
 from ipygpumem.reports.layout import Report
-from ipygpumem.reports.tensors import difference_report, tensors_report
 
 _SHOWN = 20
 
-_REPORTS: dict[type, Callable[[Any], Report]] = {
-    Inventory: lambda found: tensors_report(found, top=_SHOWN),
-    InventoryDiff: lambda found: difference_report(found, top=_SHOWN),
-}
+
+def _of_inventory(found: Inventory) -> Report:
+    from ipygpumem.reports.tensors import tensors_report  # loading the extension must stay fast
+
+    return tensors_report(found, top=_SHOWN)
+
+
+def _of_difference(found: InventoryDiff) -> Report:
+    from ipygpumem.reports.tensors import difference_report  # as above
+
+    return difference_report(found, top=_SHOWN)
+
+
+_REPORTS: dict[type, Callable[[Any], Report]] = {Inventory: _of_inventory, InventoryDiff: _of_difference}
 
 
 def register(shell: Any) -> Callable[[], None]:

@@ -18,7 +18,6 @@ from ipygpumem.notebook.cells import Cell, CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.lasterror import error_of, last_error, shown_since
-from ipygpumem.notebook.leaks import Watched
 from ipygpumem.notebook.live import Live
 from ipygpumem.notebook.outputs import Outputs
 from ipygpumem.notebook.recoveries import Recoveries
@@ -27,6 +26,7 @@ from ipygpumem.notebook.sources import digest_of, telling_line
 from ipygpumem.notebook.subscribers import Subscribers
 from ipygpumem.notebook.ticker import Ticker
 from ipygpumem.notebook.trends import Trends
+from ipygpumem.notebook.watching import Watched
 from ipygpumem.probes import Probe
 from ipygpumem.probes.accelerators import accelerators
 from ipygpumem.probes.host import HostProbe

@@ -1,0 +1,45 @@
+"""Whether what names held is still alive, without keeping it so; and the steps after which it should not be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ipygpumem import reclaim
+from ipygpumem.arrays import Array, ArraySearch, describe, watch
+from ipygpumem.model import Held
+from ipygpumem.probes.accelerators import loaded_torch
+from ipygpumem.reclaim import Step
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What a name held, and for each of its arrays a function that says whether its memory is still alive."""
+
+    held: Held
+    arrays: tuple[tuple[Callable[[], bool], Array], ...]
+
+    def alive(self) -> list[Array]:
+        """Return the arrays that are still alive, largest first."""
+        return sorted((array for is_alive, array in self.arrays if is_alive()), key=lambda array: -array.size_bytes)
+
+
+def watch_names(named: Iterable[tuple[str, object]], search: ArraySearch) -> list[Watched]:
+    """Return what each name holds that no earlier one does, to be watched without keeping it alive."""
+    entries = [search.held(name, value) for name, value in named]
+    found = [entry for entry in entries if entry is not None]
+    described = [(held, [(item, describe(item)) for item in items]) for held, items in found]
+    return [
+        Watched(held, tuple((watch(item), array) for item, array in pairs if array is not None))
+        for held, pairs in described
+    ]
+
+
+def steps_that_free(*, devices: bool = True) -> list[Step]:
+    """Return the steps that give memory back once nothing refers to it any more; see ``reclaim.memory_steps``."""
+    steps = reclaim.memory_steps(devices=devices)
+    if loaded_torch() is None:
+        return steps
+    from ipygpumem.holders import cycles  # loading the extension must stay fast
+
+    return [*steps[:1], ("autograd cycles", cycles.collect), *steps[1:]]
