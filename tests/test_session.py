@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
 
 from ipygpumem.meter import Measurement
-from ipygpumem.notebook import experiments
+from ipygpumem.notebook import experiments, leaks
 from ipygpumem.notebook.cells import CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments import Experiment
@@ -158,7 +158,7 @@ def test_an_end_that_cannot_tell_what_survived_is_an_end_all_the_same(
         raise ValueError("out of order")
 
     monkeypatch.setattr(experiments, "large_tensors", fail)
-    monkeypatch.setattr(experiments.leaks, "survivors", fail)
+    monkeypatch.setattr(leaks, "survivors", fail)
     experiment = Experiment(session, "a").start()
     run(session, "x = 1")
     record = experiment.finish()
