@@ -7,6 +7,7 @@ import json
 import pickle
 import types
 import typing
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -46,7 +47,7 @@ def _values(hint: object) -> st.SearchStrategy[object]:
     arguments = typing.get_args(hint)
     if isinstance(hint, type) and issubclass(hint, (Record, tuple)):  # a tuple with names is a row of a record
         return st.builds(hint, **{name: _values(inner) for name, inner in typing.get_type_hints(hint).items()})
-    if typing.get_origin(hint) is tuple:
+    if typing.get_origin(hint) in (tuple, Sequence):
         return st.lists(_values(arguments[0]), max_size=2).map(tuple)
     if typing.get_origin(hint) is dict:
         return st.dictionaries(st.text(max_size=3), _values(arguments[1]), max_size=2)
