@@ -223,7 +223,7 @@ def autofit(
     min: float | Mapping[str, float] | None = None,  # noqa: A002  # as the magic's --min; the built-in is not used
     step: str | float = "halve",
     headroom: str | float | None = None,
-    max_tries: int = 20,
+    max_tries: int = 10,
     remember: bool = False,
     **start: float,
 ) -> AutofitResult | Callable[..., Any]:
@@ -240,7 +240,7 @@ def autofit(
         min: the smallest value, for all variables or for each by name; by default 1, for floats 0.
         step: ``halve``, a factor such as 0.9, or ``search``: by halves, then up to the largest that fits.
         headroom: share of the device's memory that must stay free at the peak; by default ``5%`` for a search.
-        max_tries: give up after so many.
+        max_tries: the most tries after the first.
         remember: in IPython, begin with what fitted last time for this function, devices and free memory.
         **start: the variables, whole numbers or floats, and what to try first; several are reduced in turn.
 

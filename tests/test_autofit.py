@@ -59,7 +59,7 @@ def test_a_factor_makes_whole_numbers_smaller_by_one_at_least() -> None:
 def test_floats_stay_floats() -> None:
     found = tried({"share": 0.8}, lambda share: share < 0.2)
     assert found == [0.8, 0.4, 0.2, 0.1]
-    assert tried({"share": 0.8}, lambda share: False, max_tries=3) == [0.8, 0.4, 0.2]
+    assert tried({"share": 0.8}, lambda share: False, max_tries=2) == [0.8, 0.4, 0.2]
 
 
 @pytest.mark.parametrize("largest", [1, 2, 3, 99, 100, 127, 128, 511, 700, 1000, 1023])
@@ -71,9 +71,23 @@ def test_a_search_ends_with_the_largest_that_fits_and_tries_no_value_twice_but_t
 
 
 def test_a_search_that_has_no_tries_left_ends_with_the_largest_that_fitted() -> None:
-    assert tried({"n": 1024}, lambda n: n <= 700, step="search", max_tries=4) == [1024, 512, 768, 640]
-    assert tried({"n": 1024}, lambda n: n <= 600, step="search", max_tries=4) == [1024, 512, 768, 640, 512]
-    assert tried({"n": 1024}, lambda n: False, step="search", max_tries=3) == [1024, 512, 256]
+    assert tried({"n": 1024}, lambda n: n <= 700, step="search", max_tries=3) == [1024, 512, 768, 640]
+    assert tried({"n": 1024}, lambda n: n <= 600, step="search", max_tries=3) == [1024, 512, 768, 640, 512]
+    assert tried({"n": 1024}, lambda n: False, step="search", max_tries=2) == [1024, 512, 256]
+
+
+def test_ten_tries_after_the_first_are_the_most_and_enough_from_1024_on() -> None:
+    assert tried({"n": 1024}, lambda n: n <= 1) == [1024 >> turn for turn in range(11)]
+    assert tried({"n": 2048}, lambda n: n <= 1) == [2048 >> turn for turn in range(11)]
+    for largest in range(1, 1025):
+        plan = Options(step="search").plan({"n": 1024})
+        while plan.tell(fits=plan.values["n"] <= largest):
+            pass
+        assert (plan.values["n"], plan.exhausted) == (largest, False)
+
+
+def test_without_further_tries_there_is_one() -> None:
+    assert tried({"n": 8}, lambda n: False, max_tries=0) == [8]
 
 
 def test_a_search_among_floats_ends_when_it_is_close() -> None:
@@ -100,6 +114,33 @@ def test_several_variables_are_reduced_in_turn_and_each_has_its_minimum() -> Non
     assert everything == [(2, 64), (1, 64), (1, 32), (1, 16)]
 
 
+def test_a_search_of_several_variables_makes_one_after_the_other_larger() -> None:
+    values = tried({"batch": 8, "length": 64}, lambda batch, length: batch * length <= 40, step="search", max_tries=20)
+    down, batch, length = values[:5], values[5:7], values[7:]
+    assert down == [(8, 64), (4, 64), (4, 32), (2, 32), (2, 16)]
+    assert batch == [(5, 16), (3, 16)]  # 3 × 16 is too much, so 2 stays
+    assert length == [(2, 24), (2, 20), (2, 22), (2, 21), (2, 20)]  # 32 failed beside 2 before
+
+
+def test_a_search_of_several_variables_stops_at_their_starts() -> None:
+    values = tried({"batch": 8, "length": 8}, lambda batch, length: batch <= 5, step="search")
+    assert values == [(8, 8), (4, 8), (6, 8), (5, 8)]
+    values = tried({"batch": 8, "length": 8}, lambda batch, length: length <= 5, step="search", max_tries=20)
+    assert values == [(8, 8), (4, 8), (4, 4), (6, 4), (7, 4), (8, 4), (8, 6), (8, 5)]
+    values = tried({"share": 0.8, "n": 8}, lambda share, n: n <= 4, step="search", max_tries=20)
+    assert values[-1][0] > 0.79
+    assert values[-1][1] == 4
+
+
+def test_a_search_of_several_variables_that_has_no_tries_left_says_that_more_may_fit() -> None:
+    plan = Options(step="search", max_tries=3).plan({"batch": 8, "length": 8})
+    while plan.tell(fits=plan.values["length"] <= 5):
+        pass
+    assert (plan.values, plan.exhausted) == ({"batch": 6, "length": 4}, True)
+    report = text.render([autofit_report([Try(plan.values, "fits", 1.0, ())], [], plan)])
+    assert "all tries are used up: larger values may fit, too" in report
+
+
 @pytest.mark.parametrize(
     ("start", "options", "said"),
     [
@@ -115,8 +156,7 @@ def test_several_variables_are_reduced_in_turn_and_each_has_its_minimum() -> Non
         ({"n": 8}, {"step": "0.9x"}, "write halve, search, or a factor"),
         ({"n": 8}, {"step": 1.5}, "write halve, search, or a factor"),
         ({"n": 8}, {"step": None}, "write halve, search, or a factor"),
-        ({"n": 8, "m": 8}, {"step": "search"}, "a search takes one variable"),
-        ({"n": 8}, {"max_tries": 0}, "the most tries"),
+        ({"n": 8}, {"max_tries": -1}, "the most tries"),
         ({"n": 8}, {"headroom": "lots"}, "write a share"),
         ({"n": 8}, {"headroom": 1.2}, "write a share"),
     ],
@@ -287,6 +327,28 @@ def test_too_little_headroom_is_no_fit(meter: Meter) -> None:
     found = fit_function(train, Fit(Options(step="search").plan({"n": 1000}), meter, headroom=0.1))
     assert found.result == 900
     assert found.tries[0] == Try({"n": 1000}, "too little headroom", found.tries[0].duration_seconds, *found_in(found))
+    meter.close()
+
+
+def test_a_try_above_a_budget_is_called_so_and_one_that_leaves_no_headroom_in_it_is_not(meter: Meter) -> None:
+    probe = FakeProbe("cuda:0")
+    meter = Meter([probe])
+
+    def train(n: int) -> int:
+        probe.spike(n)
+        return n
+
+    plan = Options(step="search", max_tries=5).plan({"n": 1000})
+    found = fit_function(train, Fit(plan, meter, headroom=0.1, limits=lambda: {"cuda:0": 500}))
+    outcomes = {item.values["n"]: item.outcome for item in found.tries}
+    assert outcomes == {
+        1000: "over the budget",
+        500: "too little headroom",
+        250: "fits",
+        375: "fits",
+        437: "fits",
+        468: "too little headroom",
+    }
     meter.close()
 
 
@@ -485,6 +547,12 @@ def test_nothing_fits_is_one_line_and_leaves_the_variable_as_it_was(notebook: Ke
     assert reply.stderr.startswith("UsageError: %%autofit: even size=1 does not fit (out of memory): it needs at least")
     assert [row[0] for row in rows(reply)] == ["3", "1"]
     assert notebook.value("size, 'x' in globals(), alive()") == ("mine", False, 0)
+
+
+def test_nothing_fits_in_an_experiment_before_any_traceback_was_shown(kernel: Kernel) -> None:
+    reply = kernel.run("%%experiment a\n%%autofit size=2\nbytearray(1 << 60)\nsize")
+    assert reply.stderr.startswith("UsageError: %%autofit: even size=1 does not fit")
+    assert "AttributeError" not in reply.reports("experiment")[0]
 
 
 def test_an_interrupt_in_the_third_try_leaves_what_it_leaves_in_a_plain_cell(notebook: Kernel) -> None:

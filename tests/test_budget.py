@@ -249,7 +249,7 @@ def test_autofit_keeps_to_a_budget(kernel: Kernel) -> None:
         kernel, f"%%experiment a --keep mib,size --budget ram={limit}\n%%autofit mib=1600\nsize = len(block(mib))"
     )
     assert kernel.value("mib, size >> 20") == (200, 200)
-    assert "too little headroom" in reply.reports("autofit")[0]
+    assert "over the budget" in reply.reports("autofit")[0]
 
 
 def test_a_mistake_is_one_line_and_unloading_puts_everything_back(shell: InteractiveShell, capsys: Any) -> None:

@@ -20,6 +20,9 @@ from ipygpumem.units import format_bytes
 FITS = "fits"
 OUT_OF_MEMORY = "out of memory"
 CROWDED = "too little headroom"
+OVER = "over the budget"
+TOO_LARGE = (OUT_OF_MEMORY, CROWDED, OVER)
+"""The outcomes after which a smaller value is tried."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Try(Record):
 
     values: dict[str, Any]
     outcome: str
-    """``fits``, ``out of memory``, ``too little headroom``, or the name of another error, which ended it all."""
+    """``fits``, one of ``TOO_LARGE``, or the name of another error, which ended it all."""
     duration_seconds: float
     usages: tuple[Usage, ...]
     device: str | None = None
@@ -66,7 +69,7 @@ class Options:
     min: Any = None
     step: Any = "halve"
     headroom: Any = None
-    max_tries: Any = 20
+    max_tries: Any = 10
 
     def plan(self, start: Values, first: Values | None = None) -> Plan:
         """Return the plan that reduces ``start`` (``AutofitError`` where that makes no sense)."""
@@ -117,7 +120,7 @@ class Fit:
         self._allowed = self._limits()
         if error is None:
             crowded = room.crowded_device(usages, self._headroom, self._allowed)
-            self._add(CROWDED if crowded else FITS, seconds, usages, crowded)
+            self._add(self._outcome(crowded, usages), seconds, usages, crowded)
             self.more = self.plan.tell(fits=crowded is None)
             return False
         failure = tracebacks.classify(error)
@@ -129,6 +132,13 @@ class Fit:
         self._add(OUT_OF_MEMORY, seconds, usages, room.failed_device(failure, usages), failure.requested_bytes)
         self.more = self.plan.tell(fits=False)
         return True
+
+    def _outcome(self, crowded: str | None, usages: Sequence[Usage]) -> str:
+        """Return what came of a try that had no error."""
+        if crowded is None:
+            return FITS
+        over = [u for u in usages if u.device == crowded and u.peak_bytes > self._allowed.get(crowded, u.peak_bytes)]
+        return OVER if over else CROWDED
 
     def _stop(self) -> tuple[Usage, ...]:
         span, self._span = self._span, None
@@ -174,7 +184,8 @@ def _nothing_fits(tries: Sequence[Try], allowed: room.Limits, *, exhausted: bool
         text += f" of {'RAM' if last.device == 'cpu' else last.device}"
         text += f", which has {format_bytes(total)}" if total else ""
     if exhausted:
-        return f"{text}; {len(tries)} tries are used up: allow more, or start lower"
+        after = f"the {len(tries) - 1} tries after the first" if len(tries) > 2 else "all tries"
+        return f"{text}; {after} are used up: allow more, or start lower"
     return text
 
 

@@ -118,24 +118,22 @@ def parse_share(share: object) -> float:
 class Plan:
     """What to try: ``values``, then what ``tell`` chooses, until it says that there is nothing more.
 
-    Several variables are reduced in turn. A search takes one, and ends with a last run at the value that it found
-    unless that was the last try.
+    Several variables are reduced in turn, and a search makes one after the other larger again. It ends with a last
+    run of the values that it found, unless they were tried last.
 
     Raises:
-        AutofitError: ``step`` or ``most`` makes no sense, or a search is asked for several variables.
+        AutofitError: ``step`` or ``most`` makes no sense.
     """
 
-    def __init__(self, of: list[Variable], *, step: Step = 0.5, most: int = 20, first: Values | None = None) -> None:
-        if step == "search" and len(of) > 1:
-            raise AutofitError("a search takes one variable; several are reduced in turn with step halve or 0.9")
-        if type(most) is not int or most < 1:
-            raise AutofitError("the most tries is a whole number from 1 on")
+    def __init__(self, of: list[Variable], *, step: Step = 0.5, most: int = 10, first: Values | None = None) -> None:
+        if type(most) is not int or most < 0:
+            raise AutofitError("the most tries after the first is a whole number from 0 on")
         self._variables = of
         self._factor = 0.5 if step == "search" else step
         self._searches = step == "search" and first is None
         self._left = most
         self._turn = 0
-        self._failed: Number | None = None
+        self._failures: list[Values] = []
         self._fits: Values | None = None
         self.exhausted = False
         """Whether it ended for want of tries."""
@@ -148,23 +146,24 @@ class Plan:
 
     @property
     def failed(self) -> Number | None:
-        """The smallest value of a single variable that did not fit."""
-        return self._failed
+        """The smallest value that did not fit; None where there is none, or several variables."""
+        of = self._variables
+        return min((values[of[0].name] for values in self._failures), default=None) if len(of) == 1 else None
 
     def tell(self, *, fits: bool) -> bool:
         """Note whether ``values`` fit, choose the next ones, and return whether there are any."""
-        self._left -= 1
         if fits:
             self._fits = dict(self.values)
             following = self._above() if self._searches else None
         else:
-            self._failed = self.values[self._variables[0].name]
+            self._failures.append(dict(self.values))
             if self._fits == self.values:
                 self._fits = None  # it had fitted once, and does no more
             following = self._below() if self._fits is None else self._above()
         if following is not None and self._left <= 0:
             self.exhausted = True
             following = None
+        self._left -= 1
         if following is None and self._fits is not None and self._fits != self.values:
             following = dict(self._fits)  # the notebook is to be left as a run with the value found leaves it
             self._searches = False
@@ -182,9 +181,18 @@ class Plan:
         return None
 
     def _above(self) -> Values | None:
-        """Return a value between the largest that fits and the smallest that does not."""
-        (variable,) = self._variables
-        if self._failed is None or self._fits is None:
+        """Return values of which the first variable that can be is larger than in those that fit."""
+        if self._fits is None or not self._failures:
             return None
-        value = variable.between(self._fits[variable.name], self._failed)
-        return None if value is None else {variable.name: value}
+        for variable in self._variables:
+            value = variable.between(self._fits[variable.name], self._ceiling(variable, self._fits))
+            if value is not None:
+                return {**self._fits, variable.name: value}
+        return None
+
+    def _ceiling(self, variable: Variable, fits: Values) -> Number:
+        """Return the smallest value that cannot fit beside the others of ``fits``: one that failed beside no more."""
+        others = [other.name for other in self._variables if other is not variable]
+        failed = [values for values in self._failures if all(values[name] <= fits[name] for name in others)]
+        beyond = variable.start + 1 if isinstance(variable.start, int) else variable.start
+        return min((values[variable.name] for values in failed), default=beyond)

@@ -14,7 +14,7 @@ from ipygpumem.arrays import ArraySearch
 from ipygpumem.bindings import Bindings, bindings_of
 from ipygpumem.errors import AutofitError, NotLoadedError
 from ipygpumem.fitting import functions
-from ipygpumem.fitting.fit import CROWDED, FITS, OUT_OF_MEMORY, AutofitResult, Fit, Options, shown
+from ipygpumem.fitting.fit import FITS, OUT_OF_MEMORY, TOO_LARGE, AutofitResult, Fit, Options, shown
 from ipygpumem.fitting.plan import Number, Values
 from ipygpumem.fitting.remembered import Key, key_of
 from ipygpumem.kinds import type_name
@@ -47,7 +47,7 @@ def parse(line: str, namespace: dict[str, Any]) -> tuple[Values, Options, bool]:
     parser.add_argument("--min", nargs="+", metavar="VALUE")
     parser.add_argument("--step", default="halve")
     parser.add_argument("--headroom")
-    parser.add_argument("--max-tries", type=int, default=20)
+    parser.add_argument("--max-tries", type=int, default=10)
     parser.add_argument("--remember", action="store_true")
     found = parser.parse_args(split("%%autofit", line))
     start = dict(_variable(word, namespace) for word in found.variables)
@@ -143,7 +143,7 @@ class CellFit:
         Raises:
             UsageError: nothing fits, or the cell itself undoes what is reduced.
         """
-        if self._fit.tries and not self._fit.more and self._fit.tries[-1].outcome not in (OUT_OF_MEMORY, CROWDED):
+        if self._fit.tries and not self._fit.more and self._fit.tries[-1].outcome not in TOO_LARGE:
             return False
         try:
             if self._fit.tries:

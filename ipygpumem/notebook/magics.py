@@ -231,7 +231,7 @@ class GpuMemMagics(Magics):
             --min N          the smallest value, for all or each: --min batch_size=8 seq_len=128
             --step STEP      halve, a factor such as 0.9, or search: down by halves, then up to the largest that fits
             --headroom 5%    the share of the device's memory that must stay free at the peak
-            --max-tries 20   give up after so many
+            --max-tries 10   the most tries after the first
             --remember       begin with what fitted last time: the same cell, devices and free memory
         """
         # A cell's first line never comes here (see rewriting.py): this serves run_cell_magic and its like.

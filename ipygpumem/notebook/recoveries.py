@@ -123,7 +123,7 @@ class Recoveries:
         cleared = tracebacks.release(error)
         if getattr(sys, "last_traceback", None) is real:
             sys.last_traceback = tracebacks.traceback_of(error)
-        if self._shell.InteractiveTB.tb is real:
+        if getattr(self._shell.InteractiveTB, "tb", None) is real:  # set by the first traceback that is shown
             self._shell.InteractiveTB.tb = tracebacks.traceback_of(error)
         return cleared
 
