@@ -107,6 +107,51 @@ def test_a_with_block_writes_before_its_error_is_released(
     assert not memory.enabled
 
 
+FAILS = (
+    "class Held:\n    def __del__(self): memory.history.append('freed')\n"
+    "def train(n):\n    held = Held()\n    memory.history.append(n)\n    if n > 2: raise MemoryError\n    return n\n"
+)
+
+
+def test_an_out_of_memory_error_in_a_try_is_counted_and_written_before_it_is_released(
+    loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.pickle"
+    loaded.run_cell(FAILS).raise_error()
+    loaded.run_cell(f"%%experiment a --record {path}\n%%autofit n=8\ntrain(n)").raise_error()
+    assert load(path)["history"] == [8, "freed", 4]
+    (record,) = session_of(loaded).experiments
+    assert record.ooms == 2
+    assert ["written when memory ran out" in note for note in record.notes if note.startswith("alloc")] == [True]
+
+
+def test_each_try_that_is_an_experiment_counts_its_own(
+    loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.pickle"
+    loaded.run_cell(FAILS).raise_error()
+    loaded.run_cell("%experiment start outer").raise_error()
+    loaded.run_cell(f"%%autofit n=8\n%%experiment a --record {path}\ntrain(n)").raise_error()
+    loaded.run_cell("%experiment end").raise_error()
+    counted = [(record.name, record.ooms) for record in session_of(loaded).experiments]
+    assert counted == [("a", 1), ("a", 1), ("a", 0), ("outer", 2)]
+
+
+def test_an_out_of_memory_error_of_a_fitted_function_is_counted_once(
+    loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.pickle"
+    loaded.run_cell(FAILS + "import ipygpumem").raise_error()
+    loaded.run_cell(
+        f"%%experiment a --record {path}\n"
+        "def inside(n):\n    with ipygpumem.experiment('b'): return train(n)\n"
+        "ipygpumem.autofit(inside, n=8).value"
+    ).raise_error()
+    assert load(path)["history"][-1] == 4
+    counted = [(record.name, record.ooms) for record in session_of(loaded).experiments]
+    assert counted == [("b", 1), ("b", 1), ("b", 0), ("a", 2)]
+
+
 def test_another_error_writes_at_the_end_of_the_cell(
     loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path
 ) -> None:

@@ -92,10 +92,17 @@ class Fit:
         meter: measures each try.
         headroom: share of each device that must stay free at the peak.
         limits: gives the budgets by device that are in force at the end of a try.
+        ran_out: is called with each out-of-memory error before anything that it holds is released.
     """
 
     def __init__(
-        self, plan: Plan, meter: Meter, *, headroom: float = 0.0, limits: Callable[[], room.Limits] = dict
+        self,
+        plan: Plan,
+        meter: Meter,
+        *,
+        headroom: float = 0.0,
+        limits: Callable[[], room.Limits] = dict,
+        ran_out: Callable[[BaseException], object] = id,
     ) -> None:
         self.plan = plan
         self.tries: list[Try] = []
@@ -104,6 +111,7 @@ class Fit:
         self._meter = meter
         self._headroom = headroom
         self._limits = limits
+        self._ran_out = ran_out
         self._allowed: room.Limits = {}
         self._span: Measurement | None = None
         self._started = 0.0
@@ -128,6 +136,7 @@ class Fit:
             self._add(failure.error, seconds, usages)
             self.more = False
             return False
+        self._ran_out(error)
         tracebacks.release(error)
         self._add(OUT_OF_MEMORY, seconds, usages, room.failed_device(failure, usages), failure.requested_bytes)
         self.more = self.plan.tell(fits=False)

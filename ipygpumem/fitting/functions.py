@@ -29,6 +29,7 @@ def autofit(
     *,
     meter: Meter | None = None,
     limits: Callable[[], Limits] = dict,
+    ran_out: Callable[[BaseException], object] = id,
     remembered: Remembered | None = None,
 ) -> AutofitResult:
     """Return the values that fit and what ``function`` gives with them.
@@ -39,6 +40,7 @@ def autofit(
         options: how to look.
         meter: measures the tries; by default one of our own, for as long as that takes.
         limits: gives the budgets by device.
+        ran_out: is called with each out-of-memory error before anything that it holds is released.
         remembered: found values, to be used and added to.
 
     Raises:
@@ -51,7 +53,7 @@ def autofit(
         options.plan(dict(start))  # a mistake is told before anything is measured
         key = None if remembered is None else key_of(code_of(function), start, meter.now(detail=True).values())
         first = remembered.get(key) if remembered is not None and key is not None else None
-        fit = Fit(options.plan(dict(start), first), meter, headroom=options.share, limits=limits)
+        fit = Fit(options.plan(dict(start), first), meter, headroom=options.share, limits=limits, ran_out=ran_out)
         try:
             found = fit_function(function, fit)
         finally:

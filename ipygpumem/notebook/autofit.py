@@ -14,7 +14,7 @@ from ipygpumem.arrays import ArraySearch
 from ipygpumem.bindings import Bindings, bindings_of
 from ipygpumem.errors import AutofitError, NotLoadedError
 from ipygpumem.fitting import functions
-from ipygpumem.fitting.fit import FITS, OUT_OF_MEMORY, TOO_LARGE, AutofitResult, Fit, Options, shown
+from ipygpumem.fitting.fit import FITS, TOO_LARGE, AutofitResult, Fit, Options, shown
 from ipygpumem.fitting.plan import Number, Values
 from ipygpumem.fitting.remembered import Key, key_of
 from ipygpumem.kinds import type_name
@@ -114,7 +114,13 @@ class CellFit:
         self._key = self._make_key() if remember else None
         first = None if self._key is None else session.fitted.get(self._key)
         plan = options.plan(self._start, first)
-        self._fit = Fit(plan, session.meter, headroom=options.share, limits=functools.partial(limits, session))
+        self._fit = Fit(
+            plan,
+            session.meter,
+            headroom=options.share,
+            limits=functools.partial(limits, session),
+            ran_out=session.recoveries.ran_out_in_try,
+        )
         self._notes = [f"started from what fitted last time: {shown(first)}"] if first else []
         self._bindings = bindings_of(cell.trees[-1]) if cell.trees else Bindings()
         self._before = {name: session.namespace.get(name, _MISSING) for name in self._start}
@@ -186,9 +192,7 @@ class CellFit:
         self._value = None
         session, scope = self._session, self._scope
         while len(session.open) > self._depth:
-            experiment = session.open[-1]
-            experiment.ooms += self._fit.tries[-1].outcome == OUT_OF_MEMORY
-            session.close(experiment)
+            session.close(session.open[-1])
         if scope is not None:
             search = ArraySearch()
             held = [search.held(name, value) for name, value in list(scope.waiting.items())]
@@ -271,5 +275,12 @@ def fit_function(
     if any(cell.fit is not None for cell in session.running()):
         raise AutofitError("the cell runs under %%autofit: give both variables to one of the two")
     remembered = session.fitted if remember else None
-    allowed = functools.partial(limits, session)
-    return functions.autofit(function, start, options, meter=session.meter, limits=allowed, remembered=remembered)
+    return functions.autofit(
+        function,
+        start,
+        options,
+        meter=session.meter,
+        limits=functools.partial(limits, session),
+        ran_out=session.recoveries.ran_out_in_try,
+        remembered=remembered,
+    )

@@ -166,6 +166,7 @@ class Experiment:
     def _write_allocations(self, when: str = "") -> None:
         if self._allocations is None:
             return
+        self._remarks = [text for text in self._remarks if not text.startswith("allocations: ")]  # one file, one line
         shared = "a recording of your own, which goes on" if self._allocations.is_shared else ""
         try:
             size = format_bytes(self._allocations.write())

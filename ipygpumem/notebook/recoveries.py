@@ -108,6 +108,11 @@ class Recoveries:
             cell.released_by = id(error)
             experiment._note("what the traceback's frames hold comes back when the cell ends")
 
+    def ran_out_in_try(self, error: BaseException) -> None:
+        """A try of an autofit ran out of memory: the open experiments count it, unless it left them already."""
+        self._oom_count.add(error, tracebacks.classify(error), self._open)
+        self.count_anew()  # the error of the next try may come to have the identity of this one
+
     def release_stored_tracebacks(self) -> None:
         """Release the frames of the last error, which IPython and ``sys`` keep for %debug and %tb."""
         if self._config.release_frames == "never":
