@@ -100,6 +100,7 @@ def measure(
         setup: runs before every run with the same names, unmeasured.
         repeats: measured runs of each.
     """
+    __tracebackhide__ = True  # IPython shows the frames of the statement, and not those of whoever runs it
     nothing, costs = Cost(NOTHING.text), [(statement, Cost(statement.text)) for statement in statements]
     runs = [(NOTHING, nothing), *costs]
     for statement, _ in runs:
@@ -114,6 +115,7 @@ def measure(
 def _run(
     meter: Meter, statement: Statement, namespace: dict[str, Any], setup: CodeType | None, wait: Callable[[], None]
 ) -> Run:
+    __tracebackhide__ = True
     names = dict(namespace)
     if setup is not None:
         exec(setup, names)  # noqa: S102  # the user's own code

@@ -185,3 +185,11 @@ def test_a_wrong_line_is_told_in_one_line_and_nothing_runs(shared: Kernel, line:
     assert part in reply.stderr
     assert reply.result is None
     assert shared.value("sys.gettrace()") is None
+
+
+def test_the_line_completes_to_options_functions_and_methods(shared: Kernel) -> None:
+    assert {"-f", "--sort"} <= set(shared.complete("%%memlines -"))
+    assert "peak" in shared.complete("%%memlines --sort ")
+    assert "work" in shared.complete("%%memlines -f wo")
+    assert "Model.forward" in shared.complete("%%memlines -f block Model.")
+    assert "sys" not in shared.complete("%%memlines -f ")

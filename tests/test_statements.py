@@ -143,6 +143,9 @@ def test_setup_and_magics_work(shared: Kernel) -> None:
         ("%gpumemit block +", "gpumemit: invalid syntax: 'block +'"),
         ("%gpumemit -s 'x =' block", "gpumemit: invalid syntax: 'x ='"),
         ("%%gpumemit\n# nothing", "which statement"),
+        ("%gpumemit await block", "a statement cannot await: the line below a plain cell says"),
+        ("%%gpumemit\nfor x in []: pass\nawait block", "a statement cannot await"),
+        ("%gpumemit -s 'return' block", "gpumemit: 'return' outside function: 'return'"),
     ],
 )
 def test_a_wrong_line_is_told_in_one_line(shared: Kernel, line: str, part: str) -> None:
@@ -155,6 +158,21 @@ def test_an_error_of_the_statement_is_shown_with_its_line(shared: Kernel) -> Non
     reply = shared.run("%gpumemit 1/0")
     assert (reply.error, reply.reports("gpumemit")) == ("ZeroDivisionError", [])
     assert "division by zero" in reply.traceback
+
+
+def test_a_traceback_has_the_users_frames_and_none_of_ours(shared: Kernel) -> None:
+    reply = shared.run("def fail(x): return 1 / x\n%gpumemit fail(0)")
+    assert re.findall(r"^-+> *\d+ (.*)", re.sub(r"\x1b\[[\d;]*m", "", reply.traceback), re.MULTILINE) == [
+        "get_ipython().run_line_magic('gpumemit', 'fail(0)')",
+        "fail(0)",
+        "def fail(x): return 1 / x",
+    ]
+
+
+def test_the_line_completes_to_options_and_names(shared: Kernel) -> None:
+    assert "-r" in shared.complete("%gpumemit -")
+    assert "block" in shared.complete("%gpumemit -r 3 blo")
+    assert "-s" in shared.complete("%%gpumemit -r 3 -")
 
 
 def test_an_interrupt_ends_it_and_the_next_one_works(shared: Kernel) -> None:

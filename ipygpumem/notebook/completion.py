@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING
 
+from ipygpumem.kinds import instance_dict, is_kind
 from ipygpumem.scope import is_ownable
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ def complete_experiment(session: Session, line: str) -> list[str]:
     if done[-1:] == ["--report"]:
         return _STYLES
     if done[-1:] == ["--keep"] or done[1:2] == ["keep"]:
-        return sorted(name for name in session.namespace if is_ownable(name) and not name.startswith("_"))
+        return _names(session)
     if done[1:2] == ["end"]:
         return [experiment.name for experiment in session.open]
     if done[1:2] == ["compare"]:
@@ -75,6 +77,40 @@ def complete_estimate(session: Session, line: str) -> list[str]:
     """Return what may follow on a line that begins with ``%%estimate``."""
     done = line.split() if line.endswith(" ") else line.split()[:-1]
     return {"--device": ["cpu", "cuda:0"], "--device-memory": []}.get(done[-1], ["--device-memory", "--device"])
+
+
+def complete_gpumemit(session: Session, line: str) -> list[str]:
+    """Return what may follow on a line that begins with ``%gpumemit``: options, and names for the statement."""
+    done = line.split() if line.endswith(" ") else line.split()[:-1]
+    return [] if done[-1] in ("-r", "-s") else ["-r", "-s", *_names(session)]
+
+
+def complete_memlines(session: Session, line: str) -> list[str]:
+    """Return what may follow on a line that begins with ``%%memlines``."""
+    done = line.split() if line.endswith(" ") else line.split()[:-1]
+    if done[-1] == "--sort":
+        from ipygpumem.reports.lines import ORDERS  # loading the extension must stay fast
+
+        return list(ORDERS)
+    following = "-f" in done and "--sort" not in done[done.index("-f") :]
+    return ["-f", "--sort", *(_functions(session) if following else ())]
+
+
+def _functions(session: Session) -> list[str]:
+    """Return the functions of the notebook, and the methods of its classes."""
+    found = []
+    for name in _names(session):
+        value = session.namespace.get(name)
+        if type(value) is FunctionType:
+            found.append(name)
+        elif is_kind(value, type):
+            members = (instance_dict(value) or {}).items()
+            found += [f"{name}.{member}" for member, method in members if type(method) is FunctionType]
+    return found
+
+
+def _names(session: Session) -> list[str]:
+    return sorted(name for name in list(session.namespace) if is_ownable(name) and not name.startswith("_"))
 
 
 def complete_gpumem(session: Session, line: str) -> list[str]:

@@ -27,6 +27,7 @@ def gpumemit(session: Session, line: str, cell: str | None = None) -> list[Repor
     Raises:
         UsageError: an option is wrong, or there is no statement.
     """
+    __tracebackhide__ = True
     prog = "%gpumemit" if cell is None else "%%gpumemit"
     repeats, setup, rest = _options(prog, line)
     if cell is not None and rest:
@@ -81,7 +82,15 @@ def _compiled(shell: Any, text: str) -> CodeType:
     """Return code whose lines a traceback can show."""
     source = shell.transform_cell(text)
     name = shell.compile.cache(source)
-    code: CodeType = shell.compile(_tree(source, name), name, "exec")
+    tree = _tree(source, name)
+    try:
+        code: CodeType = shell.compile(tree, name, "exec")
+    except SyntaxError as error:
+        if "await" in str(error.msg) or "async" in str(error.msg):
+            raise UsageError(
+                "gpumemit: a statement cannot await: the line below a plain cell says what it costs"
+            ) from None
+        raise UsageError(_said(error, source)) from None
     return code
 
 
@@ -89,5 +98,9 @@ def _tree(source: str, name: str = "<gpumemit>") -> ast.Module:
     try:
         return ast.parse(source, name)
     except (SyntaxError, ValueError) as error:  # ValueError: a null byte
-        line = getattr(error, "text", None) or source
-        raise UsageError(f"gpumemit: {getattr(error, 'msg', error)}: {clean(' '.join(line.split()))!r}") from None
+        raise UsageError(_said(error, source)) from None
+
+
+def _said(error: SyntaxError | ValueError, source: str) -> str:
+    line = getattr(error, "text", None) or source
+    return f"gpumemit: {getattr(error, 'msg', error)}: {clean(' '.join(line.split()))!r}"

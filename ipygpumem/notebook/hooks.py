@@ -9,7 +9,14 @@ from typing import Any
 
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.notebook import rich
-from ipygpumem.notebook.completion import complete_autofit, complete_estimate, complete_experiment, complete_gpumem
+from ipygpumem.notebook.completion import (
+    complete_autofit,
+    complete_estimate,
+    complete_experiment,
+    complete_gpumem,
+    complete_gpumemit,
+    complete_memlines,
+)
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.loops import loop_over_body
 from ipygpumem.notebook.magics import GpuMemMagics
@@ -23,6 +30,8 @@ _COMPLETERS = (
     ("gpumem", complete_gpumem),
     ("autofit", complete_autofit),
     ("estimate", complete_estimate),
+    ("gpumemit", complete_gpumemit),
+    ("memlines", complete_memlines),
 )
 
 

@@ -71,6 +71,7 @@ def _one_line_errors(magic: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(magic)
     def call(*args: Any) -> Any:
+        __tracebackhide__ = True  # for errors of the user's code: IPython leaves this frame out
         try:
             return magic(*args)
         except GpuMemError as error:
@@ -292,6 +293,7 @@ class GpuMemMagics(Magics):
 
         Names that a statement binds are its own; what it does to your objects stays done.
         """
+        __tracebackhide__ = True
         from ipygpumem.notebook.gpumemit import gpumemit  # loading the extension must stay fast
 
         self._show(gpumemit(self._session, line, cell))
