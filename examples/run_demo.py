@@ -1,4 +1,6 @@
-"""Runs quickstart.ipynb in a real kernel and writes it as a page: ``python examples/run_demo.py OUT_DIR``.
+"""Runs a notebook in a real kernel and writes it as a page: ``python examples/run_demo.py OUT_DIR [NOTEBOOK]``.
+
+The notebook is one of this folder, by name: ``quickstart``, which is taken if none is named, or ``calibrate``.
 
 The kernel is the interpreter that runs this script, and nothing comes from or goes to the network. The exit code
 is 1 if a cell fails, and also if the cell that is meant to fail (tag ``raises-exception``) does not.
@@ -21,7 +23,7 @@ from nbclient.exceptions import CellExecutionError
 from nbconvert import HTMLExporter
 from nbformat import NotebookNode
 
-NOTEBOOK = Path(__file__).with_name("quickstart.ipynb")
+EXAMPLES = Path(__file__).parent
 
 _PAGE = """{% extends 'lab/index.html.j2' %}
 {% block html_head_js %}{% endblock %}
@@ -42,7 +44,7 @@ class ThisInterpreter(KernelSpecManager):
 def execute(notebook: NotebookNode) -> str | None:
     """Run all cells in place; return what failed, or None."""
     manager = AsyncKernelManager(kernel_spec_manager=ThisInterpreter())
-    client = NotebookClient(notebook, km=manager, timeout=600, resources={"metadata": {"path": str(NOTEBOOK.parent)}})
+    client = NotebookClient(notebook, km=manager, timeout=600, resources={"metadata": {"path": str(EXAMPLES)}})
     with tempfile.TemporaryDirectory() as profile:
         # A profile of its own: no start-up file or option of the user's can change what the page shows.
         try:
@@ -70,21 +72,21 @@ def reports(notebook: NotebookNode) -> Iterator[str]:
 def write_page(notebook: NotebookNode, path: Path) -> None:
     """Write an executed notebook as one HTML file that needs nothing else."""
     exporter = HTMLExporter(extra_loaders=[DictLoader({"page.html.j2": _PAGE})], template_file="page.html.j2")
-    page, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": "ipygpumem: quickstart"}})
+    page, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": f"ipygpumem: {path.stem}"}})
     path.write_text(page, encoding="utf-8")
 
 
 def main(arguments: list[str]) -> int:
-    if len(arguments) != 1:
-        print("usage: python examples/run_demo.py OUT_DIR", file=sys.stderr)
+    if len(arguments) not in (1, 2):
+        print("usage: python examples/run_demo.py OUT_DIR [NOTEBOOK]", file=sys.stderr)
         return 2
-    out_dir = Path(arguments[0])
+    out_dir, name = Path(arguments[0]), (arguments[1:] or ["quickstart"])[0]
     out_dir.mkdir(parents=True, exist_ok=True)
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
     problem = execute(notebook)
-    page = out_dir / "quickstart.html"
+    page = out_dir / f"{name}.html"
     write_page(notebook, page)
-    nbformat.write(notebook, out_dir / "quickstart.ipynb")
+    nbformat.write(notebook, out_dir / f"{name}.ipynb")
     for report in reports(notebook):
         print(report)
     if problem is not None:
