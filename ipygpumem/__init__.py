@@ -241,7 +241,7 @@ def autofit(
         step: ``halve``, a factor such as 0.9, or ``search``: by halves, then up to the largest that fits.
         headroom: share of the device's memory that must stay free at the peak; by default ``5%`` for a search.
         max_tries: the most tries after the first.
-        remember: in IPython, begin with what fitted last time for this function, devices and free memory.
+        remember: in IPython, begin with what fitted last time for this function, options, devices and free memory.
         **start: the variables, whole numbers or floats, and what to try first; several are reduced in turn.
 
     Raises:

@@ -51,15 +51,18 @@ def autofit(
     assert meter is not None
     try:
         options.plan(dict(start))  # a mistake is told before anything is measured
-        key = None if remembered is None else key_of(code_of(function), start, meter.now(detail=True).values())
-        first = remembered.get(key) if remembered is not None and key is not None else None
-        fit = Fit(options.plan(dict(start), first), meter, headroom=options.share, limits=limits, ran_out=ran_out)
+        share = options.share
+        key, first = "", None
+        if remembered is not None:
+            key = key_of(code_of(function), start, options, meter.now(detail=True).values(), limits())
+            first = remembered.get(key, start)
+        fit = Fit(options.plan(dict(start), first), meter, headroom=share, limits=limits, ran_out=ran_out)
         try:
             found = fit_function(function, fit)
         finally:
             fit.abandon()
-        if remembered is not None and key is not None:
-            remembered[key] = dict(found.values)
+        if remembered is not None:
+            remembered.put(key, found.values)
         return found
     finally:
         if own is not None:

@@ -16,7 +16,7 @@ from ipygpumem.errors import AutofitError, NotLoadedError
 from ipygpumem.fitting import functions
 from ipygpumem.fitting.fit import FITS, TOO_LARGE, AutofitResult, Fit, Options, shown
 from ipygpumem.fitting.plan import Number, Values
-from ipygpumem.fitting.remembered import Key, key_of
+from ipygpumem.fitting.remembered import key_of
 from ipygpumem.kinds import type_name
 from ipygpumem.notebook.budget import limits
 from ipygpumem.notebook.lasterror import last_error, shown_since
@@ -111,8 +111,8 @@ class CellFit:
             raise AutofitError(NESTED)
         if not self._source.strip():
             raise AutofitError("the cell has no code to fit: it stands below the line with %%autofit")
-        self._key = self._make_key() if remember else None
-        first = None if self._key is None else session.fitted.get(self._key)
+        self._key = self._make_key(options) if remember else ""
+        first = session.fitted.get(self._key, self._start) if remember else None
         plan = options.plan(self._start, first)
         self._fit = Fit(
             plan,
@@ -137,9 +137,9 @@ class CellFit:
             scope = session.open[-1].scope
             cell.pending.append((scope, scope.before_code(Bindings(assigned=set(self._start)))))
 
-    def _make_key(self) -> Key:
+    def _make_key(self, options: Options) -> str:
         readings = self._session.meter.now(detail=True).values()
-        return key_of(digest_of(self._source), self._start, readings)
+        return key_of(digest_of(self._source), self._start, options, readings, limits(self._session))
 
     # -- called by the loop -----------------------------------------------------------------------------------
 
@@ -234,8 +234,8 @@ class CellFit:
             self._scope.waiting.clear()  # the names of the last try stay
         if not self._fit.tries:
             return []
-        if self._key is not None and self._fit.tries[-1].outcome == FITS:
-            self._session.fitted[self._key] = dict(self._given)
+        if self._key and self._fit.tries[-1].outcome == FITS:
+            self._session.fitted.put(self._key, self._given)
         return [autofit_report(self._fit.tries, [*self._notes, *self._remarks()], self._fit.plan)]
 
     def _remarks(self) -> list[str]:

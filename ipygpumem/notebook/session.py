@@ -6,6 +6,7 @@ import functools
 import time
 from collections import deque
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem import reclaim
@@ -62,8 +63,6 @@ class Session:
         self.experiments: deque[ExperimentRecord] = deque(maxlen=config.history_length)
         self.open: list[Experiment] = []
         self.subscribers = Subscribers(shell)
-        self.fitted: Remembered = {}
-        """What %%autofit --remember has found."""
         self.budgets: list[NotebookBudget] = []
         self.survivors: list[Watched] = []
         """What outlived the experiments that have finished; nothing is kept alive by it."""
@@ -90,6 +89,14 @@ class Session:
         from ipygpumem.notebook.recording import Recorder  # loading the extension must stay fast
 
         return Recorder(self)
+
+    @functools.cached_property
+    def fitted(self) -> Remembered:
+        """What %%autofit --remember has found, in this profile."""
+        from ipygpumem.fitting.remembered import Remembered  # as above
+
+        profile = getattr(self.shell.profile_dir, "location", None)  # an embedded shell may have none
+        return Remembered(None if profile is None else Path(profile) / "ipygpumem" / "fitted.json")
 
     def running(self) -> list[Cell]:
         """Return the cells that run in this thread, innermost last."""
