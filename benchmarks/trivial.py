@@ -13,16 +13,24 @@ from benchmarks.tools import OURS, PEER, Tool, installed_tools
 _CELL = "1+1"
 _WARM_UP = 20
 _TARGET_MS = 0.5
-_BARE, _CONTROL, _TOOL = "bare", "control", "tool"
+_BARE, _CONTROL, _DISPLAY, _TOOL = "bare", "control", "display", "tool"
 _HEAPS = (
     ("a light heap", "heap = []"),
     ("1,000,000 container objects", "heap = [[] for _ in range(1_000_000)]"),
 )
 
+_SHOWING = """
+def show(result, shell=get_ipython()):
+    shell.display_pub.publish({"text/plain": "x" * 80, "text/html": "x" * 1000})
+
+get_ipython().events.register("post_run_cell", show)
+"""
+
 _METHOD = """\
 The cell `1+1` from request to `idle`: {count} per variant, in turns of random order, over {sets} sets of fresh kernels;
-median of the difference to a bare kernel's run in the same turn. Control: the same for a second bare kernel beside
-ours. Each tool has turns of its own: a peer that walks the whole heap leaves cold caches to whoever comes next."""
+median of the difference to a bare kernel's run in the same turn. Controls: the same for a second bare kernel, and for
+one in which IPython displays a ready-made text of a report's size after each cell, and nothing else is done. Each tool
+has turns of its own: a peer that walks the whole heap leaves cold caches to whoever comes next."""
 
 
 def run(*, quick: bool) -> Section:
@@ -30,7 +38,10 @@ def run(*, quick: bool) -> Section:
     sets, turns = (1, 60) if quick else (12, 25)
     rows = tuple(_row(name, code, sets, turns) for name, code in _HEAPS)
     return Section(
-        "A trivial cell", _METHOD.format(count=sets * turns, sets=sets), rows, control="control (bare: total)"
+        "A trivial cell",
+        _METHOD.format(count=sets * turns, sets=sets),
+        rows,
+        control="controls: bare, only a display (bare: total)",
     )
 
 
@@ -43,7 +54,8 @@ def _row(name: str, heap: str, sets: int, turns: int) -> Row:
         target=f"at most {_TARGET_MS} ms",
         ours=f"{added[OURS.name]:+.2f} ms",
         peer=f"{added[PEER.name]:+.2f} ms" if PEER.name in added else NOT_INSTALLED,
-        control=f"{_added_ms(beside, _CONTROL):+.2f} ms ({median(beside[_BARE]) * 1000:.2f} ms)",
+        control=f"{_added_ms(beside, _CONTROL):+.2f} ms, {_added_ms(beside, _DISPLAY):+.2f} ms "
+        f"({median(beside[_BARE]) * 1000:.2f} ms)",
         met=added[OURS.name] <= _TARGET_MS,
     )
 
@@ -55,7 +67,7 @@ def _added_ms(seconds: dict[str, list[float]], variant: str) -> float:
 
 def _seconds(tool: Tool, heap: str, sets: int, turns: int) -> dict[str, list[float]]:
     """Return the seconds of every trivial cell of each variant; equal positions are of one turn."""
-    variants: dict[str, Tool | None] = {_BARE: None, _CONTROL: None, _TOOL: tool}
+    variants: dict[str, str | None] = {_BARE: None, _CONTROL: None, _DISPLAY: _SHOWING, _TOOL: tool.on}
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     order = list(variants)
     shuffle = random.Random(0).shuffle
@@ -72,13 +84,13 @@ def _seconds(tool: Tool, heap: str, sets: int, turns: int) -> dict[str, list[flo
     return seconds
 
 
-def _prepare(kernel: Kernel, tool: Tool | None, heap: str) -> None:
+def _prepare(kernel: Kernel, code: str | None, heap: str) -> None:
     kernel.run(heap)
-    if tool is not None:
-        kernel.run(tool.on)
+    if code is not None:
+        kernel.run(code)
     text = ""
     for _ in range(_WARM_UP):
         text = kernel.run(_CELL).text
     # One report beyond the "2" itself, or the benchmark would measure nothing.
-    if (len(text) > len("2")) != (tool is not None):
-        raise CellError(f"expected {'a' if tool else 'no'} report after the cell, got {text!r}")
+    if (len(text) > len("2")) != (code is not None):
+        raise CellError(f"expected {'a' if code else 'no'} report after the cell, got {text!r}")

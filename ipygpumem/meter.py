@@ -31,27 +31,29 @@ class Measurement:
     def fold(self, readings: Sequence[Reading]) -> None:
         """Raise the peaks of this span to those of ``readings``."""
         for reading in readings:
-            self.peaks[reading.device] = max(self.peaks.get(reading.device, 0), reading.peak_bytes)
+            if reading.peak_bytes > self.peaks.get(reading.device, 0):
+                self.peaks[reading.device] = reading.peak_bytes
 
     def usages(self, now: dict[str, Reading]) -> tuple[Usage, ...]:
         """Return what each device went through from the start of the span until ``now``."""
-        return tuple(self._usage(reading) for reading in now.values())
+        return tuple([self._usage(reading) for reading in now.values()])
 
     def _usage(self, now: Reading) -> Usage:
         # A device that was first used inside the span held nothing before it.
         before = self.before.get(now.device)
+        # By position, which costs half as much: every cell makes one per device.
         return Usage(
-            device=now.device,
-            before_bytes=before.current_bytes if before else 0,
-            after_bytes=now.current_bytes,
-            peak_bytes=self.peaks.get(now.device, now.current_bytes),
-            total_bytes=now.total_bytes,
-            method=now.method,
-            reserved_bytes=now.reserved_bytes,
-            used_bytes=now.used_bytes,
-            other_bytes=now.other_bytes,
-            children_bytes=now.children_bytes,
-            note=now.note,
+            now.device,
+            before.current_bytes if before else 0,
+            now.current_bytes,
+            self.peaks.get(now.device, now.current_bytes),
+            now.total_bytes,
+            now.method,
+            now.reserved_bytes,
+            now.used_bytes,
+            now.other_bytes,
+            now.children_bytes,
+            now.note,
         )
 
 
@@ -111,17 +113,20 @@ class Meter:
         """Close a span and return its usages; a span that is closed already is only read."""
         with self._lock:
             usages = measurement.usages(self._readings())
-            self.drop(measurement)
-        return usages
+            self._close(measurement)
+            return usages
 
     def drop(self, measurement: Measurement) -> None:
         """Close a span whose figures nobody wants."""
         with self._lock:
-            if measurement in self._open:
-                self._open.remove(measurement)
-            if self._sampling and not self._open:
-                self._sampling = False
-                self.clock.remove(self._sample)
+            self._close(measurement)
+
+    def _close(self, measurement: Measurement) -> None:
+        if measurement in self._open:
+            self._open.remove(measurement)
+        if self._sampling and not self._open:
+            self._sampling = False
+            self.clock.remove(self._sample)
 
     def now(self, *, detail: bool = False) -> dict[str, Reading]:
         """Return each device's reading; open spans keep their peaks."""
@@ -142,28 +147,35 @@ class Meter:
             self._sample_if_needed()
 
     def _readings(self, **how: bool) -> dict[str, Reading]:
+        """Read all probes into all open spans."""
         self._find()
-        return {reading.device: reading for probe in self._probes for reading in self._read(probe, **how)}
+        return self._read(self._probes, **how)
+
+    def _read(
+        self, probes: Sequence[Probe], *, detail: bool = False, peak: bool = True, rearm: bool = False
+    ) -> dict[str, Reading]:
+        """Read ``probes`` into all open spans; one that fails is left out and named in ``failures``."""
+        found = {}
+        for probe in probes:
+            try:
+                readings = probe.read(detail=detail, peak=peak)
+                for measurement in self._open:
+                    measurement.fold(readings)
+                if rearm:
+                    probe.rearm()
+            except Exception as error:  # a driver that broke must not take the host's figures with it
+                self._failed(probe, error)
+                continue
+            if self.failures:
+                self.failures.pop(type(probe).__name__, None)
+            for reading in readings:
+                found[reading.device] = reading
+        return found
 
     def _find(self) -> None:
         if self._find_more is not None and (found := self._find_more()):
             self._probes += found
             self._find_more = None
-
-    def _read(
-        self, probe: Probe, *, detail: bool = False, peak: bool = True, rearm: bool = False
-    ) -> tuple[Reading, ...]:
-        """Read a probe into all open spans; one that fails is left out and named in ``failures``."""
-        try:
-            readings = probe.read(detail=detail, peak=peak)
-            for measurement in self._open:
-                measurement.fold(readings)
-            if rearm:
-                probe.rearm()
-        except Exception as error:  # a driver that broke must not take the host's figures with it
-            return self._failed(probe, error)
-        self.failures.pop(type(probe).__name__, None)
-        return readings
 
     def _glance(self, probe: Probe) -> tuple[Reading, ...]:
         try:
@@ -182,9 +194,7 @@ class Meter:
 
     def _sample(self) -> float:
         with self._lock:
-            for probe in self._probes:
-                if probe.sampled:
-                    self._read(probe)
+            self._read([probe for probe in self._probes if probe.sampled])
         return self._sample_seconds
 
     def close(self) -> None:

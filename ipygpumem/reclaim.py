@@ -135,18 +135,25 @@ class GarbageBudget:
 
     def __init__(self) -> None:
         self._seconds_per_block = self._FIRST_GUESS_SECONDS
+        self._cpu_seen = time.process_time()
 
     def collect_if_cheap(self, cell_seconds: float, share: float) -> bool:
-        """Collect if the predicted time is at most ``share`` of ``cell_seconds``; return whether it did.
+        """Collect if the predicted time is at most ``share`` of the work; return whether it did.
+
+        The work is the CPU time since the last call, so that short cells need not be timed, but no more than the
+        cell took: one that only waited has made no garbage.
 
         Args:
-            cell_seconds: CPU time of the cell: one that only waited has made no garbage.
-            share: of that time.
+            cell_seconds: how long the cell took.
+            share: of the work.
         """
-        if cell_seconds < self.SHORTEST_SECONDS or not gc.isenabled():
+        cpu, earlier = time.process_time(), self._cpu_seen
+        self._cpu_seen = cpu
+        worked = min(cell_seconds, cpu - earlier)
+        if worked < self.SHORTEST_SECONDS or not gc.isenabled():
             return False
         blocks = sys.getallocatedblocks()
-        if blocks * self._seconds_per_block > share * cell_seconds:
+        if blocks * self._seconds_per_block > share * worked:
             return False
         started = time.perf_counter()
         gc.collect()

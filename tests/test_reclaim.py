@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 import weakref
 from typing import Any
@@ -103,9 +104,16 @@ def test_trimming_the_heap_works_here() -> None:
     reclaim.trim_host_heap()
 
 
+def work(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let the process have used ``seconds`` more of CPU time whenever it is asked."""
+    clock = itertools.count(0.0, seconds)
+    monkeypatch.setattr(reclaim.time, "process_time", lambda: next(clock))
+
+
 def test_garbage_is_left_alone_where_collecting_would_cost_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     collected: list[int] = []
     monkeypatch.setattr(gc, "collect", lambda: collected.append(1) or 0)
+    work(monkeypatch, 10_000.0)
     budget = reclaim.GarbageBudget()
     assert not budget.collect_if_cheap(0.001, 1.0)
     assert not budget.collect_if_cheap(10.0, 0.0)
@@ -114,7 +122,13 @@ def test_garbage_is_left_alone_where_collecting_would_cost_too_much(monkeypatch:
     assert collected == [1]
 
 
-def test_garbage_is_left_alone_where_the_user_switched_collection_off() -> None:
+def test_a_cell_that_only_waited_has_made_no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    work(monkeypatch, 0.001)
+    assert not reclaim.GarbageBudget().collect_if_cheap(3600.0, 1.0)
+
+
+def test_garbage_is_left_alone_where_the_user_switched_collection_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    work(monkeypatch, 10_000.0)
     gc.disable()
     try:
         assert not reclaim.GarbageBudget().collect_if_cheap(3600.0, 1.0)
@@ -126,6 +140,7 @@ def test_the_prediction_learns_from_what_a_collection_really_took(monkeypatch: p
     clock = iter([100.0, 102.0])
     monkeypatch.setattr(reclaim.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(reclaim.sys, "getallocatedblocks", lambda: 1000)
+    work(monkeypatch, 10_000.0)
     budget = reclaim.GarbageBudget()
     assert budget.collect_if_cheap(10.0, 0.05)
     assert not budget.collect_if_cheap(39.0, 0.05)  # 1000 blocks at 2 ms each are predicted to take 2 s

@@ -35,7 +35,6 @@ class Cell:
     measurement: Measurement
     experiment: str | None = None
     started: float = field(default_factory=time.perf_counter)
-    cpu_started: float = field(default_factory=time.process_time)
     started_at: float = field(default_factory=time.time)
     last_error: int = 0
     """Identity of the last error that was shown before the cell."""
@@ -91,7 +90,17 @@ class CellStack:
 
         The cell is None where it never began. ``result`` may be None; then the innermost cell ends.
         """
+        ended, lost = self._ended(result)
+        for cell in (ended, *lost) if ended is not None else ():
+            cell.over = True
+            cell.close()
+        self._cells = [cell for cell in self._cells if not cell.over]
+        return ended, lost
+
+    def _ended(self, result: Any) -> tuple[Cell | None, list[Cell]]:
         info = getattr(result, "info", None)
+        if len(self._cells) == 1 and self._cells[0].info is info is not None:
+            return self._cells[0], []
         thread = threading.get_ident()
         own = [cell for cell in self._cells if cell.thread == thread]
         if result is None:
@@ -100,14 +109,7 @@ class CellStack:
             ended = next((cell for cell in reversed(self._cells) if cell.info is info), None)
             # After an exception that escaped the runner, IPython makes a new info for the same cell.
             ended = ended or next((cell for cell in reversed(own) if _same_source(cell.info, info)), None)
-        if ended is None:
-            return None, []
-        lost = own[own.index(ended) + 1 :] if ended in own else []
-        for cell in (ended, *lost):
-            cell.over = True
-            cell.close()
-        self._cells = [cell for cell in self._cells if not cell.over]
-        return ended, lost
+        return ended, own[own.index(ended) + 1 :] if ended in own else []
 
     def outermost(self) -> Cell | None:
         """Return the cell that has run for longest, in whichever thread; asked from any thread."""

@@ -99,6 +99,8 @@ class Hooks:
     def _observe_both_ends(self) -> None:
         """See the tree after the user's own transformers, and before: one that raises makes IPython skip the next."""
         transformers, ours = self._shell.ast_transformers, self._observer
+        if len(transformers) == 1 and transformers[0] is ours:
+            return
         others = [item for item in transformers if item is not ours]
         transformers[:] = [ours, *others, ours] if others else [ours]
 

@@ -191,8 +191,7 @@ class Session:
 
     def _measure(self, cell: Cell, result: Any, error: BaseException | None, seconds: float) -> CellRecord:
         if seconds >= reclaim.GarbageBudget.SHORTEST_SECONDS and not cell.nested and self.config.collect_garbage:
-            worked = min(seconds, time.process_time() - cell.cpu_started)
-            self._garbage.collect_if_cheap(worked, self.config.garbage_share)
+            self._garbage.collect_if_cheap(seconds, self.config.garbage_share)
         usages = self.meter.stop(cell.measurement)
         source = text_of(getattr(cell.info, "raw_cell", None))
         return CellRecord(

@@ -36,7 +36,7 @@ class Subscribers:
 
     def add(self, record: CellRecord | ExperimentRecord) -> None:
         """Keep a finished record for ``deliver``."""
-        if self._entries():
+        if _KEPT_AS in vars(self._shell):
             self._waiting.append(record)
 
     def deliver(self) -> None:

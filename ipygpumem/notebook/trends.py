@@ -51,11 +51,13 @@ class Trends:
 
     def add(self, record: CellRecord) -> list[Growth]:
         """Count a run, and return the devices that the cell has grown in each of its last runs."""
+        known: dict[str, _Device] | None = None
         keys = [key for key in (record.cell_id, record.source_digest) if key]
-        known = next((self._cells[key] for key in keys if key in self._cells), None)
-        devices: dict[str, _Device] = {} if known is None else known
         for key in keys:
-            self._cells.pop(key, None)  # to be the youngest again
+            found = self._cells.pop(key, None)  # to be the youngest again
+            known = found if known is None else known
+        devices = {} if known is None else known
+        for key in keys:
             self._cells[key] = devices
         while len(self._cells) > 2 * _CELLS_MOST:
             del self._cells[next(iter(self._cells))]

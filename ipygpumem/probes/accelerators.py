@@ -190,6 +190,8 @@ class MpsProbe:
 
 def accelerators() -> list[Probe]:
     """Return a probe for each kind of accelerator once torch is there; until then a cell pays for none."""
+    if "torch" not in sys.modules:
+        return []
     torch = loaded_torch()
     if torch is None or getattr(getattr(torch, "__spec__", None), "_initializing", False):  # half imported
         return []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from ipygpumem.probes import cgroup
 from ipygpumem.units import KIB, MIB
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_MARK = re.compile(rb"\nVmHWM:\s*(\d+) kB\nVmRSS:\s*(\d+) kB")
+"""The two lines of ``/proc/self/status`` that every boundary reads, which stand one below the other."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class HostProbe:
     def __init__(self, *, exact: bool = True) -> None:
         self._total = total_bytes()
         self._exact = exact
+        self._mark_is_low = False
+        """Whether the last reading found the mark at the RSS: then there is nothing to rearm."""
         self._open()
 
     def use_mark(self, *, exact: bool) -> None:
@@ -66,7 +71,6 @@ class HostProbe:
         self._pid = os.getpid()
         self._process = psutil.Process()
         self._status = _open("/proc/self/status", os.O_RDONLY)
-        self._statm = _open("/proc/self/statm", os.O_RDONLY)
         self._children = _open(f"/proc/self/task/{self._pid}/children", os.O_RDONLY)
         self._marks = _open("/proc/self/clear_refs", os.O_WRONLY) if self._exact else None
         self.note = "" if self._marks is not None else "the peak is sampled: no kernel high-water mark in use"
@@ -95,36 +99,26 @@ class HostProbe:
             self._open()
         if detail:
             self._total = total_bytes()  # a container's limit may change while it runs
-        rss, highest = self._rss_and_peak() if peak else (self._rss(), 0)
-        method: Method = "sampled" if self.sampled else "kernel"
-        return (
-            Reading(
-                device="cpu",
-                current_bytes=rss,
-                peak_bytes=rss if self.sampled else max(rss, highest),
-                method=method,
-                total_bytes=self._total,
-                children_bytes=self._children_rss(detail=detail) if peak or detail else None,
-                note=self.note,
-            ),
-        )
+        rss, highest = self._rss_and_peak()
+        method: Method = "sampled"
+        if self._marks is None:
+            highest = rss
+        else:
+            method = "kernel"
+            self._mark_is_low = highest <= rss
+        children = self._children_rss(detail=detail) if peak or detail else None
+        return (Reading("cpu", rss, highest, method, self._total, None, None, None, children, self.note),)
 
     def glance(self) -> tuple[Reading, ...]:
         return tuple(
             reading._replace(children_bytes=self._children_rss(detail=False)) for reading in self.read(peak=False)
         )
 
-    def _rss(self) -> int:
-        """Return the RSS alone, from a file that the kernel writes in a tenth of the time of ``status``."""
-        if self._statm is None:
-            return self._rss_and_peak()[0]
-        return int(os.pread(self._statm, 256, 0).split()[1]) * _PAGE
-
     def _rss_and_peak(self) -> tuple[int, int]:
         if self._status is not None:
-            text = os.pread(self._status, 4096, 0)
-            with contextlib.suppress(ValueError):  # a system whose status lacks these lines
-                return _kib(text, b"\nVmRSS:"), _kib(text, b"\nVmHWM:")
+            found = _MARK.search(os.pread(self._status, 4096, 0))
+            if found is not None:  # there are systems whose status lacks these lines
+                return int(found[2]) * KIB, int(found[1]) * KIB
         rss = int(self._process.memory_info().rss)
         return rss, rss
 
@@ -149,14 +143,14 @@ class HostProbe:
         return rss
 
     def rearm(self) -> None:
-        if self._marks is not None:
+        if self._marks is not None and not self._mark_is_low:
             os.write(self._marks, b"5")
 
     def close(self) -> None:
-        for descriptor in (self._status, self._statm, self._children, self._marks):
+        for descriptor in (self._status, self._children, self._marks):
             if descriptor is not None:
                 os.close(descriptor)
-        self._status = self._statm = self._children = self._marks = None
+        self._status = self._children = self._marks = None
 
 
 def _kib(status: bytes, label: bytes) -> int:

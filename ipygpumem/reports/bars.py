@@ -14,6 +14,8 @@ from ipygpumem.reports.cleaning import clean
 from ipygpumem.units import format_bytes
 
 _CELLS = 8
+_GRAINS = 1024
+"""No bar shows a smaller part of its total: those that look the same are equal, and need not be drawn twice."""
 _BLOCKS = ("▒", "█", "░")
 _ASCII_BLOCKS = ("=", "#", "-")
 _ANSI = ("\x1b[2m", "\x1b[36m", "\x1b[33m")
@@ -81,7 +83,8 @@ def bar_of(name: str, usage: Usage) -> Bar | None:
         # The peak lay in the allocator's cache, unless that was given back since.
         used = max(usage.used_bytes - kept - peak, usage.used_bytes - mine + used)
     words = f"{name}: {format_bytes(used + kept)} of {format_bytes(usage.total_bytes)} in use"
-    return Bar(words, usage.total_bytes, used, kept, peak)
+    grain = -(-usage.total_bytes // _GRAINS)
+    return Bar(words, usage.total_bytes, *[-(-size // grain) * grain for size in (used, kept, peak)])
 
 
 def text_bar(bar: Bar, *, cells: int = _CELLS, ascii_only: bool = False, colour: bool = False) -> str:

@@ -7,6 +7,7 @@ variables (notebooks that are not trusted), words, tables and folding stay.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from html import escape
 
@@ -75,13 +76,17 @@ def _headline(segments: Iterable[Segment], *, bars: bool) -> str:
     parts: list[str] = []
     segments = list(segments)
     for segment in segments:
-        text = _escaped(segment.text)
-        if segment.bar is not None and bars:
-            text = f"{html_bar(segment.bar)} {text}"
+        text = _with_bar(segment) if bars and segment.bar is not None else _escaped(segment.text)
         # The separator is within the part, so that no line begins with it.
         tail = SEPARATOR.rstrip() if segment is not segments[-1] else ""
         parts.append(_PART.format(text + tail) if parts else _FIRST.format(text) + tail)
     return " ".join(parts)
+
+
+@functools.lru_cache(maxsize=32)  # most short cells change nothing: the same parts come again
+def _with_bar(segment: Segment) -> str:
+    assert segment.bar is not None
+    return f"{html_bar(segment.bar)} {_escaped(segment.text)}"
 
 
 def _body(report: Report, *, bars: bool) -> Iterator[str]:
