@@ -23,7 +23,10 @@ from ipygpumem.estimating.records import DeviceEstimate, Estimate
 from ipygpumem.estimating.twins import Twins
 
 _EFFECTS = frozenset(
-    ["Popen", "add_scalar", "input", "open", "print", "read_csv", "savefig", "system", "to_csv", "urlopen", "write"]
+    [
+        *("Popen", "add_scalar", "input", "print", "savefig", "system", "to_csv", "urlopen"),
+        *("load", "open", "read_bytes", "read_csv", "read_parquet", "read_text", "write", "write_bytes", "write_text"),
+    ]
 )
 """Names whose calls reach beyond the estimate."""
 
@@ -41,7 +44,7 @@ def estimate_call(
     run = Run(device, room_bytes)
     for namespace in namespaces:
         run.twins.namespace(namespace)
-    run.note_effects(getattr(function, "__code__", None))
+    run.note_effects(getattr(function, "__code__", None), namespaces)
     return run.of(lambda: run.twins.of(function)(*run.twins.of(args), **run.twins.of(dict(kwargs))))
 
 
@@ -50,7 +53,7 @@ def estimate_code(
 ) -> Estimate:
     """Return what ``code`` would take in ``namespace``, which stays as it is."""
     run = Run(device, room_bytes)
-    run.note_effects(code)
+    run.note_effects(code, (namespace,))
     return run.of(lambda: exec(code, run.twins.namespace(namespace)))  # noqa: S102  # the user's own cell
 
 
@@ -76,9 +79,9 @@ class Run:
         """Bytes of the originals, by device."""
         self._notes: dict[str, None] = {}
 
-    def note_effects(self, code: types.CodeType | None) -> None:
-        """Note what ``code`` names that an estimate does not fake."""
-        found = sorted(_EFFECTS & set(_names(code))) if code is not None else []
+    def note_effects(self, code: types.CodeType | None, namespaces: tuple[dict[str, Any], ...]) -> None:
+        """Note what ``code`` and the functions of ``namespaces`` that it names do beyond the estimate."""
+        found = sorted(_EFFECTS & _names(code, namespaces, {})) if code is not None else []
         if found:
             self._notes[f"only tensors are fake, the rest ran for real: {', '.join(found)}"] = None
 
@@ -160,11 +163,14 @@ class Run:
         return tuple(found)
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+def _names(code: types.CodeType, namespaces: tuple[dict[str, Any], ...], seen: dict[int, types.CodeType]) -> set[str]:
+    """Return the names in ``code``, in what it contains, and in functions of ``namespaces`` that it names."""
+    seen[id(code)] = code
+    named = (namespace.get(name) for name in code.co_names for namespace in namespaces)
+    # Libraries' own functions name much that they seldom do.
+    functions = [f for f in named if type(f) is types.FunctionType and any(f.__globals__ is n for n in namespaces)]
+    inner = [*(item for item in code.co_consts if type(item) is types.CodeType), *(f.__code__ for f in functions)]
+    return set(code.co_names).union(*(_names(item, namespaces, seen) for item in inner if id(item) not in seen))
 
 
 def _checked(device: str | None) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -350,6 +351,30 @@ def test_what_a_cell_prints_is_printed_and_said(trainer: Kernel) -> None:
     reply = trainer.run("%%estimate\nprint(x.shape)\n")
     assert reply.stdout == "torch.Size([256, 1024])\n"
     assert "only tensors are fake, the rest ran for real: print" in reply.reports("estimate")[0]
+
+
+def test_what_a_cell_reads_is_read_and_said_though_a_function_of_the_notebook_does_it(
+    trainer: Kernel, tmp_path: Path
+) -> None:
+    path = tmp_path / "scale.txt"
+    path.write_text("3")
+    trainer.run(f"def scales():\n    return factor(open({str(path)!r}).read())\ndef factor(text): return int(text)")
+    reply = trainer.run("%%estimate\nimport json\ny = x * scales()\nassert scales() == 3\n")
+    assert reply.status == "ok", reply.traceback
+    assert "only tensors are fake, the rest ran for real: open\n" in reply.reports("estimate")[0] + "\n"
+    assert trainer.value("'y' in globals()") is False
+
+
+def test_a_functions_effects_are_said_and_recursion_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    def train(x: torch.Tensor, rounds: int) -> None:
+        print(rounds)
+        if rounds:
+            train(x * 2, rounds - 1)
+
+    (note,) = ipygpumem.estimate(train, torch.ones(8), 2).notes
+    assert note == "only tensors are fake, the rest ran for real: print"
+    assert capsys.readouterr().out == "2\n1\n0\n"
+    assert ipygpumem.estimate(lambda x: x * 2, torch.ones(8)).notes == ()
 
 
 @pytest.mark.parametrize(
