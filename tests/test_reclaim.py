@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ipygpumem import reclaim
+from ipygpumem import garbage, reclaim
 from ipygpumem.meter import Meter
 from ipygpumem.model import ReclaimStep
 from tests.fakes import FakeAllocator, FakeProbe, fake_module, fake_torch
@@ -107,14 +107,14 @@ def test_trimming_the_heap_works_here() -> None:
 def work(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let the process have used ``seconds`` more of CPU time whenever it is asked."""
     clock = itertools.count(0.0, seconds)
-    monkeypatch.setattr(reclaim.time, "process_time", lambda: next(clock))
+    monkeypatch.setattr(garbage.time, "process_time", lambda: next(clock))
 
 
 def test_garbage_is_left_alone_where_collecting_would_cost_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     collected: list[int] = []
     monkeypatch.setattr(gc, "collect", lambda: collected.append(1) or 0)
     work(monkeypatch, 10_000.0)
-    budget = reclaim.GarbageBudget()
+    budget = garbage.GarbageBudget()
     assert not budget.collect_if_cheap(0.001, 1.0)
     assert not budget.collect_if_cheap(10.0, 0.0)
     assert collected == []
@@ -124,23 +124,23 @@ def test_garbage_is_left_alone_where_collecting_would_cost_too_much(monkeypatch:
 
 def test_a_cell_that_only_waited_has_made_no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     work(monkeypatch, 0.001)
-    assert not reclaim.GarbageBudget().collect_if_cheap(3600.0, 1.0)
+    assert not garbage.GarbageBudget().collect_if_cheap(3600.0, 1.0)
 
 
 def test_garbage_is_left_alone_where_the_user_switched_collection_off(monkeypatch: pytest.MonkeyPatch) -> None:
     work(monkeypatch, 10_000.0)
     gc.disable()
     try:
-        assert not reclaim.GarbageBudget().collect_if_cheap(3600.0, 1.0)
+        assert not garbage.GarbageBudget().collect_if_cheap(3600.0, 1.0)
     finally:
         gc.enable()
 
 
 def test_the_prediction_learns_from_what_a_collection_really_took(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([100.0, 102.0])
-    monkeypatch.setattr(reclaim.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(reclaim.sys, "getallocatedblocks", lambda: 1000)
+    monkeypatch.setattr(garbage.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(garbage.sys, "getallocatedblocks", lambda: 1000)
     work(monkeypatch, 10_000.0)
-    budget = reclaim.GarbageBudget()
+    budget = garbage.GarbageBudget()
     assert budget.collect_if_cheap(10.0, 0.05)
     assert not budget.collect_if_cheap(39.0, 0.05)  # 1000 blocks at 2 ms each are predicted to take 2 s

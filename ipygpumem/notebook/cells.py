@@ -14,15 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ipygpumem.bindings import Bindings, bindings_of
-from ipygpumem.scope import Pending, Scope
-
 if TYPE_CHECKING:
+    from ipygpumem.bindings import Bindings
     from ipygpumem.meter import Measurement
     from ipygpumem.model import RecoveryRecord
     from ipygpumem.notebook.autofit import CellFit
     from ipygpumem.notebook.experiments import Experiment
     from ipygpumem.reports.content import Report
+    from ipygpumem.scope import Pending, Scope
 
 
 @dataclass(eq=False)
@@ -64,6 +63,8 @@ class Cell:
 
     def bindings(self) -> list[Bindings]:
         """Return what the trees seen so far bind."""
+        from ipygpumem.bindings import bindings_of  # loading the extension must stay fast
+
         return [bindings_of(tree) for tree in self.trees]
 
     def end_fit(self) -> list[Report]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-import uuid
 from typing import Any
 
 _JUPYTER_CLIENT_ID = re.compile(r"[0-9a-f]+-[0-9a-f]+_\d+_\d+")
@@ -65,7 +65,7 @@ class Display:
         self._publisher: Any = None
         self._sent = 0
         """What the kernel's count of messages is for as long as only we send some; 0 before our first."""
-        self.id = f"ipygpumem-{uuid.uuid4().hex}"
+        self.id = f"ipygpumem-{os.urandom(16).hex()}"
 
     @property
     def is_shown(self) -> bool:

@@ -9,14 +9,6 @@ from typing import Any
 
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.notebook import rich
-from ipygpumem.notebook.completion import (
-    complete_autofit,
-    complete_estimate,
-    complete_experiment,
-    complete_gpumem,
-    complete_gpumemit,
-    complete_memlines,
-)
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.loops import loop_over_body
 from ipygpumem.notebook.magics import GpuMemMagics
@@ -25,14 +17,8 @@ from ipygpumem.notebook.session import Session, session_of
 
 _BOTH = ("experiment", "autofit", "gpumemit", "memlines")
 _MAGICS = (("line", "gpumem"), ("cell", "estimate"), *((kind, name) for name in _BOTH for kind in ("line", "cell")))
-_COMPLETERS = (
-    ("experiment", complete_experiment),
-    ("gpumem", complete_gpumem),
-    ("autofit", complete_autofit),
-    ("estimate", complete_estimate),
-    ("gpumemit", complete_gpumemit),
-    ("memlines", complete_memlines),
-)
+_COMPLETED = ("experiment", "gpumem", "autofit", "estimate", "gpumemit", "memlines")
+"""Magics whose options ``completion`` knows, each by a function ``complete_NAME``."""
 
 
 def load(shell: Any) -> Session:
@@ -80,9 +66,9 @@ class Hooks:
         self._event("post_run_cell", session.cell_ends)
         self._append(shell.input_transformers_cleanup, rewrite_cell)
         self._magics()
-        for name, completer in _COMPLETERS:
+        for name in _COMPLETED:
             for prefix in ("%", "%%"):
-                self._completer(prefix + name, functools.partial(_completions, completer, session))
+                self._completer(prefix + name, functools.partial(_completions, name, session))
         self._undo.append(rich.register(shell))
         self._undo.append(lambda: session.recorder.unload() if "recorder" in vars(session) else None)
         if config.record:
@@ -181,5 +167,8 @@ def _put_back(magics: dict[str, Any], name: str, earlier: Any) -> None:
         magics[name] = earlier
 
 
-def _completions(completer: Callable[[Session, str], list[str]], session: Session, shell: Any, event: Any) -> list[str]:
-    return completer(session, event.line)
+def _completions(name: str, session: Session, shell: Any, event: Any) -> list[str]:
+    from ipygpumem.notebook import completion  # loading the extension must stay fast
+
+    found: list[str] = getattr(completion, f"complete_{name}")(session, event.line)
+    return found

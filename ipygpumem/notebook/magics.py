@@ -6,17 +6,19 @@ import functools
 import importlib
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
 from ipygpumem.errors import AutofitError, ExperimentError, GpuMemError
-from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.parameters import parse_parameters
 from ipygpumem.notebook.parsing import Parser, split
 from ipygpumem.notebook.session import Session
 from ipygpumem.reports.content import Report, clean
+
+if TYPE_CHECKING:
+    from ipygpumem.notebook.experiments import Experiment
 
 _PATTERN = re.compile(r"[\w*?\[\]!-]+")
 
@@ -158,6 +160,8 @@ class GpuMemMagics(Magics):
         self._show(estimate(self._session, self.shell, line, cell))
 
     def _new(self, prog: str, words: list[str]) -> Experiment:
+        from ipygpumem.notebook.experiments import Experiment  # loading the extension must stay fast
+
         options = _experiment_parser(prog).parse_args(words)
         return Experiment(
             self._session,

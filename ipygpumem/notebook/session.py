@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ipygpumem import reclaim
-from ipygpumem.bindings import bindings_of
 from ipygpumem.errors import ExperimentError, NotLoadedError
+from ipygpumem.garbage import GarbageBudget
 from ipygpumem.kinds import text_of, type_name
 from ipygpumem.meter import Meter
 from ipygpumem.model import CellRecord, ExperimentRecord
 from ipygpumem.notebook.cells import Cell, CellStack
 from ipygpumem.notebook.config import IPyGpuMem
-from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.lasterror import error_of, last_error, shown_since
 from ipygpumem.notebook.live import Live
 from ipygpumem.notebook.outputs import Outputs
@@ -29,17 +29,16 @@ from ipygpumem.notebook.ticker import Ticker
 from ipygpumem.notebook.trends import Trends
 from ipygpumem.notebook.watching import Watched
 from ipygpumem.probes import Probe
-from ipygpumem.probes.accelerators import accelerators
 from ipygpumem.probes.host import HostProbe
-from ipygpumem.recorded import SessionRecord
 from ipygpumem.reports import content
-from ipygpumem.reports.history import growth_line
-from ipygpumem.scope import Pending, Scope, forget_gone
 
 if TYPE_CHECKING:
     from ipygpumem.fitting.remembered import Remembered
     from ipygpumem.notebook.budget import NotebookBudget
+    from ipygpumem.notebook.experiments import Experiment
     from ipygpumem.notebook.recording import Recorder
+    from ipygpumem.recorded import SessionRecord
+    from ipygpumem.scope import Pending, Scope
 
 
 class Session:
@@ -55,7 +54,7 @@ class Session:
         self.shell = shell
         self.config = config
         self.host = HostProbe(exact=config.host_peak == "kernel")
-        more = None if probes else accelerators
+        more = None if probes else _accelerators
         self.meter = Meter(probes or [self.host], find_more=more, sample_seconds=config.sample_seconds)
         self.outputs = Outputs(shell)
         self.screen = Screen(shell, config)
@@ -70,7 +69,7 @@ class Session:
         self.ticker = Ticker(self._cells, self.meter)
         self.live = Live(shell, config, self.ticker)
         self._unseen: list[tuple[Scope, Pending]] = []
-        self._garbage = reclaim.GarbageBudget()
+        self._garbage = GarbageBudget()
         self.recoveries = Recoveries(shell, config, self.meter, self._cells, self.open)
         self._trends = Trends()
 
@@ -81,12 +80,14 @@ class Session:
 
     def recorded(self) -> SessionRecord:
         """Return all that has finished, as one record."""
+        from ipygpumem.recorded import SessionRecord  # loading the extension must stay fast
+
         return SessionRecord(time.time(), tuple(self.history), tuple(self.experiments))
 
     @functools.cached_property
     def recorder(self) -> Recorder:
         """The flight recorder."""
-        from ipygpumem.notebook.recording import Recorder  # loading the extension must stay fast
+        from ipygpumem.notebook.recording import Recorder  # as above
 
         return Recorder(self)
 
@@ -124,6 +125,8 @@ class Session:
             return  # a front-end's own silent code
         running[-1].trees.append(tree)
         if self.open:
+            from ipygpumem.bindings import bindings_of  # as above
+
             bindings = bindings_of(tree)
             for experiment in self.open:
                 experiment.scope.share(bindings.shared)
@@ -155,7 +158,7 @@ class Session:
             try:
                 record = self._measure(cell, result, error, seconds)
                 try:
-                    recovered = self.recoveries.recover(cell, error or shown_since(cell.last_error))
+                    recovered = self._recover(cell, error or shown_since(cell.last_error))
                 finally:  # an interrupted recovery loses no cell
                     reports += self._remember(cell, record)
                 reports += [*recovered, *cell.end_fit()]
@@ -169,6 +172,12 @@ class Session:
         finally:
             self.screen.show(reports, place=self.live.end(cell, replace=bool(reports)))
             self.subscribers.deliver()
+
+    def _recover(self, cell: Cell, error: BaseException | None) -> list[content.Report]:
+        """Release what the cell's error holds; most cells have none, and pay nothing."""
+        if error is None and cell.recovery is None:
+            return []
+        return self.recoveries.recover(cell, error)
 
     def _remember(self, cell: Cell, record: CellRecord) -> list[content.Report]:
         """Add a finished cell to the history and to the open experiments, and return its report."""
@@ -187,10 +196,14 @@ class Session:
         if not self.config.report or record.duration_seconds < self.config.min_cell_seconds:
             return crossed
         report = content.cell_report(record)
-        return [replace(report, lines=(*report.lines, *map(growth_line, growths))) if growths else report, *crossed]
+        if growths:
+            from ipygpumem.reports.history import growth_line  # as above
+
+            report = replace(report, lines=(*report.lines, *map(growth_line, growths)))
+        return [report, *crossed]
 
     def _measure(self, cell: Cell, result: Any, error: BaseException | None, seconds: float) -> CellRecord:
-        if seconds >= reclaim.GarbageBudget.SHORTEST_SECONDS and not cell.nested and self.config.collect_garbage:
+        if seconds >= GarbageBudget.SHORTEST_SECONDS and not cell.nested and self.config.collect_garbage:
             self._garbage.collect_if_cheap(seconds, self.config.garbage_share)
         usages = self.meter.stop(cell.measurement)
         source = text_of(getattr(cell.info, "raw_cell", None))
@@ -209,6 +222,8 @@ class Session:
 
     def _forget_gone(self) -> None:
         """Honour what was deleted by hand: old names and old outputs."""
+        from ipygpumem.scope import forget_gone  # as above
+
         forget_gone([experiment.scope for experiment in self.open])
         for experiment in self.open:
             self.outputs.settle(experiment.outputs_at_start)
@@ -289,6 +304,15 @@ class Session:
         self.live.close()
         self.meter.close()
         return names
+
+
+def _accelerators() -> Sequence[Probe]:
+    """Return the probes of accelerators once torch is there; until then a cell pays for none."""
+    if "torch" not in sys.modules:
+        return ()
+    from ipygpumem.probes.accelerators import accelerators  # as above
+
+    return accelerators()
 
 
 def _settle(pending: list[tuple[Scope, Pending]], *, failed: bool) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 from ipygpumem.kinds import type_name
 from ipygpumem.model import CellRecord, ExperimentRecord
 from ipygpumem.reports.content import clean
-from ipygpumem.tracebacks import classify
 
 Subscriber = Callable[[CellRecord | ExperimentRecord], object]
 
@@ -52,6 +51,8 @@ class Subscribers:
         except KeyboardInterrupt:
             print(f"ipygpumem: {_name(entry[0])} was interrupted; it stays subscribed", file=sys.stderr)
         except BaseException as error:  # even SystemExit: a logger must not end the session
+            from ipygpumem.tracebacks import classify  # loading the extension must stay fast
+
             self._drop(entry)
             why = f"{type_name(error)}: {clean(classify(error).message)}"
             print(f"ipygpumem: {_name(entry[0])} failed and gets no more records ({why})", file=sys.stderr)

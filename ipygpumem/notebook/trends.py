@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ipygpumem.model import CellRecord, Usage
-from ipygpumem.recorded import Growth
 from ipygpumem.units import MIB
+
+if TYPE_CHECKING:
+    from ipygpumem.recorded import Growth
 
 _LEAST_BYTES = 10 * MIB
 _LEAST_SHARE = 0.01
@@ -72,4 +75,6 @@ def _count(devices: dict[str, _Device], usage: Usage, *, success: bool) -> Growt
     device.add(usage, success=success)
     if device.runs < _RUNS:
         return None
+    from ipygpumem.recorded import Growth  # loading the extension must stay fast
+
     return Growth(usage.device, device.runs, device.least_bytes, device.most_bytes)

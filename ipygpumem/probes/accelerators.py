@@ -9,13 +9,15 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ipygpumem.kinds import is_kind
 from ipygpumem.model import Reading
 from ipygpumem.probes import Probe
 from ipygpumem.probes.counters import SharedPeaks
-from ipygpumem.probes.nvml import Nvml
+
+if TYPE_CHECKING:
+    from ipygpumem.probes.nvml import Nvml
 
 
 @dataclass(frozen=True)
@@ -189,10 +191,10 @@ class MpsProbe:
 
 
 def accelerators() -> list[Probe]:
-    """Return a probe for each kind of accelerator once torch is there; until then a cell pays for none."""
-    if "torch" not in sys.modules:
-        return []
+    """Return a probe for each kind of accelerator once torch is there."""
     torch = loaded_torch()
     if torch is None or getattr(getattr(torch, "__spec__", None), "_initializing", False):  # half imported
         return []
+    from ipygpumem.probes.nvml import Nvml  # loading the extension must stay fast
+
     return [CachingAllocatorProbe(CUDA, Nvml()), CachingAllocatorProbe(XPU), MpsProbe()]

@@ -12,8 +12,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
+from typing import Any
 
 from ipygpumem.model import Method, Reading
 from ipygpumem.probes import cgroup
@@ -69,7 +68,6 @@ class HostProbe:
 
     def _open(self) -> None:
         self._pid = os.getpid()
-        self._process = psutil.Process()
         self._status = _open("/proc/self/status", os.O_RDONLY)
         self._children = _open(f"/proc/self/task/{self._pid}/children", os.O_RDONLY)
         self._marks = _open("/proc/self/clear_refs", os.O_WRONLY) if self._exact else None
@@ -119,7 +117,7 @@ class HostProbe:
             found = _MARK.search(os.pread(self._status, 4096, 0))
             if found is not None:  # there are systems whose status lacks these lines
                 return int(found[2]) * KIB, int(found[1]) * KIB
-        rss = int(self._process.memory_info().rss)
+        rss = int(_psutil().Process().memory_info().rss)
         return rss, rss
 
     def _children_rss(self, *, detail: bool) -> int | None:
@@ -135,9 +133,9 @@ class HostProbe:
         return rss
 
     def _children_by_psutil(self) -> int:
-        rss = 0
+        rss, psutil = 0, _psutil()
         with contextlib.suppress(psutil.Error):
-            for child in self._process.children(recursive=True):
+            for child in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.Error):
                     rss += child.memory_info().rss
         return rss
@@ -166,27 +164,40 @@ def _open(path: str, flags: int) -> int | None:
         return None
 
 
+def _psutil() -> Any:
+    """Return psutil: a terminal's IPython has not loaded it, and loading the extension must stay fast."""
+    import psutil
+
+    return psutil
+
+
+def _ram_bytes() -> int:
+    if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ()):
+        return os.sysconf("SC_PHYS_PAGES") * _PAGE
+    return int(_psutil().virtual_memory().total)
+
+
 def total_bytes(root: Path = cgroup.ROOT) -> int:
     """Return the memory that this process could have at most: the machine's, or its container's if that is less."""
-    total = int(psutil.virtual_memory().total)
+    total = _ram_bytes()
     group = cgroup.tightest(root)
     return total if group is None else min(total, group.limit_bytes)
 
 
 def available_bytes(root: Path = cgroup.ROOT) -> int:
     """Return how much host memory this process could still get, by the system and by its containers' limits."""
-    available = int(psutil.virtual_memory().available)
+    available = int(_psutil().virtual_memory().available)
     return min([available, *(group.available_bytes for group in cgroup.limits(root))])
 
 
 def host_figures(children_bytes: int | None) -> HostFigures:
     """Return what the system says of the host's memory now, beside what is known of child processes."""
-    memory, group = psutil.virtual_memory(), cgroup.tightest()
+    memory, group = _psutil().virtual_memory(), cgroup.tightest()
     try:
         status = Path("/proc/self/status").read_bytes()
         private, shared, file = (_kib(status, b"\nRss%b:" % kind) for kind in (b"Anon", b"Shmem", b"File"))
     except (OSError, ValueError):  # no Linux, or before 4.5
-        private, shared, file = int(psutil.Process().memory_info().rss), 0, 0
+        private, shared, file = int(_psutil().Process().memory_info().rss), 0, 0
     free = int(getattr(memory, "free", memory.available))
     available = int(memory.available)
     return HostFigures(int(memory.total), free, available, private, shared, file, children_bytes, group)
