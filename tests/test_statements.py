@@ -162,11 +162,10 @@ def test_an_error_of_the_statement_is_shown_with_its_line(shared: Kernel) -> Non
 
 def test_a_traceback_has_the_users_frames_and_none_of_ours(shared: Kernel) -> None:
     reply = shared.run("def fail(x): return 1 / x\n%gpumemit fail(0)")
-    assert re.findall(r"^-+> *\d+ (.*)", re.sub(r"\x1b\[[\d;]*m", "", reply.traceback), re.MULTILINE) == [
-        "get_ipython().run_line_magic('gpumemit', 'fail(0)')",
-        "fail(0)",
-        "def fail(x): return 1 / x",
-    ]
+    plain = re.sub(r"\x1b\[[\d;]*m", "", reply.traceback)
+    assert not re.findall(r"ipygpumem/(?:notebook|statements)", plain)
+    shown = re.findall(r"^-+> *\d+ (.*)", plain, re.MULTILINE)  # before version 9 IPython shows frames of its own, too
+    assert shown[-2:] == ["fail(0)", "def fail(x): return 1 / x"]
 
 
 def test_the_line_completes_to_options_and_names(shared: Kernel) -> None:
