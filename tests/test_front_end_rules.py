@@ -24,7 +24,8 @@ from ipygpumem.model import Usage
 from ipygpumem.reports import content, html, text
 from ipygpumem.units import GIB
 from tests.kernel import Kernel
-from tests.test_reports import RAM, Page, cell, every_report
+from tests.report_samples import RAM, cell, every_report
+from tests.test_reports import Page
 
 VS_CODE_ORDER = (
     "application/json",

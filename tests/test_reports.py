@@ -5,95 +5,20 @@ from __future__ import annotations
 import dataclasses
 import re
 from html.parser import HTMLParser
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ipygpumem.model import (
-    CellRecord,
-    ExperimentRecord,
     Held,
     Holder,
-    Inventory,
-    Part,
-    Reading,
-    ReclaimStep,
-    Reconciliation,
-    RecoveryRecord,
-    TensorGroup,
-    TensorRecord,
     Usage,
 )
 from ipygpumem.reports import content, html, text
 from ipygpumem.reports.grid import columns
-from ipygpumem.reports.status import status_report
-from ipygpumem.reports.tensors import groups_report, tensors_report
 from ipygpumem.units import GIB, MIB
-
-RAM = Usage("cpu", 3 * GIB, 3 * GIB + 512 * MIB, 3 * GIB + 1341 * MIB, 16 * GIB, "kernel")
-CUDA = Usage(
-    "cuda:0",
-    0,
-    GIB,
-    6 * GIB + 200 * MIB,
-    140 * GIB,
-    "allocator",
-    reserved_bytes=7 * GIB,
-    used_bytes=8 * GIB + 400 * MIB,
-)
-
-
-def cell(**changes: Any) -> CellRecord:
-    values: dict[str, Any] = {
-        "execution_count": 12,
-        "cell_id": None,
-        "experiment": None,
-        "started_at": 0.0,
-        "duration_seconds": 3.21,
-        "success": True,
-        "error": None,
-        "usages": (RAM, CUDA),
-    }
-    return CellRecord(**{**values, **changes})
-
-
-def experiment(**changes: Any) -> ExperimentRecord:
-    values: dict[str, Any] = {
-        "name": "small",
-        "started_at": 0.0,
-        "duration_seconds": 4.2,
-        "cells": (cell(), cell()),
-        "usages": (RAM,),
-        "consumed": {"cpu": 600 * MIB},
-        "reclaimed": {"cpu": 88 * MIB},
-        "deleted": ("a", "b"),
-        "restored": ("x",),
-        "kept": (),
-        "survivors": (Held("b", "Tensor", (8, 1024, 1024), "float32", "cpu", 32 * MIB),),
-        "steps": (ReclaimStep("names", {"cpu": 88 * MIB}, {"cuda:0": 2 * MIB}, 0.1),),
-        "notes": ("keep: no name matches 'q'",),
-    }
-    return ExperimentRecord(**{**values, **changes})
-
-
-def recovery(**changes: Any) -> RecoveryRecord:
-    values: dict[str, Any] = {
-        "kind": "oom",
-        "error": "OutOfMemoryError",
-        "message": "...",
-        "requested_bytes": 20 * GIB,
-        "free": {"cpu": 10 * GIB, "cuda:0": 3 * GIB},
-        "held": (
-            Held("batch", "Tensor", (512, 1024), "float32", "cuda:0", 2 * MIB, function="train", line=7),
-            Held("lists", "dict", None, "float32", "cuda:0", MIB, arrays=3, function="main", line=2),
-        ),
-        "frames": 4,
-        "reclaimed": {"cpu": -5, "cuda:0": 3 * MIB},
-        "now": {"cpu": GIB, "cuda:0": 0},
-    }
-    return RecoveryRecord(**{**values, **changes})
+from tests.report_samples import RAM, cell, every_report, experiment, recovery
 
 
 def test_the_line_after_a_cell() -> None:
@@ -190,37 +115,6 @@ def test_text_is_one_line_for_a_cell_and_an_aligned_table_for_an_experiment() ->
     lines = text.render(content.experiment_reports(experiment(), "full")).splitlines()
     assert lines[0] == "experiment small · 2 cells · 4.20 s"
     assert lines[1].split() == ["device", "consumed", "reclaimed", "peak", "now"]
-
-
-def every_report(word: str = "x") -> list[content.Report]:
-    """All kinds of reports, with ``word`` wherever a user's text may come."""
-    held = tuple(
-        Held(word, word, shape, word, word, 9 * MIB, function=word, line=1, holder=Holder(word, word))
-        for shape in ((1,), None)
-    )
-    step = ReclaimStep(word, {word: MIB}, {word: MIB}, 0.1, error=word)
-    usage = Usage(word, 1, 2, 3, 10 * MIB, "sampled", used_bytes=5, reserved_bytes=4, note=word)
-    tensor = TensorRecord(word, word, (1,), word, word, MIB, note=word)
-    inventory = Inventory((tensor, tensor), 0.0, notes=(word,))
-    reading = Reading(word, 1, 2, "allocator", 100, 5, 8, 1, note=word)
-    parts = Reconciliation(word, 100, word, (Part(word, 40, word), Part(word, None, word)), (word,))
-    ended = experiment(
-        name=word, deleted=(word,), restored=(word,), kept=(word,), survivors=held, notes=(word,), steps=(step,)
-    )
-    failed = recovery(error=word, held=held * 10, message=word, steps=(step,), free={word: 1}, now={word: 2})
-    return [
-        content.cell_report(cell(error=word, usages=(RAM, usage))),
-        *content.experiment_reports(ended, "full"),
-        *content.experiment_reports(ended, "compact"),
-        *content.recovery_reports(failed, MIB),
-        content.note(word),
-        content.interrupted_exit(word),
-        content.leaks_report(held, MIB),
-        content.freed_report(word, [step], {word: 1}),
-        status_report(word, [word], [reading], [parts]),
-        tensors_report(inventory, top=1),
-        groups_report(inventory, word, [TensorGroup(word, 1, MIB)] * 2, top=1),
-    ]
 
 
 class Page(HTMLParser):

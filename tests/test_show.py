@@ -18,7 +18,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from ipygpumem.notebook.show import Screen, wants_colour
 from ipygpumem.reports import content, text
-from tests.test_reports import cell
+from tests.report_samples import cell
 
 REPORT = content.cell_report(cell())
 

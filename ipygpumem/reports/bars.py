@@ -29,7 +29,7 @@ _TRACK = (
     "line-height: 8px; font-size: 0; text-align: left; white-space: nowrap; overflow: hidden; "
     'background: rgba(128, 128, 128, 0.22); border-radius: 2px">{pieces}</span>'
 )
-_PIECE = '<span style="display: inline-block; height: {}px; min-width: 1px; width: {:.1f}%; background: {}"></span>'
+_PIECE = '<span style="display: inline-block; height: {}px; min-width: 2px; width: {:.1f}%; background: {}"></span>'
 # The peak is past: it is half as high. In grey, too, what was in use before and what was kept differ.
 _LOOKS = ((8, "rgba(128, 128, 128, 0.6)"), (8, "#1e88e5"), (4, "#64b5f6"))
 

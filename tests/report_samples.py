@@ -1,0 +1,182 @@
+"""Records with known figures, and all kinds of reports with a given text wherever a user's text may come."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
+from ipygpumem.fitting.fit import Try
+from ipygpumem.fitting.plan import Plan, Variable
+from ipygpumem.lines.account import LineCost
+from ipygpumem.lines.blocks import Block, LinesRecord
+from ipygpumem.model import (
+    CellRecord,
+    ExperimentRecord,
+    Held,
+    Holder,
+    Inventory,
+    Part,
+    Reading,
+    ReclaimStep,
+    Reconciliation,
+    RecoveryRecord,
+    TensorGroup,
+    TensorRecord,
+    Usage,
+)
+from ipygpumem.recorded import Growth
+from ipygpumem.recorder.entries import CellEnd, CellStart, Figures, Header, Sample
+from ipygpumem.recorder.files import Segments
+from ipygpumem.recorder.reader import Recording
+from ipygpumem.recorder.verdict import Verdict
+from ipygpumem.reports import content, history, postmortem
+from ipygpumem.reports.autofit import autofit_report
+from ipygpumem.reports.estimate import estimate_report, summary_report
+from ipygpumem.reports.lines import lines_report
+from ipygpumem.reports.statements import statements_report
+from ipygpumem.reports.status import status_report
+from ipygpumem.reports.tensors import groups_report, tensors_report
+from ipygpumem.statements import Cost, Run
+from ipygpumem.units import GIB, MIB
+
+RAM = Usage("cpu", 3 * GIB, 3 * GIB + 512 * MIB, 3 * GIB + 1341 * MIB, 16 * GIB, "kernel")
+CUDA = Usage(
+    "cuda:0",
+    0,
+    GIB,
+    6 * GIB + 200 * MIB,
+    140 * GIB,
+    "allocator",
+    reserved_bytes=7 * GIB,
+    used_bytes=8 * GIB + 400 * MIB,
+)
+
+
+def cell(**changes: Any) -> CellRecord:
+    values: dict[str, Any] = {
+        "execution_count": 12,
+        "cell_id": None,
+        "experiment": None,
+        "started_at": 0.0,
+        "duration_seconds": 3.21,
+        "success": True,
+        "error": None,
+        "usages": (RAM, CUDA),
+    }
+    return CellRecord(**{**values, **changes})
+
+
+def experiment(**changes: Any) -> ExperimentRecord:
+    values: dict[str, Any] = {
+        "name": "small",
+        "started_at": 0.0,
+        "duration_seconds": 4.2,
+        "cells": (cell(), cell()),
+        "usages": (RAM,),
+        "consumed": {"cpu": 600 * MIB},
+        "reclaimed": {"cpu": 88 * MIB},
+        "deleted": ("a", "b"),
+        "restored": ("x",),
+        "kept": (),
+        "survivors": (Held("b", "Tensor", (8, 1024, 1024), "float32", "cpu", 32 * MIB),),
+        "steps": (ReclaimStep("names", {"cpu": 88 * MIB}, {"cuda:0": 2 * MIB}, 0.1),),
+        "notes": ("keep: no name matches 'q'",),
+    }
+    return ExperimentRecord(**{**values, **changes})
+
+
+def recovery(**changes: Any) -> RecoveryRecord:
+    values: dict[str, Any] = {
+        "kind": "oom",
+        "error": "OutOfMemoryError",
+        "message": "...",
+        "requested_bytes": 20 * GIB,
+        "free": {"cpu": 10 * GIB, "cuda:0": 3 * GIB},
+        "held": (
+            Held("batch", "Tensor", (512, 1024), "float32", "cuda:0", 2 * MIB, function="train", line=7),
+            Held("lists", "dict", None, "float32", "cuda:0", MIB, arrays=3, function="main", line=2),
+        ),
+        "frames": 4,
+        "reclaimed": {"cpu": -5, "cuda:0": 3 * MIB},
+        "now": {"cpu": GIB, "cuda:0": 0},
+    }
+    return RecoveryRecord(**{**values, **changes})
+
+
+def every_report(word: str = "x") -> list[content.Report]:
+    """All kinds of reports, with ``word`` wherever a user's text may come."""
+    held = tuple(
+        Held(word, word, shape, word, word, 9 * MIB, function=word, line=1, holder=Holder(word, word))
+        for shape in ((1,), None)
+    )
+    step = ReclaimStep(word, {word: MIB}, {word: MIB}, 0.1, error=word)
+    usage = Usage(word, 1, 2, 3, 10 * MIB, "sampled", used_bytes=5, reserved_bytes=4, note=word)
+    tensor = TensorRecord(word, word, (1,), word, word, MIB, note=word)
+    inventory = Inventory((tensor, tensor), 0.0, notes=(word,))
+    reading = Reading(word, 1, 2, "allocator", 100, 5, 8, 1, note=word)
+    parts = Reconciliation(word, 100, word, (Part(word, 40, word), Part(word, None, word)), (word,))
+    ended = experiment(
+        name=word, deleted=(word,), restored=(word,), kept=(word,), survivors=held, notes=(word,), steps=(step,)
+    )
+    failed = recovery(error=word, held=held * 10, message=word, steps=(step,), free={word: 1}, now={word: 2})
+    return [
+        content.cell_report(cell(error=word, usages=(RAM, usage))),
+        *content.experiment_reports(ended, "full"),
+        *content.experiment_reports(ended, "compact"),
+        *content.recovery_reports(failed, MIB),
+        content.note(word),
+        content.interrupted_exit(word),
+        content.leaks_report(held, MIB),
+        content.freed_report(word, [step], {word: 1}),
+        status_report(word, [word], [reading], [parts]),
+        tensors_report(inventory, top=1),
+        groups_report(inventory, word, [TensorGroup(word, 1, MIB)] * 2, top=1),
+        *reports_over_time(word, ended),
+        *reports_of_choices(word, usage),
+    ]
+
+
+def reports_over_time(word: str, ended: ExperimentRecord) -> list[content.Report]:
+    """What is told of many cells and experiments, and of a kernel that is gone."""
+    record = cell(error=word, experiment=word, source_line=word)
+    figures = (Figures(word, 1, 2), Figures("cpu", 1, 2))
+    header = Header(0.0, 1, 0.0, word, word, word, word, torch=word, notebook=f"folder/{word}", ram_bytes=9)
+    begun = CellStart(1.0, 1, f"{word}\n  {word}", 99, word, word, devices=figures)
+    entries = (
+        CellStart(0.0, 0, word, devices=figures),
+        CellEnd(0.5, 0, 0.5, False, word, devices=figures),
+        begun,
+        Sample(2.0, 1, 1, 2, 3, 4, devices=figures),
+        CellEnd(3.0, 1, 2.0, False, word, devices=figures),
+    )
+    gone = Recording(Segments(Path(word.replace("\0", "")[:9])), header, entries, 1)
+    verdict = Verdict("likely", "memory", word, (word,))
+    noted = dataclasses.replace(ended, parameters={word: word})
+    return [
+        history.history_report([record], total=2, experiment=word),
+        history.experiments_report([noted, noted], [word]),
+        history.comparison_report(history.numbered([noted, noted])),
+        content.note(history.growth_line(Growth(word, 3, MIB, GIB))),
+        postmortem.postmortem_report(gone, verdict),
+        postmortem.list_report([(gone, verdict)], word),
+    ]
+
+
+def reports_of_choices(word: str, usage: Usage) -> list[content.Report]:
+    """What is told of sizes that were tried or estimated, of statements and of lines."""
+    plan = Plan([Variable(word, 8, 1)])
+    tries = [Try({word: 8}, outcome, 0.1, (usage,), word, 1) for outcome in ("out of memory", word)]
+    share = DeviceEstimate(word, 1, 2, 3, 4, {word: 1}, 1)
+    rows = tuple(ModuleRow(name, word, depth, (1,), 1, 1, 1, 1, 1) for depth, name in enumerate(("", word)))
+    cost = Cost(word, [Run((usage,), 0.1)])
+    costs = {(0, 1): LineCost(1, 0.1, {word: 1}, {word: 1})}
+    lines = LinesRecord((Block(word, 1, (word, word)),), costs, 1.0, 0.1, (word,))
+    return [
+        autofit_report(tries, [word], plan),
+        estimate_report(Estimate((share,), 0.1, (word,), (word,))),
+        summary_report(ModelSummary(rows, 1)),
+        statements_report([cost, cost], cost),
+        *(lines_report(lines, order) for order in ("line", "peak")),
+    ]
