@@ -13,6 +13,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from tests.kernel import Kernel
 
 os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
+# Threads of torch that wait take the processor from those that work, wherever there are more of both than processors.
+# Read when torch is imported, here and in the kernels.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @pytest.fixture
