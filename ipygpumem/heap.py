@@ -13,14 +13,14 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import compress
-from operator import not_
+from itertools import compress, filterfalse
 from typing import Any
 
 from ipygpumem.arrays import StorageKey, describe, elements, library_type
 from ipygpumem.kinds import is_kind
 
-_CHUNK = 100_000
+_CHUNK = 1000
+"""So many objects are looked at from all sides before the next are: they stay in the processor's cache meanwhile."""
 _FEW = 50
 """Up to so many objects the collector's own search for referrers is faster: it compares each reference with each."""
 
@@ -41,54 +41,74 @@ class Heap:
     def __init__(self, ignoring: Iterable[object] = ()) -> None:
         # First of all: what is made from here on is ours. With itself in its own list, or a variable that an inner
         # function shares, it would be a cycle; it must go as soon as it is dropped.
-        tracked = gc.get_objects()
-        kinds = list(map(id, map(type, tracked)))
-        types = {kind: type(item) for kind, item in dict(zip(kinds, tracked, strict=True)).items()}
-        # Python 3.12's asyncio shows the collector objects that it has freed and keeps for later. To be in a list even
-        # for a moment frees them again, and every collection from then on runs in a circle for ever.
-        left_out = {id(item): id(type(item)) for item in (self, sys.modules.get("_asyncio"), *ignoring)}
-        for place in compress(range(len(kinds)), map(set(left_out.values()).__contains__, kinds)):
-            if id(tracked[place]) in left_out:
-                tracked[place] = None
-        self._tracked = tracked  # as long as it lives here, no identity can come to mean something new
+        self._tracked: list[object] = gc.get_objects()
+        """As long as it lives here, no identity can come to mean something new."""
         self._alive: set[int] = set()
         self._containers: list[object] = []
-        self.tensors: list[object] = _instances("torch", "Tensor", tracked, kinds, types)
-        self.modules: list[object] = _instances("torch.nn", "Module", tracked, kinds, types)
-        self.optimizers: list[object] = _instances("torch.optim", "Optimizer", tracked, kinds, types)
-        self.ndarrays: list[object] = _instances("numpy", "ndarray", tracked, kinds, types)
+        self.tensors: list[object] = []
+        self.modules: list[object] = []
+        self.optimizers: list[object] = []
+        self.ndarrays: list[object] = []
         self._array_type = library_type("numpy", "ndarray")
-        if self.tensors and len(gc.get_referents(*self.tensors)) == len(self.tensors):
-            # They refer to their types only: nothing is behind them.
-            tensor_kinds = set(map(id, map(type, self.tensors)))
-            tracked = [*compress(tracked, map(not_, map(tensor_kinds.__contains__, kinds)))]
-        self._look_behind(tracked)
+        # Python 3.12's asyncio shows the collector objects that it has freed and keeps for later. To be in a list even
+        # for a moment frees them again, and every collection from then on runs in a circle for ever.
+        left_out = [self, sys.modules.get("_asyncio"), *ignoring]
+        self._look_behind({id(item): id(type(item)) for item in left_out})
 
     def drop(self) -> None:
         """Let go of everything, also if whoever made the heap was alive by then: that would be a cycle otherwise."""
         for found in (self._tracked, self._containers, self.tensors, self.modules, self.optimizers, self.ndarrays):
             found.clear()
 
-    def _look_behind(self, tracked: Sequence[object]) -> None:
+    def _look_behind(self, left_out: dict[int, int]) -> None:
         """Find the arrays and the containers that the collector does not track."""
         # What is neither a container nor an array cannot lead to one: most of a heap is that.
         wanted = {id(dict), id(tuple), id(self._array_type)}
         seen: set[int] = set()
-        level: Sequence[object] = [*tracked, *_contents(self.ndarrays)]
-        while level:
+        level = self._sorted(left_out)
+        while True:
             behind: list[object] = []
-            for part in _chunks(level):
-                referents = gc.get_referents(*part)
-                found = list(compress(referents, map(wanted.__contains__, map(id, map(type, referents)))))
-                untracked = compress(found, map(not_, map(gc.is_tracked, found)))
-                new = {id(item): item for item in untracked if id(item) not in seen}
-                seen |= new.keys()
+            for part in level:
+                untracked = list(filterfalse(gc.is_tracked, gc.get_referents(*part)))
+                found = compress(untracked, map(wanted.__contains__, map(id, map(type, untracked))))
+                new = {id(item): item for item in found if id(item) not in seen}
+                seen.update(new)
                 behind += new.values()
+            if not behind:
+                return
             arrays = [item for item in behind if type(item) is self._array_type]
             self.ndarrays += arrays
             containers = [item for item in behind if type(item) is not self._array_type]
             self._containers += containers
-            level = [*containers, *_contents(arrays)]
+            level = _chunks([*containers, *_contents(arrays)])
+
+    def _sorted(self, left_out: dict[int, int]) -> Iterator[list[object]]:
+        """Yield all that is tracked, without ``left_out`` (identities, and those of the types), and note what it is."""
+        ours = set(left_out.values())
+        names = (("torch", "Tensor"), ("torch.nn", "Module"), ("torch.optim", "Optimizer"), ("numpy", "ndarray"))
+        bases = [library_type(module, name) for module, name in names]
+        lists = (self.tensors, self.modules, self.optimizers, self.ndarrays)
+        roles: tuple[set[int], ...] = (set(), set(), set(), set())
+        known: set[int] = set()
+        for start in range(0, len(self._tracked), _CHUNK):
+            part = self._tracked[start : start + _CHUNK]
+            kinds = list(map(id, map(type, part)))
+            several = set(kinds)
+            for kind in several - known:
+                item = part[kinds.index(kind)]
+                for base, role in zip(bases, roles, strict=True):
+                    if base is not None and is_kind(item, base):
+                        role.add(kind)
+            known |= several
+            for role, found in zip(roles, lists, strict=True):
+                if not role.isdisjoint(several):
+                    found += compress(part, map(role.__contains__, kinds))
+            if not ours.isdisjoint(several):
+                for place in compress(range(len(part)), map(ours.__contains__, kinds)):
+                    if id(part[place]) in left_out:
+                        self._tracked[start + place] = part[place] = None
+            yield part
+        yield from _chunks(_contents(self.ndarrays))
 
     def large(self, smallest: int) -> dict[StorageKey, list[object]]:
         """Return the tensors and arrays of each storage of at least ``smallest`` bytes."""
@@ -119,24 +139,15 @@ class Heap:
                 yield item, list(dict.fromkeys(children))
 
 
-def _that_refer_to(objects: dict[int, object], candidates: Sequence[object]) -> list[object]:
+def _that_refer_to(objects: dict[int, object], candidates: list[object]) -> list[object]:
     """Return which of ``candidates`` refer to some of ``objects``; their number does not matter here."""
     return [
         item
-        for part in _chunks(candidates, 1000)
+        for part in _chunks(candidates)
         if not objects.keys().isdisjoint(map(id, gc.get_referents(*part)))
         for item in part
         if not objects.keys().isdisjoint(map(id, gc.get_referents(item)))
     ]
-
-
-def _instances(
-    module: str, name: str, objects: Sequence[object], kinds: Sequence[int], types: dict[int, type]
-) -> list[object]:
-    """Return those of ``objects`` (``kinds`` are the identities of their types) that a library's class is a base of."""
-    base = library_type(module, name)
-    wanted = {key for key, kind in types.items() if base is not None and type.__subclasscheck__(base, kind)}
-    return list(compress(objects, map(wanted.__contains__, kinds))) if wanted else []
 
 
 def _contents(arrays: Sequence[Any]) -> list[object]:
@@ -151,8 +162,8 @@ def _contents(arrays: Sequence[Any]) -> list[object]:
     return rows
 
 
-def _chunks(objects: Sequence[object], length: int = _CHUNK) -> Iterator[Sequence[object]]:
-    return (objects[start : start + length] for start in range(0, len(objects), length))
+def _chunks(objects: list[object]) -> Iterator[list[object]]:
+    return (objects[start : start + _CHUNK] for start in range(0, len(objects), _CHUNK))
 
 
 def live_instances(base: type) -> list[object]:
