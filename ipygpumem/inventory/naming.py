@@ -49,6 +49,9 @@ _NOT_ENTERED = (ModuleType, FrameType, CodeType, TracebackType, BuiltinFunctionT
 
 _ARRAYS = ("tensor", "ndarray")
 
+_CHUNK = 1000
+"""So many objects are looked at from all sides before the next are: they stay in the processor's cache meanwhile."""
+
 Label = Callable[[int], str]
 
 
@@ -164,38 +167,46 @@ class Names:
 
     def _take(self, items: Sequence[object], label: Label, root: str) -> None:
         """Note the arrays among ``items`` and queue what may lead to more; most items are neither."""
-        kinds = list(map(id, map(type, items)))
-        several = samples(kinds, items)
-        for kind, item in several.items():
-            if kind not in self._how:
-                self._how[kind] = self._way(item)
-        arrays = {kind for kind in several if self._how[kind] in _ARRAYS}
-        others = {kind for kind in several if self._how[kind] != "skip"} - arrays
-        if arrays:
-            self.samples.update((kind, several[kind]) for kind in arrays)
-            self._take_arrays(list(items), kinds, places_of(arrays, kinds, several), label, root)
-        for position in places_of(others, kinds, several):
+        leading: list[int] = []
+        for start in range(0, len(items), _CHUNK):
+            part = list(items[start : start + _CHUNK])
+            kinds = list(map(id, map(type, part)))
+            several = samples(kinds, part)
+            for kind, item in several.items():
+                if kind not in self._how:
+                    self._how[kind] = self._way(item)
+            arrays = {kind: item for kind, item in several.items() if self._how[kind] in _ARRAYS}
+            others = {kind for kind in several if self._how[kind] != "skip"} - arrays.keys()
+            if arrays:
+                self.samples.update(arrays)
+                places = self._new(part, places_of(arrays, kinds, several))
+                self.kinds += at(places, kinds) if len(several) > 1 else [*several] * len(places)  # one int for all
+                self.roots += repeat(root, len(places))
+                self.names.add(label, _shifted(places, start))
+                self._take_arrays(at(places, part), arrays)
+            leading += [start + place for place in places_of(others, kinds, several)]
+        for position in leading:
             if self._is_new(items[position]):
                 self._queue.append((items[position], label(position), root))
 
-    def _take_arrays(
-        self, items: list[object], kinds: list[int], positions: Sequence[int], label: Label, root: str
-    ) -> None:
-        found = at(positions, items)
+    def _new(self, items: list[object], places: Sequence[int]) -> Sequence[int]:
+        """Return at which of ``places`` there is something that is seen for the first time."""
+        found = at(places, items)
         new = set(identities(found))
         if len(new) == len(found) and self.seen.isdisjoint(new):  # nearly always, and there may be a million
-            few, many = sorted((new, self.seen), key=len)
-            many |= few
-            self.seen = many
-        else:
-            positions = [position for position, item in zip(positions, found, strict=True) if self._is_new(item)]
-            found = at(positions, items)
+            self.seen |= new
+            return places
+        return [place for place, item in zip(places, found, strict=True) if self._is_new(item)]
+
+    def _take_arrays(self, new: list[object], kinds: Iterable[int]) -> None:
+        """Note arrays, which are of some ``kinds``, and queue those that have attributes, or objects for elements."""
         start = len(self.arrays)
-        self.arrays += found
-        self.kinds += at(positions, kinds)
-        self.names.add(label, positions)
-        self.roots += repeat(root, len(found))
-        self._queue_arrays(start)
+        self.arrays += new
+        if len(gc.get_referents(*new)) == len(new) and all(self._how[kind] != "ndarray" for kind in kinds):
+            return  # tensors of which each leads to its type alone: a million of them costs nothing here
+        for place, item in enumerate(new, start):
+            if elements(item) is not None or len(gc.get_referents(item)) > 1:
+                self._queue.append((item, self.names[place], self.roots[place]))
 
     def _is_new(self, item: object) -> bool:
         """Whether ``item`` is seen for the first time."""
@@ -212,16 +223,6 @@ class Names:
         if how == "object" and not type.__dict__["__flags__"].__get__(type(item)) & _HAS_REFERENCES:
             return "skip"
         return how
-
-    def _queue_arrays(self, start: int) -> None:
-        """Queue those of the new arrays that have attributes, or objects for elements."""
-        new = self.arrays[start:]
-        ndarrays = {kind for kind, how in self._how.items() if how == "ndarray"}
-        if len(gc.get_referents(*new)) == len(new) and ndarrays.isdisjoint(self.kinds[start:]):
-            return  # tensors of which each leads to its type alone: a million of them costs nothing here
-        for place, item in enumerate(new, start):
-            if elements(item) is not None or len(gc.get_referents(item)) > 1:
-                self._queue.append((item, self.names[place], self.roots[place]))
 
     def _enter(self, item: object, path: str, root: str) -> None:
         self._entered.append(item)
@@ -262,16 +263,17 @@ class Names:
         text = key_text(key)
         if text is not None:
             return text
-        if self._how.get(id(type(key))) == "tensor" and not self.seen.isdisjoint(
-            identities([key])
-        ):  # an optimizer's state: its key has a name
-            return self._name_of(key)
-        return f"<{type_name(key)}>"
+        is_tensor = self._how.get(id(type(key))) == "tensor"
+        if is_tensor and not self.seen.isdisjoint(identities([key])):  # an optimizer's state: its key has a name
+            text = self._name_of(key)
+        return f"<{type_name(key)}>" if text is None else text
 
-    def _name_of(self, array: object) -> str:
+    def _name_of(self, array: object) -> str | None:
+        """Return the name of an array; None for one that is among those that are just being named."""
         new = range(len(self._places), len(self.arrays))
         self._places.update({id(self.arrays[place]): place for place in new})
-        return self.names[self._places[id(array)]]
+        place = self._places.get(id(array))
+        return None if place is None else self.names[place]
 
     def _object(self, item: Any, path: str, root: str, *, is_module: bool) -> None:
         if type(item) is FunctionType:
@@ -306,6 +308,12 @@ class Names:
                     parts = dict(dict.items(inner))
                     self._take(list(parts.values()), _labels(path, list(parts)), root)
         self._take(list(found.values()), _labels(path, list(found)), root)
+
+
+def _shifted(places: Sequence[int], by: int) -> Sequence[int]:
+    if type(places) is range:
+        return range(places.start + by, places.stop + by)
+    return [place + by for place in places]
 
 
 _HAS_REFERENCES = 1 << 14
