@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import compress, repeat
-from operator import eq, rshift
+from operator import eq, is_, rshift
 from typing import Any, Generic, TypeVar, overload
 
 T = TypeVar("T")
@@ -24,6 +24,13 @@ def identities(items: Iterable[object]) -> Iterator[int]:
     Addresses are multiples of 16, which fill a hash table badly.
     """
     return map(rshift, map(id, items), repeat(_SPACING_BITS))
+
+
+def type_identities(items: Sequence[object]) -> list[int]:
+    """Return the identity of each item's type."""
+    if items and all(map(is_, map(type, items), repeat(type(items[0])))):  # often so, and twice as fast to see
+        return [id(type(items[0]))] * len(items)
+    return list(map(id, map(type, items)))
 
 
 def places_of(wanted: Collection[int], kinds: Sequence[int], different: Collection[int]) -> Sequence[int]:

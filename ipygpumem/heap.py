@@ -17,6 +17,7 @@ from itertools import compress, filterfalse
 from typing import Any
 
 from ipygpumem.arrays import StorageKey, describe, elements, library_type
+from ipygpumem.columns import at, places_of, type_identities
 from ipygpumem.kinds import is_kind
 
 _CHUNK = 1000
@@ -92,7 +93,7 @@ class Heap:
         known: set[int] = set()
         for start in range(0, len(self._tracked), _CHUNK):
             part = self._tracked[start : start + _CHUNK]
-            kinds = list(map(id, map(type, part)))
+            kinds = type_identities(part)
             several = set(kinds)
             for kind in several - known:
                 item = part[kinds.index(kind)]
@@ -102,7 +103,7 @@ class Heap:
             known |= several
             for role, found in zip(roles, lists, strict=True):
                 if not role.isdisjoint(several):
-                    found += compress(part, map(role.__contains__, kinds))
+                    found += at(places_of(role & several, kinds, several), part)
             if not ours.isdisjoint(several):
                 for place in compress(range(len(part)), map(ours.__contains__, kinds)):
                     if id(part[place]) in left_out:

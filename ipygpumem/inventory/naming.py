@@ -26,7 +26,7 @@ from types import (
 from typing import Any
 
 from ipygpumem.arrays import elements, library_type, samples, slots
-from ipygpumem.columns import at, identities, places_of
+from ipygpumem.columns import at, identities, places_of, type_identities
 from ipygpumem.kinds import instance_dict, is_kind, key_text, text_of, type_name
 
 _COLLAPSED = ("_parameters", "_buffers", "_modules")
@@ -170,7 +170,7 @@ class Names:
         leading: list[int] = []
         for start in range(0, len(items), _CHUNK):
             part = list(items[start : start + _CHUNK])
-            kinds = list(map(id, map(type, part)))
+            kinds = type_identities(part)
             several = samples(kinds, part)
             for kind, item in several.items():
                 if kind not in self._how:
@@ -180,7 +180,7 @@ class Names:
             if arrays:
                 self.samples.update(arrays)
                 places = self._new(part, places_of(arrays, kinds, several))
-                self.kinds += at(places, kinds) if len(several) > 1 else [*several] * len(places)  # one int for all
+                self.kinds += at(places, kinds)
                 self.roots += repeat(root, len(places))
                 self.names.add(label, _shifted(places, start))
                 self._take_arrays(at(places, part), arrays)
