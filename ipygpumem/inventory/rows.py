@@ -13,7 +13,7 @@ from operator import eq, is_not
 from typing import Any
 
 from ipygpumem.arrays import library_type
-from ipygpumem.columns import at, places_of
+from ipygpumem.columns import are_different, at, places_of
 from ipygpumem.heap import Heap
 from ipygpumem.inventory.memory import Memory, Reader
 from ipygpumem.inventory.naming import PathColumn, Paths
@@ -48,7 +48,9 @@ class Subjects:
 
 def add_gradients(reader: Reader, subjects: Subjects) -> list[Any]:
     """Add the gradients, which may have had no object in Python so far, named after their tensors; return them."""
-    subjects.requires_grad = reader.column("requires_grad", subjects.items)
+    subjects.requires_grad = reader.column("requires_grad", subjects.items, subjects.samples)
+    if not any(subjects.requires_grad):
+        return []
     requiring = list(compress(range(len(subjects.items)), subjects.requires_grad))
     # A tensor that is computed has none, unless it was asked to keep it; to ask it would print a warning.
     items = at(requiring, subjects.items)
@@ -79,9 +81,9 @@ class Table:
     def __init__(self, reader: Reader, subjects: Subjects) -> None:
         self._reader, self._subjects = reader, subjects
         places = reader.own(subjects.kinds, subjects.samples)
-        plain = reader.read(at(places, subjects.items))
+        plain = reader.read(at(places, subjects.items), at(places, subjects.kinds))
         odd_dtypes = {dtype for dtype in set(plain.dtypes) if reader.is_odd(dtype)}
-        if None in plain.keys or None in plain.sizes or odd_dtypes:
+        if odd_dtypes or not plain.complete:
             read = zip(plain.keys, plain.sizes, plain.dtypes, strict=True)
             fit = [
                 index
@@ -119,7 +121,7 @@ class Table:
         subjects, plain = self._subjects, self._plain
         first = self._representatives()
         plain.keep(first)
-        places = at(first, list(self._places))
+        places = self._places if len(first) == len(self._places) else at(first, list(self._places))
         items, requires = at(places, subjects.items), at(places, subjects.requires_grad)
         count = len(places)
         keys: list[Any] = plain.keys
@@ -144,11 +146,11 @@ class Table:
     def _representatives(self) -> Sequence[int]:
         """Return which tensor stands for each storage: one with a name before others, then the largest."""
         keys: list[Any] = self._plain.keys
+        if are_different(keys):
+            return range(len(keys))
         ordered = sorted(range(len(keys)), key=keys.__getitem__)
         sorted_keys = list(map(keys.__getitem__, ordered))
         again = list(map(eq, sorted_keys, islice(sorted_keys, 1, None)))
-        if True not in again:
-            return range(len(keys))
         sharing: dict[int, list[int]] = {}
         for position in compress(range(len(again)), again):
             sharing.setdefault(sorted_keys[position], [ordered[position]]).append(ordered[position + 1])
@@ -165,7 +167,7 @@ class Table:
         return self._subjects.names[place] is None, -(elements or 0), place
 
     def _in_graph(self, items: list[Any], requires: Sequence[bool]) -> list[bool]:
-        if True not in requires:
+        if not any(requires):
             return [False] * len(items)
         return list(map(is_not, self._reader.column("grad_fn", items), repeat(None)))
 
