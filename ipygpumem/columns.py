@@ -26,11 +26,6 @@ def identities(items: Iterable[object]) -> Iterator[int]:
     return map(rshift, map(id, items), repeat(_SPACING_BITS))
 
 
-def are_different(addresses: Sequence[int]) -> bool:
-    """Whether no two of ``addresses`` belong to the same object; False if in doubt."""
-    return len(set(map(rshift, addresses, repeat(_SPACING_BITS)))) == len(addresses)
-
-
 def type_identities(items: Sequence[object]) -> list[int]:
     """Return the identity of each item's type."""
     if items and all(map(is_, map(type, items), repeat(type(items[0])))):  # often so, and twice as fast to see

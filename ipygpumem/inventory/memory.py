@@ -47,7 +47,8 @@ class Columns:
     shapes: list[tuple[int, ...] | None] = field(default_factory=list)
     dtypes: list[str] = field(default_factory=list)
     devices: list[str] = field(default_factory=list)
-    shared: list[bool] = field(default_factory=list)
+    shared: set[int] = field(default_factory=set)
+    """The identities of those that other processes may have, too; on the host."""
     addresses: dict[int, int] = field(default_factory=dict)
     """By identity, where storages begin that other code than torch's allocators has made on the host."""
     complete: bool = True
@@ -55,7 +56,7 @@ class Columns:
 
     def keep(self, places: Sequence[int]) -> None:
         """Leave out all but those at ``places``."""
-        for name in ("keys", "sizes", "shapes", "dtypes", "devices", "shared"):
+        for name in ("keys", "sizes", "shapes", "dtypes", "devices"):
             setattr(self, name, at(places, getattr(self, name)))
 
 
@@ -115,22 +116,22 @@ class Reader:
             part = tensors[start : start + _CHUNK]
             get = self._getter(kinds[start : start + _CHUNK])
             storages = _each(self.base.untyped_storage, part)
-            keys, sizes = _each(attrgetter("_cdata"), storages), _each(self._storage_type.nbytes, storages)
-            found.complete = found.complete and all(keys) and None not in sizes
-            found.keys += keys
-            found.sizes += sizes
-            found.shapes += _each(get("shape"), part, shapes.__getitem__)
-            found.dtypes += _each(get("dtype"), part, texts.__getitem__)
+            have_keys = _extend(found.keys, attrgetter("_cdata"), storages)
+            have_sizes = _extend(found.sizes, self._storage_type.nbytes, storages)
+            found.complete = found.complete and have_keys and have_sizes
+            _extend(found.shapes, get("shape"), part, shapes.__getitem__)
+            _extend(found.dtypes, get("dtype"), part, texts.__getitem__)
             if all(_each(get("is_cpu"), part)):  # to ask for a device makes an object
-                found.devices += ["cpu"] * len(part)
+                found.devices += repeat("cpu", len(part))
             else:
-                found.devices += _each(get("device"), part, texts.__getitem__)
-            found.shared += [False] * len(part)
+                _extend(found.devices, get("device"), part, texts.__getitem__)
             resizable = _each(self._storage_type.resizable, storages)
             for place in () if all(resizable) else compress(range(len(part)), map(is_, resizable, repeat(False))):
-                if found.devices[start + place] == "cpu":  # not made by torch's allocator, and only such is shared
-                    found.shared[start + place] = storages[place].is_shared()
-                    found.addresses[storages[place]._cdata] = storages[place].data_ptr()
+                if found.devices[start + place] == "cpu":  # only what torch's own allocator did not make is shared
+                    storage = storages[place]
+                    found.addresses[storage._cdata] = storage.data_ptr()
+                    if storage.is_shared():
+                        found.shared.add(storage._cdata)
         return found
 
     def is_odd(self, dtype: str) -> bool:
@@ -242,16 +243,26 @@ def _has_memory(storage: Any) -> bool:
         return False
 
 
-def _each(get: Callable[[Any], Any], items: Sequence[object], write: Callable[[Any], Any] | None = None) -> list[Any]:
-    """Return what ``get`` gives for each item, as ``write`` has it; where it fails, what that makes of None."""
+def _each(get: Callable[[Any], Any], items: Sequence[object]) -> list[Any]:
+    """Return what ``get`` gives for each item; None where it fails."""
     found: list[Any] = []
-    waiting = iter(items)
-    while len(found) < len(items):
-        try:
-            found.extend(map(get, waiting) if write is None else map(write, map(get, waiting)))
-        except Exception:  # noqa: PERF203  # what came before it stays in the list; the record says that it failed
-            found.append(None if write is None else write(None))
+    _extend(found, get, items)
     return found
+
+
+def _extend(
+    column: list[Any], get: Callable[[Any], Any], items: Sequence[object], write: Callable[[Any], Any] | None = None
+) -> bool:
+    """Add what ``get`` gives for each item, as ``write`` has it; None where it fails. Return whether none failed."""
+    waiting = iter(items)
+    length, all_read = len(column) + len(items), True
+    while len(column) < length:
+        try:
+            column.extend(map(get, waiting) if write is None else map(write, map(get, waiting)))
+        except Exception:  # noqa: PERF203  # what came before it stays in the list
+            column.append(None if write is None else write(None))
+            all_read = False
+    return all_read
 
 
 def _is_torchs(kind: type) -> bool:

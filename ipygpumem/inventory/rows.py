@@ -13,7 +13,7 @@ from operator import eq, is_not
 from typing import Any
 
 from ipygpumem.arrays import library_type
-from ipygpumem.columns import are_different, at, places_of
+from ipygpumem.columns import at, places_of
 from ipygpumem.heap import Heap
 from ipygpumem.inventory.memory import Memory, Reader
 from ipygpumem.inventory.naming import PathColumn, Paths
@@ -58,7 +58,9 @@ def add_gradients(reader: Reader, subjects: Subjects) -> list[Any]:
     asked = [place for place, is_leaf, keeps in zip(requiring, leaves, kept, strict=True) if is_leaf or keeps]
     found = zip(asked, reader.column("_grad", at(asked, subjects.items)), strict=True)
     with_gradient = [(place, gradient) for place, gradient in found if gradient is not None]
-    places = {id(item): place for place, item in enumerate(subjects.items)} if with_gradient else {}
+    if not with_gradient:
+        return []
+    places = {id(item): place for place, item in enumerate(subjects.items)}
     for place, gradient in with_gradient:
         name = subjects.name(place)
         path = None if name is None else f"{name}.grad"
@@ -137,7 +139,7 @@ class Table:
             self._in_graph(items, requires),
             at(places, subjects.cells),
             list(map(self.aliases.get, keys, repeat(0))) if self.aliases else [0] * count,
-            plain.shared,
+            list(map(plain.shared.__contains__, keys)) if plain.shared else [False] * count,
             ["torch"] * count,
             keys,
             [""] * count,
@@ -146,11 +148,11 @@ class Table:
     def _representatives(self) -> Sequence[int]:
         """Return which tensor stands for each storage: one with a name before others, then the largest."""
         keys: list[Any] = self._plain.keys
-        if are_different(keys):
+        sorted_keys = sorted(keys)  # takes less time and memory than a set of them
+        again = list(map(eq, sorted_keys, islice(sorted_keys, 1, None)))
+        if True not in again:
             return range(len(keys))
         ordered = sorted(range(len(keys)), key=keys.__getitem__)
-        sorted_keys = list(map(keys.__getitem__, ordered))
-        again = list(map(eq, sorted_keys, islice(sorted_keys, 1, None)))
         sharing: dict[int, list[int]] = {}
         for position in compress(range(len(again)), again):
             sharing.setdefault(sorted_keys[position], [ordered[position]]).append(ordered[position + 1])

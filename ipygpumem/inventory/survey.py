@@ -19,7 +19,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from ipygpumem.arrays import describe, library_type, samples
-from ipygpumem.columns import Rows, at, identities, places_of
+from ipygpumem.columns import Rows, at, identities, places_of, type_identities
 from ipygpumem.heap import Heap
 from ipygpumem.holders.frames import peek, running_frames
 from ipygpumem.inventory.memory import Reader
@@ -139,18 +139,19 @@ class _Survey:
         places = places_of(several, found.kinds, found.samples)
         roots = at(places, found.roots)
         cells = {root: self._cell(root) for root in set(roots)}
+        known = [*cells.values()] * len(roots) if len(cells) == 1 else list(map(cells.__getitem__, roots))
         if len(places) == len(on_heap) and base is not library_type("numpy", "ndarray") and not gc.get_freeze_count():
             rest = []  # all tensors with a name are on the heap, so these are all that there are
         else:
             rest = list(compress(on_heap, map(not_, map(found.seen.__contains__, identities(on_heap)))))
-        kinds = list(map(id, map(type, rest)))
+        kinds = type_identities(rest)
         nobody = [None] * len(rest)
         return Subjects(
             at(places, found.arrays) + rest,
             at(places, found.kinds) + kinds,
             {**several, **samples(kinds, rest)},
             [*places, *nobody],
-            [*map(cells.__getitem__, roots), *nobody],
+            [*known, *nobody],
             found.names,
         )
 
