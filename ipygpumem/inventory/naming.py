@@ -163,6 +163,11 @@ class Names:
             except RuntimeError:  # a thread changes a container while we look: its other items go unnamed
                 self.complete = False
 
+    def drop(self) -> None:
+        """Let go of all objects."""
+        for found in (self.arrays, self.kinds, self.samples, self.roots, self.seen, self._entered, self._places):
+            found.clear()
+
     # -- what to do with an object ----------------------------------------------------------------------------
 
     def _take(self, items: Sequence[object], label: Label, root: str) -> None:

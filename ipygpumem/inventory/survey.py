@@ -129,8 +129,9 @@ class _Survey:
             self._heap.ndarrays += new.values()
 
     def drop(self) -> None:
-        """Let go of everything."""
+        """Let go of everything but names, so that a collection that was due needs not look at it."""
         self._heap.drop()
+        self._names.drop()
 
     def _subjects(self, base: type, on_heap: Sequence[object]) -> Subjects:
         """Return all objects of one library, those with a name first."""
