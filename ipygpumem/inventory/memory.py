@@ -127,11 +127,12 @@ class Reader:
                 _extend(found.devices, get("device"), part, texts.__getitem__)
             resizable = _each(self._storage_type.resizable, storages)
             for place in () if all(resizable) else compress(range(len(part)), map(is_, resizable, repeat(False))):
-                if found.devices[start + place] == "cpu":  # only what torch's own allocator did not make is shared
-                    storage = storages[place]
-                    found.addresses[storage._cdata] = storage.data_ptr()
-                    if storage.is_shared():
-                        found.shared.add(storage._cdata)
+                if found.devices[start + place] == "cpu":
+                    found.addresses[storages[place]._cdata] = storages[place].data_ptr()
+            shared = _each(self._storage_type.is_shared, storages)
+            for place in compress(range(len(part)), shared) if any(shared) else ():
+                if found.devices[start + place] == "cpu":  # every one of an accelerator is said to be
+                    found.shared.add(storages[place]._cdata)
         return found
 
     def is_odd(self, dtype: str) -> bool:

@@ -203,6 +203,28 @@ def test_an_inventory_keeps_nothing_alive_and_changes_no_collector() -> None:
     assert (gc.get_threshold(), gc.isenabled(), gc.get_freeze_count()) == before
 
 
+def test_thousands_of_tensors_keep_their_names_and_kinds_wherever_they_stand() -> None:
+    """They are looked at a thousand at a time."""
+    several = [torch.zeros(3) for _ in range(2500)]
+    several[1999].extra = torch.ones(5)  # type: ignore[attr-defined]  # an attribute of the user's
+    several[1000] = several[2400] = torch.zeros(2, 3, dtype=torch.int8, requires_grad=False)
+    several[2450] = torch.nn.Parameter(torch.ones(4))
+    keyed = {number: torch.zeros(1) for number in range(1500)}
+    rows = take(several=several, keyed=keyed, again={"last": several[-1]})
+    assert rows["several[2499]"].shape == (3,)
+    assert (rows["several[1000]"].shape, rows["several[1000]"].dtype) == ((2, 3), "int8")
+    assert "several[2400]" not in rows  # the same tensor
+    assert (rows["several[2450]"].kind, rows["several[2450]"].requires_grad) == ("parameter", True)
+    assert rows["several[1999].extra"].shape == (5,)
+    assert rows["keyed[1499]"].size_bytes == 4
+    assert len(rows) == 2499 + 1 + 1500
+
+
+def test_a_tensor_that_is_its_own_key_is_named_by_its_type() -> None:
+    x, y, z = (torch.zeros(size) for size in (1, 2, 3))
+    assert set(take(same={x: x}, each_other={y: z, z: y})) == {"same[<Tensor>]", "each_other[<Tensor>]"}
+
+
 # -- subclasses -----------------------------------------------------------------------------------------------------
 
 
@@ -217,6 +239,10 @@ def test_a_subclass_with_its_own_functions_is_listed_and_none_of_them_runs() -> 
 
         shape = property(lambda self: ran.append("shape"))
         dtype = property(lambda self: ran.append("dtype"))
+
+        def __getattribute__(self, name: str) -> Any:
+            ran.append(name)
+            return super().__getattribute__(name)
 
     x = torch.ones(100).as_subclass(Function)
     ran.clear()
