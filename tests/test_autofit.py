@@ -357,6 +357,29 @@ def test_a_try_above_a_budget_is_called_so_and_one_that_leaves_no_headroom_in_it
     meter.close()
 
 
+def test_the_last_run_of_a_search_may_take_of_the_headroom_and_not_more(meter: Meter) -> None:
+    probe = FakeProbe("cuda:0")
+    meter = Meter([probe])
+
+    def look(again: int) -> list[tuple[int, str]]:
+        calls: list[int] = []
+
+        def train(n: int) -> None:
+            probe.spike(again if n in calls else n)
+            calls.append(n)
+
+        plan = Options(step="search", max_tries=2).plan({"n": 1000})
+        found = Fit(plan, meter, headroom=0.1, limits=lambda: {"cuda:0": 600})
+        with contextlib.suppress(AutofitError):
+            fit_function(train, found)
+        return [(item.values["n"], item.outcome) for item in found.tries]
+
+    began = [(1000, "over the budget"), (500, "fits"), (750, "over the budget")]
+    assert look(590) == [*began, (500, "fits")]
+    assert look(610) == [*began, (500, "over the budget")]
+    meter.close()
+
+
 def found_in(found: Any) -> tuple[tuple[Usage, ...], str]:
     return found.tries[0].usages, "cuda:0"
 

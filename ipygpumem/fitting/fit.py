@@ -127,7 +127,9 @@ class Fit:
         usages = self._stop()
         self._allowed = self._limits()
         if error is None:
-            crowded = room.crowded_device(usages, self._headroom, self._allowed)
+            # What fitted with headroom may take a little of it when it runs again: that is what it is for.
+            headroom = 0.0 if self.plan.repeats else self._headroom
+            crowded = room.crowded_device(usages, headroom, self._allowed)
             self._add(self._outcome(crowded, usages), seconds, usages, crowded)
             self.more = self.plan.tell(fits=crowded is None)
             return False

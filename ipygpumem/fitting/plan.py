@@ -137,6 +137,8 @@ class Plan:
         self._fits: Values | None = None
         self.exhausted = False
         """Whether it ended for want of tries."""
+        self.repeats = False
+        """Whether ``values`` are tried again because they are the ones that were found."""
         self.values: Values = first or {variable.name: variable.start for variable in of}
 
     @property
@@ -164,7 +166,8 @@ class Plan:
             self.exhausted = True
             following = None
         self._left -= 1
-        if following is None and self._fits is not None and self._fits != self.values:
+        self.repeats = following is None and self._fits is not None and self._fits != self.values
+        if self.repeats and self._fits is not None:
             following = dict(self._fits)  # the notebook is to be left as a run with the value found leaves it
             self._searches = False
         self.values = following or self.values
