@@ -16,6 +16,9 @@ BIN := $(VENV)/bin
 
 PICTURES ?=
 
+# The tests start hundreds of kernels; where this is set, each would compile the package anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test frontends check bench torture matrix clean
 
 $(VENV)/.installed: setup.cfg pyproject.toml $(CONSTRAINTS)

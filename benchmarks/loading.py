@@ -68,7 +68,8 @@ def run(*, quick: bool) -> Section:
 def _load(tool: Tool) -> dict[str, Any]:
     script = _SCRIPT.format(load=tool.load_in_shell, heavy=_HEAVY)
     with tempfile.TemporaryDirectory(prefix="ipygpumem-bench-") as directory:
-        environment = {**os.environ, "IPYTHONDIR": directory}
+        # An installed package is compiled; where this is set, a checkout would be compiled in every process.
+        environment = {**os.environ, "IPYTHONDIR": directory, "PYTHONDONTWRITEBYTECODE": ""}
         done = subprocess.run(
             [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
         )

@@ -11,7 +11,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from ipygpumem import plot
-from ipygpumem.model import CellRecord, ExperimentRecord, Part, Reconciliation, Usage
+from ipygpumem.model import CellRecord, ExperimentRecord, Usage
+from ipygpumem.reconcile.records import Part, Reconciliation
 from ipygpumem.units import GIB, MIB
 
 RAM, CARD = 31 * GIB, 24 * GIB

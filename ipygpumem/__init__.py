@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from ipygpumem.budgets import Budget
     from ipygpumem.estimating.records import Estimate, ModelSummary
     from ipygpumem.fitting.fit import AutofitResult
-    from ipygpumem.model import CellRecord, ExperimentRecord, Inventory, InventoryDiff
+    from ipygpumem.inventory.records import Inventory, InventoryDiff
+    from ipygpumem.model import CellRecord, ExperimentRecord
     from ipygpumem.notebook.experiments import Experiment
     from ipygpumem.recorded import History, SessionRecord
 

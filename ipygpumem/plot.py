@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ipygpumem.errors import PlotError
-from ipygpumem.model import CellRecord, ExperimentRecord, Reconciliation
+from ipygpumem.model import CellRecord, ExperimentRecord
 from ipygpumem.notebook import plots
+from ipygpumem.reconcile.records import Reconciliation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

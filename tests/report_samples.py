@@ -9,23 +9,11 @@ from typing import Any
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.fitting.fit import Try
 from ipygpumem.fitting.plan import Plan, Variable
+from ipygpumem.inventory.records import Inventory, TensorGroup, TensorRecord
 from ipygpumem.lines.account import LineCost
 from ipygpumem.lines.blocks import Block, LinesRecord
-from ipygpumem.model import (
-    CellRecord,
-    ExperimentRecord,
-    Held,
-    Holder,
-    Inventory,
-    Part,
-    Reading,
-    ReclaimStep,
-    Reconciliation,
-    RecoveryRecord,
-    TensorGroup,
-    TensorRecord,
-    Usage,
-)
+from ipygpumem.model import CellRecord, ExperimentRecord, Held, Holder, Reading, ReclaimStep, RecoveryRecord, Usage
+from ipygpumem.reconcile.records import Part, Reconciliation
 from ipygpumem.recorded import Growth
 from ipygpumem.recorder.entries import CellEnd, CellStart, Figures, Header, Sample
 from ipygpumem.recorder.files import Segments

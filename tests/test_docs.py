@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ipygpumem import model
+from ipygpumem.model import CellRecord, ExperimentRecord, Held, Holder, ReclaimStep, RecoveryRecord, Usage
 from ipygpumem.notebook.config import IPyGpuMem
+from ipygpumem.reconcile.records import Part, Reconciliation
 from tests.kernel import Kernel, Reply
 
 ROOT = Path(__file__).parent.parent
@@ -75,20 +76,10 @@ def test_every_option_is_listed_with_its_default() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "CellRecord",
-        "Usage",
-        "ExperimentRecord",
-        "RecoveryRecord",
-        "Held",
-        "Holder",
-        "Part",
-        "Reconciliation",
-        "ReclaimStep",
-    ],
+    "record",
+    [CellRecord, Usage, ExperimentRecord, RecoveryRecord, Held, Holder, Part, Reconciliation, ReclaimStep],
 )
-def test_every_field_of_a_record_is_listed_in_order(name: str) -> None:
-    section = read("docs/records.md").split(f"## `{name}`")[1].split("\n## ")[0]
+def test_every_field_of_a_record_is_listed_in_order(record: type) -> None:
+    section = read("docs/records.md").split(f"## `{record.__name__}`")[1].split("\n## ")[0]
     fields = re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", section, re.MULTILINE)
-    assert fields == [field.name for field in dataclasses.fields(getattr(model, name))]
+    assert fields == [field.name for field in dataclasses.fields(record)]

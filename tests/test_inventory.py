@@ -17,7 +17,7 @@ import pytest
 from ipygpumem.columns import Rows
 from ipygpumem.inventory import selection, survey
 from ipygpumem.inventory.naming import Names
-from ipygpumem.model import Inventory, TensorRecord
+from ipygpumem.inventory.records import Inventory, TensorRecord
 from ipygpumem.reports import html, text
 from ipygpumem.reports.tensors import difference_report, groups_report, tensors_report
 from tests.kernel import Kernel

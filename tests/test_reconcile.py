@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipygpumem.model import Part, Reading, Reconciliation
+from ipygpumem.model import Reading
 from ipygpumem.probes import allocator
 from ipygpumem.probes.allocator import Block, Segment, Snapshot
 from ipygpumem.probes.cgroup import Group
@@ -17,6 +17,7 @@ from ipygpumem.probes.nvml import DeviceWide
 from ipygpumem.reconcile import device as device_parts
 from ipygpumem.reconcile.device import Storage, card_parts
 from ipygpumem.reconcile.host import host_parts
+from ipygpumem.reconcile.records import Part, Reconciliation
 from ipygpumem.units import MIB
 
 DEVICE = "cuda:0"

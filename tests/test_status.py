@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipygpumem.model import Part, Reading, Reconciliation
+from ipygpumem.model import Reading
 from ipygpumem.probes import allocator
 from ipygpumem.probes.accelerators import CUDA, CachingAllocatorProbe
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.nvml import Nvml
 from ipygpumem.reconcile import findings
 from ipygpumem.reconcile.device import Storage
+from ipygpumem.reconcile.records import Part, Reconciliation
 from ipygpumem.reports import html, text
 from ipygpumem.reports.status import status_report
 from ipygpumem.units import GIB, MIB

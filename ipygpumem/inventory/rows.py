@@ -17,8 +17,8 @@ from ipygpumem.columns import at, places_of
 from ipygpumem.heap import Heap
 from ipygpumem.inventory.memory import Memory, Reader
 from ipygpumem.inventory.naming import PathColumn, Paths
+from ipygpumem.inventory.records import TensorKind, TensorRecord
 from ipygpumem.kinds import instance_dict, is_kind, type_name
-from ipygpumem.model import TensorKind, TensorRecord
 
 _DEEPEST = 6
 _MOST_PER_STATE = 1_000_000

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 
 from ipygpumem.columns import Rows
-from ipygpumem.model import Inventory, InventoryDiff, TensorGroup, TensorRecord
+from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
 
 KINDS = ("parameter", "gradient", "optimizer state", "buffer", "other")
 GROUPS = ("name", "shape", "kind", "cell", "device")

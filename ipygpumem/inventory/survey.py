@@ -24,9 +24,9 @@ from ipygpumem.heap import Heap
 from ipygpumem.holders.frames import peek, running_frames
 from ipygpumem.inventory.memory import Reader
 from ipygpumem.inventory.naming import Names, PathColumn
+from ipygpumem.inventory.records import Inventory, TensorKind, TensorRecord
 from ipygpumem.inventory.rows import Subjects, Table, add_gradients, kinds_of
 from ipygpumem.kinds import instance_dict, is_atom, is_kind, module_dict, type_name
-from ipygpumem.model import Inventory, TensorKind, TensorRecord
 from ipygpumem.probes.accelerators import loaded_torch
 
 CellOf = Callable[[str], "int | None"]

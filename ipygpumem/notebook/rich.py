@@ -2,54 +2,54 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ipygpumem.model import Inventory, InventoryDiff
 from ipygpumem.reports import html, text
-from ipygpumem.reports.layout import Report
+
+if TYPE_CHECKING:
+    from ipygpumem.inventory.records import Inventory, InventoryDiff
+    from ipygpumem.reports.layout import Report
 
 _SHOWN = 20
-
-
-def _of_inventory(found: Inventory) -> Report:
-    from ipygpumem.reports.tensors import tensors_report  # loading the extension must stay fast
-
-    return tensors_report(found, top=_SHOWN)
-
-
-def _of_difference(found: InventoryDiff) -> Report:
-    from ipygpumem.reports.tensors import difference_report  # as above
-
-    return difference_report(found, top=_SHOWN)
-
-
-_REPORTS: dict[type, Callable[[Any], Report]] = {Inventory: _of_inventory, InventoryDiff: _of_difference}
+_MODULE = "ipygpumem.inventory.records"
+_NAMES = ("Inventory", "InventoryDiff")
 
 
 def register(shell: Any) -> Callable[[], None]:
-    """Let ``shell`` show inventories as tables, and return what undoes that."""
-    formatters = shell.display_formatter.formatters
-    printers = {"text/plain": _print, "text/html": _html}
-    earlier = [
-        (formatters[form].type_printers, kind, formatters[form].for_type(kind, printer))
-        for form, printer in printers.items()
-        for kind in _REPORTS
-    ]
+    """Let ``shell`` show inventories as tables, and return what undoes that.
+
+    They are registered by name: few sessions take one, and loading the extension must stay fast.
+    """
+    formatters = [shell.display_formatter.formatters[form] for form in ("text/plain", "text/html")]
+    for formatter, printer in zip(formatters, (_print, _html), strict=True):
+        for name in _NAMES:
+            formatter.for_type_by_name(_MODULE, name, printer)
 
     def undo() -> None:
-        for known, kind, before in earlier:
-            known.pop(kind, None)
-            if before is not None:
-                known[kind] = before
+        records = sys.modules.get(_MODULE)
+        for formatter in formatters:
+            for name in _NAMES:
+                formatter.deferred_printers.pop((_MODULE, name), None)
+                formatter.type_printers.pop(getattr(records, name, None), None)  # where it is once one was shown
 
     return undo
 
 
+def _report(found: Inventory | InventoryDiff) -> Report:
+    from ipygpumem.inventory.records import Inventory
+    from ipygpumem.reports.tensors import difference_report, tensors_report
+
+    if isinstance(found, Inventory):
+        return tensors_report(found, top=_SHOWN)
+    return difference_report(found, top=_SHOWN)
+
+
 def _print(found: Any, printer: Any, cycle: bool) -> None:  # IPython passes it so
     inside_another = cycle or len(printer.stack) > 1
-    printer.text(repr(found) if inside_another else text.render([_REPORTS[type(found)](found)]))
+    printer.text(repr(found) if inside_another else text.render([_report(found)]))
 
 
 def _html(found: Any) -> str:
-    return html.render([_REPORTS[type(found)](found)])
+    return html.render([_report(found)])

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.inventory import selection, survey
+from ipygpumem.inventory.records import Inventory
 from ipygpumem.kinds import is_kind
-from ipygpumem.model import Inventory
 from ipygpumem.notebook.parsing import Parser, size
 from ipygpumem.notebook.progress import progress
 from ipygpumem.notebook.session import session_of

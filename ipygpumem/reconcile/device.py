@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ipygpumem.model import Part, Reading, Reconciliation
+from ipygpumem.model import Reading
 from ipygpumem.probes.allocator import Block, Snapshot
 from ipygpumem.probes.nvml import DeviceWide, process_name
+from ipygpumem.reconcile.records import Part, Reconciliation
 from ipygpumem.units import format_bytes
 
 

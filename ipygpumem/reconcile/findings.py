@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from ipygpumem.arrays import library_type
 from ipygpumem.kinds import is_kind
-from ipygpumem.model import Reading, Reconciliation
+from ipygpumem.model import Reading
 from ipygpumem.probes.accelerators import loaded_torch
 from ipygpumem.probes.allocator import Snapshot, snapshots
 from ipygpumem.probes.host import host_figures
@@ -23,6 +23,7 @@ from ipygpumem.probes.nvml import DeviceWide, Nvml
 from ipygpumem.probes.pages import anonymous_bytes
 from ipygpumem.reconcile.device import Storage, card_parts, device_parts
 from ipygpumem.reconcile.host import host_parts
+from ipygpumem.reconcile.records import Reconciliation
 
 T = TypeVar("T")
 

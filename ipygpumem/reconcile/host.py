@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ipygpumem.model import Part, Reconciliation
 from ipygpumem.probes.host import HostFigures
 from ipygpumem.reconcile.device import KINDS, Storage
+from ipygpumem.reconcile.records import Part, Reconciliation
 from ipygpumem.units import format_bytes
 
 Resident = Callable[[list[tuple[int, int]]], list[int]]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ipygpumem.model import Part, Reading, Reconciliation
+from ipygpumem.model import Reading
+from ipygpumem.reconcile.records import Part, Reconciliation
 from ipygpumem.reports.bars import Bar
 from ipygpumem.reports.layout import SEPARATOR, Report, Segment, Table, clean, device_label
 from ipygpumem.units import format_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ipygpumem.model import Reconciliation
+from ipygpumem.reconcile.records import Reconciliation
 from ipygpumem.units import MIB, format_bytes
 from tests.gpu.support import DEVICE, ROUNDING, Card, other_process, ready, run_ok
 from tests.kernel import Kernel

@@ -13,7 +13,7 @@ from ipygpumem.arrays import storage_key, watch
 from ipygpumem.heap import Heap
 from ipygpumem.holders.search import Roots, explain
 from ipygpumem.inventory import survey
-from ipygpumem.model import Inventory, TensorRecord
+from ipygpumem.inventory.records import Inventory, TensorRecord
 from ipygpumem.reconcile.findings import storages_of
 from tests.kernel import Kernel
 from tests.steps import works

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
-from ipygpumem.model import Part, Reconciliation
+from ipygpumem.reconcile.records import Part, Reconciliation
 from ipygpumem.reports.content import clean, device_label
 from ipygpumem.reports.figures import picture
 from ipygpumem.reports.figures.axes import set_bytes
