@@ -204,9 +204,9 @@ def tensors(*names: str, device: str | None = None, kind: str | None = None, min
         code = frame.f_code
         found = survey.take(survey.names_in(frame), file=code.co_filename, line=frame.f_lineno)
     else:
-        from ipygpumem.notebook.tensors import take
+        from ipygpumem.notebook.tensors import asked_by
 
-        found = take(shell, frame)
+        found = asked_by(frame, shell)
     return selection.select(found, names, device=device, kind=kind, min_bytes=min_bytes)
 
 

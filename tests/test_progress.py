@@ -80,12 +80,13 @@ def notebook() -> Iterator[Kernel]:
     kernel.close()
 
 
-def test_a_notebook_shows_the_bar_as_a_display_that_vanishes(notebook: Kernel) -> None:
-    reply = notebook.run("%gpumem tensors", browser=True)
+@pytest.mark.parametrize(("code", "reports"), [("%gpumem tensors", 1), ("import ipygpumem; ipygpumem.tensors();", 0)])
+def test_a_notebook_shows_the_bar_as_a_display_that_vanishes(notebook: Kernel, code: str, reports: int) -> None:
+    reply = notebook.run(code, browser=True)
     bars = [item for item in reply.updates if item["metadata"] == {"ipygpumem": {"reports": ["progress"]}}]
     assert "ipygpumem: tensors and arrays:" in bars[-1]["data"]["text/html"]
     assert [item["data"] for item in reply.displays if not item["metadata"]] == [{}, {}]
-    assert (reply.stderr, len(reply.reports("tensors"))) == ("", 1)
+    assert (reply.stderr, len(reply.reports("tensors"))) == ("", reports)
 
 
 @pytest.mark.parametrize("how", ["captured", "nobody looks", "off"])

@@ -42,7 +42,8 @@ def cut(*, seconds: float = _MOST_SECONDS) -> int:
     """Empty ``.grad`` of the tensors that nothing but graphs of gradients keeps alive; return how many.
 
     Args:
-        seconds: a search that takes longer ends without having changed anything.
+        seconds: a search that takes longer ends without having changed anything. They are this thread's own: a busy
+            machine must not decide what is freed.
     """
     torch: Any = sys.modules.get("torch")
     base: Any = library_type("torch", "Tensor")
@@ -53,7 +54,7 @@ def cut(*, seconds: float = _MOST_SECONDS) -> int:
         if not any(_is_suspect(base, tensor) for tensor in tensors) or _are_some_hidden(base):
             return 0
         try:
-            loose, holds = _Accounts(base, tensors, time.monotonic() + seconds).garbage()
+            loose, holds = _Accounts(base, tensors, time.thread_time() + seconds).garbage()
         except TimeoutError:
             return 0
         del tensors
@@ -161,7 +162,7 @@ class _Accounts:
             item = waiting.pop()
             if id(item) in done:
                 continue
-            if time.monotonic() > self._deadline:
+            if time.thread_time() > self._deadline:
                 raise TimeoutError
             done.add(id(item))
             waiting += self._following(item)

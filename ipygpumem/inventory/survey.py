@@ -30,6 +30,8 @@ from ipygpumem.kinds import instance_dict, is_atom, is_kind, module_dict, type_n
 from ipygpumem.probes.accelerators import loaded_torch
 
 CellOf = Callable[[str], "int | None"]
+Progress = Callable[[int, int], None]
+_STEPS = 4
 
 
 def take(
@@ -39,7 +41,7 @@ def take(
     file: str | None = None,
     line: int | None = None,
     cell: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> Inventory:
     """Return all tensors and arrays that are alive now, the largest first.
 
@@ -52,9 +54,7 @@ def take(
         progress: called with how many of how many steps are done.
     """
     with _collector_paused():
-        survey = _Survey(roots, cell_of)
-        if progress is not None:
-            progress(1, 2)
+        survey = _Survey(roots, cell_of, progress)
         try:
             columns = survey.columns()
         finally:
@@ -70,7 +70,7 @@ def kinds_of_objects() -> list[tuple[object, TensorKind]]:
     It keeps them alive: use it, then drop it.
     """
     with _collector_paused():
-        survey = _Survey((), lambda root: None)
+        survey = _Survey((), lambda root: None, lambda done, total: None)
         try:
             return survey.kinds()
         finally:
@@ -105,15 +105,18 @@ def _collector_paused() -> Iterator[None]:
 class _Survey:
     """One look at everything; it keeps all of it alive, and is dropped with the call that made it."""
 
-    def __init__(self, roots: Iterable[tuple[str, object]], cell_of: CellOf) -> None:
+    def __init__(self, roots: Iterable[tuple[str, object]], cell_of: CellOf, progress: Progress) -> None:
         self.notes: list[str] = []
+        self._progress = progress
         self._cell_of = cell_of
         self._cells: dict[str, int | None] = {}
         self._names = Names()
         self._names.walk(roots)
+        progress(1, _STEPS)
         found = self._names
         self._heap = Heap(ignoring=(found.arrays, found.kinds, found.roots, found.seen))
         self._add_locals()
+        progress(2, _STEPS)
         self._shown: set[int] = set()
         """Identities of what owns the memory that was listed as a tensor's."""
         if not self._names.complete:
@@ -164,6 +167,7 @@ class _Survey:
     def columns(self) -> list[Sequence[Any]]:
         """Return the fields of the records of all tensors and arrays, one after the other."""
         columns, records = self._tensors()
+        self._progress(3, _STEPS)
         records += self._ndarrays()
         for column, values in zip(columns, zip(*records, strict=True), strict=True) if records else ():
             column.extend(values)

@@ -47,8 +47,11 @@ def survivors(session: Session, watched: Iterable[Watched], known: Container[Sto
     session.survivors += alive
     if not alive:
         return ()
-    with progress(session, "who holds what is still alive"):
-        found = _explained(session, alive, Heap())
+    with progress(session, "who holds what is still alive") as advance:
+        heap = Heap()
+        advance(1, 2)
+        found = _explained(session, alive, heap)
+        heap.drop()
     trim_host_heap()  # what the search took must not be the next experiment's to give back
     return found
 

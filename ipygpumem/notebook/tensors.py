@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,16 @@ def tensors(session: Session, words: list[str]) -> list[Report]:
     return [reports.groups_report(found, options.by, groups, top=options.top)]
 
 
+def asked_by(frame: FrameType, shell: Any) -> Inventory:
+    """Return the inventory that code at ``frame`` asks for; where the extension is loaded, with a bar if it lasts."""
+    try:
+        session = session_of(shell)
+    except NotLoadedError:
+        return take(shell, frame)
+    with progress(session, "tensors and arrays") as advance:
+        return take(shell, frame, progress=advance)
+
+
 def _parser() -> Parser:
     parser = Parser(prog="%gpumem tensors", add_help=False, allow_abbrev=False)
     parser.add_argument("names", nargs="*")
@@ -55,7 +65,7 @@ def _kind(word: str) -> str:
 
 
 def take(
-    shell: Any, frame: FrameType | None = None, *, progress: Callable[[int, int], None] | None = None
+    shell: Any, frame: FrameType | None = None, *, progress: survey.Progress = lambda done, total: None
 ) -> Inventory:
     """Return an inventory with the notebook's names, and where ``frame`` (if that is given) asks for it."""
     filename = "" if frame is None else frame.f_code.co_filename
