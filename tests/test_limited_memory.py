@@ -3,53 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shlex
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ipygpumem.units import GIB, MIB, parse_bytes
+from tests.control_group import limited_group, remove
 from tests.kernel import Kernel
 from tests.steps import works
 
 LIMIT = GIB
-_HIERARCHIES = {Path("/sys/fs/cgroup/memory"): "memory.limit_in_bytes", Path("/sys/fs/cgroup"): "memory.max"}
 _ROW = re.compile(r"^  (\S.*?)  +([\d.]+ (?:[KMGTP]i)?B)  +\S", re.MULTILINE)
-
-
-def leave(group: Path) -> None:
-    """Remove a group; its processes take a moment to end."""
-    for _ in range(100):
-        with contextlib.suppress(OSError):
-            group.rmdir()
-            return
-        time.sleep(0.1)
-    group.rmdir()
 
 
 @pytest.fixture
 def group() -> Iterator[Path]:
     """A group of processes that may have 1 GiB; skips where none can be made."""
-    for hierarchy, limit in _HIERARCHIES.items():
-        folder = hierarchy / f"ipygpumem-test-{os.getpid()}"
-        try:
-            folder.mkdir()
-        except OSError:
-            continue
-        try:
-            (folder / limit).write_text(str(LIMIT))
-        except OSError:
-            folder.rmdir()
-            continue
+    with limited_group(LIMIT) as folder:
         yield folder
-        leave(folder)
-        return
-    pytest.skip("no control group with a memory limit can be made here: it takes Linux and the rights")
 
 
 @contextlib.contextmanager
@@ -116,4 +91,4 @@ def test_a_group_around_the_own_one_limits_too(group: Path, tmp_path: Path) -> N
         assert title == "RAM: 1.00 GiB, the container's limit (cgroup)"
         assert abs(sum(rows.values()) - LIMIT) < MIB
     finally:
-        leave(inner)
+        remove(inner)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.control_group import limited_group
 from tests.kernel import Kernel
-from tests.recorder_group import limited_group
 
 MIB = 2**20
 ON = "--IPyGpuMem.record=True"

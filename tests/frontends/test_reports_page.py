@@ -83,7 +83,7 @@ def test_the_page_of_all_reports_has_made_the_browser_complain_of_nothing(page: 
 
 
 def test_after_a_kernel_was_killed_for_memory_lab_shows_what_happened(lab: Notebook, pictures: Pictures) -> None:
-    from tests.recorder_group import limited_group  # needs a Linux with control groups
+    from tests.control_group import limited_group  # needs a Linux with control groups
 
     fatal, told = gallery.shown(died=True)
     before = ("%load_ext ipygpumem", "%gpumem record on", "import time\n\nimport numpy as np")

@@ -34,7 +34,7 @@ def limited_group(limit_bytes: int) -> Iterator[Path]:
         try:
             yield folder
         finally:
-            _remove(folder)
+            remove(folder)
         return
     pytest.skip(f"no control group with a memory limit can be made here: {problems or 'there are none'}")
 
@@ -46,8 +46,9 @@ def _own(version: cgroup._Version) -> Path | None:
     return None
 
 
-def _remove(folder: Path) -> None:
-    for _ in range(50):  # until the kernel has let go of what ran there
+def remove(folder: Path) -> None:
+    """Remove a group as soon as the kernel has let go of what ran there."""
+    for _ in range(100):
         with contextlib.suppress(OSError):
             folder.rmdir()
             return
