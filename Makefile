@@ -6,7 +6,7 @@
 # make torture  how notebooks leak, on every Python found here, with and without the extension; writes docs/leaks.md
 # make matrix   a smoke test on every IPython and Python that is supported and found here
 #
-# PYTHON picks the interpreter. CONSTRAINTS picks the versions: the default pins torch, so that no open range
+# JOBS is how many processes run the tests. PYTHON picks the interpreter. CONSTRAINTS picks the versions: the default pins torch, so that no open range
 # brings gigabytes of CUDA packages; an empty file takes the newest of everything.
 
 PYTHON ?= python3
@@ -14,6 +14,7 @@ CONSTRAINTS ?= constraints.txt
 VENV ?= .venv
 BIN := $(VENV)/bin
 
+JOBS ?= 2
 PICTURES ?=
 
 # The tests start hundreds of kernels; where this is set, each would compile the package anew.
@@ -29,8 +30,10 @@ $(VENV)/.installed: setup.cfg pyproject.toml $(CONSTRAINTS)
 demo: $(VENV)/.installed
 	$(BIN)/python examples/run_demo.py build/demo
 
+# Apart, since a look at a heap takes the longer the more of it is torch's: so it is for half of the tests only.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/torch_cpu
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/torch_cpu
 
 # What is missing fails here; in `make test` it is skipped.
 frontends: $(VENV)/.installed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import nbformat
@@ -14,8 +15,10 @@ from nbformat import NotebookNode
 from ipygpumem.units import MIB, parse_bytes
 from tests.test_demo import EXAMPLES, outputs
 
-pytest.importorskip("torch", reason="the network needs torch, which comes with the extra 'torch'")
-pytest.importorskip("sklearn", reason="the images come with scikit-learn")
+# Asked for, not imported: what this process holds makes each collection of garbage of the tests after these slower.
+pytestmark = pytest.mark.skipif(
+    not (find_spec("torch") and find_spec("sklearn")), reason="the network needs torch, its images scikit-learn"
+)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The kernel of the tests with torch on the CPU."""
+"""Tests with torch on the CPU: in kernels, and all those for which torch is imported in the tests' own process."""
 
 from __future__ import annotations
 
