@@ -30,7 +30,7 @@ $(VENV)/.installed: setup.cfg pyproject.toml $(CONSTRAINTS)
 demo: $(VENV)/.installed
 	$(BIN)/python examples/run_demo.py build/demo
 
-# Apart, since a look at a heap takes the longer the more of it is torch's: so it is for half of the tests only.
+# tests/torch_cpu runs apart: it brings torch into its process, where each look at the heap takes longer then.
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/torch_cpu
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/torch_cpu
