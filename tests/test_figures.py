@@ -392,6 +392,7 @@ def test_a_mistake_is_told_in_one_line_and_writes_nothing(
 def test_options_and_files_are_completed(terminal: InteractiveShell, tmp_path: Path) -> None:
     (tmp_path / "old.png").touch()
     (tmp_path / "notes.txt").touch()
+    terminal.Completer.use_jedi = False  # its trees would stay: as many objects as all the rest of the process
     for line, words in (
         ("plot ", {"cells", "--save"}),
         ("plot cells --device ", {"RAM"}),
