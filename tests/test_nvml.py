@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -141,6 +142,18 @@ def test_a_card_that_fails_does_not_hide_the_others(driver: FakeNvml, monkeypatc
 def test_there_are_no_cards_without_a_driver(driver: FakeNvml) -> None:
     driver.fail_init = True
     assert Nvml().cards() == []
+
+
+def test_the_deprecated_package_of_that_name_does_not_warn_in_the_users_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    says = "import warnings\nwarnings.warn('deprecated', FutureWarning)\nclass NVMLError(Exception): pass\n"
+    (tmp_path / "pynvml.py").write_text(f"{says}def nvmlInit(): raise NVMLError('no driver')\n")
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert Nvml().cards() == []
+    monkeypatch.delitem(sys.modules, "pynvml")
+    assert list(recwarn) == []
 
 
 def test_a_processs_name_is_told_only_where_its_number_is_the_systems(monkeypatch: pytest.MonkeyPatch) -> None:

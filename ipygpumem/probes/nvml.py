@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -89,7 +90,9 @@ class Nvml:
     def _load(self) -> ModuleType | None:
         if self._library is None and not self._missing:
             try:
-                import pynvml
+                with warnings.catch_warnings():  # the deprecated package of that name warns
+                    warnings.simplefilter("ignore", FutureWarning)
+                    import pynvml
             except ImportError:
                 self._missing = "NVML: the package nvidia-ml-py is not installed"
                 return None
