@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -109,15 +108,24 @@ def test_an_undo_inside_a_call_and_a_new_subscriber_inside_a_call_work(loaded: I
     assert [record.source_line for record in records] == ["x = 2"]
 
 
-def test_one_that_runs_cells_itself_is_stopped(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_that_runs_cells_itself_is_told_of_all_but_those(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[Any] = []
+    others: list[Any] = []
+
     def again(record: Any) -> None:
+        told.append(record.source_line)
         loaded.run_cell("y = 1", silent=False)
 
-    limit = sys.getrecursionlimit()
-    undo = ipygpumem.subscribe(again)
-    assert loaded.run_cell("x = 1").success
-    undo()
-    assert sys.getrecursionlimit() == limit
+    undos = [ipygpumem.subscribe(again), ipygpumem.subscribe(lambda record: others.append(record.source_line))]
+    for source in ("x = 1", "x = 2"):
+        assert loaded.run_cell(source).success
+    for undo in undos:
+        undo()
+    assert told == ["x = 1", "x = 2"]
+    assert others == ["y = 1", "x = 1", "y = 1", "x = 2"]
+    assert capsys.readouterr().err == ""
 
 
 def test_what_cannot_be_called_and_a_shell_without_the_extension_are_named(shell: InteractiveShell) -> None:

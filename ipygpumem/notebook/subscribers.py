@@ -26,6 +26,8 @@ class Subscribers:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._waiting: deque[CellRecord | ExperimentRecord] = deque()
+        self._called: list[tuple[Subscriber]] = []
+        """Those that have not returned yet."""
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Let ``subscriber`` have every record from now on, and return the undo."""
@@ -39,13 +41,18 @@ class Subscribers:
             self._waiting.append(record)
 
     def deliver(self) -> None:
-        """Give the subscribers the records that wait; one that fails is named once and dropped."""
+        """Give the subscribers the records that wait; one that fails is named once and dropped.
+
+        A subscriber that runs cells is not told of them: it would run the next one, until Python's stack ends.
+        """
         while self._waiting:
             record = self._waiting.popleft()
             for entry in list(self._entries()):
-                self._give(record, entry)
+                if not any(entry is called for called in self._called):
+                    self._give(record, entry)
 
     def _give(self, record: CellRecord | ExperimentRecord, entry: tuple[Subscriber]) -> None:
+        self._called.append(entry)
         try:
             entry[0](record)
         except KeyboardInterrupt:
@@ -56,6 +63,8 @@ class Subscribers:
             self._drop(entry)
             why = f"{type_name(error)}: {clean(classify(error).message)}"
             print(f"ipygpumem: {_name(entry[0])} failed and gets no more records ({why})", file=sys.stderr)
+        finally:
+            self._called.pop()
 
     def _entries(self) -> list[tuple[Subscriber]]:
         found: list[tuple[Subscriber]] = vars(self._shell).get(_KEPT_AS, [])
