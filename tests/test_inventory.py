@@ -169,6 +169,7 @@ def test_objects_with_hostile_attributes_are_never_asked() -> None:
 
 
 def test_a_dict_that_another_thread_changes_stops_nothing() -> None:
+    """Large, and with threads that take turns often: a loop in Python over its items would fail within five turns."""
     changing: dict[int, object] = {0: numpy.ones(1)}
     stop = threading.Event()
 
@@ -176,17 +177,19 @@ def test_a_dict_that_another_thread_changes_stops_nothing() -> None:
         number = 0
         while not stop.is_set():
             number += 1
-            changing[number % 1000] = [number]
-            changing.pop((number * 7) % 1000, None)
+            changing[number % 50_000] = [number]
+            changing.pop((number * 7) % 50_000, None)
 
-    thread = threading.Thread(target=change)
+    thread, interval = threading.Thread(target=change), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
     thread.start()
     try:
-        for _ in range(20):
+        for _ in range(5):
             survey.take([("changing", changing)])
     finally:
         stop.set()
         thread.join()
+        sys.setswitchinterval(interval)
 
 
 # -- what one does with an inventory --------------------------------------------------------------------------------
