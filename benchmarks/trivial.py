@@ -67,7 +67,9 @@ def _added_ms(seconds: dict[str, list[float]], variant: str) -> float:
 
 def _seconds(tool: Tool, heap: str, sets: int, turns: int) -> dict[str, list[float]]:
     """Return the seconds of every trivial cell of each variant; equal positions are of one turn."""
-    variants: dict[str, str | None] = {_BARE: None, _CONTROL: None, _DISPLAY: _SHOWING, _TOOL: tool.on}
+    variants: dict[str, str | None] = {_BARE: None, _TOOL: tool.on}
+    if tool is OURS:
+        variants |= {_CONTROL: None, _DISPLAY: _SHOWING}
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     order = list(variants)
     shuffle = random.Random(0).shuffle
