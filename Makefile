@@ -6,8 +6,8 @@
 # make torture  how notebooks leak, on every Python found here, with and without the extension; writes docs/leaks.md
 # make matrix   a smoke test on every IPython and Python that is supported and found here
 #
-# JOBS is how many processes run the tests. PYTHON picks the interpreter. CONSTRAINTS picks the versions: the default pins torch, so that no open range
-# brings gigabytes of CUDA packages; an empty file takes the newest of everything.
+# JOBS is how many processes run the tests. PYTHON picks the interpreter. CONSTRAINTS picks the versions: the default
+# pins torch, so that no open range brings gigabytes of CUDA packages; an empty file takes the newest of everything.
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
