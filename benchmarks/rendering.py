@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import thread_time
 
 from benchmarks.report import Row, Section
@@ -16,18 +18,23 @@ _TERMINAL = text.Style(width=100, colour=True, bars=True)
 _METHOD = """\
 A record becomes a report, its HTML with a notebook's text, or a terminal's text with colours and bars: CPU time in
 this process, median of {count} runs. The records have the host and {devices} devices, 26 tensors in the frames, 20
-leaks."""
+leaks; those of {different} cells or experiments, with different figures, come in turn."""
 _DEVICES = 4
+_DIFFERENT = 50
 
 
 def run(*, quick: bool) -> Section:
     """Return the milliseconds that each report takes."""
     count = 200 if quick else 2000
     cell, experiment, recovery = _records()
+    # Each of many in turn: what was drawn a moment ago is kept.
+    usages = [_larger(cell.usages, number * 2**26) for number in range(_DIFFERENT)]
+    cells = itertools.cycle([replace(cell, usages=each) for each in usages])
+    experiments = itertools.cycle([replace(experiment, usages=each) for each in usages])
     kinds: tuple[tuple[str, float, Callable[[], Sequence[content.Report]]], ...] = (
-        ("the line after a cell", _COMPACT_MS, lambda: [content.cell_report(cell)]),
-        ("an experiment, compact", _COMPACT_MS, lambda: content.experiment_reports(experiment, "compact")),
-        ("an experiment, full", _FULL_MS, lambda: content.experiment_reports(experiment, "full")),
+        ("the line after a cell", _COMPACT_MS, lambda: [content.cell_report(next(cells))]),
+        ("an experiment, compact", _COMPACT_MS, lambda: content.experiment_reports(next(experiments), "compact")),
+        ("an experiment, full", _FULL_MS, lambda: content.experiment_reports(next(experiments), "full")),
         ("out of memory", _FULL_MS, lambda: content.recovery_reports(recovery, 1)),
     )
     rows = []
@@ -36,7 +43,13 @@ def run(*, quick: bool) -> Section:
         terminal = _median_ms(lambda make=reports: text.render(make(), _TERMINAL), count)  # type: ignore[misc]
         for place, seen in (("notebook", notebook), ("terminal", terminal)):
             rows.append(Row(f"{name}, {place}", f"< {target} ms", f"{seen:.3f} ms", "", "", seen < target))
-    return Section("Laying out a report", _METHOD.format(count=count, devices=_DEVICES), tuple(rows))
+    return Section(
+        "Laying out a report", _METHOD.format(count=count, devices=_DEVICES, different=_DIFFERENT), tuple(rows)
+    )
+
+
+def _larger(usages: Sequence[Usage], size: int) -> tuple[Usage, ...]:
+    return tuple(replace(usage, after_bytes=usage.after_bytes + size) for usage in usages)
 
 
 def _median_ms(call: Callable[[], object], count: int) -> float:
