@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, Protocol
@@ -42,7 +43,7 @@ def watcher(account: Account, follow: Follow, codes: list[CodeType]) -> Watcher:
     return Monitor(account, follow, codes, free[0]) if free else Tracer(account, follow)
 
 
-class _Guarded:
+class _Guarded(ABC):
     """Stops at its own first error, so that the user's code goes on."""
 
     def __init__(self, account: Account, follow: Follow) -> None:
@@ -50,8 +51,9 @@ class _Guarded:
         self._follow = follow
         self.error = ""
 
+    @abstractmethod
     def stop(self) -> None:
-        raise NotImplementedError
+        """Put everything back as it was."""
 
     def _tell(self, action: Callable[..., None], *arguments: Any, **options: Any) -> None:
         try:

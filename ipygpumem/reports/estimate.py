@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.reports import html, text
 from ipygpumem.reports.layout import Fact, Report, Segment, Table, clean, device_label, headline
@@ -83,11 +85,12 @@ def _row(row: ModuleRow, share_of: int) -> tuple[str, ...]:
     )
 
 
-class _Shown:
+class _Shown(ABC):
     """A record that a notebook shows as its report, and ``print`` as its text."""
 
+    @abstractmethod
     def _report(self) -> Report:
-        raise NotImplementedError
+        """Return the report."""
 
     def __str__(self) -> str:
         return text.render([self._report()])

@@ -108,7 +108,7 @@ def _memory_table(recording: Recording) -> Table | None:
     limit = next((item.group_limit_bytes for item in reversed(samples) if item.group_limit_bytes), None)
     available = [(item.time, item.available_bytes) for item in samples if item.available_bytes is not None]
     group = [(item.time, item.group_used_bytes) for item in samples if item.group_used_bytes is not None]
-    more = (("machine: available", available, ram), ("control group: in use", group, limit))
+    more = (("machine: available", available, ram), ("control group", group, limit))
     rows += [_row(name, points, total) for name, points, total in more if points]
     columns = ("memory", "curve", "first", "lowest", "highest", "last", "of")
     return Table("", columns, tuple(rows), frozenset(columns[2:]), frozenset({"curve"})) if rows else None
