@@ -16,6 +16,7 @@ from typing import Any
 from ipygpumem.meter import Meter
 from ipygpumem.model import Reading, ReclaimStep
 from ipygpumem.probes.accelerators import loaded_torch
+from ipygpumem.probes.allocator import snapshots
 
 _COLLECT_ROUNDS = 5
 
@@ -93,7 +94,7 @@ def empty_device_caches() -> None:
     for name in ("cuda", "xpu"):
         module = getattr(torch, name, None)
         if module is not None and module.is_initialized():
-            if not _has_graphs(module):
+            if not _may_have_graphs(name):
                 _call(torch, f"_{name}_clearCublasWorkspaces")  # cuBLAS keeps some MiB per handle and stream
             module.empty_cache()
             _call(torch, "_host_emptyCache")  # pinned host memory
@@ -102,11 +103,13 @@ def empty_device_caches() -> None:
         torch.mps.empty_cache()
 
 
-def _has_graphs(module: Any) -> bool:
-    """Whether a captured graph is alive: it may have a workspace's address built in, which must stay then."""
-    snapshot = getattr(module, "memory_snapshot", None)
-    segments = snapshot() if snapshot is not None else []
-    return any(tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0) for segment in segments)
+def _may_have_graphs(backend: str) -> bool:
+    """Whether a captured graph may be alive: it may have a workspace's address built in, which must stay then."""
+    try:
+        found = snapshots(backend)
+    except RuntimeError:  # an allocator without snapshots, such as cudaMallocAsync: nobody can tell
+        return True
+    return any(segment.private for snapshot in found.values() for segment in snapshot.segments)
 
 
 def _call(torch: Any, name: str) -> None:

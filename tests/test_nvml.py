@@ -21,10 +21,15 @@ class NVMLError(Exception):
     pass
 
 
+class NVMLLibraryMismatchError(Exception):
+    """As in the package: no NVMLError."""
+
+
 class FakeNvml(ModuleType):
     """Two cards; the process sees the second one first, as under CUDA_VISIBLE_DEVICES=1,0."""
 
     NVMLError = NVMLError
+    NVMLLibraryMismatchError = NVMLLibraryMismatchError
 
     def __init__(self) -> None:
         super().__init__("pynvml")
@@ -102,6 +107,21 @@ def test_other_processes_are_those_that_are_not_this_one(driver: FakeNvml) -> No
     ]
     driver.graphics = [SimpleNamespace(pid=-3, usedGpuMemory=7)]
     assert Nvml().device(cuda_with("a"), 0, processes=True, has_context=True).other_bytes == 307
+
+
+@pytest.mark.parametrize("error", [NVMLError("Not Supported"), NVMLLibraryMismatchError("another version")], ids=str)
+def test_a_driver_that_lists_no_processes_still_tells_what_is_in_use(
+    driver: FakeNvml, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """As in some sandboxes, and with drivers that are older than the package."""
+
+    def refuse(handle: str) -> list[Any]:
+        raise error
+
+    monkeypatch.setattr(driver, "nvmlDeviceGetComputeRunningProcesses", refuse)
+    found = Nvml().device(cuda_with("a"), 0, processes=True, has_context=True)
+    assert (found.total_bytes, found.used_bytes, found.other_bytes) == (1000, 700, None)
+    assert found.note == f"other processes: NVML: {error}"
 
 
 def test_each_process_is_listed_with_what_it_has() -> None:

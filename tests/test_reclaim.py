@@ -84,13 +84,45 @@ def test_device_caches_workspaces_and_pinned_memory_are_emptied(monkeypatch: pyt
     torch._C._cuda_clearCublasWorkspaces = lambda: called.append("workspaces")
     torch._C._host_emptyCache = lambda: called.append("pinned")
     monkeypatch.setitem(sys.modules, "torch", torch)
-    torch.cuda.memory_snapshot = lambda: [{"segment_pool_id": (0, 0)}]
+    torch.cuda.memory_snapshot = lambda: [segment(0)]
     reclaim.empty_device_caches()
     assert called == ["workspaces", "cache", "pinned"]
     called.clear()
-    torch.cuda.memory_snapshot = lambda: [{"segment_pool_id": (0, 0)}, {"segment_pool_id": (0, 1)}]
+    torch.cuda.memory_snapshot = lambda: [segment(0), segment(1)]
     reclaim.empty_device_caches()
     assert called == ["cache", "pinned"], "a captured graph may have the workspaces' addresses built in"
+
+
+def segment(pool: int) -> dict[str, Any]:
+    """Return an empty segment as torch describes it; a pool of its own has another number than 0."""
+    return {"device": 0, "address": 0, "blocks": [], "segment_pool_id": (0, pool)}
+
+
+def test_caches_are_emptied_where_the_allocator_has_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with cudaMallocAsync, which refuses one. Whether a graph has been captured is not known then."""
+
+    def refuse(**options: Any) -> list[Any]:
+        raise RuntimeError("Calling snapshot with backend:cudaMallocAsync is not meaningful.")
+
+    called: list[str] = []
+    torch = fake_torch(FakeAllocator())
+    torch.cuda.empty_cache = lambda: called.append("cache")
+    torch._C._cuda_clearCublasWorkspaces = lambda: called.append("workspaces")
+    torch.cuda.memory_snapshot = refuse
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    reclaim.empty_device_caches()
+    assert called == ["cache"]
+
+
+def test_looking_for_graphs_asks_for_no_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording of 100,000 allocations with their stacks would take seconds to hand over."""
+    asked: list[dict[str, Any]] = []
+    torch = fake_torch(FakeAllocator())
+    torch.cuda.empty_cache = lambda: None
+    torch.cuda.memory_snapshot = lambda **options: asked.append(options) or []
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    reclaim.empty_device_caches()
+    assert asked == [{"include_traces": False}]
 
 
 def test_a_backend_that_is_not_initialised_is_not_emptied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,8 +103,10 @@ class Snapshot:
 def snapshots(backend: str) -> dict[str, Snapshot]:
     """Return the snapshot of each device of ``backend`` (``cuda``, ``xpu``) on which something is reserved.
 
-    Empty where torch has none to give: the backend is not initialised, this version has no snapshot for it, or the
-    allocator in use keeps none (``cudaMallocAsync``, one of the user's own).
+    Empty where torch has none to give: the backend is not initialised, or this version has no snapshot for it.
+
+    Raises:
+        RuntimeError: the allocator in use keeps none (``cudaMallocAsync``, one of the user's own).
     """
     module = getattr(loaded_torch(), backend, None)
     initialized = getattr(module, "is_initialized", None)

@@ -131,6 +131,11 @@ def _find(library: Any, properties: Any) -> Any:
     return handle
 
 
+def _errors(library: Any) -> tuple[type[Exception], ...]:
+    """Return what a question may raise. The latter is no NVMLError: the driver is older than the package."""
+    return library.NVMLError, getattr(library, "NVMLLibraryMismatchError", library.NVMLError)
+
+
 def _mig_enabled(library: Any, handle: Any) -> bool:
     try:
         return bool(library.nvmlDeviceGetMigMode(handle)[0])
@@ -163,10 +168,13 @@ def _wide(library: Any, handle: Any, *, processes: bool, has_context: bool) -> D
 
 def _processes(library: Any, handle: Any, used: int, *, has_context: bool) -> tuple[dict[int, int] | None, str]:
     """Return the bytes of each process on a device, or None and the reason."""
-    listed = [
-        *library.nvmlDeviceGetComputeRunningProcesses(handle),
-        *library.nvmlDeviceGetGraphicsRunningProcesses(handle),
-    ]
+    try:
+        listed = [
+            *library.nvmlDeviceGetComputeRunningProcesses(handle),
+            *library.nvmlDeviceGetGraphicsRunningProcesses(handle),
+        ]
+    except _errors(library) as error:  # some sandboxes refuse this question alone; the totals are known all the same
+        return None, f"other processes: NVML: {error}"
     sizes = {process.pid: process.usedGpuMemory for process in listed}
     if any(size is None for size in sizes.values()):
         return None, "other processes: the driver does not tell their memory here (WSL, or a container)"

@@ -78,12 +78,14 @@ def sections() -> list[Section]:
         module = ast.parse(path.read_text(encoding="utf-8"))
         tests = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
         title = _one_line(ast.get_docstring(module) or path.stem).rstrip(".")
-        found.append(
-            Section(
-                title, [Statement(path.name, test.name, _one_line(ast.get_docstring(test) or "")) for test in tests]
-            )
-        )
+        found.append(Section(title, [Statement(path.name, test.name, _statement(test)) for test in tests]))
     return found
+
+
+def _statement(test: ast.FunctionDef) -> str:
+    """Return what a test states: its docstring, or else its name as a sentence."""
+    name = test.name.removeprefix("test_").replace("_", " ")
+    return _one_line(ast.get_docstring(test) or f"{name[0].upper()}{name[1:]}.")
 
 
 def assign(results: list[dict[str, Any]], found: list[Section]) -> None:
@@ -285,7 +287,10 @@ def main() -> int:
 
 
 def _run(options: argparse.Namespace) -> Run:
-    results = [json.loads(line) for line in _text(options.results).splitlines()]
+    results = []
+    for line in _text(options.results).splitlines():
+        with contextlib.suppress(json.JSONDecodeError):  # the last one, of a run that was killed
+            results.append(json.loads(line))
     printed = _text(options.quickstart_log)
     return Run(results, options.suite_exit, options.quickstart_exit, printed, options.seconds)
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from ipygpumem.model import Usage
@@ -110,14 +110,15 @@ class Card:
 
     @classmethod
     def of(cls, properties: Any) -> Card:
-        """Return the card that torch describes by ``properties``; by its bus where torch tells, else by UUID."""
+        """Return the card that torch describes by ``properties``; by its bus where both know it, else by UUID."""
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
         bus = getattr(properties, "pci_bus_id", None)
-        if bus is None:
-            return cls(nvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}"))
-        address = f"{properties.pci_domain_id:08x}:{bus:02x}:{properties.pci_device_id:02x}.0"
-        return cls(nvml.nvmlDeviceGetHandleByPciBusId(address))
+        if bus is not None:
+            address = f"{properties.pci_domain_id:08x}:{bus:02x}:{properties.pci_device_id:02x}.0"
+            with suppress(nvml.NVMLError):  # a virtual machine or a sandbox may number its buses otherwise
+                return cls(nvml.nvmlDeviceGetHandleByPciBusId(address))
+        return cls(nvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}"))
 
     @property
     def uuid(self) -> str:
@@ -145,8 +146,11 @@ class Card:
         return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).free)
 
     def processes(self) -> dict[int, int | None]:
-        """Return what each process uses, by process id; None where the driver does not tell."""
-        found = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        """Return what each process uses, by process id; None where the driver does not tell, nothing if it refuses."""
+        try:
+            found = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        except self._nvml.NVMLError:
+            return {}
         return {process.pid: process.usedGpuMemory for process in found}
 
     def settle(self) -> int:

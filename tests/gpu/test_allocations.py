@@ -21,21 +21,23 @@ def snapshot(kernel: Kernel, path: Path, what: str) -> Any:
 def test_a_snapshot_names_the_function_that_allocated_and_opens_in_torchs_viewer(
     kernel: Kernel, tmp_path: Path
 ) -> None:
+    """A snapshot names the function that allocated, and torch's own viewer makes a page of it."""
     ready(kernel)
     run_ok(kernel, MAKE)
     path, page = tmp_path / "a.pickle", tmp_path / "a.html"
     run_ok(kernel, f"%%experiment a --record {path}\nbatch = make(64)")
     frames = (
-        "[frame['name'] for trace in data['device_traces'] for event in trace for frame in event.get('frames', [])]"
+        "{frame['name'] for trace in data['device_traces'] for event in trace for frame in event.get('frames', [])}"
     )
     assert "make" in snapshot(kernel, path, frames)
-    assert 64 << 20 in snapshot(kernel, path, "[event['size'] for trace in data['device_traces'] for event in trace]")
+    assert 64 << 20 in snapshot(kernel, path, "{event['size'] for trace in data['device_traces'] for event in trace}")
     viewer = [sys.executable, "-m", "torch.cuda._memory_viz", "trace_plot", str(path), "-o", str(page)]
     subprocess.run(viewer, check=True, timeout=120)
     assert page.stat().st_size > 0
 
 
 def test_a_snapshot_of_an_earlier_run_is_replaced_and_recording_is_off_after_it(kernel: Kernel, tmp_path: Path) -> None:
+    """A second run replaces the snapshot of the first, and torch records no more after it."""
     ready(kernel)
     path = tmp_path / "a.pickle"
     for _ in range(2):
@@ -45,12 +47,14 @@ def test_a_snapshot_of_an_earlier_run_is_replaced_and_recording_is_off_after_it(
 
 
 def test_recording_begins_before_the_first_context(kernel: Kernel, tmp_path: Path) -> None:
+    """An experiment in which CUDA is first used is recorded from its first allocation on."""
     path = tmp_path / "a.pickle"
     run_ok(kernel, f"%%experiment a --record {path}\nimport torch\nbatch = torch.ones(1 << 20, device='cuda')")
     assert snapshot(kernel, path, "sum(map(len, data['device_traces']))") > 0
 
 
 def test_out_of_memory_writes_what_held_the_memory(kernel: Kernel, tmp_path: Path) -> None:
+    """An out-of-memory error writes a snapshot of what was held then, and the experiment's end leaves it as it is."""
     ready(kernel)
     run_ok(kernel, MAKE)
     path = tmp_path / "a.pickle"
@@ -64,6 +68,7 @@ def test_out_of_memory_writes_what_held_the_memory(kernel: Kernel, tmp_path: Pat
 
 
 def test_a_recording_of_the_users_own_goes_on(kernel: Kernel, tmp_path: Path) -> None:
+    """A recording that the user has begun goes on after the experiment."""
     ready(kernel)
     run_ok(kernel, "torch.cuda.memory._record_memory_history(max_entries=1000)")
     run_ok(kernel, f"%%experiment a --record {tmp_path / 'a.pickle'}\nbatch = torch.ones(8, device='cuda')")

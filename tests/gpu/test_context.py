@@ -131,7 +131,7 @@ from ipygpumem.probes.nvml import Nvml
 probe = CachingAllocatorProbe(CUDA, Nvml())
 if torch.cuda.is_available():
     x = torch.empty(512 << 20, dtype=torch.uint8, device="cuda")
-print(json.dumps([reading.to_dict() for reading in probe.read(detail=True)]))
+print(json.dumps([reading._asdict() for reading in probe.read(detail=True)]))
 """
 
 

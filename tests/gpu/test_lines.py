@@ -36,6 +36,7 @@ def rows(kernel: Kernel, cell: str, kind: str) -> list[str]:
 
 
 def test_a_statement_out_of_place_costs_its_result_and_in_place_nothing(with_block: Kernel) -> None:
+    """%%gpumemit: F.relu(x) costs the 381.5 MiB of its result, and F.relu_(x) nothing."""
     found = rows(with_block, "%%gpumemit -r 3\nF.relu(x)\nF.relu_(x)", "gpumemit")
     copy, in_place = [line for line in found if "cuda:0" in line]
     assert SIZE - 0.1 <= float(copy.split(" MiB")[0].split("+")[-1]) <= UNSPLIT
@@ -43,6 +44,7 @@ def test_a_statement_out_of_place_costs_its_result_and_in_place_nothing(with_blo
 
 
 def test_lines_have_exact_figures(with_block: Kernel) -> None:
+    """%%memlines: each line of a function has what it kept and its peak, to the allocator's rounding."""
     found = rows(with_block, "%%memlines -f step\nout = step(x)", "memlines")
     head = next(line for line in found if "cuda:0 kept" in line)
 
@@ -58,6 +60,7 @@ def test_lines_have_exact_figures(with_block: Kernel) -> None:
 
 
 def test_the_users_own_peak_is_whole_over_the_lines(with_block: Kernel) -> None:
+    """The user's max_memory_allocated is the whole peak, though every line was measured by itself."""
     run_ok(with_block, "torch.cuda.reset_peak_memory_stats(); before = torch.cuda.memory_allocated()")
     run_ok(with_block, "%%memlines -f step\nout = step(x)")
     assert with_block.value("torch.cuda.max_memory_allocated() - before") >= 2 * 4 * 10**8
