@@ -46,16 +46,16 @@ def keepers(tensors: Iterable[Any], wanted: set[StorageKey], *, seconds: float =
     Args:
         tensors: all torch tensors that are alive.
         wanted: identities of storages, see ``arrays.storage_key``.
-        seconds: after this time the search ends with what it has.
+        seconds: after this CPU time the search ends with what it has.
     """
     torch: Any = sys.modules["torch"]
-    deadline = time.monotonic() + seconds
+    deadline = time.thread_time() + seconds
     found: dict[StorageKey, Keeper] = {}
     seen: dict[int, Any] = {}
     with torch._C.DisableTorchFunction():
         # Leaves first: a leaf that somebody can name is a better answer than a graph that leads to it.
         for tensor in sorted(tensors, key=lambda tensor: torch.Tensor.grad_fn.__get__(tensor) is not None):
-            if len(found) == len(wanted) or time.monotonic() > deadline:
+            if len(found) == len(wanted) or time.thread_time() > deadline:
                 break
             for key, keeper in _kept_by(torch.Tensor, tensor, seen):
                 if key in wanted:

@@ -41,10 +41,34 @@ class Roots:
 
 
 _MOST_OWNERS = 5000
+_NOBODY = Holder(path="no Python object: C++ code keeps it", advice="let the library that made it free it")
+_NOT_REACHED = Holder(
+    path="something that the search did not reach within its limits",
+    advice="free what is listed above it, then ask %gpumem leaks again",
+)
 _CYCLE = Holder(
     path="a cycle in torch's own C++ code: a gradient that has a graph, as after backward(create_graph=True)",
     advice="set .grad to None before the tensor's names go",
 )
+
+
+class _Limits:
+    """How long to search; whether something was left out."""
+
+    def __init__(self, seconds: float) -> None:
+        # CPU time: beside busy data loaders a search would end before it has looked anywhere.
+        self._deadline = time.thread_time() + seconds
+        self.left_out = False
+
+    @property
+    def left_seconds(self) -> float:
+        return self._deadline - time.thread_time()
+
+    def are_reached(self) -> bool:
+        """Whether the time is over; that leaves something out."""
+        reached = self.left_seconds < 0
+        self.left_out |= reached
+        return reached
 
 
 @dataclass(frozen=True)
@@ -62,27 +86,28 @@ def explain(keys: Iterable[StorageKey], heap: Heap, roots: Roots, *, seconds: fl
         keys: identities of storages, see ``arrays.storage_key``.
         heap: what is alive.
         roots: what else the user can name.
-        seconds: after about this time what is not explained yet stays so.
+        seconds: after about this CPU time what is not explained yet stays so, and its holder says that.
     """
-    deadline = time.monotonic() + seconds
+    limits = _Limits(seconds)
     objects = _objects_of(set(keys), heap)
-    found = _holders(objects, heap, roots, deadline)
+    found = _holders(objects, heap, roots, limits)
     rest = set(keys) - found.keys()
     if rest and heap.tensors:
-        found.update(_kept_by_autograd(rest, heap, roots, deadline))
+        found.update(_kept_by_autograd(rest, heap, roots, limits))
     rest -= found.keys()
-    found.update(_holders({key: objects[key] for key in rest & objects.keys()}, heap, roots, deadline, nobody=True))
-    for key in rest - found.keys():
-        found[key] = Holder(path="no Python object: C++ code keeps it", advice="let the library that made it free it")
-    return found
+    found.update(_holders({key: objects[key] for key in rest & objects.keys()}, heap, roots, limits, nobody=True))
+    unknown = _NOT_REACHED if limits.are_reached() or limits.left_out else _NOBODY
+    return {**dict.fromkeys(rest, unknown), **found}
 
 
-def _kept_by_autograd(keys: set[StorageKey], heap: Heap, roots: Roots, deadline: float) -> dict[StorageKey, Holder]:
+def _kept_by_autograd(keys: set[StorageKey], heap: Heap, roots: Roots, limits: _Limits) -> dict[StorageKey, Holder]:
     """Return who holds the tensors whose gradients and graphs keep storages that no Python object is known to hold."""
-    left = max(0.1, deadline - time.monotonic())
+    left = max(0.1, limits.left_seconds)
     # What a graph has saved may be an object in Python too, which nobody but the graph holds: that is no answer.
-    in_graphs = {("object", id(tensor)): [tensor] for tensor in requiring_grad(heap.tensors)[:_MOST_OWNERS]}
-    owners = _holders(in_graphs, heap, roots, deadline)
+    candidates = requiring_grad(heap.tensors)
+    limits.left_out |= len(candidates) > _MOST_OWNERS
+    in_graphs = {("object", id(tensor)): [tensor] for tensor in candidates[:_MOST_OWNERS]}
+    owners = _holders(in_graphs, heap, roots, limits)
     found: dict[StorageKey, Holder] = {}
     for key, keeper in keepers([in_graphs[owner][0] for owner in owners], keys, seconds=left).items():
         path = owners["object", id(keeper.tensor)].path
@@ -106,10 +131,10 @@ def _objects_of(keys: set[StorageKey], heap: Heap) -> dict[StorageKey, list[obje
 
 
 def _holders(
-    objects: dict[StorageKey, list[object]], heap: Heap, roots: Roots, deadline: float, *, nobody: bool = False
+    objects: dict[StorageKey, list[object]], heap: Heap, roots: Roots, limits: _Limits, *, nobody: bool = False
 ) -> dict[StorageKey, Holder]:
     """Return who holds the objects of each storage, as far as that is found: the one that is named best."""
-    search = _Search([item for items in objects.values() for item in items], heap, roots, deadline)
+    search = _Search([item for items in objects.values() for item in items], heap, roots, limits)
     search.run(nobody=nobody)
     writer = Writer(roots.cell_of)
     holders: dict[StorageKey, Holder] = {}
@@ -127,11 +152,11 @@ class _Search:
     _MOST_LEVELS = 40
     _WIDEST_LEVEL = 20_000
 
-    def __init__(self, targets: Sequence[object], heap: Heap, roots: Roots, deadline: float) -> None:
+    def __init__(self, targets: Sequence[object], heap: Heap, roots: Roots, limits: _Limits) -> None:
         self._targets = targets
         self._heap = heap
         self._roots = roots
-        self._deadline = deadline
+        self._limits = limits
         self._modules = {id(module_dict(module)): name for name, module in _modules()}
         self._running = running_ids()
         self._objects: dict[int, object] = {}
@@ -153,7 +178,7 @@ class _Search:
         running = self._running_locals()
         for _ in range(self._MOST_LEVELS):
             level = {key: item for key, item in level.items() if self._is_open(key)}
-            if not level or time.monotonic() > self._deadline:
+            if not level or self._limits.are_reached():
                 break
             for key in level.keys() & running.keys():
                 self._solve(key, running[key])
@@ -191,6 +216,8 @@ class _Search:
                     self._lead_on(key)
                 elif len(following) < self._WIDEST_LEVEL:
                     following[key] = referrer
+                else:
+                    self._limits.left_out = True
         self._objects.update(following)
         self._tops += [key for key in level if key not in referred and key in self._children]
         for place, child in sorted(roots, key=lambda root: root[0].rank):

@@ -357,6 +357,30 @@ def test_what_only_cpp_holds_is_said_to_be_so(path: Callable[..., str]) -> None:
     assert [holder.path for holder in found.values()] == ["no Python object: C++ code keeps it"]
 
 
+def test_a_search_that_had_no_time_does_not_blame_cpp(names: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    names["losses"] = [torch.ones(100, requires_grad=True).exp().sum() for _ in range(3)]
+    saved = [loss.grad_fn.next_functions[0][0]._raw_saved_result.data for loss in names["losses"]]
+    keys = [("torch", item.untyped_storage()._cdata) for item in saved]
+    del saved
+    roots = Roots({id(names): Place.of_variable})
+    for holder in explain(keys, Heap(), roots, seconds=0).values():
+        assert "C++" not in holder.path
+        assert "not reach" in holder.path
+    paths = sorted(holder.path for holder in explain(keys, Heap(), roots, seconds=60).values())
+    assert paths == [f"notebook variable losses[{n}]: its autograd graph (ExpBackward0)" for n in range(3)]
+
+
+def test_a_search_beside_busy_processes_ends_no_earlier(names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    names["cache"] = {"run": [numpy.zeros(100)]}
+    key = storage_key(names["cache"]["run"][0])
+    assert key is not None
+    clock = iter(range(0, 10**6, 100))
+    monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))  # each look at the clock: 100 seconds later
+    holder = explain([key], Heap(), Roots({id(names): Place.of_variable}))[key]
+    assert holder.path == 'notebook variable cache["run"][0]'
+
+
 def test_many_targets_find_their_own_paths(names: dict[str, Any]) -> None:
     things = {f"key{n}": Thing() for n in range(300)}
     keys = {}
