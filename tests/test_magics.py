@@ -47,6 +47,18 @@ def test_status_says_what_is_on_what_is_open_and_each_devices_memory(shared: Ker
     shared.run("del big")
 
 
+def test_the_status_of_many_names_is_a_line_of_forty(shared: Kernel) -> None:
+    shared.run("%experiment start many\nglobals().update((f'name{n}', n) for n in range(100))")
+    (note,) = shared.run("%experiment status").reports("note")
+    assert note.endswith("name38, name39 and 60 more")
+    shared.run("%experiment end")
+
+
+def test_a_command_that_there_is_not_is_named(shared: Kernel) -> None:
+    assert "UsageError: %gpumem: no such command 'statsu'; use on, off, status," in shared.run("%gpumem statsu").stderr
+    assert "UsageError: %gpumem: a command is missing; use on," in shared.run("%gpumem").stderr
+
+
 def test_status_shows_what_objects_that_wait_to_be_restored_hold(shared: Kernel) -> None:
     shared.run("import numpy; held = numpy.ones(8 << 20)")
     shared.run("%experiment start alpha\nheld = 1")

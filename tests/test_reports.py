@@ -277,6 +277,26 @@ def test_leaks_in_one_container_are_one_line_and_the_largest_comes_first() -> No
     )
 
 
+def test_graphs_of_one_lists_losses_are_one_line() -> None:
+    graph = ": its autograd graph (ReluBackward0)"
+    found = [leak(f"losses[{n}]{graph}") for n in range(8)] + [leak('runs["a[1]"]'), leak('runs["a[2]"]')]
+    assert content.leaks_report(found, MIB).lines == (
+        f"8 MiB · 8 × Tensor f 4 on cpu · held by losses[…]{graph} · to free it: del it",
+        '1 MiB · Tensor f 4 on cpu · held by runs["a[1]"] · to free it: del it',
+        '1 MiB · Tensor f 4 on cpu · held by runs["a[2]"] · to free it: del it',
+    )
+
+
+def test_leaks_that_are_freed_in_different_ways_are_lines_of_their_own() -> None:
+    found = [Held("", "Tensor", (4,), "f", "cpu", MIB, holder=Holder(f"Out[{n}]", f"%xdel _{n}")) for n in (3, 5)]
+    assert [line.split("%")[1] for line in content.leaks_report(found, MIB).lines] == ["xdel _3", "xdel _5"]
+
+
+def test_a_long_list_of_names_says_how_many_more_there_are() -> None:
+    assert content.name_list([f"n{n}" for n in range(50)]).endswith("n38, n39 and 10 more")
+    assert content.name_list(["x", "y"]) == "x, y"
+
+
 def test_leaks_beyond_the_page_are_counted() -> None:
     lines = content.leaks_report([leak(f"x{n}") for n in range(23)], MIB).lines
     assert (len(lines), lines[-1]) == (21, "and 3 more: 3 MiB")

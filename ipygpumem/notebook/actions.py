@@ -88,7 +88,7 @@ def _describe(experiment: Experiment) -> str:
     parts = [f"experiment {experiment.name}", format_seconds(experiment.elapsed_seconds)]
     parts += content.usage_parts(experiment.usage())
     names = experiment.scope.own_names()
-    parts.append(f"names: {', '.join(names) or 'none yet'}")
+    parts.append(f"names: {content.name_list(names) or 'none yet'}")
     waiting = experiment.waiting()
     if waiting:
         held = ", ".join(f"{item.name} {format_bytes(item.size_bytes)}" for item in waiting)

@@ -246,6 +246,12 @@ def _count(item: Held) -> str:
 # -- the rest ------------------------------------------------------------------------------------------------
 
 
+def name_list(names: Sequence[str]) -> str:
+    """Return names with commas, and how many more there are where they are too many."""
+    rest = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+
+
 def note(text: str) -> Report:
     """Return a report of one line."""
     return Report("note", clean(text))
@@ -263,6 +269,9 @@ def freed_report(title: str, steps: Iterable[ReclaimStep], reclaimed: Mapping[st
 
 
 # -- leaks ----------------------------------------------------------------------------------------------------
+
+
+_LAST_INDEX = re.compile(r"\[\d+\](?=[^\[\]]*$)")
 
 
 def leaks_report(held: Sequence[Held], smallest: int) -> Report:
@@ -288,7 +297,7 @@ def _total(held: Iterable[Held]) -> int:
 
 
 def _what_and_where(item: Held) -> tuple[object, ...]:
-    where = None if item.holder is None else re.sub(r"\[\d+\]$", "", item.holder.path)
+    where = None if item.holder is None else (_LAST_INDEX.sub("", item.holder.path), item.holder.advice)
     return (item.name, item.type_name, item.dtype, item.shape, item.device, item.cell, where)
 
 
@@ -299,7 +308,7 @@ def _leak_line(group: Sequence[Held]) -> str:
     if first.cell is not None:
         parts.append(f"cell {first.cell}")
     if first.holder is not None:
-        path = re.sub(r"\[\d+\]$", "[…]", first.holder.path) if number else first.holder.path
+        path = _LAST_INDEX.sub("[…]", first.holder.path) if number else first.holder.path
         parts.append(f"held by {clean(path)}")
         parts.append(f"to free it: {clean(first.holder.advice)}")
     return SEPARATOR.join(parts)
