@@ -19,7 +19,7 @@ from ipygpumem.meter import Meter
 from ipygpumem.model import Record, Usage
 from ipygpumem.probes.accelerators import accelerators
 from ipygpumem.probes.host import HostProbe
-from ipygpumem.units import format_bytes, parse_bytes
+from ipygpumem.units import MIB, format_bytes, parse_bytes
 
 _DEVICE = re.compile(r"cuda:\d+")
 
@@ -74,6 +74,8 @@ def _size(name: str, size: object) -> int:
         raise BudgetError(f"budget: {name}: {error}") from None
     if type(found) is not int or found <= 0:
         raise BudgetError(f"budget: {name} is a size such as 8GiB, more than nothing")
+    if type(size) is str and size[-1:].isdigit() and found < MIB:
+        raise BudgetError(f"budget: {name}={size} means {format_bytes(found)}; write a unit, such as {size}GiB")
     return found
 
 

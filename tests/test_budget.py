@@ -178,6 +178,7 @@ def test_sizes_are_read() -> None:
         ("gpu=1GiB,gpu=2GiB", "'gpu=2GiB' is no part"),
         ("gpu=lots", "'lots' is no size"),
         ("ram=0", "more than nothing"),
+        ("gpu=8", "gpu=8 means 8 B; write a unit, such as 8GiB"),
         ("tpu=1GiB", "'tpu' is no device"),
     ],
 )

@@ -168,7 +168,7 @@ def test_plain_magics_are_listed_with_their_help(shell: InteractiveShell) -> Non
 
 def test_a_magic_called_wrongly_is_a_usage_error(shell: InteractiveShell) -> None:
     shell.run_cell("%load_ext ipygpumem")
-    with pytest.raises(UsageError, match="write one of on, off, status, preload, free"):
+    with pytest.raises(UsageError, match="use on, off, status, preload, free"):
         shell.run_line_magic("gpumem", "explode")
 
 

@@ -272,7 +272,8 @@ class GpuMemMagics(Magics):
         """
         words = split("%gpumem", line)
         if not words or words[0] not in _COMMANDS:
-            raise UsageError(f"%gpumem: write one of {', '.join(_COMMANDS)}")
+            given = f"no such command {words[0]!r}" if words else "a command is missing"
+            raise UsageError(f"%gpumem: {given}; use {', '.join(_COMMANDS)}")
         self._run(*_COMMANDS[words[0]], words[1:])
 
     def _run(self, module: str, function: str, words: list[str]) -> None:

@@ -208,7 +208,7 @@ def test_resetting_the_namespace_inside_a_scope_does_not_disturb_its_end(noteboo
         ("%experiment", "a command is missing"),
         ("%experiment begin a", "begin"),
         ("%experiment start", "name"),
-        ("%gpumem", "write one of"),
+        ("%gpumem", "a command is missing"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_it(notebook: Kernel, line: str, mistake: str) -> None:
