@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from ipygpumem.units import MIB, parse_bytes
 from tests.gpu.support import ready, run_ok
 from tests.kernel import Kernel
 
-SIZE, UNSPLIT = 10**8 * 4 / 2**20, 382
+SIZE, UNSPLIT = 10**8 * 4 / MIB, 382
 """MiB of the tensor, and of the block that the allocator may leave whole for it."""
 
 SETUP = """
@@ -29,6 +32,12 @@ def with_block(kernel: Kernel) -> Kernel:
     return kernel
 
 
+def changes(line: str) -> list[float]:
+    """Return the last two changes of a report's line, what was kept and the peak, in MiB."""
+    found = re.findall(r"([+-])([\d.]+(?: (?:[KMG]i)?B)?)", line)
+    return [float(f"{sign}{parse_bytes(size) / MIB}") for sign, size in found[-2:]]
+
+
 def rows(kernel: Kernel, cell: str, kind: str) -> list[str]:
     """Return the lines of a report that tell of the device."""
     (report,) = run_ok(kernel, cell).reports(kind)
@@ -38,20 +47,18 @@ def rows(kernel: Kernel, cell: str, kind: str) -> list[str]:
 def test_a_statement_out_of_place_costs_its_result_and_in_place_nothing(with_block: Kernel) -> None:
     """%%gpumemit: F.relu(x) costs the 381.5 MiB of its result, and F.relu_(x) nothing."""
     found = rows(with_block, "%%gpumemit -r 3\nF.relu(x)\nF.relu_(x)", "gpumemit")
-    copy, in_place = [line for line in found if "cuda:0" in line]
-    assert SIZE - 0.1 <= float(copy.split(" MiB")[0].split("+")[-1]) <= UNSPLIT
-    assert "MiB" not in in_place
+    copy, in_place = [changes(line) for line in found if line.split()[:1] == ["cuda:0"]]
+    assert copy[0] == 0
+    assert SIZE - 0.1 <= copy[1] <= UNSPLIT
+    assert in_place == [0, 0]
 
 
 def test_lines_have_exact_figures(with_block: Kernel) -> None:
     """%%memlines: each line of a function has what it kept and its peak, to the allocator's rounding."""
     found = rows(with_block, "%%memlines -f step\nout = step(x)", "memlines")
-    head = next(line for line in found if "cuda:0 kept" in line)
 
-    def figures(source: str) -> tuple[float, float]:
-        line = next(line for line in found if line.endswith(source))
-        words = line[head.index("RAM peak") + 8 : head.index("source")].replace("+", "").split()
-        return float(words[0]), float(words[2] if words[1:2] == ["MiB"] else words[1])
+    def figures(source: str) -> list[float]:
+        return changes(next(line for line in found if line.endswith(source)).removesuffix(source))
 
     for source in ("first = x * 2", "second = first.relu()"):
         assert all(SIZE - 0.1 <= size <= UNSPLIT for size in figures(source))
