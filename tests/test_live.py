@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-import nbformat
 import pytest
 
 from ipygpumem.model import Reading
@@ -224,25 +218,3 @@ def test_a_forked_child_of_a_long_cell_shows_nothing_and_both_end(notebook: Kern
     )
     assert notebook.value("code") == 3
     assert len(reply.displays) == 1
-
-
-def a_notebook(folder: Path) -> Path:
-    cells = ["%load_ext ipygpumem", "import time; time.sleep(1.8); print('done')"]
-    path = folder / "slow.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells]), path)
-    return path
-
-
-def outputs(path: Path) -> list[Any]:
-    return list(json.loads(path.read_text())["cells"][-1]["outputs"])
-
-
-@pytest.mark.parametrize("tool", ["nbconvert", "papermill"])
-def test_notebooks_run_by_programs_carry_no_trace_of_it(tool: str, tmp_path: Path) -> None:
-    path = a_notebook(tmp_path)
-    command = {
-        "nbconvert": ["nbconvert", "--to", "notebook", "--execute", "--inplace", str(path)],
-        "papermill": ["papermill", "--kernel", "python3", str(path), str(path)],
-    }[tool]
-    subprocess.run([sys.executable, "-m", *command], check=True, capture_output=True, timeout=120, cwd=tmp_path)
-    assert [output["output_type"] for output in outputs(path)] == ["stream", "display_data"]

@@ -16,10 +16,10 @@ from tests.frontends.lab import notebook
 
 GOOD = (
     "%load_ext ipygpumem",
-    "import time\ntime.sleep(2.5)",
+    "import time\ntime.sleep(2.5)\nprint('done')",
     "%%experiment trial --keep size\nblock = bytearray(2**26)\nsize = len(block)\nsize",
 )
-BAD = (*GOOD, "%%experiment wrong\n1 / 0", "open('after', 'w').close()")
+BAD = (GOOD[0], "%%experiment wrong\n1 / 0", "open('after', 'w').close()")
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
@@ -47,6 +47,7 @@ def test_nbconvert_writes_a_page_with_the_reports_and_no_trace_of_the_live_line(
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "good.html").read_text("utf-8")
     assert not re.findall(r"<script|<iframe|\son\w+=|javascript:|@import", page)
+    assert page.count('class="output_area"') == 4  # what was printed, a value, two reports
     text = text_of(page)
     assert len(re.findall(r"cell \d+ ·", text)) == 2
     assert "experiment trial · 1 cell" in text
@@ -58,7 +59,8 @@ def test_papermill_keeps_the_reports_and_nothing_else_of_ours(tmp_path: Path) ->
     done = run(tmp_path, "papermill", "good.ipynb", "out.ipynb", "--no-progress-bar")
     assert done.returncode == 0, done.stderr
     executed = nbformat.read(tmp_path / "out.ipynb", as_version=4)
-    assert [len(cell.outputs) for cell in executed.cells] == [0, 1, 2]
+    kinds = [[output.output_type for output in cell.outputs] for cell in executed.cells]
+    assert kinds == [[], ["stream", "display_data"], ["execute_result", "display_data"]]
     assert [report.split(" ·")[0] for report in reports(executed)] == ["cell 2", "cell 3"]
 
 
