@@ -1,10 +1,11 @@
 # make demo     run the quickstart notebook in a real kernel, write build/demo/quickstart.html
-# make test     all tests
+# make test     all tests but those in a browser
 # make frontends  the tests in JupyterLab and Notebook 7; needs chromium. PICTURES=docs/img takes the pictures
 # make check    lint, types, layers
 # make bench    the figures of docs/benchmarks.md
 # make torture  how notebooks leak, on every Python found here, with and without the extension; writes docs/leaks.md
-# make matrix   a smoke test on every IPython and Python that is supported and found here
+# make corners  a smoke test on the oldest and the newest of IPython and Python that are found here
+# make matrix   the same on every IPython and Python that is supported and found here
 #
 # JOBS is how many processes run the tests. PYTHON picks the interpreter. CONSTRAINTS picks the versions: the default
 # pins torch, so that no open range brings gigabytes of CUDA packages; an empty file takes the newest of everything.
@@ -20,11 +21,11 @@ PICTURES ?=
 # The tests start hundreds of kernels; where this is set, each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test frontends check bench torture matrix clean
+.PHONY: demo test frontends check bench torture corners matrix clean
 
 $(VENV)/.installed: setup.cfg pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[torch,notebook,test,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[torch,notebook,test,frontends,dev]'
 	touch $@
 
 demo: $(VENV)/.installed
@@ -32,12 +33,10 @@ demo: $(VENV)/.installed
 
 # tests/torch_cpu runs apart: it brings torch into its process, where each look at the heap takes longer then.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/torch_cpu
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not frontends' --ignore tests/torch_cpu
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/torch_cpu
 
-# What is missing fails here; in `make test` it is skipped.
 frontends: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[frontends]'
 	IPYGPUMEM_FRONTENDS=required IPYGPUMEM_PICTURES='$(PICTURES)' $(BIN)/python -m pytest tests/frontends -m frontends
 
 check: $(VENV)/.installed
@@ -52,6 +51,9 @@ bench: $(VENV)/.installed
 
 torture: $(VENV)/.installed
 	$(BIN)/python -m tests.torture
+
+corners:
+	$(PYTHON) tests/matrix/run.py --corners
 
 matrix:
 	$(PYTHON) tests/matrix/run.py
