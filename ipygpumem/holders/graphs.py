@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ipygpumem.arrays import StorageKey, storage_key
+from ipygpumem.arrays import StorageKey, library_type, storage_key
+from ipygpumem.heap import live_instances
 from ipygpumem.kinds import instance_dict, is_kind, name_of, type_name
 
 _RAW = "_raw_saved_"
@@ -61,6 +62,29 @@ def keepers(tensors: Iterable[Any], wanted: set[StorageKey], *, seconds: float =
                 if key in wanted:
                     found.setdefault(key, keeper)
     return found
+
+
+def show_saved(*, seconds: float = 1.0) -> None:
+    """Give all tensors that live graphs have saved an object in Python, which stays beside them from then on.
+
+    What an operation has saved of its own result has none, so nobody would see it: half of a network of sigmoids.
+
+    Args:
+        seconds: after this CPU time it ends where it is.
+    """
+    base: Any = library_type("torch", "Tensor")
+    if base is None:
+        return
+    deadline = time.thread_time() + seconds
+    seen: dict[int, Any] = {}
+    with sys.modules["torch"]._C.DisableTorchFunction():
+        for tensor in requiring_grad(live_instances(base)):
+            with contextlib.suppress(RuntimeError):  # a view that was changed in place may refuse to tell its graph
+                for node in _nodes(base, base.grad_fn.__get__(tensor), seen):
+                    if time.thread_time() > deadline:
+                        return
+                    for _ in saved_by(node):
+                        pass  # it is enough to have seen it
 
 
 def _kept_by(base: Any, tensor: Any, seen: dict[int, Any]) -> Iterator[tuple[StorageKey | None, Keeper]]:

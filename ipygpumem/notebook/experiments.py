@@ -13,6 +13,7 @@ from ipygpumem import reclaim
 from ipygpumem.arrays import ArraySearch, StorageKey, watch
 from ipygpumem.errors import ExperimentError, FileError
 from ipygpumem.heap import large_tensors
+from ipygpumem.holders.graphs import show_saved
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Usage
 from ipygpumem.notebook import watching
 from ipygpumem.notebook.parameters import checked_parameters
@@ -298,6 +299,7 @@ class Experiment:
     def _large_tensors(self) -> dict[StorageKey, Callable[[], bool]]:
         """Return the tensors that are alive; watched, so that no later one can come to have the identity of theirs."""
         try:
+            show_saved()
             tensors = large_tensors(self._session.config.min_held_bytes)
             return {key: watch(same[0]) for key, same in tensors.items()}
         except Exception as error:  # it only serves the report

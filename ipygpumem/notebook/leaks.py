@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ipygpumem.arrays import Array, StorageKey, describe, watch
 from ipygpumem.heap import Heap, large_tensors
+from ipygpumem.holders.graphs import show_saved
 from ipygpumem.holders.paths import NOTEBOOK, Place
 from ipygpumem.holders.search import Roots, explain
 from ipygpumem.kinds import text_of, type_name
@@ -40,6 +41,7 @@ def survivors(session: Session, watched: Iterable[Watched], known: Container[Sto
     smallest = session.config.min_held_bytes
     alive = [item for item in watched if _size(item.alive()) >= smallest]
     named = {array.storage for item in alive for array in item.alive()}
+    show_saved()
     for key, tensors in large_tensors(smallest).items():
         array = describe(tensors[0]) if key not in known and key not in named else None
         if array is not None:
@@ -62,6 +64,7 @@ def leaks(session: Session, words: list[str]) -> list[Report]:
     parser.add_argument("--min", type=size, default=session.config.min_held_bytes)
     smallest: int = parser.parse_args(words).min
     with progress(session, "leaks") as advance:
+        show_saved()
         heap = Heap()
         advance(1, 3)
         session.survivors = [item for item in session.survivors if item.alive()]

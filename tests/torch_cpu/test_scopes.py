@@ -143,3 +143,21 @@ def test_a_seed_counts_also_where_the_cell_is_the_first_to_import_numpy_and_torc
         assert kernel.value("result1 == result2") is True
         assert kernel.value("[f for f in __import__('sys').meta_path if 'ipygpumem' in type(f).__module__]") == []
         works(kernel, "import importlib, numpy\nassert torch.__spec__.loader is not None\nimport torch.fft, numpy.fft")
+
+
+def test_what_operations_saved_of_their_own_results_is_told_with_the_experiment_that_made_it(notebook: Kernel) -> None:
+    notebook.run("rows, losses = torch.ones(1 << 20, requires_grad=True), []\nlosses.append(rows.sigmoid().sum())")
+    notebook.run("%%experiment saves\nlosses.append(rows.exp().tanh().sum())")
+    told = "[(h.size_bytes, h.holder.path) for h in ipygpumem.experiments()[-1].survivors]"
+    assert sorted(notebook.value(told), key=str) == [
+        (4 << 20, f"notebook variable losses[1]: its autograd graph ({node})")
+        for node in ("ExpBackward0", "TanhBackward0")
+    ]
+    notebook.run("del rows, losses")
+
+
+def test_leaks_tells_them_when_it_is_asked_for_the_first_time(notebook: Kernel) -> None:
+    notebook.run("rows = torch.ones(1 << 20, requires_grad=True)\nlosses = [rows.sigmoid().sum() for _ in range(3)]")
+    (report,) = notebook.run("%gpumem leaks").reports("leaks")
+    assert "12 MiB · 3 × Tensor float32 1048576 on cpu · held by notebook variable losses[…]: its autograd" in report
+    notebook.run("del rows, losses")
