@@ -143,10 +143,12 @@ class Runner:
         started = time.monotonic()
         try:
             result = self._try(scenario)
+            stays = not (self._fresh or scenario.alone or scenario.options) and self._is_clean()
         except (AssertionError, TimeoutError, RuntimeError, queue.Empty) as problem:
             result = Result(scenario.name, self._way.name, trouble=f"{type(problem).__name__}: {problem}")
+            stays = False
         seconds = time.monotonic() - started
-        if self._fresh or scenario.alone or scenario.options or result.trouble or result.share < NEEDED_SHARE:
+        if not stays:
             self.close()
         return Result(**{**vars(result), "seconds": seconds})
 
@@ -156,13 +158,18 @@ class Runner:
             self._kernel.close()
             self._kernel = None
 
+    def _is_clean(self) -> bool:
+        """Delete the notebook's names; return whether all that the scenario made is dead then."""
+        assert self._kernel is not None
+        _ok(self._kernel, "%reset -f")  # collects, too
+        found = _measure(self._kernel)
+        return found["dead"] >= NEEDED_SHARE * found["made"]
+
     def _ready(self, scenario: Scenario) -> TortureKernel:
         if scenario.options:
             self.close()
         if self._kernel is None:
             self._kernel = TortureKernel(*scenario.options)
-        else:
-            _ok(self._kernel, "%reset -f")
         kernel = self._kernel
         imports = [f"import {name}" for name in scenario.needs if name != "matplotlib"]
         for code in (_PRELUDE, "\n".join(imports), self._reload(), scenario.before):
