@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import random
-from contextlib import ExitStack
 from statistics import median
 
 from benchmarks.kernel import CellError, Kernel
 from benchmarks.report import NOT_INSTALLED, Row, Section
-from benchmarks.tools import OURS, PEER, Tool, installed_tools
+from benchmarks.tools import OURS, PEER
 
 _CELL = "1+1"
 _WARM_UP = 20
 _TARGET_MS = 0.5
-_BARE, _CONTROL, _PRINT, _DISPLAY, _TOOL = "bare", "control", "print", "display", "tool"
 _HEAPS = (
     ("a light heap", "heap = []"),
     ("1,000,000 container objects", "heap = [[] for _ in range(1_000_000)]"),
@@ -25,18 +23,15 @@ def show(result, shell=get_ipython()):
 
 get_ipython().events.register("post_run_cell", show)
 """
-_CONTROLS = {
-    _CONTROL: None,
-    _PRINT: _AFTER_EACH_CELL.format('print("x" * 80)'),
-    _DISPLAY: _AFTER_EACH_CELL.format('shell.display_pub.publish({"text/plain": "x" * 80, "text/html": "x" * 1000})'),
-}
+_PRINT = 'print("x" * 80)'
+_DISPLAY = 'shell.display_pub.publish({"text/plain": "x" * 80, "text/html": "x" * 1000})'
+_CONTROLS = (None, _AFTER_EACH_CELL.format(_PRINT), _AFTER_EACH_CELL.format(_DISPLAY))
 
 _METHOD = """\
-The cell `1+1` from request to `idle`: {count} per variant, in turns of random order, over {sets} sets of fresh kernels;
-median of the difference to a bare kernel's run in the same turn. Controls: the same for a second bare kernel, for one
-that prints a line of a report's length after each cell, and for one in which IPython displays a ready-made text of a
-report's size; nothing else is done there. Each tool has turns of its own: a peer that walks the whole heap leaves cold
-caches to whoever comes next."""
+The cell `1+1` from request to `idle`: {count} in each kernel, in turns with a bare one (random order) over {sets} pairs
+of fresh ones; median of the difference in a turn. Controls: the same for a second bare kernel, for one that prints a
+line of a report's length after each cell, and for one in which IPython displays a ready-made text of a report's size;
+nothing else is done there. Each has turns of its own: further kernels in a turn leave cold caches to who comes next."""
 
 
 def run(*, quick: bool) -> Section:
@@ -52,44 +47,34 @@ def run(*, quick: bool) -> Section:
 
 
 def _row(name: str, heap: str, sets: int, turns: int) -> Row:
-    seconds = {tool.name: _seconds(tool, heap, sets, turns) for tool in installed_tools()}
-    added = {tool: _added_ms(times, _TOOL) for tool, times in seconds.items()}
-    beside = seconds[OURS.name]
+    ours, bare = _added_ms(OURS.on, heap, sets, turns)
+    peer = f"{_added_ms(PEER.on, heap, sets, turns)[0]:+.2f} ms" if PEER.installed else NOT_INSTALLED
+    controls = [f"{_added_ms(code, heap, sets, turns)[0]:+.2f}" for code in _CONTROLS]
     return Row(
         figure=f"`1+1` with {name}: added",
         target=f"at most {_TARGET_MS} ms",
-        ours=f"{added[OURS.name]:+.2f} ms",
-        peer=f"{added[PEER.name]:+.2f} ms" if PEER.name in added else NOT_INSTALLED,
-        control=", ".join(f"{_added_ms(beside, name):+.2f}" for name in _CONTROLS)
-        + f" ms ({median(beside[_BARE]) * 1000:.2f} ms)",
-        met=added[OURS.name] <= _TARGET_MS,
+        ours=f"{ours:+.2f} ms",
+        peer=peer,
+        control=f"{', '.join(controls)} ms ({bare:.2f} ms)",
+        met=ours <= _TARGET_MS,
     )
 
 
-def _added_ms(seconds: dict[str, list[float]], variant: str) -> float:
-    """Return the median over all turns of what ``variant`` took longer than the bare kernel."""
-    return 1000 * median(one - bare for one, bare in zip(seconds[variant], seconds[_BARE], strict=True))
-
-
-def _seconds(tool: Tool, heap: str, sets: int, turns: int) -> dict[str, list[float]]:
-    """Return the seconds of every trivial cell of each variant; equal positions are of one turn."""
-    variants: dict[str, str | None] = {_BARE: None, _TOOL: tool.on}
-    if tool is OURS:
-        variants |= _CONTROLS
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
-    order = list(variants)
-    shuffle = random.Random(0).shuffle
+def _added_ms(code: str | None, heap: str, sets: int, turns: int) -> tuple[float, float]:
+    """Return by how much a kernel that has run ``code`` is slower than a bare one, and what that takes (medians)."""
+    bare: list[float] = []
+    added: list[float] = []
+    choose = random.Random(0).choice
     for _ in range(sets):  # one kernel may be slower than its twin by as much as a tool costs
-        shuffle(order)
-        with ExitStack() as stack:
-            kernels = {name: stack.enter_context(Kernel()) for name in order}
-            for name in order:
-                _prepare(kernels[name], variants[name], heap)
+        with Kernel() as one, Kernel() as other:
+            without, having = choose([(one, other), (other, one)])
+            _prepare(without, None, heap)
+            _prepare(having, code, heap)
             for _ in range(turns):
-                shuffle(order)
-                for name in order:
-                    seconds[name].append(kernels[name].run(_CELL).seconds)
-    return seconds
+                seconds = {kernel: kernel.run(_CELL).seconds for kernel in choose([(one, other), (other, one)])}
+                bare.append(seconds[without])
+                added.append(seconds[having] - seconds[without])
+    return 1000 * median(added), 1000 * median(bare)
 
 
 def _prepare(kernel: Kernel, code: str | None, heap: str) -> None:
