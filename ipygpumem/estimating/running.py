@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import psutil
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.following import Devices, Follower, patched
+from ipygpumem.estimating.free import free_bytes, has_context
 from ipygpumem.estimating.lives import PARAMETERS, Log
 from ipygpumem.estimating.reading import read
 from ipygpumem.estimating.records import DeviceEstimate, Estimate
@@ -156,11 +156,18 @@ class Run:
         for place in dict.fromkeys(life.device for life in lives):
             name = label or place
             figures = read(lives, backwards, place, name)
-            room = self._room_bytes if self._room_bytes is not None else _free(name)
-            if room is not None and self._room_bytes is None:
-                room += self._there.get(name, 0)
+            room = self._room_bytes if self._room_bytes is not None else self._room_on(name)
             found.append(DeviceEstimate(**{**vars(figures), "room_bytes": room}))
         return tuple(found)
+
+    def _room_on(self, name: str) -> int | None:
+        """Return the bytes that are free on a device, or taken there by what the estimate counts anew."""
+        free = free_bytes(name)
+        if free is None:
+            return None
+        if not has_context(name):
+            self._notes[f"{name} has no context of this process yet, which will take some of what is free"] = None
+        return free + self._there.get(name, 0)
 
 
 def _names(code: types.CodeType, namespaces: tuple[dict[str, Any], ...], seen: dict[int, types.CodeType]) -> set[str]:
@@ -186,17 +193,6 @@ def _checked(device: str | None) -> str | None:
     except RuntimeError:
         raise EstimateError(f"{device!r} is no device: write cuda:0, cuda, xpu, mps or cpu") from None
     return str(found) if found.type in ("cpu", "mps") or found.index is not None else f"{found.type}:0"
-
-
-def _free(name: str) -> int | None:
-    """Return the bytes that a device has free, with what the allocator keeps for later; None if it is not here."""
-    if name == "cpu":
-        return int(psutil.virtual_memory().available)
-    device = torch.device(name)
-    if device.type != "cuda" or not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
-        return None
-    free, _ = torch.cuda.mem_get_info(device)
-    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from torch.optim import Adam
 
 import ipygpumem
 from ipygpumem.errors import EstimateError, UnitError
+from ipygpumem.estimating.free import free_bytes
+from ipygpumem.probes.nvml import Card, DeviceWide, Nvml
 from ipygpumem.units import MIB
 from tests.kernel import Kernel
 from tests.torch_cpu.networks import MODELS, OPTIMIZERS, RealStorages, images, residual, training
@@ -207,6 +209,40 @@ def test_a_device_that_is_not_here_can_be_estimated() -> None:
     assert found.notes == ("cuda:0 is not here: tensors on it and on the host are counted together",)
     assert ipygpumem.estimate(step, device="cuda", device_memory="4MiB").fits is False
     assert ipygpumem.estimate(step, device="cuda").fits is None
+
+
+def make_on_cuda() -> object:
+    return torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+
+
+def test_what_is_free_is_asked_without_making_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> tuple[int, int]:
+        raise AssertionError("this makes a context")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", refuse)
+    cards = [Card(0, "a card", DeviceWide(total_bytes=10 * MIB, used_bytes=4 * MIB))]
+    monkeypatch.setattr(Nvml, "cards", lambda self: cards)
+    found = ipygpumem.estimate(make_on_cuda)
+    assert [(device.device, device.room_bytes) for device in found.devices] == [("cuda:0", 6 * MIB)]
+    assert "cuda:0 has no context of this process yet, which will take some of what is free" in found.notes
+    cards.append(Card(1, "another", cards[0].wide))  # which of them is torch's first is not known yet
+    assert ipygpumem.estimate(make_on_cuda).devices[0].room_bytes is None
+
+
+def test_free_on_a_device_that_is_used_counts_what_the_allocator_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 3 * MIB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: MIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (5 * MIB, 10 * MIB))
+    assert free_bytes("cuda") == free_bytes("cuda:0") == 7 * MIB
+    assert free_bytes("cuda:1") is None
+
+
+def test_free_on_the_host_is_what_a_containers_limit_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ipygpumem.estimating.free.available_bytes", lambda: 5 * MIB)
+    (device,) = ipygpumem.estimate(lambda: torch.ones(4)).devices
+    assert (device.device, device.room_bytes) == ("cpu", 5 * MIB)
 
 
 def test_an_optimizer_of_an_accelerator_steps_as_torch_does_there() -> None:

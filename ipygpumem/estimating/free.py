@@ -1,0 +1,42 @@
+"""How much of a device is free, asked without making a context on it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import torch
+
+from ipygpumem.probes.host import available_bytes
+from ipygpumem.probes.nvml import DeviceWide, Nvml
+
+
+def free_bytes(name: str) -> int | None:
+    """Return the bytes that a device has free, with what the allocator keeps for later.
+
+    None if the device is not here, or if only a new context, which takes hundreds of MiB, could tell.
+    """
+    if name == "cpu":
+        return available_bytes()
+    device = torch.device(name)
+    index = device.index or 0
+    if device.type != "cuda" or index >= torch.cuda.device_count():
+        return None
+    reserved = torch.cuda.memory_reserved(index)
+    if reserved:  # so there is a context already
+        free, _ = torch.cuda.mem_get_info(index)
+        return int(free + reserved - torch.cuda.memory_allocated(index))
+    wide = _by_driver(index)
+    return None if wide.total_bytes is None or wide.used_bytes is None else wide.total_bytes - wide.used_bytes
+
+
+def has_context(name: str) -> bool:
+    """Whether this process certainly has a context on the device ``name``; the host needs none."""
+    return name == "cpu" or torch.cuda.memory_reserved(torch.device(name).index or 0) > 0
+
+
+def _by_driver(index: int) -> DeviceWide:
+    with closing(Nvml()) as nvml:
+        if torch.cuda.is_initialized():
+            return nvml.device(torch.cuda, index, processes=False, has_context=False)
+        cards = nvml.cards()  # torch tells a device's UUID only once CUDA is initialised: several cannot be told apart
+        return cards[0].wide if len(cards) == 1 else DeviceWide()
