@@ -1,6 +1,6 @@
 # make demo     run the quickstart notebook in a real kernel, write build/demo/quickstart.html
-# make test     all tests but those in a browser
-# make frontends  the tests in JupyterLab and Notebook 7; needs chromium. PICTURES=docs/img takes the pictures
+# make test     all tests; those in a browser are skipped where chromium is missing
+# make frontends  the tests in JupyterLab and Notebook 7 alone; PICTURES=docs/img takes the pictures
 # make check    lint, types, layers
 # make bench    the figures of docs/benchmarks.md
 # make torture  how notebooks leak, on every Python found here, with and without the extension; writes docs/leaks.md
@@ -33,7 +33,7 @@ demo: $(VENV)/.installed
 
 # tests/torch_cpu runs apart: it brings torch into its process, where each look at the heap takes longer then.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not frontends' --ignore tests/torch_cpu
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/torch_cpu
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/torch_cpu
 
 frontends: $(VENV)/.installed

@@ -297,6 +297,15 @@ def test_a_long_list_of_names_says_how_many_more_there_are() -> None:
     assert content.name_list(["x", "y"]) == "x, y"
 
 
+def test_what_was_too_much_to_be_looked_into_is_counted() -> None:
+    line = (
+        "2 smaller storages, 2 MiB in all: not looked into, since there are so many; free others first, then ask again"
+    )
+    found = content.leaks_report([leak("x")], MIB, [leak("y"), leak("z")])
+    assert (found.headline, found.lines[1:]) == ("1 leak · 1 MiB", (line,))
+    assert content.leaks_report([], MIB, [leak("y"), leak("z")]).lines == (line,)
+
+
 def test_leaks_beyond_the_page_are_counted() -> None:
     lines = content.leaks_report([leak(f"x{n}") for n in range(23)], MIB).lines
     assert (len(lines), lines[-1]) == (21, "and 3 more: 3 MiB")

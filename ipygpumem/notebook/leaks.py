@@ -69,12 +69,12 @@ def leaks(session: Session, words: list[str]) -> list[Report]:
         advance(1, 3)
         session.survivors = [item for item in session.survivors if item.alive()]
         known = [item for item in session.survivors if _size(item.alive()) >= smallest]
-        found = list(_explained(session, known, heap))
+        found = _explained(session, known, heap)
         advance(2, 3)
-        found += _unnamed(session, heap, known, smallest)
+        unnamed, beyond = _unnamed(session, heap, known, smallest)
         heap.drop()
     trim_host_heap()
-    return [leaks_report(sorted(found, key=lambda held: -held.size_bytes), smallest)]
+    return [leaks_report(sorted([*found, *unnamed], key=lambda held: -held.size_bytes), smallest, beyond)]
 
 
 def _size(arrays: Iterable[Array]) -> int:
@@ -98,14 +98,17 @@ def _explained(session: Session, watched: Sequence[Watched], heap: Heap) -> tupl
     )
 
 
-def _unnamed(session: Session, heap: Heap, known: Sequence[Watched], smallest: int) -> list[Held]:
-    """Return the tensors and arrays that no notebook name leads to and that are not among ``known``."""
+def _unnamed(session: Session, heap: Heap, known: Sequence[Watched], smallest: int) -> tuple[list[Held], list[Held]]:
+    """Return the tensors and arrays that no notebook name leads to and that are not among ``known``.
+
+    Beside them those that are too many to be looked into, the smallest.
+    """
     storages = {array.storage for item in known for array in item.alive()}
     found = {key: _held(same[0]) for key, same in heap.large(smallest).items() if key not in storages}
-    largest = sorted(found, key=lambda key: -found[key].size_bytes)[:_MOST]
-    holders = explain(largest, heap, roots(session))
-    unnamed = [key for key in largest if not _is_plain(holders[key].path)]
-    return [replace(found[key], holder=holders[key]) for key in unnamed]
+    ordered = sorted(found, key=lambda key: -found[key].size_bytes)
+    holders = explain(ordered[:_MOST], heap, roots(session))
+    unnamed = [key for key in ordered[:_MOST] if not _is_plain(holders[key].path)]
+    return [replace(found[key], holder=holders[key]) for key in unnamed], [found[key] for key in ordered[_MOST:]]
 
 
 def _is_plain(path: str) -> bool:

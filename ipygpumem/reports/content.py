@@ -274,11 +274,15 @@ def freed_report(title: str, steps: Iterable[ReclaimStep], reclaimed: Mapping[st
 _LAST_INDEX = re.compile(r"\[\d+\](?=[^\[\]]*$)")
 
 
-def leaks_report(held: Sequence[Held], smallest: int) -> Report:
-    """Return the answer of ``%gpumem leaks``."""
+def leaks_report(held: Sequence[Held], smallest: int, beyond: Sequence[Held] = ()) -> Report:
+    """Return the answer of ``%gpumem leaks``; ``beyond`` was too much to be looked into."""
+    lines = leak_lines(held)
+    if beyond:
+        rest = f"{count(len(beyond), 'smaller storage')}, {format_bytes(_total(beyond))} in all"
+        lines.append(f"{rest}: not looked into, since there are so many; free others first, then ask again")
     if not held:
-        return Report("leaks", f"no leak of at least {format_bytes(smallest)} was found")
-    return Report("leaks", f"{count(len(held), 'leak')} · {format_bytes(_total(held))}", tuple(leak_lines(held)))
+        return Report("leaks", f"no leak of at least {format_bytes(smallest)} was found", tuple(lines))
+    return Report("leaks", f"{count(len(held), 'leak')} · {format_bytes(_total(held))}", tuple(lines))
 
 
 def leak_lines(held: Sequence[Held]) -> list[str]:

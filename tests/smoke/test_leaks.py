@@ -45,6 +45,15 @@ def test_a_survivor_is_told_at_the_end_of_its_experiment_and_later(notebook: Ker
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
 
 
+def test_leaks_says_what_it_did_not_look_into(notebook: Kernel) -> None:
+    works(notebook, "import ipygpumem.notebook.leaks\nipygpumem.notebook.leaks._MOST = 2")
+    for _ in range(3):
+        works(notebook, f"{BIG}[:5]")
+    first, *_, last = leaks(notebook).splitlines()
+    assert first == "2 leaks · 16 MiB"
+    assert last.startswith("  1 smaller storage, 8 MiB in all: not looked into")
+
+
 def test_the_record_carries_the_holder_and_the_cell(notebook: Kernel) -> None:
     works(notebook, "import ipygpumem; kept = []")
     works(notebook, f"%%experiment a\nx = {BIG}; kept.append(x)")
