@@ -103,7 +103,9 @@ class Scope:
 
     def own_names(self) -> list[str]:
         """Return the names that the end of this scope would delete, restore or keep."""
-        return [name for name in list(self._namespace) if is_ownable(name) and self._is_own(name)]
+        # The pattern last: there may be 100,000 names, and hardly one of them is this scope's.
+        names = [name for name in list(self._namespace) if type(name) is str and self._is_own(name)]
+        return [name for name in names if is_ownable(name)]
 
     def names_to_delete(self) -> list[str]:
         """Return the names whose values the end of this scope lets go."""
@@ -128,7 +130,7 @@ class Scope:
 
     def unmatched_keep(self) -> list[str]:
         """Return the patterns of ``keep`` that match no name at all."""
-        names = [name for name in list(self._namespace) if is_ownable(name)]
+        names = [name for name in list(self._namespace) if is_ownable(name)] if self._keep else []
         return [pattern for pattern in self._keep if not any(fnmatchcase(name, pattern) for name in names)]
 
     def close(self, enclosing: Scope | None, *, spare: Callable[[object], bool] = lambda value: False) -> Outcome:

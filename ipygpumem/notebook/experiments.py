@@ -14,6 +14,7 @@ from ipygpumem.arrays import ArraySearch, StorageKey, watch
 from ipygpumem.errors import ExperimentError, FileError
 from ipygpumem.heap import large_tensors
 from ipygpumem.holders.graphs import show_saved
+from ipygpumem.kinds import is_atom
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Usage
 from ipygpumem.notebook import watching
 from ipygpumem.notebook.parameters import checked_parameters
@@ -290,7 +291,7 @@ class Experiment:
         namespace = self._session.namespace
         own = set(scope.own_names())
         for name, value in list(namespace.items()):
-            if is_ownable(name) and name not in own:
+            if not is_atom(value) and is_ownable(name) and name not in own:
                 search.ignore(value)  # a view of the notebook's own data is no leak
         named: list[tuple[str, object]] = [(name, namespace.get(name)) for name in scope.names_to_delete()]
         named += [(f"Out[{key}]", value) for key, value in self._session.outputs.since(self.outputs_at_start).items()]
