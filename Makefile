@@ -45,8 +45,9 @@ check: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# What the peer needs is there already; its own requirements bring the deprecated package pynvml, with which torch warns.
 bench: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) 'ipyexperiments==0.1.29'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'ipyexperiments==0.1.29'
 	$(BIN)/python -m benchmarks
 
 torture: $(VENV)/.installed

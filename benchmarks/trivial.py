@@ -31,7 +31,7 @@ _METHOD = """\
 The cell `1+1` from request to `idle`: {count} in each kernel, in turns with a bare one (random order) over {sets} pairs
 of fresh ones; median of the difference in a turn. Controls: the same for a second bare kernel, for one that prints a
 line of a report's length after each cell, and for one in which IPython displays a ready-made text of a report's size;
-nothing else is done there. Each has turns of its own: further kernels in a turn leave cold caches to who comes next."""
+nothing else is done there. Each has turns of its own."""
 
 
 def run(*, quick: bool) -> Section:

@@ -13,7 +13,7 @@ from ipygpumem.probes.nvml import DeviceWide, Nvml
 def free_bytes(name: str) -> int | None:
     """Return the bytes that a device has free, with what the allocator keeps for later.
 
-    None if the device is not here, or if only a new context, which takes hundreds of MiB, could tell.
+    None if the device is not here, cannot be asked, or if only a new context, of hundreds of MiB, could tell.
     """
     if name == "cpu":
         return available_bytes()
@@ -21,11 +21,14 @@ def free_bytes(name: str) -> int | None:
     index = device.index or 0
     if device.type != "cuda" or index >= torch.cuda.device_count():
         return None
-    reserved = torch.cuda.memory_reserved(index)
-    if reserved:  # so there is a context already
-        free, _ = torch.cuda.mem_get_info(index)
-        return int(free + reserved - torch.cuda.memory_allocated(index))
-    wide = _by_driver(index)
+    try:
+        reserved = torch.cuda.memory_reserved(index)
+        if reserved:  # so there is a context already
+            free, _ = torch.cuda.mem_get_info(index)
+            return int(free + reserved - torch.cuda.memory_allocated(index))
+        wide = _by_driver(index)
+    except Exception:  # a broken context or driver must not take the estimate with it
+        return None
     return None if wide.total_bytes is None or wide.used_bytes is None else wide.total_bytes - wide.used_bytes
 
 

@@ -75,7 +75,7 @@ class Log:
         """Note what a storage that was seen is for; the first word counts, but parameters are always parameters."""
         try:
             found = self._alive.get(tensor.untyped_storage()._cdata)
-        except (RuntimeError, NotImplementedError):
+        except (RuntimeError, NotImplementedError):  # as above: it was not seen either
             return
         if found is not None and (not found[0].part or part == PARAMETERS):
             found[0].part = part

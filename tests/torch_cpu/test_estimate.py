@@ -230,6 +230,19 @@ def test_what_is_free_is_asked_without_making_a_context(monkeypatch: pytest.Monk
     assert ipygpumem.estimate(make_on_cuda).devices[0].room_bytes is None
 
 
+def test_a_driver_that_breaks_off_does_not_take_the_estimate_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> tuple[int, int]:
+        raise RuntimeError("the driver is gone")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(Nvml, "cards", refuse)
+    (device,) = ipygpumem.estimate(make_on_cuda).devices
+    assert (device.device, device.peak_bytes, device.room_bytes) == ("cuda:0", MIB, None)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: MIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", refuse)
+    assert free_bytes("cuda:0") is None
+
+
 def test_free_on_a_device_that_is_used_counts_what_the_allocator_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 3 * MIB)
