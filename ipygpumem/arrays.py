@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ipygpumem.columns import Column
 from ipygpumem.kinds import instance_dict, is_atom, is_kind, module_of, type_name
 from ipygpumem.model import Held
 
@@ -159,9 +160,9 @@ def elements(array: Any) -> list[Any] | None:
     return found if type(found) is list else [found]
 
 
-def samples(kinds: Sequence[int], items: Sequence[Any]) -> dict[int, Any]:
+def samples(kinds: Column[int], items: Sequence[Any]) -> dict[int, Any]:
     """Return one of the tensors or arrays of each type (``kinds`` are the types' identities); there are few types."""
-    return {kind: items[kinds.index(kind)] for kind in set(kinds)}
+    return {kind: items[kinds.first(kind)] for kind in kinds.different()}
 
 
 def slots(item: object) -> dict[str, object]:

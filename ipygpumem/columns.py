@@ -6,16 +6,26 @@ A loop in C (``map``, ``compress``) takes 0.05 to 0.1 s for a million items, one
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import compress, repeat
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from bisect import bisect_right
+from itertools import chain, compress, islice, repeat
 from operator import eq, is_, rshift
 from typing import Any, Generic, TypeVar, overload
 
 T = TypeVar("T")
+Other = TypeVar("Other")
+Items = TypeVar("Items", list[Any], "Column[Any]")
 Row = TypeVar("Row", bound=tuple[Any, ...])
 
+CHUNK = 1000
+"""So many things are looked at from all sides before the next are: they stay in the processor's cache meanwhile."""
 _SPACING_BITS = 4 if sys.maxsize > 2**32 else 3
 """No two objects are closer to each other: each has a count of its references and a type."""
+
+
+def chunks(items: Sequence[T]) -> Iterator[list[T]]:
+    """Yield ``CHUNK`` items at a time."""
+    return (list(items[start : start + CHUNK]) for start in range(0, len(items), CHUNK))
 
 
 def identities(items: Iterable[object]) -> Iterator[int]:
@@ -26,29 +36,128 @@ def identities(items: Iterable[object]) -> Iterator[int]:
     return map(rshift, map(id, items), repeat(_SPACING_BITS))
 
 
-def type_identities(items: Sequence[object]) -> list[int]:
-    """Return the identity of each item's type."""
-    if items and all(map(is_, map(type, items), repeat(type(items[0])))):  # often so, and twice as fast to see
-        return [id(type(items[0]))] * len(items)
-    return list(map(id, map(type, items)))
+def all_different(numbers: Iterable[int]) -> bool:
+    """Whether no number comes twice; takes less time and memory than a set of them if they are nearly in order."""
+    ordered = sorted(numbers)
+    return not any(map(eq, ordered, islice(ordered, 1, None)))
 
 
-def places_of(wanted: Collection[int], kinds: Sequence[int], different: Collection[int]) -> Sequence[int]:
-    """Return at which places of ``kinds`` there is one of ``wanted``, in order.
+class Column(Sequence[T]):
+    """Plain values side by side; many in a row that are equal take the place of one.
 
     Args:
-        wanted: some of the different kinds.
-        kinds: what is looked at, only if there is a choice.
-        different: the kinds that there are.
+        values: those that it begins with.
     """
-    if not wanted or len(wanted) == len(different):
-        return range(len(kinds) if wanted else 0)
-    return list(compress(range(len(kinds)), map(wanted.__contains__, kinds)))
+
+    def __init__(self, values: Sequence[T] = ()) -> None:
+        self._starts: list[int] = []
+        self._parts: list[tuple[Sequence[T], int]] = []
+        """Values, and how many times they come: several once, or one several times."""
+        self._length = 0
+        self.extend(values)
+
+    @classmethod
+    def same(cls, value: T, count: int) -> Column[T]:
+        """Return a column of one value, ``count`` times."""
+        return cls()._add([value], count) if count else cls()
+
+    @classmethod
+    def joined(cls, *columns: Column[T]) -> Column[T]:
+        """Return columns, one below the other."""
+        found = cls()
+        for column in columns:
+            found.extend(column)
+        return found
+
+    def extend(self, values: Sequence[T]) -> None:
+        """Add values; a list is kept, so it must not change any more."""
+        if isinstance(values, Column):
+            for some, times in values._parts:
+                self._add(some, times)
+        elif values:
+            alike = values.count(values[0]) == len(values)
+            self._add(values[:1] if alike else values, len(values) if alike else 1)
+
+    def join(self, values: Sequence[T]) -> None:
+        """Add values that are made when they are looked at."""
+        if len(values):
+            self._add(values, 1)
+
+    def map(self, function: Callable[[T], Other]) -> Column[Other]:
+        """Return what ``function`` gives for each value."""
+        found: Column[Other] = Column()
+        for values, times in self._parts:
+            found._add(list(map(function, values)), times)
+        return found
+
+    def _add(self, values: Sequence[T], times: int) -> Column[T]:
+        last, before = self._parts[-1] if self._parts else ((), 0)
+        if len(values) == len(last) == 1 and values[0] == last[0]:
+            self._parts[-1] = last, before + times
+        else:
+            self._starts.append(self._length)
+            self._parts.append((values, times))
+        self._length += len(values) * times
+        return self
+
+    def different(self) -> set[T]:
+        """Return each value once."""
+        return set().union(*(values for values, _ in self._parts))
+
+    def first(self, value: T) -> int:
+        """Return the first place of a value that is there."""
+        places = zip(self._starts, self._parts, strict=True)
+        return next(start + values.index(value) for start, (values, _) in places if value in values)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, place: int) -> T:  # type: ignore[override]  # one at a time
+        run = bisect_right(self._starts, place) - 1
+        values, _ = self._parts[run]
+        return values[(place - self._starts[run]) % len(values)]
+
+    def __iter__(self) -> Iterator[T]:
+        return chain.from_iterable(repeat(values[0], times) if times > 1 else values for values, times in self._parts)
 
 
-def at(places: Sequence[int], items: list[T]) -> list[T]:
+def type_identities(items: Sequence[object]) -> Column[int]:
+    """Return the identity of each item's type."""
+    if items and all(map(is_, map(type, items), repeat(type(items[0])))):  # often so, and twice as fast to see
+        return Column.same(id(type(items[0])), len(items))
+    return Column(list(map(id, map(type, items))))
+
+
+def places_of(wanted: Collection[int], kinds: Column[int]) -> Sequence[int]:
+    """Return at which places of ``kinds`` there is one of ``wanted``, in order."""
+    different = kinds.different()
+    if not different.isdisjoint(wanted) and not different.issubset(wanted):
+        return list(compress(range(len(kinds)), map(wanted.__contains__, kinds)))
+    return range(0 if different.isdisjoint(wanted) else len(kinds))
+
+
+def at(places: Sequence[int], items: Items) -> Items:
     """Return the items at ``places``, which are different ones in order; all of them without a copy."""
-    return items if len(places) == len(items) else list(map(items.__getitem__, places))
+    if len(places) == len(items):
+        return items
+    found = list(map((list(items) if isinstance(items, Column) else items).__getitem__, places))
+    return Column(found) if isinstance(items, Column) else found
+
+
+class Picked(Sequence[T]):
+    """The items of a sequence at some places, read from it when they are looked at."""
+
+    def __init__(self, items: Sequence[T], places: Sequence[int]) -> None:
+        self._items, self._places = items, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> T:  # type: ignore[override]  # one at a time
+        return self._items[self._places[index]]
+
+    def __iter__(self) -> Iterator[T]:
+        return map(list(self._items).__getitem__, self._places)
 
 
 class Rows(Sequence[Row], Generic[Row]):

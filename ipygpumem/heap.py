@@ -13,15 +13,13 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import compress, filterfalse
+from itertools import compress, count, filterfalse
 from typing import Any
 
 from ipygpumem.arrays import StorageKey, describe, elements, library_type
-from ipygpumem.columns import at, places_of, type_identities
+from ipygpumem.columns import CHUNK, at, chunks, places_of, type_identities
 from ipygpumem.kinds import is_kind
 
-_CHUNK = 1000
-"""So many objects are looked at from all sides before the next are: they stay in the processor's cache meanwhile."""
 _FEW = 50
 """Up to so many objects the collector's own search for referrers is faster: it compares each reference with each."""
 
@@ -81,7 +79,7 @@ class Heap:
             self.ndarrays += arrays
             containers = [item for item in behind if type(item) is not self._array_type]
             self._containers += containers
-            level = _chunks([*containers, *_contents(arrays)])
+            level = chunks([*containers, *_contents(arrays)])
 
     def _sorted(self, left_out: dict[int, int]) -> Iterator[list[object]]:
         """Yield all that is tracked, without ``left_out`` (identities, and those of the types), and note what it is."""
@@ -91,25 +89,26 @@ class Heap:
         lists = (self.tensors, self.modules, self.optimizers, self.ndarrays)
         roles: tuple[set[int], ...] = (set(), set(), set(), set())
         known: set[int] = set()
-        for start in range(0, len(self._tracked), _CHUNK):
-            part = self._tracked[start : start + _CHUNK]
+        for start, part in zip(count(0, CHUNK), chunks(self._tracked)):
             kinds = type_identities(part)
-            several = set(kinds)
+            several = kinds.different()
             for kind in several - known:
-                item = part[kinds.index(kind)]
+                item = part[kinds.first(kind)]
                 for base, role in zip(bases, roles, strict=True):
                     if base is not None and is_kind(item, base):
                         role.add(kind)
             known |= several
             for role, found in zip(roles, lists, strict=True):
                 if not role.isdisjoint(several):
-                    found += at(places_of(role & several, kinds, several), part)
+                    found += at(places_of(role, kinds), part)
+            if several <= roles[0] and len(gc.get_referents(*part)) == len(part):
+                continue  # tensors of which each leads to its type alone; there may be a million
             if not ours.isdisjoint(several):
                 for place in compress(range(len(part)), map(ours.__contains__, kinds)):
                     if id(part[place]) in left_out:
                         self._tracked[start + place] = part[place] = None
             yield part
-        yield from _chunks(_contents(self.ndarrays))
+        yield from chunks(_contents(self.ndarrays))
 
     def large(self, smallest: int) -> dict[StorageKey, list[object]]:
         """Return the tensors and arrays of each storage of at least ``smallest`` bytes."""
@@ -144,7 +143,7 @@ def _that_refer_to(objects: dict[int, object], candidates: list[object]) -> list
     """Return which of ``candidates`` refer to some of ``objects``; their number does not matter here."""
     return [
         item
-        for part in _chunks(candidates)
+        for part in chunks(candidates)
         if not objects.keys().isdisjoint(map(id, gc.get_referents(*part)))
         for item in part
         if not objects.keys().isdisjoint(map(id, gc.get_referents(item)))
@@ -161,10 +160,6 @@ def _contents(arrays: Sequence[Any]) -> list[object]:
         rows.append(row)
         waiting += inner if len(inner) == len(row) else []  # a row of lists is what a further dimension looks like
     return rows
-
-
-def _chunks(objects: list[object]) -> Iterator[list[object]]:
-    return (objects[start : start + _CHUNK] for start in range(0, len(objects), _CHUNK))
 
 
 def live_instances(base: type) -> list[object]:

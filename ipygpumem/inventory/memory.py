@@ -10,19 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, repeat
+from itertools import compress, count, repeat
 from operator import attrgetter, is_
 from typing import Any
 
 from ipygpumem.arrays import answers_itself, library_type, samples, slots
-from ipygpumem.columns import at, places_of
+from ipygpumem.columns import CHUNK, Column, at, chunks, places_of, type_identities
 from ipygpumem.kinds import instance_dict, is_kind, text_of
 
 _DEEPEST = 4
 _PLAIN_ACCESS = object.__getattribute__
 _QUANTIZED = ("qint", "quint")
-_CHUNK = 1000
-"""So many tensors are asked all questions before the next ones are: they stay in the processor's cache meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +41,10 @@ class Columns:
 
     keys: list[int | None] = field(default_factory=list)
     """The storages' identities; None where there is none, or none that can be read."""
-    sizes: list[int | None] = field(default_factory=list)
-    shapes: list[tuple[int, ...] | None] = field(default_factory=list)
-    dtypes: list[str] = field(default_factory=list)
-    devices: list[str] = field(default_factory=list)
+    sizes: Column[int | None] = field(default_factory=Column)
+    shapes: Column[tuple[int, ...] | None] = field(default_factory=Column)
+    dtypes: Column[str] = field(default_factory=Column)
+    devices: Column[str] = field(default_factory=Column)
     shared: set[int] = field(default_factory=set)
     """The identities of those that other processes may have, too; on the host."""
     addresses: dict[int, int] = field(default_factory=dict)
@@ -83,48 +81,45 @@ class Reader:
         own = (self.base, library_type("torch.nn", "Parameter"))
         self._own_types = {id(kind) for kind in own if getattr(kind, "__getattribute__", None) is _PLAIN_ACCESS}
 
-    def column(self, name: str, tensors: Sequence[object], kinds: Iterable[int] = ()) -> list[Any]:
-        """Return one property of each tensor; None where it cannot be read.
+    def column(self, name: str, tensors: Sequence[object]) -> Column[Any]:
+        """Return one property of each tensor; None where it cannot be read."""
+        found: Column[Any] = Column()
+        for part in chunks(tensors):
+            found.extend(_each(self._getter(type_identities(part))(name), part))
+        return found
 
-        Args:
-            name: the property.
-            tensors: all of which are asked.
-            kinds: the identities of their types, if there may be many tensors.
-        """
-        return _each(self._getter(kinds)(name), tensors)
-
-    def _getter(self, kinds: Iterable[int]) -> Callable[[str], Callable[[Any], Any]]:
+    def _getter(self, kinds: Column[int]) -> Callable[[str], Callable[[Any], Any]]:
         """Return what makes a function of a property's name: the fastest that runs no code of a user's class."""
-        if kinds and self._own_types.issuperset(kinds):
+        if self._own_types.issuperset(kinds.different()):
             return attrgetter
         return lambda name: getattr(self.base, name).__get__
 
-    def own(self, kinds: Sequence[int], several: dict[int, Any]) -> Sequence[int]:
+    def own(self, kinds: Column[int], several: dict[int, Any]) -> Sequence[int]:
         """Return the places of the tensors that torch's own code answers for.
 
         Args:
             kinds: the identity of each tensor's type.
             several: one tensor of each type.
         """
-        return places_of([kind for kind, one in several.items() if not self._is_foreign(one)], kinds, several)
+        return places_of({kind for kind, one in several.items() if not self._is_foreign(one)}, kinds)
 
-    def read(self, tensors: Sequence[object], kinds: Sequence[int]) -> Columns:
-        """Return what there is to know of torch's own tensors (of types ``kinds``) and their storages."""
+    def read(self, tensors: Sequence[object]) -> Columns:
+        """Return what there is to know of torch's own tensors and their storages."""
         shapes, texts = _Plain(lambda shape: None if shape is None else tuple(shape)), _Plain(self.text)
         found = Columns()
-        for start in range(0, len(tensors), _CHUNK):
-            part = tensors[start : start + _CHUNK]
-            get = self._getter(kinds[start : start + _CHUNK])
+        for start, part in zip(count(0, CHUNK), chunks(tensors)):
+            get = self._getter(type_identities(part))
             storages = _each(self.base.untyped_storage, part)
-            have_keys = _extend(found.keys, attrgetter("_cdata"), storages)
-            have_sizes = _extend(found.sizes, self._storage_type.nbytes, storages)
-            found.complete = found.complete and have_keys and have_sizes
-            _extend(found.shapes, get("shape"), part, shapes.__getitem__)
-            _extend(found.dtypes, get("dtype"), part, texts.__getitem__)
+            keys, sizes = _each(attrgetter("_cdata"), storages), _each(self._storage_type.nbytes, storages)
+            found.complete = found.complete and None not in keys and None not in sizes
+            found.keys += keys
+            found.sizes.extend(sizes)
+            found.shapes.extend(Column(_each(get("shape"), part)).map(shapes.__getitem__))
+            found.dtypes.extend(Column(_each(get("dtype"), part)).map(texts.__getitem__))
             if all(_each(get("is_cpu"), part)):  # to ask for a device makes an object
-                found.devices += repeat("cpu", len(part))
+                found.devices.extend(Column.same("cpu", len(part)))
             else:
-                _extend(found.devices, get("device"), part, texts.__getitem__)
+                found.devices.extend(Column(_each(get("device"), part)).map(texts.__getitem__))
             resizable = _each(self._storage_type.resizable, storages)
             for place in () if all(resizable) else compress(range(len(part)), map(is_, resizable, repeat(False))):
                 if found.devices[start + place] == "cpu":
@@ -141,7 +136,7 @@ class Reader:
 
     def keys(self, tensors: Sequence[object]) -> Iterator[int]:
         """Yield what the memory of ``tensors`` is known by: their storages, or the objects that have none."""
-        kinds = list(map(id, map(type, tensors)))
+        kinds = type_identities(tensors)
         own = self.own(kinds, samples(kinds, tensors))
         plain = at(own, list(tensors))
         keys = _each(self._storage_type._cdata.__get__, _each(self.base.untyped_storage, plain))
@@ -247,23 +242,13 @@ def _has_memory(storage: Any) -> bool:
 def _each(get: Callable[[Any], Any], items: Sequence[object]) -> list[Any]:
     """Return what ``get`` gives for each item; None where it fails."""
     found: list[Any] = []
-    _extend(found, get, items)
-    return found
-
-
-def _extend(
-    column: list[Any], get: Callable[[Any], Any], items: Sequence[object], write: Callable[[Any], Any] | None = None
-) -> bool:
-    """Add what ``get`` gives for each item, as ``write`` has it; None where it fails. Return whether none failed."""
     waiting = iter(items)
-    length, all_read = len(column) + len(items), True
-    while len(column) < length:
+    while len(found) < len(items):
         try:
-            column.extend(map(get, waiting) if write is None else map(write, map(get, waiting)))
+            found.extend(map(get, waiting))
         except Exception:  # noqa: PERF203  # what came before it stays in the list
-            column.append(None if write is None else write(None))
-            all_read = False
-    return all_read
+            found.append(None)
+    return found
 
 
 def _is_torchs(kind: type) -> bool:

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, repeat
+from itertools import chain, count, islice, repeat
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -26,7 +26,7 @@ from types import (
 from typing import Any
 
 from ipygpumem.arrays import elements, library_type, samples, slots
-from ipygpumem.columns import at, identities, places_of, type_identities
+from ipygpumem.columns import CHUNK, Column, at, chunks, identities, places_of, type_identities
 from ipygpumem.kinds import instance_dict, is_kind, key_text, text_of, type_name
 
 _COLLAPSED = ("_parameters", "_buffers", "_modules")
@@ -48,9 +48,6 @@ _CONTAINERS: tuple[tuple[type, str], ...] = (
 _NOT_ENTERED = (ModuleType, FrameType, CodeType, TracebackType, BuiltinFunctionType)
 
 _ARRAYS = ("tensor", "ndarray")
-
-_CHUNK = 1000
-"""So many objects are looked at from all sides before the next are: they stay in the processor's cache meanwhile."""
 
 Label = Callable[[int], str]
 
@@ -95,22 +92,43 @@ class Paths(Sequence[str]):
             yield from map(label, positions)
 
 
-class PathColumn(Sequence["str | None"]):
-    """The name of each of some objects: a place among ``paths``, a text, or None."""
+class NameColumn(Sequence["str | None"]):
+    """The name of each of some objects: those with a path come first, then those without.
 
-    def __init__(self, names: Sequence[int | str | None], paths: Paths) -> None:
-        self._names, self._paths = names, paths
+    Args:
+        paths: of the first ones.
+        nameless: how many more there are.
+    """
+
+    def __init__(self, paths: Sequence[str], nameless: int) -> None:
+        self._paths = paths
+        self._length = len(paths) + nameless
+        self._owners: dict[int, int] = {}
+
+    def add_gradient(self, place: int, owner: int) -> None:
+        """Let the object at ``place``, or a new one, have the name of another's gradient."""
+        self._length = max(self._length, place + 1)
+        self._owners[place] = owner
+
+    def is_named(self, place: int) -> bool:
+        """Whether the object at ``place`` has a name."""
+        while place in self._owners:
+            place = self._owners[place]
+        return place < len(self._paths)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return self._length
 
     def __getitem__(self, place: int) -> str | None:  # type: ignore[override]  # one at a time
-        name = self._names[place]
-        return self._paths[name] if isinstance(name, int) else name
+        if place in self._owners:
+            owner = self[self._owners[place]]
+            return None if owner is None else f"{owner}.grad"
+        return self._paths[place] if place < len(self._paths) else None
 
     def __iter__(self) -> Iterator[str | None]:
-        written = list(self._paths)
-        return (written[name] if isinstance(name, int) else name for name in self._names)
+        if self._owners:
+            return map(self.__getitem__, range(self._length))
+        return chain(self._paths, repeat(None, self._length - len(self._paths)))
 
 
 class Names:
@@ -133,14 +151,16 @@ class Names:
 
     def __init__(self) -> None:
         self.arrays: list[object] = []
-        self.kinds: list[int] = []
+        self.kinds: Column[int] = Column()
         self.samples: dict[int, object] = {}
         self.names = Paths()
-        self.roots: list[str] = []
+        self.roots: Column[str] = Column()
         self.complete = True
         self._entered: list[object] = []  # as long as they live here, no identity can come to mean something new
         self.seen: set[int] = set()
         self._places: dict[int, int] = {}
+        """By an array's identity, of the first ones."""
+        self._placed = 0
         self._how: dict[int, str] = {}
         """By a type's identity: ``tensor``, ``ndarray``, ``skip``, or how to look into its objects."""
         self._queue: deque[tuple[object, str, str]] = deque()
@@ -165,7 +185,7 @@ class Names:
 
     def drop(self) -> None:
         """Let go of all objects."""
-        for found in (self.arrays, self.kinds, self.samples, self.roots, self.seen, self._entered, self._places):
+        for found in (self.arrays, self.samples, self.seen, self._entered, self._places):
             found.clear()
 
     # -- what to do with an object ----------------------------------------------------------------------------
@@ -173,8 +193,7 @@ class Names:
     def _take(self, items: Sequence[object], label: Label, root: str) -> None:
         """Note the arrays among ``items`` and queue what may lead to more; most items are neither."""
         leading: list[int] = []
-        for start in range(0, len(items), _CHUNK):
-            part = list(items[start : start + _CHUNK])
+        for start, part in zip(count(0, CHUNK), chunks(items)):
             kinds = type_identities(part)
             several = samples(kinds, part)
             for kind, item in several.items():
@@ -184,24 +203,15 @@ class Names:
             others = {kind for kind in several if self._how[kind] != "skip"} - arrays.keys()
             if arrays:
                 self.samples.update(arrays)
-                places = self._new(part, places_of(arrays, kinds, several))
-                self.kinds += at(places, kinds)
-                self.roots += repeat(root, len(places))
+                places = places_of(arrays, kinds)
+                self.kinds.extend(at(places, kinds))
+                self.roots.extend(Column.same(root, len(places)))
                 self.names.add(label, _shifted(places, start))
                 self._take_arrays(at(places, part), arrays)
-            leading += [start + place for place in places_of(others, kinds, several)]
+            leading += [start + place for place in places_of(others, kinds)]
         for position in leading:
             if self._is_new(items[position]):
                 self._queue.append((items[position], label(position), root))
-
-    def _new(self, items: list[object], places: Sequence[int]) -> Sequence[int]:
-        """Return at which of ``places`` there is something that is seen for the first time."""
-        found = at(places, items)
-        new = set(identities(found))
-        if len(new) == len(found) and self.seen.isdisjoint(new):  # nearly always, and there may be a million
-            self.seen |= new
-            return places
-        return [place for place, item in zip(places, found, strict=True) if self._is_new(item)]
 
     def _take_arrays(self, new: list[object], kinds: Iterable[int]) -> None:
         """Note arrays, which are of some ``kinds``, and queue those that have attributes, or objects for elements."""
@@ -210,7 +220,7 @@ class Names:
         if len(gc.get_referents(*new)) == len(new) and all(self._how[kind] != "ndarray" for kind in kinds):
             return  # tensors of which each leads to its type alone: a million of them costs nothing here
         for place, item in enumerate(new, start):
-            if elements(item) is not None or len(gc.get_referents(item)) > 1:
+            if (elements(item) is not None or len(gc.get_referents(item)) > 1) and self._is_new(item):
                 self._queue.append((item, self.names[place], self.roots[place]))
 
     def _is_new(self, item: object) -> bool:
@@ -268,15 +278,15 @@ class Names:
         text = key_text(key)
         if text is not None:
             return text
-        is_tensor = self._how.get(id(type(key))) == "tensor"
-        if is_tensor and not self.seen.isdisjoint(identities([key])):  # an optimizer's state: its key has a name
+        if self._how.get(id(type(key))) == "tensor":  # an optimizer's state: its key has a name
             text = self._name_of(key)
         return f"<{type_name(key)}>" if text is None else text
 
     def _name_of(self, array: object) -> str | None:
         """Return the name of an array; None for one that is among those that are just being named."""
-        new = range(len(self._places), len(self.arrays))
-        self._places.update({id(self.arrays[place]): place for place in new})
+        for place in range(self._placed, len(self.names)):
+            self._places.setdefault(id(self.arrays[place]), place)
+        self._placed = len(self.names)
         place = self._places.get(id(array))
         return None if place is None else self.names[place]
 

@@ -12,11 +12,11 @@ from itertools import compress, islice, repeat
 from operator import eq, is_not
 from typing import Any
 
-from ipygpumem.arrays import library_type
-from ipygpumem.columns import at, places_of
+from ipygpumem.arrays import library_type, samples
+from ipygpumem.columns import Column, Picked, at, places_of, type_identities
 from ipygpumem.heap import Heap
 from ipygpumem.inventory.memory import Memory, Reader
-from ipygpumem.inventory.naming import PathColumn, Paths
+from ipygpumem.inventory.naming import NameColumn
 from ipygpumem.inventory.records import TensorKind, TensorRecord
 from ipygpumem.kinds import instance_dict, is_kind, type_name
 
@@ -29,27 +29,22 @@ class Subjects:
     """The objects to be listed, those with a name first; lists side by side."""
 
     items: list[Any]
-    kinds: list[int]
+    kinds: Column[int]
     """The identities of their types."""
     samples: dict[int, Any]
     """One object of each type."""
-    names: list[int | str | None]
-    """The path that leads to each, or its place among ``paths``, or None."""
-    cells: list[int | None]
+    names: NameColumn
+    """The path that leads to each."""
+    cells: Column[int | None]
     """The cell that bound the first part of the path."""
-    paths: Paths
-    requires_grad: list[bool] = field(default_factory=list)
+    requires_grad: Column[bool] = field(default_factory=Column)
     """Of torch's tensors only."""
-
-    def name(self, place: int) -> str | None:
-        """Return the path that leads to an object."""
-        return PathColumn(self.names, self.paths)[place]
 
 
 def add_gradients(reader: Reader, subjects: Subjects) -> list[Any]:
     """Add the gradients, which may have had no object in Python so far, named after their tensors; return them."""
-    subjects.requires_grad = reader.column("requires_grad", subjects.items, subjects.samples)
-    if not any(subjects.requires_grad):
+    subjects.requires_grad = reader.column("requires_grad", subjects.items)
+    if True not in subjects.requires_grad.different():
         return []
     requiring = list(compress(range(len(subjects.items)), subjects.requires_grad))
     # A tensor that is computed has none, unless it was asked to keep it; to ask it would print a warning.
@@ -61,19 +56,21 @@ def add_gradients(reader: Reader, subjects: Subjects) -> list[Any]:
     if not with_gradient:
         return []
     places = {id(item): place for place, item in enumerate(subjects.items)}
+    cells, new = list(subjects.cells), []
     for place, gradient in with_gradient:
-        name = subjects.name(place)
-        path = None if name is None else f"{name}.grad"
-        known = places.setdefault(id(gradient), len(subjects.items))
-        if known == len(subjects.items):
-            subjects.items.append(gradient)
-            subjects.kinds.append(id(type(gradient)))
-            subjects.samples.setdefault(id(type(gradient)), gradient)
-            subjects.names.append(path)
-            subjects.cells.append(subjects.cells[place])
-            subjects.requires_grad += reader.column("requires_grad", [gradient])
-        elif subjects.names[known] is None:
-            subjects.names[known], subjects.cells[known] = path, subjects.cells[place]
+        known = places.setdefault(id(gradient), len(places))
+        if known == len(cells):
+            new.append(gradient)
+            cells.append(None)
+        if not subjects.names.is_named(known):
+            subjects.names.add_gradient(known, place)
+            cells[known] = cells[place]
+    kinds = type_identities(new)
+    subjects.items += new
+    subjects.kinds.extend(kinds)
+    subjects.samples.update(samples(kinds, new))
+    subjects.cells = Column(cells)
+    subjects.requires_grad.extend(reader.column("requires_grad", new))
     return [gradient for _, gradient in with_gradient]
 
 
@@ -83,8 +80,8 @@ class Table:
     def __init__(self, reader: Reader, subjects: Subjects) -> None:
         self._reader, self._subjects = reader, subjects
         places = reader.own(subjects.kinds, subjects.samples)
-        plain = reader.read(at(places, subjects.items), at(places, subjects.kinds))
-        odd_dtypes = {dtype for dtype in set(plain.dtypes) if reader.is_odd(dtype)}
+        plain = reader.read(at(places, subjects.items))
+        odd_dtypes = {dtype for dtype in plain.dtypes.different() if reader.is_odd(dtype)}
         if odd_dtypes or not plain.complete:
             read = zip(plain.keys, plain.sizes, plain.dtypes, strict=True)
             fit = [
@@ -114,7 +111,7 @@ class Table:
 
     # -- plain tensors ----------------------------------------------------------------------------------------
 
-    def plain_columns(self, kinds: Mapping[int, TensorKind]) -> list[list[Any]]:
+    def plain_columns(self, kinds: Mapping[int, TensorKind]) -> list[Column[Any]]:
         """Return one field of the records after the other, for the storages of plain tensors.
 
         Args:
@@ -127,22 +124,25 @@ class Table:
         items, requires = at(places, subjects.items), at(places, subjects.requires_grad)
         count = len(places)
         keys: list[Any] = plain.keys
+        names: Column[str | None] = Column()
+        names.join(Picked(subjects.names, places))
+        type_names = {kind: type_name(item) for kind, item in subjects.samples.items()}
         return [
-            at(places, subjects.names),
-            self._type_names(at(places, subjects.kinds)),
+            names,
+            at(places, subjects.kinds).map(type_names.__getitem__),
             plain.shapes,
             plain.dtypes,
             plain.devices,
             _counted(plain.sizes, plain.devices),
-            list(map(kinds.get, keys, repeat("other"))) if kinds else ["other"] * count,
+            Column(list(map(kinds.get, keys, repeat("other")))) if kinds else Column.same("other", count),
             requires,
             self._in_graph(items, requires),
             at(places, subjects.cells),
-            list(map(self.aliases.get, keys, repeat(0))) if self.aliases else [0] * count,
-            list(map(plain.shared.__contains__, keys)) if plain.shared else [False] * count,
-            ["torch"] * count,
-            keys,
-            [""] * count,
+            Column(list(map(self.aliases.get, keys, repeat(0)))) if self.aliases else Column.same(0, count),
+            Column(list(map(plain.shared.__contains__, keys))) if plain.shared else Column.same(False, count),
+            Column.same("torch", count),
+            Column(keys),
+            Column.same("", count),
         ]
 
     def _representatives(self) -> Sequence[int]:
@@ -166,16 +166,12 @@ class Table:
     def _rank(self, index: int) -> tuple[bool, int, int]:
         place = self._places[index]
         (elements,) = self._reader.column("nbytes", [self._subjects.items[place]])
-        return self._subjects.names[place] is None, -(elements or 0), place
+        return not self._subjects.names.is_named(place), -(elements or 0), place
 
-    def _in_graph(self, items: list[Any], requires: Sequence[bool]) -> list[bool]:
-        if not any(requires):
-            return [False] * len(items)
-        return list(map(is_not, self._reader.column("grad_fn", items), repeat(None)))
-
-    def _type_names(self, kinds: list[int]) -> list[str]:
-        names = {kind: type_name(item) for kind, item in self._subjects.samples.items()}
-        return [*names.values()] * len(kinds) if len(names) == 1 else list(map(names.__getitem__, kinds))
+    def _in_graph(self, items: list[Any], requires: Column[bool]) -> Column[bool]:
+        if True not in requires.different():
+            return Column.same(False, len(items))
+        return Column(list(map(is_not, self._reader.column("grad_fn", items), repeat(None))))
 
     # -- the others -------------------------------------------------------------------------------------------
 
@@ -196,7 +192,7 @@ class Table:
                 reader.column(name, [tensor])[0] for name in ("dtype", "device", "requires_grad")
             )
             rows[key] = TensorRecord(
-                name=subjects.name(place),
+                name=subjects.names[place],
                 type_name=type_name(tensor),
                 shape=reader.shape(tensor),
                 dtype=reader.text(dtype),
@@ -224,11 +220,11 @@ class Table:
         }
 
 
-def _counted(sizes: list[Any], devices: list[str]) -> list[int]:
+def _counted(sizes: Column[Any], devices: Column[str]) -> Column[int]:
     """Return the bytes that count: none where there is no memory behind them."""
-    if "meta" not in devices:
+    if "meta" not in devices.different():
         return sizes
-    return [0 if device == "meta" else size for size, device in zip(sizes, devices, strict=True)]
+    return Column([0 if device == "meta" else size for size, device in zip(sizes, devices, strict=True)])
 
 
 # -- what tensors are for -----------------------------------------------------------------------------------------
@@ -253,11 +249,11 @@ def _parameters(subjects: Subjects) -> Iterator[Any]:
     if base is None:
         return
     several = subjects.samples
-    known = [kind for kind, item in several.items() if is_kind(item, base)]
-    yield from at(places_of(known, subjects.kinds, several), subjects.items)
+    known = {kind for kind, item in several.items() if is_kind(item, base)}
+    yield from at(places_of(known, subjects.kinds), subjects.items)
     for kind, item in several.items():
         if kind not in known and type(item) is not base.__base__:  # torch marks a subclass's parameters so
-            same = at(places_of([kind], subjects.kinds, several), subjects.items)
+            same = at(places_of({kind}, subjects.kinds), subjects.items)
             yield from (one for one in same if (instance_dict(one) or {}).get("_is_param") is True)
 
 

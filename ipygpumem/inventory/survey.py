@@ -19,11 +19,11 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from ipygpumem.arrays import describe, library_type, samples
-from ipygpumem.columns import Rows, at, identities, places_of, type_identities
+from ipygpumem.columns import Column, Picked, Rows, all_different, at, places_of, type_identities
 from ipygpumem.heap import Heap
 from ipygpumem.holders.frames import peek, running_frames
 from ipygpumem.inventory.memory import Reader
-from ipygpumem.inventory.naming import Names, PathColumn
+from ipygpumem.inventory.naming import NameColumn, Names
 from ipygpumem.inventory.records import Inventory, TensorKind, TensorRecord
 from ipygpumem.inventory.rows import Subjects, Table, add_gradients, kinds_of
 from ipygpumem.kinds import instance_dict, is_atom, is_kind, module_dict, type_name
@@ -60,7 +60,9 @@ def take(
         finally:
             survey.drop()
         sizes = columns[TensorRecord._fields.index("size_bytes")]
-        order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
+        order: Sequence[int] = range(len(sizes))
+        if len(sizes.different()) > 1:
+            order = sorted(order, key=list(sizes).__getitem__, reverse=True)
         return Inventory(Rows(TensorRecord, columns, order), time.time(), file, line, cell, tuple(survey.notes))
 
 
@@ -114,7 +116,7 @@ class _Survey:
         self._names.walk(roots)
         progress(1, _STEPS)
         found = self._names
-        self._heap = Heap(ignoring=(found.arrays, found.kinds, found.roots, found.seen))
+        self._heap = Heap(ignoring=(found.arrays, found.seen))
         self._add_locals()
         progress(2, _STEPS)
         self._shown: set[int] = set()
@@ -140,23 +142,22 @@ class _Survey:
         """Return all objects of one library, those with a name first."""
         found = self._names
         several = {kind: item for kind, item in found.samples.items() if is_kind(item, base)}
-        places = places_of(several, found.kinds, found.samples)
-        roots = at(places, found.roots)
-        cells = {root: self._cell(root) for root in set(roots)}
-        known = [*cells.values()] * len(roots) if len(cells) == 1 else list(map(cells.__getitem__, roots))
-        if len(places) == len(on_heap) and base is not library_type("numpy", "ndarray") and not gc.get_freeze_count():
-            rest = []  # all tensors with a name are on the heap, so these are all that there are
-        else:
-            rest = list(compress(on_heap, map(not_, map(found.seen.__contains__, identities(on_heap)))))
-        kinds = type_identities(rest)
-        nobody = [None] * len(rest)
+        places = places_of(several.keys(), found.kinds)
+        named, rest = at(places, found.arrays), []
+        is_whole = len(named) == len(on_heap) and base is not library_type("numpy", "ndarray")
+        if not (is_whole and all_different(map(id, named)) and not gc.get_freeze_count()):
+            first = dict(zip(map(id, reversed(named)), reversed(places)))
+            places = sorted(first.values())
+            named = list(map(found.arrays.__getitem__, places))
+            rest = [item for item in on_heap if id(item) not in first]
+        kinds, cells = at(places, found.kinds), at(places, found.roots).map(self._cell)
+        other_kinds = type_identities(rest)
         return Subjects(
-            at(places, found.arrays) + rest,
-            at(places, found.kinds) + kinds,
-            {**several, **samples(kinds, rest)},
-            [*places, *nobody],
-            [*known, *nobody],
-            found.names,
+            named + rest,
+            Column.joined(kinds, other_kinds),
+            {**several, **samples(other_kinds, rest)},
+            NameColumn(Picked(found.names, places), len(rest)),
+            Column.joined(cells, Column.same(None, len(rest))),
         )
 
     def _cell(self, root: str) -> int | None:
@@ -164,20 +165,20 @@ class _Survey:
             self._cells[root] = self._cell_of(root)
         return self._cells[root]
 
-    def columns(self) -> list[Sequence[Any]]:
+    def columns(self) -> list[Column[Any]]:
         """Return the fields of the records of all tensors and arrays, one after the other."""
         columns, records = self._tensors()
         self._progress(3, _STEPS)
         records += self._ndarrays()
         for column, values in zip(columns, zip(*records, strict=True), strict=True) if records else ():
             column.extend(values)
-        return [PathColumn(columns[0], self._names.names), *columns[1:]]
+        return columns
 
-    def _tensors(self) -> tuple[list[list[Any]], list[TensorRecord]]:
+    def _tensors(self) -> tuple[list[Column[Any]], list[TensorRecord]]:
         """Return torch's plain tensors as columns, and the others."""
         base, torch = library_type("torch", "Tensor"), loaded_torch()
         if base is None or torch is None or not hasattr(getattr(torch, "_C", None), "DisableTorchFunction"):
-            return [[] for _ in TensorRecord._fields], []  # not imported, or not yet
+            return [Column() for _ in TensorRecord._fields], []  # not imported, or not yet
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # no code of the user's must run
             reader = Reader(torch)
             subjects = self._subjects(base, self._heap.tensors)
@@ -246,7 +247,7 @@ class _Survey:
                 rows[key] = rows[key]._replace(aliases=rows[key].aliases + 1)
                 continue
             rows[key] = TensorRecord(
-                name=subjects.name(place),
+                name=subjects.names[place],
                 type_name=found.type_name,
                 shape=found.shape,
                 dtype=found.dtype,
