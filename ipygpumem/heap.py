@@ -92,21 +92,18 @@ class Heap:
         for start, part in zip(count(0, CHUNK), chunks(self._tracked)):
             kinds = type_identities(part)
             several = kinds.different()
-            for kind in several - known:
-                item = part[kinds.first(kind)]
-                for base, role in zip(bases, roles, strict=True):
-                    if base is not None and is_kind(item, base):
-                        role.add(kind)
+            new = {kind: part[kinds.first(kind)] for kind in several - known}
+            for base, role in zip(bases, roles, strict=True):
+                role.update(kind for kind, item in new.items() if base is not None and is_kind(item, base))
             known |= several
             for role, found in zip(roles, lists, strict=True):
                 if not role.isdisjoint(several):
                     found += at(places_of(role, kinds), part)
             if several <= roles[0] and len(gc.get_referents(*part)) == len(part):
                 continue  # tensors of which each leads to its type alone; there may be a million
-            if not ours.isdisjoint(several):
-                for place in compress(range(len(part)), map(ours.__contains__, kinds)):
-                    if id(part[place]) in left_out:
-                        self._tracked[start + place] = part[place] = None
+            for place in () if ours.isdisjoint(several) else places_of(ours, kinds):
+                if id(part[place]) in left_out:
+                    self._tracked[start + place] = part[place] = None
             yield part
         yield from chunks(_contents(self.ndarrays))
 

@@ -33,7 +33,7 @@ def take(**names: object) -> dict[str, TensorRecord]:
 def names(**roots: object) -> list[str]:
     found = Names()
     found.walk(roots.items())
-    return list(found.names)
+    return [found.names[place] for place in found.once(range(len(found.arrays)))]
 
 
 def script(folder: Path, code: str) -> list[str]:

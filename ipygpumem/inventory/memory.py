@@ -8,7 +8,7 @@ torch makes a small object in Python for each storage it is asked for, and keeps
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, count, repeat
 from operator import attrgetter, is_
@@ -39,9 +39,10 @@ class Memory:
 class Columns:
     """Plain tensors, and the storage of each."""
 
-    keys: list[int | None] = field(default_factory=list)
-    """The storages' identities; None where there is none, or none that can be read."""
     sizes: Column[int | None] = field(default_factory=Column)
+    """Of the storages; None where there is none, or none that can be read."""
+    keys: list[int] = field(default_factory=list)
+    """The storages' identities, of those that have a size."""
     shapes: Column[tuple[int, ...] | None] = field(default_factory=Column)
     dtypes: Column[str] = field(default_factory=Column)
     devices: Column[str] = field(default_factory=Column)
@@ -49,8 +50,6 @@ class Columns:
     """The identities of those that other processes may have, too; on the host."""
     addresses: dict[int, int] = field(default_factory=dict)
     """By identity, where storages begin that other code than torch's allocators has made on the host."""
-    complete: bool = True
-    """Whether each storage and its size could be read."""
 
     def keep(self, places: Sequence[int]) -> None:
         """Leave out all but those at ``places``."""
@@ -77,20 +76,27 @@ class Reader:
         self._torch = torch
         self.base: Any = torch.Tensor
         self._storage_type: Any = torch.UntypedStorage
+        one = torch.empty(0, device="cpu")
+        is_kept = self.base.untyped_storage(one) is self.base.untyped_storage(one)  # from torch 2.1 on
+        self._key: Callable[[Any], int] = id if is_kept else attrgetter("_cdata")
+        """Returns the identity of a storage."""
         self._answering: dict[int, bool] = {}
         own = (self.base, library_type("torch.nn", "Parameter"))
         self._own_types = {id(kind) for kind in own if getattr(kind, "__getattribute__", None) is _PLAIN_ACCESS}
 
-    def column(self, name: str, tensors: Sequence[object]) -> Column[Any]:
-        """Return one property of each tensor; None where it cannot be read."""
-        found: Column[Any] = Column()
-        for part in chunks(tensors):
-            found.extend(_each(self._getter(type_identities(part))(name), part))
-        return found
+    def column(self, name: str, tensors: Sequence[object], kinds: Column[int] | None = None) -> list[Any]:
+        """Return one property of each tensor; None where it cannot be read.
 
-    def _getter(self, kinds: Column[int]) -> Callable[[str], Callable[[Any], Any]]:
+        Args:
+            name: the property.
+            tensors: all of which are asked.
+            kinds: the identities of their types, if there may be many tensors.
+        """
+        return _each(self._getter(kinds)(name), tensors)
+
+    def _getter(self, kinds: Column[int] | None) -> Callable[[str], Callable[[Any], Any]]:
         """Return what makes a function of a property's name: the fastest that runs no code of a user's class."""
-        if self._own_types.issuperset(kinds.different()):
+        if kinds is not None and self._own_types.issuperset(kinds.different()):
             return attrgetter
         return lambda name: getattr(self.base, name).__get__
 
@@ -103,17 +109,15 @@ class Reader:
         """
         return places_of({kind for kind, one in several.items() if not self._is_foreign(one)}, kinds)
 
-    def read(self, tensors: Sequence[object]) -> Columns:
-        """Return what there is to know of torch's own tensors and their storages."""
+    def read(self, tensors: Sequence[object], kinds: Column[int]) -> Columns:
+        """Return what there is to know of torch's own tensors (of types ``kinds``) and their storages."""
         shapes, texts = _Plain(lambda shape: None if shape is None else tuple(shape)), _Plain(self.text)
         found = Columns()
+        get = self._getter(kinds)
         for start, part in zip(count(0, CHUNK), chunks(tensors)):
-            get = self._getter(type_identities(part))
             storages = _each(self.base.untyped_storage, part)
-            keys, sizes = _each(attrgetter("_cdata"), storages), _each(self._storage_type.nbytes, storages)
-            found.complete = found.complete and None not in keys and None not in sizes
-            found.keys += keys
-            found.sizes.extend(sizes)
+            found.keys += _each(self._key, storages)
+            found.sizes.extend(_each(self._storage_type.nbytes, storages))
             found.shapes.extend(Column(_each(get("shape"), part)).map(shapes.__getitem__))
             found.dtypes.extend(Column(_each(get("dtype"), part)).map(texts.__getitem__))
             if all(_each(get("is_cpu"), part)):  # to ask for a device makes an object
@@ -123,11 +127,11 @@ class Reader:
             resizable = _each(self._storage_type.resizable, storages)
             for place in () if all(resizable) else compress(range(len(part)), map(is_, resizable, repeat(False))):
                 if found.devices[start + place] == "cpu":
-                    found.addresses[storages[place]._cdata] = storages[place].data_ptr()
+                    found.addresses[self._key(storages[place])] = storages[place].data_ptr()
             shared = _each(self._storage_type.is_shared, storages)
             for place in compress(range(len(part)), shared) if any(shared) else ():
                 if found.devices[start + place] == "cpu":  # every one of an accelerator is said to be
-                    found.shared.add(storages[place]._cdata)
+                    found.shared.add(self._key(storages[place]))
         return found
 
     def is_odd(self, dtype: str) -> bool:
@@ -139,10 +143,10 @@ class Reader:
         kinds = type_identities(tensors)
         own = self.own(kinds, samples(kinds, tensors))
         plain = at(own, list(tensors))
-        keys = _each(self._storage_type._cdata.__get__, _each(self.base.untyped_storage, plain))
-        yield from (key for key in keys if key is not None)
+        storages = _each(self.base.untyped_storage, plain)
+        yield from (self._key(storage) for storage in storages if storage is not None)
         odd = set(range(len(tensors))) - set(own) if len(own) < len(tensors) else ()
-        without = [tensor for tensor, key in zip(plain, keys, strict=True) if key is None]
+        without = [tensor for tensor, storage in zip(plain, storages, strict=True) if storage is None]
         for tensor in [*(tensors[place] for place in odd), *without]:
             yield from (id(tensor), *self.memory(tensor).storages)
 
@@ -184,7 +188,7 @@ class Reader:
             return Memory({}, "meta")
         if foreign and not _has_memory(storage):
             return None
-        return Memory({int(storage._cdata): int(storage.nbytes())}, device, device == "cpu" and storage.is_shared())
+        return Memory({self._key(storage): int(storage.nbytes())}, device, device == "cpu" and storage.is_shared())
 
     def _opaque(self, tensor: object) -> Memory | None:
         layout = str(self.base.layout.__get__(tensor)).removeprefix("torch.")

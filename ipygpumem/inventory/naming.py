@@ -26,7 +26,7 @@ from types import (
 from typing import Any
 
 from ipygpumem.arrays import elements, library_type, samples, slots
-from ipygpumem.columns import CHUNK, Column, at, chunks, identities, places_of, type_identities
+from ipygpumem.columns import CHUNK, Column, all_different, at, chunks, identities, places_of, type_identities
 from ipygpumem.kinds import instance_dict, is_kind, key_text, text_of, type_name
 
 _COLLAPSED = ("_parameters", "_buffers", "_modules")
@@ -132,7 +132,7 @@ class NameColumn(Sequence["str | None"]):
 
 
 class Names:
-    """Finds arrays under names; each is found once, by its shortest path.
+    """Finds arrays under names, by their shortest paths; those with several may come several times, the shortest first.
 
     Attributes:
         arrays: the tensors and arrays that were found.
@@ -187,6 +187,13 @@ class Names:
         """Let go of all objects."""
         for found in (self.arrays, self.samples, self.seen, self._entered, self._places):
             found.clear()
+
+    def once(self, places: Sequence[int]) -> Sequence[int]:
+        """Return ``places`` of arrays, without those of an array that is at an earlier one, too."""
+        keys = list(identities(at(places, self.arrays)))
+        if all_different(keys):
+            return places
+        return sorted(dict(zip(reversed(keys), reversed(places), strict=True)).values())
 
     # -- what to do with an object ----------------------------------------------------------------------------
 
@@ -284,9 +291,9 @@ class Names:
 
     def _name_of(self, array: object) -> str | None:
         """Return the name of an array; None for one that is among those that are just being named."""
-        for place in range(self._placed, len(self.names)):
-            self._places.setdefault(id(self.arrays[place]), place)
-        self._placed = len(self.names)
+        for new in range(self._placed, len(self.arrays)):
+            self._places.setdefault(id(self.arrays[new]), new)
+        self._placed = len(self.arrays)
         place = self._places.get(id(array))
         return None if place is None else self.names[place]
 

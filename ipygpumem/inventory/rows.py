@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, islice, repeat
+from itertools import compress, count, islice, repeat
 from operator import eq, is_not
 from typing import Any
 
 from ipygpumem.arrays import library_type, samples
-from ipygpumem.columns import Column, Picked, at, places_of, type_identities
+from ipygpumem.columns import Column, Picked, all_different, at, places_of, type_identities
 from ipygpumem.heap import Heap
 from ipygpumem.inventory.memory import Memory, Reader
 from ipygpumem.inventory.naming import NameColumn
@@ -43,8 +43,8 @@ class Subjects:
 
 def add_gradients(reader: Reader, subjects: Subjects) -> list[Any]:
     """Add the gradients, which may have had no object in Python so far, named after their tensors; return them."""
-    subjects.requires_grad = reader.column("requires_grad", subjects.items)
-    if True not in subjects.requires_grad.different():
+    subjects.requires_grad = Column(reader.column("requires_grad", subjects.items, subjects.kinds))
+    if True not in subjects.requires_grad:
         return []
     requiring = list(compress(range(len(subjects.items)), subjects.requires_grad))
     # A tensor that is computed has none, unless it was asked to keep it; to ask it would print a warning.
@@ -80,15 +80,11 @@ class Table:
     def __init__(self, reader: Reader, subjects: Subjects) -> None:
         self._reader, self._subjects = reader, subjects
         places = reader.own(subjects.kinds, subjects.samples)
-        plain = reader.read(at(places, subjects.items))
+        plain = reader.read(at(places, subjects.items), at(places, subjects.kinds))
         odd_dtypes = {dtype for dtype in plain.dtypes.different() if reader.is_odd(dtype)}
-        if odd_dtypes or not plain.complete:
-            read = zip(plain.keys, plain.sizes, plain.dtypes, strict=True)
-            fit = [
-                index
-                for index, (key, size, dtype) in enumerate(read)
-                if key is not None and size is not None and dtype not in odd_dtypes
-            ]
+        if odd_dtypes or None in plain.sizes:
+            read = enumerate(zip(plain.sizes, plain.dtypes, strict=True))
+            fit = [index for index, (size, dtype) in read if size is not None and dtype not in odd_dtypes]
             places = at(fit, list(places))
             plain.keep(fit)
         unfit = set(range(len(subjects.items))).difference(places) if len(places) < len(subjects.items) else ()
@@ -99,6 +95,8 @@ class Table:
             places = at(own, list(places))
             plain.keep(own)
         self._plain, self._places = plain, places
+        self.is_unshared = all_different(plain.keys)
+        """Whether no storage belongs to two of the tensors."""
         self.addresses = plain.addresses
         """Of storages on the host that other code than torch has allocated."""
         self.aliases: Counter[int] = Counter()
@@ -122,7 +120,7 @@ class Table:
         plain.keep(first)
         places = self._places if len(first) == len(self._places) else at(first, list(self._places))
         items, requires = at(places, subjects.items), at(places, subjects.requires_grad)
-        count = len(places)
+        number = len(places)
         keys: list[Any] = plain.keys
         names: Column[str | None] = Column()
         names.join(Picked(subjects.names, places))
@@ -134,27 +132,26 @@ class Table:
             plain.dtypes,
             plain.devices,
             _counted(plain.sizes, plain.devices),
-            Column(list(map(kinds.get, keys, repeat("other")))) if kinds else Column.same("other", count),
+            Column(list(map(kinds.get, keys, repeat("other")))) if kinds else Column.same("other", number),
             requires,
             self._in_graph(items, requires),
             at(places, subjects.cells),
-            Column(list(map(self.aliases.get, keys, repeat(0)))) if self.aliases else Column.same(0, count),
-            Column(list(map(plain.shared.__contains__, keys))) if plain.shared else Column.same(False, count),
-            Column.same("torch", count),
+            Column(list(map(self.aliases.get, keys, repeat(0)))) if self.aliases else Column.same(0, number),
+            Column(list(map(plain.shared.__contains__, keys))) if plain.shared else Column.same(False, number),
+            Column.same("torch", number),
             Column(keys),
-            Column.same("", count),
+            Column.same("", number),
         ]
 
     def _representatives(self) -> Sequence[int]:
         """Return which tensor stands for each storage: one with a name before others, then the largest."""
         keys: list[Any] = self._plain.keys
-        sorted_keys = sorted(keys)  # takes less time and memory than a set of them
-        again = list(map(eq, sorted_keys, islice(sorted_keys, 1, None)))
-        if True not in again:
+        if self.is_unshared:
             return range(len(keys))
         ordered = sorted(range(len(keys)), key=keys.__getitem__)
         sharing: dict[int, list[int]] = {}
-        for position in compress(range(len(again)), again):
+        sorted_keys = list(map(keys.__getitem__, ordered))
+        for position in compress(count(), map(eq, sorted_keys, islice(sorted_keys, 1, None))):
             sharing.setdefault(sorted_keys[position], [ordered[position]]).append(ordered[position + 1])
         spare: set[int] = set()
         for key, several in sharing.items():
@@ -169,7 +166,7 @@ class Table:
         return not self._subjects.names.is_named(place), -(elements or 0), place
 
     def _in_graph(self, items: list[Any], requires: Column[bool]) -> Column[bool]:
-        if True not in requires.different():
+        if True not in requires:
             return Column.same(False, len(items))
         return Column(list(map(is_not, self._reader.column("grad_fn", items), repeat(None))))
 
@@ -222,7 +219,7 @@ class Table:
 
 def _counted(sizes: Column[Any], devices: Column[str]) -> Column[int]:
     """Return the bytes that count: none where there is no memory behind them."""
-    if "meta" not in devices.different():
+    if "meta" not in devices:
         return sizes
     return Column([0 if device == "meta" else size for size, device in zip(sizes, devices, strict=True)])
 

@@ -19,7 +19,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from ipygpumem.arrays import describe, library_type, samples
-from ipygpumem.columns import Column, Picked, Rows, all_different, at, places_of, type_identities
+from ipygpumem.columns import Column, Picked, Rows, all_different, at, identities, places_of, type_identities
 from ipygpumem.heap import Heap
 from ipygpumem.holders.frames import peek, running_frames
 from ipygpumem.inventory.memory import Reader
@@ -138,18 +138,24 @@ class _Survey:
         self._heap.drop()
         self._names.drop()
 
-    def _subjects(self, base: type, on_heap: Sequence[object]) -> Subjects:
-        """Return all objects of one library, those with a name first."""
+    def _subjects(self, base: type, on_heap: Sequence[object], *, exactly: bool = True) -> Subjects:
+        """Return all objects of one library, those with a name first.
+
+        Args:
+            base: the library's class.
+            on_heap: those that the collector knows.
+            exactly: if not, as many with a name as there are on the heap are taken for all. That is wrong if one of
+                them has two names, which shows later without a search among a million: its storage comes twice.
+        """
         found = self._names
         several = {kind: item for kind, item in found.samples.items() if is_kind(item, base)}
         places = places_of(several.keys(), found.kinds)
         named, rest = at(places, found.arrays), []
-        is_whole = len(named) == len(on_heap) and base is not library_type("numpy", "ndarray")
-        if not (is_whole and all_different(map(id, named)) and not gc.get_freeze_count()):
-            first = dict(zip(map(id, reversed(named)), reversed(places)))
-            places = sorted(first.values())
-            named = list(map(found.arrays.__getitem__, places))
-            rest = [item for item in on_heap if id(item) not in first]
+        if exactly or len(named) != len(on_heap) or gc.get_freeze_count():
+            places = found.once(places)
+            named = at(places, found.arrays)
+            known = set(identities(named))
+            rest = list(compress(on_heap, map(not_, map(known.__contains__, identities(on_heap)))))
         kinds, cells = at(places, found.kinds), at(places, found.roots).map(self._cell)
         other_kinds = type_identities(rest)
         return Subjects(
@@ -174,17 +180,19 @@ class _Survey:
             column.extend(values)
         return columns
 
-    def _tensors(self) -> tuple[list[Column[Any]], list[TensorRecord]]:
+    def _tensors(self, *, exactly: bool = False) -> tuple[list[Column[Any]], list[TensorRecord]]:
         """Return torch's plain tensors as columns, and the others."""
         base, torch = library_type("torch", "Tensor"), loaded_torch()
         if base is None or torch is None or not hasattr(getattr(torch, "_C", None), "DisableTorchFunction"):
             return [Column() for _ in TensorRecord._fields], []  # not imported, or not yet
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # no code of the user's must run
             reader = Reader(torch)
-            subjects = self._subjects(base, self._heap.tensors)
+            subjects = self._subjects(base, self._heap.tensors, exactly=exactly)
             gradients = add_gradients(reader, subjects)
             kinds = kinds_of(reader, self._heap, subjects, gradients)
             table = Table(reader, subjects)
+            if not (exactly or table.is_unshared or all_different(map(id, subjects.items))):
+                return self._tensors(exactly=True)
             self._match(reader, table)
             found = table.plain_columns(kinds), table.odd_rows(kinds)
         if table.unread:
