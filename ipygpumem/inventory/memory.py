@@ -76,10 +76,7 @@ class Reader:
         self._torch = torch
         self.base: Any = torch.Tensor
         self._storage_type: Any = torch.UntypedStorage
-        one = torch.empty(0, device="cpu")
-        is_kept = self.base.untyped_storage(one) is self.base.untyped_storage(one)  # from torch 2.1 on
-        self._key: Callable[[Any], int] = id if is_kept else attrgetter("_cdata")
-        """Returns the identity of a storage."""
+        self._key: Callable[[Any], int] = attrgetter("_cdata")
         self._answering: dict[int, bool] = {}
         own = (self.base, library_type("torch.nn", "Parameter"))
         self._own_types = {id(kind) for kind in own if getattr(kind, "__getattribute__", None) is _PLAIN_ACCESS}
