@@ -106,7 +106,7 @@ class Reader:
         """
         return places_of({kind for kind, one in several.items() if not self._is_foreign(one)}, kinds)
 
-    def read(self, tensors: Sequence[object], kinds: Column[int]) -> Columns:
+    def read(self, tensors: Sequence[object], kinds: Column[int], *, with_addresses: bool) -> Columns:
         """Return what there is to know of torch's own tensors (of types ``kinds``) and their storages."""
         shapes, texts = _Plain(lambda shape: None if shape is None else tuple(shape)), _Plain(self.text)
         found = Columns()
@@ -121,12 +121,12 @@ class Reader:
                 found.devices.extend(Column.same("cpu", len(part)))
             else:
                 found.devices.extend(Column(_each(get("device"), part)).map(texts.__getitem__))
-            resizable = _each(self._storage_type.resizable, storages)
-            for place in () if all(resizable) else compress(range(len(part)), map(is_, resizable, repeat(False))):
+            resizable = _each(self._storage_type.resizable, storages) if with_addresses else ()
+            for place in () if all(resizable) else compress(count(), map(is_, resizable, repeat(False))):
                 if found.devices[start + place] == "cpu":
                     found.addresses[self._key(storages[place])] = storages[place].data_ptr()
             shared = _each(self._storage_type.is_shared, storages)
-            for place in compress(range(len(part)), shared) if any(shared) else ():
+            for place in compress(count(), shared) if any(shared) else ():
                 if found.devices[start + place] == "cpu":  # every one of an accelerator is said to be
                     found.shared.add(self._key(storages[place]))
         return found

@@ -58,7 +58,7 @@ def add_gradients(reader: Reader, subjects: Subjects) -> list[Any]:
     places = {id(item): place for place, item in enumerate(subjects.items)}
     cells, new = list(subjects.cells), []
     for place, gradient in with_gradient:
-        known = places.setdefault(id(gradient), len(places))
+        known = places.setdefault(id(gradient), len(cells))
         if known == len(cells):
             new.append(gradient)
             cells.append(None)
@@ -75,12 +75,18 @@ def add_gradients(reader: Reader, subjects: Subjects) -> list[Any]:
 
 
 class Table:
-    """The storages of tensors, and the records made of them."""
+    """The storages of tensors, and the records made of them.
 
-    def __init__(self, reader: Reader, subjects: Subjects) -> None:
+    Args:
+        reader: reads the tensors.
+        subjects: the tensors.
+        with_addresses: whether storages of other code's memory are wanted.
+    """
+
+    def __init__(self, reader: Reader, subjects: Subjects, *, with_addresses: bool) -> None:
         self._reader, self._subjects = reader, subjects
         places = reader.own(subjects.kinds, subjects.samples)
-        plain = reader.read(at(places, subjects.items), at(places, subjects.kinds))
+        plain = reader.read(at(places, subjects.items), at(places, subjects.kinds), with_addresses=with_addresses)
         odd_dtypes = {dtype for dtype in plain.dtypes.different() if reader.is_odd(dtype)}
         if odd_dtypes or None in plain.sizes:
             read = enumerate(zip(plain.sizes, plain.dtypes, strict=True))
@@ -95,8 +101,8 @@ class Table:
             places = at(own, list(places))
             plain.keep(own)
         self._plain, self._places = plain, places
-        self.is_unshared = all_different(plain.keys)
-        """Whether no storage belongs to two of the tensors."""
+        self.is_unshared = all_different(plain.keys) and not self._memories
+        """Whether it is certain that no storage belongs to two of the tensors."""
         self.addresses = plain.addresses
         """Of storages on the host that other code than torch has allocated."""
         self.aliases: Counter[int] = Counter()

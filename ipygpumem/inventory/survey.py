@@ -173,15 +173,17 @@ class _Survey:
 
     def columns(self) -> list[Column[Any]]:
         """Return the fields of the records of all tensors and arrays, one after the other."""
-        columns, records = self._tensors()
+        array_type = library_type("numpy", "ndarray")
+        arrays = None if array_type is None else self._subjects(array_type, self._heap.ndarrays)
+        columns, records = self._tensors([] if arrays is None else arrays.items)
         self._progress(3, _STEPS)
-        records += self._ndarrays()
+        records += [] if arrays is None else self._ndarrays(arrays)
         for column, values in zip(columns, zip(*records, strict=True), strict=True) if records else ():
             column.extend(values)
         return columns
 
-    def _tensors(self, *, exactly: bool = False) -> tuple[list[Column[Any]], list[TensorRecord]]:
-        """Return torch's plain tensors as columns, and the others."""
+    def _tensors(self, arrays: list[object], *, exactly: bool = False) -> tuple[list[Column[Any]], list[TensorRecord]]:
+        """Return torch's plain tensors as columns, and the others; ``arrays`` may show their memory."""
         base, torch = library_type("torch", "Tensor"), loaded_torch()
         if base is None or torch is None or not hasattr(getattr(torch, "_C", None), "DisableTorchFunction"):
             return [Column() for _ in TensorRecord._fields], []  # not imported, or not yet
@@ -190,10 +192,10 @@ class _Survey:
             subjects = self._subjects(base, self._heap.tensors, exactly=exactly)
             gradients = add_gradients(reader, subjects)
             kinds = kinds_of(reader, self._heap, subjects, gradients)
-            table = Table(reader, subjects)
+            table = Table(reader, subjects, with_addresses=bool(arrays))
             if not (exactly or table.is_unshared or all_different(map(id, subjects.items))):
-                return self._tensors(exactly=True)
-            self._match(reader, table)
+                return self._tensors(arrays, exactly=True)
+            self._match(arrays, reader, table)
             found = table.plain_columns(kinds), table.odd_rows(kinds)
         if table.unread:
             self.notes.append(f"the memory of {len(table.unread)} tensors {table.unread[0]}")
@@ -217,13 +219,11 @@ class _Survey:
 
     # -- NumPy ------------------------------------------------------------------------------------------------
 
-    def _match(self, reader: Reader, table: Table) -> None:
+    def _match(self, arrays: list[object], reader: Reader, table: Table) -> None:
         """Find the arrays that show a tensor's memory, or a tensor an array's: such memory counts once."""
-        array_type = library_type("numpy", "ndarray")
-        if array_type is None:
-            return
+        array_type: Any = library_type("numpy", "ndarray")
         by_address: dict[int, tuple[int, int]] = {}
-        for item in self._subjects(array_type, self._heap.ndarrays).items:
+        for item in arrays:
             owner = _memory_of(array_type, item)
             if is_kind(owner, reader.base):  # tensor.numpy()
                 table.aliases.update(reader.memory(owner).storages.keys())
@@ -239,13 +239,10 @@ class _Survey:
                 table.aliases[key] += 1
                 self._shown.add(owner_id)
 
-    def _ndarrays(self) -> list[TensorRecord]:
+    def _ndarrays(self, subjects: Subjects) -> list[TensorRecord]:
         """Return NumPy's arrays; those that show a tensor's memory were counted there."""
-        array_type = library_type("numpy", "ndarray")
-        if array_type is None:
-            return []
+        array_type: Any = library_type("numpy", "ndarray")
         rows: dict[int, TensorRecord] = {}
-        subjects = self._subjects(array_type, self._heap.ndarrays)
         for place, item in enumerate(subjects.items):
             owner = _memory_of(array_type, item)
             found, key = describe(item), id(owner)
