@@ -165,14 +165,26 @@ def samples(kinds: Column[int], items: Sequence[Any]) -> dict[int, Any]:
     return {kind: items[kinds.first(kind)] for kind in kinds.different()}
 
 
-def slots(item: object) -> dict[str, object]:
-    """Return the attributes of an object that live in slots and are not empty."""
+def slot_descriptors(kind: type) -> dict[str, Any]:
+    """Return the slots of a class and its bases by their names."""
+    found: dict[str, Any] = {}
+    for base in reversed(type.mro(kind)):
+        members = list(type.__dict__["__dict__"].__get__(base).items())
+        found.update((name, member) for name, member in members if type(member) is types.MemberDescriptorType)
+    return found
+
+
+def slots(item: object, descriptors: dict[str, Any] | None = None) -> dict[str, object]:
+    """Return the attributes of an object that live in slots and are not empty.
+
+    Args:
+        item: the object.
+        descriptors: what ``slot_descriptors`` gives for its class, if that is known.
+    """
     found: dict[str, object] = {}
-    for kind in type.mro(type(item)):
-        for name, slot in list(type.__dict__["__dict__"].__get__(kind).items()):
-            if type(slot) is types.MemberDescriptorType:
-                with contextlib.suppress(AttributeError, TypeError):
-                    found.setdefault(name, slot.__get__(item))
+    for name, slot in (slot_descriptors(type(item)) if descriptors is None else descriptors).items():
+        with contextlib.suppress(AttributeError, TypeError):
+            found[name] = slot.__get__(item)
     return found
 
 

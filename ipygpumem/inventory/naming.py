@@ -25,7 +25,7 @@ from types import (
 )
 from typing import Any
 
-from ipygpumem.arrays import elements, library_type, samples, slots
+from ipygpumem.arrays import elements, library_type, samples, slot_descriptors, slots
 from ipygpumem.columns import CHUNK, Column, all_different, at, chunks, identities, places_of, type_identities
 from ipygpumem.kinds import instance_dict, is_kind, key_text, text_of, type_name
 
@@ -102,6 +102,7 @@ class NameColumn(Sequence["str | None"]):
 
     def __init__(self, paths: Sequence[str], nameless: int) -> None:
         self._paths = paths
+        self._with_path = len(paths)
         self._length = len(paths) + nameless
         self._owners: dict[int, int] = {}
 
@@ -114,7 +115,7 @@ class NameColumn(Sequence["str | None"]):
         """Whether the object at ``place`` has a name."""
         while place in self._owners:
             place = self._owners[place]
-        return place < len(self._paths)
+        return place < self._with_path
 
     def __len__(self) -> int:
         return self._length
@@ -123,12 +124,12 @@ class NameColumn(Sequence["str | None"]):
         if place in self._owners:
             owner = self[self._owners[place]]
             return None if owner is None else f"{owner}.grad"
-        return self._paths[place] if place < len(self._paths) else None
+        return self._paths[place] if place < self._with_path else None
 
     def __iter__(self) -> Iterator[str | None]:
         if self._owners:
             return map(self.__getitem__, range(self._length))
-        return chain(self._paths, repeat(None, self._length - len(self._paths)))
+        return chain(self._paths, repeat(None, self._length - self._with_path))
 
 
 class Names:
@@ -163,6 +164,8 @@ class Names:
         self._placed = 0
         self._how: dict[int, str] = {}
         """By a type's identity: ``tensor``, ``ndarray``, ``skip``, or how to look into its objects."""
+        self._slots: dict[int, dict[str, Any]] = {}
+        """By a type's identity, what ``slot_descriptors`` gives."""
         self._queue: deque[tuple[object, str, str]] = deque()
         bases = (("torch", "Tensor", "tensor"), ("numpy", "ndarray", "ndarray"), ("torch.nn", "Module", "module"))
         found = [(library_type(module, name), how) for module, name, how in bases]
@@ -199,6 +202,8 @@ class Names:
 
     def _take(self, items: Sequence[object], label: Label, root: str) -> None:
         """Note the arrays among ``items`` and queue what may lead to more; most items are neither."""
+        if not items:
+            return
         leading: list[int] = []
         for start, part in zip(count(0, CHUNK), chunks(items)):
             kinds = type_identities(part)
@@ -217,8 +222,10 @@ class Names:
                 self._take_arrays(at(places, part), arrays)
             leading += [start + place for place in places_of(others, kinds)]
         for position in leading:
-            if self._is_new(items[position]):
-                self._queue.append((items[position], label(position), root))
+            candidate: Any = items[position]
+            is_empty = self._how[id(type(candidate))] == "dict" and not dict.__len__(candidate)  # a module has many
+            if not is_empty and self._is_new(candidate):
+                self._queue.append((candidate, label(position), root))
 
     def _take_arrays(self, new: list[object], kinds: Iterable[int]) -> None:
         """Note arrays, which are of some ``kinds``, and queue those that have attributes, or objects for elements."""
@@ -315,7 +322,10 @@ class Names:
         if self._holds_something(item):
             self._attributes(instance_dict(item) or {}, path, root, is_module=is_module)
             if type(item) is not FunctionType:  # its slots lead to its module's names
-                found = slots(item)
+                kind = id(type(item))
+                if kind not in self._slots:
+                    self._slots[kind] = slot_descriptors(type(item))
+                found = slots(item, self._slots[kind])
                 self._take(list(found.values()), _labels(path, list(found)), root)
 
     def _holds_something(self, item: object) -> bool:

@@ -155,21 +155,27 @@ class Table:
         if self.is_unshared:
             return range(len(keys))
         ordered = sorted(range(len(keys)), key=keys.__getitem__)
-        sharing: dict[int, list[int]] = {}
         sorted_keys = list(map(keys.__getitem__, ordered))
-        for position in compress(count(), map(eq, sorted_keys, islice(sorted_keys, 1, None))):
-            sharing.setdefault(sorted_keys[position], [ordered[position]]).append(ordered[position + 1])
+        shared = {
+            index
+            for position in compress(count(), map(eq, sorted_keys, islice(sorted_keys, 1, None)))
+            for index in ordered[position : position + 2]
+        }
         spare: set[int] = set()
-        for key, several in sharing.items():
-            spare.update(several)
-            spare.discard(min(several, key=self._rank))
-            self.aliases[key] += len(several) - 1
+        before = None
+        for key, *_, index in sorted(self._ranks(list(shared))):
+            if key == before:
+                spare.add(index)
+                self.aliases[key] += 1
+            before = key
         return [index for index in range(len(keys)) if index not in spare]
 
-    def _rank(self, index: int) -> tuple[bool, int, int]:
-        place = self._places[index]
-        (elements,) = self._reader.column("nbytes", [self._subjects.items[place]])
-        return not self._subjects.names.is_named(place), -(elements or 0), place
+    def _ranks(self, indices: list[int]) -> Iterator[tuple[int, bool, int, int]]:
+        """Yield the storage of each tensor, what puts one before the others of it, and its index."""
+        places = list(map(self._places.__getitem__, indices))
+        sizes = self._reader.column("nbytes", list(map(self._subjects.items.__getitem__, places)))
+        for index, place, size in zip(indices, places, sizes, strict=True):
+            yield self._plain.keys[index], not self._subjects.names.is_named(place), -(size or 0), index
 
     def _in_graph(self, items: list[Any], requires: Column[bool]) -> Column[bool]:
         if True not in requires:
