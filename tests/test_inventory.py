@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.columns import Rows
+from ipygpumem.columns import Column, Rows, at, places_of
 from ipygpumem.inventory import selection, survey
 from ipygpumem.inventory.naming import Names
 from ipygpumem.inventory.records import Inventory, TensorRecord
@@ -250,6 +250,29 @@ def test_a_difference_is_shown_with_what_came_what_went_and_the_places() -> None
     ]
     same = selection.difference(made(ARRAY), made(ARRAY))
     assert text.render([difference_report(same, top=5)]) == "tensors and arrays · from before to after · no change"
+
+
+def test_a_column_is_like_the_list_of_its_values() -> None:
+    column = Column(["a", "a", "a"])
+    column.extend(["a", "b"])
+    column.extend(Column.same("b", 4))
+    column.extend([])
+    values = ["a"] * 4 + ["b"] * 5
+    assert list(column) == [column[place] for place in range(len(column))] == values
+    assert (len(column), column.different(), column.first("b")) == (9, {"a", "b"}, 4)
+    assert ("b" in column, "c" in column) == (True, False)
+    assert list(column.map(str.upper)) == ["A"] * 4 + ["B"] * 5
+    assert list(at([1, 4, 8], column)) == ["a", "b", "b"]
+    assert list(places_of({"b"}, column)) == [4, 5, 6, 7, 8]
+    assert (list(places_of({"c"}, column)), list(places_of({"a", "b"}, column))) == ([], list(range(9)))
+    assert at(range(9), column) is column
+
+
+def test_equal_values_in_a_row_take_the_place_of_one() -> None:
+    assert len(pickle.dumps(Column.same("cpu", 100_000))) < 300
+    alike = Column(["cpu"] * 50_000)
+    alike.extend(["cpu"] * 50_000)
+    assert len(pickle.dumps(alike)) < 300
 
 
 def test_rows_are_like_the_tuple_of_their_records() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -204,7 +205,7 @@ def test_an_inventory_keeps_nothing_alive_and_changes_no_collector() -> None:
 
 
 def test_thousands_of_tensors_keep_their_names_and_kinds_wherever_they_stand() -> None:
-    """They are looked at a thousand at a time."""
+    """They are looked at two thousand at a time."""
     several = [torch.zeros(3) for _ in range(2500)]
     several[1999].extra = torch.ones(5)  # type: ignore[attr-defined]  # an attribute of the user's
     several[1000] = several[2400] = torch.zeros(2, 3, dtype=torch.int8, requires_grad=False)
@@ -218,6 +219,37 @@ def test_thousands_of_tensors_keep_their_names_and_kinds_wherever_they_stand() -
     assert rows["several[1999].extra"].shape == (5,)
     assert rows["keyed[1499]"].size_bytes == 4
     assert len(rows) == 2499 + 1 + 1500
+
+
+@pytest.mark.parametrize("make", [lambda: torch.ones(7), lambda: torch.eye(7).to_sparse()], ids=["plain", "sparse"])
+def test_a_tensor_with_several_names_does_not_stand_for_those_without_any(make: Callable[[], Any]) -> None:
+    """As many names as there are tensors: it looks as if each had one."""
+    x, nameless = make(), [torch.zeros(12345)]
+    heap = Heap()
+    alive = len(heap.tensors)
+    heap.drop()
+    assert alive >= 2
+    rows = survey.take([("several", [x] * alive)]).tensors
+    (row,) = [row for row in rows if row.name is not None]
+    assert (row.name, row.aliases) == ("several[0]", 0)
+    assert nameless[0].shape in {row.shape for row in rows if row.name is None}
+
+
+def test_an_inventory_that_is_kept_is_small() -> None:
+    """Collections and later inventories look at all that it consists of."""
+    several = [torch.zeros(3) for _ in range(5000)]
+    found = survey.take([("several", several)])
+    waiting: list[object] = [found]
+    seen: set[int] = set()
+    references = 0
+    while waiting:
+        item = waiting.pop()
+        if id(item) not in seen and not isinstance(item, type):
+            seen.add(id(item))
+            waiting += gc.get_referents(item)
+            references += len(gc.get_referents(item))
+    assert len(found.tensors) >= 5000
+    assert references < 3 * len(found.tensors)
 
 
 def test_a_tensor_that_is_its_own_key_is_named_by_its_type() -> None:
