@@ -27,17 +27,15 @@ _FEW = 50
 class Heap:
     """What was alive when it was made. It keeps all of that alive too: use it, then drop it.
 
-    Args:
-        ignoring: containers of ours, which are not looked into.
-
     Attributes:
         tensors: torch tensors, also those that only another object refers to.
+        leading: the identities of tensors and arrays that lead to more than their type, as those with attributes do.
         ndarrays: NumPy arrays.
         modules: torch's modules.
         optimizers: torch's optimizers.
     """
 
-    def __init__(self, ignoring: Iterable[object] = ()) -> None:
+    def __init__(self) -> None:
         # First of all: what is made from here on is ours. With itself in its own list, or a variable that an inner
         # function shares, it would be a cycle; it must go as soon as it is dropped.
         self._tracked: list[object] = gc.get_objects()
@@ -45,14 +43,14 @@ class Heap:
         self._alive: set[int] = set()
         self._containers: list[object] = []
         self.tensors: list[object] = []
+        self.leading: set[int] = set()
         self.modules: list[object] = []
         self.optimizers: list[object] = []
         self.ndarrays: list[object] = []
         self._array_type = library_type("numpy", "ndarray")
         # Python 3.12's asyncio shows the collector objects that it has freed and keeps for later. To be in a list even
         # for a moment frees them again, and every collection from then on runs in a circle for ever.
-        left_out = [self, sys.modules.get("_asyncio"), *ignoring]
-        self._look_behind({id(item): id(type(item)) for item in left_out})
+        self._look_behind({id(item): id(type(item)) for item in (self, sys.modules.get("_asyncio"))})
 
     def drop(self) -> None:
         """Let go of everything, also if whoever made the heap was alive by then: that would be a cycle otherwise."""
@@ -101,6 +99,8 @@ class Heap:
                     found += at(places_of(role, kinds), part)
             if several <= roles[0] and len(gc.get_referents(*part)) == len(part):
                 continue  # tensors of which each leads to its type alone; there may be a million
+            arrays = at(places_of(roles[0] | roles[3], kinds), part)
+            self.leading.update(id(item) for item in arrays if len(gc.get_referents(item)) > 1)
             for place in () if ours.isdisjoint(several) else places_of(ours, kinds):
                 if id(part[place]) in left_out:
                     self._tracked[start + place] = part[place] = None

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ipygpumem.columns import Column, Rows, at, places_of
+from ipygpumem.heap import Heap
 from ipygpumem.inventory import selection, survey
 from ipygpumem.inventory.naming import Names
 from ipygpumem.inventory.records import Inventory, TensorRecord
@@ -31,7 +32,7 @@ def take(**names: object) -> dict[str, TensorRecord]:
 
 
 def names(**roots: object) -> list[str]:
-    found = Names()
+    found = Names(Heap().leading)
     found.walk(roots.items())
     return [found.names[place] for place in found.once(range(len(found.arrays)))]
 

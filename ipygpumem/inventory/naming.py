@@ -10,7 +10,7 @@ import functools
 import gc
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, islice, repeat
 from types import (
@@ -135,13 +135,15 @@ class NameColumn(Sequence["str | None"]):
 class Names:
     """Finds arrays under names, by their shortest paths; those with several may come several times, the shortest first.
 
+    Args:
+        leading: the identities of arrays that lead to more than their type.
+
     Attributes:
         arrays: the tensors and arrays that were found.
         kinds: the identities of their types.
         samples: one array of each type.
         names: the path of each.
         roots: the name that each path begins with.
-        seen: the ``identities`` of the objects that were found, these and others.
         complete: False if the walk ended before it had seen everything.
     """
 
@@ -150,7 +152,8 @@ class Names:
     LONGEST = 10_000_000
     """How many items of one container are looked at."""
 
-    def __init__(self) -> None:
+    def __init__(self, leading: Collection[int]) -> None:
+        self._leading = leading
         self.arrays: list[object] = []
         self.kinds: Column[int] = Column()
         self.samples: dict[int, object] = {}
@@ -158,7 +161,7 @@ class Names:
         self.roots: Column[str] = Column()
         self.complete = True
         self._entered: list[object] = []  # as long as they live here, no identity can come to mean something new
-        self.seen: set[int] = set()
+        self._seen: set[int] = set()
         self._places: dict[int, int] = {}
         """By an array's identity, of the first ones."""
         self._placed = 0
@@ -188,7 +191,7 @@ class Names:
 
     def drop(self) -> None:
         """Let go of all objects."""
-        for found in (self.arrays, self.samples, self.seen, self._entered, self._places):
+        for found in (self.arrays, self.samples, self._seen, self._entered, self._places):
             found.clear()
 
     def once(self, places: Sequence[int]) -> Sequence[int]:
@@ -231,18 +234,18 @@ class Names:
         """Note arrays, which are of some ``kinds``, and queue those that have attributes, or objects for elements."""
         start = len(self.arrays)
         self.arrays += new
-        if len(gc.get_referents(*new)) == len(new) and all(self._how[kind] != "ndarray" for kind in kinds):
-            return  # tensors of which each leads to its type alone: a million of them costs nothing here
+        if not self._leading and all(self._how[kind] != "ndarray" for kind in kinds):
+            return  # a million of them costs nothing here
         for place, item in enumerate(new, start):
-            if (elements(item) is not None or len(gc.get_referents(item)) > 1) and self._is_new(item):
+            if (id(item) in self._leading or elements(item) is not None) and self._is_new(item):
                 self._queue.append((item, self.names[place], self.roots[place]))
 
     def _is_new(self, item: object) -> bool:
         """Whether ``item`` is seen for the first time."""
         (identity,) = identities([item])
-        before = len(self.seen)
-        self.seen.add(identity)
-        return len(self.seen) > before
+        before = len(self._seen)
+        self._seen.add(identity)
+        return len(self._seen) > before
 
     def _way(self, item: object) -> str:
         if any(is_kind(item, kind) for kind in _NOT_ENTERED):

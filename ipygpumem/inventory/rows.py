@@ -5,6 +5,7 @@ Where a list may have a million items, it is handled by ``map`` and its like.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -130,6 +131,8 @@ class Table:
         keys: list[Any] = plain.keys
         names: Column[str | None] = Column()
         names.join(Picked(subjects.names, places))
+        storages: Column[int] = Column()
+        storages.join(array("Q", keys))  # later inventories look at each object of a list
         type_names = {kind: type_name(item) for kind, item in subjects.samples.items()}
         return [
             names,
@@ -145,7 +148,7 @@ class Table:
             Column(list(map(self.aliases.get, keys, repeat(0)))) if self.aliases else Column.same(0, number),
             Column(list(map(plain.shared.__contains__, keys))) if plain.shared else Column.same(False, number),
             Column.same("torch", number),
-            Column(keys),
+            storages,
             Column.same("", number),
         ]
 

@@ -11,6 +11,7 @@ import gc
 import inspect
 import sys
 import time
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress
@@ -62,7 +63,7 @@ def take(
         sizes = columns[TensorRecord._fields.index("size_bytes")]
         order: Sequence[int] = range(len(sizes))
         if len(sizes.different()) > 1:
-            order = sorted(order, key=list(sizes).__getitem__, reverse=True)
+            order = array("Q", sorted(order, key=list(sizes).__getitem__, reverse=True))
         return Inventory(Rows(TensorRecord, columns, order), time.time(), file, line, cell, tuple(survey.notes))
 
 
@@ -112,11 +113,10 @@ class _Survey:
         self._progress = progress
         self._cell_of = cell_of
         self._cells: dict[str, int | None] = {}
-        self._names = Names()
+        self._heap = Heap()
+        self._names = Names(self._heap.leading)
         self._names.walk(roots)
         progress(1, _STEPS)
-        found = self._names
-        self._heap = Heap(ignoring=(found.arrays, found.seen))
         self._add_locals()
         progress(2, _STEPS)
         self._shown: set[int] = set()
