@@ -25,7 +25,8 @@ _SPACING_BITS = 4 if sys.maxsize > 2**32 else 3
 
 def chunks(items: Sequence[T]) -> Iterator[list[T]]:
     """Yield ``CHUNK`` items at a time."""
-    return (list(items[start : start + CHUNK]) for start in range(0, len(items), CHUNK))
+    parts = (items[start : start + CHUNK] for start in range(0, len(items), CHUNK))
+    return (part if isinstance(part, list) else list(part) for part in parts)
 
 
 def identities(items: Iterable[object]) -> Iterator[int]:
