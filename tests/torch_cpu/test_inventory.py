@@ -11,6 +11,7 @@ import pytest
 
 import ipygpumem
 from ipygpumem.arrays import storage_key, watch
+from ipygpumem.columns import CHUNK
 from ipygpumem.heap import Heap
 from ipygpumem.holders.search import Roots, explain
 from ipygpumem.inventory import survey
@@ -205,20 +206,21 @@ def test_an_inventory_keeps_nothing_alive_and_changes_no_collector() -> None:
 
 
 def test_thousands_of_tensors_keep_their_names_and_kinds_wherever_they_stand() -> None:
-    """They are looked at two thousand at a time."""
-    several = [torch.zeros(3) for _ in range(2500)]
+    """They are looked at some thousands at a time."""
+    several = [torch.zeros(3) for _ in range(2 * CHUNK + 500)]
     several[1999].extra = torch.ones(5)  # type: ignore[attr-defined]  # an attribute of the user's
-    several[1000] = several[2400] = torch.zeros(2, 3, dtype=torch.int8, requires_grad=False)
-    several[2450] = torch.nn.Parameter(torch.ones(4))
+    several[1000] = several[2 * CHUNK + 400] = torch.zeros(2, 3, dtype=torch.int8, requires_grad=False)
+    several[CHUNK + 450] = torch.nn.Parameter(torch.ones(4))
     keyed = {number: torch.zeros(1) for number in range(1500)}
     rows = take(several=several, keyed=keyed, again={"last": several[-1]})
-    assert rows["several[2499]"].shape == (3,)
+    assert rows[f"several[{2 * CHUNK + 499}]"].shape == (3,)
     assert (rows["several[1000]"].shape, rows["several[1000]"].dtype) == ((2, 3), "int8")
-    assert "several[2400]" not in rows  # the same tensor
-    assert (rows["several[2450]"].kind, rows["several[2450]"].requires_grad) == ("parameter", True)
+    assert f"several[{2 * CHUNK + 400}]" not in rows  # the same tensor
+    parameter = rows[f"several[{CHUNK + 450}]"]
+    assert (parameter.kind, parameter.requires_grad) == ("parameter", True)
     assert rows["several[1999].extra"].shape == (5,)
     assert rows["keyed[1499]"].size_bytes == 4
-    assert len(rows) == 2499 + 1 + 1500
+    assert len(rows) == 2 * CHUNK + 499 + 1 + 1500
 
 
 @pytest.mark.parametrize("make", [lambda: torch.ones(7), lambda: torch.eye(7).to_sparse()], ids=["plain", "sparse"])
