@@ -136,7 +136,7 @@ class Names:
     """Finds arrays under names, by their shortest paths; those with several may come several times, the shortest first.
 
     Args:
-        leading: the identities of arrays that lead to more than their type.
+        leading: the identities of the arrays that lead to more than their type; None if each is to be asked.
 
     Attributes:
         arrays: the tensors and arrays that were found.
@@ -152,7 +152,7 @@ class Names:
     LONGEST = 10_000_000
     """How many items of one container are looked at."""
 
-    def __init__(self, leading: Collection[int]) -> None:
+    def __init__(self, leading: Collection[int] | None) -> None:
         self._leading = leading
         self.arrays: list[object] = []
         self.kinds: Column[int] = Column()
@@ -234,10 +234,13 @@ class Names:
         """Note arrays, which are of some ``kinds``, and queue those that have attributes, or objects for elements."""
         start = len(self.arrays)
         self.arrays += new
-        if not self._leading and all(self._how[kind] != "ndarray" for kind in kinds):
+        leading = self._leading
+        if leading is None:
+            leading = {id(item) for item in new if len(gc.get_referents(item)) > 1}
+        if not leading and all(self._how[kind] != "ndarray" for kind in kinds):
             return  # a million of them costs nothing here
         for place, item in enumerate(new, start):
-            if (id(item) in self._leading or elements(item) is not None) and self._is_new(item):
+            if (id(item) in leading or elements(item) is not None) and self._is_new(item):
                 self._queue.append((item, self.names[place], self.roots[place]))
 
     def _is_new(self, item: object) -> bool:

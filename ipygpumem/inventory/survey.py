@@ -114,7 +114,7 @@ class _Survey:
         self._cell_of = cell_of
         self._cells: dict[str, int | None] = {}
         self._heap = Heap()
-        self._names = Names(self._heap.leading)
+        self._names = Names(None if gc.get_freeze_count() else self._heap.leading)  # the heap is without what is frozen
         self._names.walk(roots)
         progress(1, _STEPS)
         self._add_locals()

@@ -237,6 +237,16 @@ def test_a_tensor_with_several_names_does_not_stand_for_those_without_any(make: 
     assert nameless[0].shape in {row.shape for row in rows if row.name is None}
 
 
+def test_what_is_behind_a_frozen_tensor_has_a_name() -> None:
+    x = torch.ones(7)
+    x.extra = torch.ones(5)
+    gc.freeze()
+    try:
+        assert sizes(x=x) == {"x": 28, "x.extra": 20}
+    finally:
+        gc.unfreeze()
+
+
 def test_an_inventory_that_is_kept_is_small() -> None:
     """Collections and later inventories look at all that it consists of."""
     several = [torch.zeros(3) for _ in range(5000)]
