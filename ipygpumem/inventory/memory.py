@@ -114,8 +114,12 @@ class Reader:
         for start, part in zip(count(0, CHUNK), chunks(tensors)):
             storages = _each(self.base.untyped_storage, part)
             found.keys += _each(self._key, storages)
-            found.sizes.extend(_each(self._storage_type.nbytes, storages))
-            found.shapes.extend(Column(_each(get("shape"), part)).map(shapes.__getitem__))
+            # A size that torch.compile has not decided cannot be looked up; to compare it would decide it.
+            sizes = _each(self._storage_type.nbytes, storages)
+            if not {int, type(None)}.issuperset(map(type, sizes)):
+                sizes = [size if type(size) is int else None for size in sizes]
+            found.sizes.extend(sizes)
+            found.shapes.extend(_each(shapes.__getitem__, _each(get("shape"), part)))
             found.dtypes.extend(Column(_each(get("dtype"), part)).map(texts.__getitem__))
             if all(_each(get("is_cpu"), part)):  # to ask for a device makes an object
                 found.devices.extend(Column.same("cpu", len(part)))
@@ -185,7 +189,10 @@ class Reader:
             return Memory({}, "meta")
         if foreign and not _has_memory(storage):
             return None
-        return Memory({self._key(storage): int(storage.nbytes())}, device, device == "cpu" and storage.is_shared())
+        size = storage.nbytes()
+        if type(size) is not int:
+            return Memory({}, device, note="a size that is not known yet")
+        return Memory({self._key(storage): size}, device, device == "cpu" and storage.is_shared())
 
     def _opaque(self, tensor: object) -> Memory | None:
         layout = str(self.base.layout.__get__(tensor)).removeprefix("torch.")

@@ -107,23 +107,21 @@ class NameColumn(Sequence["str | None"]):
         self._owners: dict[int, int] = {}
 
     def add_gradient(self, place: int, owner: int) -> None:
-        """Let the object at ``place``, or a new one, have the name of another's gradient."""
+        """Name the object at ``place``, or a new one, as another's gradient if that one has a name."""
         self._length = max(self._length, place + 1)
-        self._owners[place] = owner
+        if self.is_named(owner):
+            self._owners[place] = owner
 
     def is_named(self, place: int) -> bool:
         """Whether the object at ``place`` has a name."""
-        while place in self._owners:
-            place = self._owners[place]
-        return place < self._with_path
+        return place < self._with_path or place in self._owners
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, place: int) -> str | None:  # type: ignore[override]  # one at a time
         if place in self._owners:
-            owner = self[self._owners[place]]
-            return None if owner is None else f"{owner}.grad"
+            return f"{self[self._owners[place]]}.grad"
         return self._paths[place] if place < self._with_path else None
 
     def __iter__(self) -> Iterator[str | None]:

@@ -237,6 +237,35 @@ def test_a_tensor_with_several_names_does_not_stand_for_those_without_any(make: 
     assert nameless[0].shape in {row.shape for row in rows if row.name is None}
 
 
+def test_two_tensors_without_a_name_that_are_each_others_gradient_have_none() -> None:
+    box = [torch.ones(12345, requires_grad=True) for _ in range(2)]
+    box[0].grad, box[1].grad = box[1], box[0]
+    try:
+        assert [row.name for row in survey.take([]).tensors if row.shape == (12345,)] == [None, None]
+        assert list(take(x=box[0])) == ["x", "x.grad"]
+    finally:
+        box[0].grad = None
+
+
+def test_a_shape_that_is_not_known_yet_is_left_out_and_decided_by_nobody() -> None:
+    shapes = pytest.importorskip("torch.fx.experimental.symbolic_shapes")
+    from torch._dynamo.source import ConstantSource
+    from torch._subclasses import FakeTensorMode
+
+    environment = shapes.ShapeEnv()
+    dynamic = [shapes.DimDynamic.DYNAMIC, shapes.DimDynamic.STATIC]
+    fake = FakeTensorMode(shape_env=environment).from_tensor(
+        torch.ones(5, 4),
+        symbolic_context=shapes.StatelessSymbolicContext(dynamic_sizes=dynamic),
+        source=ConstantSource("x"),
+    )
+    several = [torch._to_functional_tensor(fake) for _ in range(2)]
+    guards = len(environment.guards)
+    rows = take(several=several, x=torch.ones(3))
+    assert (rows["several[0]"].shape, rows["x"].shape) == (None, (3,))
+    assert len(environment.guards) == guards
+
+
 def test_what_is_behind_a_frozen_tensor_has_a_name() -> None:
     x = torch.ones(7)
     x.extra = torch.ones(5)
