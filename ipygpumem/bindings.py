@@ -20,8 +20,8 @@ class Bindings:
     imported: set[str] = field(default_factory=set)
     shared: set[str] = field(default_factory=set)
     """Named in a ``global`` statement at the top level: the notebook's, not a scope's."""
-    deleted_first: set[str] = field(default_factory=set)
-    """Deleted by a statement that always runs, before the code binds them (if it does)."""
+    deleted: set[str] = field(default_factory=set)
+    """Named in a ``del`` statement."""
 
     @property
     def bound(self) -> set[str]:
@@ -29,20 +29,19 @@ class Bindings:
         return (self.assigned | self.imported) - self.shared
 
 
-def bindings_of(tree: ast.AST) -> Bindings:
-    """Return what the top level of a module's ``tree`` binds."""
+def bindings_of(tree: ast.AST, *, blocks: bool = True) -> Bindings:
+    """Return what ``tree``, a module's or one node's, binds in the scope in which it stands.
+
+    Args:
+        tree: what to look at.
+        blocks: look into the blocks of compound statements too.
+    """
     found = Bindings()
-    for statement in ast.iter_child_nodes(tree):
-        if isinstance(statement, ast.Delete):
-            deleted = {
-                node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del)
-            }
-            found.deleted_first |= deleted - found.bound
-        waiting: list[ast.AST] = [statement]
-        while waiting:
-            node = waiting.pop()
-            _note(node, found)
-            waiting.extend(_parts(node))
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        _note(node, found)
+        waiting.extend(part for part in _parts(node) if blocks or not isinstance(part, ast.stmt))
     return found
 
 
@@ -54,6 +53,8 @@ def _note(node: ast.AST, found: Bindings) -> None:
         found.imported.update(alias.asname or alias.name.partition(".")[0] for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
         found.imported.update(alias.asname or alias.name for alias in node.names if alias.name != "*")
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del):
+        found.deleted.add(node.id)
     else:
         name = _assigned_name(node)
         if name is not None:

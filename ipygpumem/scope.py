@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from ipygpumem.bindings import Bindings
-from ipygpumem.kinds import is_kind
+from ipygpumem.kinds import is_atom, is_kind
 
 Namespace = dict[str, Any]
 
@@ -60,28 +60,34 @@ class Scope:
         """Shadowed objects that wait to be restored."""
         self.outcome = Outcome()
 
-    def before_code(self, bindings: Bindings) -> Pending:
-        """Note what the code that runs next will bind, and save what that shadows."""
+    def note(self, bindings: Bindings) -> None:
+        """Note what code of this scope may bind: whether a name is an import is decided by that."""
         self._assigned |= bindings.assigned
         self._imported |= bindings.imported
-        pending = Pending()
-        for name in bindings.bound:
-            if name not in self._outer or name in self.waiting or name in self._shared:
-                continue
-            if name not in self._namespace:
-                continue
-            if name in bindings.deleted_first:
-                # "del x" comes before "x = ...": the old object must not be kept alive for us.
-                pending.dying[name] = id(self._namespace[name])
-            else:
-                self.waiting[name] = self._namespace[name]
-                pending.saved.append(name)
-        return pending
 
-    def before_unknown_code(self) -> Pending:
-        """Like ``before_code`` for code whose tree was not seen: it may bind any name."""
-        names = {name for name in self._outer if name in self._namespace}
-        return self.before_code(Bindings(assigned=names))
+    def save(self, names: Iterable[str]) -> list[str]:
+        """Keep what ``names`` shadow, before code binds them; return those that were not kept yet."""
+        saved = [name for name in names if self._shadows(name) and name in self._namespace]
+        self.waiting.update((name, self._namespace[name]) for name in saved)
+        return saved
+
+    def save_all(self) -> None:
+        """Like ``save`` for code that nobody has seen: it may bind any name."""
+        self.save(list(self._outer))
+
+    def unsave(self, names: Iterable[str]) -> None:
+        """Take back ``save``: the code will tell of these names itself."""
+        for name in names:
+            self.waiting.pop(name, None)
+
+    def _forget_unbound(self, name: str) -> None:
+        """Forget what was kept of ``name`` if the code has not bound it after all."""
+        if name in self.waiting and name in self._namespace and self._namespace[name] is self.waiting[name]:
+            del self.waiting[name]
+
+    def _shadows(self, name: str) -> bool:
+        """Whether binding ``name`` now would shadow an outer object that is not kept yet."""
+        return name in self._outer and name not in self.waiting and name not in self._shared
 
     def share(self, names: Iterable[str]) -> None:
         """Leave ``names`` to the notebook: ``global`` stood at the top level of a cell."""
@@ -89,17 +95,17 @@ class Scope:
         for name in names:
             self.waiting.pop(name, None)
 
-    def after_code(self, pending: Pending, *, failed: bool) -> None:
-        """Forget what was saved for nothing, and old names that the code deleted before it bound them."""
-        namespace = self._namespace
-        for name in pending.saved:
-            if name in self.waiting and name in namespace and namespace[name] is self.waiting[name]:
-                del self.waiting[name]  # the code did not bind it after all
-        for name, address in pending.dying.items():
-            # After an error the same address means that the deletion was not reached: a new object could only have it
-            # by chance, and then a name too many stays, which loses nothing.
-            if not failed or name not in namespace or id(namespace[name]) != address:
-                self._outer.discard(name)
+    def leave_to_others(self, bound: Iterable[str], appeared: Iterable[str]) -> None:
+        """Leave names to code that runs beside this scope and is none of its own, as another subshell's is.
+
+        Args:
+            bound: what that code binds.
+            appeared: what has appeared meanwhile, which this scope's own code may have bound as well.
+        """
+        names = {*bound, *set(appeared).difference(self._assigned, self._imported)}
+        for name in filter(is_ownable, names.intersection(self._namespace)):
+            self.waiting.pop(name, None)
+            self._outer.add(name)
 
     def own_names(self) -> list[str]:
         """Return the names that the end of this scope would delete, restore or keep."""
@@ -180,20 +186,28 @@ class Scope:
             enclosing.waiting[name] = old
 
 
-@dataclass
-class Pending:
-    """What ``before_code`` did, for ``after_code`` to settle."""
+def will_bind(scopes: Sequence[Scope], name: str) -> None:
+    """Note that the next thing to happen in the innermost of nested ``scopes`` is that ``name`` is bound."""
+    if name in scopes[-1]._namespace:
+        scopes[-1].save([name])
+    else:
+        let_go(scopes, name)
 
-    saved: list[str] = field(default_factory=list)
-    dying: dict[str, int] = field(default_factory=dict)
+
+def let_go(scopes: Sequence[Scope], name: str) -> None:
+    """Note that ``name`` is deleted: an outer name is new from then on, to each scope that has not bound it itself."""
+    for scope in reversed(scopes):
+        if not is_atom(scope.waiting.get(name)):  # "x = 1" may have bound the same 1 again
+            scope._forget_unbound(name)
+        if not scope._shadows(name):
+            return
+        scope._outer.discard(name)
 
 
-def forget_gone(scopes: Sequence[Scope]) -> None:
-    """Honour deletions in nested ``scopes``: an old name that is gone now is new if it ever comes back.
-
-    A name that any of them will restore is not gone.
-    """
-    waiting = set().union(*(scope.waiting for scope in scopes))
+def settle(scopes: Sequence[Scope]) -> None:
+    """Once nothing runs in nested ``scopes``: forget what was kept for nothing, and what is gone."""
     for scope in scopes:
-        gone = scope._outer.difference(scope._namespace).difference(waiting)
-        scope._outer.difference_update(gone)
+        for name in list(scope.waiting):
+            scope._forget_unbound(name)
+    for name in {name for scope in scopes for name in scope._outer.difference(scope._namespace)}:
+        let_go(scopes, name)

@@ -88,15 +88,13 @@ def test_global_inside_a_function_says_nothing_about_the_cell() -> None:
 
 @pytest.mark.parametrize(
     ("source", "names"),
-    [
-        ("del x", "x"),
-        ("del x, (y, [z])", "x y z"),
-        ("del a.x, b[0]", ""),
-        ("del x; x = 1", "x"),
-        ("x = 1; del x", ""),
-        ("if a: del x", ""),
-        ("def f(): del x", ""),
-    ],
+    [("del x", "x"), ("del x, (y, [z])", "x y z"), ("del a.x, b[0]", ""), ("if a: del x", "x"), ("def f(): del x", "")],
 )
-def test_names_that_are_surely_deleted_before_they_are_bound(source: str, names: str) -> None:
-    assert found(source).deleted_first == set(names.split())
+def test_names_that_are_deleted(source: str, names: str) -> None:
+    assert found(source).deleted == set(names.split())
+
+
+def test_the_blocks_of_a_compound_statement_can_be_left_out() -> None:
+    (statement,) = ast.parse("for i in (n := a):\n    x = 1\nelse:\n    del y").body
+    own = bindings_of(statement, blocks=False)
+    assert (own.assigned, own.deleted) == ({"i", "n"}, set())

@@ -13,28 +13,48 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipygpumem.bindings import bindings_of
-from ipygpumem.scope import Scope, forget_gone
+from ipygpumem.scope import Scope, let_go, settle, will_bind
+from ipygpumem.telling import LISTENER, let_tell
 
 
 class Thing:
     """An object that weak references can watch."""
 
 
-def run(scope: Scope, namespace: dict[str, Any], source: str, outer: tuple[Scope, ...] = ()) -> None:
+class Listener(dict[str, None]):
+    """What instrumented code looks names up in, as in a notebook."""
+
+    def __init__(self, scopes: list[Scope]) -> None:
+        super().__init__()
+        self.scopes = scopes
+
+    def __missing__(self, key: str) -> None:
+        if key.startswith("del "):
+            let_go(self.scopes, key[4:])
+        else:
+            will_bind(self.scopes, key)
+
+
+def run(
+    scope: Scope, namespace: dict[str, Any], source: str, outer: tuple[Scope, ...] = (), *, tells: bool = True
+) -> None:
     """Run ``source`` as a cell of ``scope`` (and of the scopes around it), as the session does."""
-    bindings = bindings_of(ast.parse(source))
-    for each in (*outer, scope):
+    tree, scopes = ast.parse(source), [*outer, scope]
+    bindings = bindings_of(tree)
+    for each in scopes:
         each.share(bindings.shared)
-    pending = scope.before_code(bindings)
-    failed = True
+    scope.note(bindings)
+    if tells:
+        let_tell(tree, frozenset((bindings.bound | bindings.deleted) - bindings.shared))
+        namespace["__builtins__"] = {**vars(builtins), LISTENER: Listener(scopes)}
+    else:
+        scope.save(bindings.bound)
     try:
-        exec(compile(source, "cell", "exec"), namespace)
-        failed = False
+        exec(compile(tree, "cell", "exec"), namespace)
     except ZeroDivisionError:
         assert "1 / 0" in source
     finally:
-        scope.after_code(pending, failed=failed)
-        forget_gone([*outer, scope])
+        settle(scopes)
 
 
 def visible(namespace: dict[str, Any]) -> dict[str, Any]:
@@ -171,9 +191,9 @@ def test_what_an_inner_scope_keeps_does_not_take_a_shared_name_from_the_notebook
 def test_code_that_was_not_seen_may_have_bound_any_name() -> None:
     namespace: dict[str, Any] = {"x": 1, "y": 2}
     scope = Scope(namespace)
-    pending = scope.before_unknown_code()
+    scope.save_all()
     namespace.update(x=5, z=6)
-    scope.after_code(pending, failed=False)
+    settle([scope])
     assert set(scope.waiting) == {"x"}
     scope.close(None)
     assert namespace == {"x": 1, "y": 2}
@@ -191,9 +211,9 @@ def test_an_interrupted_close_goes_on_where_it_stopped() -> None:
 
     namespace = Interrupting(x=0)
     scope = Scope(namespace)
-    pending = scope.before_code(bindings_of(ast.parse("x = 1; a = b = c = 2")))
+    scope.save(["x", "a", "b", "c"])
     namespace.update(x=1, a=2, b=2, c=2)
-    scope.after_code(pending, failed=False)
+    settle([scope])
     try:
         scope.close(None)
     except KeyboardInterrupt:
@@ -295,9 +315,9 @@ def is_valid(source: str) -> bool:
 
 
 @settings(max_examples=400, deadline=None)
-@given(programs(), st.dictionaries(NAMES, st.integers(100, 199)))
+@given(programs(), st.dictionaries(NAMES, st.integers(100, 199)), st.booleans())
 def test_after_a_scope_the_same_names_are_visible_as_after_a_function(
-    program: tuple[list[str], list[str]], names: dict[str, int]
+    program: tuple[list[str], list[str]], names: dict[str, int], tells: bool
 ) -> None:
     cells, shared = program
     first = [f"global {', '.join(shared)}"] if shared else []
@@ -311,7 +331,7 @@ def test_after_a_scope_the_same_names_are_visible_as_after_a_function(
     seen = namespace_with(names)
     scope = Scope(seen)
     for cell in ["\n".join([*first, cells[0]]), *cells[1:]]:
-        run(scope, seen, cell)
+        run(scope, seen, cell, tells=tells)
     scope.close(None)
     assert comparable(seen) == comparable(expected)
     assert scope.waiting == {}

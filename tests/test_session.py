@@ -129,7 +129,7 @@ def run(session: Session, source: str) -> None:
     info = info_of(source)
     session.cell_begins(info)
     tree = ast.parse(source)
-    session.code_seen(tree)
+    session.names.code_seen(tree, may_change=False, is_timed=False)
     exec(compile(tree, "cell", "exec"), session.namespace)
     session.cell_ends(result_of(info))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 
 from ipygpumem.arrays import ArraySearch
-from ipygpumem.bindings import Bindings, bindings_of
+from ipygpumem.bindings import Bindings
 from ipygpumem.errors import AutofitError, NotLoadedError
 from ipygpumem.fitting import functions
 from ipygpumem.fitting.fit import FITS, TOO_LARGE, AutofitResult, Fit, Options, shown
@@ -25,7 +25,7 @@ from ipygpumem.notebook.session import Session, session_of
 from ipygpumem.notebook.sources import digest_of
 from ipygpumem.reports.autofit import autofit_report
 from ipygpumem.reports.content import Report, clean
-from ipygpumem.scope import Pending, Scope
+from ipygpumem.scope import Scope
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -122,20 +122,19 @@ class CellFit:
             ran_out=session.recoveries.ran_out_in_try,
         )
         self._notes = [f"started from what fitted last time: {shown(first)}"] if first else []
-        self._bindings = bindings_of(cell.trees[-1]) if cell.trees else Bindings()
+        self._bindings = cell.code[-1].bindings() if cell.code else Bindings()
         self._before = {name: session.namespace.get(name, _MISSING) for name in self._start}
         self._given: Values = {}
         self._scope: Scope | None = None
-        self._pending = Pending()
         self._closing = False
         self._undone: list[str] = []
         self._waiting_bytes = 0
         self._depth = 0
         self._last_error = 0
         self._value: object = None
-        if session.open:  # the variables are bound as if a statement of the cell did it
-            scope = session.open[-1].scope
-            cell.pending.append((scope, scope.before_code(Bindings(assigned=set(self._start)))))
+        if here := session.names.here():  # the variables are bound as if a statement of the cell did it
+            here[-1].scope.note(Bindings(assigned=set(self._start)))
+            here[-1].scope.save(self._start)
 
     def _make_key(self, options: Options) -> str:
         readings = self._session.meter.now(detail=True).values()
@@ -160,8 +159,9 @@ class CellFit:
         self._given = dict(self._fit.plan.values)
         self._session.namespace.update(self._given)
         self._scope = Scope(self._session.namespace)
-        self._pending = self._scope.before_code(self._bindings)
-        self._depth = len(self._session.open)
+        self._scope.note(self._bindings)
+        self._scope.save(self._bindings.bound)
+        self._depth = len(self._session.names.here())
         self._last_error = last_error()
         return True
 
@@ -191,20 +191,20 @@ class CellFit:
         """Let the names of the last try go, and what it opened, and give its memory back."""
         self._value = None
         session, scope = self._session, self._scope
-        while len(session.open) > self._depth:
-            session.close(session.open[-1])
+        while len(here := session.names.here()) > self._depth:
+            session.close(here[-1])
         if scope is not None:
             search = ArraySearch()
             held = [search.held(name, value) for name, value in list(scope.waiting.items())]
             self._waiting_bytes = sum(entry[0].size_bytes for entry in held if entry is not None)
-            scope.after_code(self._pending, failed=True)
             self._close(scope)
         self._fit.give_back()
 
     def _close(self, scope: Scope) -> None:
         """Let the names of a try go; after an interrupt ``end`` calls it again, and it goes on where it stopped."""
         self._closing = True
-        scope.close(self._session.open[-1].scope if self._session.open else None)
+        here = self._session.names.here()
+        scope.close(here[-1].scope if here else None)
         self._closing = False
         self._scope = None
 

@@ -6,7 +6,6 @@ broken one never ends, and subshells interleave. So cells are found again by the
 
 from __future__ import annotations
 
-import ast
 import contextvars
 import threading
 import time
@@ -15,13 +14,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ipygpumem.bindings import Bindings
     from ipygpumem.meter import Measurement
     from ipygpumem.model import RecoveryRecord
     from ipygpumem.notebook.autofit import CellFit
     from ipygpumem.notebook.experiments import Experiment
+    from ipygpumem.notebook.names import SeenCode
     from ipygpumem.reports.content import Report
-    from ipygpumem.scope import Pending, Scope
 
 
 @dataclass(eq=False)
@@ -37,8 +35,11 @@ class Cell:
     started_at: float = field(default_factory=time.time)
     last_error: int = 0
     """Identity of the last error that was shown before the cell."""
-    trees: list[ast.AST] = field(default_factory=list)
-    pending: list[tuple[Scope, Pending]] = field(default_factory=list)
+    code: list[SeenCode] = field(default_factory=list)
+    saved_early: list[str] = field(default_factory=list)
+    """Names that the open scope keeps in case that the code does not come to tell of them."""
+    names_before: set[str] | None = None
+    """The notebook's names when it began, or when a scope of another thread did."""
     ending: list[Experiment] = field(default_factory=list)
     """Experiments that end with this cell."""
     closers: list[Callable[[], list[Report]]] = field(default_factory=list)
@@ -60,12 +61,6 @@ class Cell:
         """Call the closers."""
         while self.closers:
             self.reports += self.closers.pop()()
-
-    def bindings(self) -> list[Bindings]:
-        """Return what the trees seen so far bind."""
-        from ipygpumem.bindings import bindings_of  # loading the extension must stay fast
-
-        return [bindings_of(tree) for tree in self.trees]
 
     def end_fit(self) -> list[Report]:
         """Return the report of its %%autofit, if it has one."""
@@ -116,10 +111,14 @@ class CellStack:
         """Return the cell that has run for longest, in whichever thread; asked from any thread."""
         return next((cell for cell in self._cells if not cell.nested), None)
 
-    def running(self) -> list[Cell]:
-        """Return the cells that run in this thread, innermost last."""
-        thread = threading.get_ident()
+    def running(self, thread: int | None = None) -> list[Cell]:
+        """Return the cells that run in a thread, by default in this one, innermost last."""
+        thread = threading.get_ident() if thread is None else thread
         return [cell for cell in self._cells if cell.thread == thread]
+
+    def of_others(self, thread: int) -> list[Cell]:
+        """Return the cells that run in other threads than ``thread``."""
+        return [cell for cell in self._cells if cell.thread != thread]
 
     def close(self) -> None:
         """Call the closers of all cells."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -131,6 +132,7 @@ class Experiment:
         """Open scope and measurement; called by the session once the experiment has its place."""
         if self._allocations is not None:
             self._allocations.start()
+        self.thread = threading.get_ident()
         self._started = time.perf_counter()
         self._started_at = time.time()
         self.scope = Scope(namespace, keep=self._keep, drop_imports=self._drop_imports)

@@ -14,6 +14,7 @@ from ipygpumem.notebook.loops import loop_over_body
 from ipygpumem.notebook.magics import GpuMemMagics
 from ipygpumem.notebook.rewriting import rewrite_cell
 from ipygpumem.notebook.session import Session, session_of
+from ipygpumem.telling import LISTENER
 
 _BOTH = ("experiment", "autofit", "gpumemit", "memlines")
 _MAGICS = (("line", "gpumem"), ("cell", "estimate"), *((kind, name) for name in _BOTH for kind in ("line", "cell")))
@@ -59,9 +60,14 @@ class Hooks:
         config.observe(self._host_peak_changed, "host_peak")
         config.observe(session.live.switch, "live")
         config.observe(lambda change: session.recorder.switched(change), "record")
-        self._observer = _Observer(self._guarded("code_seen", self._code_seen))
-        shell.ast_transformers.append(self._observer)
+        seen = self._guarded("code_seen", self._code_seen)
+        self._first, self._last = _Observer(seen, may_change=False), _Observer(seen, may_change=True)
+        shell.ast_transformers.append(self._last)
         self._undo.append(self._stop_observing)
+        session.names.listener.guard(self._guarded)
+        # Not taken out of the running cell's builtins: its code may go on to look names up.
+        shell.builtin_trap.auto_builtins[LISTENER] = session.names.listener
+        self._undo.append(lambda: shell.builtin_trap.auto_builtins.pop(LISTENER, None))
         self._event("pre_run_cell", self._cell_begins)
         self._event("post_run_cell", session.cell_ends)
         self._append(shell.input_transformers_cleanup, rewrite_cell)
@@ -78,21 +84,21 @@ class Hooks:
         self._observe_both_ends()
         self.session.cell_begins(info)
 
-    def _code_seen(self, tree: Any) -> None:
-        self.session.code_seen(tree)
+    def _code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
+        self.session.names.code_seen(tree, may_change=may_change, is_timed=is_timed)
         loop_over_body(tree, self._shell.ast_node_interactivity)
 
     def _observe_both_ends(self) -> None:
         """See the tree after the user's own transformers, and before: one that raises makes IPython skip the next."""
-        transformers, ours = self._shell.ast_transformers, self._observer
-        if len(transformers) == 1 and transformers[0] is ours:
+        transformers, ours = self._shell.ast_transformers, (self._first, self._last)
+        if len(transformers) == 1 and transformers[0] is self._last:
             return
-        others = [item for item in transformers if item is not ours]
-        transformers[:] = [ours, *others, ours] if others else [ours]
+        others = [item for item in transformers if item not in ours]
+        transformers[:] = [self._first, *others, self._last] if others else [self._last]
 
     def _stop_observing(self) -> None:
         transformers = self._shell.ast_transformers
-        transformers[:] = [item for item in transformers if item is not self._observer]
+        transformers[:] = [item for item in transformers if item not in (self._first, self._last)]
 
     def _append(self, target: list[Any], item: Any) -> None:
         target.append(item)
@@ -121,13 +127,13 @@ class Hooks:
     def _host_peak_changed(self, change: Any) -> None:
         self.session.meter.change(lambda: self.session.host.use_mark(exact=change["new"] == "kernel"))
 
-    def _guarded(self, name: str, callback: Callable[..., None]) -> Callable[..., None]:
+    def _guarded(self, name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``callback`` with a promise: whatever fails in it, the user's cell goes on."""
 
         @functools.wraps(callback)
-        def call(*args: Any) -> None:
+        def call(*args: Any, **options: Any) -> Any:
             try:
-                callback(*args)
+                return callback(*args, **options)
             except Exception as error:
                 if name not in self._warned:
                     self._warned.add(name)
@@ -151,13 +157,15 @@ class Hooks:
 
 
 class _Observer:
-    """Sees the tree of all code that the shell compiles; it changes that of %%autofit only, in place."""
+    """Sees the tree of all code that the shell compiles, and may change it in place."""
 
-    def __init__(self, callback: Callable[[Any], None]) -> None:
+    def __init__(self, callback: Callable[..., None], *, may_change: bool) -> None:
         self._callback = callback
+        self._may_change = may_change
 
     def visit(self, node: Any) -> Any:
-        self._callback(node)
+        is_timed = sys._getframe(2).f_code.co_name == "timeit"  # the magic, which has IPython transform the tree
+        self._callback(node, may_change=self._may_change, is_timed=is_timed)
         return node
 
 

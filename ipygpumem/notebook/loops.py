@@ -47,14 +47,14 @@ def _start_of_body(tree: ast.Module) -> int:
     """Return where the body begins of a cell whose first lines are ours, with %%autofit among them; else 0."""
     names = []
     for statement in tree.body:
-        name = _our_magic(statement)
+        name = our_magic(statement)
         if name is None:
             break
         names.append(name)
     return names.index("autofit") + 1 if "autofit" in names else 0
 
 
-def _our_magic(statement: ast.stmt) -> str | None:
+def our_magic(statement: ast.stmt) -> str | None:
     """Return which of our cell magics a statement is the first line of; see rewriting.py."""
     call: Any = getattr(statement, "value", None)
     if type(call) is not ast.Call or getattr(call.func, "attr", "") != "run_line_magic" or len(call.args) != 2:

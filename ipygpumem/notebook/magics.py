@@ -184,13 +184,20 @@ class GpuMemMagics(Magics):
         experiment.start()
 
     def _innermost(self) -> Experiment:
-        if not self._session.open:
-            raise ExperimentError("no experiment is open: %experiment start NAME opens one")
-        return self._session.open[-1]
+        here = self._session.names.here()
+        if not here:
+            others = ", ".join(repr(item.name) for item in self._session.open)
+            raise ExperimentError(
+                f"no experiment is open in this subshell; open elsewhere: {others}"
+                if others
+                else "no experiment is open: %experiment start NAME opens one"
+            )
+        return here[-1]
 
     def _end(self, words: list[str]) -> None:
-        experiment = self._innermost()
-        if words:
+        if not words or not self._session.open:
+            experiment = self._innermost()
+        else:
             name = " ".join(words)
             named = [item for item in self._session.open if item.name == name]
             if not named:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem import reclaim, tracebacks
@@ -27,11 +28,11 @@ class Recoveries:
         config: after which errors frames are released, and what is worth a line.
         meter: tells what came back.
         cells: the running cells.
-        experiments: those that are open, innermost last; the session keeps the list.
+        experiments: returns those that are open around the running code, innermost last.
     """
 
     def __init__(
-        self, shell: Any, config: IPyGpuMem, meter: Meter, cells: CellStack, experiments: list[Experiment]
+        self, shell: Any, config: IPyGpuMem, meter: Meter, cells: CellStack, experiments: Callable[[], list[Experiment]]
     ) -> None:
         self._shell = shell
         self._config = config
@@ -48,7 +49,7 @@ class Recoveries:
         """Release what the cell's error holds, if the policy says so, and return the report."""
         if error is not None:
             failure = tracebacks.classify(error)
-            self._oom_count.add(error, failure, self._open)
+            self._oom_count.add(error, failure, self._open())
             releases = cell.released_by == id(error) or self._releases(failure)
             if cell.recovery is None and (releases or failure.poisoned):
                 cell.recovery = self._record(error, failure, release=releases)
@@ -95,7 +96,7 @@ class Recoveries:
         experiment.failed = True
         running = self._cells.running()
         failure = tracebacks.classify(error)
-        self._oom_count.add(error, failure, self._open, leaving=experiment)
+        self._oom_count.add(error, failure, self._open(), leaving=experiment)
         cell = running[-1] if running else None
         if self._releases(failure):
             if cell is not None and cell.recovery is not None:
@@ -110,7 +111,7 @@ class Recoveries:
 
     def ran_out_in_try(self, error: BaseException) -> None:
         """A try of an autofit ran out of memory: the open experiments count it, unless it left them already."""
-        self._oom_count.add(error, tracebacks.classify(error), self._open)
+        self._oom_count.add(error, tracebacks.classify(error), self._open())
         self.count_anew()  # the error of the next try may come to have the identity of this one
 
     def release_stored_tracebacks(self) -> None:

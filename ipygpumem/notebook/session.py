@@ -20,6 +20,7 @@ from ipygpumem.notebook.cells import Cell, CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.lasterror import error_of, last_error, shown_since
 from ipygpumem.notebook.live import Live
+from ipygpumem.notebook.names import Names
 from ipygpumem.notebook.outputs import Outputs
 from ipygpumem.notebook.recoveries import Recoveries
 from ipygpumem.notebook.show import Screen
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from ipygpumem.notebook.experiments import Experiment
     from ipygpumem.notebook.recording import Recorder
     from ipygpumem.recorded import SessionRecord
-    from ipygpumem.scope import Pending, Scope
 
 
 class Session:
@@ -68,9 +68,9 @@ class Session:
         self._cells = CellStack()
         self.ticker = Ticker(self._cells, self.meter)
         self.live = Live(shell, config, self.ticker)
-        self._unseen: list[tuple[Scope, Pending]] = []
         self._garbage = GarbageBudget()
-        self.recoveries = Recoveries(shell, config, self.meter, self._cells, self.open)
+        self.names = Names(lambda: self.namespace, self._cells, self.open)
+        self.recoveries = Recoveries(shell, config, self.meter, self._cells, self.names.here)
         self._trends = Trends()
 
     @property
@@ -109,43 +109,28 @@ class Session:
         """Start measuring a cell."""
         cell = self._cells.push(info, self.meter.start())
         cell.last_error = last_error()
-        if self.open and not cell.nested:
-            cell.experiment = self.open[-1].name
+        self.names.cell_begins(cell)
+        if not cell.nested and (here := self.names.here()):
+            cell.experiment = here[-1].name
             self.recoveries.count_anew()
-            for experiment in self.open:
+            for experiment in here:
                 experiment._reseed()
         cell.started = time.perf_counter()
         if self.ticker.rests:
             self.ticker.wake()
 
-    def code_seen(self, tree: Any) -> None:
-        """Note the syntax tree of code that runs next: a cell's, or one inside it (%%time and its like)."""
-        running = self._cells.running()
-        if not running:
-            return  # a front-end's own silent code
-        running[-1].trees.append(tree)
-        if self.open:
-            from ipygpumem.bindings import bindings_of  # as above
-
-            bindings = bindings_of(tree)
-            for experiment in self.open:
-                experiment.scope.share(bindings.shared)
-            scope = self.open[-1].scope
-            running[-1].pending.append((scope, scope.before_code(bindings)))
-
     def cell_ends(self, result: Any) -> None:
         """Measure, remember and report the cell that ``result`` ends, and end what ends with it."""
         ended_at = time.perf_counter()
         cell, lost = self._cells.pop(result)
-        _settle(self._unseen, failed=False)
         for other in lost:  # as after an error
-            _settle(other.pending, failed=True)
             self.meter.drop(other.measurement)
         if cell is not None:
             error = error_of(result)
-            _settle(cell.pending, failed=error is not None)
             if self.open:
-                self._forget_gone()
+                self.names.cell_ends(cell, getattr(result, "execution_count", None))
+                for experiment in self.open:
+                    self.outputs.settle(experiment.outputs_at_start)
             try:
                 self._finish_cell(cell, result, error, ended_at - cell.started)
             except BaseException:
@@ -181,7 +166,8 @@ class Session:
 
     def _remember(self, cell: Cell, record: CellRecord) -> list[content.Report]:
         """Add a finished cell to the history and to the open experiments, and return its report."""
-        for experiment in self.open:
+        here = self.names.here()
+        for experiment in here:
             experiment.failed = experiment.failed or not record.success or last_error() != cell.last_error
         if cell.nested:
             return []
@@ -191,7 +177,7 @@ class Session:
         self.subscribers.add(record)
         growths = self._trends.add(record)
         crossed = [report for budget in self.budgets for report in budget.cell_ended(record)]
-        for experiment in self.open:
+        for experiment in here:
             experiment._add_cell(record)
         if not self.config.report or record.duration_seconds < self.config.min_cell_seconds:
             return crossed
@@ -205,12 +191,12 @@ class Session:
     def _measure(self, cell: Cell, result: Any, error: BaseException | None, seconds: float) -> CellRecord:
         if seconds >= GarbageBudget.SHORTEST_SECONDS and not cell.nested and self.config.collect_garbage:
             self._garbage.collect_if_cheap(seconds, self.config.garbage_share)
-        usages = self.meter.stop(cell.measurement)
+        usages, here = self.meter.stop(cell.measurement), self.names.here()
         source = text_of(getattr(cell.info, "raw_cell", None))
         return CellRecord(
             execution_count=getattr(result, "execution_count", None),
             cell_id=getattr(cell.info, "cell_id", None),
-            experiment=self.open[-1].name if self.open else cell.experiment,
+            experiment=here[-1].name if here else cell.experiment,
             started_at=cell.started_at,
             duration_seconds=seconds,
             success=error is None,
@@ -220,36 +206,19 @@ class Session:
             source_line=telling_line(source),
         )
 
-    def _forget_gone(self) -> None:
-        """Honour what was deleted by hand: old names and old outputs."""
-        from ipygpumem.scope import forget_gone  # as above
-
-        forget_gone([experiment.scope for experiment in self.open])
-        for experiment in self.open:
-            self.outputs.settle(experiment.outputs_at_start)
-
     # -- experiments ------------------------------------------------------------------------------------------
 
     def begin(self, experiment: Experiment) -> None:
         """Open ``experiment`` inside those that are open."""
-        for other in self.open:
+        for other in self.names.here():
             if other.name == experiment.name:
                 self.finish(other)
                 break
         experiment._enter(self.namespace)
         experiment.error_at_start = last_error()
         self.open.append(experiment)
-        self._note_running_code(experiment.scope)
-        if not self._cells.running():
-            self._unseen.append((experiment.scope, experiment.scope.before_unknown_code()))
+        self.names.scope_begins(experiment)
         experiment._reseed()
-
-    def _note_running_code(self, scope: Scope) -> None:
-        """Tell a scope what the code that runs already will bind: its trees were seen before the scope was."""
-        for cell in self._cells.running():
-            for bindings in cell.bindings():
-                scope.share(bindings.shared)
-                cell.pending.append((scope, scope.before_code(bindings)))
 
     def end_with_cell(self, experiment: Experiment) -> None:
         """Let ``experiment`` end when the running cell does.
@@ -277,10 +246,11 @@ class Session:
                 f"experiment {experiment.name!r} is not open: it was never started, or ipygpumem was unloaded"
             )
         reports: list[content.Report] = []
-        while self.open[-1] is not experiment:
-            reports += self.close(self.open[-1])
-        position = len(self.open) - 1
-        enclosing = self.open[position - 1] if position else None
+        around = self.names.here(experiment.thread)
+        while around[-1] is not experiment:
+            reports += self.close(around.pop())
+        enclosing = around[-2] if len(around) > 1 else None
+        self.names.scope_ends(experiment)
         # A callback of the user's may have failed between two cells.
         experiment.failed = experiment.failed or last_error() != experiment.error_at_start
         record = experiment.record or experiment._leave(enclosing.scope if enclosing else None)
@@ -288,7 +258,7 @@ class Session:
         self.subscribers.add(record)
         self.open.remove(experiment)  # not the last one for sure: finalisers and threads run meanwhile
         if enclosing is not None:
-            self._note_running_code(enclosing.scope)
+            self.names.expect_running_code(enclosing)
         style = experiment.report or self.config.experiment_report
         return reports + content.experiment_reports(record, style)
 
@@ -313,13 +283,6 @@ def _accelerators() -> Sequence[Probe]:
     from ipygpumem.probes.accelerators import accelerators  # as above
 
     return accelerators()
-
-
-def _settle(pending: list[tuple[Scope, Pending]], *, failed: bool) -> None:
-    """Let scopes see what code that has run really bound."""
-    for scope, names in pending:
-        scope.after_code(names, failed=failed)
-    pending.clear()
 
 
 def session_of(shell: Any) -> Session:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.bad_input.steps import goes_on, names, works
@@ -84,42 +82,3 @@ def test_scopes_and_cells_from_another_thread_do_not_disturb_the_notebooks(noteb
         "asyncio.new_event_loop()), get_ipython().run_cell('from_thread = 1')))\nthread.start(); thread.join()",
     )
     goes_on(notebook)
-
-
-def test_a_subshell_runs_cells_while_a_scopes_cell_runs(notebook: Kernel) -> None:
-    client = notebook._client
-    message = client.session.msg("create_subshell_request", {})
-    client.control_channel.send(message)
-    answer = client.control_channel.get_msg(timeout=30)["content"]
-    if answer.get("status") != "ok":
-        pytest.skip("this ipykernel has no subshells")
-    works(notebook, "import time\nx = 'old'")
-    works(notebook, "%experiment start a")
-    slow = client.session.msg("execute_request", _request("x = 'new'\ntime.sleep(1.0)\ny = 1"))
-    quick = client.session.msg("execute_request", _request("during = x; time.sleep(0.1)"))
-    quick["header"]["subshell_id"] = answer["subshell_id"]
-    client.shell_channel.send(slow)
-    client.shell_channel.send(quick)
-    order = []
-    while len(order) < 2:
-        reply = client.get_shell_msg(timeout=30)
-        assert reply["content"]["status"] == "ok", reply["content"]
-        order.append(reply["parent_header"]["msg_id"])
-    assert order == [quick["header"]["msg_id"], slow["header"]["msg_id"]]
-    works(notebook, "%experiment end")
-    assert (notebook.value("x"), names(notebook)) == ("old", ["time", "x"])
-    closing = client.session.msg("delete_subshell_request", {"subshell_id": answer["subshell_id"]})
-    client.control_channel.send(closing)
-    client.control_channel.get_msg(timeout=30)
-    goes_on(notebook)
-
-
-def _request(code: str) -> dict[str, Any]:
-    return {
-        "code": code,
-        "silent": False,
-        "store_history": True,
-        "user_expressions": {},
-        "allow_stdin": False,
-        "stop_on_error": True,
-    }

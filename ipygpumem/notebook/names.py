@@ -1,0 +1,202 @@
+"""Whose names the running code binds: what it is about to do to them reaches the scope that it belongs to.
+
+A scope owns what its own cells bind. Its cells are those of the thread that opened it, since another subshell runs its
+cells in a thread of its own, over the same names.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ipygpumem.kinds import text_of
+from ipygpumem.notebook.loops import our_magic
+from ipygpumem.telling import let_tell
+
+if TYPE_CHECKING:
+    import ast
+
+    from ipygpumem.bindings import Bindings
+    from ipygpumem.notebook.cells import Cell, CellStack
+    from ipygpumem.notebook.experiments import Experiment
+    from ipygpumem.scope import Scope
+
+
+@dataclass(frozen=True)
+class SeenCode:
+    """Code that runs in a cell."""
+
+    tree: ast.AST
+    told: frozenset[str]
+    """The names that it tells of itself."""
+
+    def bindings(self) -> Bindings:
+        """Return what it binds."""
+        from ipygpumem.bindings import bindings_of  # loading the extension must stay fast
+
+        return bindings_of(self.tree)
+
+
+class Listener(dict[str, None]):
+    """What the code looks names up in (see telling.py): those that need no more telling are found at once."""
+
+    def __init__(self, tell: Callable[[str], bool]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def guard(self, guarded: Callable[[str, Callable[[str], bool]], Callable[[str], bool]]) -> None:
+        """Let a failure step aside: the user's code is in the middle of a statement."""
+        self._tell = guarded("names", self._tell)
+
+    def __missing__(self, key: str) -> None:
+        __tracebackhide__ = True  # a Ctrl-C may strike here
+        if self._tell(key):
+            self[key] = None
+
+
+class Names:
+    """The open scopes of one shell, and the code that runs in them.
+
+    Args:
+        namespace: returns the notebook's names.
+        cells: the running cells.
+        experiments: those that are open, innermost last; the session keeps the list.
+    """
+
+    def __init__(
+        self, namespace: Callable[[], dict[str, Any]], cells: CellStack, experiments: list[Experiment]
+    ) -> None:
+        self._namespace = namespace
+        self._cells = cells
+        self._open = experiments
+        self.listener = Listener(self._told)
+
+    def here(self, thread: int | None = None) -> list[Experiment]:
+        """Return the open experiments of a thread, by default of this one, innermost last."""
+        thread = threading.get_ident() if thread is None else thread
+        return [experiment for experiment in self._open if experiment.thread == thread]
+
+    def _told(self, key: str) -> bool:
+        """Take what the code tells; return whether it need not tell it again."""
+        from ipygpumem.scope import let_go, will_bind  # loading the extension must stay fast
+
+        scopes = [experiment.scope for experiment in self.here()]
+        if not scopes:
+            return False
+        if key.startswith("del "):
+            let_go(scopes, key[4:])
+            return False
+        will_bind(scopes, key)
+        return len(scopes) == len(self._open)  # else another thread's code looks up the same
+
+    # -- code -------------------------------------------------------------------------------------------------
+
+    def code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
+        """Note code that runs next in the innermost running cell.
+
+        Args:
+            tree: its syntax tree.
+            may_change: nobody else changes the tree after us.
+            is_timed: %timeit runs it: its names never reach the notebook, and it must not get slower.
+        """
+        running = self._cells.running()
+        if not running:
+            return  # a front-end's own silent code
+        cell, here = running[-1], self.here()
+        opens = our_magic(tree.body[0]) == "experiment" if getattr(tree, "body", None) else False
+        told = frozenset[str]()
+        if may_change and not is_timed:
+            told = self._let_tell(tree, text_of(getattr(cell.info, "raw_cell", None)), opens=opens, inside=bool(here))
+        code = SeenCode(tree, told)
+        cell.code.append(code)
+        if here:
+            bindings = code.bindings()
+            for experiment in here:
+                experiment.scope.share(bindings.shared)
+            if may_change:
+                here[-1].scope.unsave(cell.saved_early)
+            # A first line %%experiment opens a scope of its own for all that comes.
+            saved = [] if opens or is_timed else self._expect(here[-1].scope, bindings, told)
+            cell.saved_early = [] if may_change else saved
+
+    def _let_tell(self, tree: Any, source: str, *, opens: bool, inside: bool) -> frozenset[str]:
+        """Let the code of a cell tell of the names that a scope may have to know of, and return them.
+
+        Args:
+            tree: the code's, which is changed.
+            source: the whole cell's.
+            opens: the first line opens a scope.
+            inside: a scope is open.
+        """
+        may_open_later = "experiment" in (source.lstrip().partition("\n")[2] if opens else source)
+        if not (opens or inside or may_open_later) or "memlines" in source:  # which measures each line, and no others
+            return frozenset()
+        from ipygpumem.bindings import bindings_of  # loading the extension must stay fast
+
+        found = bindings_of(tree)
+        names = (found.bound | found.deleted) - found.shared
+        if not may_open_later:
+            names &= self._namespace().keys()  # what is not there yet will be the scope's
+        if names:
+            let_tell(tree, frozenset(names))
+        return frozenset(names)
+
+    def _expect(self, scope: Scope, bindings: Bindings, told: Iterable[str]) -> list[str]:
+        """Prepare ``scope`` for code, and return the names that were saved for those that it does not tell of."""
+        self.listener.clear()
+        scope.note(bindings)
+        return scope.save(bindings.bound.difference(told))
+
+    def expect_running_code(self, experiment: Experiment) -> None:
+        """Tell a scope that becomes the innermost one what the code that runs already will bind."""
+        self.listener.clear()
+        for code in [code for cell in self._cells.running(experiment.thread) for code in cell.code]:
+            bindings = code.bindings()
+            experiment.scope.share(bindings.shared)
+            self._expect(experiment.scope, bindings, code.told)
+
+    # -- cells ------------------------------------------------------------------------------------------------
+
+    def cell_begins(self, cell: Cell) -> None:
+        """Note what is there if scopes of other threads are open: what appears meanwhile may be the cell's."""
+        if self._open and len(self.here()) < len(self._open):
+            self._note_names(cell)
+
+    def scope_begins(self, experiment: Experiment) -> None:
+        """Prepare a new scope for the code that runs already, here and in other threads."""
+        self.expect_running_code(experiment)
+        if not self._cells.running():
+            experiment.scope.save_all()
+        for cell in self._cells.of_others(experiment.thread):
+            self._note_names(cell)
+
+    def _note_names(self, cell: Cell) -> None:
+        if cell.names_before is None:
+            cell.names_before = set(self._namespace())
+
+    def cell_ends(self, cell: Cell, number: int | None) -> None:
+        """Leave to the cell what it has bound beside the scopes of other threads; settle its own thread's."""
+        self.listener.clear()
+        for experiment in self._open:
+            if experiment.thread != cell.thread:
+                self._leave_to(cell, experiment)
+                if number is not None:
+                    experiment.outputs_at_start.keys.add(number)
+        here = self.here()
+        if here and not self._cells.running():
+            from ipygpumem.scope import settle  # loading the extension must stay fast
+
+            settle([experiment.scope for experiment in here])
+
+    def scope_ends(self, experiment: Experiment) -> None:
+        """Leave to cells that still run in other threads what they have bound."""
+        self.listener.clear()
+        for cell in self._cells.of_others(experiment.thread):
+            self._leave_to(cell, experiment)
+
+    def _leave_to(self, cell: Cell, experiment: Experiment) -> None:
+        bound = set().union(*(code.bindings().bound for code in cell.code))
+        appeared = self._namespace().keys() - cell.names_before if cell.names_before is not None else ()
+        experiment.scope.leave_to_others(bound, appeared)
