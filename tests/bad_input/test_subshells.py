@@ -12,7 +12,6 @@ from tests.bad_input import steps
 from tests.bad_input.steps import goes_on, names, open_now
 from tests.kernel import Kernel
 
-
 _OWN = ("begun", "go_on", "threading")
 """The names that the tests themselves need."""
 
