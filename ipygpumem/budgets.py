@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from ipygpumem.errors import BudgetError, UnitError
-from ipygpumem.meter import Meter
+from ipygpumem.meter import Measurement, Meter
 from ipygpumem.model import Record, Usage
 from ipygpumem.probes.accelerators import accelerators
 from ipygpumem.probes.host import HostProbe
@@ -112,11 +112,12 @@ class DeviceLimits:
         known = getattr(cuda, "get_per_process_memory_fraction", None)  # torch 2.8
         try:
             earlier = float(known(index)) if known is not None else min(1.0, outer / total)
+            self._earlier[index] = earlier  # first: an interrupt may come after the change
             cuda.set_per_process_memory_fraction(min(size / total, earlier), index)
         except Exception as error:  # a broken context: the code under the budget will say so itself
+            self._earlier.pop(index, None)
             self.notes.append(f"budget: cuda:{index} cannot be limited ({type(error).__name__}: {error})")
             return
-        self._earlier[index] = earlier
         self.limits[f"cuda:{index}"] = min(size, int(earlier * total))
 
     def restore(self) -> None:
@@ -164,6 +165,7 @@ class Budget:
         self._outer = outer
         self._devices = DeviceLimits()
         self._started = False
+        self._span: Measurement | None = None
 
     @property
     def limits(self) -> dict[str, int]:
@@ -185,9 +187,13 @@ class Budget:
         if self._started:
             raise BudgetError("budget: this one has been used: make a new one")
         self._started = True
-        if set(self.sizes) - {"ram"}:
-            self._devices.set(self.sizes, self._outer() if self._outer is not None else {})
-        self._span = self._meter.start()
+        try:
+            if set(self.sizes) - {"ram"}:
+                self._devices.set(self.sizes, self._outer() if self._outer is not None else {})
+            self._span = self._meter.start()
+        except BaseException:  # an interrupt, too
+            self._devices.restore()
+            raise
 
     def crossed(self, rss_bytes: int) -> bool:
         """Whether the host's memory is above its limit."""
@@ -204,6 +210,7 @@ class Budget:
         """Put back what was there before, and return the record; ``where`` names what ran last."""
         self._devices.restore()
         if self.record is None:
+            assert self._span is not None
             usages = {usage.device: usage for usage in self._meter.stop(self._span)}
             host: Usage | None = usages.get("cpu")
             if host is not None and not self.crossings and self.crossed(host.peak_bytes):
@@ -224,7 +231,8 @@ class Budget:
     def abandon(self) -> None:
         """Put back what was there before, and measure no more."""
         self._devices.restore()
-        self._meter.drop(self._span)
+        if self._span is not None:
+            self._meter.drop(self._span)
 
 
 class ScriptBudget(Budget):

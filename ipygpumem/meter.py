@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 
 from ipygpumem.clock import Clock
@@ -77,7 +78,8 @@ class Meter:
         self._find_more = find_more
         self.failures: dict[str, str] = {}
         self._sample_seconds = sample_seconds
-        self._open: list[Measurement] = []
+        # Weak: the span of somebody who was interrupted before he had it in his hands ends by itself.
+        self._open: weakref.WeakSet[Measurement] = weakref.WeakSet()
         self._own_lock, self._pid = threading.RLock(), os.getpid()
         self._sampling = False
         self.clock = Clock()
@@ -92,7 +94,7 @@ class Meter:
         """Open a span."""
         with self._lock:
             measurement = Measurement(self._readings(peak=bool(self._open), rearm=True))
-            self._open.append(measurement)
+            self._open.add(measurement)
             self._sample_if_needed()
             return measurement
 
@@ -122,8 +124,7 @@ class Meter:
             self._close(measurement)
 
     def _close(self, measurement: Measurement) -> None:
-        if measurement in self._open:
-            self._open.remove(measurement)
+        self._open.discard(measurement)
         if self._sampling and not self._open:
             self._sampling = False
             self.clock.remove(self._sample)

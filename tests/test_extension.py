@@ -131,6 +131,22 @@ def test_options_change_at_once_and_bad_values_are_refused(shell: InteractiveShe
             setattr(session.config, name, value)
 
 
+def test_a_value_that_was_refused_does_not_keep_the_extension_from_being_loaded_again(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell.run_line_magic("load_ext", "ipygpumem")
+    shell.run_line_magic("config", "IPyGpuMem.release_frames = 'nonsense'")
+    shell.run_line_magic("config", "IPyGpuMem.report = False")
+    capsys.readouterr()
+    shell.run_line_magic("reload_ext", "ipygpumem")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("ipygpumem: the option release_frames has its default: ")
+    config = session_of(shell).config
+    assert (config.release_frames, config.report) == ("oom+interrupt", False)
+    shell.run_line_magic("reload_ext", "ipygpumem")
+    assert capsys.readouterr().err == ""
+
+
 def test_completion_offers_commands_options_and_names(shell: InteractiveShell) -> None:
     shell.run_cell("%load_ext ipygpumem")
     session = session_of(shell)

@@ -67,7 +67,7 @@ def test_an_error_of_a_statement_comes_out_and_leaves_no_span_open() -> None:
     meter = Meter([FakeProbe()])
     with pytest.raises(ZeroDivisionError):
         measure(meter, [statement("1/0")], {}, setup=None, repeats=1)
-    assert meter._open == []
+    assert len(meter._open) == 0
     meter.close()
 
 

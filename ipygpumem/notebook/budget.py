@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -35,14 +35,14 @@ class NotebookBudget(Budget):
         super().__init__(sizes, session.meter, lambda: limits(session))
         self._session = session
         self._told: Cell | None = None
+        self._stop_watching: Callable[[], object] = lambda: None
 
     def start(self) -> None:
         """Set the limits, start measuring and watch."""
         super().start()
         self._session.budgets.append(self)
-        self._stop_watching = (
-            self._session.ticker.listen(self._watch, after_seconds=0.25) if "ram" in self.sizes else lambda: None
-        )
+        if "ram" in self.sizes:
+            self._stop_watching = self._session.ticker.listen(self._watch, after_seconds=0.25)
 
     def _watch(self, tick: Tick) -> None:
         """Tell of a crossing while the cell runs; called in a thread of ours."""

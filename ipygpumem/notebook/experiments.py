@@ -108,12 +108,15 @@ class Experiment:
         self.record: ExperimentRecord | None = None
         self.failed = False
         self.error_at_start = 0
+        self.thread = threading.get_ident()
+        """The thread whose cells are the experiment's: that in which it starts."""
         self._keep = keep
         self._drop_imports = drop_imports
         self._cells: list[CellRecord] = []
         self._remarks: list[str] = []
         self._steps: list[ReclaimStep] = []
         self._at_end: _AtEnd | None = None
+        self._tensors_before: dict[StorageKey, Callable[[], bool]] = {}
         self._seed_on_import = SeedOnImport(seed) if seed is not None else None
         self._allocations = _history_in(record) if record is not None else None
 
@@ -125,26 +128,22 @@ class Experiment:
         """
         if hasattr(self, "scope"):
             raise ExperimentError(f"experiment {self.name!r} was started already: make a new one")
+        self.thread = threading.get_ident()
         self._session.begin(self)
         return self
 
     def _enter(self, namespace: dict[str, object]) -> None:
-        """Open scope and measurement; called by the session once the experiment has its place."""
+        """Open scope and measurement; called by the session, which calls ``_abandon`` if this fails."""
         if self._allocations is not None:
             self._allocations.start()
-        self.thread = threading.get_ident()
         self._started = time.perf_counter()
         self._started_at = time.time()
         self.scope = Scope(namespace, keep=self._keep, drop_imports=self._drop_imports)
         self.outputs_at_start = self._session.outputs.mark()
         self._tensors_before = self._large_tensors()
-        try:
-            if self._budget is not None:
-                self._budget.start()
-            self._measurement = self._session.meter.start()
-        except BaseException:  # an interrupt, too: then the experiment is not open, and would never end
-            self._stop_allocations(write=False)
-            raise
+        if self._budget is not None:
+            self._budget.start()
+        self._measurement = self._session.meter.start()
 
     @property
     def elapsed_seconds(self) -> float:
@@ -239,12 +238,14 @@ class Experiment:
         return [entry[0] for entry in entries if entry is not None]
 
     def _abandon(self) -> None:
-        """Let the names stay and stop measuring: the extension is being unloaded."""
-        self._session.meter.drop(self._measurement)
+        """Let the names stay and stop measuring: the extension is being unloaded, or the start has failed."""
+        if hasattr(self, "_measurement"):
+            self._session.meter.drop(self._measurement)
         if self._budget is not None:
             self._budget.abandon()
         self._stop_allocations(write=False)
-        self.scope.waiting.clear()
+        if hasattr(self, "scope"):
+            self.scope.waiting.clear()
         self._tensors_before.clear()
         if self._seed_on_import is not None:
             self._seed_on_import.remove()

@@ -7,6 +7,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from traitlets import TraitError
+from traitlets.config import Config
+
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.notebook import rich
 from ipygpumem.notebook.config import IPyGpuMem
@@ -45,7 +48,7 @@ class Hooks:
         self._shell = shell
         self._undo: list[Callable[[], object]] = []
         self._warned: set[str] = set()
-        config = IPyGpuMem(parent=shell)
+        config = _configured(shell)
         self.session = config.session = Session(shell, config)
         config.hooks = self
         try:
@@ -90,15 +93,17 @@ class Hooks:
 
     def _observe_both_ends(self) -> None:
         """See the tree after the user's own transformers, and before: one that raises makes IPython skip the next."""
-        transformers, ours = self._shell.ast_transformers, (self._first, self._last)
+        transformers = self._shell.ast_transformers
         if len(transformers) == 1 and transformers[0] is self._last:
             return
-        others = [item for item in transformers if item not in ours]
+        others = self._transformers_of_others()
         transformers[:] = [self._first, *others, self._last] if others else [self._last]
 
     def _stop_observing(self) -> None:
-        transformers = self._shell.ast_transformers
-        transformers[:] = [item for item in transformers if item not in (self._first, self._last)]
+        self._shell.ast_transformers[:] = self._transformers_of_others()
+
+    def _transformers_of_others(self) -> list[Any]:
+        return [item for item in self._shell.ast_transformers if item is not self._first and item is not self._last]
 
     def _append(self, target: list[Any], item: Any) -> None:
         target.append(item)
@@ -154,6 +159,21 @@ class Hooks:
             except Exception as error:  # somebody removed it already: the rest must still go
                 print(f"ipygpumem: unloading: {type(error).__name__}: {error}", file=sys.stderr)
         return self.session.abandon()
+
+
+def _configured(shell: Any) -> IPyGpuMem:
+    """Return the options as they are configured; one that cannot be is named, and has its default."""
+    try:
+        return IPyGpuMem(parent=shell)
+    except TraitError:
+        given = shell.config.IPyGpuMem
+        for name in list(given):  # %config keeps what it has refused, and a file may hold anything
+            try:
+                IPyGpuMem(config=Config(IPyGpuMem={name: given[name]}))
+            except TraitError as error:  # noqa: PERF203  # each option by itself
+                del given[name]
+                print(f"ipygpumem: the option {name} has its default: {error}", file=sys.stderr)
+        return IPyGpuMem(parent=shell)
 
 
 class _Observer:

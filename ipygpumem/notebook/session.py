@@ -214,11 +214,17 @@ class Session:
             if other.name == experiment.name:
                 self.finish(other)
                 break
-        experiment._enter(self.namespace)
         experiment.error_at_start = last_error()
-        self.open.append(experiment)
-        self.names.scope_begins(experiment)
-        experiment._reseed()
+        try:
+            experiment._enter(self.namespace)
+            self.open.append(experiment)
+            self.names.scope_begins(experiment)
+            experiment._reseed()
+        except BaseException:  # an interrupt, too: what is half open would never end
+            if experiment in self.open:
+                self.open.remove(experiment)
+            experiment._abandon()
+            raise
 
     def end_with_cell(self, experiment: Experiment) -> None:
         """Let ``experiment`` end when the running cell does.

@@ -47,14 +47,10 @@ class Screen:
         metadata = {"ipygpumem": {"reports": [report.kind for report in reports]}}
         where = {} if place is None else {"transient": {"display_id": place}, "update": True}
         publisher = self._shell.display_pub
-        spare = _nothing_to_flush() and hasattr(publisher, "_flush_streams")
-        if spare:
-            publisher._flush_streams = _do_nothing
-        try:
+        if type(publisher).__name__ == "ZMQDisplayPublisher" and _nothing_to_flush():
+            type(publisher).publish(_WithoutFlush(publisher), data=data, metadata=metadata, **where)
+        else:
             publisher.publish(data=data, metadata=metadata, **where)
-        finally:
-            if spare:
-                del publisher._flush_streams
 
     def _for_terminal(self, reports: Sequence[Report], plain: str) -> str:
         """Return the text as the stream that it will be printed to can show it."""
@@ -126,5 +122,14 @@ def _nothing_to_flush() -> bool:
     return getattr(out, "_flush_pending", True) is False and getattr(err, "_flush_pending", True) is False
 
 
-def _do_nothing() -> None:
-    """Stand in for a flush."""
+class _WithoutFlush:
+    """Stands for ``publisher`` in one call that need not flush; others publish meanwhile, in threads of their own."""
+
+    def __init__(self, publisher: Any) -> None:
+        self._publisher = publisher
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._publisher, name)
+
+    def _flush_streams(self) -> None:
+        """Stand in for the publisher's."""

@@ -1,0 +1,117 @@
+"""A Ctrl-C at every line of our own code while a cell or an experiment begins leaves nothing half open."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+import ipygpumem
+from ipygpumem.budgets import DeviceLimits
+from ipygpumem.notebook.config import IPyGpuMem
+from ipygpumem.notebook.experiments import Experiment
+from ipygpumem.notebook.session import Session
+from tests.fakes import FakeProbe
+
+PACKAGE = Path(ipygpumem.__file__).parent
+
+
+@pytest.fixture
+def session(shell: InteractiveShell) -> Iterator[Session]:
+    session = Session(shell, IPyGpuMem(), probes=[FakeProbe()])
+    yield session
+    session.abandon()
+
+
+@pytest.fixture
+def fractions(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
+    """The share of its one device that torch's allocator may take."""
+    fractions = {0: 1.0}
+    cuda = SimpleNamespace(
+        device_count=lambda: 1,
+        current_device=lambda: 0,
+        memory_reserved=lambda index: 0,
+        get_device_properties=lambda index: SimpleNamespace(total_memory=1000),
+        get_per_process_memory_fraction=fractions.__getitem__,
+        set_per_process_memory_fraction=lambda fraction, index: fractions.update({index: fraction}),
+    )
+    monkeypatch.setattr("ipygpumem.budgets._cuda", lambda: cuda)
+    return fractions
+
+
+def interrupted_at(line: int, action: Callable[[], object]) -> bool:
+    """Run ``action`` with a Ctrl-C at the ``line``-th line of our code that it runs; return whether it came so far."""
+    seen = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal seen
+        path = Path(frame.f_code.co_filename)
+        # A trace may raise where a signal cannot: as a "with" is left, which keeps the clock's lock for ever.
+        if path.name == "clock.py" or not path.is_relative_to(PACKAGE):
+            return None
+        if event in ("line", "return"):
+            seen += 1
+            if seen == line:
+                raise KeyboardInterrupt
+        return trace
+
+    earlier = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(earlier)
+    return False
+
+
+def every_interrupt(action: Callable[[], object]) -> Iterator[int]:
+    """Interrupt ``action`` at each line in turn, and yield after each."""
+    line = 1
+    while interrupted_at(line, action):
+        yield line
+        line += 1
+    assert line > 10
+    yield line
+
+
+def test_no_measurement_is_left_open_by_an_interrupt_while_a_cell_begins(session: Session) -> None:
+    for _ in every_interrupt(lambda: session.cell_begins(SimpleNamespace(raw_cell="x", cell_id=None))):
+        session.cell_ends(None)
+        gc.collect(1)
+        assert len(session.meter._open) == 0
+        assert session.running() == []
+
+
+def test_an_experiment_whose_start_is_interrupted_is_not_open(session: Session, fractions: dict[int, float]) -> None:
+    session.namespace["shadowed"] = object()
+    experiment, meta_path = None, list(sys.meta_path)
+
+    def start() -> None:
+        nonlocal experiment
+        experiment = Experiment(session, "a", budget={"gpu": 500, "ram": 10**12}, seed=1)
+        experiment.start()
+
+    for _ in every_interrupt(start):
+        if experiment is not None and experiment in session.open:  # not interrupted, or once it was open
+            assert fractions == {0: 0.5}
+            experiment._abandon()
+            session.open.clear()
+        experiment = None
+        gc.collect(1)
+        assert (session.open, session.budgets, fractions, len(session.meter._open)) == ([], [], {0: 1.0}, 0)
+        assert sys.meta_path == meta_path
+
+
+def test_a_limit_is_put_back_wherever_an_interrupt_strikes(fractions: dict[int, float]) -> None:
+    limits = DeviceLimits()
+    for _ in every_interrupt(lambda: limits.set({"cuda:0": 500}, {})):
+        limits.restore()
+        assert fractions == {0: 1.0}
