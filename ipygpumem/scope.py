@@ -89,6 +89,10 @@ class Scope:
         """Whether binding ``name`` now would shadow an outer object that is not kept yet."""
         return name in self._outer and name not in self.waiting and name not in self._shared
 
+    def outer_among(self, names: set[str]) -> set[str]:
+        """Return those of ``names`` that were there before this scope, as far as it knows."""
+        return names & self._outer
+
     def share(self, names: Iterable[str]) -> None:
         """Leave ``names`` to the notebook: ``global`` stood at the top level of a cell."""
         self._shared.update(names)

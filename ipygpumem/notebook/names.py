@@ -108,7 +108,7 @@ class Names:
         opens = our_magic(tree.body[0]) == "experiment" if getattr(tree, "body", None) else False
         told = frozenset[str]()
         if may_change and not is_timed:
-            told = self._let_tell(tree, text_of(getattr(cell.info, "raw_cell", None)), opens=opens, inside=bool(here))
+            told = self._let_tell(tree, text_of(getattr(cell.info, "raw_cell", None)), opens=opens)
         code = SeenCode(tree, told)
         cell.code.append(code)
         if here:
@@ -121,24 +121,26 @@ class Names:
             saved = [] if opens or is_timed else self._expect(here[-1].scope, bindings, told)
             cell.saved_early = [] if may_change else saved
 
-    def _let_tell(self, tree: Any, source: str, *, opens: bool, inside: bool) -> frozenset[str]:
+    def _let_tell(self, tree: Any, source: str, *, opens: bool) -> frozenset[str]:
         """Let the code of a cell tell of the names that a scope may have to know of, and return them.
 
         Args:
             tree: the code's, which is changed.
             source: the whole cell's.
             opens: the first line opens a scope.
-            inside: a scope is open.
         """
+        here = self.here()
         may_open_later = "experiment" in (source.lstrip().partition("\n")[2] if opens else source)
-        if not (opens or inside or may_open_later) or "memlines" in source:  # which measures each line, and no others
+        if not (opens or here or may_open_later) or "memlines" in source:  # which measures each line, and no others
             return frozenset()
         from ipygpumem.bindings import bindings_of  # loading the extension must stay fast
 
         found = bindings_of(tree)
         names = (found.bound | found.deleted) - found.shared
-        if not may_open_later:
+        if opens and not may_open_later:
             names &= self._namespace().keys()  # what is not there yet will be the scope's
+        elif not may_open_later:
+            names = here[-1].scope.outer_among(names)
         if names:
             let_tell(tree, frozenset(names))
         return frozenset(names)
