@@ -283,7 +283,8 @@ class Experiment:
 
     def _release_tracebacks(self) -> None:
         if self.failed:
-            self._session.recoveries.release_stored_tracebacks()
+            for line in self._session.recoveries.release_stored_tracebacks():
+                self._note(line)
 
     def _watch(self) -> list[watching.Watched]:
         """Return what the scope's names and outputs hold, with functions that say whether it is still alive."""
