@@ -239,6 +239,7 @@ def is_frozen() -> bool:
     return gc.get_freeze_count() > 10_000
 
 
+_RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _OWNERS = {GeneratorType: "gi_frame", CoroutineType: "cr_frame", AsyncGeneratorType: "ag_frame"}
 
 
@@ -248,8 +249,7 @@ def _in_use(found: list[FrameType]) -> set[int]:
         # A frame that has finished refers to its code; until then it is its generator or its thread that does.
         return {id(frame) for frame in found if not any(item is frame.f_code for item in gc.get_referents(frame))}
     running = {id(frame) for top in sys._current_frames().values() for frame in stack(top)}
-    flags = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-    made = [frame for frame in found if frame.f_code.co_flags & flags]
+    made = [frame for frame in found if frame.f_code.co_flags & _RESUMED]
     if is_frozen():
         return running | {id(frame) for frame in made}
     owners = [item for item in gc.get_referrers(*made) if type(item) in _OWNERS] if made else []
@@ -263,18 +263,34 @@ def release(error: BaseException) -> int:
     the exceptions get stand-ins for their tracebacks. Frames that are in use are left alone: clearing that of a
     generator that waits would close it.
     """
+    _clear_functions(traceback_of(error))
+    for item in chain(error):
+        _clear_functions(traceback_of(item))
     cleared = 0
     own = running_here()
     found = [frame for frame, _ in frames(error)]
     in_use = _in_use(found)
     for frame in found:
         if id(frame) not in in_use:
-            with contextlib.suppress(RuntimeError):  # it has begun to run again
+            with _STILL_RUNS:
                 cleared += _clear(frame)
     for item in list(chain(error)):
         with contextlib.suppress(MemoryError):  # then the real one stays, with little left in its frames
             _let_go_of_frames(item, own)
     return cleared
+
+
+_STILL_RUNS = contextlib.suppress(RuntimeError)
+
+
+def _clear_functions(traceback: TracebackType | None) -> None:
+    """Clear the frames of functions that have ended; needs no memory, which there may only be after it."""
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if not frame.f_code.co_flags & _RESUMED:
+            with _STILL_RUNS:
+                frame.clear()
+        traceback = traceback.tb_next
 
 
 def _clear(frame: FrameType) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -72,8 +73,11 @@ class Recoveries:
 
     def _record(self, error: BaseException, failure: tracebacks.Failure, *, release: bool) -> RecoveryRecord:
         """Release what the frames of ``error`` hold, give the memory back, and return what came back."""
-        held = tracebacks.held(error)
-        before = self._meter.now(detail=True)
+        held: tuple[Held, ...] = ()
+        before: dict[str, Reading] = {}
+        with contextlib.suppress(MemoryError):  # both only serve the report
+            before = self._meter.now(detail=True)
+            held = tracebacks.held(error)
         waiting = [error]  # emptied by the step: as a variable of the step's own it would be one more reference
         frames: list[int] = []
         let_go: list[Held] = []
