@@ -74,7 +74,8 @@ def _running_locals() -> Iterator[object]:
 
 def _carried(error: BaseException, least_bytes: int) -> Iterator[tuple[str, Held]]:
     """Yield the attributes of ``error`` that hold ``least_bytes`` or more, with what they hold."""
-    places = {"args": field(error, "args"), **field(error, "__dict__"), **slots(error)}
+    attributes = {name: value for name, value in list(field(error, "__dict__").items()) if type(name) is str}
+    places = {**attributes, **slots(error), "args": field(error, "args")}
     for name, value in places.items():
         held = _held(f"{type_name(error)}.{name}", value, least_bytes)
         if held is not None:
