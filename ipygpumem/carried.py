@@ -14,7 +14,18 @@ from types import FrameType
 from ipygpumem.arrays import ArraySearch, slot_descriptors, slots
 from ipygpumem.kinds import is_atom, type_name
 from ipygpumem.model import Held
-from ipygpumem.tracebacks import chain, field, frames, is_frozen, is_shells, members, names_in, running_here, stack
+from ipygpumem.tracebacks import (
+    chain,
+    field,
+    frame_of,
+    frames,
+    is_frozen,
+    is_shells,
+    members,
+    names_in,
+    running_here,
+    stack,
+)
 
 
 def take_off(
@@ -52,7 +63,8 @@ def _are_users(errors: list[BaseException], roots: list[object], through: list[o
         known.add(id(levels[-1]))
         level = []
         for item in gc.get_referrers(*levels[-1]):
-            if id(item) in known or (type(item) is FrameType and is_shells(item)):
+            frame = item if type(item) is FrameType else frame_of(item)
+            if id(item) in known or (frame is not None and is_shells(frame)):
                 continue
             if type(item) is not list and type(item) is not tuple and id(item) not in passing:
                 return True

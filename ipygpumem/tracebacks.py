@@ -240,7 +240,13 @@ def is_frozen() -> bool:
 
 
 _RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_OWNERS = {GeneratorType: "gi_frame", CoroutineType: "cr_frame", AsyncGeneratorType: "ag_frame"}
+_OWNERS = ((GeneratorType, "gi_frame"), (CoroutineType, "cr_frame"), (AsyncGeneratorType, "ag_frame"))
+
+
+def frame_of(item: object) -> FrameType | None:
+    """Return the frame of a generator or coroutine that has not finished; None for all other objects."""
+    name = next((name for kind, name in _OWNERS if type(item) is kind), None)
+    return getattr(item, name) if name is not None else None
 
 
 def _in_use(found: list[FrameType]) -> set[int]:
@@ -252,8 +258,7 @@ def _in_use(found: list[FrameType]) -> set[int]:
     made = [frame for frame in found if frame.f_code.co_flags & _RESUMED]
     if is_frozen():
         return running | {id(frame) for frame in made}
-    owners = [item for item in gc.get_referrers(*made) if type(item) in _OWNERS] if made else []
-    return running | {id(getattr(item, _OWNERS[type(item)])) for item in owners}
+    return running | {id(frame_of(item)) for item in (gc.get_referrers(*made) if made else ())}
 
 
 def release(error: BaseException) -> int:

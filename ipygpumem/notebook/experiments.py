@@ -38,6 +38,8 @@ class _AtEnd:
     """The peaks of the user's code: what the clean-up itself needs is none of them."""
     waiting: list[Held]
     watched: list[watching.Watched]
+    complete: bool
+    """Whether there was memory enough to see all of it; looking for survivors would need more."""
 
 
 def _check(name: object, keep: list[str], seed: object, report: object) -> None:
@@ -284,10 +286,12 @@ class Experiment:
         usages: tuple[Usage, ...] = ()
         waiting: list[Held] = []
         watched: list[watching.Watched] = []
+        complete = False
         try:
             usages = self._session.meter.read(self._measurement)
             waiting = self.waiting()
             watched = self._watch()
+            complete = True
         except MemoryError:  # the names must go all the same, and now more than ever
             self._note("there was too little memory left to see what all of it held")
         return _AtEnd(
@@ -296,6 +300,7 @@ class Experiment:
             peaks={usage.device: usage.peak_bytes for usage in usages},
             waiting=waiting,
             watched=watched,
+            complete=complete,
         )
 
     def _release_tracebacks(self) -> None:
@@ -326,6 +331,8 @@ class Experiment:
             return {}
 
     def _survivors(self, at_end: _AtEnd) -> tuple[Held, ...]:
+        if not at_end.complete:
+            return ()
         search = ArraySearch()
         kept = [self._session.namespace.get(name) for name in self.scope.outcome.kept]
         known = {*self._tensors_before, *(array.storage for value in kept for _, array in search.find(value))}
