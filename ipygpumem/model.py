@@ -193,6 +193,8 @@ class RecoveryRecord(Record):
     steps: tuple[ReclaimStep, ...] = ()
     poisoned: bool = False
     """The device context is broken: only a restart of the kernel helps."""
+    let_go: tuple[Held, ...] = ()
+    """What was taken off the exception, to which nothing of the user's referred."""
 
 
 @dataclass(frozen=True)

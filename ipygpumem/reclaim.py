@@ -25,26 +25,29 @@ Step = tuple[str, Callable[[], object]]
 
 def run_steps(meter: Meter, steps: list[Step], done: list[ReclaimStep]) -> None:
     """Run ``steps`` in order and append to ``done`` what each gave back; an interrupt loses no finished step."""
-    before = meter.now()
+    before = _now(meter)
     for name, action in steps:
         started = time.perf_counter()
         error = None
         try:
             action()
+        except MemoryError:
+            error = "memory ran out"
         except Exception as problem:  # one broken step must not keep the others from running
             error = f"{type(problem).__name__}: {problem}"
         seconds = time.perf_counter() - started
-        after = meter.now()
-        done.append(
-            ReclaimStep(
-                name,
-                fallen(current(before), current(after)),
-                fallen(reserved(before), reserved(after)),
-                seconds,
-                error,
-            )
-        )
+        after = _now(meter)
+        given, returned = fallen(current(before), current(after)), fallen(reserved(before), reserved(after))
+        done.append(ReclaimStep(name, given, returned, seconds, error))
         before = after
+
+
+def _now(meter: Meter) -> dict[str, Reading]:
+    """Return what the meter reads; nothing while there is no memory for that."""
+    try:
+        return meter.now()
+    except MemoryError:
+        return {}
 
 
 def memory_steps(*, devices: bool = True) -> list[Step]:

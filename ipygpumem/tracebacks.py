@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import gc
 import inspect
 import math
 import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FrameType, MemberDescriptorType, TracebackType
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, TracebackType
 from typing import Any, Literal
 
 from ipygpumem.arrays import ArraySearch
 from ipygpumem.errors import UnitError
-from ipygpumem.kinds import is_atom, is_kind, name_of, type_name
+from ipygpumem.kinds import is_kind, name_of, type_name
 from ipygpumem.model import Held
 from ipygpumem.standins import stand_in_for
 from ipygpumem.units import parse_bytes
@@ -67,8 +68,8 @@ class Failure:
     poisoned: bool = False
 
 
-def chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield ``error`` and all that it keeps alive: causes, contexts and members of groups, each once."""
+def chain(error: BaseException, *, causes: bool = True) -> Iterator[BaseException]:
+    """Yield ``error`` and all that it keeps alive, each once: the members of groups, and causes and contexts."""
     seen: set[int] = set()
     waiting = [error]
     while waiting:
@@ -77,32 +78,30 @@ def chain(error: BaseException) -> Iterator[BaseException]:
             continue
         seen.add(id(current))
         yield current
-        linked = (_field(current, "__cause__"), _field(current, "__context__"))
-        waiting.extend(item for item in (*linked, *_members(current)) if item is not None)
+        linked = (field(current, "__cause__"), field(current, "__context__")) if causes else ()
+        waiting.extend(item for item in (*linked, *members(current)) if item is not None)
 
 
 def traceback_of(error: BaseException) -> TracebackType | None:
     """Return the traceback of ``error``, past any ``__getattribute__`` of the user's."""
-    found: TracebackType | None = _field(error, "__traceback__")
+    found: TracebackType | None = field(error, "__traceback__")
     return found
 
 
-def _field(error: BaseException, name: str) -> Any:
+def field(error: BaseException, name: str) -> Any:
+    """Return a field that every exception has, past any code of the user's."""
     return BaseException.__dict__[name].__get__(error)
 
 
-def _set(error: BaseException, name: str, value: object) -> None:
-    BaseException.__dict__[name].__set__(error, value)
-
-
-def _members(error: BaseException) -> tuple[BaseException, ...]:
+def members(error: BaseException) -> tuple[BaseException, ...]:
+    """Return the members of a group of exceptions; no other has any."""
     group = getattr(builtins, "BaseExceptionGroup", None)  # Python 3.11
     return group.__dict__["exceptions"].__get__(error) if group is not None and is_kind(error, group) else ()
 
 
 def _text(error: BaseException) -> str:
     """Return the exception's message where that is plain text already; never calls the user's ``__str__``."""
-    return " ".join(part for part in _field(error, "args") if type(part) is str)
+    return " ".join(part for part in field(error, "args") if type(part) is str)
 
 
 def classify(error: BaseException) -> Failure:
@@ -112,8 +111,10 @@ def classify(error: BaseException) -> Failure:
         if is_oom(item):
             requested = _requested(item)
             return Failure("oom", type_name(item), _text(item), requested, poisoned)
-    # The kernel ends a cell that awaits by cancelling its task.
-    interrupted = any(_names(item) & {"KeyboardInterrupt", "CancelledError"} for item in chain(error))
+    # The kernel ends a cell that awaits by cancelling its task. Causes do not count: each timeout of asyncio has one.
+    interrupted = "CancelledError" in _names(error) or any(
+        "KeyboardInterrupt" in _names(item) for item in chain(error, causes=False)
+    )
     return Failure("interrupt" if interrupted else "error", type_name(error), _text(error), None, poisoned)
 
 
@@ -142,7 +143,7 @@ def _requested(error: BaseException) -> int | None:
 
 def _requested_array(error: BaseException) -> int | None:
     """NumPy's error carries the shape and dtype that it could not allocate instead of a text."""
-    args = _field(error, "args")
+    args = field(error, "args")
     if len(args) != 2 or type(args[0]) is not tuple or not all(type(size) is int for size in args[0]):
         return None
     dtype_type = getattr(sys.modules.get("numpy"), "dtype", None)
@@ -166,100 +167,162 @@ def frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
 def held(error: BaseException) -> tuple[Held, ...]:
     """Return which function's locals hold tensors or arrays, largest first, each storage once.
 
-    The notebook's own names are left out: they are no more pinned than before the error.
+    The notebook's own names are left out: they are no more pinned than before the error. So are the frames of
+    generators and threads that go on.
     """
     search = ArraySearch()
     found: list[Held] = []
+    own = running_here()
+    in_use = _in_use([frame for frame, _ in frames(error)]) - own
     for frame, line in frames(error):
-        if _is_shells(frame) or not (_is_function(frame) or _is_class_body(frame)):
+        if is_shells(frame) or id(frame) in in_use:
             continue
-        for name, value in list(frame.f_locals.items()):
+        for name, value in names_in(frame, running=id(frame) in own).items():
             entry = search.held(name, value, function=frame.f_code.co_name, line=line)
             if entry is not None:
                 found.append(entry[0])
     return tuple(sorted(found, key=lambda item: -item.size_bytes))
 
 
+def names_in(frame: FrameType, *, running: bool) -> dict[str, object]:
+    """Return the locals of a function's frame, and other names if nothing but the frame keeps them."""
+    if _is_function(frame):
+        names = dict(frame.f_locals)
+        if running:  # up to Python 3.12 the frame keeps what was read, and with it what the function lets go of next
+            for snapshot in _kept_by_frames_alone([frame.f_locals]):
+                snapshot.clear()
+        return names
+    own = _kept_by_frames_alone([frame.f_locals]) if frame.f_locals is not frame.f_globals else []
+    return dict(own[0]) if own else {}
+
+
+def _kept_by_frames_alone(mappings: list[Any]) -> list[dict[str, object]]:
+    """Return those of ``mappings``, each the locals of a frame, which are dicts that nothing else refers to."""
+    # The first is nobody's: it shows what this very line refers to.
+    counts = [
+        sys.getrefcount(item) - sum(value is item for value in list(item.values()))
+        if type(item) is dict
+        else sys.maxsize
+        for item in [{}, *mappings]
+    ]
+    # The list itself, and the frame.
+    return [item for item, count in zip(mappings, counts[1:], strict=True) if count <= counts[0] + 2]
+
+
 def _is_function(frame: FrameType) -> bool:
     return bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
 
 
-def _is_class_body(frame: FrameType) -> bool:
-    """Whether the frame runs the body of a class, whose names only the class would have kept."""
-    names = frame.f_locals
-    return not _is_function(frame) and type(names) is dict and names is not frame.f_globals and "__qualname__" in names
-
-
-def _is_shells(frame: FrameType) -> bool:
+def is_shells(frame: FrameType) -> bool:
     """Whether the frame is IPython's own, whose locals lead to everything."""
     name = frame.f_globals.get("__name__")
     return type(name) is str and name.split(".")[0] in ("IPython", "ipykernel", "ipygpumem")
+
+
+def stack(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield ``frame`` and its callers."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def running_here() -> set[int]:
+    """Return the identities of the frames that run in this thread."""
+    return {id(frame) for frame in stack(sys._getframe(1))}
+
+
+def is_frozen() -> bool:
+    """Whether the heap was frozen (``gc.freeze``): nobody can be asked then who refers to what.
+
+    Python 3.12 freezes some hundreds of objects itself when it starts.
+    """
+    return gc.get_freeze_count() > 10_000
+
+
+_RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_OWNERS = ((GeneratorType, "gi_frame"), (CoroutineType, "cr_frame"), (AsyncGeneratorType, "ag_frame"))
+
+
+def frame_of(item: object) -> FrameType | None:
+    """Return the frame of a generator or coroutine that has not finished; None for all other objects."""
+    name = next((name for kind, name in _OWNERS if type(item) is kind), None)
+    return getattr(item, name) if name is not None else None
+
+
+def _in_use(found: list[FrameType]) -> set[int]:
+    """Return the identities of those frames that run, in any thread, or wait in a generator or coroutine."""
+    if sys.version_info >= (3, 11):
+        # A frame that has finished refers to its code; until then it is its generator or its thread that does.
+        return {id(frame) for frame in found if not any(item is frame.f_code for item in gc.get_referents(frame))}
+    running = {id(frame) for top in sys._current_frames().values() for frame in stack(top)}
+    made = [frame for frame in found if frame.f_code.co_flags & _RESUMED]
+    if is_frozen():
+        return running | {id(frame) for frame in made}
+    return running | {id(frame_of(item)) for item in (gc.get_referrers(*made) if made else ())}
 
 
 def release(error: BaseException) -> int:
     """Drop what the frames of ``error`` and its chain hold, and return how many frames were cleared.
 
     The traceback can still be shown; its locals are gone. The frames are cleared, for whoever else holds them, and
-    the exceptions get stand-ins for their tracebacks. ``traceback.clear_frames`` alone would not be enough: up to
-    Python 3.12 a frame whose ``f_locals`` was ever read keeps a copy of every local, which only another read after the
-    clearing empties; later ones keep their function.
+    the exceptions get stand-ins for their tracebacks. Frames that are in use are left alone: clearing that of a
+    generator that waits would close it.
     """
-    cleared = 0
-    running = set()
-    for frame, _ in list(frames(error)):
-        try:
-            cleared += _clear(frame)
-        except RuntimeError:  # noqa: PERF203  # still running: its locals are in use
-            running.add(id(frame))
+    _clear_functions(traceback_of(error))
     for item in chain(error):
-        _strip(item)
-        _let_go_of_frames(item, running)
+        _clear_functions(traceback_of(item))
+    cleared = 0
+    own = running_here()
+    found = [frame for frame, _ in frames(error)]
+    in_use = _in_use(found)
+    for frame in found:
+        if id(frame) not in in_use:
+            with _STILL_RUNS:
+                cleared += _clear(frame)
+    for item in list(chain(error)):
+        with contextlib.suppress(MemoryError):  # then the real one stays, with little left in its frames
+            _let_go_of_frames(item, own)
     return cleared
 
 
+_STILL_RUNS = contextlib.suppress(RuntimeError)
+
+
+def _clear_functions(traceback: TracebackType | None) -> None:
+    """Clear the frames of functions that have ended; needs no memory, which there may only be after it."""
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if not frame.f_code.co_flags & _RESUMED:
+            with _STILL_RUNS:
+                frame.clear()
+        traceback = traceback.tb_next
+
+
 def _clear(frame: FrameType) -> bool:
-    """Clear a finished frame (RuntimeError if it is not), and return whether it had names of its own."""
+    """Clear a finished frame (RuntimeError if it is not), and return whether it had names of its own.
+
+    Clearing alone is not enough: up to Python 3.12 a frame whose ``f_locals`` was ever read keeps a copy of every
+    local, and the frame of a class's body its names. Where these are a dict of the user's, they are left as they are.
+    """
     frame.clear()
-    if _is_function(frame):
-        frame.f_locals  # noqa: B018  # refreshes the copy, see above
-        return True
-    if _is_class_body(frame):
-        frame.f_locals.clear()
-        return True
-    return False
+    kept = [
+        item
+        for item in gc.get_referents(frame)
+        if type(item) is dict and item is not frame.f_globals and item is not frame.f_builtins
+    ]
+    alone = _kept_by_frames_alone(kept)
+    for names in alone:
+        names.clear()
+    return _is_function(frame) or bool(alone)
 
 
 def _let_go_of_frames(error: BaseException, running: set[int]) -> None:
-    """Put stand-ins into the traceback of ``error``, behind the frames that still run."""
+    """Put stand-ins into the traceback of ``error``, behind the frames that still run in this thread."""
     last_running: TracebackType | None = None
     traceback = traceback_of(error)
     while traceback is not None and id(traceback.tb_frame) in running:
         last_running, traceback = traceback, traceback.tb_next
     if last_running is None:
-        _set(error, "__traceback__", stand_in_for(traceback))
+        BaseException.__dict__["__traceback__"].__set__(error, stand_in_for(traceback))
     else:
         last_running.tb_next = stand_in_for(traceback)
-
-
-def _strip(error: BaseException) -> None:
-    """Remove the tensors, arrays and objects that the exception itself carries."""
-    args = _field(error, "args")
-    if any(_carries_arrays(part) for part in args):
-        _set(error, "args", tuple(f"<{type_name(p)}, released>" if _carries_arrays(p) else p for p in args))
-    attributes = _field(error, "__dict__")
-    for name in [name for name, value in attributes.items() if _carries_arrays(value)]:
-        del attributes[name]
-    for slot in _slots(error):
-        with contextlib.suppress(AttributeError, TypeError):  # empty, or read-only
-            if _carries_arrays(slot.__get__(error)):
-                slot.__set__(error, None)
-
-
-def _slots(error: BaseException) -> list[MemberDescriptorType]:
-    """Return the fields that the exception's classes declare: ``AttributeError.obj``, ``__slots__`` and their like."""
-    fields = [field for kind in type.mro(type(error)) for field in type.__dict__["__dict__"].__get__(kind).values()]
-    return [field for field in fields if type(field) is MemberDescriptorType]
-
-
-def _carries_arrays(value: object) -> bool:
-    return not is_atom(value) and ArraySearch().held("", value) is not None

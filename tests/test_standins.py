@@ -1,8 +1,12 @@
-"""Stand-ins for tracebacks, at the edges: code that has no lines."""
+"""Stand-ins for tracebacks: what they show, what they need, and code that has no lines."""
 
 from __future__ import annotations
 
+import sys
+import threading
 import traceback
+from collections.abc import Iterator
+from pathlib import Path
 from types import FunctionType, TracebackType
 
 import pytest
@@ -37,3 +41,61 @@ def test_an_entry_that_was_made_by_hand_gets_a_stand_in() -> None:
     made = stand_in_for(TracebackType(None, real.tb_frame, -1, 7))
     assert made is not None
     assert (made.tb_frame.f_code.co_name, made.tb_lineno) == ("fail", 7)
+
+
+SOURCE = """
+def inner(x, *, y=1, **more):
+    z = [1, 2]
+
+    def deep(a):
+        return x[a] + (lambda: z[a +   1 * 5] + len('äöü'))()
+    return [deep(i) for i in range(1)]
+
+def gen():
+    yield 1
+    for i in range(3):
+        w = inner(
+            [1], y="ä", much=__________________________________________________________________________________________
+        ) ; w = 3
+
+class A:
+    list(gen())
+"""
+
+
+def entries(made: TracebackType | None) -> Iterator[TracebackType]:
+    while made is not None:
+        yield made
+        made = made.tb_next
+
+
+def test_a_stand_in_shows_what_the_real_one_shows_and_refers_to_no_frame_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "failing.py"
+    file.write_text(SOURCE)
+    with pytest.raises(IndexError) as caught:
+        exec(compile(SOURCE, str(file), "exec"), {"__name__": "failing", "_" * 90: 0})
+    real, made = caught.tb.tb_next, stand_in_for(caught.tb.tb_next)
+    assert traceback.format_tb(made) == traceback.format_tb(real)
+    for entry, shown in zip(entries(made), entries(real), strict=True):
+        frame, real_frame = entry.tb_frame, shown.tb_frame
+        assert frame.f_lineno == entry.tb_lineno == shown.tb_lineno  # some show the one, some the other
+        assert frame.f_globals.keys() <= {"__name__"}
+        assert (frame.f_back, dict(frame.f_locals)) == (None, {})
+        if sys.version_info >= (3, 11):
+            assert frame.f_code.co_qualname == real_frame.f_code.co_qualname
+            assert frame.f_code.co_firstlineno == real_frame.f_code.co_firstlineno
+
+
+def test_a_stand_in_of_a_stand_in_is_the_same_again() -> None:
+    assert isinstance(fail, FunctionType)
+    once = stand_in_for(traceback_of(fail))
+    assert traceback.format_tb(stand_in_for(once)) == traceback.format_tb(once)
+
+
+def test_a_stand_in_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    assert isinstance(fail, FunctionType)
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    assert stand_in_for(traceback_of(fail)) is not None

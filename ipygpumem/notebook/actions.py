@@ -102,11 +102,12 @@ def free(session: Session) -> list[content.Report]:
     before = session.meter.now()
     steps: list[ReclaimStep] = []
     session.outputs.forget_hidden()
-    tracebacks_step = ("tracebacks", session.recoveries.release_stored_tracebacks)
+    notes: list[str] = []
+    tracebacks_step = ("tracebacks", lambda: notes.extend(session.recoveries.release_stored_tracebacks()))
     reclaim.run_steps(session.meter, [tracebacks_step, *watching.steps_that_free()], steps)
     after = session.meter.now()
     reclaimed = reclaim.fallen(reclaim.current(before), reclaim.current(after))
-    return [content.freed_report("came back", steps, reclaimed)]
+    return [content.freed_report("came back", steps, reclaimed, notes)]
 
 
 @_alone

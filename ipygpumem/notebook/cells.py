@@ -72,6 +72,8 @@ class CellStack:
 
     def __init__(self) -> None:
         self._cells: list[Cell] = []
+        self.ended_inside = False
+        """Whether the last cell that ended was one inside another, whose code gets its result."""
 
     def push(self, info: Any, measurement: Measurement) -> Cell:
         """Note that a cell begins."""
@@ -87,6 +89,7 @@ class CellStack:
         The cell is None where it never began. ``result`` may be None; then the innermost cell ends.
         """
         ended, lost = self._ended(result)
+        self.ended_inside = ended is not None and ended.nested
         for cell in (ended, *lost) if ended is not None else ():
             cell.over = True
             cell.close()

@@ -20,7 +20,7 @@ from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Usa
 from ipygpumem.notebook import watching
 from ipygpumem.notebook.parameters import checked_parameters
 from ipygpumem.notebook.seeding import SeedOnImport, seed_generators
-from ipygpumem.scope import Scope, is_ownable
+from ipygpumem.scope import Outcome, Scope, is_ownable
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class _AtEnd:
     """The peaks of the user's code: what the clean-up itself needs is none of them."""
     waiting: list[Held]
     watched: list[watching.Watched]
+    complete: bool
+    """Whether there was memory enough to see all of it; looking for survivors would need more."""
 
 
 def _check(name: object, keep: list[str], seed: object, report: object) -> None:
@@ -175,8 +177,8 @@ class Experiment:
             size = format_bytes(self._allocations.write())
             how = ", ".join(filter(None, (size, when, shared)))
             self._note(f"allocations: {self._allocations.place} ({how}); pytorch.org/memory_viz shows it")
-        except FileError as error:  # it only serves the report
-            self._note(f"allocations: {error}")
+        except (FileError, MemoryError) as error:  # it only serves the report
+            self._note(f"allocations: {error or 'no memory to write them'}")
 
     def _stop_allocations(self, *, write: bool) -> None:
         """Switch the recording off; what an out-of-memory error has written stays."""
@@ -257,36 +259,57 @@ class Experiment:
         at_end = self._at_end = self._at_end or self._look()
         if self._budget is not None:
             self._budget.stop()
-        reclaim.run_steps(
-            meter,
-            [
-                ("names", lambda: self.scope.close(enclosing, spare=lambda value: value is self)),
-                ("outputs", lambda: self._session.outputs.forget_since(self.outputs_at_start)),
-                ("tracebacks", self._release_tracebacks),
-                *watching.steps_that_free(),
-            ],
-            self._steps,
-        )
+        self._give_back(enclosing)
         if self._seed_on_import is not None:
             self._seed_on_import.remove()
         self.record = self._make_record(at_end, meter.stop(self._measurement))
         self._tensors_before.clear()
         return self.record
 
+    def _give_back(self, enclosing: Scope | None) -> None:
+        """Let go of names, outputs and tracebacks, then free what they held."""
+        meter = self._session.meter
+        closed: list[Outcome] = []
+        names = ("names", lambda: closed.append(self.scope.close(enclosing, spare=lambda value: value is self)))
+        reclaim.run_steps(
+            meter,
+            [
+                names,
+                ("outputs", lambda: self._session.outputs.forget_since(self.outputs_at_start)),
+                ("tracebacks", self._release_tracebacks),
+            ],
+            self._steps,
+        )
+        if not closed:  # there was no memory even for that; what the tracebacks held is free now
+            reclaim.run_steps(meter, [("names again", names[1])], self._steps)
+        reclaim.run_steps(meter, watching.steps_that_free(), self._steps)
+
     def _look(self) -> _AtEnd:
         """Return what the experiment has and holds now, before anything is given back."""
-        usages = self._session.meter.read(self._measurement)
+        usages: tuple[Usage, ...] = ()
+        waiting: list[Held] = []
+        watched: list[watching.Watched] = []
+        complete = False
+        try:
+            usages = self._session.meter.read(self._measurement)
+            waiting = self.waiting()
+            watched = self._watch()
+            complete = True
+        except MemoryError:  # the names must go all the same, and now more than ever
+            self._note("there was too little memory left to see what all of it held")
         return _AtEnd(
             consumed={usage.device: usage.delta_bytes for usage in usages},
             before={usage.device: usage.after_bytes for usage in usages},
             peaks={usage.device: usage.peak_bytes for usage in usages},
-            waiting=self.waiting(),
-            watched=self._watch(),
+            waiting=waiting,
+            watched=watched,
+            complete=complete,
         )
 
     def _release_tracebacks(self) -> None:
         if self.failed:
-            self._session.recoveries.release_stored_tracebacks()
+            for line in self._session.recoveries.release_stored_tracebacks():
+                self._note(line)
 
     def _watch(self) -> list[watching.Watched]:
         """Return what the scope's names and outputs hold, with functions that say whether it is still alive."""
@@ -311,12 +334,14 @@ class Experiment:
             return {}
 
     def _survivors(self, at_end: _AtEnd) -> tuple[Held, ...]:
+        if not at_end.complete:
+            return ()
         search = ArraySearch()
         kept = [self._session.namespace.get(name) for name in self.scope.outcome.kept]
         known = {*self._tensors_before, *(array.storage for value in kept for _, array in search.find(value))}
-        from ipygpumem.notebook import leaks  # loading the extension must stay fast
-
         try:
+            from ipygpumem.notebook import leaks  # loading the extension must stay fast
+
             return leaks.survivors(self._session, at_end.watched, known)
         except Exception as error:  # all has been given back: this only tells what has not come
             self._note(f"what survived could not be told: {type(error).__name__}: {error}")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ipygpumem import reclaim, tracebacks
+from ipygpumem import carried, reclaim, tracebacks
+from ipygpumem.kinds import instance_dict
 from ipygpumem.meter import Meter
-from ipygpumem.model import Reading, ReclaimStep, RecoveryRecord
+from ipygpumem.model import Held, Reading, ReclaimStep, RecoveryRecord
 from ipygpumem.notebook.cells import Cell, CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.lasterror import error_of, stored_error
@@ -55,6 +58,8 @@ class Recoveries:
                 cell.recovery = self._record(error, failure, release=releases)
             elif releases:
                 self._release(error)  # frames that still ran when the experiment inside the cell ended
+                if cell.recovery is not None:
+                    cell.recovery = replace(cell.recovery, let_go=cell.recovery.let_go + self._take_off(error))
         running = self._cells.running()
         if cell.nested and running and cell.recovery is not None:
             running[-1].recovery = cell.recovery  # shown by the outermost cell: a magic may capture this one's output
@@ -69,13 +74,23 @@ class Recoveries:
 
     def _record(self, error: BaseException, failure: tracebacks.Failure, *, release: bool) -> RecoveryRecord:
         """Release what the frames of ``error`` hold, give the memory back, and return what came back."""
-        held = tracebacks.held(error)
-        before = self._meter.now(detail=True)
-        released: list[int] = []
+        held: tuple[Held, ...] = ()
+        before: dict[str, Reading] = {}
+        with contextlib.suppress(MemoryError):  # both only serve the report
+            before = self._meter.now(detail=True)
+            held = tracebacks.held(error)
+        waiting = [error]  # emptied by the step: as a variable of the step's own it would be one more reference
+        frames: list[int] = []
+        let_go: list[Held] = []
         steps: list[ReclaimStep] = []
+
+        def free() -> None:
+            error = waiting.pop()
+            frames.append(self._release(error))
+            let_go.extend(self._take_off(error))
+
         if release:
-            frames_step = ("frames", lambda: released.append(self._release(error)))
-            reclaim.run_steps(self._meter, [frames_step, *steps_that_free(devices=not failure.poisoned)], steps)
+            reclaim.run_steps(self._meter, [("frames", free), *steps_that_free(devices=not failure.poisoned)], steps)
         now = reclaim.current(self._meter.now())
         return RecoveryRecord(
             kind=failure.kind,
@@ -84,11 +99,12 @@ class Recoveries:
             requested_bytes=failure.requested_bytes,
             free=_free(before),
             held=held,
-            frames=sum(released),
+            frames=sum(frames),
             reclaimed=reclaim.fallen(reclaim.current(before), now),
             now=now,
             steps=tuple(steps),
             poisoned=failure.poisoned,
+            let_go=tuple(let_go),
         )
 
     def failed_inside(self, experiment: Experiment, error: BaseException) -> None:
@@ -114,14 +130,20 @@ class Recoveries:
         self._oom_count.add(error, tracebacks.classify(error), self._open())
         self.count_anew()  # the error of the next try may come to have the identity of this one
 
-    def release_stored_tracebacks(self) -> None:
-        """Release the frames of the last error, which IPython and ``sys`` keep for %debug and %tb."""
+    def release_stored_tracebacks(self) -> list[str]:
+        """Release the last error, which IPython and ``sys`` keep for %debug and %tb; return what is to be told."""
         if self._config.release_frames == "never":
-            return
+            return []
         last = self._shell.last_execution_result
         stored = [stored_error("last_exc"), stored_error("last_value"), error_of(last)]
-        for error in {id(error): error for error in stored if error is not None}.values():
+        errors = list({id(error): error for error in stored if error is not None}.values())
+        del stored
+        let_go: list[Held] = []
+        while errors:  # each leaves the list before it is asked who refers to it
+            error = errors.pop()
             self._release(error)
+            let_go.extend(self._take_off(error))
+        return content.let_go_lines(let_go)
 
     def _release(self, error: BaseException) -> int:
         """Release ``error``, and let ``sys`` and IPython keep its stand-in instead of its real traceback."""
@@ -132,6 +154,18 @@ class Recoveries:
         if getattr(self._shell.InteractiveTB, "tb", None) is real:  # set by the first traceback that is shown
             self._shell.InteractiveTB.tb = tracebacks.traceback_of(error)
         return cleared
+
+    def _take_off(self, error: BaseException) -> tuple[Held, ...]:
+        """Take the arrays off a released error if only IPython and ``sys`` still have it, and return what it was."""
+        if self._cells.ended_inside:
+            return ()  # code of the user's may have got it as the result of run_cell
+        last = self._shell.last_execution_result
+        return carried.take_off(
+            error,
+            roots=[vars(sys), self._shell, instance_dict(self._shell), getattr(self._shell, "_trait_values", None)],
+            through=[last, instance_dict(last)],
+            least_bytes=self._config.min_held_bytes,
+        )
 
 
 class _OomCount:

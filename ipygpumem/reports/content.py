@@ -159,7 +159,7 @@ _CAUSES = {"oom": "out of memory", "interrupt": "interrupted", "error": "failed"
 def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report]:
     """Return the report after an OOM, or after another error whose frames held something worth a line."""
     held = tuple(item for item in record.held if item.size_bytes >= min_held_bytes)
-    if record.kind != "oom" and not held and not record.poisoned:
+    if record.kind != "oom" and not held and not record.let_go and not record.poisoned:
         return []
     came_back = {device: max(0, size) for device, size in record.reclaimed.items()}
     segments = [Segment(f"{_CAUSES[record.kind]} ({clean_name(record.error)})")]
@@ -191,6 +191,7 @@ def _recovery_lines(record: RecoveryRecord) -> list[str]:
             "This error has broken the device's context: nothing on the device can be used or freed any more. "
             "Restart the kernel."
         )
+    lines += let_go_lines(record.let_go)
     returned: dict[str, int] = {}
     for step in record.steps:
         for device, size in step.returned.items():
@@ -199,6 +200,12 @@ def _recovery_lines(record: RecoveryRecord) -> list[str]:
         lines.append("returned to the device: " + _sizes(returned))
     lines += [f"{step.name}: {clean(step.error)}" for step in record.steps if step.error]
     return lines
+
+
+def let_go_lines(held: Sequence[Held]) -> list[str]:
+    """Return what is said of the objects that were taken off an exception."""
+    names = ", ".join(f"{item.name} ({item.type_name}, {format_bytes(item.size_bytes)})" for item in held)
+    return [f"taken off the error, to which nothing of yours referred: {clean(names)}"] if held else []
 
 
 def _sizes(sizes: Mapping[str, int]) -> str:
@@ -257,10 +264,12 @@ def note(text: str) -> Report:
     return Report("note", clean(text))
 
 
-def freed_report(title: str, steps: Iterable[ReclaimStep], reclaimed: Mapping[str, int]) -> Report:
+def freed_report(
+    title: str, steps: Iterable[ReclaimStep], reclaimed: Mapping[str, int], notes: Sequence[str] = ()
+) -> Report:
     """Return what giving memory back by hand gave."""
     steps = list(steps)
-    lines = [f"{step.name}: {clean(step.error)}" for step in steps if step.error]
+    lines = [*notes, *(f"{step.name}: {clean(step.error)}" for step in steps if step.error)]
     given = _step_list(steps)
     if given:
         lines.insert(0, ", ".join(given))

@@ -45,6 +45,7 @@ _FREEING = {
     "for target": "if True: del thing\nfor thing in [build()]: pass",
     "empty loop first": "for thing in []: pass\ndel thing\nthing = build()",
     "condition that fails first": "if seen: thing = 1\ndel thing\nthing = build()",
+    "before a nested cell": "drop()\nget_ipython().run_cell('thing = build()')",
     "nested cell": "get_ipython().run_cell('if True: del thing')\nthing = build()",
 }
 

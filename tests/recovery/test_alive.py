@@ -1,0 +1,310 @@
+"""What is alive, or the user's own, is not harmed by the release of an error."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.kernel import Kernel
+from tests.recovery.steps import fails, recovers
+from tests.steps import works
+
+WORKER = """
+queue = asyncio.Queue()
+async def worker():
+    while True:
+        future, job = await queue.get()
+        try: future.set_result(await job())
+        except Exception as error: future.set_exception(error)
+async def ask(job):
+    future = asyncio.get_running_loop().create_future()
+    await queue.put((future, job))
+    return await asyncio.wait_for(future, 20)
+async def fine(): return 'fine'
+async def runs_out():
+    x = big()
+    raise MemoryError
+async def waits_for_long(): await asyncio.wait_for(asyncio.sleep(60), 0.05)
+async def wrong(): return {}['missing']
+task = asyncio.ensure_future(worker())
+"""
+
+
+@pytest.fixture
+def worker(notebook: Kernel) -> Kernel:
+    """A kernel with a task of the user's that does jobs and hands their errors on."""
+    works(notebook, WORKER)
+    return notebook
+
+
+def test_a_worker_survives_the_release_of_its_jobs_errors(worker: Kernel) -> None:
+    recovers(worker, "await ask(runs_out)")
+    assert works(worker, "await ask(fine)").result == "'fine'"
+    fails(worker, "await ask(waits_for_long)")
+    assert works(worker, "await ask(fine)").result == "'fine'"
+
+
+def test_a_worker_from_outside_survives_the_end_of_a_scope(worker: Kernel) -> None:
+    for cell in ("await ask(wrong)", "await ask(waits_for_long)", "await asyncio.gather(ask(fine), ask(wrong))"):
+        fails(worker, f"%%experiment a\n{cell}")
+        assert works(worker, "await ask(fine)").result == "'fine'", cell
+    fails(worker, "await ask(wrong)")
+    works(worker, "%gpumem free")
+    assert works(worker, "await ask(fine)").result == "'fine'"
+
+
+GENERATORS = {
+    "a generator that yields its error": """
+def tries():
+    kept = big()
+    for _ in range(2):
+        try: raise MemoryError
+        except MemoryError as error: yield error
+    yield kept
+it = tries()
+""",
+    "an async generator": """
+async def waits():
+    kept = big()
+    for _ in range(2):
+        try: raise MemoryError
+        except MemoryError as error: yield error
+    yield kept
+inner = waits()
+class Tries:
+    def __next__(self):
+        try: inner.__anext__().send(None)
+        except StopIteration as end: return end.value
+it = Tries()
+""",
+    "a context manager that swallows and goes on": """
+@contextlib.contextmanager
+def forgiving():
+    kept = big()
+    while True:
+        try: yield
+        except MemoryError as error: yield error
+        else: break
+    yield kept
+manager = forgiving()
+class Tries:
+    def __init__(self): self.tries = 0
+    def __next__(self):
+        self.tries += 1
+        if self.tries == 1: manager.__enter__()
+        return next(manager.gen) if self.tries > 1 else manager.gen.throw(MemoryError())
+it = Tries()
+""",
+}
+
+
+@pytest.mark.parametrize("code", GENERATORS.values(), ids=GENERATORS)
+def test_a_generator_that_waits_keeps_its_place_and_its_locals(notebook: Kernel, code: str) -> None:
+    works(notebook, code)
+    (text,) = fails(notebook, "raise next(it)").reports("recovery")
+    assert "kept" not in text  # it has not been released, and is not said to be
+    fails(notebook, "raise next(it)") if "manager" not in code else works(notebook, "next(it)")
+    assert works(notebook, "float(next(it)[0])").result == "1.0"
+
+
+def test_locals_that_a_generator_has_read_are_left_to_it(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "def tries(n):\n    seen = locals()\n    try: raise MemoryError\n    except MemoryError as error: yield error\n"
+        "    yield sorted(seen)\nit = tries(1)",
+    )
+    fails(notebook, "raise next(it)")
+    assert "'n'" in str(works(notebook, "next(it)").result)
+
+
+def test_a_generator_that_has_failed_is_released(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "def gen():\n    x = big()\n    yield 1\n"
+        "def f():\n    g = gen(); next(g)\n    g.throw(MemoryError())\n"
+        "frames = []\n"
+        "def keep(error):\n"
+        "    step = error.__traceback__\n"
+        "    while step: frames.append(step.tb_frame); step = step.tb_next\n"
+        "def g():\n    try: f()\n    except MemoryError as error: keep(error); raise",
+    )
+    recovers(notebook, "g()")  # although the user still holds the frames
+
+
+def test_a_thread_that_goes_on_keeps_its_locals(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "import queue, threading\nasked, answers = queue.Queue(), queue.Queue()\n"
+        "def serve():\n    kept = big()\n"
+        "    while True:\n"
+        "        asked.get()\n"
+        "        try: raise MemoryError\n        except MemoryError as error: answers.put(error)\n"
+        "        asked.get(); answers.put(float(kept[0]))\n"
+        "thread = threading.Thread(target=serve, daemon=True); thread.start()",
+    )
+    (text,) = fails(notebook, "asked.put(0); raise answers.get()").reports("recovery")
+    assert "kept" not in text
+    assert works(notebook, "asked.put(0); answers.get(timeout=20)").result == "1.0"
+
+
+def test_a_function_that_goes_on_pins_no_more_than_it_needs(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "def main():\n    batch = big()\n"
+        "    try:\n        with ipygpumem.experiment('a', report='none'): raise MemoryError\n"
+        "    except MemoryError: batch = None\n"
+        "    gc.collect()\n    return alive()",
+    )
+    assert works(notebook, "main()").result == "0"
+
+
+# -- mappings of the user's -----------------------------------------------------------------------------------------
+
+
+def test_the_namespace_of_a_class_that_is_a_registry_is_not_emptied(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "registry = {'old': 1}\n"
+        "class Meta(type):\n    @classmethod\n    def __prepare__(cls, name, bases): return registry\n"
+        "def f():\n    class A(metaclass=Meta):\n        x = 7\n        raise MemoryError",
+    )
+    fails(notebook, "f()")
+    assert notebook.value("(registry['old'], registry['x'])") == (1, 7)
+
+
+@pytest.mark.parametrize("error", ["MemoryError", "ValueError"])
+def test_the_namespace_of_code_that_was_executed_is_not_emptied(notebook: Kernel, error: str) -> None:
+    works(notebook, f"ns = {{'__qualname__': 'mine'}}\nsource = 'x = 7\\nraise {error}'")
+    fails(notebook, "%%experiment a\nexec(source, {}, ns)")
+    assert notebook.value("(ns['x'], ns['__qualname__'])") == (7, "mine")
+
+
+def test_what_a_function_keeps_of_its_locals_is_not_emptied(notebook: Kernel) -> None:
+    works(notebook, "kept = []\ndef f(rate):\n    kept.append(locals())\n    raise MemoryError")
+    fails(notebook, "f(0.1)")
+    assert notebook.value("kept[0]['rate']") == 0.1
+
+
+def test_a_namespace_that_only_the_error_keeps_is_emptied(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "frames = []\n"
+        "def f(): exec('x = big(); frames.append(__import__(\"sys\")._getframe()); raise MemoryError', globals(), {})",
+    )
+    recovers(notebook, "f()")
+
+
+# -- interrupts -----------------------------------------------------------------------------------------------------
+
+
+def test_a_timeout_of_asyncio_is_no_interrupt(notebook: Kernel) -> None:
+    reply = fails(
+        notebook,
+        "async def job():\n    secret = big()\n    await asyncio.wait_for(asyncio.sleep(60), 0.05)\nawait job()",
+    )
+    assert reply.error == "TimeoutError"
+    assert reply.reports("recovery") == []
+    assert notebook.value("alive()") == 1
+
+
+@pytest.mark.parametrize("how", ["from", "while handling"])
+def test_an_error_behind_which_there_is_an_interrupt_is_none(notebook: Kernel, how: str) -> None:
+    raised = "raise ValueError from error" if how == "from" else "{}['missing']"
+    reply = fails(
+        notebook,
+        "def f():\n    secret = big()\n"
+        f"    try: raise KeyboardInterrupt\n    except KeyboardInterrupt as error: {raised}\nf()",
+    )
+    assert reply.reports("recovery") == []
+    assert notebook.value("alive()") == 1
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups came with Python 3.11")
+def test_an_interrupt_in_a_group_is_one(notebook: Kernel) -> None:
+    (text,) = fails(
+        notebook,
+        "def f():\n    secret = big()\n"
+        "    raise BaseExceptionGroup('', [BaseExceptionGroup('', [KeyboardInterrupt()])])\nf()",
+    ).reports("recovery")
+    assert "interrupted" in text
+    assert notebook.value("alive()") == 0
+
+
+# -- what exceptions carry ------------------------------------------------------------------------------------------
+
+STOP = """
+class Stop(MemoryError):
+    __slots__ = ('batch',)
+stop = Stop('enough', big())
+stop.weights = {'w': big()}
+stop.batch = big()
+"""
+KEPT = "sorted(stop.weights) == ['w'] and float(stop.batch[0]) == float(stop.args[1][0]) == 1.0"
+
+HOLDERS = {
+    "a name": ("", "stop"),
+    "an attribute": ("class Box: pass\nbox = Box(); box.last = stop\ndel stop", "box.last"),
+    "an attribute of a class": ("class Box: last = stop\ndel stop", "Box.last"),
+    "a list": ("box = [[stop]]\ndel stop", "box[0][0]"),
+    "a wrapper": ("box = ValueError(); box.__cause__ = stop\ndel stop", "box.__cause__"),
+    "a future": (
+        "from concurrent.futures import Future\nbox = Future(); box.set_exception(stop)\ndel stop",
+        "box.exception()",
+    ),
+    "a generator": (
+        "def gen(kept):\n    yield 1\n    yield kept\nbox = gen(stop); next(box)\ndel stop",
+        "box.gi_frame.f_locals['kept']",
+    ),
+}
+"""Who else has the exception, and where it can be had there."""
+
+
+@pytest.mark.parametrize(("holder", "place"), HOLDERS.values(), ids=HOLDERS)
+@pytest.mark.parametrize("scope", ["", "%%experiment a\n"], ids=["no scope", "a scope"])
+def test_what_the_user_put_on_an_exception_that_he_holds_stays(
+    notebook: Kernel, holder: str, place: str, scope: str
+) -> None:
+    works(notebook, f"{STOP}\ndef g(error): raise error")
+    works(notebook, holder or "pass")
+    fails(notebook, f"{scope}g({place})")
+    works(notebook, f"stop = {place}")
+    assert notebook.value(KEPT) is True
+
+
+def test_what_was_on_an_exception_that_nobody_holds_is_let_go_and_told(notebook: Kernel) -> None:
+    text = recovers(notebook, STOP + "def g():\n    error = globals().pop('stop')\n    raise error\ng()")
+    (line,) = [line for line in text.splitlines() if "taken off the error" in line]
+    for part in ("Stop.args (tuple, 4 MiB)", "Stop.weights (dict, 4 MiB)", "Stop.batch (ndarray, 4 MiB)"):
+        assert part in line
+    reply = fails(notebook, "%%experiment a\nclass Model: pass\nm = Model(); m.weights = big()\nm.missing")
+    (text,) = reply.reports("experiment")
+    assert "taken off the error, to which nothing of yours referred: AttributeError.obj (Model, 4 MiB)" in text
+    assert notebook.value("alive()") == 0
+
+
+def test_what_is_too_small_for_a_report_stays_on_the_exception(notebook: Kernel) -> None:
+    fails(
+        notebook, "%%experiment a\nclass Stop(MemoryError): pass\nerror = Stop()\nerror.best = np.ones(3)\nraise error"
+    )
+    assert notebook.value("float(sys.last_value.best[0])") == 1.0
+
+
+def test_the_result_of_run_cell_keeps_its_error_whole(notebook: Kernel) -> None:
+    works(
+        notebook,
+        STOP + "def g():\n    error = globals().pop('stop')\n    raise error\n"
+        "def inner():\n    result = get_ipython().run_cell('g()')\n    return result.error_in_exec\n"
+        "stop = inner()",
+    )
+    assert notebook.value(KEPT) is True
+
+
+def test_an_exception_on_its_way_out_of_a_with_block_is_whole_for_whoever_catches_it(notebook: Kernel) -> None:
+    works(
+        notebook,
+        STOP + "def main():\n    global stop\n"
+        "    try:\n        with ipygpumem.experiment('a'): raise globals().pop('stop')\n"
+        "    except Stop as error: stop = error\nmain()",
+    )
+    assert notebook.value(KEPT) is True

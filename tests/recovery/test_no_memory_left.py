@@ -1,0 +1,99 @@
+"""When not even recovery gets memory or a thread: names go all the same, and the report says what is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+import ipygpumem
+from ipygpumem.notebook.experiments import Experiment
+from ipygpumem.notebook.session import session_of
+from tests.kernel import Kernel
+from tests.steps import works
+
+LIMITED = """
+import contextlib, re, resource, weakref
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.history_manager.enabled = False
+shell.run_line_magic('load_ext', 'ipygpumem')
+def fill():
+    used = int(re.search(r'VmSize:\\s+(\\d+)', open('/proc/self/status').read())[1]) << 10
+    resource.setrlimit(resource.RLIMIT_AS, (used, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    mine, kept = Thing(), []
+    watched.append(weakref.ref(mine))
+    while True: kept.append(bytearray(1 << 12))
+class Thing: pass
+watched = []
+shell.user_ns.update(fill=fill, x='old')
+with contextlib.suppress(TypeError):  # IPython 7 may have too little memory to show the error
+    shell.run_cell('%%experiment a\\nx = 1\\ny = {i: [i] for i in range(100_000)}\\nfill()')
+resource.setrlimit(resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[1],) * 2)
+print('after:', shell.user_ns['x'], 'y' in shell.user_ns, watched[0]() is None)
+shell.run_cell('%gpumem status')
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system keeps to this limit")
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="the compiler crashes where its stack cannot grow")
+def test_at_a_hard_limit_an_experiment_ends_and_its_names_go() -> None:
+    """Without a kernel, whose own threads may not survive the limit."""
+    options = {"capture_output": True, "text": True, "timeout": 120, "check": True}
+    printed = subprocess.run([sys.executable, "-c", LIMITED], **options).stdout
+    assert "after: old False True" in printed
+    assert "no experiment is open" in printed
+
+
+def test_an_error_is_released_without_a_thread(notebook: Kernel) -> None:
+    works(
+        notebook,
+        'import threading\ndef refused(thread): raise RuntimeError("can\'t start new thread")\n'
+        "start, threading.Thread.start = threading.Thread.start, refused",
+    )
+    reply = notebook.run("%%experiment a\nx = big()\ndef f():\n    y = big()\n    raise MemoryError\nf()")
+    works(notebook, "threading.Thread.start = start")
+    assert "can't start" not in "".join(reply.reports())
+    assert notebook.value("('x' in globals(), alive())") == (False, 0)
+
+
+def _no_memory(*arguments: object, **options: object) -> object:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("missing", ["measuring", "waiting", "watching"])
+def test_names_go_even_if_what_they_hold_cannot_be_seen(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    shell.run_line_magic("load_ext", "ipygpumem")
+    shell.run_cell("x = 'old'")
+    shell.run_cell("%experiment start a")
+    shell.run_cell("x = 'new'\ny = 1")
+    with monkeypatch.context() as patch:
+        if missing == "measuring":
+            patch.setattr(session_of(shell).meter, "read", _no_memory)
+            patch.setattr(session_of(shell).meter, "now", _no_memory)
+        else:
+            patch.setattr(Experiment, {"waiting": "waiting", "watching": "_watch"}[missing], _no_memory)
+        shell.run_cell("%experiment end")
+    assert (shell.user_ns["x"], "y" in shell.user_ns) == ("old", False)
+    (record,) = ipygpumem.experiments()
+    assert "there was too little memory left to see what all of it held" in record.notes
+
+
+def test_names_for_which_there_was_no_memory_at_first_go_after_the_tracebacks(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell.run_line_magic("load_ext", "ipygpumem")
+    shell.run_cell("%experiment start a")
+    shell.run_cell("y = 1")
+    scope = session_of(shell).open[-1].scope
+    close, tries = scope.close, iter([_no_memory])
+    monkeypatch.setattr(scope, "close", lambda *given, **options: next(tries, close)(*given, **options))
+    shell.run_cell("%experiment end")
+    assert "y" not in shell.user_ns
+    (record,) = ipygpumem.experiments()
+    assert record.deleted == ("y",)
+    assert "names: memory ran out" in record.notes
