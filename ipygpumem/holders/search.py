@@ -151,15 +151,16 @@ class _Search:
         self._modules = {id(module_dict(module)): name for name, module in _modules()}
         self._running = running_ids()
         self._objects: dict[int, object] = {}
-        self._children: dict[int, list[int]] = {}
-        """For each referrer the objects of the level before to which it refers."""
+        self._children: dict[int, list[tuple[int, int]]] = {}
+        """For each referrer the objects of earlier levels to which it refers, after the level at which that was seen."""
         self._leaves: dict[int, set[int]] = {}
         """For each object the targets that it leads to."""
         self._towards: dict[int, int | None] = {}
         """For each object that a root leads to the next one on the way up; None at the root's own child."""
         self._places: dict[int, Place] = {}
-        self._others: list[tuple[Place, int]] = []
-        """Roots that are no names of the notebook's, and what they keep, the nearest first."""
+        self._level = 0
+        self._others: list[tuple[int, Place, int]] = []
+        """Roots that are no names of the notebook's, at which level, and what they keep, the nearest first."""
         self._keys: dict[int, dict[int, list[object]]] = {}
         """For each namespace the keys of its values, by their identities."""
         self._tops: list[int] = []
@@ -171,18 +172,21 @@ class _Search:
         self._objects.update(level)
         self._leaves = {key: {key} for key in level}
         running = self._running_locals()
-        for number in count():
+        for self._level in count():
             level = {key: item for key, item in level.items() if self._is_open(key)}
             if not level:
                 break
-            if number == self._MOST_LEVELS or (number + 1) * self._heap.size > self._looks:
+            if self._level == self._MOST_LEVELS or (self._level + 1) * self._heap.size > self._looks:
                 self.is_cut = True
                 break
-            self._others += [(running[key], key) for key in level.keys() & running.keys()]
+            self._others += [(self._level, running[key], key) for key in level.keys() & running.keys()]
             level = self._next(level)
         # An output, the last error or a module may hold what a variable holds too, by a longer path: that is no leak.
-        for place, key in self._others:
-            self._solve(key, place)
+        for number, place, key in self._others:
+            if self._is_open(key):
+                self._towards.setdefault(key, None)
+                self._places.setdefault(key, place)
+                self._lead_on(key, number)
         for top in self._tops if nobody else ():
             if self._is_open(top):
                 self._solve(top, Place.of_nobody())
@@ -224,7 +228,7 @@ class _Search:
             if place.rank == 0:
                 self._solve(child, place)
             else:
-                self._others.append((place, child))
+                self._others.append((self._level, place, child))
         return following
 
     def _place(self, referrer: object, child: object) -> Place | None:
@@ -256,7 +260,7 @@ class _Search:
         leaves = self._leaves.setdefault(key, set())
         known = len(leaves)
         leaves.update(*(self._leaves[child] for child in children))
-        self._children.setdefault(key, []).extend(children)
+        self._children.setdefault(key, []).extend((self._level, child) for child in children)
         return len(leaves) > known
 
     def _solve(self, key: int, place: Place) -> None:
@@ -266,14 +270,20 @@ class _Search:
             self._places[key] = place
             self._lead_on(key)
 
-    def _lead_on(self, key: int) -> None:
-        """Note that all to which ``key`` leads is kept by the root that keeps it."""
-        waiting = [key]
+    def _lead_on(self, key: int, level: int | None = None) -> None:
+        """Note that all to which ``key`` leads is kept by the root that keeps it.
+
+        Args:
+            key: of an object that a root keeps.
+            level: only what it was known to lead to by then: by longer ways it may lead to what others keep nearer.
+        """
+        waiting, done = [key], set[int]()
         while waiting:
             parent = waiting.pop()
-            for child in self._children.get(parent, ()):
-                if child not in self._towards:
-                    self._towards[child] = parent
+            for seen_at, child in self._children.get(parent, ()):
+                if child not in done and (child not in self._towards if level is None else seen_at <= level):
+                    done.add(child)
+                    self._towards.setdefault(child, parent)
                     waiting.append(child)
 
     def found(self, target: object) -> _Found | None:

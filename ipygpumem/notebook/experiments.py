@@ -135,6 +135,7 @@ class Experiment:
         self._started_at = time.time()
         self.scope = Scope(namespace, keep=self._keep, drop_imports=self._drop_imports)
         self.outputs_at_start = self._session.outputs.mark()
+        self._knows_before = True
         self._before = self._look_before()
         try:
             if self._budget is not None:
@@ -298,7 +299,7 @@ class Experiment:
         return watching.watch_names(named, search)
 
     def _look_before(self) -> Before | None:
-        """Return what is alive now, which is no survivor of this experiment at its end."""
+        """Return what is alive now, which is no survivor of this experiment at its end; None if that is nothing."""
         if not {"torch", "numpy"} & sys.modules.keys():
             return None
         from ipygpumem.inventory.before import Before  # loading the extension must stay fast
@@ -306,11 +307,12 @@ class Experiment:
         try:
             return Before(self._session.namespace)
         except Exception as error:  # it only serves the report
-            self._note(f"what is alive could not be listed: {type(error).__name__}: {error}")
+            self._note(f"what survives cannot be told, since a first look failed: {type(error).__name__}: {error}")
+            self._knows_before = False
             return None
 
     def _was_before(self, item: object, array: Array) -> bool:
-        return self._before is not None and self._before.has(item, array)
+        return not self._knows_before or (self._before is not None and self._before.has(item, array))
 
     def _forget_before(self) -> None:
         if self._before is not None:

@@ -37,7 +37,7 @@ def test_a_survivor_is_told_at_the_end_of_its_experiment_and_later(notebook: Ker
     (report,) = works(notebook, "%experiment end").reports("experiment")
     line = (
         '8 MiB · x: ndarray float64 1048576 on cpu · cell 5 · held by notebook variable cache["run3"][0] · '
-        "to free it: del cache, or remove it from there"
+        "to free it: remove it from there"
     )
     assert line in report
     assert leaks(notebook).splitlines() == ["1 leak · 8 MiB", "  " + line]

@@ -55,8 +55,8 @@ def path(names: dict[str, Any]) -> Callable[..., str]:
         array, kept = made(keep, kind)
         heap = Heap()
         roots = Roots({id(names): Place.of_variable}, hidden=frozenset({id(sys._getframe())}), **options)
-        holder = explain([array], heap, roots, seconds=60)[array]
-        assert holder.advice
+        holder = explain([array], heap, roots)[array]
+        assert "del " not in holder.advice
         del kept
         return holder.path
 
@@ -316,7 +316,7 @@ def test_a_gradient_with_a_graph_is_traced_to_the_loss_unless_its_tensor_has_a_n
 
     names["weight"] = torch.ones(100, requires_grad=True)
     keys = [gradient_of(torch.ones(100, requires_grad=True)), gradient_of(names["weight"])]
-    found = explain(keys, Heap(), Roots({id(names): Place.of_variable}), seconds=60)
+    found = explain(keys, Heap(), Roots({id(names): Place.of_variable}))
     assert [found[key].path for key in keys] == [
         "notebook variable losses[0]: its autograd graph (AccumulateGrad)",
         "notebook variable weight.grad",
@@ -357,28 +357,18 @@ def test_what_only_cpp_holds_is_said_to_be_so(path: Callable[..., str]) -> None:
     assert [holder.path for holder in found.values()] == ["no Python object: C++ code keeps it"]
 
 
-def test_a_search_that_had_no_time_does_not_blame_cpp(names: dict[str, Any]) -> None:
+def test_a_search_that_was_cut_off_does_not_blame_cpp(names: dict[str, Any]) -> None:
     torch = pytest.importorskip("torch")
     names["losses"] = [torch.ones(100, requires_grad=True).exp().sum() for _ in range(3)]
     saved = [loss.grad_fn.next_functions[0][0]._raw_saved_result.data for loss in names["losses"]]
     keys = [("torch", item.untyped_storage()._cdata) for item in saved]
     del saved
     roots = Roots({id(names): Place.of_variable})
-    for holder in explain(keys, Heap(), roots, seconds=0).values():
+    for holder in explain(keys, Heap(), roots, looks=0).values():
         assert "C++" not in holder.path
         assert "not reach" in holder.path
-    paths = sorted(holder.path for holder in explain(keys, Heap(), roots, seconds=60).values())
+    paths = sorted(holder.path for holder in explain(keys, Heap(), roots).values())
     assert paths == [f"notebook variable losses[{n}]: its autograd graph (ExpBackward0)" for n in range(3)]
-
-
-def test_a_search_beside_busy_processes_ends_no_earlier(names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    names["cache"] = {"run": [numpy.zeros(100)]}
-    key = storage_key(names["cache"]["run"][0])
-    assert key is not None
-    clock = iter(range(0, 10**6, 100))
-    monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))  # each look at the clock: 100 seconds later
-    holder = explain([key], Heap(), Roots({id(names): Place.of_variable}))[key]
-    assert holder.path == 'notebook variable cache["run"][0]'
 
 
 def test_many_targets_find_their_own_paths(names: dict[str, Any]) -> None:
@@ -390,7 +380,7 @@ def test_many_targets_find_their_own_paths(names: dict[str, Any]) -> None:
     names["things"] = things
     del things, thing
     roots = Roots({id(names): Place.of_variable}, hidden=frozenset({id(sys._getframe())}))
-    found = explain([key for key in keys if key is not None], Heap(), roots, seconds=60)
+    found = explain([key for key in keys if key is not None], Heap(), roots)
     assert {key: holder.path for key, holder in found.items()} == {
         key: f'notebook variable things["{name}"].data["x"]' for key, name in keys.items()
     }
