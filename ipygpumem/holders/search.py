@@ -152,7 +152,7 @@ class _Search:
         self._running = running_ids()
         self._objects: dict[int, object] = {}
         self._children: dict[int, list[tuple[int, int]]] = {}
-        """For each referrer the objects of earlier levels to which it refers, after the level at which that was seen."""
+        """For each referrer the objects of earlier levels to which it refers, with the level at which that was seen."""
         self._leaves: dict[int, set[int]] = {}
         """For each object the targets that it leads to."""
         self._towards: dict[int, int | None] = {}

@@ -6,15 +6,19 @@ import sys
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
+from itertools import compress
+from operator import attrgetter, not_
 from typing import Any
 
 from ipygpumem.arrays import Array, library_type, owner_of
 from ipygpumem.heap import live_instances
 from ipygpumem.holders.graphs import live_tensors
 from ipygpumem.inventory.memory import Reader, each
-from ipygpumem.inventory.reach import Reach, values_of
+from ipygpumem.inventory.reach import Reach
 from ipygpumem.kinds import instance_dict, is_kind
+
+_LARGE = 1 << 16
+"""Bytes of an array that is worth a reference of its own, which the garbage collector has to look at."""
 
 
 class Before:
@@ -33,7 +37,9 @@ class Before:
     def __init__(self, namespace: dict[str, Any]) -> None:
         self._storages = _Storages()
         self._objects: dict[int, weakref.ref[Any]] = {}
-        """Arrays that own their memory, and tensors that have no storage, by identity."""
+        """Large arrays that own their memory, and tensors that have no storage, by identity."""
+        self._small: set[int] = set()
+        """Identities of small arrays. A new one that got an old one's is taken for that: a trifle that is not told."""
         self._spans: list[tuple[int, int, weakref.ref[Any]]] | None = None
         self.complete = True
         base: Any = library_type("torch", "Tensor")
@@ -41,9 +47,9 @@ class Before:
             self._add_tensors(base)
         array_type = library_type("numpy", "ndarray")
         if array_type is not None:
-            reach = Reach(values_of(namespace))
+            reach = Reach(namespace)
             self.complete = reach.complete
-            self._add_arrays(array_type, list(reach.arrays.values()))
+            self._add_arrays(array_type, reach.arrays)
             reach.drop()
 
     def _add_tensors(self, base: Any) -> None:
@@ -61,7 +67,9 @@ class Before:
     def _add_arrays(self, array_type: Any, arrays: Sequence[Any]) -> None:
         base = array_type.__dict__["base"].__get__
         owners = [array if base(array) is None else owner_of(array_type, array) for array in arrays]
-        self._objects.update(zip(map(id, owners), map(weakref.ref, owners), strict=True))
+        large = list(map(_LARGE.__lt__, map(array_type.__dict__["nbytes"].__get__, arrays)))
+        self._objects.update((id(owner), weakref.ref(owner)) for owner in compress(owners, large))
+        self._small = set(map(id, compress(owners, map(not_, large))))
 
     def has(self, item: object, array: Array) -> bool:
         """Whether the memory of a tensor or array, which ``array`` describes, was there."""
@@ -69,7 +77,9 @@ class Before:
         if library == "torch":
             return key in self._storages or self._shows_old_array(item)
         reference = self._objects.get(key)
-        return reference is not None and reference() is not None
+        if reference is None:
+            return library == "numpy" and key in self._small and array.size_bytes <= _LARGE
+        return reference() is not None
 
     def _shows_old_array(self, item: Any) -> bool:
         """Whether a tensor shows the memory of an array that was there, as one from ``torch.from_numpy`` does."""
@@ -90,6 +100,7 @@ class Before:
         """Forget all of it."""
         self._storages.close()
         self._objects.clear()
+        self._small.clear()
         self._spans = None
 
 

@@ -6,6 +6,7 @@ notebook can name, so that is followed: containers, attributes, closures, classe
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import site
 import sys
@@ -13,10 +14,11 @@ import sysconfig
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import compress
+from itertools import chain, compress, islice
 from typing import Any
 
 from ipygpumem.arrays import TOOLS, elements, library_type
+from ipygpumem.columns import CHUNK, chunks, identities
 from ipygpumem.kinds import is_kind, module_dict, module_of, text_of
 
 _NOT_ENTERED = (
@@ -29,65 +31,93 @@ _NOT_ENTERED = (
 _HAS_REFERENCES = 1 << 14
 """Py_TPFLAGS_HAVE_GC: objects of other types refer to nothing."""
 _AT_ONCE = 500
-_MANY = 5000
-"""So many objects behind a few come last: a list of a million must not hide what is beside it."""
+_MANY = 20_000
+"""A container of more comes last: a list of a million must not hide what is beside it. If so many of its items in a row
+are plain numbers and the like, all of them are taken to be."""
+_SIZED = {id(kind) for kind in (list, tuple, dict, set, frozenset)}
 
 
 class Reach:
-    """What is found behind ``values``; it keeps all of that alive: use it, then drop it.
+    """The arrays behind a notebook's names, in the modules among them, and in all modules of the user's.
+
+    It keeps them alive: use it, then drop it.
 
     Attributes:
-        arrays: by identity.
+        arrays: each once.
         complete: False if the walk ended before it had seen everything.
     """
 
     MOST_OBJECTS = 50_000
-    """How many objects that are no arrays are looked into."""
-    LONGEST = 1_000_000
-    """How many items of one container, or of a few together, are looked at."""
+    """How many objects that are no arrays are looked into, of those that are not in an installed module."""
+    _MOST_INSTALLED = 300
+    """How many in each module that was installed: such a module has its data on top, if at all."""
 
-    def __init__(self, values: Iterable[object]) -> None:
-        self.arrays: dict[int, Any] = {}
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self.arrays: list[Any] = []
         self.complete = True
+        modules = [(name, item) for name, item in list(sys.modules.items()) if is_kind(item, types.ModuleType)]
+        installed = _installed()
+        users = [(name, item) for name, item in modules if _is_users(name, module_dict(item), installed)]
+        self._users = {"__main__", *(name for name, _ in users)}
         self._array_type: Any = library_type("numpy", "ndarray")
-        self._seen = {id(module_dict(module)) for module in _modules().values()}
+        self._seen = {id(namespace), *(id(module_dict(module)) for _, module in modules)}
         """Identities of what is not entered any more, namespaces first: what lies in them belongs to everybody."""
-        self._users = {"__main__", *_users_modules()}
+        self._known: set[int] = set()
         self._entered: list[list[object]] = []
         """As long as they live here, no identity can come to mean something new."""
+        self._left = 0
         self._types: set[int] = set()
         self._wanted: set[int] = set()
         """Identities of the types whose objects may lead to arrays."""
         self._classes: set[int] = set()
         self._array_types: set[int] = set()
-        self._object_dtypes: dict[int, bool] = {}
-        if self._array_type is not None:
-            self._walk(list(values))
+        if self._array_type is None:
+            return
+        named = list(namespace.values())
+        own = [list(module_dict(module).values()) for _, module in users]
+        self._walk(list(chain(named, *own)), self.MOST_OBJECTS)
+        complete = self.complete
+        for module in {id(item): item for item in named if is_kind(item, types.ModuleType)}.values():
+            self._walk(list(module_dict(module).values()), self._MOST_INSTALLED)
+        self.complete = complete
 
     def drop(self) -> None:
         """Let go of all objects."""
         self.arrays.clear()
         self._entered.clear()
 
-    def _walk(self, values: list[object]) -> None:
-        waiting, later = deque([self._sift(values)]), deque[list[object]]()
-        left = self.MOST_OBJECTS
-        while waiting or later:
-            level = waiting.popleft() if waiting else later.popleft()
-            if len(level) > left:
+    def _walk(self, values: list[object], most: int) -> None:
+        self._left = most
+        waiting, long = deque([self._enter([values], self._left)]), deque[Any]()
+        while waiting or long:
+            if not waiting:
+                waiting.append(self._enter(_pieces(long.popleft()), self._left // (len(long) + 1)))
+            for some in chunks(waiting.popleft(), _AT_ONCE):
+                sized: list[Any] = list(compress(some, map(_SIZED.__contains__, map(id, map(type, some)))))
+                later = {id(item): item for item, size in zip(sized, map(len, sized), strict=True) if size > _MANY}
+                long += later.values()
+                short = [item for item in some if id(item) not in later] if later else some
+                waiting.append(self._enter([gc.get_referents(*short)], self._left))
+
+    def _enter(self, pieces: Iterable[list[Any]], most: int) -> list[object]:
+        """Note the arrays in ``pieces``, and return at most so many that may lead to more and were not seen before."""
+        found: list[object] = []
+        alike = 0
+        for some in pieces:
+            known = len(self.arrays)
+            new = self._sift(some)
+            if len(found) + len(new) > most:
                 self.complete = False
-                del level[left:]
-            left -= len(level)
-            self._entered.append(level)
-            for start in range(0, len(level), _AT_ONCE):
-                found = self._sift(gc.get_referents(*level[start : start + _AT_ONCE]))
-                (later if len(found) > _MANY else waiting).append(found)
+            found += new[: most - len(found)]
+            alike = 0 if len(self.arrays) > known or (new and len(found) < most) else alike + len(some)
+            if alike >= _MANY:
+                break
+        self._left -= len(found)
+        self._entered.append(found)
+        return found
 
     def _sift(self, items: list[Any]) -> list[object]:
         """Note the arrays among ``items``, and return what may lead to more and was not seen before."""
-        if len(items) > self.LONGEST:
-            self.complete = False
-            del items[self.LONGEST :]
         kinds = list(map(id, map(type, items)))
         several = set(kinds)
         if not several <= self._types:
@@ -128,14 +158,16 @@ class Reach:
 
     def _take(self, arrays: list[Any]) -> list[object]:
         """Note arrays, and return what may lead to more: attributes of a subclass, elements that are objects."""
-        new = {id(array): array for array in arrays if id(array) not in self.arrays}
-        self.arrays.update(new)
+        by_key = dict(zip(identities(arrays), arrays, strict=True))
+        new = list(map(by_key.__getitem__, by_key.keys() - self._known))
+        self._known |= by_key.keys()
+        self.arrays += new
         read: Any = self._array_type.__dict__["dtype"].__get__
-        dtypes = list(map(read, new.values()))
+        dtypes = list(map(read, new))
         several = {id(dtype): dtype for dtype in dtypes}
         leading = {key for key, dtype in several.items() if dtype.hasobject}
-        found: list[object] = [array for array in new.values() if gc.is_tracked(array)]
-        for array in compress(new.values(), [id(dtype) in leading for dtype in dtypes]) if leading else ():
+        found: list[object] = [array for array in new if gc.is_tracked(array)]
+        for array in compress(new, [id(dtype) in leading for dtype in dtypes]) if leading else ():
             inside = elements(array)
             self.complete &= inside is not None
             found += self._sift(_flat(inside or []))
@@ -149,27 +181,26 @@ def _flat(items: list[Any]) -> list[Any]:
     return items
 
 
-def values_of(namespace: dict[str, Any]) -> Iterator[object]:
-    """Yield what a notebook's names refer to, what is in the modules among them, and in all modules of the user's."""
-    named = list(namespace.values())
-    yield from named
-    found = {id(item): item for item in named if is_kind(item, types.ModuleType)}
-    found.update((id(module), module) for module in _users_modules().values())
-    for module in found.values():
-        yield from list(module_dict(module).values())
+def _pieces(container: Any) -> Iterator[list[Any]]:
+    """Yield what a list, tuple, dict or set holds, some at a time."""
+    if type(container) is list or type(container) is tuple:
+        yield from chunks(container)
+        return
+    items = chain.from_iterable(container.items()) if type(container) is dict else iter(container)
+    with contextlib.suppress(RuntimeError):  # a thread changes it while we look
+        while some := list(islice(items, CHUNK)):
+            yield some
 
 
-def _modules() -> dict[str, types.ModuleType]:
-    return {name: module for name, module in list(sys.modules.items()) if is_kind(module, types.ModuleType)}
-
-
-def _users_modules() -> dict[str, types.ModuleType]:
-    """Return the modules that are not Python's own and were not installed: from files elsewhere, or made by hand."""
+def _installed() -> tuple[str, ...]:
+    """Return the folders of Python's own modules and of those that were installed."""
     paths = sysconfig.get_paths()
-    places = (*map(paths.__getitem__, ("stdlib", "platstdlib", "purelib", "platlib")), *site.getsitepackages())
+    return (*map(paths.__getitem__, ("stdlib", "platstdlib", "purelib", "platlib")), *site.getsitepackages())
 
-    def is_users(names: dict[str, Any]) -> bool:
-        file = text_of(names.get("__file__"))
-        return not file.startswith(places) if file else names.get("__spec__") is None
 
-    return {name: module for name, module in _modules().items() if is_users(module_dict(module))}
+def _is_users(name: str, names: dict[str, Any], installed: tuple[str, ...]) -> bool:
+    """Whether a module is from a file elsewhere, or was made by hand."""
+    if name.partition(".")[0] in TOOLS:
+        return False
+    file = text_of(names.get("__file__"))
+    return not file.startswith(installed) if file else "." not in name and names.get("__spec__") is None
