@@ -63,7 +63,7 @@ def keepers(tensors: Iterable[Any], wanted: set[StorageKey]) -> tuple[dict[Stora
 
 
 def live_tensors() -> list[Any]:
-    """Return all live tensors that Python knows, and those that only graphs and leaves keep.
+    """Return all live tensors that Python knows, and those that only graphs, leaves and TorchScript's modules keep.
 
     What an operation has saved of its own result, and a gradient that nobody has asked for, have no object in Python
     until now, so nobody would see them: half of a network of sigmoids. The object stays beside them from then on.
@@ -71,8 +71,12 @@ def live_tensors() -> list[Any]:
     base: Any = library_type("torch", "Tensor")
     if base is None:
         return []
-    tensors = live_instances(base)
+    scripted = library_type("torch.jit", "RecursiveScriptModule")
+    found = live_instances(base, *([] if scripted is None else [scripted]))  # in one look at the heap
+    tensors = [item for item in found if is_kind(item, base)]
     seen, behind = _Seen(), list[Any]()
+    for module in found if len(found) > len(tensors) else ():
+        behind += _of_script(module)
     with sys.modules["torch"]._C.DisableTorchFunction():
         for tensor in requiring_grad(tensors):
             with contextlib.suppress(RuntimeError):  # a view that was changed in place may refuse to tell its graph
@@ -81,6 +85,15 @@ def live_tensors() -> list[Any]:
                 for node in _nodes(base, base.grad_fn.__get__(tensor), seen):
                     behind += (_gradient_behind(base, node), *saved_by(node))
     return list({id(tensor): tensor for tensor in (*tensors, *behind) if tensor is not None}.values())
+
+
+def _of_script(module: object) -> Iterator[Any]:
+    """Yield the parameters and buffers of one of TorchScript's modules; nothing for a tensor."""
+    inner = (instance_dict(module) or {}).get("_c")
+    functions: Any = sys.modules["torch"]._C
+    if type(inner) is functions.ScriptModule:
+        for names in (functions.ParameterDict, functions.BufferDict):
+            yield from (value for _, value in names(inner).items())
 
 
 class _Seen(dict[int, Any]):

@@ -11,11 +11,10 @@ from operator import attrgetter, not_
 from typing import Any
 
 from ipygpumem.arrays import Array, library_type, owner_of
-from ipygpumem.heap import live_instances
 from ipygpumem.holders.graphs import live_tensors
 from ipygpumem.inventory.memory import Reader, each
 from ipygpumem.inventory.reach import Reach
-from ipygpumem.kinds import instance_dict, is_kind
+from ipygpumem.kinds import is_kind
 
 _LARGE = 1 << 16
 """Bytes of an array that is worth a reference of its own, which the garbage collector has to look at."""
@@ -53,7 +52,7 @@ class Before:
             reach.drop()
 
     def _add_tensors(self, base: Any) -> None:
-        tensors = [*live_tensors(), *_scripted()]
+        tensors = live_tensors()
         torch: Any = sys.modules["torch"]
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             reader = Reader(torch)
@@ -129,16 +128,6 @@ class _Storages:
 
     def __del__(self) -> None:
         self.close()
-
-
-def _scripted() -> Iterable[Any]:
-    """Yield the parameters and buffers of TorchScript's modules: only C++ knows them until somebody asks."""
-    kind = library_type("torch.jit", "RecursiveScriptModule")
-    jit: Any = sys.modules["torch"]._C
-    for module in live_instances(kind) if kind is not None else ():
-        inner = (instance_dict(module) or {}).get("_c")
-        for names in (jit.ParameterDict, jit.BufferDict) if inner is not None else ():
-            yield from (value for _, value in names(inner).items())
 
 
 def _spans(references: Iterable[weakref.ref[Any]]) -> Iterable[tuple[int, int, weakref.ref[Any]]]:
