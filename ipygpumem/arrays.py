@@ -215,6 +215,27 @@ def memory_of(array_type: type, array: Any) -> object:
     return behind if behind is not None and (is_atom(behind) or is_map(behind)) else owner
 
 
+def inside_pandas(item: object) -> list[object]:
+    """Return the arrays in one of pandas' own objects, or in a tuple of them."""
+    array_type = library_type("numpy", "ndarray")
+    found, seen, waiting = list[object](), set[int](), [item]
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen or array_type is None:
+            continue
+        seen.add(id(part))
+        if is_kind(part, array_type):
+            found.append(part)
+        elif is_of_pandas(part) or type(part) is tuple or type(part) is dict:
+            waiting += gc.get_referents(part)
+    return found
+
+
+def is_of_pandas(item: object) -> bool:
+    """Whether pandas has made the class of an object, which is no class itself."""
+    return module_of(item).partition(".")[0] == "pandas" and not is_kind(item, type)
+
+
 def is_map(owner: object) -> bool:
     """Whether an object is a memory map."""
     kind = library_type("mmap", "mmap")

@@ -25,7 +25,7 @@ from types import (
 )
 from typing import Any
 
-from ipygpumem.arrays import library_type, slots
+from ipygpumem.arrays import is_of_pandas, library_type, slots
 from ipygpumem.holders.frames import peek
 from ipygpumem.holders.graphs import DETACH
 from ipygpumem.kinds import instance_dict, is_kind, key_text, module_of, name_of, text_of, type_name
@@ -142,6 +142,8 @@ class Writer:
             return self._traceback(steps, text)
         if kind is MethodType:
             return 1, f"{text}: bound method {self._code_name(parent.__func__)}, its object", None  # type: ignore[attr-defined]
+        if kind is staticmethod or kind is classmethod:
+            return 1, text, None  # nobody writes ``.__func__``
         if kind is functools._lru_cache_wrapper:
             wrapped = (instance_dict(parent) or {}).get("__wrapped__")
             name = self._code_name(wrapped)
@@ -216,6 +218,9 @@ class Writer:
     def _instance(self, steps: Sequence[object], text: str) -> tuple[int, str, str | None]:
         parent, child = steps[0], steps[1]
         kind = type_name(parent)
+        if kind in ("DataFrame", "Series") and is_of_pandas(parent):  # what is inside has no names that users write
+            inside = itertools.takewhile(lambda item: is_of_pandas(item) or type(item) in (tuple, list), steps)
+            return min(sum(1 for _ in inside), len(steps) - 1), text, None
         if kind == "_Info" and module_of(parent) == "weakref":
             return 1, "weakref.finalize callback", "detach() the finalizer when it is not needed"
         if kind == "Figure" and module_of(parent) == "matplotlib.figure":

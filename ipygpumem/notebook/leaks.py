@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ipygpumem.arrays import Array, describe, watch
@@ -12,7 +13,7 @@ from ipygpumem.heap import Heap, large_tensors
 from ipygpumem.holders.graphs import live_tensors
 from ipygpumem.holders.paths import NOTEBOOK, Place
 from ipygpumem.holders.search import Roots, explain
-from ipygpumem.kinds import text_of, type_name
+from ipygpumem.kinds import is_kind, module_dict, text_of, type_name
 from ipygpumem.model import Held, Holder
 from ipygpumem.notebook.parsing import Parser, size
 from ipygpumem.notebook.progress import progress
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 _MOST = 2000
 """How many are explained at once, the largest first."""
 
-_SCOPES_OUTPUT = re.compile(r"Out\[(\d+)\]")
+_SCOPES_OF_MODULE = re.compile(r"module ([\w.]+), global [\w.]+")
+_OUTPUT = re.compile(r"Out\[(\d+)\]")
 _OUTPUT = re.compile(r"_\d*|_{2,3}|_i*\d*")
 
 
@@ -131,13 +133,22 @@ def _unnamed(session: Session, heap: Heap, known: Sequence[Watched], smallest: i
     found = {key: _held(same[0]) for key, same in heap.large(smallest).items() if key not in storages}
     ordered = sorted(found, key=lambda key: -found[key].size_bytes)
     holders = explain(ordered[:_MOST], heap, roots(session))
-    unnamed = [key for key in ordered[:_MOST] if not _is_plain(holders[key].path)]
+    modules = {
+        text_of(module_dict(item).get("__name__"))
+        for item in list(session.namespace.values())
+        if is_kind(item, ModuleType)
+    }
+    unnamed = [key for key in ordered[:_MOST] if not _is_plain(holders[key].path, modules)]
     return [replace(found[key], holder=holders[key]) for key in unnamed], [found[key] for key in ordered[_MOST:]]
 
 
-def _is_plain(path: str) -> bool:
-    """Whether a path leads through a variable's items and attributes only: such data is kept on purpose."""
-    return path.startswith(NOTEBOOK) and ": " not in path
+def _is_plain(path: str, modules: set[str]) -> bool:
+    """Whether a path leads through a variable's items and attributes only: such data is kept on purpose.
+
+    So is what the notebook can write as ``module.name.attribute``, with one of the ``modules`` that it has imported.
+    """
+    module = _OF_MODULE.fullmatch(path)
+    return (path.startswith(NOTEBOOK) and ": " not in path) or (module is not None and module[1] in modules)
 
 
 def _held(item: object) -> Held:
