@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _MOST = 2000
 """How many are explained at once, the largest first."""
 
-_SCOPES_OF_MODULE = re.compile(r"module ([\w.]+), global [\w.]+")
-_OUTPUT = re.compile(r"Out\[(\d+)\]")
+_OF_MODULE = re.compile(r"module ([\w.]+), global [\w.]+")
+_SCOPES_OUTPUT = re.compile(r"Out\[(\d+)\]")
 _OUTPUT = re.compile(r"_\d*|_{2,3}|_i*\d*")
 
 
