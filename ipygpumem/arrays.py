@@ -165,6 +165,15 @@ def elements(array: Any) -> list[Any] | None:
     return found if type(found) is list else [found]
 
 
+def flat_elements(array: Any) -> list[Any]:
+    """Return the objects in a NumPy array of objects, whatever its shape; nothing for any other array."""
+    found = elements(array) or []
+    array_type: Any = library_type("numpy", "ndarray")
+    for _ in range(array_type.__dict__["ndim"].__get__(array) - 1 if found else 0):
+        found = list(itertools.chain.from_iterable(found))
+    return found
+
+
 def samples(kinds: Column[int], items: Sequence[Any]) -> dict[int, Any]:
     """Return one of the tensors or arrays of each type (``kinds`` are the types' identities); there are few types."""
     return {kind: items[kinds.first(kind)] for kind in kinds.different()}

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress, count, filterfalse
 from typing import Any
 
-from ipygpumem.arrays import StorageKey, describe, elements, library_type
+from ipygpumem.arrays import StorageKey, describe, elements, flat_elements, library_type
 from ipygpumem.columns import CHUNK, at, chunks, places_of, type_identities
-from ipygpumem.kinds import is_kind
+from ipygpumem.kinds import is_atom, is_kind
 
 _FEW = 50
 """Up to so many objects the collector's own search for referrers is faster: it compares each reference with each."""
@@ -47,6 +47,8 @@ class Heap:
         self.modules: list[object] = []
         self.optimizers: list[object] = []
         self.ndarrays: list[object] = []
+        self._inside: list[tuple[object, set[int]]] | None = None
+        """Arrays of objects, and the identities of the containers and arrays in them."""
         self._array_type = library_type("numpy", "ndarray")
         # Python 3.12's asyncio shows the collector objects that it has freed and keeps for later. To be in a list even
         # for a moment frees them again, and every collection from then on runs in a circle for ever.
@@ -56,6 +58,7 @@ class Heap:
         """Let go of everything, also if whoever made the heap was alive by then: that would be a cycle otherwise."""
         for found in (self._tracked, self._containers, self.tensors, self.modules, self.optimizers, self.ndarrays):
             found.clear()
+        self._inside = None
 
     def _look_behind(self, left_out: dict[int, int]) -> None:
         """Find the arrays and the containers that the collector does not track."""
@@ -139,6 +142,12 @@ class Heap:
             children = [id(child) for child in gc.get_referents(item) if id(child) in objects]
             if children:
                 yield item, list(dict.fromkeys(children))
+        if self._inside is None:
+            self._inside = [(array, _identities_inside(array)) for array in self.ndarrays]
+            self._inside = [(array, inside) for array, inside in self._inside if inside]
+        for array, inside in self._inside:  # the collector does not see into an array
+            if not inside.isdisjoint(objects):
+                yield array, [key for key in objects if key in inside]
 
 
 def _that_refer_to(objects: dict[int, object], candidates: list[object]) -> list[object]:
@@ -162,6 +171,10 @@ def _contents(arrays: Sequence[Any]) -> list[object]:
         rows.append(row)
         waiting += inner if len(inner) == len(row) else []  # a row of lists is what a further dimension looks like
     return rows
+
+
+def _identities_inside(array: object) -> set[int]:
+    return {id(item) for item in flat_elements(array) if not is_atom(item)}
 
 
 def live_instances(*bases: type) -> list[object]:

@@ -25,7 +25,7 @@ from types import (
 )
 from typing import Any
 
-from ipygpumem.arrays import is_of_pandas, library_type, slots
+from ipygpumem.arrays import elements, is_of_pandas, library_type, slots
 from ipygpumem.holders.frames import peek
 from ipygpumem.holders.graphs import DETACH
 from ipygpumem.kinds import instance_dict, is_kind, key_text, module_of, name_of, text_of, type_name
@@ -153,6 +153,8 @@ class Writer:
             return 1, text + _index(parent, child), None
         if is_kind(parent, set) or is_kind(parent, frozenset):
             return 1, f"{text} (in a set)", None
+        if elements(parent) is not None:
+            return 1, f"{text} (in an array of objects)", None
         return self._instance(steps, text)
 
     # -- functions --------------------------------------------------------------------------------------------
@@ -267,7 +269,7 @@ def _shortened(path: str) -> str:
 def _index(parent: object, child: object) -> str:
     if is_kind(parent, dict):
         key = key_of(parent, child)
-        return f"[{key_text(key) or f'a key: {type_name(key)}'}]"
+        return f"[{key_text(key) or f'<{type_name(key)}>'}]"
     return f"[{_position(parent, child)}]"  # type: ignore[arg-type]  # list, tuple or deque
 
 

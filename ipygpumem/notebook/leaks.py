@@ -29,6 +29,7 @@ _MOST = 2000
 """How many are explained at once, the largest first."""
 
 _OF_MODULE = re.compile(r"module ([\w.]+), global [\w.]+")
+_QUOTED = re.compile(r'"[^"]*"')
 _SCOPES_OUTPUT = re.compile(r"Out\[(\d+)\]")
 _OUTPUT = re.compile(r"_\d*|_{2,3}|_i*\d*")
 
@@ -147,6 +148,7 @@ def _is_plain(path: str, modules: set[str]) -> bool:
 
     So is what the notebook can write as ``module.name.attribute``, with one of the ``modules`` that it has imported.
     """
+    path = _QUOTED.sub("", path)  # a key may hold anything
     module = _OF_MODULE.fullmatch(path)
     return (path.startswith(NOTEBOOK) and ": " not in path) or (module is not None and module[1] in modules)
 

@@ -92,7 +92,7 @@ def test_keys_that_are_no_text_are_not_asked_for_their_repr(
         def __repr__(self) -> str:
             pytest.fail("asked for its repr")
 
-    assert path(lambda x: names.update(cache={Key(): x}), kind) == "notebook variable cache[a key: Key]"
+    assert path(lambda x: names.update(cache={Key(): x}), kind) == "notebook variable cache[<Key>]"
 
 
 def test_deques_and_sets(path: Callable[..., str], names: dict[str, Any]) -> None:
