@@ -165,12 +165,13 @@ def elements(array: Any) -> list[Any] | None:
     return found if type(found) is list else [found]
 
 
-def flat_elements(array: Any) -> list[Any]:
-    """Return the objects in a NumPy array of objects, whatever its shape; nothing for any other array."""
-    found = elements(array) or []
-    array_type: Any = library_type("numpy", "ndarray")
-    for _ in range(array_type.__dict__["ndim"].__get__(array) - 1 if found else 0):
-        found = list(itertools.chain.from_iterable(found))
+def flat_elements(array: Any) -> list[Any] | None:
+    """Return the objects in a NumPy array of objects in one list, whatever its shape; None for any other array."""
+    found = elements(array)
+    if found is not None:
+        array_type: Any = library_type("numpy", "ndarray")
+        for _ in range(array_type.__dict__["ndim"].__get__(array) - 1):
+            found = list(itertools.chain.from_iterable(found))
     return found
 
 

@@ -174,7 +174,7 @@ def _contents(arrays: Sequence[Any]) -> list[object]:
 
 
 def _identities_inside(array: object) -> set[int]:
-    return {id(item) for item in flat_elements(array) if not is_atom(item)}
+    return {id(item) for item in flat_elements(array) or () if not is_atom(item)}
 
 
 def live_instances(*bases: type) -> list[object]:

@@ -115,8 +115,9 @@ class Writer:
         text, advice = place.text or self._name(steps[0]), place.advice or (_REMOVE if len(steps) > 1 else "")
         position, advised = 0, False
         while position < len(steps) - 1:
+            behind_name = "[" not in text  # and not in a list of models, from which one can be removed
             taken, text, better = self._step(steps[position:], text)
-            if better is not None and not advised:
+            if not advised and (better or (better == "" and behind_name)):
                 advice, advised = better, bool(better)
             position += taken
         return Holder(path=_shortened(text), advice=advice)
@@ -239,7 +240,7 @@ class Writer:
         if len(steps) > 2 and inner in _HOOKS and is_kind(child, dict):
             return 2, f"{_HOOKS[inner]} on {text.removeprefix(NOTEBOOK)}", _HANDLE
         optimizer = library_type("torch.optim", "Optimizer")
-        is_own = inner == "state" and optimizer is not None and is_kind(parent, optimizer)
+        is_own = optimizer is not None and is_kind(parent, optimizer)
         return 1, text + (name or f" ({kind})"), "" if is_own else None
 
 

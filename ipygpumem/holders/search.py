@@ -110,12 +110,10 @@ def explain(
 def _objects_of(keys: set[StorageKey], heap: Heap) -> dict[StorageKey, list[object]]:
     """Return the tensors and arrays that show each storage."""
     objects: dict[StorageKey, list[object]] = {}
-    kinds = {kind for kind, _ in keys}
-    for kind, items in (("torch", heap.tensors), ("numpy", heap.ndarrays)):
-        for item in items if kind in kinds or kind == "numpy" else ():  # an array may show a tensor's memory
-            key = storage_key(item)
-            if key is not None and key in keys:
-                objects.setdefault(key, []).append(item)
+    for item in [*heap.tensors, *heap.ndarrays] if keys else ():
+        key = storage_key(item) or ("object", id(item))
+        if key in keys:
+            objects.setdefault(key, []).append(item)
     return objects
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, compress, islice
 from typing import Any
 
-from ipygpumem.arrays import TOOLS, elements, flat_elements, library_type
+from ipygpumem.arrays import TOOLS, flat_elements, library_type
 from ipygpumem.columns import CHUNK, chunks, identities
 from ipygpumem.kinds import is_kind, module_dict, module_of, text_of
 
@@ -168,8 +168,9 @@ class Reach:
         leading = {key for key, dtype in several.items() if dtype.hasobject}
         found: list[object] = [array for array in new if gc.is_tracked(array)]
         for array in compress(new, [id(dtype) in leading for dtype in dtypes]) if leading else ():
-            self.complete &= elements(array) is not None
-            found += self._sift(flat_elements(array))
+            inside = flat_elements(array)
+            self.complete &= inside is not None
+            found += self._sift(inside or [])
         return found
 
 
