@@ -371,6 +371,60 @@ def test_a_search_that_was_cut_off_does_not_blame_cpp(names: dict[str, Any]) -> 
     assert paths == [f"notebook variable losses[{n}]: its autograd graph (ExpBackward0)" for n in range(3)]
 
 
+@pytest.fixture
+def in_graphs(names: dict[str, Any]) -> list[Any]:
+    """Return the storages of a result that a graph has saved and of a gradient; the names lead to both."""
+    torch = pytest.importorskip("torch")
+    names["kept"] = {"loss": torch.ones(100, requires_grad=True).exp().sum()}
+    names["layers"] = [torch.ones(100, requires_grad=True)]
+    names["layers"][0].sum().backward()
+    saved = names["kept"]["loss"].grad_fn.next_functions[0][0]._raw_saved_result.data
+    return [storage_key(saved), storage_key(names["layers"][0].grad)]
+
+
+_IN_GRAPHS = [
+    'notebook variable kept["loss"]: its autograd graph (ExpBackward0)',
+    "notebook variable layers[0].grad",
+]
+
+
+def test_wherever_a_search_is_cut_off_it_claims_no_cycle(names: dict[str, Any], in_graphs: list[Any]) -> None:
+    heap, roots = Heap(), Roots({id(names): Place.of_variable})
+    for levels in range(12):
+        found = explain(in_graphs, heap, roots, looks=levels * heap.size)
+        for key, path in zip(in_graphs, _IN_GRAPHS, strict=True):
+            assert found[key].path == path or "not reach" in found[key].path
+    assert [found[key].path for key in in_graphs] == _IN_GRAPHS
+    heap.drop()
+
+
+def test_what_is_told_does_not_depend_on_how_fast_the_machine_is(
+    names: dict[str, Any], in_graphs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 10**6, 100))
+    for name in ("thread_time", "monotonic", "perf_counter"):
+        monkeypatch.setattr(f"time.{name}", lambda: float(next(clock)))  # each look at a clock: 100 seconds later
+    found = explain(in_graphs, Heap(), Roots({id(names): Place.of_variable}))
+    monkeypatch.undo()
+    assert [found[key].path for key in in_graphs] == _IN_GRAPHS
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")  # torch's, of create_graph
+def test_a_cycle_in_cpp_is_told_where_everything_was_seen(names: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    leaf = torch.ones(100, requires_grad=True)
+    leaf.exp().sum().backward(create_graph=True)
+    key, alive = storage_key(leaf.grad), weakref.ref(leaf)
+    del leaf
+    assert key is not None
+    (holder,) = explain([key], Heap(), Roots({id(names): Place.of_variable})).values()
+    assert holder.path.startswith("a cycle in torch's own C++ code")
+    (holder,) = explain([key], Heap(), Roots({id(names): Place.of_variable}), looks=0).values()
+    assert "not reach" in holder.path
+    cycles.collect()
+    assert alive() is None
+
+
 def test_many_targets_find_their_own_paths(names: dict[str, Any]) -> None:
     things = {f"key{n}": Thing() for n in range(300)}
     keys = {}
