@@ -81,7 +81,7 @@ def _records() -> tuple[CellRecord, ExperimentRecord, RecoveryRecord]:
             2**26,
             function="forward",
             line=number,
-            holder=Holder(f'notebook variable cache["run{number}"]', "del cache, or remove it from there"),
+            holder=Holder(f'notebook variable cache["run{number}"]', "remove it from there"),
         )
         for number in range(26)
     )

@@ -32,7 +32,7 @@ _NOT_ENTERED = (
 )
 """A search for arrays stops here: what lies behind belongs to everybody."""
 
-_TOOLS = {"IPython", "ipykernel", "ipygpumem"}
+TOOLS = {"IPython", "ipykernel", "ipygpumem"}
 """Objects of these lead to the shell, and so to all outputs."""
 
 StorageKey = tuple[str, int]
@@ -99,7 +99,9 @@ def storage_key(value: Any) -> tuple[str, int] | None:
     """Return the identity of a tensor's or array's storage; None for an object that has none of its own."""
     array_type = library_type("numpy", "ndarray")
     if array_type is not None and is_kind(value, array_type):
-        return "numpy", id(_owner(array_type, value))
+        value = owner_of(array_type, value)
+        if is_kind(value, array_type):
+            return "numpy", id(value)
     torch: Any = sys.modules["torch"]
     try:
         with torch._C.DisableTorchFunction():
@@ -126,12 +128,15 @@ def _describe_ndarray(array_type: type, array: Any) -> Array:
     def read(name: str, owner: Any) -> Any:
         return array_type.__dict__[name].__get__(owner)
 
-    owner = _owner(array_type, array)
-    owns = read("flags", owner).owndata
-    size = int(read("nbytes", owner)) if owns else max(_span(read, owner), _span(read, array))
-    return Array(
-        type_name(array), tuple(read("shape", array)), str(read("dtype", array)), "cpu", size, ("numpy", id(owner))
-    )
+    owner = owner_of(array_type, array)
+    if not is_kind(owner, array_type):  # a tensor: its storage is the memory of both
+        behind = describe(owner)
+        size, key = (0, ("object", id(owner))) if behind is None else (behind.size_bytes, behind.storage)
+    elif read("flags", owner).owndata:
+        size, key = int(read("nbytes", owner)), ("numpy", id(owner))
+    else:
+        size, key = max(_span(read, owner), _span(read, array)), ("numpy", id(owner))
+    return Array(type_name(array), tuple(read("shape", array)), str(read("dtype", array)), "cpu", size, key)
 
 
 def _span(read: Callable[[str, Any], Any], array: Any) -> int:
@@ -160,6 +165,16 @@ def elements(array: Any) -> list[Any] | None:
     return found if type(found) is list else [found]
 
 
+def flat_elements(array: Any) -> list[Any] | None:
+    """Return the objects in a NumPy array of objects in one list, whatever its shape; None for any other array."""
+    found = elements(array)
+    if found is not None:
+        array_type: Any = library_type("numpy", "ndarray")
+        for _ in range(array_type.__dict__["ndim"].__get__(array) - 1):
+            found = list(itertools.chain.from_iterable(found))
+    return found
+
+
 def samples(kinds: Column[int], items: Sequence[Any]) -> dict[int, Any]:
     """Return one of the tensors or arrays of each type (``kinds`` are the types' identities); there are few types."""
     return {kind: items[kinds.first(kind)] for kind in kinds.different()}
@@ -171,6 +186,7 @@ def slot_descriptors(kind: type) -> dict[str, Any]:
     for base in reversed(type.mro(kind)):
         members = list(type.__dict__["__dict__"].__get__(base).items())
         found.update((name, member) for name, member in members if type(member) is types.MemberDescriptorType)
+    found.pop("__dict__", None)  # some classes in C show it so; see ``instance_dict``
     return found
 
 
@@ -202,16 +218,61 @@ def _children(item: object) -> Iterable[object]:
     return gc.get_referents(item)
 
 
-def _owner(array_type: type, array: Any) -> Any:
-    """Return the array whose memory ``array`` shows: itself, or what it is a view of."""
-    base = array_type.__dict__["base"]
+def memory_of(array_type: type, array: Any) -> object:
+    """Return what owns an array's memory: an array, or the bytes, the memory map or the tensor that it shows."""
+    owner = owner_of(array_type, array)
+    behind = _behind(array_type, owner) if is_kind(owner, array_type) else None
+    return behind if behind is not None and (is_atom(behind) or is_map(behind)) else owner
+
+
+def inside_pandas(item: object) -> list[object]:
+    """Return the arrays in one of pandas' own objects, or in a tuple of them."""
+    array_type = library_type("numpy", "ndarray")
+    found, seen, waiting = list[object](), set[int](), [item]
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen or array_type is None:
+            continue
+        seen.add(id(part))
+        if is_kind(part, array_type):
+            found.append(part)
+        elif is_of_pandas(part) or type(part) is tuple or type(part) is dict:
+            waiting += gc.get_referents(part)
+    return found
+
+
+def is_of_pandas(item: object) -> bool:
+    """Whether pandas has made the class of an object, which is no class itself."""
+    return module_of(item).partition(".")[0] == "pandas" and not is_kind(item, type)
+
+
+def is_map(owner: object) -> bool:
+    """Whether an object is a memory map."""
+    kind = library_type("mmap", "mmap")
+    return kind is not None and is_kind(owner, kind)
+
+
+def _is_tensor(value: object) -> bool:
+    kind = library_type("torch", "Tensor")
+    return kind is not None and is_kind(value, kind)
+
+
+def owner_of(array_type: type, array: Any) -> Any:
+    """Return the array or tensor whose memory ``array`` shows: itself, or what it is a view of."""
     while True:
-        behind = base.__get__(array)
-        if type_name(behind) == "DummyArray":  # np.lib.stride_tricks puts one between a view and its array
-            behind = (instance_dict(behind) or {}).get("base")
+        behind = _behind(array_type, array)
+        if _is_tensor(behind):
+            return behind
         if not is_kind(behind, array_type):
             return array
         array = behind
+
+
+def _behind(array_type: type, array: Any) -> Any:
+    behind = array_type.__dict__["base"].__get__(array)
+    if type_name(behind) == "DummyArray":  # np.lib.stride_tricks puts one between a view and its array
+        behind = (instance_dict(behind) or {}).get("base")
+    return behind.obj if type(behind) is memoryview else behind
 
 
 def watch(item: object) -> Callable[[], bool]:
@@ -226,7 +287,9 @@ def watch(item: object) -> Callable[[], bool]:
             storage = torch.multiprocessing.reductions.StorageWeakRef(torch.Tensor.untyped_storage(item))
             return lambda: not storage.expired()
     if array_type is not None and is_kind(item, array_type):
-        item = _owner(array_type, item)
+        item = owner_of(array_type, item)
+        if not is_kind(item, array_type):
+            return watch(item)
     reference = weakref.ref(item)
     return lambda: reference() is not None
 
@@ -236,12 +299,16 @@ class ArraySearch:
 
     Follows the garbage collector's references (containers, attributes, closures), not into modules and types.
     The search is bounded, for each object and as a whole; an object that is an array itself is always found.
+
+    Args:
+        leaves_out: says of an array whether its memory is of no interest.
     """
 
     _PER_OBJECT = 100_000
     _IN_ALL = 500_000
 
-    def __init__(self) -> None:
+    def __init__(self, leaves_out: Callable[[object, Array], bool] = lambda item, array: False) -> None:
+        self._leaves_out = leaves_out
         self._left = self._IN_ALL
         self._seen: set[int] = set()
         self._storages: set[tuple[str, int]] = set()
@@ -260,7 +327,8 @@ class ArraySearch:
             found = describe(item)
             if found is not None and found.storage not in self._storages:
                 self._storages.add(found.storage)
-                yield item, found
+                if not self._leaves_out(item, found):
+                    yield item, found
             if found is None and limit > 0:
                 limit -= 1
                 self._left -= 1
@@ -277,7 +345,7 @@ class ArraySearch:
         kind = id(type(item))
         if kind not in self._entered:
             stops = any(is_kind(item, base) for base in _NOT_ENTERED)
-            self._entered[kind] = not stops and module_of(item).partition(".")[0] not in _TOOLS
+            self._entered[kind] = not stops and module_of(item).partition(".")[0] not in TOOLS
         return self._entered[kind]
 
     def held(self, name: str, value: object, *, function: str = "", line: int = 0) -> tuple[Held, list[object]] | None:

@@ -23,9 +23,9 @@ _SPACING_BITS = 4 if sys.maxsize > 2**32 else 3
 """No two objects are closer to each other: each has a count of its references and a type."""
 
 
-def chunks(items: Sequence[T]) -> Iterator[list[T]]:
-    """Yield ``CHUNK`` items at a time."""
-    parts = (items[start : start + CHUNK] for start in range(0, len(items), CHUNK))
+def chunks(items: Sequence[T], size: int = CHUNK) -> Iterator[list[T]]:
+    """Yield ``size`` items at a time."""
+    parts = (items[start : start + size] for start in range(0, len(items), size))
     return (part if isinstance(part, list) else list(part) for part in parts)
 
 

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress, count, filterfalse
 from typing import Any
 
-from ipygpumem.arrays import StorageKey, describe, elements, library_type
+from ipygpumem.arrays import StorageKey, describe, elements, flat_elements, library_type
 from ipygpumem.columns import CHUNK, at, chunks, places_of, type_identities
-from ipygpumem.kinds import is_kind
+from ipygpumem.kinds import is_atom, is_kind
 
 _FEW = 50
 """Up to so many objects the collector's own search for referrers is faster: it compares each reference with each."""
@@ -47,6 +47,8 @@ class Heap:
         self.modules: list[object] = []
         self.optimizers: list[object] = []
         self.ndarrays: list[object] = []
+        self._inside: list[tuple[object, set[int]]] | None = None
+        """Arrays of objects, and the identities of the containers and arrays in them."""
         self._array_type = library_type("numpy", "ndarray")
         # Python 3.12's asyncio shows the collector objects that it has freed and keeps for later. To be in a list even
         # for a moment frees them again, and every collection from then on runs in a circle for ever.
@@ -56,6 +58,7 @@ class Heap:
         """Let go of everything, also if whoever made the heap was alive by then: that would be a cycle otherwise."""
         for found in (self._tracked, self._containers, self.tensors, self.modules, self.optimizers, self.ndarrays):
             found.clear()
+        self._inside = None
 
     def _look_behind(self, left_out: dict[int, int]) -> None:
         """Find the arrays and the containers that the collector does not track."""
@@ -107,9 +110,14 @@ class Heap:
             yield part
         yield from chunks(_contents(self.ndarrays))
 
+    @property
+    def size(self) -> int:
+        """How many objects one look at who refers to whom has to see."""
+        return len(self._tracked) + len(self._containers)
+
     def large(self, smallest: int) -> dict[StorageKey, list[object]]:
         """Return the tensors and arrays of each storage of at least ``smallest`` bytes."""
-        found = _large(self.tensors, smallest)
+        found = large_tensors(self.tensors, smallest)
         for item in self.ndarrays:
             array = describe(item)
             if array is not None and array.size_bytes >= smallest:
@@ -134,6 +142,12 @@ class Heap:
             children = [id(child) for child in gc.get_referents(item) if id(child) in objects]
             if children:
                 yield item, list(dict.fromkeys(children))
+        if self._inside is None:
+            self._inside = [(array, _identities_inside(array)) for array in self.ndarrays]
+            self._inside = [(array, inside) for array, inside in self._inside if inside]
+        for array, inside in self._inside:  # the collector does not see into an array
+            if not inside.isdisjoint(objects):
+                yield array, [key for key in objects if key in inside]
 
 
 def _that_refer_to(objects: dict[int, object], candidates: list[object]) -> list[object]:
@@ -159,29 +173,25 @@ def _contents(arrays: Sequence[Any]) -> list[object]:
     return rows
 
 
-def live_instances(base: type) -> list[object]:
-    """Return the live objects of a class written in Python and of those derived from it.
+def _identities_inside(array: object) -> set[int]:
+    return {id(item) for item in flat_elements(array) or () if not is_atom(item)}
+
+
+def live_instances(*bases: type) -> list[object]:
+    """Return the live objects of classes written in Python and of those derived from them.
 
     It takes 50 ns for each object that is alive, and next to no memory: each object of such a class refers to its
     class, so the collector finds them as those that refer to theirs.
     """
-    kinds: list[type] = [base]
+    kinds: list[type] = list(bases)
     for kind in kinds:  # the list grows
         below: list[type] = type.__subclasses__(kind)
         kinds += [item for item in below if all(item is not known for known in kinds)]
-    return [item for item in gc.get_referrers(*kinds) if is_kind(item, base)]
+    return [item for item in gc.get_referrers(*kinds) if any(is_kind(item, base) for base in bases)]
 
 
-def large_tensors(smallest: int) -> dict[StorageKey, list[object]]:
-    """Return the tensors of each live storage of at least ``smallest`` bytes.
-
-    It takes about 1 us for each tensor and 50 ns for each other object, and next to no memory.
-    """
-    base = library_type("torch", "Tensor")
-    return {} if base is None else _large(live_instances(base), smallest)
-
-
-def _large(tensors: Iterable[object], smallest: int) -> dict[StorageKey, list[object]]:
+def large_tensors(tensors: Iterable[object], smallest: int) -> dict[StorageKey, list[object]]:
+    """Return which of ``tensors`` show each storage of at least ``smallest`` bytes."""
     base: Any = library_type("torch", "Tensor")
     found: dict[StorageKey, list[object]] = {}
     if base is None or not (tensors := list(tensors)):

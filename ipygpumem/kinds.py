@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import GetSetDescriptorType, ModuleType
+from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
 # By identity: comparing or hashing a type may run its metaclass's code.
@@ -47,7 +47,7 @@ def instance_dict(value: object) -> dict[str, Any] | None:
         return dict(type.__dict__["__dict__"].__get__(value))
     for kind in type.mro(type(value)):
         found = type.__dict__["__dict__"].__get__(kind).get("__dict__")
-        if type(found) is GetSetDescriptorType:
+        if type(found) is GetSetDescriptorType or type(found) is MemberDescriptorType:
             attributes = found.__get__(value)
             return attributes if type(attributes) is dict else None
     return None

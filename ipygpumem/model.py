@@ -139,7 +139,7 @@ class Holder(Record):
     path: str
     """The shortest chain of references from something that has a name."""
     advice: str
-    """What to do about it, in words for the user."""
+    """What to do about it, in words for the user; empty where only the user can know."""
 
 
 @dataclass(frozen=True)

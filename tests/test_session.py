@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
 
+from ipygpumem.inventory import before
 from ipygpumem.meter import Measurement
-from ipygpumem.notebook import experiments, leaks
+from ipygpumem.notebook import leaks
 from ipygpumem.notebook.cells import CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments import Experiment
@@ -154,17 +155,17 @@ def test_abandoned_experiments_let_go_of_what_they_shadowed(session: Session) ->
 def test_an_end_that_cannot_tell_what_survived_is_an_end_all_the_same(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*args: object) -> None:
+    def fail(*args: object, **options: object) -> None:
         raise ValueError("out of order")
 
-    monkeypatch.setattr(experiments, "large_tensors", fail)
+    monkeypatch.setattr(before, "Before", fail)
     monkeypatch.setattr(leaks, "survivors", fail)
     experiment = Experiment(session, "a").start()
     run(session, "x = 1")
     record = experiment.finish()
     assert (record.deleted, session.open) == (("x",), [])
     assert record.notes == (
-        "tensors without a name could not be listed: ValueError: out of order",
+        "what survives cannot be told, since a first look failed: ValueError: out of order",
         "what survived could not be told: ValueError: out of order",
     )
 

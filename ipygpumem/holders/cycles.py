@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import compress
@@ -24,7 +23,7 @@ from ipygpumem.holders.graphs import saved_by
 from ipygpumem.kinds import is_kind
 from ipygpumem.reclaim import collect_garbage
 
-_MOST_SECONDS = 2.0
+_MOST_STEPS = 400_000
 
 
 def collect() -> int:
@@ -38,12 +37,12 @@ def collect() -> int:
     return count
 
 
-def cut(*, seconds: float = _MOST_SECONDS) -> int:
+def cut(*, steps: int = _MOST_STEPS) -> int:
     """Empty ``.grad`` of the tensors that nothing but graphs of gradients keeps alive; return how many.
 
     Args:
-        seconds: a search that takes longer ends without having changed anything. They are this thread's own: a busy
-            machine must not decide what is freed.
+        steps: a search among more tensors and nodes of graphs ends without having changed anything. Seconds would let
+            a busy machine decide what is freed.
     """
     torch: Any = sys.modules.get("torch")
     base: Any = library_type("torch", "Tensor")
@@ -54,8 +53,8 @@ def cut(*, seconds: float = _MOST_SECONDS) -> int:
         if not any(_is_suspect(base, tensor) for tensor in tensors) or _are_some_hidden(base):
             return 0
         try:
-            loose, holds = _Accounts(base, tensors, time.thread_time() + seconds).garbage()
-        except TimeoutError:
+            loose, holds = _Accounts(base, tensors, steps).garbage()
+        except _TooManyError:
             return 0
         del tensors
         if _holds(base, loose) != holds:  # another thread has got hold of something meanwhile
@@ -121,12 +120,16 @@ def _holds(base: Any, tensors: list[Any]) -> list[int]:
     return [uses - 1 + count - (of_both if uses > 1 else of_alone) for uses, count in counts[:-2]]
 
 
+class _TooManyError(Exception):
+    """There is more to look at than a search may."""
+
+
 class _Accounts:
     """Who holds which tensor, as far as tensors and graphs account for it."""
 
-    def __init__(self, base: Any, tensors: list[Any], deadline: float) -> None:
+    def __init__(self, base: Any, tensors: list[Any], steps: int) -> None:
         self._base = base
-        self._deadline = deadline
+        self._left = steps
         self._holds = dict(zip(map(id, tensors), _holds(base, tensors), strict=True))
         nodes = _nodes_with_objects()
         self._nodes = dict(zip(map(id, nodes), zip(nodes, _from_python(nodes), strict=True), strict=True))
@@ -139,7 +142,7 @@ class _Accounts:
         """Return the tensors to cut loose, and for each the number of references that hold it.
 
         Raises:
-            TimeoutError: it takes too long.
+            _TooManyError: there are more than that.
         """
         suspects = [tensor for tensor in self._tensors.values() if _is_suspect(self._base, tensor)]
         explained = Counter(target for item in self._reach(suspects) for target in self._links[id(item)])
@@ -162,8 +165,9 @@ class _Accounts:
             item = waiting.pop()
             if id(item) in done:
                 continue
-            if time.thread_time() > self._deadline:
-                raise TimeoutError
+            self._left -= 1
+            if self._left < 0:
+                raise _TooManyError
             done.add(id(item))
             waiting += self._following(item)
             yield item

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,8 @@ from ipygpumem.heap import live_instances
 from ipygpumem.kinds import instance_dict, is_kind, name_of, type_name
 
 _RAW = "_raw_saved_"
-_MOST_NODES = 1_000_000
+_MOST_NODES = 200_000
+"""So many are looked at in one search: a second's work. A limit of time would let answers change from call to call."""
 GRADIENT = ".grad"
 DETACH = "keep loss.item() or tensor.detach() instead of a tensor with its graph"
 """What to do about a graph that pins memory."""
@@ -41,60 +41,75 @@ def requiring_grad(tensors: Iterable[Any]) -> list[Any]:
         return [tensor for tensor in tensors if torch.Tensor.requires_grad.__get__(tensor)]
 
 
-def keepers(tensors: Iterable[Any], wanted: set[StorageKey], *, seconds: float = 1.0) -> dict[StorageKey, Keeper]:
-    """Return which of ``tensors`` keeps each of the ``wanted`` storages alive.
+def keepers(tensors: Iterable[Any], wanted: set[StorageKey]) -> tuple[dict[StorageKey, Keeper], bool]:
+    """Return which of ``tensors`` keeps each of the ``wanted`` storages alive, and whether all graphs were seen.
 
     Args:
         tensors: all torch tensors that are alive.
         wanted: identities of storages, see ``arrays.storage_key``.
-        seconds: after this CPU time the search ends with what it has.
     """
     torch: Any = sys.modules["torch"]
-    deadline = time.thread_time() + seconds
     found: dict[StorageKey, Keeper] = {}
-    seen: dict[int, Any] = {}
+    seen = _Seen()
     with torch._C.DisableTorchFunction():
         # Leaves first: a leaf that somebody can name is a better answer than a graph that leads to it.
         for tensor in sorted(tensors, key=lambda tensor: torch.Tensor.grad_fn.__get__(tensor) is not None):
-            if len(found) == len(wanted) or time.thread_time() > deadline:
+            if len(found) == len(wanted):
                 break
             for key, keeper in _kept_by(torch.Tensor, tensor, seen):
                 if key in wanted:
                     found.setdefault(key, keeper)
-    return found
+    return found, seen.complete
 
 
-def show_saved(*, seconds: float = 1.0) -> None:
-    """Give all tensors that live graphs have saved an object in Python, which stays beside them from then on.
+def live_tensors() -> list[Any]:
+    """Return all live tensors that Python knows, and those that only graphs, leaves and TorchScript's modules keep.
 
-    What an operation has saved of its own result has none, so nobody would see it: half of a network of sigmoids.
-
-    Args:
-        seconds: after this CPU time it ends where it is.
+    What an operation has saved of its own result, and a gradient that nobody has asked for, have no object in Python
+    until now, so nobody would see them: half of a network of sigmoids. The object stays beside them from then on.
     """
     base: Any = library_type("torch", "Tensor")
     if base is None:
-        return
-    deadline = time.thread_time() + seconds
-    seen: dict[int, Any] = {}
+        return []
+    scripted = library_type("torch.jit", "RecursiveScriptModule")
+    found = live_instances(base, *([] if scripted is None else [scripted]))  # in one look at the heap
+    tensors = [item for item in found if is_kind(item, base)]
+    seen, behind = _Seen(), list[Any]()
+    for module in found if len(found) > len(tensors) else ():
+        behind += _of_script(module)
     with sys.modules["torch"]._C.DisableTorchFunction():
-        for tensor in requiring_grad(live_instances(base)):
+        for tensor in requiring_grad(tensors):
             with contextlib.suppress(RuntimeError):  # a view that was changed in place may refuse to tell its graph
+                if base.is_leaf.__get__(tensor) or base.retains_grad.__get__(tensor):  # others make torch warn
+                    behind.append(base.grad.__get__(tensor))
                 for node in _nodes(base, base.grad_fn.__get__(tensor), seen):
-                    if time.thread_time() > deadline:
-                        return
-                    for _ in saved_by(node):
-                        pass  # it is enough to have seen it
+                    behind += (_gradient_behind(base, node), *saved_by(node))
+    return list({id(tensor): tensor for tensor in (*tensors, *behind) if tensor is not None}.values())
 
 
-def _kept_by(base: Any, tensor: Any, seen: dict[int, Any]) -> Iterator[tuple[StorageKey | None, Keeper]]:
+def _of_script(module: object) -> Iterator[Any]:
+    """Yield the parameters and buffers of one of TorchScript's modules; nothing for a tensor."""
+    inner = (instance_dict(module) or {}).get("_c")
+    functions: Any = sys.modules["torch"]._C
+    if type(inner) is functions.ScriptModule:
+        for names in (functions.ParameterDict, functions.BufferDict):
+            yield from (value for _, value in names(inner).items())
+
+
+class _Seen(dict[int, Any]):
+    """The nodes that were looked at, by identity: kept, so that identities hold; and whether there were too many."""
+
+    complete = True
+
+
+def _kept_by(base: Any, tensor: Any, seen: _Seen) -> Iterator[tuple[StorageKey | None, Keeper]]:
     if not base.requires_grad.__get__(tensor):
         return
     node = base.grad_fn.__get__(tensor)
     if node is None:
         gradient = base.grad.__get__(tensor)
         if gradient is not None:
-            yield storage_key(gradient), Keeper(tensor, GRADIENT, "optimizer.zero_grad(set_to_none=True)")
+            yield storage_key(gradient), Keeper(tensor, GRADIENT, "")
         return
     for part in _nodes(base, node, seen):
         gradient = _gradient_behind(base, part)
@@ -107,13 +122,16 @@ def _gradient_behind(base: Any, node: Any) -> Any:
     return base.grad.__get__(node.variable) if name_of(type(node)) == "AccumulateGrad" else None
 
 
-def _nodes(base: Any, first: Any, seen: dict[int, Any]) -> Iterator[Any]:
+def _nodes(base: Any, first: Any, seen: _Seen) -> Iterator[Any]:
     """Yield the nodes of a graph that were not seen before; ``seen`` keeps them, so that identities hold."""
     waiting = [first]
-    while waiting and len(seen) < _MOST_NODES:
+    while waiting:
         node = waiting.pop()
         if node is None or id(node) in seen:
             continue
+        if len(seen) >= _MOST_NODES:
+            seen.complete = False
+            return
         seen[id(node)] = node
         yield node
         waiting.extend(following for following, _ in node.next_functions)

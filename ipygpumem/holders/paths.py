@@ -25,7 +25,7 @@ from types import (
 )
 from typing import Any
 
-from ipygpumem.arrays import library_type, slots
+from ipygpumem.arrays import elements, is_of_pandas, library_type, slots
 from ipygpumem.holders.frames import peek
 from ipygpumem.holders.graphs import DETACH
 from ipygpumem.kinds import instance_dict, is_kind, key_text, module_of, name_of, text_of, type_name
@@ -43,13 +43,20 @@ _PARTS = {"_modules", "_parameters", "_buffers"}
 _LONGEST_PATH = 240
 NOTEBOOK = "notebook variable "
 
-_HANDLE = "remove() the hook's handle"
-_DROP = "drop the reference"
+_HANDLE = "remove() the hook by its handle when it has served"
+_OR_EXCEPTION = "remove it from there, or the exception when it has been read"
+
+
+_REMOVE = "remove it from there"
+_OR_FUNCTION = f"{_REMOVE}, or the function when it has served"
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a root keeps something. Of several places the one of the lowest ``rank`` is told."""
+    """Where a root keeps something. Of several places the one of the lowest ``rank`` is told.
+
+    No advice takes more from the user than what leaked: a name may lead to much else, and be older than the leak.
+    """
 
     text: str
     rank: int
@@ -59,7 +66,7 @@ class Place:
     def of_variable(cls, key: object) -> Place:
         """Return the place of a notebook's name."""
         name = text_of(key)
-        return cls(f"{NOTEBOOK}{name}", 0, f"del {name}, or remove it from there")
+        return cls(f"{NOTEBOOK}{name}", 0, "")
 
     @classmethod
     def of_module(cls, module: str, key: object) -> Place:
@@ -67,7 +74,7 @@ class Place:
         if (module, text_of(key)) in _LAST_ERROR:
             return cls(_LAST, 1, "%gpumem free lets go of it")
         where = f"module {module}, global {text_of(key)}" if key is not None else f"module {module}"
-        return cls(where, 2, f"clear {module}.{text_of(key)}")
+        return cls(where, 2, _REMOVE)
 
     @classmethod
     def of_thread(cls, thread: object) -> Place:
@@ -105,21 +112,26 @@ class Writer:
     def holder(self, place: Place, chain: Sequence[object]) -> Holder:
         """Return the path from ``place``, which keeps the first of ``chain``, to the last."""
         steps = _without_dicts(chain)
-        text, advice = place.text or self._name(steps[0]), ""
-        position = 0
+        text, advice = place.text or self._name(steps[0]), place.advice or (_REMOVE if len(steps) > 1 else "")
+        position, advised = 0, False
         while position < len(steps) - 1:
+            behind_name = "[" not in text  # and not in a list of models, from which one can be removed
             taken, text, better = self._step(steps[position:], text)
-            advice = advice or better
+            if not advised and (better or (better == "" and behind_name)):
+                advice, advised = better, bool(better)
             position += taken
-        return Holder(path=_shortened(text), advice=advice or place.advice)
+        return Holder(path=_shortened(text), advice=advice)
 
     def _name(self, item: object) -> str:
         if is_kind(item, type):
             return f"class {name_of(item)}"  # type: ignore[arg-type]  # is_kind says so
         return f"{_article(type_name(item))} that nothing in sight refers to"
 
-    def _step(self, steps: Sequence[object], text: str) -> tuple[int, str, str]:
-        """Return how many references the next piece of text covers, the text with it, and advice if it has some."""
+    def _step(self, steps: Sequence[object], text: str) -> tuple[int, str, str | None]:
+        """Return how many references the next piece of text covers, the text with it, and advice.
+
+        The advice is None if this piece has none, and empty if nothing is to be advised unless a later piece has some.
+        """
         parent, child = steps[0], steps[1]
         kind = type(parent)
         if kind is FunctionType:
@@ -130,16 +142,20 @@ class Writer:
         if kind is TracebackType or kind is FrameType or is_kind(parent, BaseException):
             return self._traceback(steps, text)
         if kind is MethodType:
-            return 1, f"{text}: bound method {self._code_name(parent.__func__)}, its object", ""  # type: ignore[attr-defined]
+            return 1, f"{text}: bound method {self._code_name(parent.__func__)}, its object", None  # type: ignore[attr-defined]
+        if kind is staticmethod or kind is classmethod:
+            return 1, text, None  # nobody writes ``.__func__``
         if kind is functools._lru_cache_wrapper:
             wrapped = (instance_dict(parent) or {}).get("__wrapped__")
             name = self._code_name(wrapped)
             taken = 2 if type(child) is dict and len(steps) > 2 else 1
-            return taken, f"{text}: lru_cache of function {name}", f"{name.split()[0]}.cache_clear()"
+            return taken, f"{text}: lru_cache of function {name}", f"{_expression(text)}.cache_clear()"
         if is_kind(parent, dict) or is_kind(parent, list) or is_kind(parent, tuple) or kind is deque:
-            return 1, text + _index(parent, child), ""
+            return 1, text + _index(parent, child), None
         if is_kind(parent, set) or is_kind(parent, frozenset):
-            return 1, f"{text} (in a set)", ""
+            return 1, f"{text} (in a set)", None
+        if elements(parent) is not None:
+            return 1, f"{text} (in an array of objects)", None
         return self._instance(steps, text)
 
     # -- functions --------------------------------------------------------------------------------------------
@@ -154,7 +170,7 @@ class Writer:
         cell = self._cell_of(code.co_filename)
         return code.co_name if cell is None else f"{code.co_name} (cell {cell})"
 
-    def _function(self, steps: Sequence[object], text: str) -> tuple[int, str, str]:
+    def _function(self, steps: Sequence[object], text: str) -> tuple[int, str, str | None]:
         function, child = steps[0], steps[1]
         assert type(function) is FunctionType
         name = self._code_name(function)
@@ -163,23 +179,23 @@ class Writer:
         if cells is not None and child is cells and type(after) is CellType:
             taken = 3 if len(steps) > 3 else 2
             variable = function.__code__.co_freevars[_position(cells, after)]
-            return taken, f"{text}: closure of function {name}, variable {variable}", f"{_DROP}, or del the function"
+            return taken, f"{text}: closure of function {name}, variable {variable}", _OR_FUNCTION
         if child is function.__defaults__ and after is not None:
-            return 2, f"{text}: default argument of function {name}", "del the function"
+            return 2, f"{text}: default argument of function {name}", _OR_FUNCTION
         if child is function.__kwdefaults__ and after is not None:
-            return 2, f"{text}: default argument of function {name}", "del the function"
-        return 1, f"{text}: function {name}{_attribute(function, child)}", "del the function"
+            return 2, f"{text}: default argument of function {name}", _OR_FUNCTION
+        return 1, f"{text}: function {name}{_attribute(function, child)}", _OR_FUNCTION
 
-    def _suspended(self, steps: Sequence[object], text: str, prefix: str) -> tuple[int, str, str]:
+    def _suspended(self, steps: Sequence[object], text: str, prefix: str) -> tuple[int, str, str | None]:
         generator = steps[0]
         frame = getattr(generator, f"{prefix}_frame")
         code = getattr(generator, f"{prefix}_code")
         taken = 2 if type(steps[1]) is FrameType and len(steps) > 2 else 1
         local = _local(frame, steps[taken])
         word = "coroutine" if prefix == "cr" else "generator"
-        return taken, f"{text}: suspended {word} {self._named(code)}{local}", f"close() or del the {word}"
+        return taken, f"{text}: suspended {word} {self._named(code)}{local}", f"close() the {word} when it has served"
 
-    def _traceback(self, steps: Sequence[object], text: str) -> tuple[int, str, str]:
+    def _traceback(self, steps: Sequence[object], text: str) -> tuple[int, str, str | None]:
         """Cover exceptions, tracebacks and frames up to the name that a frame holds."""
         line, position = 0, 0
         for position, item in enumerate(steps):
@@ -188,27 +204,30 @@ class Writer:
             elif type(item) is FrameType:
                 break
             elif not is_kind(item, BaseException):
-                return position, f"{text}: exception{_attribute(steps[position - 1], item)}", "drop the exception"
+                return position, f"{text}: exception{_attribute(steps[position - 1], item)}", _OR_EXCEPTION
         else:
-            return len(steps) - 1, f"{text}: exception", "drop the exception"
+            return len(steps) - 1, f"{text}: exception", _OR_EXCEPTION
         frame = steps[position]
         assert type(frame) is FrameType
         if position == len(steps) - 1:
-            return position, f"{text}: saved traceback", "drop the exception"
+            return position, f"{text}: saved traceback", _OR_EXCEPTION
         position += 2 if type(steps[position + 1]) is dict and position + 2 < len(steps) else 1
         where = f"{self._named(frame.f_code)} line {line or frame.f_lineno}"
         text = f"{text}: saved traceback, {where}{_local(frame, steps[position])}"
-        return position, text, "" if text.startswith(_LAST) else "drop the exception"
+        return position, text, None if text.startswith(_LAST) else _OR_EXCEPTION
 
     # -- objects ----------------------------------------------------------------------------------------------
 
-    def _instance(self, steps: Sequence[object], text: str) -> tuple[int, str, str]:
+    def _instance(self, steps: Sequence[object], text: str) -> tuple[int, str, str | None]:
         parent, child = steps[0], steps[1]
         kind = type_name(parent)
+        if kind in ("DataFrame", "Series") and is_of_pandas(parent):  # what is inside has no names that users write
+            inside = itertools.takewhile(lambda item: is_of_pandas(item) or type(item) in (tuple, list), steps)
+            return min(sum(1 for _ in inside), len(steps) - 1), text, None
         if kind == "_Info" and module_of(parent) == "weakref":
-            return 1, "weakref.finalize callback", "detach() the finalizer, or let its object die"
+            return 1, "weakref.finalize callback", "detach() the finalizer when it is not needed"
         if kind == "Figure" and module_of(parent) == "matplotlib.figure":
-            return 1, f"matplotlib figure{_attribute(parent, child)}", "plt.close() the figure"
+            return 1, f"matplotlib figure{_attribute(parent, child)}", "plt.close() the figure when it has been shown"
         if module_of(child) == "torch.autograd.function" or kind.endswith("Backward0"):
             return 1, f"{text}: its autograd graph ({type_name(child)})", DETACH
         tensor_type = library_type("torch", "Tensor")
@@ -217,10 +236,18 @@ class Writer:
         name = _attribute(parent, child)
         inner = name[1:]
         if len(steps) > 2 and inner in _PARTS and is_kind(child, dict):
-            return 2, f"{text}.{text_of(key_of(child, steps[2]))}", ""
+            return 2, f"{text}.{text_of(key_of(child, steps[2]))}", ""  # a model's own
         if len(steps) > 2 and inner in _HOOKS and is_kind(child, dict):
             return 2, f"{_HOOKS[inner]} on {text.removeprefix(NOTEBOOK)}", _HANDLE
-        return 1, text + (name or f" ({kind})"), ""
+        optimizer = library_type("torch.optim", "Optimizer")
+        is_own = optimizer is not None and is_kind(parent, optimizer)
+        return 1, text + (name or f" ({kind})"), "" if is_own else None
+
+
+def _expression(text: str) -> str:
+    """Return what the user writes for an object: ``mymod.load``; for one without such a name ``that function``."""
+    written = text.removeprefix(NOTEBOOK).removeprefix("module ").replace(", global ", ".")
+    return written if all(part.isidentifier() for part in written.split(".")) else "that function"
 
 
 def key_of(mapping: object, child: object) -> object:
@@ -243,7 +270,7 @@ def _shortened(path: str) -> str:
 def _index(parent: object, child: object) -> str:
     if is_kind(parent, dict):
         key = key_of(parent, child)
-        return f"[{key_text(key) or f'a key: {type_name(key)}'}]"
+        return f"[{key_text(key) or f'<{type_name(key)}>'}]"
     return f"[{_position(parent, child)}]"  # type: ignore[arg-type]  # list, tuple or deque
 
 

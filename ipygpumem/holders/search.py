@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from types import ModuleType
+from typing import Any
 
 from ipygpumem.arrays import StorageKey, storage_key
 from ipygpumem.heap import Heap
@@ -41,6 +42,7 @@ class Roots:
 
 
 _MOST_OWNERS = 5000
+_MOST_LOOKS = 20_000_000
 _NOBODY = Holder(path="no Python object: C++ code keeps it", advice="let the library that made it free it")
 _NOT_REACHED = Holder(
     path="something that the search did not reach within its limits",
@@ -52,25 +54,6 @@ _CYCLE = Holder(
 )
 
 
-class _Limits:
-    """How long to search; whether something was left out."""
-
-    def __init__(self, seconds: float) -> None:
-        # CPU time: beside busy data loaders a search would end before it has looked anywhere.
-        self._deadline = time.thread_time() + seconds
-        self.left_out = False
-
-    @property
-    def left_seconds(self) -> float:
-        return self._deadline - time.thread_time()
-
-    def are_reached(self) -> bool:
-        """Whether the time is over; that leaves something out."""
-        reached = self.left_seconds < 0
-        self.left_out |= reached
-        return reached
-
-
 @dataclass(frozen=True)
 class _Found:
     """A root, and the objects from it to the target."""
@@ -79,62 +62,66 @@ class _Found:
     chain: tuple[object, ...]
 
 
-def explain(keys: Iterable[StorageKey], heap: Heap, roots: Roots, *, seconds: float = 2.0) -> dict[StorageKey, Holder]:
+def explain(
+    keys: Iterable[StorageKey], heap: Heap, roots: Roots, *, looks: int = _MOST_LOOKS
+) -> dict[StorageKey, Holder]:
     """Return for each storage who keeps it alive.
 
     Args:
         keys: identities of storages, see ``arrays.storage_key``.
         heap: what is alive.
         roots: what else the user can name.
-        seconds: after about this CPU time what is not explained yet stays so, and its holder says that.
+        looks: how many objects are asked to what they refer, in each of three searches. What is not explained then
+            stays so, and its holder says that. A limit of time would let answers change from call to call.
     """
-    limits = _Limits(seconds)
+    left_out = False
+
+    def holders_of(objects: dict[StorageKey, list[object]], *, nobody: bool = False) -> dict[StorageKey, Holder]:
+        nonlocal left_out
+        found, cut = _holders(objects, heap, roots, looks, nobody=nobody)
+        left_out |= cut
+        return found
+
     objects = _objects_of(set(keys), heap)
-    found = _holders(objects, heap, roots, limits)
+    found = holders_of(objects)
     rest = set(keys) - found.keys()
+    cycles: set[StorageKey] = set()
     if rest and heap.tensors:
-        found.update(_kept_by_autograd(rest, heap, roots, limits))
-    rest -= found.keys()
-    found.update(_holders({key: objects[key] for key in rest & objects.keys()}, heap, roots, limits, nobody=True))
-    unknown = _NOT_REACHED if limits.are_reached() or limits.left_out else _NOBODY
-    return {**dict.fromkeys(rest, unknown), **found}
-
-
-def _kept_by_autograd(keys: set[StorageKey], heap: Heap, roots: Roots, limits: _Limits) -> dict[StorageKey, Holder]:
-    """Return who holds the tensors whose gradients and graphs keep storages that no Python object is known to hold."""
-    left = max(0.1, limits.left_seconds)
-    # What a graph has saved may be an object in Python too, which nobody but the graph holds: that is no answer.
-    candidates = requiring_grad(heap.tensors)
-    limits.left_out |= len(candidates) > _MOST_OWNERS
-    in_graphs = {("object", id(tensor)): [tensor] for tensor in candidates[:_MOST_OWNERS]}
-    owners = _holders(in_graphs, heap, roots, limits)
-    found: dict[StorageKey, Holder] = {}
-    for key, keeper in keepers([in_graphs[owner][0] for owner in owners], keys, seconds=left).items():
-        path = owners["object", id(keeper.tensor)].path
-        found[key] = Holder(path + keeper.how, keeper.advice)
-    among_themselves = keepers(heap.tensors, keys - found.keys(), seconds=left)
-    if any(keeper.how == GRADIENT for keeper in among_themselves.values()):
-        found.update(dict.fromkeys(among_themselves, _CYCLE))
-    return found
+        # What a graph has saved may be an object in Python too, which nobody but the graph holds: that is no answer.
+        candidates = requiring_grad(heap.tensors)
+        left_out |= len(candidates) > _MOST_OWNERS
+        owners = {("object", id(tensor)): [tensor] for tensor in candidates[:_MOST_OWNERS]}
+        named = holders_of(owners)
+        kept, complete = keepers([owners[owner][0] for owner in named], rest)
+        for key, keeper in kept.items():
+            found[key] = Holder(named["object", id(keeper.tensor)].path + keeper.how, keeper.advice)
+        rest -= found.keys()
+        among_themselves, _ = keepers(heap.tensors, rest)
+        left_out |= not complete
+        if any(keeper.how == GRADIENT for keeper in among_themselves.values()):
+            cycles = set(among_themselves)
+    if not left_out:  # else somebody whom the search did not reach may hold them
+        found.update(dict.fromkeys(cycles, _CYCLE))
+    rest -= found.keys() | cycles
+    found.update(holders_of({key: objects[key] for key in rest & objects.keys()}, nobody=True))
+    return {**dict.fromkeys(keys, _NOT_REACHED if left_out else _NOBODY), **found}
 
 
 def _objects_of(keys: set[StorageKey], heap: Heap) -> dict[StorageKey, list[object]]:
     """Return the tensors and arrays that show each storage."""
     objects: dict[StorageKey, list[object]] = {}
-    kinds = {kind for kind, _ in keys}
-    for kind, items in (("torch", heap.tensors), ("numpy", heap.ndarrays)):
-        for item in items if kind in kinds else ():
-            key = storage_key(item)
-            if key is not None and key in keys:
-                objects.setdefault(key, []).append(item)
+    for item in [*heap.tensors, *heap.ndarrays] if keys else ():
+        key = storage_key(item) or ("object", id(item))
+        if key in keys:
+            objects.setdefault(key, []).append(item)
     return objects
 
 
 def _holders(
-    objects: dict[StorageKey, list[object]], heap: Heap, roots: Roots, limits: _Limits, *, nobody: bool = False
-) -> dict[StorageKey, Holder]:
-    """Return who holds the objects of each storage, as far as that is found: the one that is named best."""
-    search = _Search([item for items in objects.values() for item in items], heap, roots, limits)
+    objects: dict[StorageKey, list[object]], heap: Heap, roots: Roots, looks: int, *, nobody: bool
+) -> tuple[dict[StorageKey, Holder], bool]:
+    """Return who holds the objects of each storage: the one that is named best; and whether some were not reached."""
+    search = _Search([item for items in objects.values() for item in items], heap, roots, looks)
     search.run(nobody=nobody)
     writer = Writer(roots.cell_of)
     holders: dict[StorageKey, Holder] = {}
@@ -143,7 +130,7 @@ def _holders(
         if found:
             best = min(found, key=lambda item: (item.place.rank, len(item.chain)))
             holders[key] = writer.holder(best.place, best.chain)
-    return holders
+    return holders, search.is_cut and len(holders) < len(objects)
 
 
 class _Search:
@@ -152,21 +139,28 @@ class _Search:
     _MOST_LEVELS = 40
     _WIDEST_LEVEL = 20_000
 
-    def __init__(self, targets: Sequence[object], heap: Heap, roots: Roots, limits: _Limits) -> None:
+    def __init__(self, targets: Sequence[object], heap: Heap, roots: Roots, looks: int) -> None:
         self._targets = targets
         self._heap = heap
         self._roots = roots
-        self._limits = limits
+        self._looks = looks
+        self.is_cut = False
+        """Whether the search ended, somewhere, before it had seen everything."""
         self._modules = {id(module_dict(module)): name for name, module in _modules()}
         self._running = running_ids()
         self._objects: dict[int, object] = {}
-        self._children: dict[int, list[int]] = {}
-        """For each referrer the objects of the level before to which it refers."""
+        self._children: dict[int, list[tuple[int, int]]] = {}
+        """For each referrer the objects of earlier levels to which it refers, with the level at which that was seen."""
         self._leaves: dict[int, set[int]] = {}
         """For each object the targets that it leads to."""
         self._towards: dict[int, int | None] = {}
         """For each object that a root leads to the next one on the way up; None at the root's own child."""
         self._places: dict[int, Place] = {}
+        self._level = 0
+        self._others: list[tuple[int, Place, int]] = []
+        """Roots that are no names of the notebook's, at which level, and what they keep, the nearest first."""
+        self._keys: dict[int, dict[int, list[object]]] = {}
+        """For each namespace the keys of its values, by their identities."""
         self._tops: list[int] = []
         """Objects that nothing seen refers to."""
 
@@ -176,13 +170,21 @@ class _Search:
         self._objects.update(level)
         self._leaves = {key: {key} for key in level}
         running = self._running_locals()
-        for _ in range(self._MOST_LEVELS):
+        for self._level in count():
             level = {key: item for key, item in level.items() if self._is_open(key)}
-            if not level or self._limits.are_reached():
+            if not level:
                 break
-            for key in level.keys() & running.keys():
-                self._solve(key, running[key])
+            if self._level == self._MOST_LEVELS or (self._level + 1) * self._heap.size > self._looks:
+                self.is_cut = True
+                break
+            self._others += [(self._level, running[key], key) for key in level.keys() & running.keys()]
             level = self._next(level)
+        # An output, the last error or a module may hold what a variable holds too, by a longer path: that is no leak.
+        for number, place, key in self._others:
+            if self._is_open(key):
+                self._towards.setdefault(key, None)
+                self._places.setdefault(key, place)
+                self._lead_on(key, number)
         for top in self._tops if nobody else ():
             if self._is_open(top):
                 self._solve(top, Place.of_nobody())
@@ -217,18 +219,22 @@ class _Search:
                 elif len(following) < self._WIDEST_LEVEL:
                     following[key] = referrer
                 else:
-                    self._limits.left_out = True
+                    self.is_cut = True
         self._objects.update(following)
         self._tops += [key for key in level if key not in referred and key in self._children]
         for place, child in sorted(roots, key=lambda root: root[0].rank):
-            self._solve(child, place)
+            if place.rank == 0:
+                self._solve(child, place)
+            else:
+                self._others.append((self._level, place, child))
         return following
 
     def _place(self, referrer: object, child: object) -> Place | None:
         """Return the place where ``referrer`` keeps ``child`` if it is a root, else None."""
         key = id(referrer)
         if key in self._roots.namespaces:
-            return self._roots.namespaces[key](key_of(referrer, child))
+            places = map(self._roots.namespaces[key], self._keys_of(referrer, child))
+            return min(places, key=lambda place: place.rank, default=None)  # a variable before an output of the same
         if key in self._roots.objects:
             return self._roots.objects[key]
         if key in self._modules:
@@ -239,12 +245,20 @@ class _Search:
             return Place.of_thread(referrer)
         return None
 
+    def _keys_of(self, namespace: Any, child: object) -> list[object]:
+        """Return the keys under which a namespace, which may be large, keeps ``child``."""
+        if id(namespace) not in self._keys:
+            keys = self._keys[id(namespace)] = {}
+            for key, value in list(dict.items(namespace)):
+                keys.setdefault(id(value), []).append(key)
+        return self._keys[id(namespace)].get(id(child), [])
+
     def _is_news(self, key: int, children: list[int]) -> bool:
         """Note to what a referrer leads, and return whether it leads to a target that it was not known to lead to."""
         leaves = self._leaves.setdefault(key, set())
         known = len(leaves)
         leaves.update(*(self._leaves[child] for child in children))
-        self._children.setdefault(key, []).extend(children)
+        self._children.setdefault(key, []).extend((self._level, child) for child in children)
         return len(leaves) > known
 
     def _solve(self, key: int, place: Place) -> None:
@@ -254,14 +268,20 @@ class _Search:
             self._places[key] = place
             self._lead_on(key)
 
-    def _lead_on(self, key: int) -> None:
-        """Note that all to which ``key`` leads is kept by the root that keeps it."""
-        waiting = [key]
+    def _lead_on(self, key: int, level: int | None = None) -> None:
+        """Note that all to which ``key`` leads is kept by the root that keeps it.
+
+        Args:
+            key: of an object that a root keeps.
+            level: only what it was known to lead to by then: by longer ways it may lead to what others keep nearer.
+        """
+        waiting, done = [key], set[int]()
         while waiting:
             parent = waiting.pop()
-            for child in self._children.get(parent, ()):
-                if child not in self._towards:
-                    self._towards[child] = parent
+            for seen_at, child in self._children.get(parent, ()):
+                if child not in done and (child not in self._towards if level is None else seen_at <= level):
+                    done.add(child)
+                    self._towards.setdefault(child, parent)
                     waiting.append(child)
 
     def found(self, target: object) -> _Found | None:

@@ -89,7 +89,7 @@ class Reader:
             tensors: all of which are asked.
             kinds: the identities of their types, if there may be many tensors.
         """
-        return _each(self._getter(kinds)(name), tensors)
+        return each(self._getter(kinds)(name), tensors)
 
     def _getter(self, kinds: Column[int] | None) -> Callable[[str], Callable[[Any], Any]]:
         """Return what makes a function of a property's name: the fastest that runs no code of a user's class."""
@@ -112,24 +112,24 @@ class Reader:
         found = Columns()
         get = self._getter(kinds)
         for start, part in zip(count(0, CHUNK), chunks(tensors)):
-            storages = _each(self.base.untyped_storage, part)
-            found.keys += _each(self._key, storages)
+            storages = each(self.base.untyped_storage, part)
+            found.keys += each(self._key, storages)
             # A size that torch.compile has not decided cannot be looked up; to compare it would decide it.
-            sizes = _each(self._storage_type.nbytes, storages)
+            sizes = each(self._storage_type.nbytes, storages)
             if not {int, type(None)}.issuperset(map(type, sizes)):
                 sizes = [size if type(size) is int else None for size in sizes]
             found.sizes.extend(sizes)
-            found.shapes.extend(_each(shapes.__getitem__, _each(get("shape"), part)))
-            found.dtypes.extend(Column(_each(get("dtype"), part)).map(texts.__getitem__))
-            if all(_each(get("is_cpu"), part)):  # to ask for a device makes an object
+            found.shapes.extend(each(shapes.__getitem__, each(get("shape"), part)))
+            found.dtypes.extend(Column(each(get("dtype"), part)).map(texts.__getitem__))
+            if all(each(get("is_cpu"), part)):  # to ask for a device makes an object
                 found.devices.extend(Column.same("cpu", len(part)))
             else:
-                found.devices.extend(Column(_each(get("device"), part)).map(texts.__getitem__))
-            resizable = _each(self._storage_type.resizable, storages) if with_addresses else ()
+                found.devices.extend(Column(each(get("device"), part)).map(texts.__getitem__))
+            resizable = each(self._storage_type.resizable, storages) if with_addresses else ()
             for place in () if all(resizable) else compress(count(), map(is_, resizable, repeat(False))):
                 if found.devices[start + place] == "cpu":
                     found.addresses[self._key(storages[place])] = storages[place].data_ptr()
-            shared = _each(self._storage_type.is_shared, storages)
+            shared = each(self._storage_type.is_shared, storages)
             for place in compress(count(), shared) if any(shared) else ():
                 if found.devices[start + place] == "cpu":  # every one of an accelerator is said to be
                     found.shared.add(self._key(storages[place]))
@@ -144,7 +144,7 @@ class Reader:
         kinds = type_identities(tensors)
         own = self.own(kinds, samples(kinds, tensors))
         plain = at(own, list(tensors))
-        storages = _each(self.base.untyped_storage, plain)
+        storages = each(self.base.untyped_storage, plain)
         yield from (self._key(storage) for storage in storages if storage is not None)
         odd = set(range(len(tensors))) - set(own) if len(own) < len(tensors) else ()
         without = [tensor for tensor, storage in zip(plain, storages, strict=True) if storage is None]
@@ -202,6 +202,13 @@ class Reader:
         size = self.base.numel(tensor) * self.base.element_size(tensor)
         return Memory({id(tensor): int(size)}, device, note=f"elements × their size: layout {layout.strip('_')}")
 
+    def parts(self, tensor: object) -> list[object]:
+        """Return the tensors of which a tensor is made; none if that cannot be read."""
+        try:
+            return list(self.inside(tensor))
+        except Exception:  # a layout that nobody knows
+            return []
+
     def inside(self, tensor: Any) -> Iterator[object]:
         """Yield the tensors of which a sparse, quantized or wrapper tensor is made."""
         if self._is_foreign(tensor):
@@ -247,7 +254,7 @@ def _has_memory(storage: Any) -> bool:
         return False
 
 
-def _each(get: Callable[[Any], Any], items: Sequence[object]) -> list[Any]:
+def each(get: Callable[[Any], Any], items: Sequence[object]) -> list[Any]:
     """Return what ``get`` gives for each item; None where it fails."""
     found: list[Any] = []
     waiting = iter(items)

@@ -25,7 +25,7 @@ from types import (
 )
 from typing import Any
 
-from ipygpumem.arrays import elements, library_type, samples, slot_descriptors, slots
+from ipygpumem.arrays import elements, inside_pandas, library_type, samples, slot_descriptors, slots
 from ipygpumem.columns import CHUNK, Column, all_different, at, chunks, identities, places_of, type_identities
 from ipygpumem.kinds import instance_dict, is_kind, key_text, text_of, type_name
 
@@ -168,7 +168,13 @@ class Names:
         self._slots: dict[int, dict[str, Any]] = {}
         """By a type's identity, what ``slot_descriptors`` gives."""
         self._queue: deque[tuple[object, str, str]] = deque()
-        bases = (("torch", "Tensor", "tensor"), ("numpy", "ndarray", "ndarray"), ("torch.nn", "Module", "module"))
+        bases = (
+            ("torch", "Tensor", "tensor"),
+            ("numpy", "ndarray", "ndarray"),
+            ("torch.nn", "Module", "module"),
+            ("pandas", "DataFrame", "frame"),
+            ("pandas", "Series", "frame"),
+        )
         found = [(library_type(module, name), how) for module, name, how in bases]
         self._bases: list[tuple[type, str]] = [(base, how) for base, how in found if base is not None]
 
@@ -316,6 +322,8 @@ class Names:
             self._take([item.__kwdefaults__], lambda position: f"{path}.__kwdefaults__", root)
         elif type(item) is CellType:
             self._take(gc.get_referents(item), lambda position: f"{path}.cell_contents", root)
+        elif self._how[id(type(item))] == "frame":
+            self._frame(item, path, root)
         elif type(item) is MethodType:
             self._take([item.__self__, item.__func__], _labels(path, ["__self__", "__func__"]), root)
         elif is_kind(item, functools.partial):
@@ -331,6 +339,16 @@ class Names:
                     self._slots[kind] = slot_descriptors(type(item))
                 found = slots(item, self._slots[kind])
                 self._take(list(found.values()), _labels(path, list(found)), root)
+
+    def _frame(self, item: object, path: str, root: str) -> None:
+        """Name the arrays of a DataFrame or Series as it, which has them in places that users never write."""
+        for part in gc.get_referents((instance_dict(item) or {}).get("_mgr")):
+            if type(part) is tuple:  # the blocks
+                self._take(inside_pandas(part), lambda position: path, root)
+            elif type(part) is list:  # the axes
+                ends = (".index",) if len(part) == 1 else (".columns", ".index")
+                for axis, end in zip(part, ends, strict=False):
+                    self._take(inside_pandas(axis), lambda position, name=path + end: name, root)  # type: ignore[misc]
 
     def _holds_something(self, item: object) -> bool:
         return any(self._how.get(id(type(child))) != "skip" for child in gc.get_referents(item))

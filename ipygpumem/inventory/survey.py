@@ -19,7 +19,7 @@ from operator import not_
 from types import FrameType, ModuleType
 from typing import Any
 
-from ipygpumem.arrays import describe, library_type, samples
+from ipygpumem.arrays import describe, is_map, library_type, memory_of, samples
 from ipygpumem.columns import Column, Picked, Rows, all_different, at, identities, places_of, type_identities
 from ipygpumem.heap import Heap
 from ipygpumem.holders.frames import peek, running_frames
@@ -27,7 +27,7 @@ from ipygpumem.inventory.memory import Reader
 from ipygpumem.inventory.naming import NameColumn, Names
 from ipygpumem.inventory.records import Inventory, TensorKind, TensorRecord
 from ipygpumem.inventory.rows import Subjects, Table, add_gradients, kinds_of
-from ipygpumem.kinds import instance_dict, is_atom, is_kind, module_dict, type_name
+from ipygpumem.kinds import is_kind, module_dict
 from ipygpumem.probes.accelerators import loaded_torch
 
 CellOf = Callable[[str], "int | None"]
@@ -224,7 +224,7 @@ class _Survey:
         array_type: Any = library_type("numpy", "ndarray")
         by_address: dict[int, tuple[int, int]] = {}
         for item in arrays:
-            owner = _memory_of(array_type, item)
+            owner = memory_of(array_type, item)
             if is_kind(owner, reader.base):  # tensor.numpy()
                 table.aliases.update(reader.memory(owner).storages.keys())
                 self._shown.add(id(owner))
@@ -244,7 +244,7 @@ class _Survey:
         array_type: Any = library_type("numpy", "ndarray")
         rows: dict[int, TensorRecord] = {}
         for place, item in enumerate(subjects.items):
-            owner = _memory_of(array_type, item)
+            owner = memory_of(array_type, item)
             found, key = describe(item), id(owner)
             if key in self._shown or found is None:
                 continue
@@ -261,31 +261,9 @@ class _Survey:
                 cell=subjects.cells[place],
                 library="numpy" if is_kind(owner, array_type) else "buffer",
                 storage=key,
-                note=_MAPPED if _is_map(owner) else "",
+                note=_MAPPED if is_map(owner) else "",
             )
         return list(rows.values())
 
 
 _MAPPED = "a memory map: bytes of the file, not all of them in RAM"
-
-
-def _is_map(owner: object) -> bool:
-    kind = library_type("mmap", "mmap")
-    return kind is not None and is_kind(owner, kind)
-
-
-def _memory_of(array_type: type, array: Any) -> object:
-    """Return what owns an array's memory: an array, or the bytes, the memory map or the tensor that it shows."""
-    owner: Any = array
-    base = array_type.__dict__["base"]
-    while (behind := base.__get__(owner)) is not None:
-        if type_name(behind) == "DummyArray":
-            behind = (instance_dict(behind) or {}).get("base")
-        if type(behind) is memoryview:
-            behind = behind.obj
-        if not is_kind(behind, array_type):
-            tensor_type = library_type("torch", "Tensor")
-            is_tensor = tensor_type is not None and is_kind(behind, tensor_type)
-            return behind if is_tensor or is_atom(behind) or _is_map(behind) else owner
-        owner = behind
-    return owner

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ipygpumem import reclaim
-from ipygpumem.arrays import ArraySearch, StorageKey, watch
+from ipygpumem.arrays import Array, ArraySearch
 from ipygpumem.errors import ExperimentError, FileError
-from ipygpumem.heap import large_tensors
-from ipygpumem.holders.graphs import show_saved
 from ipygpumem.kinds import is_atom
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Usage
 from ipygpumem.notebook import watching
@@ -25,6 +24,7 @@ from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
     from ipygpumem.allocations import AllocationHistory
+    from ipygpumem.inventory.before import Before
     from ipygpumem.notebook.budget import NotebookBudget
     from ipygpumem.notebook.session import Session
 
@@ -118,7 +118,8 @@ class Experiment:
         self._remarks: list[str] = []
         self._steps: list[ReclaimStep] = []
         self._at_end: _AtEnd | None = None
-        self._tensors_before: dict[StorageKey, Callable[[], bool]] = {}
+        self._before: Before | None = None
+        self._knows_before = True
         self._seed_on_import = SeedOnImport(seed) if seed is not None else None
         self._allocations = _history_in(record) if record is not None else None
 
@@ -142,7 +143,7 @@ class Experiment:
         self._started_at = time.time()
         self.scope = Scope(namespace, keep=self._keep, drop_imports=self._drop_imports)
         self.outputs_at_start = self._session.outputs.mark()
-        self._tensors_before = self._large_tensors()
+        self._before = self._look_before()
         if self._budget is not None:
             self._budget.start()
         self._measurement = self._session.meter.start()
@@ -248,7 +249,7 @@ class Experiment:
         self._stop_allocations(write=False)
         if hasattr(self, "scope"):
             self.scope.waiting.clear()
-        self._tensors_before.clear()
+        self._forget_before()
         if self._seed_on_import is not None:
             self._seed_on_import.remove()
 
@@ -263,7 +264,7 @@ class Experiment:
         if self._seed_on_import is not None:
             self._seed_on_import.remove()
         self.record = self._make_record(at_end, meter.stop(self._measurement))
-        self._tensors_before.clear()
+        self._forget_before()
         return self.record
 
     def _give_back(self, enclosing: Scope | None) -> None:
@@ -313,36 +314,52 @@ class Experiment:
 
     def _watch(self) -> list[watching.Watched]:
         """Return what the scope's names and outputs hold, with functions that say whether it is still alive."""
-        scope, search = self.scope, ArraySearch()
+        scope, search = self.scope, ArraySearch(self._was_before)
         namespace = self._session.namespace
         own = set(scope.own_names())
         for name, value in list(namespace.items()):
             if not is_atom(value) and is_ownable(name) and name not in own:
-                search.ignore(value)  # a view of the notebook's own data is no leak
+                search.ignore(value)  # what ``global`` has made the notebook's own is no leak
         named: list[tuple[str, object]] = [(name, namespace.get(name)) for name in scope.names_to_delete()]
         named += [(f"Out[{key}]", value) for key, value in self._session.outputs.since(self.outputs_at_start).items()]
         return watching.watch_names(named, search)
 
-    def _large_tensors(self) -> dict[StorageKey, Callable[[], bool]]:
-        """Return the tensors that are alive; watched, so that no later one can come to have the identity of theirs."""
+    def _look_before(self) -> Before | None:
+        """Return what is alive now, which is no survivor of this experiment at its end; None if that is nothing."""
+        if not {"torch", "numpy"} & sys.modules.keys():
+            return None
+        from ipygpumem.inventory.before import Before  # loading the extension must stay fast
+
         try:
-            show_saved()
-            tensors = large_tensors(self._session.config.min_held_bytes)
-            return {key: watch(same[0]) for key, same in tensors.items()}
+            return Before(self._session.namespace)
         except Exception as error:  # it only serves the report
-            self._note(f"tensors without a name could not be listed: {type(error).__name__}: {error}")
-            return {}
+            self._note(f"what survives cannot be told, since a first look failed: {type(error).__name__}: {error}")
+            self._knows_before = False
+            return None
+
+    def _was_before(self, item: object, array: Array) -> bool:
+        return not self._knows_before or (self._before is not None and self._before.has(item, array))
+
+    def _forget_before(self) -> None:
+        if self._before is not None:
+            self._before.close()
 
     def _survivors(self, at_end: _AtEnd) -> tuple[Held, ...]:
         if not at_end.complete:
             return ()
         search = ArraySearch()
-        kept = [self._session.namespace.get(name) for name in self.scope.outcome.kept]
-        known = {*self._tensors_before, *(array.storage for value in kept for _, array in search.find(value))}
+        values = [self._session.namespace.get(name) for name in self.scope.outcome.kept]
+        kept = {array.storage for value in values for _, array in search.find(value)}
         try:
             from ipygpumem.notebook import leaks  # loading the extension must stay fast
 
-            return leaks.survivors(self._session, at_end.watched, known)
+            return leaks.survivors(
+                self._session,
+                at_end.watched,
+                known=lambda item, array: array.storage in kept or self._was_before(item, array),
+                certain=self._before is None or self._before.complete,
+                first_cell=min((cell.execution_count or 0 for cell in self._cells), default=None),
+            )
         except Exception as error:  # all has been given back: this only tells what has not come
             self._note(f"what survived could not be told: {type(error).__name__}: {error}")
             return ()

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-from ipygpumem.arrays import Array, StorageKey, describe, watch
+from ipygpumem.arrays import Array, describe, watch
 from ipygpumem.heap import Heap, large_tensors
-from ipygpumem.holders.graphs import show_saved
+from ipygpumem.holders.graphs import live_tensors
 from ipygpumem.holders.paths import NOTEBOOK, Place
 from ipygpumem.holders.search import Roots, explain
-from ipygpumem.kinds import text_of, type_name
-from ipygpumem.model import Held
+from ipygpumem.kinds import is_kind, module_dict, text_of, type_name
+from ipygpumem.model import Held, Holder
 from ipygpumem.notebook.parsing import Parser, size
 from ipygpumem.notebook.progress import progress
-from ipygpumem.notebook.sources import cell_of_file, cell_that_bound
+from ipygpumem.notebook.sources import cell_of_file, cell_that_bound, running_cell
 from ipygpumem.notebook.watching import Watched
 from ipygpumem.reclaim import trim_host_heap
 from ipygpumem.reports.content import Report, leaks_report
@@ -27,28 +28,42 @@ if TYPE_CHECKING:
 _MOST = 2000
 """How many are explained at once, the largest first."""
 
+_OF_MODULE = re.compile(r"module ([\w.]+), global [\w.]+")
+_QUOTED = re.compile(r'"[^"]*"')
+_SCOPES_OUTPUT = re.compile(r"Out\[(\d+)\]")
 _OUTPUT = re.compile(r"_\d*|_{2,3}|_i*\d*")
 
 
-def survivors(session: Session, watched: Iterable[Watched], known: Container[StorageKey]) -> tuple[Held, ...]:
+def survivors(
+    session: Session,
+    watched: Iterable[Watched],
+    known: Callable[[object, Array], bool],
+    *,
+    certain: bool = True,
+    first_cell: int | None = None,
+) -> tuple[Held, ...]:
     """Return what an experiment leaves behind, largest first, with who holds it; remember it for %gpumem leaks.
 
     Args:
         session: the shell's.
         watched: what the experiment's names held.
-        known: storages of tensors that were there before, or that stay on purpose.
+        known: says of a tensor whether its memory was there before, or stays on purpose.
+        certain: whether all that was there before is known, NumPy's arrays too.
+        first_cell: number of the experiment's first cell; the running one unless told.
     """
     smallest = session.config.min_held_bytes
-    alive = [item for item in watched if _size(item.alive()) >= smallest]
+    alive = [
+        _with_cell(session, item, first_cell, certain=certain) for item in watched if _size(item.alive()) >= smallest
+    ]
     named = {array.storage for item in alive for array in item.alive()}
-    show_saved()
-    for key, tensors in large_tensors(smallest).items():
-        array = describe(tensors[0]) if key not in known and key not in named else None
-        if array is not None:
+    for key, tensors in large_tensors(live_tensors(), smallest).items():
+        array = describe(tensors[0]) if key not in named else None
+        if array is not None and not known(tensors[0], array):
             alive.append(Watched(_held(tensors[0]), ((watch(tensors[0]), array),)))
-    session.survivors += alive
     if not alive:
         return ()
+    told = {array.storage for item in session.survivors for array in item.alive()}  # by an experiment inside this one
+    session.survivors += [item for item in alive if any(array.storage not in told for array in item.alive())]
     with progress(session, "who holds what is still alive") as advance:
         heap = Heap()
         advance(1, 2)
@@ -58,13 +73,22 @@ def survivors(session: Session, watched: Iterable[Watched], known: Container[Sto
     return found
 
 
+def _with_cell(session: Session, item: Watched, first_cell: int | None, *, certain: bool) -> Watched:
+    """Return what a name held with the cell that bound it: later ones may bind the name to something else."""
+    is_old_perhaps = not certain and any(array.storage[0] == "numpy" for array in item.alive())
+    output = _SCOPES_OUTPUT.fullmatch(item.held.name)
+    first = running_cell(session.shell) if first_cell is None else first_cell
+    cell = int(output[1]) if output else cell_that_bound(session.shell, item.held.name, range(first))
+    return replace(item, held=replace(item.held, cell=cell), is_old_perhaps=is_old_perhaps)
+
+
 def leaks(session: Session, words: list[str]) -> list[Report]:
     """Return what survived experiments, and what no notebook name leads to, with who holds it."""
     parser = Parser(prog="%gpumem leaks", add_help=False, allow_abbrev=False)
     parser.add_argument("--min", type=size, default=session.config.min_held_bytes)
     smallest: int = parser.parse_args(words).min
     with progress(session, "leaks") as advance:
-        show_saved()
+        live_tensors()  # from now on each has an object
         heap = Heap()
         advance(1, 3)
         session.survivors = [item for item in session.survivors if item.alive()]
@@ -82,7 +106,7 @@ def _size(arrays: Iterable[Array]) -> int:
 
 
 def _explained(session: Session, watched: Sequence[Watched], heap: Heap) -> tuple[Held, ...]:
-    """Return what is alive of each, largest first, with who holds its largest array and the cell that bound it."""
+    """Return what is alive of each, largest first, with who holds its largest array."""
     alive = sorted(((item, item.alive()) for item in watched), key=lambda pair: -_size(pair[1]))
     alive = [(item, arrays) for item, arrays in alive if arrays]
     holders = explain([arrays[0].storage for _, arrays in alive[:_MOST]], heap, roots(session))
@@ -91,11 +115,14 @@ def _explained(session: Session, watched: Sequence[Watched], heap: Heap) -> tupl
             item.held,
             size_bytes=_size(arrays),
             arrays=len(arrays),
-            cell=cell_that_bound(session.shell, item.held.name) if item.held.name else None,
-            holder=holders.get(arrays[0].storage),
+            holder=_in_doubt(holder) if item.is_old_perhaps else holder,
         )
-        for item, arrays in alive
+        for item, arrays, holder in ((*pair, holders.get(pair[1][0].storage)) for pair in alive)
     )
+
+
+def _in_doubt(holder: Holder | None) -> Holder | None:
+    return holder and Holder(f"{holder.path}, perhaps since before the experiment", "")
 
 
 def _unnamed(session: Session, heap: Heap, known: Sequence[Watched], smallest: int) -> tuple[list[Held], list[Held]]:
@@ -107,13 +134,23 @@ def _unnamed(session: Session, heap: Heap, known: Sequence[Watched], smallest: i
     found = {key: _held(same[0]) for key, same in heap.large(smallest).items() if key not in storages}
     ordered = sorted(found, key=lambda key: -found[key].size_bytes)
     holders = explain(ordered[:_MOST], heap, roots(session))
-    unnamed = [key for key in ordered[:_MOST] if not _is_plain(holders[key].path)]
+    modules = {
+        text_of(module_dict(item).get("__name__"))
+        for item in list(session.namespace.values())
+        if is_kind(item, ModuleType)
+    }
+    unnamed = [key for key in ordered[:_MOST] if not _is_plain(holders[key].path, modules)]
     return [replace(found[key], holder=holders[key]) for key in unnamed], [found[key] for key in ordered[_MOST:]]
 
 
-def _is_plain(path: str) -> bool:
-    """Whether a path leads through a variable's items and attributes only: such data is kept on purpose."""
-    return path.startswith(NOTEBOOK) and ": " not in path
+def _is_plain(path: str, modules: set[str]) -> bool:
+    """Whether a path leads through a variable's items and attributes only: such data is kept on purpose.
+
+    So is what the notebook can write as ``module.name.attribute``, with one of the ``modules`` that it has imported.
+    """
+    path = _QUOTED.sub("", path)  # a key may hold anything
+    module = _OF_MODULE.fullmatch(path)
+    return (path.startswith(NOTEBOOK) and ": " not in path) or (module is not None and module[1] in modules)
 
 
 def _held(item: object) -> Held:

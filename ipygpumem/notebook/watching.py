@@ -18,6 +18,8 @@ class Watched:
 
     held: Held
     arrays: tuple[tuple[Callable[[], bool], Array], ...]
+    is_old_perhaps: bool = False
+    """Whether its memory may be older than the experiment: the notebook held too much to look through at the start."""
 
     def alive(self) -> list[Array]:
         """Return the arrays that are still alive, largest first."""

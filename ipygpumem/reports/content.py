@@ -323,7 +323,8 @@ def _leak_line(group: Sequence[Held]) -> str:
     if first.holder is not None:
         path = _LAST_INDEX.sub("[…]", first.holder.path) if number else first.holder.path
         parts.append(f"held by {clean(path)}")
-        parts.append(f"to free it: {clean(first.holder.advice)}")
+        if first.holder.advice:
+            parts.append(f"to free it: {clean(first.holder.advice)}")
     return SEPARATOR.join(parts)
 
 

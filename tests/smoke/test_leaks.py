@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.kernel import Kernel
@@ -18,6 +20,11 @@ def notebook(kernel: Kernel) -> Kernel:
     """A kernel with the extension and NumPy loaded."""
     works(kernel, "import numpy")
     return kernel
+
+
+SURVIVORS = (
+    "[(h.name, h.cell, h.holder.path, h.holder.advice) for h in __import__('ipygpumem').experiments()[-1].survivors]"
+)
 
 
 def leaks(kernel: Kernel, options: str = "") -> str:
@@ -37,7 +44,7 @@ def test_a_survivor_is_told_at_the_end_of_its_experiment_and_later(notebook: Ker
     (report,) = works(notebook, "%experiment end").reports("experiment")
     line = (
         '8 MiB · x: ndarray float64 1048576 on cpu · cell 5 · held by notebook variable cache["run3"][0] · '
-        "to free it: del cache, or remove it from there"
+        "to free it: remove it from there"
     )
     assert line in report
     assert leaks(notebook).splitlines() == ["1 leak · 8 MiB", "  " + line]
@@ -148,6 +155,85 @@ def test_objects_that_defend_themselves_are_not_touched(notebook: Kernel) -> Non
     works(notebook, "touched.clear(); lazy = [Lazy('lazy'), proxy, hostile]")
     assert "held by notebook variable boxes[0][1]" in leaks(notebook)
     assert notebook.value("touched") == []
+
+
+def test_an_output_of_something_that_has_a_name_is_no_leak(notebook: Kernel) -> None:
+    works(notebook, f"mine = {BIG}; box = {{'a': [{BIG}]}}")
+    works(notebook, "mine")
+    works(notebook, "box['a'][0]")
+    assert leaks(notebook) == "no leak of at least 1 MiB was found"
+
+
+def test_a_scope_without_torch_claims_nothing_that_was_alive_before(notebook: Kernel) -> None:
+    works(notebook, f"import types; ns = types.SimpleNamespace(train={BIG}); rows = [({BIG}, 1)]")
+    reply = works(notebook, "%%experiment a\na = ns.train[:3]; b = rows; c = [x for x, _ in rows]; d = vars(ns)")
+    assert "still alive" not in reply.reports("experiment")[0]
+
+
+def test_what_a_module_has_loaded_before_is_no_survivor(notebook: Kernel, tmp_path: Path) -> None:
+    code = f"import numpy\nclass Store:\n    pass\nDATA = {BIG}\nstore = Store()\nstore.train = {BIG}\nCACHE = {{}}\n"
+    (tmp_path / "mine.py").write_text(code)
+    works(notebook, f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import mine")
+    assert leaks(notebook) == "no leak of at least 1 MiB was found"
+    works(notebook, f"%%experiment a\na = mine.DATA; b = mine.store.train[:3]; mine.CACHE[3] = c = {BIG}")
+    found = notebook.value(SURVIVORS)
+    assert found == [("c", 5, "module mine, global CACHE[3]", "remove it from there")]
+
+
+@pytest.mark.parametrize(
+    ("make", "call", "path", "advice"),
+    [
+        ("@functools.lru_cache\ndef load(n): return numpy.zeros(n)", "mine.load", "load", "mine.load.cache_clear()"),
+        (
+            "class Files:\n    @staticmethod\n    @functools.lru_cache\n    def load(n): return numpy.zeros(n)",
+            "mine.Files.load",
+            "Files.load",
+            "mine.Files.load.cache_clear()",
+        ),
+        (
+            "def read(n): return numpy.zeros(n)\nload = functools.lru_cache(read)",
+            "mine.load",
+            "load",
+            "mine.load.cache_clear()",
+        ),
+    ],
+)
+def test_the_advice_about_a_cached_function_works_as_it_stands(
+    notebook: Kernel, tmp_path: Path, make: str, call: str, path: str, advice: str
+) -> None:
+    (tmp_path / "mine.py").write_text(f"import functools, numpy\n{make}\n")
+    works(notebook, f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import mine")
+    works(notebook, f"%%experiment a\nx = {call}(1 << 20)")
+    ((_, _, found, told),) = notebook.value(SURVIVORS)
+    assert found.startswith(f"module mine, global {path}: lru_cache of function ")
+    assert told == advice
+    works(notebook, told)
+    assert leaks(notebook) == "no leak of at least 1 MiB was found"
+
+
+def test_a_cached_function_under_another_name_in_the_notebook_is_cleared_by_that(notebook: Kernel) -> None:
+    works(notebook, "import functools; cached = functools.lru_cache(lambda n: numpy.zeros(n))")
+    works(notebook, "%%experiment a\nx = cached(1 << 20)")
+    assert notebook.value(SURVIVORS)[0][3] == "cached.cache_clear()"
+
+
+def test_the_cell_of_a_survivor_is_that_of_its_own_binding(notebook: Kernel) -> None:
+    works(notebook, "cache = []; x = 1")
+    works(notebook, "%experiment start a")
+    works(notebook, f"x = {BIG}; cache.append(x)")
+    works(notebook, "y = 1")
+    (report,) = works(notebook, "%experiment end").reports("experiment")
+    works(notebook, "x = 2")
+    for text in (report, leaks(notebook)):
+        assert "x: ndarray float64 1048576 on cpu · cell 5 · held by" in text
+
+
+def test_the_cell_of_an_output_is_its_own(notebook: Kernel) -> None:
+    works(notebook, "cache = []")
+    works(notebook, "%experiment start a")
+    works(notebook, f"cache.append({BIG}); cache[0]")
+    works(notebook, "%experiment end")
+    assert notebook.value(SURVIVORS) == [("Out[5]", 5, "notebook variable cache[0]", "remove it from there")]
 
 
 def test_explaining_changes_nothing(notebook: Kernel) -> None:

@@ -47,6 +47,24 @@ def test_names_inside_timeit_are_not_the_notebooks(notebook: Kernel) -> None:
     assert row(report(notebook, "%gpumem tensors inner"), "inner").split()[-3] == str(cell)
 
 
+def test_frames_and_series_have_their_names(notebook: Kernel) -> None:
+    pytest.importorskip("pandas")
+    ok(
+        notebook,
+        "import numpy as np, pandas as pd",
+        "frame = pd.DataFrame({'a': np.zeros(1 << 17), 'b': pd.Categorical(['x'] * (1 << 17))})",
+        "series = pd.Series(np.zeros(1 << 17), index=np.arange(1 << 17) * 2.0); box = {'in': [series * 2]}",
+    )
+    cell = notebook.value("get_ipython().execution_count") - 2
+    text = report(notebook, "%gpumem tensors --min 100KiB")
+    assert row(text, "frame") == f"frame ndarray 1 × 131072 float64 cpu other {cell} 1 MiB"
+    assert f"frame ndarray 131072 int8 cpu other {cell} 128 KiB" in " ".join(text.split())
+    assert row(text, "series") == f"series ndarray 131072 float64 cpu other {cell + 1} 1 MiB"
+    assert row(text, "series.index") == f"series.index ndarray 131072 float64 cpu other {cell + 1} 1 MiB"
+    assert row(text, 'box["in"][0]') == f'box["in"][0] ndarray 131072 float64 cpu other {cell + 1} 1 MiB'
+    assert "(no name)" not in text
+
+
 def test_filters_groups_and_the_rest(notebook: Kernel) -> None:
     ok(notebook, "import numpy as np\nx = np.ones(1 << 17)\nlosses = [np.ones(1000 + i) for i in range(30)]")
     text = report(notebook, "%gpumem tensors 'losses*' --top 3")

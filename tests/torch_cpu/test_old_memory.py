@@ -1,0 +1,185 @@
+"""What was alive before a scope is none of its survivors, whatever the scope has made around it; with torch."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernel import Kernel
+from tests.steps import works
+
+pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
+pytest.importorskip("pandas", reason="these tests need pandas, which comes with the extra 'test'")
+
+BEFORE = """
+import collections, copy, dataclasses, functools, types
+import numpy as np, pandas as pd
+from torch.utils.data import DataLoader, Subset, TensorDataset
+outer = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512))
+ds = TensorDataset(torch.zeros(1024, 512))
+many = [torch.zeros(1000) for _ in range(1000)]
+ns = types.SimpleNamespace(train=np.zeros(1 << 18), tensor=torch.zeros(1 << 19))
+class Config:
+    array, tensor = np.zeros(1 << 18), torch.zeros(1 << 19)
+class Images:
+    def __init__(self): self.items = [np.zeros(4096) for _ in range(100)]
+    def __len__(self): return len(self.items)
+    def __getitem__(self, position): return self.items[position]
+images, pairs = Images(), [(np.zeros(4096), 1) for _ in range(100)]
+frame, series = pd.DataFrame({"a": np.zeros(1 << 18)}), pd.Series(np.zeros(1 << 18))
+groups = collections.defaultdict(list, a=[np.zeros(1 << 18)])
+objects = np.array([np.zeros(1 << 18), None], dtype=object)
+def make(array, tensor):
+    return lambda: (array, tensor)
+get = make(np.zeros(1 << 18), torch.zeros(1 << 19))
+used = nn.Linear(1024, 1024); used(torch.ones(2, 1024)).sum().backward()
+sparse = torch.ones(600, 600).to_sparse()
+mine = types.ModuleType("mine"); mine.DATA = np.zeros(1 << 18)
+cache = []
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "optimizer = torch.optim.SGD(outer.parameters()); schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)",
+        "optimizer = torch.optim.Adam(outer.parameters()); outer(torch.ones(2, 512)).sum().backward()\n"
+        "optimizer.step(); optimizer.zero_grad()",
+        "optimizer = torch.optim.SGD(used.parameters()); optimizer.step(); gradient = used.weight.grad",
+        "loader = DataLoader(ds, batch_size=64); part = Subset(ds, range(10))\nfor batch in loader: pass",
+        "m = outer; parameters = list(outer.parameters()); named = dict(outer.named_parameters()); v = m[0].weight.T",
+        "state = outer.state_dict(); best = outer[0].weight.detach().numpy(); data = outer[0].weight.data; v = many",
+        "a = ns.train; b = ns.train[:3]; c = vars(ns); d = ns.tensor.numpy(); e = torch.from_numpy(ns.train)",
+        "cache.append(torch.from_numpy(ns.train)); cache.append(ns.tensor.numpy()); cache.append(ns.tensor[:3])",
+        "a, b = Config.array, Config.tensor; c, d = get(); e = mine.DATA[:3]; f = groups['a'], objects[0]",
+        "loader = DataLoader(images); items = images.items; shallow = copy.copy(images); some = [x for x, _ in pairs]",
+        "a = frame; b = frame['a']; c = frame[:9]; d = frame.to_numpy(copy=False); e = series.array, series[:9]",
+        "model = nn.Sequential(outer, nn.Linear(512, 2)); bound = outer.forward; part = functools.partial(outer, 1)",
+        "same = sparse; values = sparse.coalesce().values()",
+    ],
+)
+@pytest.mark.parametrize("form", ["%%experiment a\n{}", "%experiment start a\n{}\n%experiment end"])
+def test_what_was_alive_before_is_no_survivor(notebook: Kernel, form: str, code: str) -> None:
+    works(notebook, BEFORE)
+    (report,) = works(notebook, form.format(code)).reports("experiment")
+    assert "still alive" not in report, report
+    assert notebook.value("ipygpumem.experiments()[-1].survivors") == ()
+
+
+def test_what_was_alive_before_the_outer_scope_is_no_survivor_of_the_inner_one(notebook: Kernel) -> None:
+    works(notebook, BEFORE)
+    works(notebook, "%experiment start whole")
+    works(notebook, "mine_too = [torch.ones(1 << 19)]")
+    works(notebook, "%%experiment part\noptimizer = torch.optim.SGD(outer.parameters()); alias = mine_too")
+    works(notebook, "%experiment end")
+    assert notebook.value("[e.survivors for e in ipygpumem.experiments()[-2:]]") == [(), ()]
+
+
+def test_a_gradient_that_the_scope_made_for_an_outer_model_is_told_without_advice(notebook: Kernel) -> None:
+    works(notebook, "outer = nn.Linear(1024, 1024)")
+    (report,) = works(notebook, "%%experiment a\nouter(torch.ones(2, 1024)).sum().backward()").reports("experiment")
+    (line,) = [line for line in report.splitlines() if "held by" in line]
+    assert line.endswith("held by notebook variable outer.weight.grad")
+    assert notebook.value("[h.holder.advice for h in ipygpumem.experiments()[-1].survivors]") == [""]
+
+
+@pytest.mark.parametrize(
+    ("code", "path"),
+    [
+        ("outer[0].weight.data = torch.zeros(1024, 1024)", "outer.0.weight"),
+        ("optimizer.state[outer[0].weight]['mean'] = torch.zeros(1 << 19)", 'optimizer.state[<Parameter>]["mean"]'),
+        ("def replace():\n    global leak\n    leak = torch.zeros(1 << 19)\nreplace()", "leak"),
+    ],
+)
+def test_no_advice_takes_more_from_the_user_than_what_the_scope_made(notebook: Kernel, code: str, path: str) -> None:
+    works(
+        notebook, "leak = 1\nouter = nn.Sequential(nn.Linear(1024, 2))\noptimizer = torch.optim.SGD(outer.parameters())"
+    )
+    works(notebook, f"%%experiment a\n{code}")
+    ((found, advice),) = notebook.value(
+        "[(h.holder.path, h.holder.advice) for h in ipygpumem.experiments()[-1].survivors]"
+    )
+    assert found in (f"notebook variable {path}", 'notebook variable optimizer.param_groups[0]["params"][0]')
+    assert advice == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "path", "advice"),
+    [
+        ("x = torch.ones(1 << 19); cache.append(x)", "cache[0]", "remove it from there"),
+        ("model = nn.Linear(512, 1024); cache.append(model)", "cache[0].weight", "remove it from there"),
+        ("images.items.append(np.zeros(1 << 18)); v = images", "images.items[100]", "remove it from there"),
+        ("objects[1] = np.zeros(1 << 18); v = objects[1]", "objects (in an array of objects)", "remove it from there"),
+        ("frame['new'] = np.ones(1 << 18); v = frame", "frame", "remove it from there"),
+        ("x = torch.ones(700, 700).to_sparse(); cache.append(x)", "cache[0]", "remove it from there"),
+        ("x = torch.ones(1 << 19).numpy(); cache.append(x)", "cache[0]", "remove it from there"),
+    ],
+)
+def test_what_the_scope_has_put_into_something_old_is_told(notebook: Kernel, code: str, path: str, advice: str) -> None:
+    works(notebook, BEFORE)
+    works(notebook, f"%%experiment a\n{code}")
+    found = notebook.value("[(h.holder.path, h.holder.advice) for h in ipygpumem.experiments()[-1].survivors]")
+    assert found == [(f"notebook variable {path}", advice)]
+
+
+def test_a_new_array_at_the_place_of_an_old_one_is_told(notebook: Kernel) -> None:
+    works(notebook, "import numpy as np\nbig, cache = np.zeros(1 << 18), []")
+    works(notebook, "%%experiment a\ndel big\nbig = np.zeros(1 << 18); cache.append(big)")
+    assert notebook.value("[h.name for h in ipygpumem.experiments()[-1].survivors]") == ["big"]
+
+
+def test_a_survivor_of_an_inner_scope_is_one_leak_also_after_the_outer_one(notebook: Kernel) -> None:
+    works(notebook, "cache = []\n%experiment start whole")
+    works(notebook, "%%experiment part\nx = torch.ones(1 << 19); cache.append(x)")
+    works(notebook, "%experiment end")
+    (report,) = works(notebook, "%gpumem leaks").reports("leaks")
+    assert report.splitlines()[0] == "1 leak · 2 MiB"
+    works(notebook, "cache.clear()")
+
+
+def test_where_the_notebook_held_too_much_the_report_does_not_claim_what_it_does_not_know(notebook: Kernel) -> None:
+    works(notebook, "import numpy as np\nfrom ipygpumem.inventory.reach import Reach\nReach.MOST_OBJECTS = 100")
+    works(notebook, "rows = [[np.zeros(1 << 18)]] + [[i] for i in range(200)]; cache = []")
+    (report,) = works(notebook, "%%experiment a\nx = rows[0][0]; y = torch.ones(1 << 19); cache.append(y)").reports(
+        "experiment"
+    )
+    works(notebook, "Reach.MOST_OBJECTS = 50_000")
+    first, second = [line for line in report.splitlines() if "held by" in line]
+    assert first.endswith("held by notebook variable rows[0][0], perhaps since before the experiment")
+    assert second.endswith("held by notebook variable cache[0] · to free it: remove it from there")
+    works(notebook, "cache.clear()\n%gpumem leaks")
+
+
+def test_memory_that_an_output_or_an_error_shows_too_is_no_leak(notebook: Kernel) -> None:
+    works(notebook, "import numpy as np\nmodel = nn.Linear(1024, 1024); box = {'a': {'b': np.zeros(1 << 18)}}")
+    works(notebook, "model.weight")
+    works(notebook, "box['a']['b']")
+    notebook.run("def fails(x):\n    raise ValueError\nfails((model.weight, box['a']['b']))")
+    assert works(notebook, "%gpumem leaks").reports("leaks") == ["no leak of at least 1 MiB was found"]
+    works(notebook, "%gpumem free")
+
+
+def test_an_optimizers_state_is_no_leak(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "model = nn.Linear(1024, 1024); optimizer = torch.optim.Adam(model.parameters())\n"
+        "model(torch.ones(2, 1024)).sum().backward(); optimizer.step(); keys = {'a: b': torch.ones(1 << 19)}",
+    )
+    assert works(notebook, "%gpumem leaks").reports("leaks") == ["no leak of at least 1 MiB was found"]
+
+
+def test_torchscripts_parameters_are_known_although_only_cpp_holds_them(notebook: Kernel) -> None:
+    works(
+        notebook, "import warnings; warnings.simplefilter('ignore')\nscripted = torch.jit.script(nn.Linear(1024, 1024))"
+    )
+    works(notebook, "%%experiment a\nparameters = list(scripted.parameters())")
+    assert notebook.value("ipygpumem.experiments()[-1].survivors") == ()
+    works(notebook, "del scripted")
+
+
+def test_a_first_look_that_fails_claims_nothing(notebook: Kernel) -> None:
+    works(notebook, "outer = nn.Linear(1024, 1024)\nimport ipygpumem.inventory.before as before\nreal = before.Before")
+    works(notebook, "def fails(*args): raise ValueError('no look')\nbefore.Before = fails")
+    (report,) = works(notebook, "%%experiment a\nm = outer").reports("experiment")
+    works(notebook, "before.Before = real")
+    assert "what survives cannot be told, since a first look failed: ValueError: no look" in report
+    assert "still alive" not in report
