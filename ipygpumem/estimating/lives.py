@@ -45,6 +45,9 @@ class Log:
     clock: int = 0
     backwards: list[int] = field(default_factory=list)
     """When each backward pass began."""
+    now: dict[str, int] = field(default_factory=dict)
+    peak: dict[str, int] = field(default_factory=dict)
+    """Bytes alive by device, and the most so far."""
     _alive: dict[int, tuple[Life, Any]] = field(default_factory=dict)
 
     def see(
@@ -63,13 +66,17 @@ class Log:
         born = 0 if before else self.clock
         life = Life(device, rounded(storage.nbytes()), born, before, recorded, in_backward)
         self.lives.append(life)
+        self.now[device] = now = self.now.get(device, 0) + life.size_bytes
+        self.peak[device] = max(self.peak.get(device, 0), now)
         # The object in Python lives as long as the storage, whoever holds it: autograd's C++, too.
         self._alive[key] = life, weakref.ref(storage, lambda _: self._gone(key))
         return life
 
     def _gone(self, key: int) -> None:
         self.clock += 1
-        self._alive.pop(key)[0].died = self.clock
+        life = self._alive.pop(key)[0]
+        life.died = self.clock
+        self.now[life.device] -= life.size_bytes
 
     def mark(self, tensor: Any, part: str) -> None:
         """Note what a storage that was seen is for; the first word counts, but parameters are always parameters."""

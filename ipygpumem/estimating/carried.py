@@ -1,0 +1,159 @@
+"""An error as plain data, and the error again, with its class, text, causes and lines: to cross between processes."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+from ipygpumem.estimating.places import is_ours
+from ipygpumem.kinds import instance_dict, is_atom, is_kind, module_dict, name_of
+
+_DEEPEST, _MOST_FRAMES = 8, 100
+_HEAP_TYPE = 1 << 9
+"""CPython's flag of classes made by a ``class`` statement."""
+
+Frame = tuple[str, str, int, str]
+"""File, function, line, module."""
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value is made of numbers, texts, tuples, lists and dicts alone."""
+    if is_atom(value):
+        return True
+    if type(value) is tuple or type(value) is list:
+        return all(map(is_plain, value))
+    return type(value) is dict and all(is_plain(key) and is_plain(item) for key, item in value.items())
+
+
+def packed(error: BaseException | None, depth: int = 0) -> dict[str, Any] | None:
+    """Return an error, with what led to it, as plain data."""
+    if error is None or depth > _DEEPEST:
+        return None
+    try:
+        text = str(str(error))
+    except Exception:  # the user's own class
+        text = ""
+    attributes = instance_dict(error) or {}
+    return {
+        "classes": [(_text(kind, "__module__"), _text(kind, "__qualname__")) for kind in type.mro(type(error))[:-1]],
+        "name": name_of(type(error)),
+        "text": text,
+        "args": error.args if is_plain(error.args) else (text,),
+        "attributes": {name: value for name, value in attributes.items() if is_plain(name) and is_plain(value)},
+        "frames": frames_of(error.__traceback__),
+        "cause": packed(error.__cause__, depth + 1),
+        "context": packed(error.__context__, depth + 1),
+        "suppressed": bool(error.__suppress_context__),
+    }
+
+
+def frames_of(traceback: types.TracebackType | None) -> list[Frame]:
+    """Return the lines of a traceback, the outermost first, without ours."""
+    found = []
+    while traceback is not None:
+        found.append(_frame(traceback.tb_frame, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    return _shortened(found)
+
+
+def frames_to(frame: types.FrameType | None) -> list[Frame]:
+    """Return the lines that led to a frame, the outermost first, from the last of ours on."""
+    found: list[Frame] = []
+    while frame is not None and not (found and is_ours(frame.f_code.co_filename)):
+        found.append(_frame(frame, frame.f_lineno))
+        frame = frame.f_back
+    return _shortened(found[::-1])
+
+
+def _frame(frame: types.FrameType, line: int) -> Frame:
+    module = frame.f_globals.get("__name__")
+    return frame.f_code.co_filename, frame.f_code.co_name, line, module if type(module) is str else ""
+
+
+def _shortened(frames: list[Frame]) -> list[Frame]:
+    own = [frame for frame in frames if not is_ours(frame[0])]
+    return own if len(own) <= _MOST_FRAMES else own[: _MOST_FRAMES // 2] + own[-_MOST_FRAMES // 2 :]
+
+
+def unpacked(data: dict[str, Any]) -> BaseException:
+    """Return the error that ``packed`` was given; no code of the user's runs for it.
+
+    Its class is the one of that name here; where there is none, one of the same name that derives from the first base
+    that is here.
+    """
+    error = next(found for found in (_made(data, *names) for names in data["classes"]) if found is not None)
+    error.__traceback__ = traceback_of(data["frames"])
+    for name in ("cause", "context"):
+        if data[name] is not None:
+            setattr(error, f"__{name}__", unpacked(data[name]))
+    error.__suppress_context__ = data["suppressed"]
+    return error
+
+
+def _made(data: dict[str, Any], module: str, path: str) -> BaseException | None:
+    kind = _class_at(module, path)
+    if kind is None:
+        return None
+    text = data["text"]
+    solid = next(base for base in type.mro(kind) if not _is_made_by_statement(base))
+    for args in (data["args"], (text,)):
+        try:
+            error: BaseException = solid.__new__(kind, *args)
+            solid.__init__(error, *args)
+        except Exception:  # noqa: S112  # a class that wants other arguments: the next form, or the next class
+            continue
+        (instance_dict(error) or {}).update(data["attributes"])
+        if path == data["classes"][0][1] and _says(error, text):
+            return error
+        if solid is not kind:
+            return None  # a subclass might run the user's code
+        body = {"__module__": data["classes"][0][0], "__str__": lambda _: text}
+        error = type(data["name"], (kind,), body)(*args)
+        return error
+    return None
+
+
+def _says(error: BaseException, text: str) -> bool:
+    try:
+        return str(error) == text
+    except Exception:  # the user's own class, without what its __init__ would give it
+        return False
+
+
+def _class_at(module: str, path: str) -> Any:
+    found: Any = sys.modules.get(module)
+    for name in path.split("."):
+        if type(found) is types.ModuleType or is_kind(found, types.ModuleType):
+            found = module_dict(found).get(name)
+        elif is_kind(found, type):
+            found = (instance_dict(found) or {}).get(name)
+    return found if is_kind(found, type) and type.__subclasscheck__(BaseException, found) else None
+
+
+def _is_made_by_statement(kind: type) -> bool:
+    return bool(type.__dict__["__flags__"].__get__(kind) & _HEAP_TYPE)
+
+
+def _text(kind: type, name: str) -> str:
+    found = type.__dict__[name].__get__(kind)
+    return found if type(found) is str else ""
+
+
+class _Here(Exception):
+    """Is raised to make a frame."""
+
+
+def traceback_of(frames: list[Frame]) -> types.TracebackType | None:
+    """Return a traceback that shows these lines; its frames hold nothing."""
+    found = None
+    for name, function, line, module in reversed(frames):
+        code = compile("raise here", name, "exec", dont_inherit=True).replace(co_name=function, co_firstlineno=line)
+        try:
+            exec(code, {"__name__": module, "here": _Here()})  # noqa: S102  # our own two words
+        except _Here as error:
+            here = error.__traceback__.tb_next if error.__traceback__ is not None else None
+            if here is not None:
+                found = types.TracebackType(found, here.tb_frame, here.tb_lasti, line)
+            error.__traceback__ = None
+    return found
