@@ -103,7 +103,9 @@ def _made(data: dict[str, Any], module: str, path: str) -> BaseException | None:
             solid.__init__(error, *args)
         except Exception:  # noqa: S112  # a class that wants other arguments: the next form, or the next class
             continue
-        (instance_dict(error) or {}).update(data["attributes"])
+        own = instance_dict(error)
+        if own is not None:
+            own.update(data["attributes"])
         if path == data["classes"][0][1] and _says(error, text):
             return error
         if solid is not kind:

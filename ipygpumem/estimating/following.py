@@ -218,10 +218,8 @@ class Devices(TorchFunctionMode):
             return args[0] if self._target is not None else args[0].clone()
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
-        if func is torch.Tensor.record_stream:
-            return None
         if func is torch.Tensor.type and len(args) > 1 and (dtype := legacy_dtype(args[1])) is not None:
-            return torch.Tensor.to(args[0], device="cuda", dtype=dtype)
+            return torch.Tensor.to(args[0], device=self._other("cuda"), dtype=dtype)
         if self._target is None:
             return func(*args, **kwargs)
         if func in (torch.Tensor.cuda, torch.Tensor.xpu):
@@ -231,12 +229,14 @@ class Devices(TorchFunctionMode):
             args = (args[0], self._other(args[1]), *args[2:])
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": self._other(kwargs["device"])}
-        elif self._everything and func in _FACTORIES:
+        elif self._everything and func in _FACTORIES and self._target.type != "cpu":
             kwargs = {**kwargs, "device": self._target}
         return func(*args, **kwargs)
 
     def _other(self, value: Any) -> Any:
-        if isinstance(value, int):
+        if self._target is None:
+            return value
+        if isinstance(value, int) and not isinstance(value, bool):
             value = torch.device("cuda", value)
         if isinstance(value, str):
             value = torch.device(value)

@@ -6,9 +6,11 @@ import linecache
 import sys
 import types
 
+import torch
+
 from ipygpumem.estimating.places import is_users
 
-_KEEPS_A_STEP = "ys >"
+_FILE, _KEEPS_A_STEP = torch.optim.LBFGS.step.__code__.co_filename, "ys >"
 
 
 def asks() -> bool:
@@ -25,7 +27,7 @@ def goes_on() -> bool:
 def _frame() -> types.FrameType | None:
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and not is_users(frame.f_code.co_filename):
-        if frame.f_code.co_filename.endswith("lbfgs.py"):
+        if frame.f_code.co_filename == _FILE:
             return frame
         frame = frame.f_back
     return None

@@ -44,6 +44,7 @@ def patched(
         (torch, "set_num_threads", lambda _: None),
         (fake_tensor.log, "disabled", True),  # errors are raised, too
         (fakes, "tolist", _tolist),
+        (tensor, "record_stream", lambda *_: None),
         (tensor, "__format__", _format(tensor.__format__)),
         (torch.utils.data.DataLoader, "__init__", _without_processes(torch.utils.data.DataLoader.__init__)),
         (threading.Thread, "start", _followed(threading.Thread.start, following)),

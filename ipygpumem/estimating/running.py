@@ -89,6 +89,7 @@ class Run:
         self._target = torch.device(device if device and has_cuda else "cpu") if device or not has_cuda else None
         self._devices = Devices(self._target, everything=device is not None)
         self._notes: dict[str, None] = {}
+        self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self._kept: Callable[[Any], None] = lambda _: None
         self._follower = Follower(
             self.log, self._name, note=self._note, stray=self._keep, timeout_seconds=timeout_seconds
@@ -132,11 +133,13 @@ class Run:
     @contextmanager
     def _quietly(self) -> Iterator[None]:
         before, self._follower.paused = self._follower.paused, True
+        # torch's cache of results would hold a storage for good that a twin lies in.
+        caching, self._fakes.cache_enabled = getattr(self._fakes, "cache_enabled", False), False
         try:
             with torch._C._DisableFuncTorch():  # a twin that is made inside torch.func's grad or vmap is not of it
                 yield
         finally:
-            self._follower.paused = before
+            self._follower.paused, self._fakes.cache_enabled = before, caching
 
     # -- apart, or in place ---------------------------------------------------------------------------------------
 
@@ -201,10 +204,8 @@ class Run:
             stack.callback(register_optimizer_step_pre_hook(self._before_step).remove)
             stack.callback(register_optimizer_step_post_hook(self._follower.purposes.stepped).remove)
             stack.enter_context(self._accelerators.standing_in())
-            fakes = FakeTensorMode(allow_non_fake_inputs=True)
-            modes = lambda: self._modes(fakes)  # noqa: E731
-            stack.enter_context(patched(self._note, accelerated=self._target is None, following=modes))
-            stack.enter_context(modes())
+            stack.enter_context(patched(self._note, accelerated=self._target is None, following=self._modes))
+            stack.enter_context(self._modes())
             result = code()
             for optimizer in self.twins.optimizers:
                 self._follower.purposes.stepped(optimizer)
@@ -212,9 +213,9 @@ class Run:
             del result  # it was kept until here, as the code's caller would
 
     @contextmanager
-    def _modes(self, fakes: Any) -> Iterator[None]:
+    def _modes(self) -> Iterator[None]:
         # What the modes inside it are not asked for goes through to fake tensors.
-        with fakes, self._follower, self._devices:
+        with self._fakes, self._follower, self._devices:
             yield
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:

@@ -53,13 +53,15 @@ class Twins:
         self._device = device
         self._memo: dict[int, Any] = {}
         self._originals: list[Any] = []
+        # Weakly: what code lets go of, such as a gradient that was there before, is gone.
+        self._tensors: dict[int, Any] = {}
         self._storages: dict[int, Any] = {}
         self._namespaces: dict[int, dict[str, Any]] = {}
         self.optimizers: list[Any] = []
 
     def forget(self) -> None:
         """Keep no twin."""
-        for kept in (self._memo, self._originals, self._storages, self._namespaces, self.optimizers):
+        for kept in (self._memo, self._originals, self._tensors, self._storages, self._namespaces, self.optimizers):
             kept.clear()  # type: ignore[attr-defined]  # lists and dicts
 
     def namespace(self, original: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +79,9 @@ class Twins:
         if id(value) in self._memo:
             return self._memo[id(value)]
         if is_kind(value, torch.Tensor):
-            return self._keep(value, self._tensor(value))
+            known = self._tensors.get(id(value))
+            twin = known() if known is not None else None
+            return self._tensor(value) if twin is None else twin
         for kind, make in _MAKERS:
             if is_kind(value, kind):
                 return make(self, value)
@@ -104,7 +108,8 @@ class Twins:
             elif tensor.requires_grad:
                 twin.requires_grad_()
         self._made(tensor, twin)
-        self._keep(tensor, twin)
+        self._tensors[id(tensor)] = weakref.ref(twin)
+        self._originals.append(tensor)
         if tensor.is_leaf and tensor.grad is not None:
             twin.grad = self.of(tensor.grad)
         vars(twin).update(self.of(vars(tensor)))
@@ -114,13 +119,13 @@ class Twins:
         """Return a fake tensor that lies in its storage as ``tensor`` does in its own."""
         key = tensor.untyped_storage()._cdata
         size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
-        base = self._storages.get(key)
-        if base is None:
-            device = self._device(tensor.device)
-            base = torch.empty(tensor.untyped_storage().nbytes(), dtype=torch.uint8, device=device)
-            self._storages[key] = base
-            self._originals.append(tensor)
-        return torch.empty(0, dtype=tensor.dtype, device=base.device).set_(base.untyped_storage(), offset, size, stride)
+        known = self._storages.get(key)
+        storage, device = known() if known is not None else None, self._device(tensor.device)
+        if storage is None:
+            size_bytes = tensor.untyped_storage().nbytes()
+            storage = torch.empty(size_bytes, dtype=torch.uint8, device=device).untyped_storage()
+            self._storages[key] = weakref.ref(storage)
+        return torch.empty(0, dtype=tensor.dtype, device=device).set_(storage, offset, size, stride)
 
     # -- containers and objects -------------------------------------------------------------------------------
 
@@ -157,8 +162,12 @@ class Twins:
         if type_name(value) == "OptimizedModule" and "_orig_mod" in (instance_dict(value) or {}).get("_modules", {}):
             self._note(COMPILED)
             return self._keep(value, self.of(instance_dict(value)["_modules"]["_orig_mod"]))  # type: ignore[index]
+        try:
+            twin = object.__new__(type(value))
+        except TypeError:  # made in C, such as a lock
+            return self._keep(value, self._shared(value))
         self._shared(type(value))
-        twin = self._keep(value, object.__new__(type(value)))
+        self._keep(value, twin)
         self._fill(value, twin)
         if is_kind(value, torch.optim.Optimizer):
             self.optimizers.append(twin)

@@ -150,9 +150,9 @@ for images, labels in loader:
 
 @pytest.mark.parametrize("case", CASES)
 def test_usual_training_code_is_estimated(case: str, tmp_path: Path) -> None:
-    found = estimated(CASES[case], tmp_path)
+    found = estimated(CASES[case], tmp_path, device_memory="8GiB")
     assert [device.device for device in found.devices] == ["cuda:0"]
-    assert found.peak_bytes >= 64 * 256 * 4 + 256 * 512 * 4 if "ones" not in CASES[case] else found.peak_bytes
+    assert found.peak_bytes >= (256 * 512 * 4 if "model(" in CASES[case] else 512)
     assert not any("site-packages" in line for line in (*found.guesses, *found.notes))
 
 
@@ -178,7 +178,7 @@ def test_what_cannot_be_known_is_refused_by_its_line(body: str, told: str, tmp_p
         estimated(body, tmp_path)
     except EstimateError as error:
         assert told in str(error)
-        assert f"users_code.py, line 15: {body.splitlines()[0]}" in str(error)
+        assert f"users_code.py, line 14: {body.splitlines()[0]}" in str(error)
         assert "\n" not in str(error)
     else:
         assert not told
@@ -238,10 +238,8 @@ def test_sparse_gradients_are_counted(optimizer: str) -> None:
             steps.step()
 
     (found,) = ipygpumem.estimate(train).devices
-    storages: dict[int, int] = {}
     with RealStorages(words, table.weight) as real:
         train()
-    assert not storages
     assert found.peak_bytes == pytest.approx(real.peak, rel=0.1)
 
 
@@ -275,7 +273,7 @@ def test_a_recurrent_network_is_estimated_as_it_runs(kind: str, sizes: tuple[int
 
 def test_what_a_loop_on_values_asks_for_ends_with_its_line(tmp_path: Path) -> None:
     body = "done = torch.zeros(4, dtype=torch.bool)\nwhile not done.all():\n    done = done | (torch.rand(4) > 0.5)"
-    with pytest.raises(EstimateError, match=r"users_code.py, line 16: while not done.all\(\):"):
+    with pytest.raises(EstimateError, match=r"users_code.py, line 15: while not done.all\(\):"):
         estimated(body, tmp_path)
 
 
