@@ -70,6 +70,7 @@ def run(work: Callable[[], Any], probe: Callable[[], None], *, timeout_seconds: 
     """
     if not hasattr(os, "fork"):
         raise UnfitError("this system has no fork")
+    __tracebackhide__ = True  # of the errors of ``work``
     here, dice = os.getpid(), random.getstate()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # whatever the user has put there
@@ -297,6 +298,7 @@ class _Attendant:
         self._most_bytes = child.rss_bytes() + available_bytes() * 3 // 4
 
     def result(self) -> Any:
+        __tracebackhide__ = True
         try:
             for kind, value in self._child.messages():
                 if kind == "done":
@@ -309,6 +311,7 @@ class _Attendant:
         raise self._died()
 
     def _take(self, kind: str, value: Any) -> None:
+        __tracebackhide__ = True
         if kind == "text":
             getattr(sys, value[0]).write(value[1])
         elif kind == "shown":

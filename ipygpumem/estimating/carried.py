@@ -6,15 +6,15 @@ import sys
 import types
 from typing import Any
 
-from ipygpumem.estimating.places import is_ours
+from ipygpumem.estimating.places import is_ours, is_users
 from ipygpumem.kinds import instance_dict, is_atom, is_kind, module_dict, name_of
 
 _DEEPEST, _MOST_FRAMES = 8, 100
 _HEAP_TYPE = 1 << 9
 """CPython's flag of classes made by a ``class`` statement."""
 
-Frame = tuple[str, str, int, str]
-"""File, function, line, module."""
+Frame = tuple[str, str, int, int, str]
+"""File, function, its first line, the line that runs, module."""
 
 
 def is_plain(value: object) -> bool:
@@ -49,31 +49,49 @@ def packed(error: BaseException | None, depth: int = 0) -> dict[str, Any] | None
 
 
 def frames_of(traceback: types.TracebackType | None) -> list[Frame]:
-    """Return the lines of a traceback, the outermost first, without ours."""
-    found = []
+    """Return the lines of a traceback that the user's code wrote or called, the outermost first."""
+    return _shortened([_frame(step.tb_frame, step.tb_lineno) for step in _users_steps(traceback)])
+
+
+def users_part(traceback: types.TracebackType | None) -> types.TracebackType | None:
+    """Return a traceback with the lines alone that the user's code wrote or called."""
+    found = None
+    for step in reversed(_users_steps(traceback)):
+        found = types.TracebackType(found, step.tb_frame, step.tb_lasti, step.tb_lineno)
+    return found
+
+
+def _users_steps(traceback: types.TracebackType | None) -> list[types.TracebackType]:
+    """Return the steps of a traceback without ours, and without what these called to follow an operation."""
+    steps = []
     while traceback is not None:
-        found.append(_frame(traceback.tb_frame, traceback.tb_lineno))
+        steps.append(traceback)
         traceback = traceback.tb_next
-    return _shortened(found)
+    files = [step.tb_frame.f_code.co_filename for step in steps]
+    users = max((number for number, name in enumerate(files) if is_users(name)), default=len(files))
+    end = next((number for number, name in enumerate(files) if number > users and is_ours(name)), len(files))
+    return [step for step, name in zip(steps[:end], files[:end], strict=True) if not is_ours(name)]
 
 
 def frames_to(frame: types.FrameType | None) -> list[Frame]:
     """Return the lines that led to a frame, the outermost first, from the last of ours on."""
     found: list[Frame] = []
     while frame is not None and not (found and is_ours(frame.f_code.co_filename)):
-        found.append(_frame(frame, frame.f_lineno))
+        if not is_ours(frame.f_code.co_filename):
+            found.append(_frame(frame, frame.f_lineno))
         frame = frame.f_back
     return _shortened(found[::-1])
 
 
 def _frame(frame: types.FrameType, line: int) -> Frame:
     module = frame.f_globals.get("__name__")
-    return frame.f_code.co_filename, frame.f_code.co_name, line, module if type(module) is str else ""
+    code = frame.f_code
+    return code.co_filename, code.co_name, code.co_firstlineno, line, module if type(module) is str else ""
 
 
 def _shortened(frames: list[Frame]) -> list[Frame]:
-    own = [frame for frame in frames if not is_ours(frame[0])]
-    return own if len(own) <= _MOST_FRAMES else own[: _MOST_FRAMES // 2] + own[-_MOST_FRAMES // 2 :]
+    half = _MOST_FRAMES // 2
+    return frames if len(frames) <= _MOST_FRAMES else frames[:half] + frames[-half:]
 
 
 def unpacked(data: dict[str, Any]) -> BaseException:
@@ -149,8 +167,10 @@ class _Here(Exception):
 def traceback_of(frames: list[Frame]) -> types.TracebackType | None:
     """Return a traceback that shows these lines; its frames hold nothing."""
     found = None
-    for name, function, line, module in reversed(frames):
-        code = compile("raise here", name, "exec", dont_inherit=True).replace(co_name=function, co_firstlineno=line)
+    for name, function, first, line, module in reversed(frames):
+        code = compile("\n" * max(0, line - first) + "raise here", name, "exec", dont_inherit=True)
+        names = {"co_name": function} if sys.version_info < (3, 11) else {"co_name": function, "co_qualname": function}
+        code = code.replace(co_firstlineno=max(1, first), **names)  # type: ignore[arg-type]  # both are texts
         try:
             exec(code, {"__name__": module, "here": _Here()})  # noqa: S102  # our own two words
         except _Here as error:

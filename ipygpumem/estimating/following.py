@@ -39,9 +39,8 @@ class Follower(TorchDispatchMode):
         log: the storages.
         device_of: says what the log calls a device.
         note: takes what the report is to say.
-        stray: is called with each real tensor that code reached past its twin, before anything is done to it.
-        until: ``time.monotonic()`` from which on nothing more is followed.
-        stopped: what is said then.
+        twin_of: returns the twin of a real tensor that code reached past its twin.
+        timeout_seconds: from now on; then nothing more is followed.
     """
 
     def __init__(
@@ -50,14 +49,14 @@ class Follower(TorchDispatchMode):
         device_of: Callable[[Any], str],
         *,
         note: Callable[[str], None],
-        stray: Callable[[Any], None],
+        twin_of: Callable[[Any], Any],
         timeout_seconds: float,
     ) -> None:
         super().__init__()
         self._log = log
         self._device_of = device_of
         self._note = note
-        self._stray = stray
+        self._twin_of = twin_of
         self._timeout_seconds = timeout_seconds
         self._until = time.monotonic() + timeout_seconds
         self._purposes = Purposes(log)
@@ -66,7 +65,8 @@ class Follower(TorchDispatchMode):
         """The lines that asked for a tensor's value and got a stand-in, in order, and how often they did."""
         self.handles: list[Any] = []
         """What ends the hooks on real tensors."""
-        self._strays: dict[int, Any] = {}
+        self._strays: dict[int, tuple[Any, Any]] = {}
+        """Real tensors by id, with their twins."""
         self._answers = 0
 
     @property
@@ -93,7 +93,12 @@ class Follower(TorchDispatchMode):
         in_backward = self._purposes.backward_is_running()
         arguments = list(tensors_in((args, kwargs))) if func not in _CONSTANTS else []
         for tensor in arguments:
-            self._argument(tensor)
+            if isinstance(tensor, fake_tensor.FakeTensor):
+                self._purposes.argument(tensor)
+            elif id(tensor) not in self._strays:
+                self._adopt(tensor)
+        if any(id(tensor) in self._strays for tensor in arguments):
+            args, kwargs = self._with_twins((args, kwargs))
         try:
             result = func(*args, **kwargs)
         except _UNFOLLOWED as error:
@@ -106,16 +111,22 @@ class Follower(TorchDispatchMode):
                 self._log.see(tensor, self._device_of(device), recorded=recorded, in_backward=in_backward)
         return result
 
-    def _argument(self, tensor: Any) -> None:
-        if isinstance(tensor, fake_tensor.FakeTensor):
-            self._purposes.argument(tensor)
-        elif id(tensor) not in self._strays:
-            self._strays[id(tensor)] = tensor
-            self._stray(tensor)
-            self._log.see(tensor, self._device_of(tensor.device), before=True)
-            handle = self._purposes.follow(tensor)
-            if handle is not None:
-                self.handles.append(handle)
+    def _adopt(self, tensor: Any) -> None:
+        """Give a real tensor a twin, whose gradient is followed at the original."""
+        self._strays[id(tensor)] = tensor, self._twin_of(tensor)
+        handle = self._purposes.follow(tensor)
+        if handle is not None:
+            self.handles.append(handle)
+
+    def _with_twins(self, value: Any) -> Any:
+        """Return an operation's arguments with twins in the place of real tensors."""
+        if isinstance(value, torch.Tensor):
+            return self._strays.get(id(value), (value, value))[1]
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(self._with_twins, value))
+        if isinstance(value, dict):
+            return {name: self._with_twins(item) for name, item in value.items()}
+        return value
 
     def _corrected(self, func: Any, args: Any, kwargs: Any, arguments: list[Any], result: Any) -> Any:
         """Return a result with what fake tensors do not know of it."""

@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import apart
 from ipygpumem.estimating.accelerators import Accelerators
+from ipygpumem.estimating.carried import users_part
 from ipygpumem.estimating.effects import effects_of
 from ipygpumem.estimating.following import Devices, Follower
 from ipygpumem.estimating.free import free_bytes, has_context
@@ -91,10 +92,10 @@ class Run:
         self._notes: dict[str, None] = {}
         self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self._kept: Callable[[Any], None] = lambda _: None
-        self._follower = Follower(
-            self.log, self._name, note=self._note, stray=self._keep, timeout_seconds=timeout_seconds
-        )
         self.twins = Twins(self._made, self._place, self._quietly, shared=self._keep, note=self._note)
+        self._follower = Follower(
+            self.log, self._name, note=self._note, twin_of=self._twin_of_stray, timeout_seconds=timeout_seconds
+        )
         kind = self._label.partition(":")[0] if self._label is not None else None
         self._accelerators = Accelerators(self.log, kind, self._name, room_bytes, self._follower.guess)
         self._there: dict[str, int] = {}
@@ -111,6 +112,10 @@ class Run:
 
     def _keep(self, value: Any) -> None:
         self._kept(value)
+
+    def _twin_of_stray(self, tensor: Any) -> Any:
+        self._kept(tensor)
+        return self.twins.of(tensor)
 
     def _name(self, device: Any) -> str:
         """Return what the log calls a device."""
@@ -165,6 +170,9 @@ class Run:
         self._kept = snapshot.take
         try:
             return work(), False
+        except BaseException as error:
+            error.__traceback__ = users_part(error.__traceback__)
+            raise
         finally:
             self.twins.forget()
             self._follower.forget()

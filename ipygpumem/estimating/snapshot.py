@@ -9,6 +9,7 @@ import functools
 import gc
 import random
 import sys
+import threading
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -293,6 +294,7 @@ _KEEPERS: tuple[tuple[Any, Callable[[Snapshot, Any], list[Any]]], ...] = (
     (types.FunctionType, Snapshot._function),
     (types.CellType, Snapshot._cell),
     (types.MethodType, Snapshot._method),
+    (threading.local, lambda _, value: [threading.local.__getattribute__(value, "__dict__")]),
     (types.ModuleType, Snapshot._module),
     (_CACHE, Snapshot._cached),
     (torch.Tensor, Snapshot._tensor),

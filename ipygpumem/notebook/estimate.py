@@ -80,7 +80,8 @@ def _compiled(shell: Any, cell: str) -> Any:
     if magic is not None:
         sign = "%%" if magic[1] == "cell" else "%"
         raise EstimateError(f"{sign}{magic[2]} works on the notebook itself: leave it out of a cell to estimate")
-    name = shell.compile.cache(source)
+    number = len(shell.history_manager.input_hist_parsed) - 1  # the count itself is the next cell's in some IPythons
+    name = shell.compile.cache(source, number)
     try:
         return compile(source, name, "exec")
     except SyntaxError as error:

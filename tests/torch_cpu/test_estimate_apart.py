@@ -207,12 +207,12 @@ def test_what_was_logged_before_goes_on_being_logged(trainer: Kernel) -> None:
 
 
 def test_an_error_is_shown_with_its_lines(trainer: Kernel) -> None:
-    trainer.run("def deeper(x):\n    return x @ x[:, :3].T\n")
+    trainer.run("# two\n# lines\ndef deeper(x):\n    return x @ x[:, :3].T\n")
     reply = trainer.run("%%estimate\ny = x * 2\nz = deeper(y)\n")
     assert reply.error == "RuntimeError"
     text = without_colours(reply.traceback)
     assert "----> 3 z = deeper(y)" in text
-    assert "----> 2     return x @ x[:, :3].T" in text
+    assert "----> 4     return x @ x[:, :3].T" in text
     assert "ipygpumem" not in text
 
 
