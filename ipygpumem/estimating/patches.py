@@ -50,6 +50,8 @@ def patched(
         (threading.Thread, "start", _followed(threading.Thread.start, following)),
         (torch.amp.GradScaler, "_maybe_opt_step", _step_always),
     ]
+    if torch.cuda.is_initialized() and hasattr(fake_tensor, "init_gpu_context"):
+        changes.append((fake_tensor, "init_gpu_context", lambda *_: None))  # it takes memory there
     if hasattr(torch, "compile"):
         changes.append((torch, "compile", _uncompiled(note)))
         changes.append((torch.nn.Module, "compile", lambda *_, **__: note(COMPILED)))
