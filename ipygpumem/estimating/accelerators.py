@@ -25,9 +25,16 @@ _NOTHING = (
 )
 _AS_IT_IS = ("get_arch_list", "get_gencode_flags", "check_error", "cudaStatus", "is_initialized", "Device", "lru_cache")
 _DTYPES = {
-    **{"BFloat16": torch.bfloat16, "Bool": torch.bool, "Byte": torch.uint8, "Char": torch.int8},
-    **{"Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "Int": torch.int32},
-    **{"Long": torch.int64, "Short": torch.int16},
+    "BFloat16": torch.bfloat16,
+    "Bool": torch.bool,
+    "Byte": torch.uint8,
+    "Char": torch.int8,
+    "Double": torch.float64,
+    "Float": torch.float32,
+    "Half": torch.float16,
+    "Int": torch.int32,
+    "Long": torch.int64,
+    "Short": torch.int16,
 }
 
 
@@ -46,12 +53,15 @@ class Stream:
         return None
 
     def record_event(self, event: Any = None) -> Any:
+        """Return an event that has happened."""
         return event or Event()
 
     def query(self) -> bool:
+        """Return that all is done."""
         return True
 
     def is_capturing(self) -> bool:
+        """Return that no graph is made."""
         return False
 
     def wait_stream(self, *_: Any) -> None:
@@ -72,9 +82,11 @@ class Event:
     wait = synchronize = record
 
     def query(self) -> bool:
+        """Return that all is done."""
         return True
 
     def elapsed_time(self, *_: Any) -> float:
+        """Return one millisecond."""
         return 1.0
 
 
@@ -85,7 +97,7 @@ class Accelerators:
         kind: of the device that all tensors are taken to be on; None: there is none but those that are here.
         place: says what the log calls a device.
         room_bytes: what the device has, if that was said.
-        guess: notes that the user's line got an answer that nobody knows.
+        note: takes what the report is to say.
     """
 
     def __init__(
@@ -94,13 +106,13 @@ class Accelerators:
         kind: str | None,
         place: Callable[[Any], str],
         room_bytes: int | None,
-        guess: Callable[[str], None],
+        note: Callable[[str], None],
     ) -> None:
         self._log = log
         self._kind = kind
         self._place = place
         self._room_bytes = room_bytes
-        self._guess = guess
+        self._note = note
         self.current = 0
         # In a forked child torch would not tell them.
         known = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
@@ -109,7 +121,7 @@ class Accelerators:
     @contextmanager
     def standing_in(self) -> Iterator[None]:
         """Replace the functions and classes of torch's modules for accelerators."""
-        kinds = {"cuda", self._kind} & {"cuda", "xpu", "mps"}
+        kinds = {"cuda", self._kind or "cuda"} & {"cuda", "xpu", "mps"}
         modules = [getattr(torch, kind, None) for kind in kinds]
         modules += [torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.nvtx, torch.cuda.graphs]
         modules += [getattr(torch, "accelerator", None), getattr(torch.cuda, "memory", None)]
@@ -144,7 +156,7 @@ class Accelerators:
         if answer is not None:
             return answer
         public = not name.startswith("_") and getattr(old, "__module__", "").startswith(module.__name__)
-        if not public or name in _AS_IT_IS or isinstance(old, type) and issubclass(old, BaseException):
+        if not public or name in _AS_IT_IS or (isinstance(old, type) and issubclass(old, BaseException)):
             return old
         if type(old) is FunctionType or name in ("CUDAGraph", "MemPool", "graph", "GreenContext"):
             return functools.partial(_refuse, f"torch.{short.partition('.')[0]}.{name}")
@@ -213,8 +225,9 @@ class Accelerators:
         index = self._index(device)
         if index in self._properties:
             return self._properties[index]
-        self._guess("a device that is not asked: compute capability 8.0")
-        return _Properties(f"cuda:{index}", self._room_bytes)
+        name = f"{self._kind or 'cuda'}:{index}"
+        self._note(f"{users_line()}: {name} is not asked, answered as a device of compute capability 8.0")
+        return _Properties(name, self._room_bytes)
 
     def _mem_get_info(self, device: Any = None) -> tuple[int, int]:
         found = self._properties.get(self._index(device))

@@ -151,6 +151,9 @@ class _Text(io.TextIOBase):
     def writable(self) -> bool:
         return True
 
+    def fileno(self) -> int:
+        return 1 if self._name == "stdout" else 2
+
     def write(self, text: str) -> int:
         self._channel.send("text", (self._name, str(text)))
         return len(text)
@@ -188,8 +191,8 @@ def _settle(channel: _Channel, front: Front, dice: Any) -> None:
         attributes = instance_dict(old)  # handlers of logging have the old one
         if attributes is not None:
             attributes.update(write=text.write, flush=text.flush)
-    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  # for as long as the process lives
-    builtins.input = getpass.getpass = _refuse_questions  # type: ignore[assignment]  # it takes whatever they take
+    sys.stdin = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115  # for as long as the process lives
+    builtins.input = getpass.getpass = _refuse_questions
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")  # rather this one than the parent

@@ -114,7 +114,7 @@ def _made(data: dict[str, Any], module: str, path: str) -> BaseException | None:
     if kind is None:
         return None
     text = data["text"]
-    solid = next(base for base in type.mro(kind) if not _is_made_by_statement(base))
+    solid: Any = next(base for base in type.mro(kind) if not _is_made_by_statement(base))
     for args in (data["args"], (text,)):
         try:
             error: BaseException = solid.__new__(kind, *args)
@@ -129,8 +129,8 @@ def _made(data: dict[str, Any], module: str, path: str) -> BaseException | None:
         if solid is not kind:
             return None  # a subclass might run the user's code
         body = {"__module__": data["classes"][0][0], "__str__": lambda _: text}
-        error = type(data["name"], (kind,), body)(*args)
-        return error
+        stranger: BaseException = type(data["name"], (kind,), body)(*args)
+        return stranger
     return None
 
 
@@ -160,7 +160,7 @@ def _text(kind: type, name: str) -> str:
     return found if type(found) is str else ""
 
 
-class _Here(Exception):
+class _HereError(Exception):
     """Is raised to make a frame."""
 
 
@@ -172,8 +172,8 @@ def traceback_of(frames: list[Frame]) -> types.TracebackType | None:
         names = {"co_name": function} if sys.version_info < (3, 11) else {"co_name": function, "co_qualname": function}
         code = code.replace(co_firstlineno=max(1, first), **names)  # type: ignore[arg-type]  # both are texts
         try:
-            exec(code, {"__name__": module, "here": _Here()})  # noqa: S102  # our own two words
-        except _Here as error:
+            exec(code, {"__name__": module, "here": _HereError()})  # noqa: S102  # our own two words
+        except _HereError as error:
             here = error.__traceback__.tb_next if error.__traceback__ is not None else None
             if here is not None:
                 found = types.TracebackType(found, here.tb_frame, here.tb_lasti, line)

@@ -13,7 +13,18 @@ from ipygpumem.kinds import is_kind, module_dict
 
 _CALLS = frozenset(
     [
-        *("Popen", "add_scalar", "add_image", "add_histogram", "input", "open", "print", "savefig", "system", "urlopen"),
+        *(
+            "Popen",
+            "add_scalar",
+            "add_image",
+            "add_histogram",
+            "input",
+            "open",
+            "print",
+            "savefig",
+            "system",
+            "urlopen",
+        ),
         *("load", "read_bytes", "read_csv", "read_parquet", "read_text", "write", "write_bytes", "write_text"),
         *("to_csv", "to_excel", "to_feather", "to_hdf", "to_parquet", "to_pickle", "to_sql", "tofile", "writelines"),
         *("dump", "save", "save_model", "save_pretrained", "savetxt", "savez", "savez_compressed", "push_to_hub"),

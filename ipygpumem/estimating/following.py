@@ -92,12 +92,8 @@ class Follower(TorchDispatchMode):
             raise EstimateError(stopped_text(f"after {self._timeout_seconds:g} s", users_line()))
         in_backward = self._purposes.backward_is_running()
         arguments = list(tensors_in((args, kwargs))) if func not in _CONSTANTS else []
-        for tensor in arguments:
-            if isinstance(tensor, fake_tensor.FakeTensor):
-                self._purposes.argument(tensor)
-            elif id(tensor) not in self._strays:
-                self._adopt(tensor)
-        if any(id(tensor) in self._strays for tensor in arguments):
+        known = [self._is_known(tensor) for tensor in arguments]
+        if not all(known):
             args, kwargs = self._with_twins((args, kwargs))
         try:
             result = func(*args, **kwargs)
@@ -111,12 +107,17 @@ class Follower(TorchDispatchMode):
                 self._log.see(tensor, self._device_of(device), recorded=recorded, in_backward=in_backward)
         return result
 
-    def _adopt(self, tensor: Any) -> None:
-        """Give a real tensor a twin, whose gradient is followed at the original."""
-        self._strays[id(tensor)] = tensor, self._twin_of(tensor)
-        handle = self._purposes.follow(tensor)
-        if handle is not None:
-            self.handles.append(handle)
+    def _is_known(self, tensor: Any) -> bool:
+        """Look at an argument, and return whether it is fake: a real one gets a twin, and its own gradient is told."""
+        if isinstance(tensor, fake_tensor.FakeTensor):
+            self._purposes.argument(tensor)
+            return True
+        if id(tensor) not in self._strays:
+            self._strays[id(tensor)] = tensor, self._twin_of(tensor)
+            handle = self._purposes.follow(tensor)
+            if handle is not None:
+                self.handles.append(handle)
+        return False
 
     def _with_twins(self, value: Any) -> Any:
         """Return an operation's arguments with twins in the place of real tensors."""
@@ -150,30 +151,32 @@ class Follower(TorchDispatchMode):
             EstimateError: the operation gives a tensor whose shape depends on values.
         """
         if func is torch.ops.aten._local_scalar_dense.default:
-            self.guess()
             kind = args[0].dtype
-            if kind.is_floating_point:
+            if self._guessed_for_lbfgs():
                 self._answers += 1
-                return 1.0 / self._answers if lbfgs.asks() else 1.0
-            return lbfgs.goes_on() if kind is torch.bool else 1j if kind.is_complex else 1
+                return lbfgs.goes_on() if kind is torch.bool else 1.0 / self._answers
+            return False if kind is torch.bool else 1.0 if kind.is_floating_point else 1j if kind.is_complex else 1
         if func in (torch.ops.aten.equal.default, torch.ops.aten.is_nonzero.default):
-            self.guess()
-            return lbfgs.goes_on()
+            return self._guessed_for_lbfgs() and lbfgs.goes_on()
         raise EstimateError(f"{_UNKNOWN}: {_name(func)} in {users_line()}") from error
 
-    def guess(self, what: str = "") -> None:
-        """Note that the user's line got an answer that nobody knows.
+    def _guessed_for_lbfgs(self) -> bool:
+        """Note that the user's line gets an answer that nobody knows, and return whether it is LBFGS that asks.
 
         Raises:
-            EstimateError: it has got so many that it is a loop without end.
+            EstimateError: the line has got so many that it is a loop without end.
         """
-        line = users_line() + (f" ({what})" if what else "")
+        if lbfgs.asks():
+            self._note("LBFGS: taken to go through all its iterations, its history as long as that makes it")
+            return True
+        line = users_line()
         self.guesses[line] = count = self.guesses.get(line, 0) + 1
         if count > _MOST_GUESSES:
             raise EstimateError(
                 f"this line asked for a tensor's value {_MOST_GUESSES:,} times, which an estimate does not have, so "
                 f"that a loop may wait for it without end: {line}"
             )
+        return False
 
 
 def _name(func: Any) -> str:

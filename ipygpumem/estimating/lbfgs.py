@@ -6,11 +6,11 @@ import linecache
 import sys
 import types
 
-import torch
+from torch.optim import lbfgs
 
 from ipygpumem.estimating.places import is_users
 
-_FILE, _KEEPS_A_STEP = torch.optim.LBFGS.step.__code__.co_filename, "ys >"
+_FILE, _KEEPS_A_STEP = lbfgs.__file__, "ys >"
 
 
 def asks() -> bool:

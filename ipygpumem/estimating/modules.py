@@ -26,9 +26,7 @@ class _Calls:
     output_shape: tuple[int, ...] | None = None
 
 
-def summarize(
-    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], front: Front | None = None
-) -> ModelSummary:
+def summarize(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], front: Front | None = None) -> ModelSummary:
     """Return what one forward pass of ``model`` shows of it; the model stays as it is.
 
     Raises:

@@ -19,8 +19,12 @@ from ipygpumem.estimating.places import users_line
 COMPILED = "torch.compile: the figures are those of eager code"
 
 NO_PROCESSES = {
-    **{"num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "pin_memory": False},
-    **{"timeout": 0, "_DataLoader__multiprocessing_context": None},
+    "num_workers": 0,
+    "prefetch_factor": None,
+    "persistent_workers": False,
+    "pin_memory": False,
+    "timeout": 0,
+    "_DataLoader__multiprocessing_context": None,
 }
 """Attributes of a data loader: a worker's process would get fake tensors."""
 

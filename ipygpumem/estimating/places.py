@@ -16,7 +16,14 @@ _OURS = str(Path(__file__).parent.parent)
 def _libraries() -> tuple[str, ...]:
     torch = sys.modules["torch"].__file__ or "torch"
     paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return (*(path for path in paths if path), _OURS, str(Path(torch).parent), "<frozen", "<string", "<__array_function__")
+    return (
+        *(path for path in paths if path),
+        _OURS,
+        str(Path(torch).parent),
+        "<frozen",
+        "<string",
+        "<__array_function__",
+    )
 
 
 def is_users(filename: str) -> bool:

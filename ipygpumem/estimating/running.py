@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ipygpumem.errors import EstimateError
@@ -97,7 +97,7 @@ class Run:
             self.log, self._name, note=self._note, twin_of=self._twin_of_stray, timeout_seconds=timeout_seconds
         )
         kind = self._label.partition(":")[0] if self._label is not None else None
-        self._accelerators = Accelerators(self.log, kind, self._name, room_bytes, self._follower.guess)
+        self._accelerators = Accelerators(self.log, kind, self._name, room_bytes, self._note)
         self._there: dict[str, int] = {}
         """Bytes of the originals, by device."""
 
@@ -159,7 +159,7 @@ class Run:
         return Estimate(devices, seconds, tuple(found["guesses"]), notes, forked)
 
     def carry_out(self, work: Callable[[], Any], front: apart.Front | None = None) -> tuple[Any, bool]:
-        """Return the plain data that ``work`` gives, and whether it ran in a child: else what it changed is put back."""
+        """Return the plain data of ``work``, and whether it ran in a child: if not, what it changed is put back."""
         __tracebackhide__ = True  # of the user's errors
         try:
             timeout = self._timeout_seconds
@@ -198,7 +198,9 @@ class Run:
     def _figures(self, code: Callable[[], Any]) -> dict[str, Any]:
         self.of(code)
         if self._label is None and self._devices.asked and self._target is not None:
-            self._note(f"{', '.join(self._devices.asked)} is not here: tensors on it and on the host are counted together")
+            self._note(
+                f"{', '.join(self._devices.asked)} is not here: tensors on it and on the host are counted together"
+            )
         devices = [(place, figures.to_dict()) for place, figures in self._read()]
         return {
             "devices": [{**figures, "there_bytes": self._there.get(figures["device"], 0)} for _, figures in devices],
@@ -230,7 +232,12 @@ class Run:
         """Choose the loop that torch chooses on accelerators, where it sees that the parameters are fake."""
         for group in optimizer.param_groups:
             one_way = group.get("fused") or group.get("differentiable")
-            if "foreach" in group and group["foreach"] is None and not one_way and self._is_accelerated(group["params"]):
+            if (
+                "foreach" in group
+                and group["foreach"] is None
+                and not one_way
+                and self._is_accelerated(group["params"])
+            ):
                 group["foreach"] = True
 
     def _is_accelerated(self, parameters: list[Any]) -> bool:

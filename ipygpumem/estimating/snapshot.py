@@ -142,7 +142,8 @@ class Snapshot:
     def _tensor(self, value: Any) -> list[Any]:
         if is_kind(value, FakeTensor):
             return []
-        gradient, wanted = value.grad if value.is_leaf else None, value.requires_grad
+        with torch._C.DisableTorchFunction():  # a subclass's own code must not run
+            gradient, wanted = value.grad if value.is_leaf else None, value.requires_grad
 
         def undo() -> None:
             if value.is_leaf and value.requires_grad is not wanted:
@@ -199,7 +200,7 @@ class Snapshot:
 
     def _keep_generators(self) -> None:
         """Keep the states of Python's, NumPy's and torch's own generators, and torch's settings."""
-        self._dice(random._inst)  # type: ignore[attr-defined]  # the one behind random.random()
+        self._dice(random._inst)  # the one behind random.random()
         numpys: Any = getattr(sys.modules.get("numpy"), "random", None)
         if numpys is not None:
             state = numpys.get_state()
@@ -237,7 +238,9 @@ def _emptied(value: Any, slot: Any) -> None:
 def _holds_fakes(cache: Any) -> bool:
     held = gc.get_referents(cache)
     return any(
-        is_kind(item, FakeTensor) for value in held for item in (value, *(gc.get_referents(value) if gc.is_tracked(value) else ()))
+        is_kind(item, FakeTensor)
+        for value in held
+        for item in (value, *(gc.get_referents(value) if gc.is_tracked(value) else ()))
     )
 
 
@@ -260,7 +263,9 @@ def named_holders() -> list[str]:
     if not fakes:
         return []
     ours = {id(fakes)}
-    holders = [holder for holder in gc.get_referrers(*fakes) if id(holder) not in ours and type(holder) is not types.FrameType]
+    holders = [
+        holder for holder in gc.get_referrers(*fakes) if id(holder) not in ours and type(holder) is not types.FrameType
+    ]
     names = dict.fromkeys(_name_of_holder(holder) for holder in holders if not is_kind(holder, FakeTensor))
     said = [f"{name} still holds a fake tensor of this estimate: delete or empty it" for name in names]
     return said[:_MOST_NAMED]

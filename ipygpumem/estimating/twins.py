@@ -62,7 +62,7 @@ class Twins:
     def forget(self) -> None:
         """Keep no twin."""
         for kept in (self._memo, self._originals, self._tensors, self._storages, self._namespaces, self.optimizers):
-            kept.clear()  # type: ignore[attr-defined]  # lists and dicts
+            kept.clear()
 
     def namespace(self, original: dict[str, Any]) -> dict[str, Any]:
         """Return the twin of a namespace, in which names are twinned when they are looked up."""

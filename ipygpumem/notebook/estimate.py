@@ -14,6 +14,7 @@ from ipygpumem.reports.layout import Report
 if TYPE_CHECKING:
     from ipygpumem.notebook.session import Session
 
+_WIDGET = "application/vnd.jupyter.widget-view+json"
 _MAGIC = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(\w+)'")
 
 
@@ -53,6 +54,8 @@ def front_of(shell: Any) -> Any:
     class ShellFront(Front):
         def detach(self, show: Callable[[Any], None]) -> None:
             def publish(data: Any, metadata: Any = None, *_: Any, **options: Any) -> None:
+                if _WIDGET in (data or ()):
+                    return  # it is drawn by messages that a child cannot send
                 transient, update = options.get("transient"), bool(options.get("update"))
                 with contextlib.suppress(ValueError):  # what is no plain data, no front-end would show
                     show((data, metadata or {}, transient or {}, update))

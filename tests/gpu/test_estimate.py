@@ -143,7 +143,7 @@ def test_a_context_alone_is_no_reason_against_a_child(tmp_path: Path) -> None:
     "body",
     [
         "torch.cuda.synchronize(); torch.cuda.reset_peak_memory_stats(); y = m.model(x)",
-        "s = torch.cuda.Stream()\nwith torch.cuda.stream(s):\n    y = m.model(x)\n    y.record_stream(s)\ns.synchronize()",
+        "s = torch.cuda.Stream()\nwith torch.cuda.stream(s):\n    y = m.model(x)\n    y.record_stream(s)\ns.query()",
         "e = torch.cuda.Event(enable_timing=True); e.record(); y = m.model(x); e.elapsed_time(e)",
         "y = m.model(torch.cuda.FloatTensor(8, 512)); assert torch.cuda.memory_allocated() > 0",
         "assert torch.cuda.get_device_properties(0).total_memory > 0; y = f'{m.model(x).sum():.2f}'",

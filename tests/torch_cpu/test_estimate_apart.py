@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ import torch
 
 import ipygpumem
 from ipygpumem.errors import EstimateError
+from ipygpumem.estimating import running
 from tests.kernel import Kernel
 
 MODULE = """
@@ -103,14 +105,14 @@ before = all_of_it()
 
 
 @pytest.fixture(params=["apart", "in place"])
-def users(request: pytest.FixtureRequest, kernel: Kernel, tmp_path: Path) -> Iterator[Kernel]:
+def users(request: pytest.FixtureRequest, kernel: Kernel, tmp_path: Path) -> Kernel:
     """A kernel with a module of the user's that holds model, optimizer, lists and caches."""
     (tmp_path / "usersmodule.py").write_text(MODULE)
     if request.param == "in place":
         assert kernel.run("import os\ndel os.fork").status == "ok"
     reply = kernel.run(SETUP.format(path=str(tmp_path)))
     assert reply.status == "ok", reply.traceback
-    yield kernel
+    return kernel
 
 
 def test_nothing_of_a_users_module_is_changed(users: Kernel) -> None:
@@ -223,8 +225,8 @@ def test_an_error_keeps_its_class_text_and_cause(trainer: Kernel) -> None:
     assert (reply.error, reply.message) == ("Stop", "enough")
     assert "KeyError" in reply.traceback
     assert "direct cause" in reply.traceback
-    code = "def f():\n    raise Stop('enough', 3)\ntry:\n    ipygpumem.estimate(f)\nexcept Stop as error:\n    found = error.b"
-    assert trainer.run(code).status == "ok"
+    trainer.run("def f():\n    raise Stop('enough', 3)\n")
+    assert trainer.run("try:\n    ipygpumem.estimate(f)\nexcept Stop as error:\n    found = error.b").status == "ok"
     assert trainer.value("found") == 3
 
 
@@ -419,3 +421,31 @@ def test_in_place_a_long_run_on_fake_values_is_stopped(monkeypatch: pytest.Monke
         ipygpumem.estimate(step, timeout=1)
     assert time.monotonic() > started
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_child_that_dies_before_it_begins_leaves_it_to_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver may abort a forked child whose parent has used it."""
+    here = os.getpid()
+
+    def abort(_: Any) -> None:
+        if os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGABRT)
+
+    monkeypatch.setattr(running.Run, "_probe", abort)
+    found = ipygpumem.estimate(lambda: torch.ones(3))
+    assert not found.forked
+    assert any("SIGABRT" in note for note in found.notes)
+
+
+def test_locks_and_other_objects_of_c_have_no_twins(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = [threading.Lock(), threading.RLock(), re.compile("x"), threading.Event(), iter([1]), time.struct_time]
+    with_partial = functools.partial(torch.ones, 3)
+
+    def step() -> Any:
+        with held[0], held[1]:
+            return held[2].match("x"), with_partial()
+
+    assert ipygpumem.estimate(step).forked
+    monkeypatch.delattr(os, "fork")
+    assert not ipygpumem.estimate(step).forked
+    assert not held[0].locked()
