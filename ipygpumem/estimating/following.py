@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -61,6 +62,8 @@ class Follower(TorchDispatchMode):
         self._until = time.monotonic() + timeout_seconds
         self._purposes = Purposes(log)
         self.paused = False
+        self.lock = threading.RLock()
+        """Held for each operation: a fake mode is no mode for several threads at once."""
         self.guesses: dict[str, int] = {}
         """The lines that asked for a tensor's value and got a stand-in, in order, and how often they did."""
         self.handles: list[Any] = []
@@ -85,7 +88,10 @@ class Follower(TorchDispatchMode):
         """Run one operation on fake tensors."""
         if func is _DEVICE and isinstance(args[0], fake_tensor.FakeTensor):  # asked for all the time, torch is slow
             return args[0].fake_device
-        kwargs = kwargs or {}
+        with self.lock:
+            return self._followed(func, args, kwargs or {})
+
+    def _followed(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.paused:
             return func(*args, **kwargs)
         if time.monotonic() > self._until:

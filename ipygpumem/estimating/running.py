@@ -137,14 +137,15 @@ class Run:
 
     @contextmanager
     def _quietly(self) -> Iterator[None]:
-        before, self._follower.paused = self._follower.paused, True
-        # torch's cache of results would hold a storage for good that a twin lies in.
-        caching, self._fakes.cache_enabled = getattr(self._fakes, "cache_enabled", False), False
-        try:
-            with torch._C._DisableFuncTorch():  # a twin that is made inside torch.func's grad or vmap is not of it
+        # A twin that is made inside torch.func's grad or vmap is not of it.
+        with self._follower.lock, torch._C._DisableFuncTorch():
+            before, self._follower.paused = self._follower.paused, True
+            # torch's cache of results would hold a storage for good that a twin lies in.
+            caching, self._fakes.cache_enabled = getattr(self._fakes, "cache_enabled", False), False
+            try:
                 yield
-        finally:
-            self._follower.paused, self._fakes.cache_enabled = before, caching
+            finally:
+                self._follower.paused, self._fakes.cache_enabled = before, caching
 
     # -- apart, or in place ---------------------------------------------------------------------------------------
 
