@@ -236,6 +236,8 @@ class Devices(TorchFunctionMode):
             raise EstimateError(f"{_UNKNOWN}: {_REFUSED[func]} in {users_line()}")
         if func is torch.Tensor.pin_memory:  # the host's memory, as before; or counted with the device's
             return args[0] if self._target is not None else args[0].clone()
+        if func is torch.Tensor.share_memory_:
+            return args[0]
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
         if func is torch.Tensor.type and len(args) > 1 and (dtype := legacy_dtype(args[1])) is not None:
@@ -272,7 +274,6 @@ _REFUSED = {
     torch.Tensor.numpy: "NumPy",
     torch.Tensor.__array__: "NumPy",
     torch.Tensor.data_ptr: "data_ptr",
-    torch.Tensor.share_memory_: "share_memory_",
 }
 _FACTORIES = frozenset(
     {

@@ -138,6 +138,7 @@ for images, labels in loader:
     F.cross_entropy(model(images.cuda()), labels.cuda()).backward()
 """,
     "a checkpoint": "torch.save(model.state_dict(), io.BytesIO())\nmodel(x)",
+    "shared memory": "model.share_memory()\nmodel(x)",
     "a state": "state = {k: v.cpu().clone() for k, v in model.state_dict().items()}\nmodel.load_state_dict(state)",
     "accelerator": "torch.accelerator.synchronize()\nassert torch.accelerator.is_available()\nmodel(x)",
     "profiler ranges": "torch.cuda.nvtx.range_push('step')\nmodel(x)\ntorch.cuda.nvtx.range_pop()",
