@@ -40,6 +40,7 @@ def packed(error: BaseException | None, depth: int = 0) -> dict[str, Any] | None
         "name": name_of(type(error)),
         "text": text,
         "args": error.args if is_plain(error.args) else (text,),
+        "members": {name: value for name, slot in _members(type(error)) if is_plain(value := slot.__get__(error))},
         "attributes": {name: value for name, value in attributes.items() if is_plain(name) and is_plain(value)},
         "frames": frames_of(error.__traceback__),
         "cause": packed(error.__cause__, depth + 1),
@@ -121,6 +122,9 @@ def _made(data: dict[str, Any], module: str, path: str) -> BaseException | None:
             solid.__init__(error, *args)
         except Exception:  # noqa: S112  # a class that wants other arguments: the next form, or the next class
             continue
+        for name, slot in _members(kind):
+            if data["members"].get(name) is not None:
+                slot.__set__(error, data["members"][name])
         own = instance_dict(error)
         if own is not None:
             own.update(data["attributes"])
@@ -132,6 +136,13 @@ def _made(data: dict[str, Any], module: str, path: str) -> BaseException | None:
         stranger: BaseException = type(data["name"], (kind,), body)(*args)
         return stranger
     return None
+
+
+def _members(kind: type) -> list[tuple[str, Any]]:
+    """Return what Python's own exceptions have beside their arguments, such as a file's name."""
+    solid = [base for base in type.mro(kind) if not _is_made_by_statement(base)]
+    slots = [item for base in solid for item in type.__dict__["__dict__"].__get__(base).items()]
+    return [(name, slot) for name, slot in slots if type(slot) is types.MemberDescriptorType]
 
 
 def _says(error: BaseException, text: str) -> bool:

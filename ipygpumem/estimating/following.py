@@ -234,16 +234,18 @@ class Devices(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _REFUSED:
             raise EstimateError(f"{_UNKNOWN}: {_REFUSED[func]} in {users_line()}")
-        if func is torch.Tensor.pin_memory:  # the host's memory, as before; or counted with the device's
-            return args[0] if self._target is not None else args[0].clone()
-        if func is torch.Tensor.share_memory_:
-            return args[0]
+        if func in (torch.Tensor.pin_memory, torch.Tensor.share_memory_):
+            # The host's memory, as before; or counted with the device's.
+            pins_here = func is torch.Tensor.pin_memory and self._target is None
+            return args[0].clone() if pins_here else args[0]
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
         if func is torch.Tensor.type and len(args) > 1 and (dtype := legacy_dtype(args[1])) is not None:
             return torch.Tensor.to(args[0], device=self._other("cuda"), dtype=dtype)
-        if self._target is None:
-            return func(*args, **kwargs)
+        return func(*args, **kwargs) if self._target is None else self._sent(func, args, kwargs)
+
+    def _sent(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function of torch's with the target in the place of other devices."""
         if func in (torch.Tensor.cuda, torch.Tensor.xpu):
             self.asked.setdefault("cuda:0" if func is torch.Tensor.cuda else "xpu:0")
             return args[0].to(self._target)

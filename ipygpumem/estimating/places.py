@@ -14,16 +14,10 @@ _OURS = str(Path(__file__).parent.parent)
 
 @functools.cache
 def _libraries() -> tuple[str, ...]:
-    torch = sys.modules["torch"].__file__ or "torch"
-    paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return (
-        *(path for path in paths if path),
-        _OURS,
-        str(Path(torch).parent),
-        "<frozen",
-        "<string",
-        "<__array_function__",
-    )
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    paths: list[str | None] = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    paths.append(str(Path(torch).parent) if torch else None)
+    return (*(path for path in paths if path), _OURS, "<frozen", "<string", "<__array_function__")
 
 
 def is_users(filename: str) -> bool:
