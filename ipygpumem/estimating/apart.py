@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import getpass
 import io
@@ -202,7 +203,9 @@ def _settle(channel: _Channel, front: Front, dice: Any) -> None:
 
 @contextlib.contextmanager
 def _quiet_errors() -> Iterator[None]:
-    """Keep what C++ says when it aborts off the screen."""
+    """Keep what C++ and Python say of an abort off the screen."""
+    told = faulthandler.is_enabled()
+    faulthandler.disable()
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
     try:
@@ -211,6 +214,8 @@ def _quiet_errors() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nothing)
+        if told:
+            faulthandler.enable()
 
 
 def _refuse_questions(*_: Any, **__: Any) -> NoReturn:

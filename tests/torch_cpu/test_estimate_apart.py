@@ -154,6 +154,39 @@ def test_a_summary_changes_nothing_either(users: Kernel) -> None:
     assert users.run("assert all_of_it() == before, (before, all_of_it())").message == ""
 
 
+NOTEBOOK = """
+import functools, random
+import numpy as np
+class Table(torch.nn.Module):
+    cache, count = {}, 0
+    __slots__ = ()
+    def forward(self, x):
+        Table.count += 1
+        Table.extra = x
+        return Table.cache.setdefault(x.shape[0], torch.ones(x.shape[0]))
+@functools.lru_cache(maxsize=None)
+def mask(n): return torch.ones(n)
+rng, dice, plain = np.random.default_rng(1), random.Random(1), np.zeros(3)
+class Closed:
+    def __init__(self): self.seen = []
+    def __del__(self): pass
+closed = Closed()
+state = lambda: (Table.cache, Table.count, hasattr(Table, "extra"), mask.cache_info().currsize,
+    rng.bit_generator.state["state"]["state"], dice.getstate()[1][:3], plain.tolist(), closed.seen)
+"""
+
+
+def test_what_the_notebook_shares_with_an_estimate_is_left_as_it_was(users: Kernel) -> None:
+    """Class attributes, caches, NumPy's arrays and generators, objects that have no twin."""
+    users.run(NOTEBOOK)
+    before = users.value("state()")
+    cell = "Table()(mask(3))\nrng.random(), dice.random()\nplain[:] = 7\nclosed.seen.append(x)\ny = x * 2"
+    reply = users.run(f"%%estimate\n{cell}\n")
+    assert reply.status == "ok", reply.traceback
+    assert users.value("state()") == before
+    assert "still holds" not in reply.reports("estimate")[0]
+
+
 def test_the_report_says_which_way_it_took(users: Kernel, request: pytest.FixtureRequest) -> None:
     (report,) = users.run("%%estimate\nx * 2\n").reports("estimate")
     if "in place" in request.node.name:
@@ -262,7 +295,8 @@ def test_a_loop_that_never_ends_is_stopped_and_its_line_named(trainer: Kernel) -
 
 
 def test_an_interrupt_ends_the_child_and_shows_its_line(trainer: Kernel) -> None:
-    reply = trainer.run("%%estimate\nprint('runs')\nwhile True:\n    time.sleep(0.01)\n", interrupt_after=3)
+    cell = "%%estimate\nprint('runs')\nos.kill(os.getppid(), signal.SIGINT)\nwhile True:\n    time.sleep(0.01)\n"
+    reply = trainer.run(cell)  # as a Ctrl-C: the parent gets it
     assert (reply.error, reply.stdout) == ("KeyboardInterrupt", "runs\n")
     assert "time.sleep(0.01)" in without_colours(reply.traceback)
     assert children_of(trainer) == []
