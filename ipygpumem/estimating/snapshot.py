@@ -35,6 +35,7 @@ class Snapshot:
         self._seen: dict[int, Any] = {}
         self._undo: list[Callable[[], None]] = []
         self._caches: list[Any] = []
+        self._failed: dict[str, None] = {}
         self._keep_generators()
         for module in list(sys.modules.values()):
             if _is_users_module(module):
@@ -48,7 +49,10 @@ class Snapshot:
             if is_atom(value) or id(value) in self._seen:
                 continue
             self._seen[id(value)] = value
-            waiting += self._held(value)
+            try:
+                waiting += self._held(value)
+            except Exception:  # an object that does what no other of its kind does must not end the estimate
+                self._failed[type_name(value)] = None
 
     def _held(self, value: Any) -> list[Any]:
         """Keep one object, and return what it holds."""
@@ -214,10 +218,16 @@ class Snapshot:
         self._undo.append(lambda: torch.set_default_dtype(dtype))
         self._undo.append(lambda: torch._C._set_grad_enabled(recorded))
 
+    def _do(self, undo: Callable[[], None]) -> None:
+        try:
+            undo()
+        except Exception as error:  # the others get theirs back
+            self._failed[str(error).partition("\n")[0]] = None
+
     def put_back(self) -> list[str]:
         """Give everything what it held, and return what still holds a fake tensor and what to do about it."""
         for undo in reversed(self._undo):
-            undo()
+            self._do(undo)
         self._undo.clear()
         for cache in self._caches:
             if _holds_fakes(cache):
@@ -225,7 +235,7 @@ class Snapshot:
         self._caches.clear()
         self._seen.clear()
         gc.collect()
-        return named_holders()
+        return [*(f"this was not put back as it was: {what}" for what in self._failed), *named_holders()]
 
 
 def _emptied(value: Any, slot: Any) -> None:

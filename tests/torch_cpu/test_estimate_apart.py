@@ -17,7 +17,7 @@ import torch
 
 import ipygpumem
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import running
+from ipygpumem.estimating import running, snapshot
 from tests.kernel import Kernel
 
 MODULE = """
@@ -440,6 +440,27 @@ def test_in_place_a_holder_that_nobody_knows_is_named(monkeypatch: pytest.Monkey
 
     found = ipygpumem.estimate(step)
     assert any("textwrap.kept" in note or "dict" in note for note in found.notes), found.notes
+
+
+def test_in_place_one_thing_that_cannot_be_put_back_does_not_keep_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "fork")
+    kept = [1]
+
+    def refuse() -> None:
+        raise RuntimeError("this one refuses")
+
+    put_back = snapshot.Snapshot.put_back
+
+    def with_one_more(self: snapshot.Snapshot) -> list[str]:
+        self.take(kept)
+        kept.append(2)
+        self._undo.append(refuse)
+        return put_back(self)
+
+    monkeypatch.setattr(snapshot.Snapshot, "put_back", with_one_more)
+    found = ipygpumem.estimate(lambda: torch.ones(3))
+    assert any("this one refuses" in note for note in found.notes)
+    assert kept == [1]
 
 
 def test_in_place_a_long_run_on_fake_values_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
