@@ -166,7 +166,7 @@ class Run:
             timeout = self._timeout_seconds
             return apart.run(work, self._probe, timeout_seconds=timeout, front=front or apart.Front()), True
         except apart.UnfitError as why:
-            self._note(f"made in this process, since a child cannot: {why}")
+            self._note(f"made in this process, not in a child: {why}")
         snapshot = Snapshot()
         self._kept = snapshot.take
         try:
