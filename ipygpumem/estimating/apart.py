@@ -280,17 +280,34 @@ class _Child:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
 
-    def words_when_stopped(self) -> tuple[str, Any]:
-        """Stop the child and return which line ran, and the frames that led there."""
+    def words_when_stopped(self, take: Callable[[str, Any], None]) -> tuple[str, Any]:
+        """Stop the child and return which line ran, and what led there; ``take`` gets what it said before."""
         if not self._has_ended():
             os.kill(self.pid, signal.SIGTERM)
         until = time.monotonic() + _LAST_WORDS_SECONDS
         for kind, value in self.messages():
             if kind == "stopped":
                 return str(value[0]), value[1]
+            if kind in ("text", "shown"):
+                take(kind, value)
             if time.monotonic() > until:
                 break
         return "a line that is not known: it did not come back from a function in C", []
+
+
+@contextlib.contextmanager
+def _interrupts_noted() -> Iterator[list[int]]:
+    """Note interrupts in a list, instead of having one raised between a message and its being shown."""
+    noted: list[int] = []
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield noted
+        return
+    signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _Attendant:
@@ -307,16 +324,22 @@ class _Attendant:
 
     def result(self) -> Any:
         __tracebackhide__ = True
-        try:
+        with _interrupts_noted() as interrupts:
             for kind, value in self._child.messages():
+                if interrupts:
+                    self._interrupted(kind, value)
                 if kind == "done":
                     return value
                 self._take(kind, value)
                 self._see_to_limits()
-        except KeyboardInterrupt:
-            _, frames = self._child.words_when_stopped()
-            raise KeyboardInterrupt().with_traceback(traceback_of(frames)) from None
         raise self._died()
+
+    def _interrupted(self, kind: str, value: Any) -> NoReturn:
+        __tracebackhide__ = True
+        if kind == "text":
+            self._take(kind, value)
+        _, frames = self._child.words_when_stopped(self._take)
+        raise KeyboardInterrupt().with_traceback(traceback_of(frames))
 
     def _take(self, kind: str, value: Any) -> None:
         __tracebackhide__ = True
@@ -346,7 +369,7 @@ class _Attendant:
                 self._stop(f"since it took most of the host memory that was free, {format_bytes(took)} now,")
 
     def _stop(self, why: str) -> NoReturn:
-        line, _ = self._child.words_when_stopped()
+        line, _ = self._child.words_when_stopped(self._take)
         raise EstimateError(stopped_text(why, line))
 
     def _died(self) -> Exception:
