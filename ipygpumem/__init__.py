@@ -306,31 +306,42 @@ def estimate(
     *args: object,
     device: str | None = None,
     device_memory: int | str | None = None,
+    timeout: float = 300.0,
     **kwargs: object,
 ) -> Estimate:
     """Return what ``function(*args, **kwargs)`` would take, without running it on a device.
 
-    Its Python runs, on fake tensors: those that it gets or reaches through names of the calling module have twins
-    without values, and stay as they are.
+    Its Python runs, on fake tensors without values: in a forked child process, so that nothing here is changed. Where
+    there can be none (on Windows, or once a backward pass ran where torch sees a device), it runs here, and what it
+    changed is put back; ``found.forked`` says which.
 
     Args:
         function: what to estimate, such as a training step.
         args: its arguments.
         device: take all tensors to be on this device, such as ``cuda:0``, which need not be here.
         device_memory: what the device has, such as ``"24GiB"``; without it, what each device here has free.
+        timeout: seconds, after which the estimate is stopped.
         kwargs: its further arguments; for one of its own called ``device``, take ``functools.partial``.
 
     Raises:
-        EstimateError: torch is missing or too old, or the function needs the values of tensors.
+        EstimateError: torch is missing or too old, the function needs the values of tensors, or it did not end.
         UnitError: ``device_memory`` is no size.
     """
     from ipygpumem import estimating
     from ipygpumem.reports.estimate import ShownEstimate
     from ipygpumem.units import parse_bytes
 
-    room = parse_bytes(device_memory) if isinstance(device_memory, str) else device_memory
-    namespaces = (vars(sys.modules["__main__"]), sys._getframe(1).f_globals)
-    found = estimating.estimator().estimate_call(function, args, kwargs, namespaces, device=device, room_bytes=room)
+    __tracebackhide__ = True  # of the function's errors
+    found = estimating.estimator().estimate_call(
+        function,
+        args,
+        kwargs,
+        (vars(sys.modules["__main__"]), sys._getframe(1).f_globals),
+        device=device,
+        room_bytes=parse_bytes(device_memory) if isinstance(device_memory, str) else device_memory,
+        timeout_seconds=timeout,
+        front=_front(),
+    )
     return ShownEstimate(**vars(found))
 
 
@@ -345,4 +356,15 @@ def summary(model: object, /, *inputs: object, **kwargs: object) -> ModelSummary
     from ipygpumem import estimating
     from ipygpumem.reports.estimate import ShownSummary
 
-    return ShownSummary(**vars(estimating.summarizer().summarize(model, inputs, kwargs)))
+    __tracebackhide__ = True  # of the model's errors
+    return ShownSummary(**vars(estimating.summarizer().summarize(model, inputs, kwargs, _front())))
+
+
+def _front() -> Any | None:
+    """Return what takes a child process off IPython; None in a script."""
+    shell = _shell()
+    if shell is None:
+        return None
+    from ipygpumem.notebook.estimate import front_of
+
+    return front_of(shell)

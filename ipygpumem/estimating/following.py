@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import linecache
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from types import SimpleNamespace
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch._subclasses import fake_tensor
@@ -17,85 +13,142 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ipygpumem.errors import EstimateError
+from ipygpumem.estimating import lbfgs, sparse
+from ipygpumem.estimating.accelerators import legacy_dtype
+from ipygpumem.estimating.apart import stopped_text
 from ipygpumem.estimating.lives import Log
+from ipygpumem.estimating.places import users_line
 from ipygpumem.estimating.purposes import Purposes, tensors_in
 
-_HERE, _TORCH = str(Path(__file__).parent), str(Path(torch.__file__).parent)
-_UNFOLLOWED = tuple(
-    getattr(fake_tensor, name)
-    for name in ("DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedOperatorException")
+_UNFOLLOWED = (
+    *(fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException),
+    *(fake_tensor.UnsupportedOperatorException, NotImplementedError, AssertionError, AttributeError, KeyError),
 )
+"""What torch raises where it cannot follow an operation; the user's mistakes are other errors."""
 _UNKNOWN = "this code cannot be estimated, since it needs the values of tensors, which an estimate does not have"
 _DEVICE = torch.ops.prim.device.default
 _CONSTANTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
 """Their arguments are real, and were made by the code itself a moment ago."""
-
-
-def users_line() -> str:
-    """Return where the user's code is now: the innermost line that is neither torch's nor ours."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((_HERE, _TORCH, "<frozen", "<string")) and "contextlib" not in name:
-            break
-        frame = frame.f_back
-    name = frame.f_code.co_filename
-    source = linecache.getline(name, frame.f_lineno).strip()
-    place = f"{Path(name).name}, line {frame.f_lineno}" if Path(name).is_file() else f"line {frame.f_lineno}"
-    return f"{place}: {source}" if source else place
+_MOST_GUESSES = 10_000
+"""Answers that one line gets: more, and it is taken for a loop that waits for a value."""
 
 
 class Follower(TorchDispatchMode):
-    """Logs the storages that operations make, and answers for values that fake tensors do not have."""
+    """Logs the storages that operations make, and answers for values that fake tensors do not have.
 
-    def __init__(self, log: Log, device_of: Callable[[Any], str]) -> None:
+    Args:
+        log: the storages.
+        device_of: says what the log calls a device.
+        note: takes what the report is to say.
+        twin_of: returns the twin of a real tensor that code reached past its twin.
+        timeout_seconds: from now on; then nothing more is followed.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        device_of: Callable[[Any], str],
+        *,
+        note: Callable[[str], None],
+        twin_of: Callable[[Any], Any],
+        timeout_seconds: float,
+    ) -> None:
         super().__init__()
         self._log = log
         self._device_of = device_of
+        self._note = note
+        self._twin_of = twin_of
+        self._timeout_seconds = timeout_seconds
+        self._until = time.monotonic() + timeout_seconds
         self._purposes = Purposes(log)
         self.paused = False
-        self.guesses: dict[str, None] = {}
-        """The lines that asked for a tensor's value and got a stand-in, in order."""
-        self.strays: list[tuple[Any, Any]] = []
-        """Real tensors that code reached past their twins, each with its gradient."""
-        self._known_strays: set[int] = set()
+        self.lock = threading.RLock()
+        """Held for each operation: a fake mode is no mode for several threads at once."""
+        self.guesses: dict[str, int] = {}
+        """The lines that asked for a tensor's value and got a stand-in, in order, and how often they did."""
+        self.handles: list[Any] = []
+        """What ends the hooks on real tensors."""
+        self._strays: dict[int, tuple[Any, Any]] = {}
+        """Real tensors by id, with their twins."""
+        self._answers = 0
 
     @property
     def purposes(self) -> Purposes:
         """What tells the log what storages are for."""
         return self._purposes
 
+    def forget(self) -> None:
+        """Leave real tensors alone, and keep none."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+        self._strays.clear()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation on fake tensors."""
         if func is _DEVICE and isinstance(args[0], fake_tensor.FakeTensor):  # asked for all the time, torch is slow
             return args[0].fake_device
+        with self.lock:
+            return self._followed(func, args, kwargs or {})
+
+    def _followed(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.paused:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
+        if time.monotonic() > self._until:
+            raise EstimateError(stopped_text(f"after {self._timeout_seconds:g} s", users_line()))
         in_backward = self._purposes.backward_is_running()
-        recorded = False
-        for tensor in tensors_in((args, kwargs or {})) if func not in _CONSTANTS else ():
-            recorded = recorded or tensor.requires_grad
-            self._argument(tensor)
+        arguments = list(tensors_in((args, kwargs))) if func not in _CONSTANTS else []
+        known = [self._is_known(tensor) for tensor in arguments]
+        if not all(known):
+            args, kwargs = self._with_twins((args, kwargs))
         try:
-            result = func(*args, **(kwargs or {}))
+            result = func(*args, **kwargs)
         except _UNFOLLOWED as error:
             return self._stand_in(func, args, error)
-        if func is torch.ops.aten.mkldnn_rnn_layer.default and _arguments(func, args, kwargs)["train"]:
-            result = (*result[:3], torch.empty(_lstm_workspace(*args), dtype=torch.uint8, device=result[0].device))
-        recorded = recorded and torch.is_grad_enabled()
+        result = self._corrected(func, args, kwargs, arguments, result)
+        recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments)
         for tensor in tensors_in(result):
             device = tensor.fake_device if isinstance(tensor, fake_tensor.FakeTensor) else tensor.device
             if device.type != "meta":  # those take no bytes on any device
                 self._log.see(tensor, self._device_of(device), recorded=recorded, in_backward=in_backward)
         return result
 
-    def _argument(self, tensor: Any) -> None:
+    def _is_known(self, tensor: Any) -> bool:
+        """Look at an argument, and return whether it is fake: a real one gets a twin, and its own gradient is told."""
         if isinstance(tensor, fake_tensor.FakeTensor):
             self._purposes.argument(tensor)
-        elif id(tensor) not in self._known_strays:
-            self._known_strays.add(id(tensor))
-            self.strays.append((tensor, tensor.grad if tensor.is_leaf else None))
-            self._log.see(tensor, self._device_of(tensor.device), before=True)
+            return True
+        if id(tensor) not in self._strays:
+            self._strays[id(tensor)] = tensor, self._twin_of(tensor)
+            handle = self._purposes.follow(tensor)
+            if handle is not None:
+                self.handles.append(handle)
+        return False
+
+    def _with_twins(self, value: Any) -> Any:
+        """Return an operation's arguments with twins in the place of real tensors."""
+        if isinstance(value, torch.Tensor):
+            return self._strays.get(id(value), (value, value))[1]
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(self._with_twins, value))
+        if isinstance(value, dict):
+            return {name: self._with_twins(item) for name, item in value.items()}
+        return value
+
+    def _corrected(self, func: Any, args: Any, kwargs: Any, arguments: list[Any], result: Any) -> Any:
+        """Return a result with what fake tensors do not know of it."""
+        if func is torch.ops.aten.mkldnn_rnn_layer.default and _arguments(func, args, kwargs)["train"]:
+            workspace = torch.empty(_lstm_workspace(*args), dtype=torch.uint8, device=result[0].device)
+            return (*result[:3], workspace)
+        if func is torch.ops.aten._cudnn_rnn.default:
+            self._note(f"{users_line()}: what cuDNN keeps of a recurrent layer is not counted")
+        if sparse.is_sparse(result):
+            if not any(map(sparse.is_sparse, arguments)) and not sparse.is_made_of_parts(func):
+                raise EstimateError(f"{_UNKNOWN}: {_name(func)} in {users_line()}")
+            if func in sparse.AT_MOST:
+                self._note(f"{users_line()}: no two entries of a sparse tensor are taken to be in the same place")
+            return sparse.with_entries(func, arguments, result)
+        return result
 
     def _stand_in(self, func: Any, args: Any, error: Exception) -> Any:
         """Return a value for an operation that asks for one: its type is right.
@@ -103,16 +156,37 @@ class Follower(TorchDispatchMode):
         Raises:
             EstimateError: the operation gives a tensor whose shape depends on values.
         """
-        line = users_line()
         if func is torch.ops.aten._local_scalar_dense.default:
-            self.guesses[line] = None
             kind = args[0].dtype
+            if self._guessed_for_lbfgs():
+                self._answers += 1
+                return lbfgs.goes_on() if kind is torch.bool else 1.0 / self._answers
             return False if kind is torch.bool else 1.0 if kind.is_floating_point else 1j if kind.is_complex else 1
         if func in (torch.ops.aten.equal.default, torch.ops.aten.is_nonzero.default):
-            self.guesses[line] = None
-            return False
-        name = str(func).removeprefix("aten.").partition(".")[0]
-        raise EstimateError(f"{_UNKNOWN}: {name} in {line}") from error
+            return self._guessed_for_lbfgs() and lbfgs.goes_on()
+        raise EstimateError(f"{_UNKNOWN}: {_name(func)} in {users_line()}") from error
+
+    def _guessed_for_lbfgs(self) -> bool:
+        """Note that the user's line gets an answer that nobody knows, and return whether it is LBFGS that asks.
+
+        Raises:
+            EstimateError: the line has got so many that it is a loop without end.
+        """
+        if lbfgs.asks():
+            self._note("LBFGS: taken to go through all its iterations, its history as long as that makes it")
+            return True
+        line = users_line()
+        self.guesses[line] = count = self.guesses.get(line, 0) + 1
+        if count > _MOST_GUESSES:
+            raise EstimateError(
+                f"this line asked for a tensor's value {_MOST_GUESSES:,} times, which an estimate does not have, so "
+                f"that a loop may wait for it without end: {line}"
+            )
+        return False
+
+
+def _name(func: Any) -> str:
+    return str(func).removeprefix("aten.").partition(".")[0]
 
 
 def _arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -120,14 +194,29 @@ def _arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     return {**dict(zip(names, args, strict=False)), **(kwargs or {})}
 
 
-def _lstm_workspace(source: Any, *weights: Any) -> int:
-    """Return about what oneDNN keeps of a recurrent layer for backward, which no fake tensor tells.
+_PAGE_BYTES, _LINE_BYTES = 4096, 64
 
-    Gates, and the states of every step, forward and back; seen to be within 2 % from some MiB on.
+
+def _lstm_workspace(source: Any, *weights: Any) -> int:
+    """Return what oneDNN keeps of a recurrent layer for backward, which no fake tensor tells.
+
+    Gates and outputs of every step, and states and their gradients, those of inputs padded, each from a new page on:
+    seen to be exact with oneDNN of torch 2.13.
     """
     gates, wide = weights[1].shape
     steps, batch, given = source.shape
-    return int((steps * gates + (steps + 1) * (6 * wide + 5 * max(wide, given))) * batch * source.element_size())
+    size = source.element_size()
+    padded = 2 * (steps + 1) * batch * _row(max(given, wide), size)
+    plain = 2 * (steps + 1) * batch * wide
+    spaces = (steps * batch * _row(gates, size), steps * batch * _row(wide, size), *[padded] * 3, *[plain] * 2)
+    return sum(-(-space * size // _PAGE_BYTES) * _PAGE_BYTES for space in spaces)
+
+
+def _row(wide: int, size: int) -> int:
+    """Return the length of a row as oneDNN lays it out: whole lines of the cache, and none of a multiple of 256."""
+    line = _LINE_BYTES // size
+    row = -(-wide // line) * line
+    return row + line if row % 256 == 0 else row
 
 
 class Devices(TorchFunctionMode):
@@ -143,10 +232,20 @@ class Devices(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call one function of torch's with other devices."""
         kwargs = kwargs or {}
-        if func is torch.Tensor.numpy or func is torch.Tensor.__array__:
-            raise EstimateError(f"{_UNKNOWN}: NumPy in {users_line()}")
-        if self._target is None:
-            return func(*args, **kwargs)
+        if func in _REFUSED:
+            raise EstimateError(f"{_UNKNOWN}: {_REFUSED[func]} in {users_line()}")
+        if func in (torch.Tensor.pin_memory, torch.Tensor.share_memory_):
+            # The host's memory, as before; or counted with the device's.
+            pins_here = func is torch.Tensor.pin_memory and self._target is None
+            return args[0].clone() if pins_here else args[0]
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
+        if func is torch.Tensor.type and len(args) > 1 and (dtype := legacy_dtype(args[1])) is not None:
+            return torch.Tensor.to(args[0], device=self._other("cuda"), dtype=dtype)
+        return func(*args, **kwargs) if self._target is None else self._sent(func, args, kwargs)
+
+    def _sent(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function of torch's with the target in the place of other devices."""
         if func in (torch.Tensor.cuda, torch.Tensor.xpu):
             self.asked.setdefault("cuda:0" if func is torch.Tensor.cuda else "xpu:0")
             return args[0].to(self._target)
@@ -154,12 +253,14 @@ class Devices(TorchFunctionMode):
             args = (args[0], self._other(args[1]), *args[2:])
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": self._other(kwargs["device"])}
-        elif self._everything and func in _FACTORIES:
+        elif self._everything and func in _FACTORIES and self._target.type != "cpu":
             kwargs = {**kwargs, "device": self._target}
         return func(*args, **kwargs)
 
     def _other(self, value: Any) -> Any:
-        if isinstance(value, int):
+        if self._target is None:
+            return value
+        if isinstance(value, int) and not isinstance(value, bool):
             value = torch.device("cuda", value)
         if isinstance(value, str):
             value = torch.device(value)
@@ -171,52 +272,15 @@ class Devices(TorchFunctionMode):
         return self._target
 
 
+_REFUSED = {
+    torch.Tensor.numpy: "NumPy",
+    torch.Tensor.__array__: "NumPy",
+    torch.Tensor.data_ptr: "data_ptr",
+}
 _FACTORIES = frozenset(
     {
         *(torch.arange, torch.empty, torch.empty_strided, torch.eye, torch.full, torch.linspace, torch.ones),
-        *(torch.rand, torch.randint, torch.randn, torch.randperm, torch.tensor, torch.zeros),
+        *(torch.rand, torch.randint, torch.randn, torch.randperm, torch.tensor, torch.zeros, torch.as_tensor),
+        torch.logspace,
     }
 )
-
-
-@contextmanager
-def patched(notes: dict[str, None], *, accelerated: bool) -> Iterator[None]:
-    """Replace the few functions of torch's that fake tensors would break, or that would do harm with them.
-
-    Unless ``accelerated``, autocast of an accelerator's operations is that of the CPU's.
-    """
-
-    def swap(first: Any, second: Any) -> None:
-        # torch refuses to swap a tensor that anybody refers to weakly, as fake tensors' own memo does.
-        if first.device.type == second.device.type:
-            first.data = second.data
-        else:
-            real_swap(first, second)
-
-    real_swap = torch.utils.swap_tensors
-
-    def do_not_save(*_: Any, **__: Any) -> None:
-        notes[f"{users_line()}: torch.save wrote nothing"] = None
-
-    def tolist(tensor: Any) -> Any:
-        found: Any = 1.0 if tensor.dtype.is_floating_point else False if tensor.dtype is torch.bool else 0
-        for length in reversed(tensor.shape):
-            found = [found] * length
-        return found
-
-    def cast(mode: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
-        if device_type != "cpu":
-            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype(device_type)
-        begin(mode, device_type, dtype, *args, **kwargs)
-
-    begin = torch.amp.autocast_mode.autocast.__init__
-
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(torch.utils, "swap_tensors", swap))
-        stack.enter_context(patch.object(torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda _: [])))
-        stack.enter_context(patch.object(torch, "save", do_not_save))
-        stack.enter_context(patch.object(fake_tensor.log, "disabled", True))  # errors are raised, too
-        stack.enter_context(patch.object(fake_tensor.FakeTensor, "tolist", tolist))
-        if not accelerated:
-            stack.enter_context(patch.object(torch.amp.autocast_mode.autocast, "__init__", cast))
-        yield

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 BLOCK_BYTES = 512
 """The CUDA caching allocator hands out multiples of this."""
@@ -45,44 +48,63 @@ class Log:
     clock: int = 0
     backwards: list[int] = field(default_factory=list)
     """When each backward pass began."""
+    now: dict[str, int] = field(default_factory=dict)
+    peak: dict[str, int] = field(default_factory=dict)
+    """Bytes alive by device, and the most so far."""
     _alive: dict[int, tuple[Life, Any]] = field(default_factory=dict)
 
     def see(
         self, tensor: Any, device: str, *, before: bool = False, recorded: bool = False, in_backward: bool = False
     ) -> Life | None:
-        """Note the storage of ``tensor``, and return its life if it is new."""
-        try:
-            storage = tensor.untyped_storage()
-        except (RuntimeError, NotImplementedError):  # sparse: its indices and values are tensors of their own
-            return None
-        key = storage._cdata
-        if key in self._alive:
-            return None
-        if not before:
-            self.clock += 1
-        born = 0 if before else self.clock
-        life = Life(device, rounded(storage.nbytes()), born, before, recorded, in_backward)
-        self.lives.append(life)
-        # The object in Python lives as long as the storage, whoever holds it: autograd's C++, too.
-        self._alive[key] = life, weakref.ref(storage, lambda _: self._gone(key))
-        return life
+        """Note the storage of ``tensor``, and return its life if it is new; a sparse one's has several."""
+        found = None
+        for storage in storages_of(tensor):
+            key = storage._cdata
+            if key in self._alive:
+                continue
+            if not before:
+                self.clock += 1
+            born = 0 if before else self.clock
+            found = Life(device, rounded(storage.nbytes()), born, before, recorded, in_backward)
+            self.lives.append(found)
+            self.now[device] = now = self.now.get(device, 0) + found.size_bytes
+            self.peak[device] = max(self.peak.get(device, 0), now)
+            # The object in Python lives as long as the storage, whoever holds it: autograd's C++, too.
+            self._alive[key] = found, weakref.ref(storage, functools.partial(self._gone, key))
+        return found
 
-    def _gone(self, key: int) -> None:
+    def _gone(self, key: int, _: Any) -> None:
         self.clock += 1
-        self._alive.pop(key)[0].died = self.clock
+        life = self._alive.pop(key)[0]
+        life.died = self.clock
+        self.now[life.device] -= life.size_bytes
 
     def mark(self, tensor: Any, part: str) -> None:
         """Note what a storage that was seen is for; the first word counts, but parameters are always parameters."""
-        try:
-            found = self._alive.get(tensor.untyped_storage()._cdata)
-        except (RuntimeError, NotImplementedError):  # as above: it was not seen either
-            return
-        if found is not None and (not found[0].part or part == PARAMETERS):
-            found[0].part = part
+        for storage in storages_of(tensor):
+            found = self._alive.get(storage._cdata)
+            if found is not None and (not found[0].part or part == PARAMETERS):
+                found[0].part = part
 
     def close(self) -> None:
         """Note no deaths from now on: what is alive is what the run kept."""
         self._alive.clear()
+
+
+def storages_of(tensor: Any) -> list[Any]:
+    """Return the storages of a tensor: one, or those of a sparse one's indices and values."""
+    layout = tensor.layout
+    if layout is torch.strided:
+        return [tensor.untyped_storage()]
+    if layout is torch.sparse_coo:
+        return [tensor._indices().untyped_storage(), tensor._values().untyped_storage()]
+    if layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    else:
+        return []  # oneDNN's, which are no one's but a kernel's
+    return [part.untyped_storage() for part in parts]
 
 
 def rounded(size_bytes: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ipygpumem.errors import EstimateError
+from ipygpumem.estimating.apart import Front
 from ipygpumem.estimating.lives import Log
 from ipygpumem.estimating.purposes import tensors_in
 from ipygpumem.estimating.records import ModelSummary, ModuleRow
@@ -25,7 +26,7 @@ class _Calls:
     output_shape: tuple[int, ...] | None = None
 
 
-def summarize(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelSummary:
+def summarize(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], front: Front | None = None) -> ModelSummary:
     """Return what one forward pass of ``model`` shows of it; the model stays as it is.
 
     Raises:
@@ -33,6 +34,7 @@ def summarize(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> M
     """
     if not is_kind(model, torch.nn.Module):
         raise EstimateError(f"a summary takes a torch.nn.Module, and {type_name(model)} is none")
+    __tracebackhide__ = True  # of the user's errors
     run = Run()
     calls: dict[str, _Calls] = {}
 
@@ -44,10 +46,14 @@ def summarize(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> M
         with torch.enable_grad():
             return twin(*run.twins.of(args), **run.twins.of(dict(kwargs)))
 
-    run.of(forward)
-    rows = [_row(name, module, calls[name], run.log) for name, module in model.named_modules()]
-    trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    return ModelSummary(tuple(rows), trainable)
+    def rows() -> dict[str, Any]:
+        run.of(forward)
+        found = [_row(name, module, calls[name], run.log) for name, module in model.named_modules()]
+        trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        return ModelSummary(tuple(found), trainable).to_dict()
+
+    found, _ = run.carry_out(rows, front)
+    return ModelSummary.from_dict(found)
 
 
 def _listen(module: Any, calls: _Calls, log: Log) -> None:

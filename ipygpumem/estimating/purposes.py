@@ -33,13 +33,19 @@ class Purposes:
 
     def argument(self, tensor: Any) -> None:
         """Look at a fake tensor that an operation gets: a parameter, or a leaf whose gradient will come."""
-        if not tensor.requires_grad or not tensor.is_leaf:
-            return
+        if tensor.requires_grad and tensor.is_leaf and vars(tensor).get(_HOOKED) != id(tensor):
+            vars(tensor)[_HOOKED] = id(tensor)  # a copy has the original's attributes, and not its hooks
+            self.follow(tensor)
+        elif isinstance(tensor, torch.nn.Parameter):
+            self._log.mark(tensor, PARAMETERS)
+
+    def follow(self, tensor: Any) -> Any:
+        """Tell the log what a tensor and its gradient are for, and return what ends that, or None."""
         if isinstance(tensor, torch.nn.Parameter):
             self._log.mark(tensor, PARAMETERS)
-        if vars(tensor).get(_HOOKED) != id(tensor):  # a copy has the original's attributes, and not its hooks
-            vars(tensor)[_HOOKED] = id(tensor)
-            tensor.register_post_accumulate_grad_hook(self._accumulated)
+        if not tensor.requires_grad or not tensor.is_leaf:
+            return None
+        return tensor.register_post_accumulate_grad_hook(self._accumulated)
 
     def _accumulated(self, leaf: Any) -> None:
         if leaf.grad is not None:

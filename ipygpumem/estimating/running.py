@@ -1,9 +1,7 @@
-"""Runs code on twins under fake tensors, and reads the estimate off the log of storages."""
+"""Runs code on twins under fake tensors, in a child process where it can, and reads the estimate off the log."""
 
 from __future__ import annotations
 
-import random
-import sys
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -11,24 +9,25 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating.following import Devices, Follower, patched
+from ipygpumem.estimating import apart
+from ipygpumem.estimating.accelerators import Accelerators
+from ipygpumem.estimating.effects import effects_of
+from ipygpumem.estimating.following import Devices, Follower
 from ipygpumem.estimating.free import free_bytes, has_context
 from ipygpumem.estimating.lives import PARAMETERS, Log
+from ipygpumem.estimating.packing import users_part
+from ipygpumem.estimating.patches import patched
 from ipygpumem.estimating.reading import read
 from ipygpumem.estimating.records import DeviceEstimate, Estimate
+from ipygpumem.estimating.snapshot import Snapshot
 from ipygpumem.estimating.twins import Twins
 
-_EFFECTS = frozenset(
-    [
-        *("Popen", "add_scalar", "input", "print", "savefig", "system", "to_csv", "urlopen"),
-        *("load", "open", "read_bytes", "read_csv", "read_parquet", "read_text", "write", "write_bytes", "write_text"),
-    ]
-)
-"""Names whose calls reach beyond the estimate."""
+TIMEOUT_SECONDS = 300.0
 
 
 def estimate_call(
@@ -39,22 +38,32 @@ def estimate_call(
     *,
     device: str | None,
     room_bytes: int | None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    front: apart.Front | None = None,
 ) -> Estimate:
     """Return what a call would take; functions that live in ``namespaces`` see their twins."""
-    run = Run(device, room_bytes)
+    __tracebackhide__ = True  # of the user's errors
+    run = Run(device, room_bytes, timeout_seconds)
     for namespace in namespaces:
         run.twins.namespace(namespace)
     run.note_effects(getattr(function, "__code__", None), namespaces)
-    return run.of(lambda: run.twins.of(function)(*run.twins.of(args), **run.twins.of(dict(kwargs))))
+    return run.estimate(lambda: run.twins.of(function)(*run.twins.of(args), **run.twins.of(dict(kwargs))), front)
 
 
 def estimate_code(
-    code: types.CodeType, namespace: dict[str, Any], *, device: str | None, room_bytes: int | None
+    code: types.CodeType,
+    namespace: dict[str, Any],
+    *,
+    device: str | None,
+    room_bytes: int | None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    front: apart.Front | None = None,
 ) -> Estimate:
     """Return what ``code`` would take in ``namespace``, which stays as it is."""
-    run = Run(device, room_bytes)
+    __tracebackhide__ = True  # of the user's errors
+    run = Run(device, room_bytes, timeout_seconds)
     run.note_effects(code, (namespace,))
-    return run.of(lambda: exec(code, run.twins.namespace(namespace)))  # noqa: S102  # the user's own cell
+    return run.estimate(lambda: exec(code, run.twins.namespace(namespace)), front)  # noqa: S102  # the user's own cell
 
 
 class Run:
@@ -63,34 +72,63 @@ class Run:
     Args:
         device: where all tensors are taken to be; None: where the code puts them.
         room_bytes: what that device has; None: what it has now, if it is here.
+        timeout_seconds: how long it may take.
     """
 
-    def __init__(self, device: str | None = None, room_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        device: str | None = None,
+        room_bytes: int | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> None:
         self._label = _checked(device)
         self._room_bytes = room_bytes
+        self._timeout_seconds = timeout_seconds
         self.log = Log()
         has_cuda = torch.cuda.is_available()
         # Without the device its tensors are followed on the CPU: torch's kernels for it may not even be there.
         self._target = torch.device(device if device and has_cuda else "cpu") if device or not has_cuda else None
         self._devices = Devices(self._target, everything=device is not None)
-        self._follower = Follower(self.log, str)
-        self.twins = Twins(self._made, self._place, self._quietly)
+        self._notes: dict[str, None] = {}
+        self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        self._kept: Callable[[Any], None] = lambda _: None
+        self.twins = Twins(self._made, self._place, self._quietly, shared=self._keep, note=self._note)
+        self._follower = Follower(
+            self.log, self._name, note=self._note, twin_of=self._twin_of_stray, timeout_seconds=timeout_seconds
+        )
+        kind = self._label.partition(":")[0] if self._label is not None else None
+        self._accelerators = Accelerators(self.log, kind, self._name, room_bytes, self._note)
         self._there: dict[str, int] = {}
         """Bytes of the originals, by device."""
-        self._notes: dict[str, None] = {}
 
     def note_effects(self, code: types.CodeType | None, namespaces: tuple[dict[str, Any], ...]) -> None:
-        """Note what ``code`` and the functions of ``namespaces`` that it names do beyond the estimate."""
-        found = sorted(_EFFECTS & _names(code, namespaces, {})) if code is not None else []
+        """Note what ``code`` and the functions that it names do beyond the estimate."""
+        found = effects_of(code, namespaces) if code is not None else []
         if found:
-            self._notes[f"only tensors are fake, the rest ran for real: {', '.join(found)}"] = None
+            self._note(f"only tensors are fake, the rest ran for real: {', '.join(found)}")
+
+    def _note(self, text: str) -> None:
+        self._notes[text] = None
+
+    def _keep(self, value: Any) -> None:
+        self._kept(value)
+
+    def _twin_of_stray(self, tensor: Any) -> Any:
+        self._kept(tensor)
+        return self.twins.of(tensor)
+
+    def _name(self, device: Any) -> str:
+        """Return what the log calls a device."""
+        if self._label is not None and device.type != "meta":
+            return str(self._target)
+        return "cpu" if self._target is not None else str(device)
 
     def _place(self, device: Any) -> Any:
         everywhere = self._label is not None or device.type == "meta"
         return self._target or torch.device("cpu") if everywhere else device
 
     def _made(self, original: Any, twin: Any) -> None:
-        life = self.log.see(twin, str(twin.device), before=True)
+        life = self.log.see(twin, self._name(twin.device), before=True)
         if life is not None:
             place = str(original.device)
             self._there[place] = self._there.get(place, 0) + life.size_bytes
@@ -99,85 +137,128 @@ class Run:
 
     @contextmanager
     def _quietly(self) -> Iterator[None]:
-        before, self._follower.paused = self._follower.paused, True
-        try:
-            with torch._C._DisableFuncTorch():  # a twin that is made inside torch.func's grad or vmap is not of it
+        # A twin that is made inside torch.func's grad or vmap is not of it.
+        with self._follower.lock, torch._C._DisableFuncTorch():
+            before, self._follower.paused = self._follower.paused, True
+            # torch's cache of results would hold a storage for good that a twin lies in.
+            caching, self._fakes.cache_enabled = getattr(self._fakes, "cache_enabled", False), False
+            try:
                 yield
-        finally:
-            self._follower.paused = before
+            finally:
+                self._follower.paused, self._fakes.cache_enabled = before, caching
 
-    def of(self, code: Callable[[], Any]) -> Estimate:
+    # -- apart, or in place ---------------------------------------------------------------------------------------
+
+    def estimate(self, code: Callable[[], Any], front: apart.Front | None) -> Estimate:
         """Run ``code`` under fake tensors and return what it would take."""
+        __tracebackhide__ = True  # of the user's errors
         started = time.perf_counter()
+        found, forked = self.carry_out(lambda: self._figures(code), front)
+        devices = tuple(self._with_room(device) for device in found["devices"])
+        notes = tuple(dict.fromkeys([*found["notes"], *self._notes]))
+        seconds = time.perf_counter() - started
+        return Estimate(devices, seconds, tuple(found["guesses"]), notes, forked)
+
+    def carry_out(self, work: Callable[[], Any], front: apart.Front | None = None) -> tuple[Any, bool]:
+        """Return the plain data of ``work``, and whether it ran in a child: if not, what it changed is put back."""
+        __tracebackhide__ = True  # of the user's errors
+        try:
+            timeout = self._timeout_seconds
+            return apart.run(work, self._probe, timeout_seconds=timeout, front=front or apart.Front()), True
+        except apart.UnfitError as why:
+            self._note(f"made in this process, not in a child: {why}")
+        snapshot = Snapshot()
+        self._kept = snapshot.take
+        try:
+            return work(), False
+        except BaseException as error:
+            error.__traceback__ = users_part(error.__traceback__)
+            raise
+        finally:
+            self.twins.forget()
+            self._follower.forget()
+            self._kept = lambda _: None
+            for told in snapshot.put_back():
+                self._note(told)
+
+    def _probe(self) -> None:
+        """Do in a child what an estimate does, for torch may refuse it there.
+
+        Raises:
+            RuntimeError: autograd has threads for devices, which a child has not, or the driver refuses.
+        """
+        torch.set_num_threads(1)  # the others are not in a child
+        torch.ones(1, requires_grad=True).sum().backward()
+        if self._target is not None and self._target.type == "cpu":
+            return
+        if hasattr(fake_tensor, "init_gpu_context"):
+            fake_tensor.init_gpu_context = lambda *_: None  # a child makes no context, and needs none
+        with FakeTensorMode():
+            torch.ones(1, device="cuda", requires_grad=True).sum().backward()
+
+    def _figures(self, code: Callable[[], Any]) -> dict[str, Any]:
+        self.of(code)
+        if self._label is None and self._devices.asked and self._target is not None:
+            self._note(
+                f"{', '.join(self._devices.asked)} is not here: tensors on it and on the host are counted together"
+            )
+        devices = [(place, figures.to_dict()) for place, figures in self._read()]
+        return {
+            "devices": [{**figures, "there_bytes": self._there.get(figures["device"], 0)} for _, figures in devices],
+            "guesses": list(self._follower.guesses),
+            "notes": list(self._notes),
+        }
+
+    def of(self, code: Callable[[], Any]) -> None:
+        """Run ``code`` under fake tensors."""
         with ExitStack() as stack:
-            stack.enter_context(_generators_kept(self.twins.generators))
-            stack.callback(self._put_gradients_back)
-            self._enter(stack)
+            stack.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+            stack.callback(register_optimizer_step_post_hook(self._follower.purposes.stepped).remove)
+            stack.enter_context(self._accelerators.standing_in())
+            stack.enter_context(patched(self._note, accelerated=self._target is None, following=self._modes))
+            stack.enter_context(self._modes())
             result = code()
             for optimizer in self.twins.optimizers:
                 self._follower.purposes.stepped(optimizer)
             self.log.close()
             del result  # it was kept until here, as the code's caller would
-        if self._label is None and self._devices.asked and self._target is not None:
-            here = f"{', '.join(self._devices.asked)} is not here: tensors on it and on the host are counted together"
-            self._notes[here] = None
-        seconds = time.perf_counter() - started
-        return Estimate(self._read(), seconds, tuple(self._follower.guesses), tuple(self._notes))
 
-    def _enter(self, stack: ExitStack) -> None:
-        stack.callback(register_optimizer_step_pre_hook(self._before_step).remove)
-        stack.callback(register_optimizer_step_post_hook(self._follower.purposes.stepped).remove)
-        stack.enter_context(patched(self._notes, accelerated=self._target is None))
+    @contextmanager
+    def _modes(self) -> Iterator[None]:
         # What the modes inside it are not asked for goes through to fake tensors.
-        for mode in (FakeTensorMode(allow_non_fake_inputs=True), self._follower, self._devices):
-            stack.enter_context(mode)
+        with self._fakes, self._follower, self._devices:
+            yield
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         """Choose the loop that torch chooses on accelerators, where it sees that the parameters are fake."""
         for group in optimizer.param_groups:
-            undecided = group.get("foreach", False) is None and not group.get("fused") and not group["differentiable"]
-            if undecided and self._is_accelerated(group["params"]):
+            one_way = group.get("fused") or group.get("differentiable")
+            if (
+                "foreach" in group
+                and group["foreach"] is None
+                and not one_way
+                and self._is_accelerated(group["params"])
+            ):
                 group["foreach"] = True
 
     def _is_accelerated(self, parameters: list[Any]) -> bool:
-        fakes = all(isinstance(parameter, FakeTensor) for parameter in parameters)
         named = (self._label or next(iter(self._devices.asked), "cpu")).partition(":")[0]
-        return fakes and (named != "cpu" or any(parameter.device.type != "cpu" for parameter in parameters))
+        return named != "cpu" or any(parameter.device.type != "cpu" for parameter in parameters)
 
-    def _put_gradients_back(self) -> None:
-        for tensor, gradient in self._follower.strays:
-            if tensor.is_leaf and tensor.grad is not gradient:
-                tensor.grad = gradient
-
-    def _read(self) -> tuple[DeviceEstimate, ...]:
+    def _read(self) -> list[tuple[str, DeviceEstimate]]:
         lives, backwards = self.log.lives, self.log.backwards
         label = self._label or (next(iter(self._devices.asked), "cpu") if self._target is not None else None)
-        found = []
-        for place in dict.fromkeys(life.device for life in lives):
-            name = label or place
-            figures = read(lives, backwards, place, name)
-            room = self._room_bytes if self._room_bytes is not None else self._room_on(name)
-            found.append(DeviceEstimate(**{**vars(figures), "room_bytes": room}))
-        return tuple(found)
+        places = dict.fromkeys(life.device for life in lives)
+        return [(place, read(lives, backwards, place, label or place)) for place in places]
 
-    def _room_on(self, name: str) -> int | None:
-        """Return the bytes that are free on a device, or taken there by what the estimate counts anew."""
-        free = free_bytes(name)
-        if free is None:
-            return None
-        if not has_context(name):
-            self._notes[f"{name} has no context of this process yet, which will take some of what is free"] = None
-        return free + self._there.get(name, 0)
-
-
-def _names(code: types.CodeType, namespaces: tuple[dict[str, Any], ...], seen: dict[int, types.CodeType]) -> set[str]:
-    """Return the names in ``code``, in what it contains, and in functions of ``namespaces`` that it names."""
-    seen[id(code)] = code
-    named = (namespace.get(name) for name in code.co_names for namespace in namespaces)
-    # Libraries' own functions name much that they seldom do.
-    functions = [f for f in named if type(f) is types.FunctionType and any(f.__globals__ is n for n in namespaces)]
-    inner = [*(item for item in code.co_consts if type(item) is types.CodeType), *(f.__code__ for f in functions)]
-    return set(code.co_names).union(*(_names(item, namespaces, seen) for item in inner if id(item) not in seen))
+    def _with_room(self, figures: dict[str, Any]) -> DeviceEstimate:
+        """Return a device's figures with the bytes that are free there, or taken by what the estimate counts anew."""
+        name, room = figures["device"], self._room_bytes
+        if room is None and (free := free_bytes(name)) is not None:
+            room = free + figures["there_bytes"]
+            if not has_context(name):
+                self._note(f"{name} has no context of this process yet, which will take some of what is free")
+        return DeviceEstimate.from_dict({**figures, "room_bytes": room})
 
 
 def _checked(device: str | None) -> str | None:
@@ -193,23 +274,3 @@ def _checked(device: str | None) -> str | None:
     except RuntimeError:
         raise EstimateError(f"{device!r} is no device: write cuda:0, cuda, xpu, mps or cpu") from None
     return str(found) if found.type in ("cpu", "mps") or found.index is not None else f"{found.type}:0"
-
-
-@contextmanager
-def _generators_kept(others: list[tuple[Any, Any]]) -> Iterator[None]:
-    """Put every random generator back to where it was; ``others`` are generators of torch's and their states."""
-    numpy: Any = getattr(sys.modules.get("numpy"), "random", None)
-    numpys = numpy.get_state() if numpy is not None else None
-    pythons, torchs = random.getstate(), torch.get_rng_state()
-    cudas = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    try:
-        yield
-    finally:
-        random.setstate(pythons)
-        torch.set_rng_state(torchs)
-        if cudas:
-            torch.cuda.set_rng_state_all(cudas)
-        if numpy is not None:
-            numpy.set_state(numpys)
-        for generator, state in others:
-            generator.set_state(state)

@@ -18,6 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ipygpumem.errors import EstimateError
+from ipygpumem.estimating.patches import COMPILED, NO_PROCESSES
 from ipygpumem.kinds import instance_dict, is_atom, is_kind, module_of, type_name
 
 _SHARED_MODULES = {"IPython", "ipykernel", "ipygpumem", "numpy", "pandas", "matplotlib", "logging", "threading"}
@@ -32,21 +33,36 @@ class Twins:
         made: is called with each tensor and its twin.
         device: says where a twin is, by where the original is.
         quietly: a context in which operations on tensors are no part of what is followed.
+        shared: is called with what has no twin and may change, before code gets it.
+        note: takes what the report is to say.
     """
 
     def __init__(
-        self, made: Callable[[Any, Any], None], device: Callable[[Any], Any], quietly: Callable[[], Any]
+        self,
+        made: Callable[[Any, Any], None],
+        device: Callable[[Any], Any],
+        quietly: Callable[[], Any],
+        *,
+        shared: Callable[[Any], None],
+        note: Callable[[str], None],
     ) -> None:
         self._made = made
+        self._share = shared
+        self._note = note
         self._quietly = quietly
         self._device = device
         self._memo: dict[int, Any] = {}
         self._originals: list[Any] = []
+        # Weakly: what code lets go of, such as a gradient that was there before, is gone.
+        self._tensors: dict[int, Any] = {}
         self._storages: dict[int, Any] = {}
         self._namespaces: dict[int, dict[str, Any]] = {}
         self.optimizers: list[Any] = []
-        self.generators: list[tuple[Any, Any]] = []
-        """torch's generators that were met; they are shared, so their states are kept with them."""
+
+    def forget(self) -> None:
+        """Keep no twin."""
+        for kept in (self._memo, self._originals, self._tensors, self._storages, self._namespaces, self.optimizers):
+            kept.clear()
 
     def namespace(self, original: dict[str, Any]) -> dict[str, Any]:
         """Return the twin of a namespace, in which names are twinned when they are looked up."""
@@ -56,12 +72,16 @@ class Twins:
 
     def of(self, value: Any) -> Any:
         """Return the twin of ``value``, or ``value`` itself where it can be shared."""
-        if is_atom(value) or is_kind(value, type):
+        if is_atom(value):
             return value
+        if is_kind(value, type):
+            return self._shared(value)
         if id(value) in self._memo:
             return self._memo[id(value)]
         if is_kind(value, torch.Tensor):
-            return self._keep(value, self._tensor(value))
+            known = self._tensors.get(id(value))
+            twin = known() if known is not None else None
+            return self._tensor(value) if twin is None else twin
         for kind, make in _MAKERS:
             if is_kind(value, kind):
                 return make(self, value)
@@ -88,7 +108,8 @@ class Twins:
             elif tensor.requires_grad:
                 twin.requires_grad_()
         self._made(tensor, twin)
-        self._keep(tensor, twin)
+        self._tensors[id(tensor)] = weakref.ref(twin)
+        self._originals.append(tensor)
         if tensor.is_leaf and tensor.grad is not None:
             twin.grad = self.of(tensor.grad)
         vars(twin).update(self.of(vars(tensor)))
@@ -98,13 +119,13 @@ class Twins:
         """Return a fake tensor that lies in its storage as ``tensor`` does in its own."""
         key = tensor.untyped_storage()._cdata
         size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
-        base = self._storages.get(key)
-        if base is None:
-            device = self._device(tensor.device)
-            base = torch.empty(tensor.untyped_storage().nbytes(), dtype=torch.uint8, device=device)
-            self._storages[key] = base
-            self._originals.append(tensor)
-        return torch.empty(0, dtype=tensor.dtype, device=base.device).set_(base.untyped_storage(), offset, size, stride)
+        known = self._storages.get(key)
+        storage, device = known() if known is not None else None, self._device(tensor.device)
+        if storage is None:
+            size_bytes = tensor.untyped_storage().nbytes()
+            storage = torch.empty(size_bytes, dtype=torch.uint8, device=device).untyped_storage()
+            self._storages[key] = weakref.ref(storage)
+        return torch.empty(0, dtype=tensor.dtype, device=device).set_(storage, offset, size, stride)
 
     # -- containers and objects -------------------------------------------------------------------------------
 
@@ -136,17 +157,25 @@ class Twins:
         return self._keep(value, value if shared else _solid(type(value)).__new__(type(value), twins))
 
     def _instance(self, value: Any) -> Any:
-        if is_kind(value, torch.Generator):
-            self.generators.append((value, value.get_state()))
         if not _can_be_copied(type(value), module_of(value)):
-            return self._keep(value, value)
-        twin = self._keep(value, object.__new__(type(value)))
+            return self._keep(value, self._shared(value))
+        if type_name(value) == "OptimizedModule" and "_orig_mod" in (instance_dict(value) or {}).get("_modules", {}):
+            self._note(COMPILED)
+            return self._keep(value, self.of(instance_dict(value)["_modules"]["_orig_mod"]))  # type: ignore[index]
+        try:
+            twin = object.__new__(type(value))
+        except TypeError:  # made in C, such as a lock
+            return self._keep(value, self._shared(value))
+        self._shared(type(value))
+        self._keep(value, twin)
         self._fill(value, twin)
         if is_kind(value, torch.optim.Optimizer):
             self.optimizers.append(twin)
-        elif is_kind(value, torch.utils.data.DataLoader):  # a worker's process would get fake tensors
-            vars(twin).update(num_workers=0, prefetch_factor=None, persistent_workers=False, pin_memory=False)
-            vars(twin).update(timeout=0, _DataLoader__multiprocessing_context=None)
+        elif is_kind(value, torch.utils.data.DataLoader):
+            vars(twin).update(NO_PROCESSES)
+        elif is_kind(value, torch.nn.Module) and vars(twin).get("_compiled_call_impl") is not None:
+            self._note(COMPILED)
+            vars(twin)["_compiled_call_impl"] = None
         return twin
 
     def _blank(self, value: Any) -> Any:
@@ -170,6 +199,11 @@ class Twins:
     # -- code -------------------------------------------------------------------------------------------------
 
     def _function(self, value: Any) -> Any:
+        compiled = value.__dict__.get("_torchdynamo_orig_callable")
+        if compiled is not None:
+            self._note(COMPILED)
+            return self._keep(value, self.of(compiled))
+        self._shared(value)
         in_notebook = id(value.__globals__) in self._namespaces
         if not in_notebook and not value.__closure__ and not value.__defaults__ and not value.__dict__:
             return self._keep(value, value)
@@ -198,6 +232,7 @@ class Twins:
         )
 
     def _shared(self, value: Any) -> Any:
+        self._share(value)
         return value
 
 

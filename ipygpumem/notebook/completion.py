@@ -76,7 +76,9 @@ def complete_autofit(session: Session, line: str) -> list[str]:
 def complete_estimate(session: Session, line: str) -> list[str]:
     """Return what may follow on a line that begins with ``%%estimate``."""
     done = line.split() if line.endswith(" ") else line.split()[:-1]
-    return {"--device": ["cpu", "cuda:0"], "--device-memory": []}.get(done[-1], ["--device-memory", "--device"])
+    return {"--device": ["cpu", "cuda:0"], "--device-memory": [], "--timeout": []}.get(
+        done[-1], ["--device-memory", "--device", "--timeout"]
+    )
 
 
 def complete_gpumemit(session: Session, line: str) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import EstimateError
@@ -12,6 +14,7 @@ from ipygpumem.reports.layout import Report
 if TYPE_CHECKING:
     from ipygpumem.notebook.session import Session
 
+_WIDGET = "application/vnd.jupyter.widget-view+json"
 _MAGIC = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(\w+)'")
 
 
@@ -24,17 +27,49 @@ def estimate(session: Session, shell: Any, line: str, cell: str) -> list[Report]
     parser = Parser(prog="%%estimate", add_help=False, allow_abbrev=False)
     parser.add_argument("--device-memory", type=size, metavar="SIZE")
     parser.add_argument("--device", metavar="D")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS")
     options = parser.parse_args(split("%%estimate", line))
     if not cell.strip():
         raise EstimateError("%%estimate: the cell is empty; write the code to estimate below the first line")
     from ipygpumem import estimating  # loading the extension must stay fast
     from ipygpumem.reports.estimate import estimate_report
 
-    code = _compiled(shell, cell)
-    found = estimating.estimator().estimate_code(
-        code, session.namespace, device=options.device, room_bytes=options.device_memory
+    __tracebackhide__ = True  # of the user's errors
+    code, module = _compiled(shell, cell), estimating.estimator()
+    found = module.estimate_code(
+        code,
+        session.namespace,
+        device=options.device,
+        room_bytes=options.device_memory,
+        timeout_seconds=options.timeout or module.TIMEOUT_SECONDS,
+        front=front_of(shell),
     )
     return [estimate_report(found)]
+
+
+def front_of(shell: Any) -> Any:
+    """Return what takes a child off a shell: it uses none of its sockets, and what it displays is displayed here."""
+    from ipygpumem.estimating.apart import Front
+
+    class ShellFront(Front):
+        def detach(self, show: Callable[[Any], None]) -> None:
+            def publish(data: Any, metadata: Any = None, *_: Any, **options: Any) -> None:
+                if _WIDGET in (data or ()):
+                    return  # it is drawn by messages that a child cannot send
+                transient, update = options.get("transient"), bool(options.get("update"))
+                with contextlib.suppress(ValueError):  # what is no plain data, no front-end would show
+                    show((data, metadata or {}, transient or {}, update))
+
+            vars(shell.display_pub).update(publish=publish, clear_output=lambda *_, **__: None)
+            kernel = getattr(shell, "kernel", None)
+            if kernel is not None:
+                vars(kernel.session).update(send=lambda *_, **__: None)
+
+        def show(self, shown: Any) -> None:
+            data, metadata, transient, update = shown
+            shell.display_pub.publish(data, metadata, transient=transient, update=update)
+
+    return ShellFront()
 
 
 def _compiled(shell: Any, cell: str) -> Any:
@@ -48,7 +83,8 @@ def _compiled(shell: Any, cell: str) -> Any:
     if magic is not None:
         sign = "%%" if magic[1] == "cell" else "%"
         raise EstimateError(f"{sign}{magic[2]} works on the notebook itself: leave it out of a cell to estimate")
-    name = shell.compile.cache(source)
+    number = len(shell.history_manager.input_hist_parsed) - 1  # the count itself is the next cell's in some IPythons
+    name = shell.compile.cache(source, number)
     try:
         return compile(source, name, "exec")
     except SyntaxError as error:

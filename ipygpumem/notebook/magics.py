@@ -151,10 +151,12 @@ class GpuMemMagics(Magics):
 
         ::
 
-            %%estimate [--device-memory 24GiB] [--device cuda:0]
+            %%estimate [--device-memory 24GiB] [--device cuda:0] [--timeout 300]
             --device-memory SIZE   does it fit in this much? Without: in what each device has free
             --device D             take all tensors to be on this device, which need not be here
+            --timeout SECONDS      stop it then, and name the line; 300 without
         """
+        __tracebackhide__ = True  # as above
         from ipygpumem.notebook.estimate import estimate  # loading the extension must stay fast
 
         self._show(estimate(self._session, self.shell, line, cell))

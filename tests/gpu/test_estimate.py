@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -67,3 +68,89 @@ def test_the_estimated_peak_is_the_devices(
     figure(f"{model}, {optimizer}: estimated {format_bytes(estimated)}, allocated {format_bytes(real)}")
     assert estimated == pytest.approx(real, rel=0.1)
     assert unchanged
+
+
+MODULE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    freqs = {}
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(512, 512, device="cuda")
+
+    def forward(self, x):
+        if "f" not in Net.freqs:
+            Net.freqs["f"] = torch.arange(512, device="cuda") * 1.0
+        return self.layer(x * Net.freqs["f"])
+
+model = Net()
+optimizer = torch.optim.Adam(model.parameters())
+losses = []
+
+def train(x):
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss)
+"""
+
+STATE = """(len(m.losses), len(m.optimizer.state), sorted(m.Net.freqs), m.model.layer.weight.grad,
+ torch.cuda.memory_allocated() == allocated, torch.cuda.max_memory_allocated() == peak,
+ sum(type(t).__name__ == 'FakeTensor' for t in __import__('gc').get_objects()))"""
+
+
+@pytest.fixture
+def users(gpu_kernel: Kernel, tmp_path: Path) -> Kernel:
+    """A kernel with a module of the user's whose model is on the device."""
+    (tmp_path / "gpu_users_module.py").write_text(MODULE)
+    code = f"import gc, sys, torch\nsys.modules.pop('gpu_users_module', None)\nsys.path.insert(0, {str(tmp_path)!r})"
+    run_ok(gpu_kernel, f"{code}\nimport gpu_users_module as m\nx = torch.ones(8, 512, device='cuda')")
+    return gpu_kernel
+
+
+def test_a_users_module_is_left_alone_after_a_backward_on_the_device(users: Kernel) -> None:
+    """torch refuses a backward pass in a forked child then: the estimate runs in place, and puts everything back."""
+    run_ok(users, "torch.ones(3, device='cuda', requires_grad=True).sum().backward()")
+    run_ok(users, "gc.collect(); allocated, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()")
+    (report,) = run_ok(users, "%%estimate\nm.train(x)").reports("estimate")
+    assert "made in this process" in report
+    assert "autograd" in report
+    assert users.value(STATE) == (0, 0, [], None, True, True, 0)
+
+
+def test_a_context_alone_is_no_reason_against_a_child(tmp_path: Path) -> None:
+    (tmp_path / "gpu_users_module.py").write_text(MODULE)
+    kernel = Kernel()
+    try:
+        kernel.run("%load_ext ipygpumem")
+        code = f"import sys, torch\nsys.path.insert(0, {str(tmp_path)!r})\nimport gpu_users_module as m"
+        run_ok(kernel, f"{code}\nx = torch.ones(8, 512, device='cuda')")
+        run_ok(kernel, "allocated, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()")
+        (report,) = run_ok(kernel, "%%estimate\nm.train(x)").reports("estimate")
+        # Whether a driver lets a child's autograd start its threads is the driver's affair: either way is right.
+        assert "made in a child process" in report or "made in this process" in report
+        assert kernel.value(STATE) == (0, 0, [], None, True, True, 0)
+    finally:
+        kernel.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "torch.cuda.synchronize(); torch.cuda.reset_peak_memory_stats(); y = m.model(x)",
+        "s = torch.cuda.Stream()\nwith torch.cuda.stream(s):\n    y = m.model(x)\n    y.record_stream(s)\ns.query()",
+        "e = torch.cuda.Event(enable_timing=True); e.record(); y = m.model(x); e.elapsed_time(e)",
+        "y = m.model(torch.cuda.FloatTensor(8, 512)); assert torch.cuda.memory_allocated() > 0",
+        "assert torch.cuda.get_device_properties(0).total_memory > 0; y = f'{m.model(x).sum():.2f}'",
+        "y = m.model(x.cpu().pin_memory().cuda(non_blocking=True)); torch.cuda.empty_cache()",
+    ],
+)
+def test_what_code_asks_of_the_device_does_nothing_to_it(users: Kernel, body: str) -> None:
+    run_ok(users, "gc.collect(); allocated, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()")
+    assert "cuda:0 peak" in run_ok(users, f"%%estimate\n{body}").reports("estimate")[0]
+    assert users.value(STATE) == (0, 0, [], None, True, True, 0)

@@ -1,0 +1,386 @@
+"""Runs work in a forked child process, so that nothing it does reaches this one: plain data comes back.
+
+The child has the forking thread alone, and never returns from here: it ends by ``os._exit``, without destructors,
+``atexit`` and finally blocks of its parent. What it prints comes through the pipe as well.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import getpass
+import io
+import marshal
+import os
+import random
+import selectors
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+
+from ipygpumem.errors import EstimateError
+from ipygpumem.estimating.packing import frames_to, packed, traceback_of, unpacked
+from ipygpumem.estimating.places import users_line
+from ipygpumem.kinds import instance_dict
+from ipygpumem.probes.host import available_bytes
+from ipygpumem.units import format_bytes
+
+_TICK_SECONDS, _START_SECONDS, _LAST_WORDS_SECONDS = 0.1, 30.0, 2.0
+_LENGTH_BYTES = 8
+_DIES_WITH_PARENT = 1
+"""prctl's PR_SET_PDEATHSIG."""
+
+
+class UnfitError(Exception):
+    """No child can do the work; says why."""
+
+
+class Front:
+    """What a front-end does about a child; a script's does nothing."""
+
+    def detach(self, show: Callable[[Any], None]) -> None:
+        """In the child: use no socket and no display of the parent, but ``show``, which takes plain data."""
+
+    def show(self, shown: Any) -> None:
+        """In the parent: show what the child gave to ``show``."""
+
+
+def run(work: Callable[[], Any], probe: Callable[[], None], *, timeout_seconds: float, front: Front) -> Any:
+    """Return what ``work`` returns in a child; it must be plain data.
+
+    Args:
+        work: may do anything: its errors are raised here, with their lines.
+        probe: raises in a child that is not fit for the work.
+        timeout_seconds: the child is ended then, and its line named.
+        front: takes the child off the front-end, and shows what it displays.
+
+    Raises:
+        UnfitError: there is no child, or ``probe`` found it unfit. Nothing of ``work`` has run then.
+        EstimateError: the child was stopped, or died.
+    """
+    if not hasattr(os, "fork"):
+        raise UnfitError("this system has no fork")
+    __tracebackhide__ = True  # of the errors of ``work``
+    here, dice = os.getpid(), random.getstate()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # whatever the user has put there
+            stream.flush()  # or the child would print it again
+    reader, writer = os.pipe()
+    try:
+        pid = _fork()
+        if pid == 0:
+            _be_child(_Channel(writer), work, probe, front, dice)
+    except OSError as error:
+        os.close(reader)
+        raise UnfitError(f"no child process could be made: {error.strerror}") from None
+    finally:
+        if os.getpid() != here:
+            os._exit(1)
+        os.close(writer)
+    child = _Child(pid, reader)
+    try:
+        return _Attendant(child, timeout_seconds, front).result()
+    finally:
+        child.end()
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of threads that the child will not have
+        return os.fork()
+
+
+# -- in the child ------------------------------------------------------------------------------------------------------
+
+
+class _Channel:
+    """The child's end of the pipe: whole messages, from any of its threads."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+        self._last: bytes | None = None
+
+    def send(self, kind: str, value: Any) -> None:
+        message = _framed(kind, value)
+        with self._lock:
+            self._write(message)
+        if self._last is not None:
+            self._end()
+
+    def stop(self, _: int, frame: Any) -> None:
+        """Say which line runs, and end: the handler of the parent's signal."""
+        self._last = _framed("stopped", (users_line(frame), frames_to(frame)))
+        if self._lock.acquire(blocking=False):  # else whoever sends now does it then
+            self._end()
+
+    def _end(self) -> NoReturn:
+        self._write(self._last or b"")
+        os._exit(0)
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._descriptor, view) :]
+
+
+def _framed(kind: str, value: Any) -> bytes:
+    data = marshal.dumps((kind, value))
+    return len(data).to_bytes(_LENGTH_BYTES, "big") + data
+
+
+class _Text(io.TextIOBase):
+    """The child's standard output or error."""
+
+    encoding = "utf-8"
+
+    def __init__(self, name: str, channel: _Channel) -> None:
+        self._name = name
+        self._channel = channel
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return 1 if self._name == "stdout" else 2
+
+    def write(self, text: str) -> int:
+        self._channel.send("text", (self._name, str(text)))
+        return len(text)
+
+
+def _be_child(
+    channel: _Channel, work: Callable[[], Any], probe: Callable[[], None], front: Front, dice: Any
+) -> NoReturn:
+    try:
+        _settle(channel, front, dice)
+        try:
+            with _quiet_errors():
+                probe()
+        except Exception as error:
+            channel.send("unfit", str(error).partition("\n")[0])
+        else:
+            channel.send("ready", None)
+            channel.send("done", work())
+    except BaseException as error:  # SystemExit as well: this process answers, and ends
+        channel.send("error", packed(error))
+    finally:
+        os._exit(0)
+
+
+def _settle(channel: _Channel, front: Front, dice: Any) -> None:
+    """Cut what ties this process to its parent, but for the channel."""
+    gc.freeze()  # what is garbage in the parent is finalised there
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it goes to all of the terminal's; the parent tells
+    signal.signal(signal.SIGTERM, channel.stop)
+    random.setstate(dice)  # which a fork reseeds
+    for name in ("stdout", "stderr"):
+        text, old = _Text(name, channel), getattr(sys, name)
+        setattr(sys, name, text)
+        attributes = instance_dict(old)  # handlers of logging have the old one
+        if attributes is not None:
+            attributes.update(write=text.write, flush=text.flush)
+    sys.stdin = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115  # for as long as the process lives
+    builtins.input = getpass.getpass = _refuse_questions
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000")  # rather this one than the parent
+        ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+    front.detach(lambda shown: channel.send("shown", shown))
+
+
+@contextlib.contextmanager
+def _quiet_errors() -> Iterator[None]:
+    """Keep what C++ and Python say of an abort off the screen."""
+    told = faulthandler.is_enabled()
+    faulthandler.disable()
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
+        if told:
+            faulthandler.enable()
+
+
+def _refuse_questions(*_: Any, **__: Any) -> NoReturn:
+    raise EstimateError(f"an estimate cannot ask: input in {users_line()}")
+
+
+# -- in the parent -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Child:
+    """The parent's view of the child."""
+
+    pid: int
+    reader: int
+    status: int | None = None
+    _data: bytearray = field(default_factory=bytearray)
+
+    def messages(self) -> Iterator[tuple[str, Any]]:
+        """Yield what the child sends, and a tick now and then; ends with the child."""
+        data = self._data
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.reader, selectors.EVENT_READ)
+            while True:
+                # A child of the child may hold the pipe open: its own end counts.
+                ended = self._has_ended()
+                if selector.select(0 if ended else _TICK_SECONDS):
+                    got = os.read(self.reader, 1 << 16)
+                    data += got
+                    while (length := int.from_bytes(data[:_LENGTH_BYTES], "big") + _LENGTH_BYTES) <= len(data):
+                        message = marshal.loads(bytes(data[_LENGTH_BYTES:length]))  # noqa: S302  # our own child's
+                        del data[:length]
+                        yield message
+                    if not got and ended:
+                        return
+                    if not got:
+                        time.sleep(_TICK_SECONDS / 10)
+                elif ended:
+                    return
+                yield "tick", None
+
+    def _has_ended(self) -> bool:
+        if self.status is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # somebody else has waited for it
+                pid, status = self.pid, 0
+            self.status = status if pid else None
+        return self.status is not None
+
+    def rss_bytes(self) -> int:
+        try:
+            return int(psutil.Process(self.pid).memory_info().rss)
+        except psutil.Error:
+            return 0
+
+    def end(self) -> None:
+        """End the child, if it lives."""
+        os.close(self.reader)
+        if not self._has_ended():
+            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+
+    def words_when_stopped(self, take: Callable[[str, Any], None]) -> tuple[str, Any]:
+        """Stop the child and return which line ran, and what led there; ``take`` gets what it said before."""
+        if not self._has_ended():
+            os.kill(self.pid, signal.SIGTERM)
+        until = time.monotonic() + _LAST_WORDS_SECONDS
+        for kind, value in self.messages():
+            if kind == "stopped":
+                return str(value[0]), value[1]
+            if kind in ("text", "shown"):
+                take(kind, value)
+            if time.monotonic() > until:
+                break
+        return "a line that is not known: it did not come back from a function in C", []
+
+
+@contextlib.contextmanager
+def _interrupts_noted() -> Iterator[list[int]]:
+    """Note interrupts in a list, instead of having one raised between a message and its being shown."""
+    noted: list[int] = []
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield noted
+        return
+    signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class _Attendant:
+    """Takes what a child sends, and sees to its limits."""
+
+    def __init__(self, child: _Child, timeout_seconds: float, front: Front) -> None:
+        self._child = child
+        self._front = front
+        self._timeout_seconds = timeout_seconds
+        self._started = time.monotonic()
+        self._ready = False
+        self._looked = 0.0
+        self._most_bytes = child.rss_bytes() + available_bytes() * 3 // 4
+
+    def result(self) -> Any:
+        __tracebackhide__ = True
+        with _interrupts_noted() as interrupts:
+            for kind, value in self._child.messages():
+                if interrupts:
+                    self._interrupted(kind, value)
+                if kind == "done":
+                    return value
+                self._take(kind, value)
+                self._see_to_limits()
+        raise self._died()
+
+    def _interrupted(self, kind: str, value: Any) -> NoReturn:
+        __tracebackhide__ = True
+        if kind == "text":
+            self._take(kind, value)
+        _, frames = self._child.words_when_stopped(self._take)
+        raise KeyboardInterrupt().with_traceback(traceback_of(frames))
+
+    def _take(self, kind: str, value: Any) -> None:
+        __tracebackhide__ = True
+        if kind == "text":
+            getattr(sys, value[0]).write(value[1])
+        elif kind == "shown":
+            self._front.show(value)
+        elif kind == "ready":
+            self._ready = True
+        elif kind == "unfit":
+            raise UnfitError(value)
+        elif kind == "error":
+            raise unpacked(value)
+
+    def _see_to_limits(self) -> None:
+        now = time.monotonic()
+        if not self._ready:
+            if now - self._started > _START_SECONDS:
+                raise UnfitError("a forked child did not begin")
+            return
+        if now - self._started > self._timeout_seconds + 1:  # it stops itself where it works on tensors
+            self._stop(f"after {self._timeout_seconds:g} s")
+        if now - self._looked > _TICK_SECONDS:
+            self._looked = now
+            took = self._child.rss_bytes()
+            if took > self._most_bytes:
+                self._stop(f"since it took most of the host memory that was free, {format_bytes(took)} now,")
+
+    def _stop(self, why: str) -> NoReturn:
+        line, _ = self._child.words_when_stopped(self._take)
+        raise EstimateError(stopped_text(why, line))
+
+    def _died(self) -> Exception:
+        status = os.waitstatus_to_exitcode(self._child.status or 0)
+        how = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended itself with status {status}"
+        if not self._ready:
+            return UnfitError(f"a forked child {how}")
+        hint = ": out of host memory?" if status == -signal.SIGKILL else ""
+        return EstimateError(f"the child process that the estimate ran in {how}{hint}")
+
+
+def stopped_text(why: str, line: str) -> str:
+    """Return what is said of an estimate that was stopped."""
+    return f"the estimate was stopped {why} in {line}"

@@ -1,0 +1,145 @@
+"""What stands in for functions of torch's that fake tensors would break, or that would do harm with them."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch._subclasses import fake_tensor
+
+from ipygpumem.estimating.accelerators import dynamo
+from ipygpumem.estimating.places import users_line
+
+COMPILED = "torch.compile: the figures are those of eager code"
+
+NO_PROCESSES = {
+    "num_workers": 0,
+    "prefetch_factor": None,
+    "persistent_workers": False,
+    "pin_memory": False,
+    "timeout": 0,
+    "_DataLoader__multiprocessing_context": None,
+}
+"""Attributes of a data loader: a worker's process would get fake tensors."""
+
+
+@contextmanager
+def patched(
+    note: Callable[[str], None], *, accelerated: bool, following: Callable[[], AbstractContextManager[Any]]
+) -> Iterator[None]:
+    """Replace the few functions of torch's that fake tensors would break, or that would do harm with them.
+
+    Args:
+        note: takes what the report is to say.
+        accelerated: whether operations on an accelerator are followed; if not, autocast is that of the CPU's.
+        following: the modes, for threads that the code starts.
+    """
+    fakes, tensor = fake_tensor.FakeTensor, torch.Tensor
+    changes: list[tuple[Any, str, Any]] = [
+        (torch.utils, "swap_tensors", _swap(torch.utils.swap_tensors)),
+        (torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda _: [])),
+        (torch, "save", lambda *_, **__: note(f"{users_line()}: torch.save wrote nothing")),
+        (torch, "set_num_threads", lambda _: None),
+        (fake_tensor.log, "disabled", True),  # errors are raised, too
+        (fakes, "tolist", _tolist),
+        (tensor, "record_stream", lambda *_: None),
+        (tensor, "__format__", _format(tensor.__format__)),
+        (torch.utils.data.DataLoader, "__init__", _without_processes(torch.utils.data.DataLoader.__init__)),
+        (threading.Thread, "start", _followed(threading.Thread.start, following)),
+        (torch.amp.GradScaler, "_maybe_opt_step", _step_always),
+    ]
+    if torch.cuda.is_initialized() and hasattr(fake_tensor, "init_gpu_context"):
+        changes.append((fake_tensor, "init_gpu_context", lambda *_: None))  # it takes memory there
+    if hasattr(torch, "compile"):
+        changes.append((torch, "compile", _uncompiled(note)))
+        changes.append((torch.nn.Module, "compile", lambda *_, **__: note(COMPILED)))
+    if not accelerated:
+        cast = torch.amp.autocast_mode.autocast
+        changes.append((cast, "__init__", _cast_here(cast.__init__)))
+    with ExitStack() as stack:
+        for place, name, value in changes:
+            stack.enter_context(patch.object(place, name, value))
+        if dynamo() is not None and hasattr(torch.compiler, "set_stance"):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+def _swap(swap: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    def call(first: Any, second: Any) -> None:
+        # torch refuses to swap a tensor that anybody refers to weakly, as fake tensors' own memo does.
+        if first.device.type == second.device.type:
+            first.data = second.data
+        else:
+            swap(first, second)
+
+    return call
+
+
+def _tolist(tensor: Any) -> Any:
+    found: Any = 1.0 if tensor.dtype.is_floating_point else False if tensor.dtype is torch.bool else 0
+    for length in reversed(tensor.shape):
+        found = [found] * length
+    return found
+
+
+def _format(method: Callable[[Any, str], str]) -> Callable[[Any, str], str]:
+    def call(tensor: Any, form: str) -> str:
+        if not isinstance(tensor, fake_tensor.FakeTensor):
+            return method(tensor, form)
+        return format(tensor.item(), form) if tensor.dim() == 0 else str(tensor)
+
+    return call
+
+
+def _without_processes(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def call(loader: Any, *args: Any, **kwargs: Any) -> None:
+        init(loader, *args, **kwargs)
+        vars(loader).update(NO_PROCESSES)
+
+    return call
+
+
+def _followed(
+    start: Callable[[Any], None], following: Callable[[], AbstractContextManager[Any]]
+) -> Callable[[Any], None]:
+    def call(thread: Any) -> None:
+        if torch._C._len_torch_dispatch_stack():  # the estimate's own, not one of those that are beside it
+            run = thread.run
+
+            def follow() -> None:
+                with following():
+                    run()
+
+            thread.run = follow
+        start(thread)
+
+    return call
+
+
+def _step_always(_: Any, optimizer: Any, __: Any, *args: Any, **kwargs: Any) -> Any:
+    """Step: whether a gradient overflowed is not known, and a step that is left out takes no memory."""
+    return optimizer.step(*args, **kwargs)
+
+
+def _uncompiled(note: Callable[[str], None]) -> Callable[..., Any]:
+    def compile_nothing(model: Any = None, **_: Any) -> Any:
+        note(COMPILED)
+        return (lambda function: function) if model is None else model
+
+    return compile_nothing
+
+
+def _cast_here(begin: Callable[..., None]) -> Callable[..., None]:
+    def call(mode: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        if device_type != "cpu":
+            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype(device_type)
+        begin(mode, device_type, dtype, *args, **kwargs)
+
+    return call

@@ -1,0 +1,95 @@
+"""What an estimate says of code that reaches beyond its tensors: files, processes, the network, the screen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ipygpumem
+from ipygpumem.estimating.effects import effects_of
+
+IMPORTS = """
+import io, json, os, pickle, shutil, subprocess, sqlite3, tempfile
+import os.path as path
+import numpy as np
+import torch
+from pathlib import Path
+from pickle import dump
+"""
+
+
+def told(body: str) -> list[str]:
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(IMPORTS, space)
+    return effects_of(compile(body, "cell", "exec"), (space,))
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ("np.save('x.npy', [1])", "np.save"),
+        ("np.savez_compressed('x.npz', a=[1])", "np.savez_compressed"),
+        ("np.zeros(3).tofile('x')", "tofile"),
+        ("pickle.dump(1, f)", "pickle.dump"),
+        ("dump(1, f)", "dump"),
+        ("json.dump({}, f)", "json.dump"),
+        ("os.makedirs('runs', exist_ok=True)", "os.makedirs"),
+        ("os.remove('x')", "os.remove"),
+        ("os.replace('a', 'b')", "os.replace"),
+        ("shutil.rmtree('runs')", "shutil.rmtree"),
+        ("shutil.copy('a', 'b')", "shutil.copy"),
+        ("subprocess.run(['ls'])", "subprocess.run"),
+        ("sqlite3.connect('x')", "sqlite3.connect"),
+        ("Path('x').mkdir()", "mkdir"),
+        ("Path('x').write_text('y')", "write_text"),
+        ("open('x', 'w').write('y')", "open"),
+        ("frame.to_parquet('x')", "frame.to_parquet"),
+        ("model.save_pretrained('x')", "model.save_pretrained"),
+        ("print(1)", "print"),
+        ("torch.load('x.pt')", "torch.load"),
+        ("def f():\n    np.save('x', 1)\nf()", "np.save"),
+        ("[np.save(str(n), n) for n in range(3)]", "np.save"),
+        ("import numpy\nnumpy.save('x', 1)", "numpy.save"),
+    ],
+)
+def test_a_call_that_reaches_out_is_named(body: str, name: str) -> None:
+    assert name in told(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "torch.save({}, 'x')",
+        "'text'.replace('a', 'b')",
+        "path.join('a', 'b'), os.getpid(), os.environ.get('x'), os.path.exists('x')",
+        "json.dumps({}), pickle.dumps({}), io.BytesIO()",
+        "x = torch.ones(3).sum()",
+    ],
+)
+def test_what_reaches_nothing_is_not_named(body: str) -> None:
+    assert told(body) == []
+
+
+def test_functions_of_users_modules_are_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "effectsmodule.py").write_text("import numpy\ndef keep(x):\n    numpy.save('x', x)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import effectsmodule  # type: ignore[import-not-found]  # made above
+
+    assert effects_of(compile("m.keep(3)", "cell", "exec"), ({"m": effectsmodule},)) == ["numpy.save"]
+
+
+def test_files_that_code_writes_in_a_child_are_written_and_that_is_said(tmp_path: Path) -> None:
+    import numpy as np
+
+    def step() -> None:
+        torch.ones(3)
+        (tmp_path / "runs").mkdir()
+        np.save(tmp_path / "x.npy", np.ones(3))
+
+    found = ipygpumem.estimate(step)
+    assert found.forked
+    assert any("np.save" in note and "mkdir" in note for note in found.notes), found.notes
+    assert (tmp_path / "x.npy").exists()
