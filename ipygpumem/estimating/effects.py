@@ -8,8 +8,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from ipygpumem.estimating.places import is_users
 from ipygpumem.kinds import is_kind, module_dict
+from ipygpumem.whose import is_users
 
 _CALLS = frozenset(
     [

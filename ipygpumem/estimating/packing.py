@@ -6,8 +6,8 @@ import sys
 import types
 from typing import Any
 
-from ipygpumem.estimating.places import is_ours, is_users
 from ipygpumem.kinds import instance_dict, is_atom, is_kind, module_dict, name_of
+from ipygpumem.whose import is_ours, is_users
 
 _DEEPEST, _MOST_FRAMES = 8, 100
 _HEAP_TYPE = 1 << 9

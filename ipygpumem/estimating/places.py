@@ -1,34 +1,13 @@
-"""Whose code is it: the user's, or a library's; and where the user's code is now."""
+"""Where the user's code is now."""
 
 from __future__ import annotations
 
-import functools
 import linecache
 import sys
-import sysconfig
 import types
 from pathlib import Path
 
-_OURS = str(Path(__file__).parent.parent)
-
-
-@functools.cache
-def _libraries() -> tuple[str, ...]:
-    torch = getattr(sys.modules.get("torch"), "__file__", None)
-    paths: list[str | None] = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    paths.append(str(Path(torch).parent) if torch else None)
-    return (*(path for path in paths if path), _OURS, "<frozen", "<string", "<__array_function__")
-
-
-def is_users(filename: str) -> bool:
-    """Whether a file is neither the standard library's, nor installed, nor ours."""
-    installed = "site-packages" in filename or "dist-packages" in filename
-    return bool(filename) and not installed and not filename.startswith(_libraries())
-
-
-def is_ours(filename: str) -> bool:
-    """Whether a file is one of this package."""
-    return filename.startswith(_OURS)
+from ipygpumem.whose import is_users
 
 
 def users_line(frame: types.FrameType | None = None) -> str:

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ipygpumem.estimating.places import is_users
 from ipygpumem.kinds import instance_dict, is_atom, is_kind, module_dict, module_of, name_of, type_name
 from ipygpumem.units import MIB
+from ipygpumem.whose import is_users, is_users_module
 
 _MOST_OBJECTS, _LARGEST_ARRAY, _MOST_NAMED = 1_000_000, 256 * MIB, 3
 _FOREIGN = {"IPython", "ipykernel", "ipygpumem", "traitlets", "zmq", "logging", "threading", "asyncio", "matplotlib"}
@@ -255,10 +255,7 @@ def _holds_fakes(cache: Any) -> bool:
 
 
 def _is_users_module(module: Any) -> bool:
-    if not is_kind(module, types.ModuleType):
-        return False
-    name = module_dict(module).get("__file__")
-    return type(name) is str and is_users(name) and module_dict(module).get("__name__") != "__main__"
+    return is_users_module(module) and module_dict(module).get("__name__") != "__main__"
 
 
 def _is_users_class(kind: Any) -> bool:

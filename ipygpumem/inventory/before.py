@@ -106,9 +106,10 @@ class Before:
 class _Storages:
     """Storages of torch, referred to weakly: 0.1 us each, where a ``StorageWeakRef`` takes 0.6."""
 
+    _free: Callable[[int], object]
+
     def __init__(self) -> None:
         self._keys: set[int] = set()
-        self._free: Callable[[int], object] = lambda key: None
 
     def add(self, storages: Sequence[Any]) -> None:
         kind: Any = sys.modules["torch"].UntypedStorage
@@ -127,7 +128,8 @@ class _Storages:
             self._free(self._keys.pop())
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "_keys"):  # an interrupt may have come before
+            self.close()
 
 
 def _spans(references: Iterable[weakref.ref[Any]]) -> Iterable[tuple[int, int, weakref.ref[Any]]]:

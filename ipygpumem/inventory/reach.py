@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import site
 import sys
-import sysconfig
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -20,6 +18,7 @@ from typing import Any
 from ipygpumem.arrays import TOOLS, flat_elements, library_type
 from ipygpumem.columns import CHUNK, chunks, identities
 from ipygpumem.kinds import is_kind, module_dict, module_of, text_of
+from ipygpumem.whose import is_users_module
 
 _NOT_ENTERED = (
     types.ModuleType,
@@ -56,8 +55,9 @@ class Reach:
         self.arrays: list[Any] = []
         self.complete = True
         modules = [(name, item) for name, item in list(sys.modules.items()) if is_kind(item, types.ModuleType)]
-        installed = _installed()
-        users = [(name, item) for name, item in modules if _is_users(name, module_dict(item), installed)]
+        users = [
+            (name, item) for name, item in modules if name.partition(".")[0] not in TOOLS and is_users_module(item)
+        ]
         self._users = {"__main__", *(name for name, _ in users)}
         self._array_type: Any = library_type("numpy", "ndarray")
         self._seen = {id(namespace), *(id(module_dict(module)) for _, module in modules)}
@@ -183,17 +183,3 @@ def _pieces(container: Any) -> Iterator[list[Any]]:
     with contextlib.suppress(RuntimeError):  # a thread changes it while we look
         while some := list(islice(items, CHUNK)):
             yield some
-
-
-def _installed() -> tuple[str, ...]:
-    """Return the folders of Python's own modules and of those that were installed."""
-    paths = sysconfig.get_paths()
-    return (*map(paths.__getitem__, ("stdlib", "platstdlib", "purelib", "platlib")), *site.getsitepackages())
-
-
-def _is_users(name: str, names: dict[str, Any], installed: tuple[str, ...]) -> bool:
-    """Whether a module is from a file elsewhere, or was made by hand."""
-    if name.partition(".")[0] in TOOLS:
-        return False
-    file = text_of(names.get("__file__"))
-    return not file.startswith(installed) if file else "." not in name and names.get("__spec__") is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ipygpumem.arrays import Array, describe, watch
@@ -13,7 +12,7 @@ from ipygpumem.heap import Heap, large_tensors
 from ipygpumem.holders.graphs import live_tensors
 from ipygpumem.holders.paths import NOTEBOOK, Place
 from ipygpumem.holders.search import Roots, explain
-from ipygpumem.kinds import is_kind, module_dict, text_of, type_name
+from ipygpumem.kinds import module_dict, text_of, type_name
 from ipygpumem.model import Held, Holder
 from ipygpumem.notebook.parsing import Parser, size
 from ipygpumem.notebook.progress import progress
@@ -21,6 +20,7 @@ from ipygpumem.notebook.sources import cell_of_file, cell_that_bound, running_ce
 from ipygpumem.notebook.watching import Watched
 from ipygpumem.reclaim import trim_host_heap
 from ipygpumem.reports.content import Report, leaks_report
+from ipygpumem.whose import is_users_module
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.session import Session
@@ -135,9 +135,7 @@ def _unnamed(session: Session, heap: Heap, known: Sequence[Watched], smallest: i
     ordered = sorted(found, key=lambda key: -found[key].size_bytes)
     holders = explain(ordered[:_MOST], heap, roots(session))
     modules = {
-        text_of(module_dict(item).get("__name__"))
-        for item in list(session.namespace.values())
-        if is_kind(item, ModuleType)
+        text_of(module_dict(item).get("__name__")) for item in list(session.namespace.values()) if is_users_module(item)
     }
     unnamed = [key for key in ordered[:_MOST] if not _is_plain(holders[key].path, modules)]
     return [replace(found[key], holder=holders[key]) for key in unnamed], [found[key] for key in ordered[_MOST:]]
@@ -146,7 +144,7 @@ def _unnamed(session: Session, heap: Heap, known: Sequence[Watched], smallest: i
 def _is_plain(path: str, modules: set[str]) -> bool:
     """Whether a path leads through a variable's items and attributes only: such data is kept on purpose.
 
-    So is what the notebook can write as ``module.name.attribute``, with one of the ``modules`` that it has imported.
+    So is what the notebook can write as ``module.name.attribute``, with one of the user's ``modules`` that it has.
     """
     path = _QUOTED.sub("", path)  # a key may hold anything
     module = _OF_MODULE.fullmatch(path)
