@@ -8,7 +8,7 @@ compiles without trouble nests deeper than Python's limit for recursion.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 
@@ -37,12 +37,18 @@ def bindings_of(tree: ast.AST, *, blocks: bool = True) -> Bindings:
         blocks: look into the blocks of compound statements too.
     """
     found = Bindings()
+    for node in parts_of(tree, blocks=blocks):
+        _note(node, found)
+    return found
+
+
+def parts_of(tree: ast.AST, *, blocks: bool = True) -> Iterator[ast.AST]:
+    """Yield ``tree`` and its parts that run in the scope in which it stands."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
-        _note(node, found)
         waiting.extend(part for part in _parts(node) if blocks or not isinstance(part, ast.stmt))
-    return found
+        yield node
 
 
 def _note(node: ast.AST, found: Bindings) -> None:

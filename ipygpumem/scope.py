@@ -14,7 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from ipygpumem.bindings import Bindings
-from ipygpumem.kinds import is_atom, is_kind
+from ipygpumem.kinds import is_kind
+from ipygpumem.telling import BINDS, HAS_BOUND, HAS_DELETED
 
 Namespace = dict[str, Any]
 
@@ -58,6 +59,8 @@ class Scope:
         self._shared: set[str] = set()
         self.waiting: Namespace = {}
         """Shadowed objects that wait to be restored."""
+        self._unsure: set[str] = set()
+        """Names among them of which it is not known yet whether the code has bound them."""
         self.outcome = Outcome()
 
     def note(self, bindings: Bindings) -> None:
@@ -66,8 +69,9 @@ class Scope:
         self._imported |= bindings.imported
 
     def save(self, names: Iterable[str]) -> list[str]:
-        """Keep what ``names`` shadow, before code binds them; return those that were not kept yet."""
+        """Keep what ``names`` shadow, before code may bind them; return those that were not kept yet."""
         saved = [name for name in names if self._shadows(name) and name in self._namespace]
+        self._unsure.update(saved)
         self.waiting.update((name, self._namespace[name]) for name in saved)
         return saved
 
@@ -80,10 +84,12 @@ class Scope:
         for name in names:
             self.waiting.pop(name, None)
 
-    def _forget_unbound(self, name: str) -> None:
-        """Forget what was kept of ``name`` if the code has not bound it after all."""
-        if name in self.waiting and name in self._namespace and self._namespace[name] is self.waiting[name]:
-            del self.waiting[name]
+    def _forget_unbound(self) -> None:
+        """Forget what was kept of names that the code may have bound, and did not."""
+        while self._unsure:
+            name = self._unsure.pop()
+            if name in self.waiting and name in self._namespace and self._namespace[name] is self.waiting[name]:
+                del self.waiting[name]
 
     def _shadows(self, name: str) -> bool:
         """Whether binding ``name`` now would shadow an outer object that is not kept yet."""
@@ -190,19 +196,22 @@ class Scope:
             enclosing.waiting[name] = old
 
 
-def will_bind(scopes: Sequence[Scope], name: str) -> None:
-    """Note that the next thing to happen in the innermost of nested ``scopes`` is that ``name`` is bound."""
-    if name in scopes[-1]._namespace:
-        scopes[-1].save([name])
-    else:
+def tell(scopes: Sequence[Scope], what: str) -> None:
+    """Take what code in the innermost of nested ``scopes`` tells of a name (see telling.py)."""
+    scope, (word, name) = scopes[-1], what.rsplit(" ", 1)
+    if word == HAS_BOUND[:-1]:
+        scope._unsure.discard(name)
+    elif name not in scope._namespace:
         let_go(scopes, name)
+    elif word != HAS_DELETED[:-1]:
+        scope.save([name])
+        if word == BINDS[:-1]:
+            scope._unsure.discard(name)
 
 
 def let_go(scopes: Sequence[Scope], name: str) -> None:
-    """Note that ``name`` is deleted: an outer name is new from then on, to each scope that has not bound it itself."""
+    """Note that ``name`` is gone: an outer name is new from then on, to each scope that has not bound it itself."""
     for scope in reversed(scopes):
-        if not is_atom(scope.waiting.get(name)):  # "x = 1" may have bound the same 1 again
-            scope._forget_unbound(name)
         if not scope._shadows(name):
             return
         scope._outer.discard(name)
@@ -211,7 +220,6 @@ def let_go(scopes: Sequence[Scope], name: str) -> None:
 def settle(scopes: Sequence[Scope]) -> None:
     """Once nothing runs in nested ``scopes``: forget what was kept for nothing, and what is gone."""
     for scope in scopes:
-        for name in list(scope.waiting):
-            scope._forget_unbound(name)
+        scope._forget_unbound()
     for name in {name for scope in scopes for name in scope._outer.difference(scope._namespace)}:
         let_go(scopes, name)

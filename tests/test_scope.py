@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipygpumem.bindings import bindings_of
-from ipygpumem.scope import Scope, let_go, settle, will_bind
+from ipygpumem.scope import Scope, settle, tell
 from ipygpumem.telling import LISTENER, let_tell
 
 
@@ -29,10 +29,7 @@ class Listener(dict[str, None]):
         self.scopes = scopes
 
     def __missing__(self, key: str) -> None:
-        if key.startswith("del "):
-            let_go(self.scopes, key[4:])
-        else:
-            will_bind(self.scopes, key)
+        tell(self.scopes, key)
 
 
 def run(

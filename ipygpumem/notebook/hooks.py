@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import sys
 from collections.abc import Callable
@@ -70,6 +71,10 @@ class Hooks:
         session.names.listener.guard(self._guarded)
         # Not taken out of the running cell's builtins: its code may go on to look names up.
         shell.builtin_trap.auto_builtins[LISTENER] = session.names.listener
+        if LISTENER in vars(builtins):  # an earlier session's, which a running cell has
+            setattr(builtins, LISTENER, session.names.listener)
+        elif shell.builtin_trap._nested_level:
+            shell.builtin_trap.add_builtin(LISTENER, session.names.listener)
         self._undo.append(lambda: shell.builtin_trap.auto_builtins.pop(LISTENER, None))
         self._event("pre_run_cell", self._cell_begins)
         self._event("post_run_cell", session.cell_ends)

@@ -6,6 +6,7 @@ cells in a thread of its own, over the same names.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipygpumem.kinds import text_of
 from ipygpumem.notebook.loops import our_magic
-from ipygpumem.telling import let_tell
+from ipygpumem.telling import HAS_DELETED, let_tell
 
 if TYPE_CHECKING:
     import ast
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from ipygpumem.notebook.cells import Cell, CellStack
     from ipygpumem.notebook.experiments import Experiment
     from ipygpumem.scope import Scope
+
+
+_MEASURES_LINES = re.compile(r"^%%memlines", re.MULTILINE)
+"""In such a cell there must be no lines but the user's."""
 
 
 @dataclass(frozen=True)
@@ -80,16 +85,14 @@ class Names:
 
     def _told(self, key: str) -> bool:
         """Take what the code tells; return whether it need not tell it again."""
-        from ipygpumem.scope import let_go, will_bind  # loading the extension must stay fast
+        from ipygpumem.scope import tell  # loading the extension must stay fast
 
         scopes = [experiment.scope for experiment in self.here()]
         if not scopes:
             return False
-        if key.startswith("del "):
-            let_go(scopes, key[4:])
-            return False
-        will_bind(scopes, key)
-        return len(scopes) == len(self._open)  # else another thread's code looks up the same
+        tell(scopes, key)
+        # Deletions are told each time; and another thread's code may look up the same.
+        return not key.startswith(HAS_DELETED) and len(scopes) == len(self._open)
 
     # -- code -------------------------------------------------------------------------------------------------
 
@@ -131,7 +134,7 @@ class Names:
         """
         here = self.here()
         may_open_later = "experiment" in (source.lstrip().partition("\n")[2] if opens else source)
-        if not (opens or here or may_open_later) or "memlines" in source:  # which measures each line, and no others
+        if not (opens or here or may_open_later) or _MEASURES_LINES.search(source):
             return frozenset()
         from ipygpumem.bindings import bindings_of  # loading the extension must stay fast
 

@@ -43,7 +43,6 @@ _FREEING = {
     "match": "if True: del thing\nmatch build():\n    case thing: pass",
     "walrus": "if True: del thing\nprint(thing := build())",
     "for target": "if True: del thing\nfor thing in [build()]: pass",
-    "empty loop first": "for thing in []: pass\ndel thing\nthing = build()",
     "condition that fails first": "if seen: thing = 1\ndel thing\nthing = build()",
     "before a nested cell": "drop()\nget_ipython().run_cell('thing = build()')",
     "nested cell": "get_ipython().run_cell('if True: del thing')\nthing = build()",
@@ -75,6 +74,54 @@ def test_an_old_object_that_the_called_function_frees_is_dead_before_it_returns_
     run(notebook, "cell", "thing = rebuild()")
     assert notebook.value("seen") == [sys.version_info >= (3, 11)]
     assert ("thing" in exist(notebook, "thing")) is (sys.version_info < (3, 11))
+
+
+_SWEEPS = {
+    "with": "for n in (1, 2):\n    with ipygpumem.experiment('i', report='none'):\n        {}",
+    "magics": "for n in (1, 2):\n    %experiment start i --report none\n    {}\n    %experiment end",
+    "while": "n = 0\nwhile n < 2:\n    n += 1\n    with ipygpumem.experiment('i', report='none'):\n        {}",
+    "capture": "%%capture\nfor n in (1, 2):\n    with ipygpumem.experiment('i', report='none'):\n        {}",
+    "unseen": "for n in (1, 2):\n    e = made('i', report='none').start()\n    {}\n    e.finish()",
+}
+
+
+@pytest.mark.parametrize("binding", ["x = n", "def x(): pass", "x, y = n, n", "for x in [n]: pass", "print(x := n)"])
+@pytest.mark.parametrize("sweep", _SWEEPS)
+def test_a_scope_inside_a_loop_gives_back_what_it_shadows(notebook: Kernel, sweep: str, binding: str) -> None:
+    ok(notebook, "import ipygpumem\nmade = ipygpumem.experiment\nx = saved = object()", _SWEEPS[sweep].format(binding))
+    assert notebook.value("x is saved") is True
+    assert exist(notebook, "y") == []
+    ok(notebook, "%experiment start outer", _SWEEPS[sweep].format(binding), "%experiment end")
+    assert notebook.value("x is saved") is True
+
+
+@pytest.mark.parametrize("target", ["nothing, x", "d['missing'], x", "o.attribute, x", "(l[5], (x,))"])
+def test_what_a_deletion_did_not_reach_is_still_there(notebook: Kernel, target: str) -> None:
+    failing = f"try: del {target}\nexcept (LookupError, NameError, AttributeError): pass"
+    ok(notebook, "x = saved = object()\nd, o, l = {}, object(), []", f"%%experiment a\n{failing}")
+    assert notebook.value("x is saved") is True
+    ok(notebook, "%experiment start a")
+    ok(notebook, failing, "%experiment end")
+    assert notebook.value("x is saved") is True
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ("x = x", "del x"),
+        ("x = saved\ndel x",),
+        ("n = 0", "del n"),
+        ("for x in [saved]: pass\ndel x",),
+        ("import contextlib\nwith contextlib.nullcontext(x) as x: pass\ndel x",),
+        ("x, y = saved, 1\ndel x",),
+        ("print(x := saved)\ndel x",),
+    ],
+)
+def test_a_name_that_is_bound_to_the_same_object_again_is_the_scopes(notebook: Kernel, cells: tuple[str, ...]) -> None:
+    ok(notebook, "x = saved = object()\nn = 0", "%experiment start a", *cells, "%experiment end")
+    assert notebook.value("(x is saved, n)") == (True, 0)
+    ok(notebook, "%%experiment a\n" + "\n".join(cells))
+    assert notebook.value("(x is saved, n)") == (True, 0)
 
 
 @pytest.mark.parametrize("way", _WAYS)
@@ -110,7 +157,18 @@ def test_a_name_that_an_inner_scope_deletes_and_a_later_cell_of_it_binds_is_the_
 _BUMP = "n = 0\nc = 'c'\ndef bump():\n    global n\n    n += 1\n    return n"
 
 
-@pytest.mark.parametrize("code", ["bump(); n = 10", "bump()\nfor n in range(3): pass", "exec('bump()')\nn = 10"])
+_BUMPING = [
+    "bump(); n = 10",
+    "bump()\nfor n in range(3): pass",
+    "exec('bump()')\nn = 10",
+    "for i in range(1):\n    bump()\n    if i > 5: n = 100",
+    "if False: n = 5\nbump()",
+]
+if sys.version_info >= (3, 11):
+    _BUMPING += ["try: n = {}['missing']\nexcept KeyError: pass\nbump()", "n = bump()", "print(n := bump())"]
+
+
+@pytest.mark.parametrize("code", _BUMPING)
 def test_what_a_function_changed_before_the_cell_bound_the_name_is_kept(notebook: Kernel, code: str) -> None:
     ok(notebook, _BUMP, f"%%experiment a\n{code}")
     assert notebook.value("n") == 1
@@ -173,6 +231,19 @@ def test_unloading_in_the_middle_of_a_cell_does_not_disturb_it(kernel: Kernel) -
     assert kernel.run("%unload_ext ipygpumem\nx = int(2)\nx").result == "2"
     assert kernel.run("x").result == "2"
     assert kernel.run("'__ipygpumem_names__' in dir(__builtins__)").result == "False"
+
+
+def test_a_cell_that_loads_the_extension_may_run_others(bare_kernel: Kernel) -> None:
+    nested = "get_ipython().run_cell({!r})"
+    for load in ("%load_ext ipygpumem", "%reload_ext ipygpumem"):
+        ok(bare_kernel, "x = 1", f"{load}\n{nested.format('%experiment start a')}\n{nested.format('x = 5')}")
+        ok(bare_kernel, "%experiment end")
+        assert bare_kernel.value("x") == 1
+
+
+def test_a_comment_about_measured_lines_changes_nothing(notebook: Kernel) -> None:
+    run(notebook, "cell", "# as in %%memlines\nif True: del thing\nthing = build()")
+    assert notebook.value("seen") == [True]
 
 
 def test_timed_code_is_not_made_slower(notebook: Kernel) -> None:
