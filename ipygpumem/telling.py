@@ -19,7 +19,6 @@ LISTENER = "__ipygpumem_names__"
 """What the code looks words up in, such as ``LISTENER["binds x"]``; ``scope.tell`` takes them."""
 BINDS, MAY_BIND, HAS_BOUND, HAS_DELETED = "binds ", "may bind ", "has bound ", "has deleted "
 
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _ASSIGNMENTS = (ast.Assign, ast.AugAssign, ast.AnnAssign)
 _LETS_OTHERS_IN = (ast.Call, ast.Await, ast.With, ast.AsyncWith, ast.AsyncFor, ast.Delete, ast.Import, ast.ImportFrom)
 """What may run other code, which may change or delete names, or open a scope."""
@@ -65,7 +64,17 @@ def _telling(statement: ast.stmt, names: frozenset[str], *, shown: bool) -> list
 
 def _is_plain_loop(statement: ast.stmt) -> bool:
     """Whether a loop runs no other code: it tells once, before it begins, so that it takes no longer."""
-    return isinstance(statement, _LOOPS) and not any(isinstance(node, _LETS_OTHERS_IN) for node in ast.walk(statement))
+    if isinstance(statement, ast.For):
+        items: Any = statement.iter
+        is_known = isinstance(items, (ast.List, ast.Tuple, ast.Constant))
+        if not is_known and not (isinstance(items, ast.Call) and getattr(items.func, "id", "") == "range"):
+            return False  # a generator may do anything between two items
+        parts: list[ast.AST] = [*statement.body, *statement.orelse]
+    elif isinstance(statement, ast.While):
+        parts = [statement]
+    else:
+        return False
+    return not any(isinstance(node, _LETS_OTHERS_IN) for part in parts for node in ast.walk(part))
 
 
 def _blocks(statement: ast.stmt) -> Iterator[tuple[Any, str]]:
@@ -84,11 +93,9 @@ def _bound_by(owner: Any, statement: ast.stmt) -> set[str]:
         return {owner.name} if owner.name else set()
     if isinstance(owner, ast.match_case):
         return bindings_of(owner.pattern).bound
-    if isinstance(statement, (ast.With, ast.AsyncWith)):
-        parts: list[ast.AST | None] = [item.optional_vars for item in statement.items]
-    else:
-        parts = [getattr(statement, "target", None)]
-    return set().union(*(bindings_of(part).bound for part in parts if part is not None))
+    # Not those of a loop, which would take longer.
+    targets = [item.optional_vars for item in getattr(statement, "items", ())]
+    return set().union(*(bindings_of(target).bound for target in targets if target is not None))
 
 
 def _told_in_values(statement: ast.stmt, names: frozenset[str]) -> tuple[set[str], set[str]]:
