@@ -32,12 +32,15 @@ import psutil
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.packing import frames_to, packed, traceback_of, unpacked
 from ipygpumem.estimating.places import users_line
+from ipygpumem.estimating.ties import cut_ties
 from ipygpumem.kinds import instance_dict
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.units import format_bytes
 
 _TICK_SECONDS, _START_SECONDS, _LAST_WORDS_SECONDS = 0.1, 30.0, 2.0
 _LENGTH_BYTES = 8
+_STOP = getattr(signal, "SIGRTMIN", signal.SIGUSR2)
+"""A signal that users' code has no handler for."""
 _DIES_WITH_PARENT = 1
 """prctl's PR_SET_PDEATHSIG."""
 
@@ -125,6 +128,11 @@ class _Channel:
         if self._lock.acquire(blocking=False):  # else whoever sends now does it then
             self._end()
 
+    def leave(self) -> None:
+        """Say no more: this is a process that the child has forked, and two would talk at once."""
+        self._descriptor = os.open(os.devnull, os.O_WRONLY)
+        self._lock = threading.Lock()
+
     def _end(self) -> NoReturn:
         self._write(self._last or b"")
         os._exit(0)
@@ -184,7 +192,10 @@ def _settle(channel: _Channel, front: Front, dice: Any) -> None:
     gc.freeze()  # what is garbage in the parent is finalised there
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it goes to all of the terminal's; the parent tells
-    signal.signal(signal.SIGTERM, channel.stop)
+    signal.signal(_STOP, channel.stop)
+    os.setsid()  # what it starts ends with it
+    os.register_at_fork(after_in_child=channel.leave)
+    cut_ties()
     random.setstate(dice)  # which a fork reseeds
     for name in ("stdout", "stderr"):
         text, old = _Text(name, channel), getattr(sys, name)
@@ -273,17 +284,19 @@ class _Child:
             return 0
 
     def end(self) -> None:
-        """End the child, if it lives."""
+        """End the child, if it lives, and what it has started."""
         os.close(self.reader)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # none of its own is left
+            os.killpg(self.pid, signal.SIGKILL)
         if not self._has_ended():
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, signal.SIGKILL)  # it may have died before it had a group
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
 
     def words_when_stopped(self, take: Callable[[str, Any], None]) -> tuple[str, Any]:
         """Stop the child and return which line ran, and what led there; ``take`` gets what it said before."""
         if not self._has_ended():
-            os.kill(self.pid, signal.SIGTERM)
+            os.kill(self.pid, _STOP)
         until = time.monotonic() + _LAST_WORDS_SECONDS
         for kind, value in self.messages():
             if kind == "stopped":
@@ -292,7 +305,7 @@ class _Child:
                 take(kind, value)
             if time.monotonic() > until:
                 break
-        return "a line that is not known: it did not come back from a function in C", []
+        return "a line that is not known: it did not answer", []
 
 
 @contextlib.contextmanager

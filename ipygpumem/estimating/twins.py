@@ -23,7 +23,9 @@ from ipygpumem.kinds import instance_dict, is_atom, is_kind, module_of, type_nam
 
 _SHARED_MODULES = {"IPython", "ipykernel", "ipygpumem", "numpy", "pandas", "matplotlib", "logging", "threading"}
 _HEAP_TYPE = 1 << 9
-"""CPython's flag of classes made by a ``class`` statement."""
+"""CPython's flag of classes that are made at run time."""
+_POINTER = 8
+"""Bytes of a slot; a class may add two of its own, for attributes and weak references."""
 
 
 class Twins:
@@ -242,7 +244,11 @@ def _solid(kind: type) -> Any:
 
 
 def _is_heap_type(kind: type) -> bool:
-    return bool(type.__dict__["__flags__"].__get__(kind) & _HEAP_TYPE)
+    """Whether a class was made by a ``class`` statement: some in C are on the heap too, with a state of their own."""
+    of = type.__dict__
+    added = of["__basicsize__"].__get__(kind) - of["__basicsize__"].__get__(of["__base__"].__get__(kind) or object)
+    slots = sum(type(item) is types.MemberDescriptorType for item in of["__dict__"].__get__(kind).values())
+    return bool(of["__flags__"].__get__(kind) & _HEAP_TYPE) and added <= _POINTER * (slots + 2)
 
 
 def _can_be_copied(kind: type, module: str) -> bool:
@@ -256,7 +262,8 @@ class Namespace(dict[str, Any]):
     """The twin of a namespace: a name is twinned when code looks it up, and what code binds stays here."""
 
     def __init__(self, original: dict[str, Any], twins: Twins) -> None:
-        super().__init__()
+        # What Python itself looks up in a namespace, past ``__missing__``: classes have their module's name from it.
+        super().__init__({name: original[name] for name in ("__name__",) if name in original})
         self._original = original
         self._twins = twins
         self._deleted: set[str] = set()

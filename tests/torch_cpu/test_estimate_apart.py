@@ -504,3 +504,16 @@ def test_locks_and_other_objects_of_c_have_no_twins(monkeypatch: pytest.MonkeyPa
     monkeypatch.delattr(os, "fork")
     assert not ipygpumem.estimate(step).forked
     assert not held[0].locked()
+
+
+def test_an_object_with_a_state_in_c_is_no_copy(notebook: Kernel) -> None:
+    define = "import sqlite3, torch\nbase = sqlite3.connect(':memory:')"
+    assert notebook.run(define).status == "ok"
+    reply = notebook.run("%%estimate\nprint(base.execute('select 42').fetchone()[0])\ntorch.ones(2**20)")
+    assert (reply.status, reply.stdout) == ("ok", "42\n"), reply.traceback
+
+
+def test_a_class_of_the_cell_has_the_notebooks_module(notebook: Kernel) -> None:
+    assert notebook.run("import torch").status == "ok"
+    reply = notebook.run("%%estimate\nclass Own: pass\nprint(Own.__module__)\ntorch.ones(2**20)")
+    assert (reply.status, reply.stdout) == ("ok", "__main__\n"), reply.traceback
