@@ -82,7 +82,8 @@ def _swap(swap: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
 
 
 def _tolist(tensor: Any) -> Any:
-    found: Any = 1.0 if tensor.dtype.is_floating_point else False if tensor.dtype is torch.bool else 0
+    found: Any = torch.ops.aten._local_scalar_dense(tensor)  # so that the guess is told
+    found = 0 if type(found) is int else found  # it may be an index
     for length in reversed(tensor.shape):
         found = [found] * length
     return found

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -28,6 +29,10 @@ from ipygpumem.estimating.snapshot import Snapshot
 from ipygpumem.estimating.twins import Twins
 
 TIMEOUT_SECONDS = 300.0
+_GUESSES_TOLD = 5
+_AFTER_GUESSES = (
+    "an estimate has no values, so that these lines got guesses for them before the error, which may come of that"
+)
 
 
 def estimate_call(
@@ -217,11 +222,27 @@ class Run:
             stack.enter_context(self._accelerators.standing_in())
             stack.enter_context(patched(self._note, accelerated=self._target is None, following=self._modes))
             stack.enter_context(self._modes())
-            result = code()
+            with self._guesses_told():
+                result = code()
             for optimizer in self.twins.optimizers:
                 self._follower.purposes.stepped(optimizer)
             self.log.close()
             del result  # it was kept until here, as the code's caller would
+
+    @contextmanager
+    def _guesses_told(self) -> Iterator[None]:
+        """Say of an error of the user's code which lines before it got answers that nobody knows."""
+        try:
+            yield
+        except EstimateError:
+            raise
+        except (Exception, SystemExit):
+            lines = list(self._follower.guesses)[-_GUESSES_TOLD:]
+            if lines:
+                told = "".join(f"  {line}\n" for line in lines)
+                with suppress(Exception):  # whatever stands for stderr now
+                    sys.stderr.write(f"ipygpumem: {_AFTER_GUESSES}:\n{told}")
+            raise
 
     @contextmanager
     def _modes(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -35,15 +36,18 @@ def estimate(session: Session, shell: Any, line: str, cell: str) -> list[Report]
     from ipygpumem.reports.estimate import estimate_report
 
     __tracebackhide__ = True  # of the user's errors
-    code, module = _compiled(shell, cell), estimating.estimator()
-    found = module.estimate_code(
-        code,
-        session.namespace,
-        device=options.device,
-        room_bytes=options.device_memory,
-        timeout_seconds=options.timeout or module.TIMEOUT_SECONDS,
-        front=front_of(shell),
-    )
+    module = estimating.estimator()
+    try:
+        found = module.estimate_code(
+            _compiled(shell, cell),
+            session.namespace,
+            device=options.device,
+            room_bytes=options.device_memory,
+            timeout_seconds=options.timeout or module.TIMEOUT_SECONDS,
+            front=front_of(shell),
+        )
+    except SyntaxError as error:
+        raise _as_in_a_cell(shell, error) from None
     return [estimate_report(found)]
 
 
@@ -70,6 +74,16 @@ def front_of(shell: Any) -> Any:
             shell.display_pub.publish(data, metadata, transient=transient, update=update)
 
     return ShellFront()
+
+
+def _as_in_a_cell(shell: Any, error: SyntaxError) -> Exception:
+    """Return an error that IPython shows as a syntax error of a plain cell: of a real one it shows our frames, too."""
+    from ipygpumem.estimating.packing import users_part
+
+    frames = traceback.extract_tb(users_part(error.__traceback__))
+    shown = shell.SyntaxTB.structured_traceback(type(error), error, frames)
+    kind: type[Exception] = type(type(error).__name__, (Exception,), {"_render_traceback_": lambda _: shown})
+    return kind(str(error))
 
 
 def _compiled(shell: Any, cell: str) -> Any:

@@ -1,0 +1,76 @@
+"""Checks on values go the way on which all is well, and an error after a guess says that there was one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.kernel import Kernel
+from tests.torch_cpu.test_estimate_usual_code import estimated
+
+FINE = [
+    "assert torch.isfinite(x).all()",
+    "if not torch.isfinite(x.sum()):\n    raise FloatingPointError",
+    "if not torch.isfinite(x.sum()).item():\n    raise FloatingPointError",
+    "assert (x >= 0).all() and x.isfinite().all().cpu().item()",
+    "if torch.isnan(x).any() or x.isinf().any():\n    raise ValueError",
+    "if torch.isnan(x).sum() > 0 or x.isnan().sum().item():\n    raise ValueError",
+    "assert torch.isnan(x).sum() == 0",
+    "if (~torch.isfinite(x)).any() or (x != x).any():\n    raise ValueError",
+    "assert not torch.logical_or(x.isnan(), x.isinf()).any()",
+    "bad = torch.isnan(x).any()\nbad |= torch.isinf(x).any()\nassert torch.logical_not(bad)",
+    "assert torch.allclose(x, x + 1) and torch.equal(x, x + 1)",
+    "assert x.sum() > 0 and x.max() < 3, 'message'",
+    "if not (x > 0).all().item():\n    text = 'wrong'\n    raise ValueError(text)",
+    "if (x > 0).any() or not torch.equal(x, y):\n    raise ValueError",
+    "assert any([(x > 0).all()]) and not (x < 0).any()",
+    "def positive():\n    if (x > 0).all():\n        return 3\n    raise ValueError\npositive()",
+    "assert not any(torch.isnan(x).flatten().tolist())",
+    "nn.utils.clip_grad_norm_([nn.Parameter(x)], 1.0, error_if_nonfinite=True)",
+    "assert torch.distributions.Categorical(logits=model(x)).sample().shape == (64,)",
+    "d = torch.distributions\nz = d.Categorical(logits=x)\nz.log_prob(z.sample()).sum() + z.entropy().sum()",
+    "d = torch.distributions\nz = d.Normal(x, x.exp())\nz.log_prob(z.rsample()).mean() + z.cdf(x).sum()",
+    "d = torch.distributions\nz = d.Bernoulli(probs=x)\nz.log_prob(z.sample()).sum()",
+    "d = torch.distributions\nz = d.Categorical(probs=x)\nz.log_prob(z.sample((3,))).sum()",
+    "d = torch.distributions\nz = d.Independent(d.Laplace(x, x), 1)\nd.kl_divergence(z, z) + z.log_prob(z.sample())",
+    "d = torch.distributions\nz = d.MultivariateNormal(x[0], torch.eye(256))\nz.log_prob(z.rsample())",
+    "d = torch.distributions\nz = d.Beta(x, x)\nz.log_prob(z.rsample()) + d.Gamma(x, x).rsample()",
+]
+
+
+@pytest.mark.parametrize("body", FINE)
+def test_a_check_on_values_passes(body: str, tmp_path: Path) -> None:
+    assert estimated(f"torch.empty(3)\n{body}", tmp_path, device=None).peak_bytes > 0
+
+
+def test_a_loop_that_ends_early_is_taken_to_go_on(tmp_path: Path) -> None:
+    body = "kept = []\nfor n in range(8):\n    kept.append(torch.ones(256))\n    if (x == n).all():\n        break"
+    assert estimated(body, tmp_path, device=None).peak_bytes >= 8 * 1024
+
+
+def test_a_list_of_values_is_a_guess(tmp_path: Path) -> None:
+    assert any("tolist" in line for line in estimated("(x * 2).tolist()", tmp_path).guesses)
+
+
+@pytest.mark.parametrize("where", ["apart", "in place"])
+def test_an_error_after_a_guess_says_which_lines_got_one(kernel: Kernel, where: str) -> None:
+    if where == "in place":
+        assert kernel.run("import os\ndel os.fork").status == "ok"
+    assert kernel.run("import torch\nx = torch.ones(3)").status == "ok"
+    reply = kernel.run("%%estimate\nloss = x.sum()\nif loss.item() < 2:\n    raise ValueError('small')\n")
+    assert reply.error == "ValueError"
+    assert "guess" in reply.stderr
+    assert "line 3: if loss.item() < 2:" in reply.stderr
+    reply = kernel.run("%%estimate\nx.sum()\nraise ValueError('small')\n")
+    assert (reply.error, reply.stderr) == ("ValueError", "")
+
+
+@pytest.mark.parametrize("body", ["x = (]\n", "if x:\ny = 2\n", "y = 2\nreturn 3\n", "exec('z = (')\n"])
+def test_a_syntax_error_is_shown_as_in_a_plain_cell(kernel: Kernel, body: str) -> None:
+    expected, found = kernel.run(f"#\n{body}"), kernel.run(f"%%estimate\n{body}")
+    assert (found.status, found.error) == ("error", expected.error)
+    assert "ipygpumem" not in found.traceback
+    shown, plain = (re.sub(r"\x1b\[[\d;]*m|Cell.*?In *\[\d+\]", "", reply.traceback) for reply in (found, expected))
+    assert shown.splitlines()[-4:] == plain.splitlines()[-4:]
