@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -13,6 +15,7 @@ from unittest.mock import patch
 import torch
 from torch._subclasses import fake_tensor
 
+from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.accelerators import dynamo
 from ipygpumem.estimating.places import users_line
 
@@ -44,7 +47,7 @@ def patched(
     changes: list[tuple[Any, str, Any]] = [
         (torch.utils, "swap_tensors", _swap(torch.utils.swap_tensors)),
         (torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda _: [])),
-        (torch, "save", lambda *_, **__: note(f"{users_line()}: torch.save wrote nothing")),
+        *zip([torch] * 2, ("save", "load"), _without_files(torch.load, note), strict=True),
         (torch, "set_num_threads", lambda _: None),
         (fake_tensor.log, "disabled", True),  # errors are raised, too
         (fakes, "tolist", _tolist),
@@ -79,6 +82,29 @@ def _swap(swap: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
             swap(first, second)
 
     return call
+
+
+def _without_files(load: Callable[..., Any], note: Callable[[str], None]) -> tuple[Callable[..., Any], ...]:
+    """Return what stands in for ``torch.save``, which writes nothing, and for ``torch.load``, which says so."""
+    written: dict[Any, Any] = {}
+
+    def key(file: Any) -> Any:
+        return Path(file).absolute() if isinstance(file, (str, os.PathLike)) else id(file)
+
+    def save(_: Any, f: Any, *__: Any, **___: Any) -> None:
+        written[key(f)] = f  # kept, for its id
+        note(f"{users_line()}: torch.save wrote nothing")
+
+    @functools.wraps(load)
+    def load_what_was_there(f: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return load(f, *args, **kwargs)
+        except Exception as error:
+            if key(f) not in written:
+                raise
+            raise EstimateError(f"torch.save wrote nothing that could be loaded in {users_line()}") from error
+
+    return save, load_what_was_there
 
 
 def _tolist(tensor: Any) -> Any:

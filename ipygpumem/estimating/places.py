@@ -21,6 +21,16 @@ def users_line(frame: types.FrameType | None = None) -> str:
     return line_text(found.f_code.co_filename, found.f_lineno)
 
 
+def users_line_of(traceback: types.TracebackType | None) -> str:
+    """Return the innermost line of the user's code in a traceback, as ``users_line`` does."""
+    found = ""
+    while traceback is not None:
+        name = traceback.tb_frame.f_code.co_filename
+        found = line_text(name, traceback.tb_lineno) if is_users(name) or not found else found
+        traceback = traceback.tb_next
+    return found
+
+
 def line_text(name: str, number: int) -> str:
     """Return how a line is named: its file, if it has one, its number and what stands there."""
     source = linecache.getline(name, number).strip()

@@ -23,6 +23,7 @@ from ipygpumem.estimating.free import free_bytes, has_context
 from ipygpumem.estimating.lives import PARAMETERS, Log
 from ipygpumem.estimating.packing import users_part
 from ipygpumem.estimating.patches import patched
+from ipygpumem.estimating.places import users_line_of
 from ipygpumem.estimating.reading import read
 from ipygpumem.estimating.records import DeviceEstimate, Estimate
 from ipygpumem.estimating.snapshot import Snapshot
@@ -30,6 +31,12 @@ from ipygpumem.estimating.twins import Twins
 
 TIMEOUT_SECONDS = 300.0
 _GUESSES_TOLD = 5
+_INTERNAL = {
+    "data is not allocated yet": "code in C++ that reads a tensor",
+    "Cannot get CUDA generator": "a generator of a device that is not here",
+    "no rule registered for HigherOrderOperator": "operators that take functions, such as flex_attention,",
+}
+"""Words of torch's where it cannot do without a tensor's values or its device, and what it is that it cannot do."""
 _AFTER_GUESSES = (
     "an estimate has no values, so that these lines got guesses for them before the error, which may come of that"
 )
@@ -231,12 +238,21 @@ class Run:
 
     @contextmanager
     def _guesses_told(self) -> Iterator[None]:
-        """Say of an error of the user's code which lines before it got answers that nobody knows."""
+        """Say of an error of the user's code which lines before it got answers that nobody knows.
+
+        Raises:
+            EstimateError: the error was torch's own word for what it cannot do without values.
+        """
         try:
             yield
         except EstimateError:
             raise
-        except (Exception, SystemExit):
+        except (Exception, SystemExit) as error:
+            text = str(error) if type(error) in (RuntimeError, NotImplementedError) else ""
+            for words, what in _INTERNAL.items():
+                if words in text:
+                    line = users_line_of(error.__traceback__)
+                    raise EstimateError(f"an estimate cannot follow {what} in {line}") from error
             lines = list(self._follower.guesses)[-_GUESSES_TOLD:]
             if lines:
                 told = "".join(f"  {line}\n" for line in lines)

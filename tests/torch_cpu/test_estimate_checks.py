@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from ipygpumem.errors import EstimateError
 from tests.kernel import Kernel
 from tests.torch_cpu.test_estimate_usual_code import estimated
 
@@ -52,6 +54,29 @@ def test_a_loop_that_ends_early_is_taken_to_go_on(tmp_path: Path) -> None:
 
 def test_a_list_of_values_is_a_guess(tmp_path: Path) -> None:
     assert any("tolist" in line for line in estimated("(x * 2).tolist()", tmp_path).guesses)
+
+
+SAVED = "from tempfile import mkdtemp\nf = {file}\ntorch.save(x, f)\ntorch.load(f)"
+UNFOLLOWED = {
+    "from torch.nn.attention.flex_attention import flex_attention\nq = x[None, None]\n"
+    "flex_attention(q, q, q)": "flex_attention",
+    "import torch.distributed as d\nd.init_process_group('gloo', 'tcp://127.0.0.1:0', rank=0, world_size=1)\n"
+    "nn.parallel.DistributedDataParallel(model)": "reads a tensor",
+    "\n\ng = torch.Generator(device='cuda')": "a generator",
+    SAVED.format(file="mkdtemp() + '/x.pt'"): "torch.save wrote nothing",
+    SAVED.format(file="io.BytesIO()"): "torch.save wrote nothing",
+}
+
+
+@pytest.mark.parametrize(("body", "told"), UNFOLLOWED.items())
+def test_what_torch_itself_cannot_do_without_values_is_refused_by_its_line(
+    body: str, told: str, tmp_path: Path
+) -> None:
+    if "gloo" in body and not torch.distributed.is_available():
+        pytest.skip("this torch has no processes")
+    with pytest.raises(EstimateError, match=told) as caught:
+        estimated(body, tmp_path)
+    assert str(caught.value).endswith(body.splitlines()[-1])
 
 
 @pytest.mark.parametrize("where", ["apart", "in place"])
