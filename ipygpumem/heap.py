@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import compress, count, filterfalse
+from itertools import chain, compress, count, filterfalse
 from typing import Any
 
 from ipygpumem.arrays import StorageKey, describe, elements, flat_elements, library_type
@@ -27,6 +27,9 @@ _FEW = 50
 class Heap:
     """What was alive when it was made. It keeps all of that alive too: use it, then drop it.
 
+    Args:
+        beside: yields what else is alive, and maybe out of the collector's sight, as what running functions hold.
+
     Attributes:
         tensors: torch tensors, also those that only another object refers to.
         leading: the identities of tensors and arrays that lead to more than their type, as those with attributes do.
@@ -35,7 +38,7 @@ class Heap:
         optimizers: torch's optimizers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, beside: Iterable[object] = ()) -> None:
         # First of all: what is made from here on is ours. With itself in its own list, or a variable that an inner
         # function shares, it would be a cycle; it must go as soon as it is dropped.
         self._tracked: list[object] = gc.get_objects()
@@ -52,7 +55,7 @@ class Heap:
         self._array_type = library_type("numpy", "ndarray")
         # Python 3.12's asyncio shows the collector objects that it has freed and keeps for later. To be in a list even
         # for a moment frees them again, and every collection from then on runs in a circle for ever.
-        self._look_behind({id(item): id(type(item)) for item in (self, sys.modules.get("_asyncio"))})
+        self._look_behind({id(item): id(type(item)) for item in (self, sys.modules.get("_asyncio"))}, beside)
 
     def drop(self) -> None:
         """Let go of everything, also if whoever made the heap was alive by then: that would be a cycle otherwise."""
@@ -60,12 +63,13 @@ class Heap:
             found.clear()
         self._inside = None
 
-    def _look_behind(self, left_out: dict[int, int]) -> None:
+    def _look_behind(self, left_out: dict[int, int], beside: Iterable[object]) -> None:
         """Find the arrays and the containers that the collector does not track."""
         # What is neither a container nor an array cannot lead to one: most of a heap is that.
         wanted = {id(dict), id(tuple), id(self._array_type)}
         seen: set[int] = set()
-        level = self._sorted(left_out)
+        further: list[object] = [list(beside)]
+        level: Iterator[list[object]] = chain(self._sorted(left_out), [further])
         while True:
             behind: list[object] = []
             for part in level:

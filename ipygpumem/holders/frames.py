@@ -21,6 +21,12 @@ def running_frames() -> Iterator[tuple[FrameType, str]]:
             yield current, names.get(ident, str(ident))
 
 
+def running_locals() -> Iterator[object]:
+    """Yield what the local names of running functions of the user's refer to."""
+    for frame, _ in running_frames():
+        yield from peek(frame).values()
+
+
 def running_ids() -> set[int]:
     """Return the identities of all running frames, ours too."""
     return {id(current) for _, current in _all_frames()}

@@ -61,6 +61,13 @@ class Place:
     text: str
     rank: int
     advice: str
+    is_home: bool = False
+    """Whether it is in the module to which what it keeps belongs."""
+
+    @property
+    def order(self) -> tuple[int, bool, str]:
+        """By this one of several is told that are equally near."""
+        return self.rank, not self.is_home, self.text
 
     @classmethod
     def of_variable(cls, key: object) -> Place:
@@ -69,12 +76,12 @@ class Place:
         return cls(f"{NOTEBOOK}{name}", 0, "")
 
     @classmethod
-    def of_module(cls, module: str, key: object) -> Place:
+    def of_module(cls, module: str, key: object, *, is_home: bool = False) -> Place:
         """Return the place of a module's global name."""
         if (module, text_of(key)) in _LAST_ERROR:
             return cls(_LAST, 1, "%gpumem free lets go of it")
         where = f"module {module}, global {text_of(key)}" if key is not None else f"module {module}"
-        return cls(where, 2, _REMOVE)
+        return cls(where, 2, _REMOVE, is_home)
 
     @classmethod
     def of_thread(cls, thread: object) -> Place:

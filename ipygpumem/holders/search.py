@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from ipygpumem.arrays import StorageKey, storage_key
 from ipygpumem.heap import Heap
 from ipygpumem.holders.frames import peek, running_frames, running_ids
 from ipygpumem.holders.graphs import GRADIENT, keepers, requiring_grad
-from ipygpumem.holders.paths import Place, Writer, key_of
-from ipygpumem.kinds import is_kind, module_dict, text_of
+from ipygpumem.holders.paths import NOTEBOOK, Place, Writer, key_of
+from ipygpumem.kinds import instance_dict, is_kind, module_dict, module_of, text_of, type_name
 from ipygpumem.model import Holder
 
 
@@ -41,12 +42,15 @@ class Roots:
     cell_of: Callable[[str], int | None] = lambda filename: None
 
 
+_MAKES_DICTS = (3, 11) <= sys.version_info < (3, 13)
+_MANAGED_DICT = 1 << 4
 _MOST_OWNERS = 5000
 _MOST_LOOKS = 20_000_000
 _NOBODY = Holder(path="no Python object: C++ code keeps it", advice="let the library that made it free it")
+_OUT_OF_SIGHT = Holder(path="something out of sight: a running function or compiled code", advice="")
 _NOT_REACHED = Holder(
     path="something that the search did not reach within its limits",
-    advice="free what is listed above it, then ask %gpumem leaks again",
+    advice="ask %gpumem leaks again when less is alive",
 )
 _CYCLE = Holder(
     path="a cycle in torch's own C++ code: a gradient that has a graph, as after backward(create_graph=True)",
@@ -92,7 +96,8 @@ def explain(
         left_out |= len(candidates) > _MOST_OWNERS
         owners = {("object", id(tensor)): [tensor] for tensor in candidates[:_MOST_OWNERS]}
         named = holders_of(owners)
-        kept, complete = keepers([owners[owner][0] for owner in named], rest)
+        ordered = sorted(named, key=lambda owner: _order(named[owner]))
+        kept, complete = keepers([owners[owner][0] for owner in ordered], rest)
         for key, keeper in kept.items():
             found[key] = Holder(named["object", id(keeper.tensor)].path + keeper.how, keeper.advice)
         rest -= found.keys()
@@ -104,7 +109,9 @@ def explain(
         found.update(dict.fromkeys(cycles, _CYCLE))
     rest -= found.keys() | cycles
     found.update(holders_of({key: objects[key] for key in rest & objects.keys()}, nobody=True))
-    return {**dict.fromkeys(keys, _NOT_REACHED if left_out else _NOBODY), **found}
+    # The memory of an array belongs to an object in Python, which lives as long as the memory does.
+    unknown = {key: _NOT_REACHED if left_out else _OUT_OF_SIGHT if key[0] == "numpy" else _NOBODY for key in keys}
+    return {**unknown, **found}
 
 
 def _objects_of(keys: set[StorageKey], heap: Heap) -> dict[StorageKey, list[object]]:
@@ -128,9 +135,15 @@ def _holders(
     for key, items in objects.items():
         found = [chain for item in items if (chain := search.found(item)) is not None]
         if found:
-            best = min(found, key=lambda item: (item.place.rank, len(item.chain)))
-            holders[key] = writer.holder(best.place, best.chain)
+            nearest = min((item.place.rank, len(item.chain)) for item in found)
+            told = [item for item in found if (item.place.rank, len(item.chain)) == nearest]
+            holders[key] = min((writer.holder(item.place, item.chain) for item in told), key=_order)
     return holders, search.is_cut and len(holders) < len(objects)
+
+
+def _order(holder: Holder) -> tuple[bool, int, str]:
+    """Return which of several to tell: never the one that the collector happens to list first."""
+    return (not holder.path.startswith(NOTEBOOK), len(holder.path), holder.path)
 
 
 class _Search:
@@ -180,7 +193,7 @@ class _Search:
             self._others += [(self._level, running[key], key) for key in level.keys() & running.keys()]
             level = self._next(level)
         # An output, the last error or a module may hold what a variable holds too, by a longer path: that is no leak.
-        for number, place, key in self._others:
+        for number, place, key in sorted(self._others, key=lambda other: (other[0], other[1].order)):
             if self._is_open(key):
                 self._towards.setdefault(key, None)
                 self._places.setdefault(key, place)
@@ -203,31 +216,50 @@ class _Search:
 
     def _next(self, level: dict[int, object]) -> dict[int, object]:
         """Look at all that refers to ``level``: solve what roots refer to, and return the rest."""
-        following: dict[int, object] = {}
         roots: list[tuple[Place, int]] = []
         referred: set[int] = set()
+        seen: list[tuple[object, list[int]]] = []
         for referrer, children in self._heap.referrers(level):
-            key = id(referrer)
-            if key in self._roots.hidden or key in self._running:
+            if id(referrer) in self._roots.hidden or id(referrer) in self._running:
                 continue
             referred.update(children)
-            places = [(self._place(referrer, level[child]), child) for child in children]
-            roots += [(place, child) for place, child in places if place is not None]
-            if all(place is None for place, _ in places) and self._is_news(key, children):
-                if key in self._towards:
-                    self._lead_on(key)
-                elif len(following) < self._WIDEST_LEVEL:
-                    following[key] = referrer
-                else:
-                    self.is_cut = True
+            for holder, held in _with_own_dict(referrer, children):
+                places = [(self._place(holder, level[child]), child) for child in held]
+                roots += [(place, child) for place, child in places if place is not None]
+                if all(place is None for place, _ in places):
+                    seen.append((holder, held))
+        following, known = self._note(seen)
         self._objects.update(following)
-        self._tops += [key for key in level if key not in referred and key in self._children]
-        for place, child in sorted(roots, key=lambda root: root[0].rank):
+        tops = [key for key in level if key not in referred and key in self._children]
+        self._tops += sorted(tops, key=lambda key: type_name(level[key]))
+        for place, child in sorted(roots, key=lambda root: root[0].order):
             if place.rank == 0:
                 self._solve(child, place)
             else:
                 self._others.append((self._level, place, child))
+        for trail in sorted(map(self._trail, known), key=lambda trail: (len(trail), self._places[trail[-1]].order)):
+            self._lead_on(trail[0])
         return following
+
+    def _note(self, seen: list[tuple[object, list[int]]]) -> tuple[dict[int, object], list[int]]:
+        """Note to what referrers lead; return those to follow, and those that a root is known to lead to.
+
+        The collector lists objects in an order that changes from call to call. Nothing told may depend on it.
+        """
+        following: dict[int, object] = {}
+        known: list[int] = []
+        leaves = [set[int]().union(*(self._leaves[child] for child in held)) for _, held in seen]
+        for (holder, held), new in zip(seen, leaves, strict=True):
+            key = id(holder)
+            if not self._is_news(key, held, new):
+                continue
+            if key in self._towards:
+                known.append(key)
+            elif len(following) < self._WIDEST_LEVEL:
+                following[key] = holder
+            else:
+                self.is_cut = True
+        return following, known
 
     def _place(self, referrer: object, child: object) -> Place | None:
         """Return the place where ``referrer`` keeps ``child`` if it is a root, else None."""
@@ -238,7 +270,8 @@ class _Search:
         if key in self._roots.objects:
             return self._roots.objects[key]
         if key in self._modules:
-            return Place.of_module(self._modules[key], key_of(referrer, child))
+            module = self._modules[key]
+            return Place.of_module(module, key_of(referrer, child), is_home=_home(child) == module)
         if type(referrer) is ModuleType:
             return Place.of_module(text_of(module_dict(referrer).get("__name__")), None)
         if is_kind(referrer, threading.Thread):
@@ -253,11 +286,11 @@ class _Search:
                 keys.setdefault(id(value), []).append(key)
         return self._keys[id(namespace)].get(id(child), [])
 
-    def _is_news(self, key: int, children: list[int]) -> bool:
+    def _is_news(self, key: int, children: list[int], new: set[int]) -> bool:
         """Note to what a referrer leads, and return whether it leads to a target that it was not known to lead to."""
         leaves = self._leaves.setdefault(key, set())
         known = len(leaves)
-        leaves.update(*(self._leaves[child] for child in children))
+        leaves |= new
         self._children.setdefault(key, []).extend((self._level, child) for child in children)
         return len(leaves) > known
 
@@ -275,9 +308,9 @@ class _Search:
             key: of an object that a root keeps.
             level: only what it was known to lead to by then: by longer ways it may lead to what others keep nearer.
         """
-        waiting, done = [key], set[int]()
+        waiting, done = deque([key]), set[int]()
         while waiting:
-            parent = waiting.pop()
+            parent = waiting.popleft()
             for seen_at, child in self._children.get(parent, ()):
                 if child not in done and (child not in self._towards if level is None else seen_at <= level):
                     done.add(child)
@@ -288,12 +321,39 @@ class _Search:
         """Return the chain from a root to ``target``, if there is one."""
         if id(target) not in self._towards:
             return None
-        key: int = id(target)
-        chain = [target]
-        while (parent := self._towards[key]) is not None:
-            chain.append(self._objects[parent])
-            key = parent
-        return _Found(self._places[key], tuple(reversed(chain)))
+        trail = self._trail(id(target))
+        return _Found(self._places[trail[-1]], tuple(self._objects[key] for key in reversed(trail)))
+
+    def _trail(self, key: int) -> list[int]:
+        """Return the way up from an object that a root leads to: its identity first, the root's child last."""
+        trail = [key]
+        while (parent := self._towards[trail[-1]]) is not None:
+            trail.append(parent)
+        return trail
+
+
+def _with_own_dict(referrer: object, children: list[int]) -> Iterator[tuple[object, list[int]]]:
+    """Yield who holds ``children``: an object itself, or the dict of its attributes.
+
+    CPython 3.11 and 3.12 make that dict when somebody asks for it, and we do: paths must not grow by our asking.
+    """
+    if not _MAKES_DICTS or not type.__dict__["__flags__"].__get__(type(referrer)) & _MANAGED_DICT:
+        yield referrer, children
+        return
+    names = instance_dict(referrer) or {}
+    values = set(map(id, list(names.values())))
+    inside = [child for child in children if child in values]
+    if inside:
+        yield names, inside
+    if len(inside) < len(children):
+        yield referrer, [child for child in children if child not in values]
+
+
+def _home(item: object) -> str:
+    """Return the module that a function or class belongs to, or that an object's class does."""
+    if type(item) is FunctionType:
+        return text_of(item.__globals__.get("__name__"))
+    return text_of((instance_dict(item) or {}).get("__module__")) if is_kind(item, type) else module_of(item)
 
 
 def _modules() -> list[tuple[str, ModuleType]]:

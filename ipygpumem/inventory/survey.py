@@ -22,7 +22,7 @@ from typing import Any
 from ipygpumem.arrays import describe, is_map, library_type, memory_of, samples
 from ipygpumem.columns import Column, Picked, Rows, all_different, at, identities, places_of, type_identities
 from ipygpumem.heap import Heap
-from ipygpumem.holders.frames import peek, running_frames
+from ipygpumem.holders.frames import peek, running_locals
 from ipygpumem.inventory.memory import Reader
 from ipygpumem.inventory.naming import NameColumn, Names
 from ipygpumem.inventory.records import Inventory, TensorKind, TensorRecord
@@ -113,25 +113,15 @@ class _Survey:
         self._progress = progress
         self._cell_of = cell_of
         self._cells: dict[str, int | None] = {}
-        self._heap = Heap()
+        self._heap = Heap(running_locals())
         self._names = Names(None if gc.get_freeze_count() else self._heap.leading)  # the heap is without what is frozen
         self._names.walk(roots)
         progress(1, _STEPS)
-        self._add_locals()
         progress(2, _STEPS)
         self._shown: set[int] = set()
         """Identities of what owns the memory that was listed as a tensor's."""
         if not self._names.complete:
             self.notes.append("the search for names ended early: some tensors that have one are listed without")
-
-    def _add_locals(self) -> None:
-        """Add the arrays that nothing but a running function's variables hold: the collector does not see them."""
-        array_type = library_type("numpy", "ndarray")
-        if array_type is not None:
-            known = set(map(id, self._heap.ndarrays))
-            found = [value for frame, _ in running_frames() for value in peek(frame).values()]
-            new = {id(value): value for value in found if is_kind(value, array_type) and id(value) not in known}
-            self._heap.ndarrays += new.values()
 
     def drop(self) -> None:
         """Let go of everything but names, so that a collection that was due needs not look at it."""

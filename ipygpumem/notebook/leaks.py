@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ipygpumem.arrays import Array, describe, watch
 from ipygpumem.heap import Heap, large_tensors
+from ipygpumem.holders.frames import running_locals
 from ipygpumem.holders.graphs import live_tensors
 from ipygpumem.holders.paths import NOTEBOOK, Place
 from ipygpumem.holders.search import Roots, explain
@@ -18,7 +19,7 @@ from ipygpumem.notebook.parsing import Parser, size
 from ipygpumem.notebook.progress import progress
 from ipygpumem.notebook.sources import cell_of_file, cell_that_bound, running_cell
 from ipygpumem.notebook.watching import Watched
-from ipygpumem.reclaim import trim_host_heap
+from ipygpumem.reclaim import collect_garbage, trim_host_heap
 from ipygpumem.reports.content import Report, leaks_report
 from ipygpumem.whose import is_users_module
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _MOST = 2000
 """How many are explained at once, the largest first."""
 
-_OF_MODULE = re.compile(r"module ([\w.]+), global [\w.]+")
+_OF_MODULE = re.compile(r"module ([\w.]+), global [^:]+")
 _QUOTED = re.compile(r'"[^"]*"')
 _SCOPES_OUTPUT = re.compile(r"Out\[(\d+)\]")
 _OUTPUT = re.compile(r"_\d*|_{2,3}|_i*\d*")
@@ -65,7 +66,7 @@ def survivors(
     told = {array.storage for item in session.survivors for array in item.alive()}  # by an experiment inside this one
     session.survivors += [item for item in alive if any(array.storage not in told for array in item.alive())]
     with progress(session, "who holds what is still alive") as advance:
-        heap = Heap()
+        heap = Heap(running_locals())
         advance(1, 2)
         found = _explained(session, alive, heap)
         heap.drop()
@@ -88,8 +89,9 @@ def leaks(session: Session, words: list[str]) -> list[Report]:
     parser.add_argument("--min", type=size, default=session.config.min_held_bytes)
     smallest: int = parser.parse_args(words).min
     with progress(session, "leaks") as advance:
+        collect_garbage()  # what nobody holds is no leak
         live_tensors()  # from now on each has an object
-        heap = Heap()
+        heap = Heap(running_locals())
         advance(1, 3)
         session.survivors = [item for item in session.survivors if item.alive()]
         known = [item for item in session.survivors if _size(item.alive()) >= smallest]
@@ -134,17 +136,32 @@ def _unnamed(session: Session, heap: Heap, known: Sequence[Watched], smallest: i
     found = {key: _held(same[0]) for key, same in heap.large(smallest).items() if key not in storages}
     ordered = sorted(found, key=lambda key: -found[key].size_bytes)
     holders = explain(ordered[:_MOST], heap, roots(session))
-    modules = {
-        text_of(module_dict(item).get("__name__")) for item in list(session.namespace.values()) if is_users_module(item)
-    }
+    modules = _users_modules(session.namespace)
     unnamed = [key for key in ordered[:_MOST] if not _is_plain(holders[key].path, modules)]
-    return [replace(found[key], holder=holders[key]) for key in unnamed], [found[key] for key in ordered[_MOST:]]
+    told = [replace(found[key], holder=_without_advice(holders[key])) for key in unnamed]
+    return told, [found[key] for key in ordered[_MOST:]]
+
+
+def _without_advice(holder: Holder) -> Holder:
+    """Leave out what would take something older than the experiments; what IPython keeps by itself may go."""
+    return holder if holder.advice.startswith("%") else replace(holder, advice="")
+
+
+def _users_modules(namespace: dict[str, Any]) -> set[str]:
+    """Return the names of the user's modules that the notebook can write, ``package.module`` too."""
+    waiting, names = [namespace], set[str]()
+    while waiting:
+        found = [module_dict(item) for item in list(waiting.pop().values()) if is_users_module(item)]
+        new = {text_of(inside.get("__name__")): inside for inside in found}
+        waiting += [inside for name, inside in new.items() if name not in names]
+        names |= new.keys()
+    return names
 
 
 def _is_plain(path: str, modules: set[str]) -> bool:
     """Whether a path leads through a variable's items and attributes only: such data is kept on purpose.
 
-    So is what the notebook can write as ``module.name.attribute``, with one of the user's ``modules`` that it has.
+    So is what the notebook can write as ``module.name[index].attribute``, with one of the user's ``modules``.
     """
     path = _QUOTED.sub("", path)  # a key may hold anything
     module = _OF_MODULE.fullmatch(path)

@@ -245,3 +245,74 @@ def test_explaining_changes_nothing(notebook: Kernel) -> None:
     first = leaks(notebook)
     assert leaks(notebook) == first
     assert notebook.value(state) == before
+
+
+def test_the_same_question_gets_the_same_answer(notebook: Kernel) -> None:
+    works(notebook, "import logging")
+    works(notebook, f"%%experiment a\nlg = logging.getLogger('zz'); lg.blob = {BIG}")
+    ((_, _, path, _),) = notebook.value(SURVIVORS)
+    assert path == 'module logging, global Logger.manager.loggerDict["zz"].blob'
+    for _ in range(4):
+        assert f"held by {path} · " in leaks(notebook)
+
+
+def test_a_variable_is_told_again_when_its_attributes_were_looked_at(notebook: Kernel) -> None:
+    works(
+        notebook, "class Box: pass\nfirst, second, shared = Box(), Box(), []\nsecond.x = first.x = shared; del shared"
+    )
+    works(notebook, f"%%experiment a\nx = {BIG}; first.x.append(x)")
+    assert [notebook.value(SURVIVORS)[0][2], *("first.x[0]" in leaks(notebook) for _ in range(2))] == [
+        "notebook variable first.x[0]",
+        True,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("work", "holder"),
+    [
+        (f"z = show({BIG}); wait()", 'thread "worker": running work() line 3, local z'),
+        (f"kept = {{'a': show({BIG})}}; wait()", 'thread "worker": running work() line 3, local kept["a"]'),
+        (f"(show({BIG}), wait())", "something out of sight: a running function or compiled code"),
+    ],
+)
+def test_an_array_that_a_running_function_owns_is_not_blamed_on_cpp(notebook: Kernel, work: str, holder: str) -> None:
+    works(
+        notebook,
+        "import threading; go_on, ready = threading.Event(), threading.Event()\ndef wait(): ready.set(); go_on.wait()",
+    )
+    works(
+        notebook,
+        "%%experiment a\n"
+        "def show(z): global sent; sent = [z[:1]]; return z\n"
+        f"def work(): {work}\n"
+        "thread = threading.Thread(target=work, name='worker'); thread.start(); ready.wait()",
+    )
+    try:
+        assert f"sent: list with 1 array float64 on cpu · held by {holder}" in leaks(notebook)
+    finally:
+        works(notebook, "go_on.set()")
+
+
+def test_garbage_is_no_leak(notebook: Kernel) -> None:
+    works(notebook, f"import gc; gc.disable(); box = [{BIG}]; box.append(box); del box")
+    assert leaks(notebook) == "no leak of at least 1 MiB was found"
+
+
+@pytest.mark.parametrize("name", ["mine.HID[0]", "mine.BOX['a: b'].x[0]", "mine.other.HID[0]"])
+def test_what_the_notebook_can_write_with_a_module_of_the_users_is_no_leak(
+    notebook: Kernel, tmp_path: Path, name: str
+) -> None:
+    box = "class Box: pass\n"
+    (tmp_path / "other.py").write_text("HID = [0]")
+    (tmp_path / "mine.py").write_text(f"import other\n{box}HID = [0]; BOX = {{'a: b': Box()}}; BOX['a: b'].x = [0]")
+    works(notebook, f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import mine\n{name} = {BIG}")
+    assert leaks(notebook) == "no leak of at least 1 MiB was found"
+    works(notebook, "del mine")
+    assert leaks(notebook).startswith("1 leak")
+
+
+def test_what_may_be_older_than_the_experiments_gets_no_advice(notebook: Kernel) -> None:
+    works(notebook, "import functools\ncached = functools.lru_cache(lambda n: numpy.zeros(n))\ncached(1 << 20);")
+    works(notebook, "%%experiment a\npass")
+    assert leaks(notebook).endswith("· held by notebook variable cached: lru_cache of function <lambda> (cell 3)")

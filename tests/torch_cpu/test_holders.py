@@ -524,3 +524,22 @@ def test_a_running_function_does_not_keep_what_it_was_asked_about() -> None:
     finally:
         end.set()
         thread.join()
+
+
+@KINDS
+def test_the_order_in_which_the_collector_lists_objects_changes_no_answer(
+    library: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    key, shared = made(lambda x: [x], kind)
+    another: Any = ModuleType("another")
+    monkeypatch.setitem(sys.modules, "another", another)
+    library.one, another.one = [shared], [shared]
+    del shared
+    roots = Roots(hidden=frozenset({id(sys._getframe())}))
+    found, referrers = set(), Heap.referrers
+    for step in (1, -1):
+        monkeypatch.setattr(Heap, "referrers", lambda *args, step=step: iter(list(referrers(*args))[::step]))
+        heap = Heap()
+        found.add(explain([key], heap, roots)[key].path)
+        heap.drop()
+    assert found == {"module another, global one[0][0]"}
