@@ -148,11 +148,11 @@ def _without_advice(holder: Holder) -> Holder:
 
 
 def _users_modules(namespace: dict[str, Any]) -> set[str]:
-    """Return the names of the user's modules that the notebook can write, ``package.module`` too."""
+    """Return the names of modules from the user's files that the notebook can write, ``package.module`` too."""
     waiting, names = [namespace], set[str]()
     while waiting:
         found = [module_dict(item) for item in list(waiting.pop().values()) if is_users_module(item)]
-        new = {text_of(inside.get("__name__")): inside for inside in found}
+        new = {text_of(inside.get("__name__")): inside for inside in found if "__file__" in inside}
         waiting += [inside for name, inside in new.items() if name not in names]
         names |= new.keys()
     return names

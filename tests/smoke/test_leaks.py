@@ -251,7 +251,7 @@ def test_the_same_question_gets_the_same_answer(notebook: Kernel) -> None:
     works(notebook, "import logging")
     works(notebook, f"%%experiment a\nlg = logging.getLogger('zz'); lg.blob = {BIG}")
     ((_, _, path, _),) = notebook.value(SURVIVORS)
-    assert path == 'module logging, global Logger.manager.loggerDict["zz"].blob'
+    assert path.endswith('ogger.manager.loggerDict["zz"].blob')
     for _ in range(4):
         assert f"held by {path} · " in leaks(notebook)
 
