@@ -99,6 +99,10 @@ class Scope:
         """Return those of ``names`` that were there before this scope, as far as it knows."""
         return names & self._outer
 
+    def regain(self, names: set[str]) -> None:
+        """Take ``names`` as outer ones again: what had deleted them was taken back."""
+        self._outer |= names
+
     def share(self, names: Iterable[str]) -> None:
         """Leave ``names`` to the notebook: ``global`` stood at the top level of a cell."""
         self._shared.update(names)

@@ -130,6 +130,8 @@ class CellFit:
         self._undone: list[str] = []
         self._waiting_bytes = 0
         self._depth = 0
+        self._outer: list[tuple[Scope, set[str]]] = []
+        """What the open scopes took for outer names before the try."""
         self._last_error = 0
         self._value: object = None
         if here := session.names.here():  # the variables are bound as if a statement of the cell did it
@@ -161,7 +163,10 @@ class CellFit:
         self._scope = Scope(self._session.namespace)
         self._scope.note(self._bindings)
         self._scope.save(self._bindings.bound)
-        self._depth = len(self._session.names.here())
+        here = [experiment.scope for experiment in self._session.names.here()]
+        names = self._bindings.bound | self._bindings.deleted
+        self._outer = [(scope, scope.outer_among(names) & self._session.namespace.keys()) for scope in here]
+        self._depth = len(here)
         self._last_error = last_error()
         return True
 
@@ -205,6 +210,8 @@ class CellFit:
         self._closing = True
         here = self._session.names.here()
         scope.close(here[-1].scope if here else None)
+        for outer, names in self._outer:
+            outer.regain(names & self._session.namespace.keys())
         self._closing = False
         self._scope = None
 

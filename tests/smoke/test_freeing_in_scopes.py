@@ -248,6 +248,16 @@ def test_a_comment_about_measured_lines_changes_nothing(notebook: Kernel) -> Non
     assert notebook.value("seen") == [True]
 
 
+def test_a_deletion_in_a_try_that_is_taken_back_is_none(notebook: Kernel) -> None:
+    ok(notebook, "x = saved = object()", "%experiment start a")
+    fails(notebook, "%%autofit n=2\ndel x\nx = 1\nraise MemoryError", None)
+    assert notebook.value("x is saved") is True
+    ok(notebook, "%experiment end")
+    assert notebook.value("x is saved") is True
+    ok(notebook, "%experiment start a", "%%autofit n=2\ndel x\nx = n\nif n > 1: raise MemoryError", "%experiment end")
+    assert exist(notebook, "x") == []
+
+
 def test_timed_code_is_not_made_slower(notebook: Kernel) -> None:
     ok(notebook, "x = 1\nnames = []", "%experiment start a")
     timed = "%timeit -n1 -r1 names.append(__import__('sys')._getframe().f_code.co_names); x = 2"
