@@ -284,14 +284,28 @@ def watch(item: object) -> Callable[[], bool]:
     if tensor_type is not None and is_kind(item, tensor_type):
         torch: Any = sys.modules["torch"]
         with contextlib.suppress(Exception), torch._C.DisableTorchFunction():  # some have no storage
-            storage = torch.multiprocessing.reductions.StorageWeakRef(torch.Tensor.untyped_storage(item))
-            return lambda: not storage.expired()
+            return _WeakStorage(torch.Tensor.untyped_storage(item)).is_alive
     if array_type is not None and is_kind(item, array_type):
         item = owner_of(array_type, item)
         if not is_kind(item, array_type):
             return watch(item)
     reference = weakref.ref(item)
     return lambda: reference() is not None
+
+
+class _WeakStorage:
+    """A weak reference to a storage of torch. torch's own has a finaliser and is out of a weak reference's reach."""
+
+    def __init__(self, storage: Any) -> None:
+        self._kind: Any = type(storage)
+        self._key = storage._weak_ref()
+
+    def is_alive(self) -> bool:
+        return not self._kind._expired(self._key)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_key"):
+            self._kind._free_weak_ref(self._key)
 
 
 class ArraySearch:

@@ -1,31 +1,159 @@
-"""Collects garbage after a cell, but only where that is cheap beside what the cell did."""
+"""Collects garbage, and knows what was made since some moment: the objects that CPython's collector calls young.
+
+A collection of generation 1 looks at young objects only, and makes those that survive it old. As long as none like it
+runs again, what is young is exactly what was made since, and the next one finds exactly its garbage. Both cost what was
+made, however much the process holds: microseconds, where a full collection takes a tenth of a second.
+
+Whether that still holds is seen from an object that was made at that moment: it is young itself, or nobody knows.
+"""
 
 from __future__ import annotations
 
 import gc
 import sys
 import time
+import weakref
+from collections.abc import Callable, Sequence
+from itertools import compress, repeat
+from operator import is_
+from typing import Any
+
+from ipygpumem.heap import live_instances
+
+_HAS_GENERATIONS = (
+    sys.implementation.name == "cpython"
+    and sys.version_info < (3, 14)  # whose generations are others
+    and (not hasattr(sys, "_is_gil_enabled") or sys._is_gil_enabled())
+)
+_ROUNDS = 5
 
 
-class GarbageBudget:
-    """Collects garbage after a cell when that is cheap beside the work that the cell did.
+class Mark:
+    """A moment. It is young for as long as everything is that was made since."""
 
-    The cost of a collection grows with the heap, so it is predicted from the number of allocated blocks and the
-    time that earlier collections took per block.
-    """
+
+class Garbage:
+    """Collects garbage, all of it or what was made since a ``Mark``; and lists live objects of some classes."""
 
     SHORTEST_SECONDS = 0.02
+    """Of a cell after which more than young garbage may be collected."""
     _FIRST_GUESS_SECONDS = 2e-7
+    _MOST_KNOWN = 100_000
+    """Of more objects no weak references are kept: to walk over the heap costs less than those do."""
 
     def __init__(self) -> None:
         self._seconds_per_block = self._FIRST_GUESS_SECONDS
         self._cpu_seen = time.process_time()
+        self.last: Mark | None = None
+        """The last moment at which all that was there became old."""
+        self._bases: tuple[type, ...] = ()
+        self._known: list[weakref.ref[object]] | None = None
+        """The live instances of ``_bases`` that are older than ``last``; None if that is not known."""
+        self._collections = 0
+        """How many collections of generation 0 the collector has counted by the end of the last cell."""
+
+    # -- what was made since ----------------------------------------------------------------------------------
+
+    def mark(self) -> Mark | None:
+        """Collect young garbage, and return this moment; None where nobody could tell what is made from now on.
+
+        That is so where the user has switched the collector off, and on other Pythons than CPython 3.10 to 3.13.
+        """
+        self._make_old()
+        return self.last
+
+    def _make_old(self) -> int:
+        """Collect young garbage, and know the instances that are old from now on; return how many objects died."""
+        if not _HAS_GENERATIONS or not gc.isenabled():
+            self.last = self._known = None
+            return 0
+        last, known = self.last, self._known
+        if known is not None:
+            new = self._new_instances()
+            known = None if new is None else [*known, *map(weakref.ref, new)]
+            del new  # as long as they are listed, none is garbage
+        found = gc.collect(1)
+        if self.last is not last:  # another thread, or a finaliser, has done the same meanwhile
+            known = None
+        self._known, self.last = known, Mark()
+        return found
+
+    def instances(self, *bases: type) -> list[object]:
+        """Return the live objects of classes written in Python, and of those derived from them.
+
+        It walks over the heap only if it has lost track of what is there, and the first time.
+        """
+        new = (
+            self._new_instances()
+            if self._known is not None and tuple(map(id, bases)) == tuple(map(id, self._bases))
+            else None
+        )
+        if new is None or self._known is None:
+            last = Mark()
+            found = live_instances(*bases)
+            self._bases, self.last = bases, last
+            self._known = list(map(weakref.ref, found)) if len(found) <= self._MOST_KNOWN else None
+            return found
+        known = [item for reference in self._known if (item := reference()) is not None]
+        if len(known) < len(self._known):
+            self._known = list(map(weakref.ref, known))
+        return list({id(item): item for item in (*known, *new)}.values())
+
+    def _new_instances(self) -> list[object] | None:
+        """Return the instances of ``_bases`` that may be younger than what is known; None if nobody can tell."""
+        young = made_since(self.last)
+        return None if young is None else _of_kinds(young, lambda kind: _derives(kind, self._bases))
+
+    # -- collecting -------------------------------------------------------------------------------------------
+
+    def collect(self, since: Mark | None = None) -> int:
+        """Collect until nothing more dies (finalisers may free what the next round can collect); return how many died.
+
+        Args:
+            since: only what was made since then need be looked at, if that can still be told.
+        """
+        young = made_since(since)
+        if young is None:
+            return self._collect_all()
+        told = _that_run_code(young)
+        del young
+        found = self._make_old()
+        # What a finaliser lets go of may be old.
+        return found + self._collect_all() if any(reference() is None for reference in told) else found
+
+    def _collect_all(self) -> int:
+        total = 0
+        for _ in range(_ROUNDS):
+            found = self._make_old() + gc.collect()
+            self.last = self.last and Mark()  # what finalisers have made is young
+            total += found
+            if found == 0:
+                break
+        return total
+
+    def cell_ended(self, seconds: float, share: float, *, in_scope: bool) -> None:
+        """Collect what garbage a cell has made, and all that there is if that is cheap beside it.
+
+        Args:
+            seconds: how long the cell took.
+            share: of its work that a full collection may be predicted to take.
+            in_scope: what is young shall stay so if possible: the end of a scope will ask what was made in it.
+        """
+        if not gc.isenabled() or (seconds >= self.SHORTEST_SECONDS and self.collect_if_cheap(seconds, share)):
+            return
+        if _HAS_GENERATIONS:
+            if in_scope and gc.get_count()[1] == self._collections:
+                gc.collect(0)
+            else:
+                self._make_old()
+            self._collections = gc.get_count()[1]
 
     def collect_if_cheap(self, cell_seconds: float, share: float) -> bool:
-        """Collect if the predicted time is at most ``share`` of the work; return whether it did.
+        """Collect all if the predicted time is at most ``share`` of the work; return whether it did.
 
-        The work is the CPU time since the last call, so that short cells need not be timed, but no more than the
-        cell took: one that only waited has made no garbage.
+        The cost grows with the heap, so it is predicted from the number of allocated blocks and the time that earlier
+        collections took per block. The work is the CPU time since the last call, so that short cells need not be
+        timed, but no more than the cell took: one that only waited has made no garbage.
 
         Args:
             cell_seconds: how long the cell took.
@@ -39,7 +167,55 @@ class GarbageBudget:
         blocks = sys.getallocatedblocks()
         if blocks * self._seconds_per_block > share * worked:
             return False
+        self._make_old()
         started = time.perf_counter()
         gc.collect()
         self._seconds_per_block = (time.perf_counter() - started) / blocks
+        self.last = self.last and Mark()
         return True
+
+
+def made_since(mark: Mark | None) -> list[object] | None:
+    """Return the objects that were made since ``mark``, and maybe others; None if nobody can tell.
+
+    Only what the collector tracks is among them. They are kept alive by the list.
+    """
+    if mark is None or not gc.isenabled():
+        return None
+    young = [*gc.get_objects(generation=0), *gc.get_objects(generation=1)]
+    return young if any(map(is_, young, repeat(mark))) else None
+
+
+def _of_kinds(items: Sequence[object], is_wanted: Callable[[type], bool]) -> list[Any]:
+    kinds = {id(kind): kind for kind in map(type, items)}
+    wanted = {key for key, kind in kinds.items() if is_wanted(kind)}
+    return list(compress(items, map(wanted.__contains__, map(id, map(type, items)))))
+
+
+def _derives(kind: type, bases: Sequence[type]) -> bool:
+    return any(type.__subclasscheck__(base, kind) for base in bases)
+
+
+def _that_run_code(items: Sequence[object]) -> list[Callable[[], object]]:
+    """Return functions that give None once the death of one of ``items`` has run code: a finaliser, or a callback."""
+    ending = _of_kinds(items, _has_finaliser)
+    references = _of_kinds(items, lambda kind: _derives(kind, [weakref.ref]))
+    callback = weakref.ref.__dict__["__callback__"].__get__
+    targets = [weakref.ref.__call__(item) for item in references if callback(item) is not None]
+    return [weak(item) or _gone for item in (*ending, *targets) if item is not None]
+
+
+def _has_finaliser(kind: type) -> bool:
+    return any("__del__" in type.__dict__["__dict__"].__get__(base) for base in type.mro(kind))
+
+
+def weak(item: object) -> weakref.ref[object] | None:
+    """Return a weak reference, or None to an object that has no room for one."""
+    try:
+        return weakref.ref(item)
+    except TypeError:
+        return None
+
+
+def _gone() -> None:
+    """Say what a weak reference says whose object has died."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import compress
+from operator import not_
 from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
@@ -17,6 +20,12 @@ def is_kind(value: object, base: type) -> bool:
 def is_atom(value: object) -> bool:
     """Whether ``value`` is a plain number, text or None, which holds nothing else."""
     return id(type(value)) in _ATOMS
+
+
+def named_objects(namespace: dict[str, Any]) -> Iterator[tuple[str, object]]:
+    """Yield the names that stand for more than plain numbers, text or None; most of very many names do not."""
+    now = dict(namespace)  # one object, where a list of pairs is one for each name
+    return compress(now.items(), map(not_, map(_ATOMS.__contains__, map(id, map(type, now.values())))))
 
 
 def type_name(value: object) -> str:

@@ -7,7 +7,6 @@ that keep the freed memory, the host's allocator last. A step that fails is repo
 from __future__ import annotations
 
 import ctypes
-import gc
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -17,8 +16,6 @@ from ipygpumem.meter import Meter
 from ipygpumem.model import Reading, ReclaimStep
 from ipygpumem.probes.accelerators import loaded_torch
 from ipygpumem.probes.allocator import snapshots
-
-_COLLECT_ROUNDS = 5
 
 Step = tuple[str, Callable[[], object]]
 
@@ -50,13 +47,14 @@ def _now(meter: Meter) -> dict[str, Reading]:
         return {}
 
 
-def memory_steps(*, devices: bool = True) -> list[Step]:
+def memory_steps(*collecting: Step, devices: bool = True) -> list[Step]:
     """Return the steps that give memory back once nothing refers to it any more.
 
     Args:
+        collecting: those that collect garbage, which come first.
         devices: also empty the caches of accelerators, which fails where a context is broken.
     """
-    steps: list[Step] = [("garbage", collect_garbage)]
+    steps = [*collecting]
     if devices and loaded_torch() is not None:
         steps.append(("device caches", empty_device_caches))
     steps.append(("malloc_trim", trim_host_heap))
@@ -78,17 +76,6 @@ def reserved(readings: Mapping[str, Reading]) -> dict[str, int]:
 def fallen(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
     """Return how far each device fell; negative where it rose."""
     return {device: size - after[device] for device, size in before.items() if device in after}
-
-
-def collect_garbage() -> int:
-    """Collect until nothing more dies: finalisers may free what the next round can collect."""
-    total = 0
-    for _ in range(_COLLECT_ROUNDS):
-        found = gc.collect()
-        total += found
-        if found == 0:
-            break
-    return total
 
 
 def empty_device_caches() -> None:

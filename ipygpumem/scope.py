@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import filterfalse
 from types import ModuleType
 from typing import Any
 
@@ -53,7 +54,7 @@ class Scope:
         self._namespace = namespace
         self._keep = keep if keep is not None else []
         self._drop_imports = drop_imports
-        self._outer = {name for name in list(namespace) if is_ownable(name)}
+        self._outer = set(namespace)
         self._assigned: set[str] = set()
         self._imported: set[str] = set()
         self._shared: set[str] = set()
@@ -93,11 +94,11 @@ class Scope:
 
     def _shadows(self, name: str) -> bool:
         """Whether binding ``name`` now would shadow an outer object that is not kept yet."""
-        return name in self._outer and name not in self.waiting and name not in self._shared
+        return name in self._outer and name not in self.waiting and name not in self._shared and is_ownable(name)
 
     def outer_among(self, names: set[str]) -> set[str]:
         """Return those of ``names`` that were there before this scope, as far as it knows."""
-        return names & self._outer
+        return set(filter(is_ownable, names & self._outer))
 
     def regain(self, names: set[str]) -> None:
         """Take ``names`` as outer ones again: what had deleted them was taken back."""
@@ -123,20 +124,19 @@ class Scope:
 
     def own_names(self) -> list[str]:
         """Return the names that the end of this scope would delete, restore or keep."""
-        # The pattern last: there may be 100,000 names, and hardly one of them is this scope's.
-        names = [name for name in list(self._namespace) if type(name) is str and self._is_own(name)]
-        return [name for name in names if is_ownable(name)]
+        # There may be 100,000 names, and hardly one of them is this scope's.
+        new = [name for name in filterfalse(self._outer.__contains__, list(self._namespace)) if is_ownable(name)]
+        return [name for name in (*self.waiting, *new) if self._is_own(name)]
 
-    def names_to_delete(self) -> list[str]:
-        """Return the names whose values the end of this scope lets go."""
-        return [n for n in self.own_names() if not self._matches_keep(n) and not self._stays_as_import(n)]
+    def names_to_delete(self, own: list[str]) -> list[str]:
+        """Return those of its ``own`` names whose values the end of this scope lets go."""
+        return [n for n in own if not self._matches_keep(n) and not self._stays_as_import(n)]
 
     def _is_own(self, name: str) -> bool:
         if name in self._shared:
             return False
-        if name in self.waiting:  # and bound since: code may have been expected to bind it and did not
-            return self._namespace.get(name) is not self.waiting[name]
-        return name not in self._outer
+        # What waits may not have been bound since: code may have been expected to bind it and did not.
+        return name not in self.waiting or self._namespace.get(name) is not self.waiting[name]
 
     def _stays_as_import(self, name: str) -> bool:
         if self._drop_imports or name not in self._imported:

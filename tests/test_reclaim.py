@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-import itertools
 import sys
-import weakref
 from typing import Any
 
 import pytest
 
-from ipygpumem import garbage, reclaim
+from ipygpumem import reclaim
 from ipygpumem.meter import Meter
 from ipygpumem.model import ReclaimStep
 from tests.fakes import FakeAllocator, FakeProbe, fake_module, fake_torch
@@ -51,30 +48,13 @@ def test_an_interrupt_ends_the_steps_and_keeps_those_that_were_done() -> None:
     assert [step.name for step in done] == ["first"]
 
 
-def test_garbage_is_collected_until_nothing_more_dies() -> None:
-    class Node:
-        def __init__(self) -> None:
-            self.me = self
-
-    class Chained(Node):
-        def __del__(self) -> None:
-            found.append(weakref.ref(new := Node()))
-            del new
-
-    found: list[weakref.ref[Node]] = []
-    gc.collect()
-    Chained()
-    assert reclaim.collect_garbage() >= 2
-    assert [reference() for reference in found] == [None]
-    assert gc.collect() == 0
-
-
 def test_the_order_is_garbage_then_caches_then_the_heap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", fake_module())
-    assert [name for name, _ in reclaim.memory_steps()] == ["garbage", "device caches", "malloc_trim"]
-    assert [name for name, _ in reclaim.memory_steps(devices=False)] == ["garbage", "malloc_trim"]
+    first = ("garbage", lambda: None)
+    assert [name for name, _ in reclaim.memory_steps(first)] == ["garbage", "device caches", "malloc_trim"]
+    assert [name for name, _ in reclaim.memory_steps(first, devices=False)] == ["garbage", "malloc_trim"]
     monkeypatch.delitem(sys.modules, "torch")
-    assert [name for name, _ in reclaim.memory_steps()] == ["garbage", "malloc_trim"]
+    assert [name for name, _ in reclaim.memory_steps(first)] == ["garbage", "malloc_trim"]
 
 
 def test_device_caches_workspaces_and_pinned_memory_are_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,45 +114,3 @@ def test_a_backend_that_is_not_initialised_is_not_emptied(monkeypatch: pytest.Mo
 
 def test_trimming_the_heap_works_here() -> None:
     reclaim.trim_host_heap()
-
-
-def work(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Let the process have used ``seconds`` more of CPU time whenever it is asked."""
-    clock = itertools.count(0.0, seconds)
-    monkeypatch.setattr(garbage.time, "process_time", lambda: next(clock))
-
-
-def test_garbage_is_left_alone_where_collecting_would_cost_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    collected: list[int] = []
-    monkeypatch.setattr(gc, "collect", lambda: collected.append(1) or 0)
-    work(monkeypatch, 10_000.0)
-    budget = garbage.GarbageBudget()
-    assert not budget.collect_if_cheap(0.001, 1.0)
-    assert not budget.collect_if_cheap(10.0, 0.0)
-    assert collected == []
-    assert budget.collect_if_cheap(3600.0, 0.05)
-    assert collected == [1]
-
-
-def test_a_cell_that_only_waited_has_made_no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
-    work(monkeypatch, 0.001)
-    assert not garbage.GarbageBudget().collect_if_cheap(3600.0, 1.0)
-
-
-def test_garbage_is_left_alone_where_the_user_switched_collection_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    work(monkeypatch, 10_000.0)
-    gc.disable()
-    try:
-        assert not garbage.GarbageBudget().collect_if_cheap(3600.0, 1.0)
-    finally:
-        gc.enable()
-
-
-def test_the_prediction_learns_from_what_a_collection_really_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([100.0, 102.0])
-    monkeypatch.setattr(garbage.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(garbage.sys, "getallocatedblocks", lambda: 1000)
-    work(monkeypatch, 10_000.0)
-    budget = garbage.GarbageBudget()
-    assert budget.collect_if_cheap(10.0, 0.05)
-    assert not budget.collect_if_cheap(39.0, 0.05)  # 1000 blocks at 2 ms each are predicted to take 2 s

@@ -11,10 +11,10 @@ from ipygpumem import reclaim, tracebacks
 from ipygpumem.errors import AutofitError
 from ipygpumem.fitting import plan, room
 from ipygpumem.fitting.plan import Number, Plan, Values
-from ipygpumem.holders import cycles
+from ipygpumem.garbage import Garbage, Mark
+from ipygpumem.holders.freeing import steps_that_free
 from ipygpumem.meter import Measurement, Meter
 from ipygpumem.model import Record, Usage
-from ipygpumem.probes.accelerators import loaded_torch
 from ipygpumem.units import format_bytes
 
 FITS = "fits"
@@ -93,6 +93,7 @@ class Fit:
         headroom: share of each device that must stay free at the peak.
         limits: gives the budgets by device that are in force at the end of a try.
         ran_out: is called with each out-of-memory error before anything that it holds is released.
+        garbage: collects it.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Fit:
         headroom: float = 0.0,
         limits: Callable[[], room.Limits] = dict,
         ran_out: Callable[[BaseException], object] = id,
+        garbage: Garbage | None = None,
     ) -> None:
         self.plan = plan
         self.tries: list[Try] = []
@@ -112,12 +114,15 @@ class Fit:
         self._headroom = headroom
         self._limits = limits
         self._ran_out = ran_out
+        self._garbage = garbage or Garbage()
+        self._mark: Mark | None = None
         self._allowed: room.Limits = {}
         self._span: Measurement | None = None
         self._started = 0.0
 
     def begin(self) -> None:
         """Start measuring a try."""
+        self._mark = self._garbage.mark()
         self._span = self._meter.start()
         self._started = time.perf_counter()
 
@@ -167,10 +172,8 @@ class Fit:
 
     def give_back(self) -> None:
         """Give back what the last try leaves behind, once nothing refers to it any more."""
-        steps = reclaim.memory_steps()
-        if loaded_torch() is not None:
-            steps.insert(1, ("autograd cycles", cycles.collect))
-        reclaim.run_steps(self._meter, steps, [])
+        since = self._mark if len(self.tries) > 1 else None  # what older garbage there is goes after the first
+        reclaim.run_steps(self._meter, steps_that_free(self._garbage, lambda: since), [])
 
     def check(self) -> None:
         """Raise ``AutofitError`` if nothing fits."""

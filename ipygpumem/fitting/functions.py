@@ -14,6 +14,7 @@ from ipygpumem.errors import AutofitError
 from ipygpumem.fitting.fit import AutofitResult, Fit, Options
 from ipygpumem.fitting.remembered import Remembered, code_of, key_of
 from ipygpumem.fitting.room import Limits
+from ipygpumem.garbage import Garbage
 from ipygpumem.kinds import text_of, type_name
 from ipygpumem.meter import Meter
 from ipygpumem.probes.accelerators import accelerators
@@ -31,6 +32,7 @@ def autofit(
     limits: Callable[[], Limits] = dict,
     ran_out: Callable[[BaseException], object] = id,
     remembered: Remembered | None = None,
+    garbage: Garbage | None = None,
 ) -> AutofitResult:
     """Return the values that fit and what ``function`` gives with them.
 
@@ -42,6 +44,7 @@ def autofit(
         limits: gives the budgets by device.
         ran_out: is called with each out-of-memory error before anything that it holds is released.
         remembered: found values, to be used and added to.
+        garbage: collects it.
 
     Raises:
         AutofitError: nothing fits, or what is asked for makes no sense.
@@ -56,7 +59,8 @@ def autofit(
         if remembered is not None:
             key = key_of(code_of(function), start, options, meter.now(detail=True).values(), limits())
             first = remembered.get(key, start)
-        fit = Fit(options.plan(dict(start), first), meter, headroom=share, limits=limits, ran_out=ran_out)
+        plan = options.plan(dict(start), first)
+        fit = Fit(plan, meter, headroom=share, limits=limits, ran_out=ran_out, garbage=garbage)
         try:
             found = fit_function(function, fit)
         finally:

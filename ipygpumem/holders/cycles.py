@@ -18,29 +18,27 @@ from itertools import compress
 from typing import Any
 
 from ipygpumem.arrays import library_type
+from ipygpumem.garbage import Garbage
 from ipygpumem.heap import live_instances
-from ipygpumem.holders.graphs import saved_by
+from ipygpumem.holders.graphs import known_tensors, saved_by
 from ipygpumem.kinds import is_kind
-from ipygpumem.reclaim import collect_garbage
 
 _MOST_STEPS = 400_000
 
 
-def collect() -> int:
-    """Free the tensors that only the graphs of gradients keep alive, and what dies with them; return how many.
-
-    Unless some gradient has a graph it costs one look over the heap, a third of what a collection takes.
-    """
-    count = cut()
+def collect(garbage: Garbage) -> int:
+    """Free the tensors that only the graphs of gradients keep alive, and what dies with them; return how many."""
+    count = cut(garbage)
     if count:
-        collect_garbage()  # hooks and other objects that the tensors held
+        garbage.collect()  # hooks and other objects that the tensors held
     return count
 
 
-def cut(*, steps: int = _MOST_STEPS) -> int:
+def cut(garbage: Garbage, *, steps: int = _MOST_STEPS) -> int:
     """Empty ``.grad`` of the tensors that nothing but graphs of gradients keeps alive; return how many.
 
     Args:
+        garbage: knows the tensors.
         steps: a search among more tensors and nodes of graphs ends without having changed anything. Seconds would let
             a busy machine decide what is freed.
     """
@@ -49,7 +47,7 @@ def cut(*, steps: int = _MOST_STEPS) -> int:
     if base is None or not _can_count(torch, base):
         return 0
     with torch._C.DisableTorchFunction():  # a mode or a subclass of the user's must not run
-        tensors = live_instances(base)
+        tensors, _ = known_tensors(garbage)
         if not any(_is_suspect(base, tensor) for tensor in tensors) or _are_some_hidden(base):
             return 0
         try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipygpumem.arrays import StorageKey, library_type, storage_key
-from ipygpumem.heap import live_instances
+from ipygpumem.garbage import Garbage
 from ipygpumem.kinds import instance_dict, is_kind, name_of, type_name
 
 _RAW = "_raw_saved_"
@@ -62,7 +62,17 @@ def keepers(tensors: Iterable[Any], wanted: set[StorageKey]) -> tuple[dict[Stora
     return found, seen.complete
 
 
-def live_tensors() -> list[Any]:
+def known_tensors(garbage: Garbage) -> tuple[list[Any], list[Any]]:
+    """Return all live tensors that Python knows, and TorchScript's modules."""
+    base: Any = library_type("torch", "Tensor")
+    if base is None:
+        return [], []
+    scripted = library_type("torch.jit", "RecursiveScriptModule")
+    found = garbage.instances(base, *([] if scripted is None else [scripted]))  # in one look at the heap
+    return [item for item in found if is_kind(item, base)], [item for item in found if not is_kind(item, base)]
+
+
+def live_tensors(garbage: Garbage) -> list[Any]:
     """Return all live tensors that Python knows, and those that only graphs, leaves and TorchScript's modules keep.
 
     What an operation has saved of its own result, and a gradient that nobody has asked for, have no object in Python
@@ -71,11 +81,9 @@ def live_tensors() -> list[Any]:
     base: Any = library_type("torch", "Tensor")
     if base is None:
         return []
-    scripted = library_type("torch.jit", "RecursiveScriptModule")
-    found = live_instances(base, *([] if scripted is None else [scripted]))  # in one look at the heap
-    tensors = [item for item in found if is_kind(item, base)]
+    tensors, scripts = known_tensors(garbage)
     seen, behind = _Seen(), list[Any]()
-    for module in found if len(found) > len(tensors) else ():
+    for module in scripts:
         behind += _of_script(module)
     with sys.modules["torch"]._C.DisableTorchFunction():
         for tensor in requiring_grad(tensors):

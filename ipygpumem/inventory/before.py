@@ -11,6 +11,7 @@ from operator import attrgetter, not_
 from typing import Any
 
 from ipygpumem.arrays import Array, library_type, owner_of
+from ipygpumem.garbage import Garbage
 from ipygpumem.holders.graphs import live_tensors
 from ipygpumem.inventory.memory import Reader, each
 from ipygpumem.inventory.reach import Reach
@@ -28,12 +29,13 @@ class Before:
 
     Args:
         namespace: the notebook's names.
+        garbage: knows the tensors.
 
     Attributes:
         complete: False if there was too much to follow: then there may be arrays that it does not know.
     """
 
-    def __init__(self, namespace: dict[str, Any]) -> None:
+    def __init__(self, namespace: dict[str, Any], garbage: Garbage) -> None:
         self._storages = _Storages()
         self._objects: dict[int, weakref.ref[Any]] = {}
         """Large arrays that own their memory, and tensors that have no storage, by identity."""
@@ -43,7 +45,7 @@ class Before:
         self.complete = True
         base: Any = library_type("torch", "Tensor")
         if base is not None:
-            self._add_tensors(base)
+            self._add_tensors(base, live_tensors(garbage))
         array_type = library_type("numpy", "ndarray")
         if array_type is not None:
             reach = Reach(namespace)
@@ -51,8 +53,7 @@ class Before:
             self._add_arrays(array_type, reach.arrays)
             reach.drop()
 
-    def _add_tensors(self, base: Any) -> None:
-        tensors = live_tensors()
+    def _add_tensors(self, base: Any, tensors: list[Any]) -> None:
         torch: Any = sys.modules["torch"]
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             reader = Reader(torch)

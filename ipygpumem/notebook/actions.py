@@ -13,9 +13,9 @@ from IPython.core.error import UsageError
 
 from ipygpumem import reclaim
 from ipygpumem.errors import ExperimentError
+from ipygpumem.holders.freeing import steps_that_free
 from ipygpumem.inventory.survey import kinds_of_objects
 from ipygpumem.model import Reading, ReclaimStep
-from ipygpumem.notebook import watching
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.session import Session
 from ipygpumem.reconcile import findings
@@ -104,7 +104,7 @@ def free(session: Session) -> list[content.Report]:
     session.outputs.forget_hidden()
     notes: list[str] = []
     tracebacks_step = ("tracebacks", lambda: notes.extend(session.recoveries.release_stored_tracebacks()))
-    reclaim.run_steps(session.meter, [tracebacks_step, *watching.steps_that_free()], steps)
+    reclaim.run_steps(session.meter, [tracebacks_step, *steps_that_free(session.garbage)], steps)
     after = session.meter.now()
     reclaimed = reclaim.fallen(reclaim.current(before), reclaim.current(after))
     return [content.freed_report("came back", steps, reclaimed, notes)]

@@ -120,6 +120,7 @@ class CellFit:
             headroom=options.share,
             limits=functools.partial(limits, session),
             ran_out=session.recoveries.ran_out_in_try,
+            garbage=session.garbage,
         )
         self._notes = [f"started from what fitted last time: {shown(first)}"] if first else []
         self._bindings = cell.code[-1].bindings() if cell.code else Bindings()
@@ -290,4 +291,5 @@ def fit_function(
         limits=functools.partial(limits, session),
         ran_out=session.recoveries.ran_out_in_try,
         remembered=remembered,
+        garbage=session.garbage,
     )

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING
 from ipygpumem import reclaim
 from ipygpumem.arrays import Array, ArraySearch
 from ipygpumem.errors import ExperimentError, FileError
-from ipygpumem.kinds import is_atom
+from ipygpumem.garbage import Mark
+from ipygpumem.holders.freeing import steps_that_free
+from ipygpumem.kinds import is_atom, named_objects
+from ipygpumem.lingering import Named
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Usage
 from ipygpumem.notebook import watching
 from ipygpumem.notebook.parameters import checked_parameters
@@ -144,6 +147,8 @@ class Experiment:
         self.scope = Scope(namespace, keep=self._keep, drop_imports=self._drop_imports)
         self.outputs_at_start = self._session.outputs.mark()
         self._before = self._look_before()
+        self._named = Named(namespace)
+        self._mark = self._session.garbage.mark()
         if self._budget is not None:
             self._budget.start()
         self._measurement = self._session.meter.start()
@@ -283,7 +288,14 @@ class Experiment:
         )
         if not closed:  # there was no memory even for that; what the tracebacks held is free now
             reclaim.run_steps(meter, [("names again", names[1])], self._steps)
-        reclaim.run_steps(meter, watching.steps_that_free(), self._steps)
+        reclaim.run_steps(meter, steps_that_free(self._session.garbage, self._since), self._steps)
+
+    def _since(self) -> Mark | None:
+        """Return the start if all that its end may find to be garbage was made since, else None."""
+        lets_go_of_older_error = self.failed and self.error_at_start != 0
+        if lets_go_of_older_error or self._named.some_linger(self._session.namespace):
+            return None
+        return self._mark
 
     def _look(self) -> _AtEnd:
         """Return what the experiment has and holds now, before anything is given back."""
@@ -316,11 +328,13 @@ class Experiment:
         """Return what the scope's names and outputs hold, with functions that say whether it is still alive."""
         scope, search = self.scope, ArraySearch(self._was_before)
         namespace = self._session.namespace
-        own = set(scope.own_names())
-        for name, value in list(namespace.items()):
-            if not is_atom(value) and is_ownable(name) and name not in own:
+        own = scope.own_names()
+        ours = set(own)
+        for name, value in named_objects(namespace):
+            if is_ownable(name) and name not in ours:
                 search.ignore(value)  # what ``global`` has made the notebook's own is no leak
-        named: list[tuple[str, object]] = [(name, namespace.get(name)) for name in scope.names_to_delete()]
+        values = [(name, namespace.get(name)) for name in scope.names_to_delete(own)]
+        named = [(name, value) for name, value in values if not is_atom(value)]
         named += [(f"Out[{key}]", value) for key, value in self._session.outputs.since(self.outputs_at_start).items()]
         return watching.watch_names(named, search)
 
@@ -331,7 +345,7 @@ class Experiment:
         from ipygpumem.inventory.before import Before  # loading the extension must stay fast
 
         try:
-            return Before(self._session.namespace)
+            return Before(self._session.namespace, self._session.garbage)
         except Exception as error:  # it only serves the report
             self._note(f"what survives cannot be told, since a first look failed: {type(error).__name__}: {error}")
             self._knows_before = False

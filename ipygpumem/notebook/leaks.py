@@ -19,7 +19,7 @@ from ipygpumem.notebook.parsing import Parser, size
 from ipygpumem.notebook.progress import progress
 from ipygpumem.notebook.sources import cell_of_file, cell_that_bound, running_cell
 from ipygpumem.notebook.watching import Watched
-from ipygpumem.reclaim import collect_garbage, trim_host_heap
+from ipygpumem.reclaim import trim_host_heap
 from ipygpumem.reports.content import Report, leaks_report
 from ipygpumem.whose import is_users_module
 
@@ -57,7 +57,7 @@ def survivors(
         _with_cell(session, item, first_cell, certain=certain) for item in watched if _size(item.alive()) >= smallest
     ]
     named = {array.storage for item in alive for array in item.alive()}
-    for key, tensors in large_tensors(live_tensors(), smallest).items():
+    for key, tensors in large_tensors(live_tensors(session.garbage), smallest).items():
         array = describe(tensors[0]) if key not in named else None
         if array is not None and not known(tensors[0], array):
             alive.append(Watched(_held(tensors[0]), ((watch(tensors[0]), array),)))
@@ -89,8 +89,8 @@ def leaks(session: Session, words: list[str]) -> list[Report]:
     parser.add_argument("--min", type=size, default=session.config.min_held_bytes)
     smallest: int = parser.parse_args(words).min
     with progress(session, "leaks") as advance:
-        collect_garbage()  # what nobody holds is no leak
-        live_tensors()  # from now on each has an object
+        session.garbage.collect()  # what nobody holds is no leak
+        live_tensors(session.garbage)  # from now on each has an object
         heap = Heap(running_locals())
         advance(1, 3)
         session.survivors = [item for item in session.survivors if item.alive()]

@@ -9,17 +9,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem import carried, reclaim, tracebacks
+from ipygpumem.garbage import Garbage, Mark
+from ipygpumem.holders.freeing import steps_that_free
 from ipygpumem.kinds import instance_dict
 from ipygpumem.meter import Meter
 from ipygpumem.model import Held, Reading, ReclaimStep, RecoveryRecord
 from ipygpumem.notebook.cells import Cell, CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.lasterror import error_of, stored_error
-from ipygpumem.notebook.watching import steps_that_free
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.reports import content
 
 if TYPE_CHECKING:
+    from ipygpumem.lingering import Named
     from ipygpumem.notebook.experiments import Experiment
 
 
@@ -30,19 +32,33 @@ class Recoveries:
         shell: IPython's shell.
         config: after which errors frames are released, and what is worth a line.
         meter: tells what came back.
+        garbage: collects it.
         cells: the running cells.
         experiments: returns those that are open around the running code, innermost last.
     """
 
     def __init__(
-        self, shell: Any, config: IPyGpuMem, meter: Meter, cells: CellStack, experiments: Callable[[], list[Experiment]]
+        self,
+        shell: Any,
+        config: IPyGpuMem,
+        meter: Meter,
+        garbage: Garbage,
+        cells: CellStack,
+        experiments: Callable[[], list[Experiment]],
     ) -> None:
         self._shell = shell
         self._config = config
         self._meter = meter
+        self._garbage = garbage
         self._cells = cells
         self._open = experiments
         self._oom_count = _OomCount()
+        self._named: Named | None = None
+        """What names stood for after a recovery, if no cell has run since without one."""
+
+    def cell_was_fine(self) -> None:
+        """A cell has ended that gives no reason for a recovery: it may have left garbage."""
+        self._named = None
 
     def count_anew(self) -> None:
         """A cell begins: an error like the last one's is another one."""
@@ -65,6 +81,7 @@ class Recoveries:
             running[-1].recovery = cell.recovery  # shown by the outermost cell: a magic may capture this one's output
             return []
         if cell.recovery is None:
+            self._named = None
             return []
         return content.recovery_reports(cell.recovery, self._config.min_held_bytes)
 
@@ -90,7 +107,9 @@ class Recoveries:
             let_go.extend(self._take_off(error))
 
         if release:
-            reclaim.run_steps(self._meter, [("frames", free), *steps_that_free(devices=not failure.poisoned)], steps)
+            freeing = steps_that_free(self._garbage, self._since, devices=not failure.poisoned)
+            reclaim.run_steps(self._meter, [("frames", free), *freeing], steps)
+            self._named = self._names_now()
         now = reclaim.current(self._meter.now())
         return RecoveryRecord(
             kind=failure.kind,
@@ -106,6 +125,22 @@ class Recoveries:
             poisoned=failure.poisoned,
             let_go=tuple(let_go),
         )
+
+    def _names_now(self) -> Named | None:
+        try:
+            from ipygpumem.lingering import Named  # loading the extension must stay fast
+
+            return Named(self._shell.user_ns)
+        except MemoryError:
+            return None
+
+    def _since(self) -> Mark | None:
+        """Return when all garbage had been collected, and nothing but code that failed has run since; or None.
+
+        The first error that is recovered from pays for a full collection, those that follow it do not.
+        """
+        named = self._named
+        return None if named is None or named.some_linger(self._shell.user_ns) else self._garbage.last
 
     def failed_inside(self, experiment: Experiment, error: BaseException) -> None:
         """An error leaves a ``with`` block: its frames belong to the experiment that ends now."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import ExperimentError, NotLoadedError
-from ipygpumem.garbage import GarbageBudget
+from ipygpumem.garbage import Garbage
 from ipygpumem.kinds import text_of, type_name
 from ipygpumem.meter import Meter
 from ipygpumem.model import CellRecord, ExperimentRecord
@@ -68,9 +68,9 @@ class Session:
         self._cells = CellStack()
         self.ticker = Ticker(self._cells, self.meter)
         self.live = Live(shell, config, self.ticker)
-        self._garbage = GarbageBudget()
+        self.garbage = Garbage()
         self.names = Names(lambda: self.namespace, self._cells, self.open)
-        self.recoveries = Recoveries(shell, config, self.meter, self._cells, self.names.here)
+        self.recoveries = Recoveries(shell, config, self.meter, self.garbage, self._cells, self.names.here)
         self._trends = Trends()
 
     @property
@@ -161,6 +161,7 @@ class Session:
     def _recover(self, cell: Cell, error: BaseException | None) -> list[content.Report]:
         """Release what the cell's error holds; most cells have none, and pay nothing."""
         if error is None and cell.recovery is None:
+            self.recoveries.cell_was_fine()
             return []
         return self.recoveries.recover(cell, error)
 
@@ -189,8 +190,9 @@ class Session:
         return [report, *crossed]
 
     def _measure(self, cell: Cell, result: Any, error: BaseException | None, seconds: float) -> CellRecord:
-        if seconds >= GarbageBudget.SHORTEST_SECONDS and not cell.nested and self.config.collect_garbage:
-            self._garbage.collect_if_cheap(seconds, self.config.garbage_share)
+        failed = error is not None or shown_since(cell.last_error) is not None
+        if not (failed or cell.nested or cell.ending) and self.config.collect_garbage:  # else it is done after it
+            self.garbage.cell_ended(seconds, self.config.garbage_share, in_scope=bool(self.open))
         usages, here = self.meter.stop(cell.measurement), self.names.here()
         source = text_of(getattr(cell.info, "raw_cell", None))
         return CellRecord(

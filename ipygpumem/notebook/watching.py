@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ipygpumem import reclaim
 from ipygpumem.arrays import Array, ArraySearch, describe, watch
 from ipygpumem.model import Held
-from ipygpumem.probes.accelerators import loaded_torch
-from ipygpumem.reclaim import Step
 
 
 @dataclass(frozen=True)
@@ -35,13 +32,3 @@ def watch_names(named: Iterable[tuple[str, object]], search: ArraySearch) -> lis
         Watched(held, tuple((watch(item), array) for item, array in pairs if array is not None))
         for held, pairs in described
     ]
-
-
-def steps_that_free(*, devices: bool = True) -> list[Step]:
-    """Return the steps that give memory back once nothing refers to it any more; see ``reclaim.memory_steps``."""
-    steps = reclaim.memory_steps(devices=devices)
-    if loaded_torch() is None:
-        return steps
-    from ipygpumem.holders import cycles  # loading the extension must stay fast
-
-    return [*steps[:1], ("autograd cycles", cycles.collect), *steps[1:]]

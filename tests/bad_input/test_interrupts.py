@@ -70,14 +70,14 @@ def test_a_pending_ctrl_c_that_strikes_in_the_exit_itself_is_mended_by_another_e
 
 
 INTERRUPT_EVERY_LINE = '''
-import sys, ipygpumem, ipygpumem.reclaim as reclaim
+import sys, ipygpumem, ipygpumem.notebook.experiments as experiments
 from ipygpumem.notebook.session import current_session
 
 def interrupt_every_line(limit):
     """Finish nested scopes with a Ctrl-C at the n-th line of our own code, for every n; return what was lost."""
     shell, session = get_ipython(), current_session()
     space, report = shell.user_ns, session.config.report
-    steps, reclaim.memory_steps = reclaim.memory_steps, lambda **_: []
+    steps, experiments.steps_that_free = experiments.steps_that_free, lambda *_, **__: []
     session.config.report = False
     problems, where = [], None
     ours = ("scope.py", "reclaim.py", "outputs.py", "experiments.py", "session.py", "arrays.py", "leaks.py")
@@ -128,7 +128,7 @@ def interrupt_every_line(limit):
             problems.append((n, where, str(found)))
         if not interrupted:
             break
-    reclaim.memory_steps, session.config.report = steps, report
+    experiments.steps_that_free, session.config.report = steps, report
     return n, problems
 '''
 

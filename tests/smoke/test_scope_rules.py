@@ -8,14 +8,15 @@ from tests.kernel import Kernel
 from tests.smoke.steps import exist, fails, ok, open_experiments, run
 
 _SLOW_EXIT = """
-import ipygpumem.reclaim, time
-quick = ipygpumem.reclaim.collect_garbage
+import time
+from ipygpumem.garbage import Garbage
+quick = Garbage.collect
 
-def slow():
-    ipygpumem.reclaim.collect_garbage = quick
+def slow(self, since=None):
+    Garbage.collect = quick
     time.sleep(60)
 
-ipygpumem.reclaim.collect_garbage = slow
+Garbage.collect = slow
 """
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ipygpumem.garbage import Garbage
 from ipygpumem.holders import cycles
 from tests.fakes import fake_module
 
@@ -23,7 +24,7 @@ torch: Any = pytest.importorskip("torch")
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_of_other_tests() -> None:
     gc.collect()
-    cycles.collect()
+    cycles.collect(Garbage())
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +82,7 @@ def test_what_only_its_own_gradient_keeps_is_freed(name: str) -> None:
     del trained
     gc.collect()
     assert not any(is_gone() for is_gone in gone)
-    cycles.collect()
+    cycles.collect(Garbage())
     assert all(is_gone() for is_gone in gone)
 
 
@@ -94,10 +95,10 @@ def test_a_model_goes_with_all_its_parameters() -> None:
         model(torch.ones(2, 3, 10)).pow(2).mean().backward(create_graph=True)
         optimizer.step()
     gone = [watched(parameter) for parameter in model.parameters()]
-    assert cycles.collect() == 0
+    assert cycles.collect(Garbage()) == 0
     del model, optimizer
     gc.collect()
-    assert cycles.collect() == len(gone)
+    assert cycles.collect(Garbage()) == len(gone)
     assert all(is_gone() for is_gone in gone)
 
 
@@ -109,7 +110,7 @@ def test_a_gradient_that_a_tensor_within_a_graph_retains_is_a_cycle_too() -> Non
     gone = watched(inner)
     del inner, leaf
     gc.collect()
-    assert cycles.collect() == 2
+    assert cycles.collect(Garbage()) == 2
     assert gone()
 
 
@@ -211,11 +212,11 @@ def test_what_somebody_holds_is_not_touched(name: str) -> None:
     kept = HOLDERS[name](trained)
     del trained
     gc.collect()
-    assert cycles.cut() == 0
+    assert cycles.cut(Garbage()) == 0
     assert not any(is_gone() for is_gone in gone)
     del kept
     gc.collect()
-    cycles.collect()
+    cycles.collect(Garbage())
     assert all(is_gone() for is_gone in gone)
 
 
@@ -225,9 +226,9 @@ def test_what_a_running_thread_holds_is_not_touched() -> None:
     end = hold_in_thread(trained)
     del trained
     gc.collect()
-    assert cycles.cut() == 0
+    assert cycles.cut(Garbage()) == 0
     end()
-    cycles.collect()
+    cycles.collect(Garbage())
     assert gone()
 
 
@@ -239,7 +240,7 @@ def test_only_what_is_garbage_is_cut_of_several_that_share_a_graph() -> None:
     gone = watched(second), watched(third)
     del second, third
     gc.collect()
-    assert cycles.collect() == 1
+    assert cycles.collect(Garbage()) == 1
     assert [is_gone() for is_gone in gone] == [False, True]
     assert seen_from([first.grad]) == {1.0: True, 2.0: True}
 
@@ -299,7 +300,7 @@ def test_graphs_made_at_random_lose_nothing_that_can_be_reached_and_keep_nothing
     for seed in range(15):
         made = Chance(seed)
         gc.collect()
-        cycles.collect()
+        cycles.collect(Garbage())
         assert seen_from(made.kept) == made.in_view, seed
         kept = {value for value, is_gone in made.gone.items() if not is_gone()}
         shares = {item.flatten()[0].item() for item in made.kept if isinstance(item, torch.Tensor) and item.is_leaf}
@@ -310,7 +311,7 @@ def test_without_a_gradient_that_has_a_graph_nobody_is_counted(monkeypatch: pyte
     leaf = torch.ones(5, requires_grad=True)
     leaf.exp().sum().backward()
     monkeypatch.setattr(cycles, "_Accounts", lambda *_: pytest.fail("counted"))
-    assert cycles.collect() == 0
+    assert cycles.collect(Garbage()) == 0
 
 
 def test_a_mode_and_a_subclass_of_the_users_do_not_run() -> None:
@@ -328,7 +329,7 @@ def test_a_mode_and_a_subclass_of_the_users_do_not_run() -> None:
     gone = watched(trained.leaf)
     del trained
     with Mode():
-        assert cycles.cut() == 1
+        assert cycles.cut(Garbage()) == 1
     assert gone()
     del mine
 
@@ -352,9 +353,9 @@ def test_where_not_all_can_be_counted_nothing_is_touched(mode: Callable[[], Any]
     del trained
     gc.collect()
     with mode():
-        assert cycles.cut() == 0
+        assert cycles.cut(Garbage()) == 0
     assert not gone()
-    assert cycles.cut() == 1
+    assert cycles.cut(Garbage()) == 1
 
 
 def test_a_search_that_takes_too_long_changes_nothing() -> None:
@@ -362,9 +363,9 @@ def test_a_search_that_takes_too_long_changes_nothing() -> None:
     gone = watched(trained.leaf)
     del trained
     gc.collect()
-    assert cycles.cut(steps=1) == 0
+    assert cycles.cut(Garbage(), steps=1) == 0
     assert not gone()
-    assert cycles.cut() == 1
+    assert cycles.cut(Garbage()) == 1
 
 
 def test_what_a_thread_takes_meanwhile_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,13 +378,13 @@ def test_what_a_thread_takes_meanwhile_is_not_touched(monkeypatch: pytest.Monkey
     taken: list[Any] = []
     garbage = cycles._Accounts.garbage
     monkeypatch.setattr(cycles._Accounts, "garbage", lambda self: (taken.append(leaf()), garbage(self))[1])
-    assert cycles.cut() == 0
+    assert cycles.cut(Garbage()) == 0
     assert not gone()
     assert taken[0].grad is not None
 
 
 def test_without_torch_or_with_an_old_one_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", fake_module(Tensor=type("Tensor", (), {})))
-    assert cycles.collect() == 0
+    assert cycles.collect(Garbage()) == 0
     monkeypatch.delitem(sys.modules, "torch")
-    assert cycles.collect() == 0
+    assert cycles.collect(Garbage()) == 0

@@ -16,6 +16,7 @@ import numpy
 import pytest
 
 from ipygpumem.arrays import storage_key
+from ipygpumem.garbage import Garbage
 from ipygpumem.heap import Heap
 from ipygpumem.holders import cycles
 from ipygpumem.holders.paths import Place
@@ -322,7 +323,7 @@ def test_a_gradient_with_a_graph_is_traced_to_the_loss_unless_its_tensor_has_a_n
         "notebook variable weight.grad",
     ]
     names.clear()
-    cycles.collect()
+    cycles.collect(Garbage())
 
 
 def test_a_functions_context(path: Callable[..., str], names: dict[str, Any]) -> None:
@@ -421,7 +422,7 @@ def test_a_cycle_in_cpp_is_told_where_everything_was_seen(names: dict[str, Any])
     assert holder.path.startswith("a cycle in torch's own C++ code")
     (holder,) = explain([key], Heap(), Roots({id(names): Place.of_variable}), looks=0).values()
     assert "not reach" in holder.path
-    cycles.collect()
+    cycles.collect(Garbage())
     assert alive() is None
 
 
