@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -68,12 +69,14 @@ class Garbage:
             self.last = self._known = None
             return 0
         last, known = self.last, self._known
+        others = _progress_of_others() if known is not None else {}
         if known is not None:
             new = self._new_instances()
             known = None if new is None else [*known, *map(weakref.ref, new)]
             del new  # as long as they are listed, none is garbage
         found = gc.collect(1)
-        if self.last is not last:  # another thread, or a finaliser, has done the same meanwhile
+        # Somebody else has done the same meanwhile, or another thread may have made some that were not listed.
+        if self.last is not last or (known is not None and _progress_of_others() != others):
             known = None
         self._known, self.last = known, Mark()
         return found
@@ -173,6 +176,12 @@ class Garbage:
         self._seconds_per_block = (time.perf_counter() - started) / blocks
         self.last = self.last and Mark()
         return True
+
+
+def _progress_of_others() -> dict[int, tuple[int, int]]:
+    """Return where the other threads are in their code."""
+    own = threading.get_ident()
+    return {thread: (id(top), top.f_lasti) for thread, top in sys._current_frames().items() if thread != own}
 
 
 def made_since(mark: Mark | None) -> list[object] | None:

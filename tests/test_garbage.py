@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import gc
 import itertools
+import sys
+import threading
 import weakref
+from collections.abc import Callable, Iterator
+from random import Random
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from ipygpumem import garbage
-from ipygpumem.garbage import Garbage
+from ipygpumem.garbage import Garbage, made_since
+from ipygpumem.heap import live_instances
 
 
 def test_garbage_is_collected_until_nothing_more_dies() -> None:
@@ -70,3 +77,197 @@ def test_the_prediction_learns_from_what_a_collection_really_took(monkeypatch: p
     budget = Garbage()
     assert budget.collect_if_cheap(10.0, 0.05)
     assert not budget.collect_if_cheap(39.0, 0.05)  # 1000 blocks at 2 ms each are predicted to take 2 s
+
+
+class Made:
+    """What these tests make, and look for."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+@pytest.fixture(autouse=True)
+def _nothing_made() -> Iterator[None]:
+    gc.collect()
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+needs_generations = pytest.mark.skipif(not garbage._HAS_GENERATIONS, reason="this Python has other generations")
+
+
+@needs_generations
+def test_what_is_made_since_a_mark_is_known_until_something_makes_it_old() -> None:
+    endings: list[Callable[[], object]] = [
+        gc.collect,
+        lambda: gc.collect(1),
+        lambda: Garbage().mark(),
+        lambda: (gc.freeze(), gc.unfreeze()),
+        gc.disable,
+        lambda: [[] for _ in range(50_000)],
+    ]
+    for end in endings:
+        mark = Garbage().mark()
+        made = Made()
+        gc.collect(0)
+        assert any(item is made for item in made_since(mark) or ())
+        end()
+        assert made_since(mark) is None
+        gc.enable()
+    assert made_since(None) is None
+
+
+@needs_generations
+def test_without_the_collector_there_is_no_mark() -> None:
+    gc.disable()
+    assert Garbage().mark() is None
+
+
+@needs_generations
+def test_garbage_since_a_mark_goes_and_older_garbage_waits() -> None:
+    collector = Garbage()
+    old = Made()
+    mark = collector.mark()
+    new, kept = Made(), Made()
+    alive = {name: weakref.ref(item) for name, item in (("old", old), ("new", new), ("kept", kept))}
+    del old, new
+    assert collector.collect(mark) >= 1
+    assert {name for name, reference in alive.items() if reference() is not None} == {"old", "kept"}
+    assert collector.collect(mark) >= 1  # the mark is over: all is looked at
+    assert {name for name, reference in alive.items() if reference() is not None} == {"kept"}
+
+
+@needs_generations
+@pytest.mark.parametrize("how", ["finaliser", "callback", "slots"])
+def test_what_code_that_garbage_runs_lets_go_of_is_collected_too(how: str) -> None:
+    class Finalised(Made):
+        def __del__(self) -> None:
+            holder.clear()
+
+    class Slotted:
+        __slots__ = ("me",)
+
+        def __del__(self) -> None:
+            holder.clear()
+
+    collector, holder = Garbage(), [Made()]
+    old = weakref.ref(holder[0])
+    mark = collector.mark()
+    if how == "slots":
+        slotted = Slotted()
+        slotted.me = slotted  # type: ignore[attr-defined]  # a slot
+        del slotted
+    else:
+        new = Finalised() if how == "finaliser" else Made()
+        callback = weakref.ref(new, lambda _: holder.clear())
+        del new
+    collector.collect(mark)
+    assert old() is None
+    if how == "callback":
+        assert callback() is None
+
+
+def walk(random: Random, collector: Garbage, held: list[Made]) -> None:
+    """Do one thing that changes what is alive, or how old it is."""
+    new_kind: type[Made] = type("Later", (Made,), {})
+    actions: list[Callable[[], object]] = [
+        lambda: held.append(Made()),
+        lambda: held.extend(new_kind() for _ in range(3)),
+        lambda: held.pop() if held else None,
+        lambda: held.clear(),
+        lambda: Made(),
+        lambda: gc.collect(random.randrange(3)),
+        collector.mark,
+        lambda: collector.collect(collector.last),
+        lambda: collector.collect(),
+        lambda: collector.cell_ended(0.0, 0.05, in_scope=random.random() < 0.5),
+        lambda: Garbage().mark(),
+        lambda: (gc.freeze(), gc.unfreeze()),
+        lambda: (gc.disable(), collector.mark(), gc.enable()),
+        lambda: [[] for _ in range(10_000)],
+        lambda: collector.instances(Random),
+        lambda: collector.instances(Made),
+    ]
+    random.choice(actions)()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_instances_are_those_that_a_walk_over_the_heap_finds(seed: int) -> None:
+    random, collector, held = Random(seed), Garbage(), list[Made]()
+    for _ in range(15):
+        for _ in range(random.randrange(5)):
+            walk(random, collector, held)
+        found = collector.instances(Made)
+        assert sorted(map(id, found)) == sorted(map(id, live_instances(Made)))
+        del found
+
+
+def test_the_instances_are_all_there_while_threads_make_more() -> None:
+    collector, stop, lists = Garbage(), threading.Event(), [list[Made]() for _ in range(3)]
+
+    def make(held: list[Made]) -> None:
+        while not stop.is_set():
+            held.append(Made())
+            held[:] = held[-1000:]
+
+    threads = [threading.Thread(target=make, args=(held,)) for held in lists]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(20):
+            collector.instances(Made)
+            collector.mark()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval)
+    assert {id(item) for held in lists for item in held} <= set(map(id, collector.instances(Made)))
+
+
+def test_an_interrupt_at_any_line_loses_nothing() -> None:
+    """A Ctrl-C may strike wherever our own code runs: the next call finds and frees what this one would have."""
+    for line in itertools.count(1):
+        gc.collect()
+        collector = Garbage()
+        collector.instances(Made)
+        mark = collector.mark()
+        held, lost = Made(), Made()
+        alive = weakref.ref(lost)
+        del lost
+        interrupted = strikes(line, lambda collector=collector, mark=mark: collector.collect(mark))  # type: ignore[misc]  # bound now
+        collector.collect(mark)
+        assert alive() is None, line
+        assert [item is held for item in collector.instances(Made)] == [True], line
+        del held
+        if not interrupted:
+            break
+    assert line > 20
+
+
+def strikes(line: int, action: Callable[[], object]) -> bool:
+    """Run ``action`` with an interrupt at the n-th line of the module; return whether there was such a line."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count
+        if frame.f_code.co_filename != garbage.__file__:
+            return None
+        if event == "line":
+            count += 1
+            if count == line:
+                raise KeyboardInterrupt
+        return trace
+
+    earlier = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(earlier)
+    return False

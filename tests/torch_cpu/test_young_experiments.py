@@ -1,0 +1,131 @@
+"""What was made since a start is all that most ends look at; what they report is what a look at everything gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.kernel import Kernel
+from tests.steps import works
+
+pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
+
+COUNT = """
+import ipygpumem.garbage as garbage
+full, walks = [], []
+def count(phase, info):
+    if phase == "start" and info["generation"] == 2 and sys._getframe(1).f_code.co_filename == garbage.__file__:
+        full.append(1)
+gc.callbacks.append(count)
+def counted(*bases, walk=garbage.live_instances):
+    walks.append(1)
+    return walk(*bases)
+garbage.live_instances = counted
+def seen(record):
+    survivors = [(s.name, s.type_name, s.shape, s.size_bytes, s.arrays, s.cell and "a cell",
+                  s.holder and (s.holder.path, s.holder.advice)) for s in record.survivors]
+    notes = [note for note in record.notes if "meanwhile" not in note]
+    return (record.deleted, record.restored, record.kept, survivors, notes, record.ooms,
+            [(step.name, step.error) for step in record.steps], alive())
+"""
+
+SETUP = """
+class Node:
+    def __init__(self, held=None): self.me, self.held = self, held
+class Closing:
+    def __init__(self, close): self.me, self.close = self, close
+    def __del__(self): self.close()
+old, older = Node(torch.ones(1 << 19)), {"node": Node(torch.ones(1 << 19))}
+plain = nn.Linear(512, 1024)
+results, x = [], 1
+watch(old=old, older=older["node"], plain=plain)
+"""
+
+YOUNG = {
+    "nothing": "pass",
+    "tensors": "a = torch.ones(1 << 19); b = [a, torch.zeros(10)]; watch(a=a)",
+    "garbage with a tensor": "Node(torch.ones(1 << 19)); n = Node(torch.ones(1 << 18)); watch(n=n, held=n.held)",
+    "a model that is trained": (
+        "m = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)); o = torch.optim.SGD(m.parameters())\n"
+        "for step in range(2):\n    o.zero_grad(); loss = m(torch.ones(4, 512)).sum(); loss.backward(); o.step()\n"
+        "m.me = m; watch(m=m, weight=m[0].weight)"
+    ),
+    "a survivor": "a = torch.ones(1 << 19); results.append({'a': a}); watch(a=a)",
+    "survivors without a name": "results.extend(torch.ones(1 << 19) for _ in range(3)); watch(r=results[0])",
+    "an old model's gradient": "plain(torch.ones(4, 512)).sum().backward()",
+    "an old model's new memory": "plain.double();",
+    "a view of what is old": "v = old.held[:10]; results.append(old.held[3:]); same = old",
+    "a saved result": "y = torch.sigmoid(plain(torch.ones(1 << 10, 512))); results.append(y.sum())",
+    "an output": "torch.ones(1 << 19)",
+    "a restored name": "x = Node(torch.ones(1 << 19)); old = 1; watch(x=x)",
+    "an old object that dies at once": "del plain",
+    "an array": "import numpy as np; a = np.ones(1 << 19); results.append(a); b = np.ones(1 << 19)",
+}
+
+FULL = {
+    "a collection of the user's": "n = Node(torch.ones(1 << 19)); watch(n=n); gc.collect()",
+    "much allocated": "n = Node(torch.ones(1 << 19)); watch(n=n); many = [[] for _ in range(50_000)]",
+    "an inner experiment": (
+        "n = Node(torch.ones(1 << 19)); watch(n=n)\nwith ipygpumem.experiment('inner', report='none'):\n"
+        "    inner = Node(torch.ones(1 << 19)); watch(inner=inner)"
+    ),
+    "an old object that is garbage now": "del old",
+    "an old name is bound anew for good": "global old; old = None",
+    "a function binds an old name anew": "def f():\n    global older\n    older = 1\nf()",
+    "the collector is switched off": "n = Node(torch.ones(1 << 19)); watch(n=n); gc.disable()",
+    "the heap is frozen and thawed": "n = Node(torch.ones(1 << 19)); watch(n=n); gc.freeze(); gc.unfreeze()",
+    "a finaliser runs": "c = Closing(lambda: None); watch(c=c)",
+    "a finaliser frees what is old": "c = Closing(older.clear); watch(c=c)",
+    "a callback frees what is old": (
+        "n = Node(); r = weakref.ref(n, lambda _: older.clear()); results.append(r); watch(n=n)"
+    ),
+    "a cycle of a gradient": (
+        "w = torch.ones(1 << 19, requires_grad=True); (w * w).sum().backward(create_graph=True); watch(w=w)"
+    ),
+}
+
+
+def ends(kernel: Kernel, code: str) -> tuple[Any, int, int]:
+    """Run an experiment; return what it reports, and how many full collections and walks over the heap it took."""
+    works(kernel, SETUP)
+    works(kernel, "%%experiment warm\npass")
+    works(kernel, "full.clear(); walks.clear()")
+    works(kernel, "%%experiment a\n" + code)
+    seen, full, walks = kernel.value("(seen(ipygpumem.experiments()[-1]), len(full), len(walks))")
+    works(kernel, "gc.enable(); gc.collect(); watched.clear()")
+    return seen, full, walks
+
+
+@pytest.fixture
+def counting(notebook: Kernel) -> Kernel:
+    works(notebook, "gc.callbacks.clear()\n" + COUNT)
+    return notebook
+
+
+@pytest.mark.parametrize("name", [*YOUNG, *FULL])
+def test_a_look_at_what_is_young_gives_what_a_look_at_everything_gives(counting: Kernel, name: str) -> None:
+    code = {**YOUNG, **FULL}[name]
+    ends(counting, code)  # the first time torch loads what it loads lazily
+    found, full, walks = ends(counting, code)
+    works(counting, "garbage._HAS_GENERATIONS = False")
+    expected, *_ = ends(counting, code)
+    works(counting, "garbage._HAS_GENERATIONS = True")
+    assert found == expected
+    if name in YOUNG:
+        assert (full, walks) == (0, 0)
+    else:
+        assert full > 0
+
+
+def test_a_scope_of_several_cells_stays_young(counting: Kernel) -> None:
+    works(counting, SETUP)
+    works(counting, "%%experiment warm\npass")
+    works(counting, "%experiment start a")
+    works(counting, "full.clear(); walks.clear()")
+    works(counting, "n = Node(torch.ones(1 << 19)); watch(n=n)")
+    works(counting, "n.more = [n]; results.append(torch.ones(1 << 19))")
+    works(counting, "%experiment end")
+    assert counting.value("(len(full), len(walks), 'n' in alive())") == (0, 0, False)
+    (survivor,) = counting.value("[s.size_bytes for s in ipygpumem.experiments()[-1].survivors]")
+    assert survivor == 4 << 19
