@@ -20,6 +20,7 @@ from operator import is_
 from typing import Any
 
 from ipygpumem.heap import live_instances
+from ipygpumem.tracebacks import stack
 
 _HAS_GENERATIONS = (
     sys.implementation.name == "cpython"
@@ -178,10 +179,11 @@ class Garbage:
         return True
 
 
-def _progress_of_others() -> dict[int, tuple[int, int]]:
+def _progress_of_others() -> dict[int, list[int]]:
     """Return where the other threads are in their code."""
     own = threading.get_ident()
-    return {thread: (id(top), top.f_lasti) for thread, top in sys._current_frames().items() if thread != own}
+    tops = {thread: top for thread, top in sys._current_frames().items() if thread != own}
+    return {thread: [frame.f_lasti for frame in stack(top)] for thread, top in tops.items()}
 
 
 def made_since(mark: Mark | None) -> list[object] | None:

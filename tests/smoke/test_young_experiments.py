@@ -1,0 +1,150 @@
+"""Ends that look only at what was made since the start, beside threads, subshells, forks, interrupts and errors."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.kernel import Kernel
+from tests.smoke.steps import fails, ok
+
+pytestmark = pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python has other generations")
+
+SETUP = """
+import gc, os, sys, threading, weakref
+import ipygpumem, ipygpumem.garbage as garbage
+class Node:
+    def __init__(self): self.me, self.held = self, bytearray(1 << 20)
+alive, full = {}, []
+def node(name):
+    made = Node()
+    alive[name] = weakref.ref(made)
+    return made
+def left(): return sorted(name for name, reference in alive.items() if reference() is not None)
+def count(phase, info):
+    if phase == "start" and info["generation"] == 2 and sys._getframe(1).f_code.co_filename == garbage.__file__:
+        full.append(1)
+gc.callbacks.append(count)
+gc.collect()
+"""
+
+
+@pytest.fixture
+def counting(notebook: Kernel) -> Kernel:
+    ok(notebook, SETUP)
+    return notebook
+
+
+def left_and_full(kernel: Kernel) -> tuple[list[str], bool]:
+    """Return which nodes are alive, and whether an end has looked at everything."""
+    left, full = kernel.value("(left(), len(full))")
+    return left, full > 0
+
+
+def test_the_common_end_looks_at_what_is_young_alone(counting: Kernel) -> None:
+    ok(counting, "%%experiment a\nn = node('n'); node('m')")
+    assert left_and_full(counting) == ([], False)
+
+
+def test_a_thread_that_allocates_meanwhile_changes_nothing(counting: Kernel) -> None:
+    ok(counting, "stop = []\ndef make():\n    while not stop: [[] for _ in range(1000)]")
+    ok(counting, "thread = threading.Thread(target=make); thread.start()")
+    ok(counting, "%experiment start a", "n = node('n'); node('m');", "%experiment end", "stop.append(1); thread.join()")
+    assert left_and_full(counting)[0] == []
+
+
+def test_a_thread_that_collects_meanwhile_makes_the_end_look_at_everything(counting: Kernel) -> None:
+    code = "n = node('n'); t = threading.Thread(target=gc.collect); t.start(); t.join()"
+    ok(counting, f"%%experiment a\n{code}")
+    assert left_and_full(counting) == ([], True)
+
+
+@pytest.mark.skipif(not hasattr(sys.modules["os"], "fork"), reason="there is no fork here")
+def test_a_forked_child_ends_its_copy_of_the_experiment_and_the_parent_its_own(counting: Kernel) -> None:
+    child = (
+        "ipygpumem.experiments  # loaded\n"
+        "session = get_ipython().find_line_magic('gpumem').__self__._session\n"
+        "n = node('n')\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    del n\n"
+        "    session.garbage.collect(session.open[-1]._mark)\n"
+        "    os._exit(len(left()) * 10 + len(full))\n"
+        "code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])\n"
+    )
+    ok(counting, f"%%experiment a --keep code\n{child}")
+    assert counting.value("code") == 0
+    assert left_and_full(counting) == ([], False)
+
+
+def test_an_end_that_was_interrupted_is_done_again_whatever_is_old_by_then(counting: Kernel) -> None:
+    ok(
+        counting,
+        "def interrupted(self, since=None, real=garbage.Garbage.collect):\n"
+        "    garbage.Garbage.collect = real\n"
+        "    self.mark()\n"
+        "    raise KeyboardInterrupt\n"
+        "experiment = ipygpumem.experiment('a').start()",
+        "n = node('n')\nresults = [node('m')]",
+    )
+    fails(counting, "garbage.Garbage.collect = interrupted\nexperiment.finish()", "KeyboardInterrupt")
+    assert "'a'" in str(counting.value("[e.name for e in (experiment,) if e.record is None]"))
+    ok(counting, "experiment.finish();")
+    assert left_and_full(counting) == ([], True)
+
+
+def test_an_error_after_an_older_one_makes_the_end_look_at_everything(counting: Kernel) -> None:
+    ok(counting, "def fail(name):\n    n = node(name)\n    n.frame = sys._getframe()\n    raise ValueError(name)")
+    fails(counting, "fail('older')", "ValueError")
+    fails(counting, "%%experiment a\nfail('n')", "ValueError")
+    assert left_and_full(counting) == ([], True)
+
+
+def test_the_first_error_that_is_recovered_from_frees_older_garbage_too(counting: Kernel) -> None:
+    ok(counting, "def fail(name):\n    n = node(name)\n    raise MemoryError(name)")
+    ok(counting, "old = node('old')", "pass", "del old")
+    fails(counting, "fail('first')", "MemoryError")
+    assert left_and_full(counting) == ([], True)
+    ok(counting, "full.clear()")
+    fails(counting, "fail('second')", "MemoryError")
+    assert left_and_full(counting) == ([], True)  # a cell has been fine between them
+    fails(counting, "full.clear(); fail('third')", "MemoryError")
+    assert left_and_full(counting) == ([], False)
+
+
+def test_an_error_that_takes_what_an_older_one_left_looks_at_everything(counting: Kernel) -> None:
+    ok(counting, "def fail(name):\n    n = node(name)\n    raise MemoryError(name)\ntrainer = None")
+    fails(counting, "trainer = node('trainer'); fail('n')", "MemoryError")
+    fails(counting, "full.clear(); trainer = node('new'); fail('n')", "MemoryError")
+    assert left_and_full(counting) == (["new"], True)
+
+
+def test_a_short_cell_gives_its_own_garbage_back(counting: Kernel) -> None:
+    ok(counting, "pass", "for _ in range(3): node('n')")
+    assert left_and_full(counting) == ([], False)
+    kept = counting.value("[u.delta_bytes for u in ipygpumem.history()[-1].usages if u.device == 'cpu'][0]")
+    assert kept < 1 << 20
+
+
+def test_a_short_cell_of_a_scope_gives_its_own_garbage_back_and_the_scope_stays_young(counting: Kernel) -> None:
+    ok(counting, "%experiment start a", "n = node('n'); node('m');")
+    assert counting.value("left()") == ["n"]
+    ok(counting, "n.more = node('more')", "%experiment end")
+    assert left_and_full(counting) == ([], False)
+
+
+def test_nothing_is_collected_where_the_user_has_switched_that_off(counting: Kernel) -> None:
+    ok(counting, "%config IPyGpuMem.collect_garbage = False", "node('n');")
+    assert counting.value("left()") == ["n"]
+    ok(counting, "%config IPyGpuMem.collect_garbage = True", "pass", "gc.disable()", "node('m');")
+    assert "m" in counting.value("left()")
+    ok(counting, "gc.enable()")
+
+
+def test_a_user_sees_all_objects_and_all_garbage_as_ever(counting: Kernel) -> None:
+    ok(counting, "%experiment start a", "n = node('n')")
+    assert counting.value("any(item is n for item in gc.get_objects())") is True
+    assert counting.value("gc.get_freeze_count()") == counting.value("gc.get_freeze_count()")
+    ok(counting, "m = node('m'); del m; found = gc.collect()", "%experiment end")
+    assert left_and_full(counting) == ([], True)
