@@ -12,6 +12,7 @@ from benchmarks import (
     environment,
     estimating,
     exactness,
+    experiments,
     explaining,
     history,
     lines,
@@ -29,6 +30,7 @@ _PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 _BENCHMARKS = {
     "trivial": trivial.run,
     "slowdown": slowdown.run,
+    "experiments": experiments.run,
     "sleep": slowdown.run_sleep,
     "live": live.run,
     "lines": lines.run,

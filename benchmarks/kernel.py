@@ -20,7 +20,9 @@ _OPTIONS = ("--HistoryManager.hist_file=:memory:",)
 
 
 class CellError(Exception):
-    """A cell of a benchmark failed, so there is no figure."""
+    """A cell of a benchmark failed, so there is no figure; ``seconds`` is how long that took, where it was a cell."""
+
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,11 @@ class Kernel:
         request = self._client.execute(code, allow_stdin=watched)
         messages = self._until_idle(request)
         seconds = time.perf_counter() - started
-        self._reply(request)
+        try:
+            self._reply(request)
+        except CellError as error:
+            error.seconds = seconds
+            raise
         return Run(seconds, tuple(messages))
 
     def ask(self, expression: str) -> Any:

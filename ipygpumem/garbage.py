@@ -128,7 +128,8 @@ class Garbage:
     def _collect_all(self) -> int:
         total = 0
         for _ in range(_ROUNDS):
-            found = self._make_old() + gc.collect()
+            total += self._make_old()
+            found = gc.collect()
             self.last = self.last and Mark()  # what finalisers have made is young
             total += found
             if found == 0:
@@ -193,7 +194,8 @@ def made_since(mark: Mark | None) -> list[object] | None:
     """
     if mark is None or not gc.isenabled():
         return None
-    young = [*gc.get_objects(generation=0), *gc.get_objects(generation=1)]
+    young = gc.get_objects(generation=0)  # with itself in it, as a new list would have, it would be a cycle
+    young += gc.get_objects(generation=1)
     return young if any(map(is_, young, repeat(mark))) else None
 
 
