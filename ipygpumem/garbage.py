@@ -28,6 +28,8 @@ _HAS_GENERATIONS = (
     and (not hasattr(sys, "_is_gil_enabled") or sys._is_gil_enabled())
 )
 _ROUNDS = 5
+_FEW = 4
+"""Of 10 collections of generation 0 after which CPython makes all that is young old by itself."""
 
 
 class Mark:
@@ -73,7 +75,7 @@ class Garbage:
         others = _progress_of_others() if known is not None else {}
         if known is not None:
             new = self._new_instances()
-            known = None if new is None else [*known, *map(weakref.ref, new)]
+            known = None if new is None else [*known, *map(weakref.ref, new)] if new else known
             del new  # as long as they are listed, none is garbage
         found = gc.collect(1)
         # Somebody else has done the same meanwhile, or another thread may have made some that were not listed.
@@ -147,7 +149,8 @@ class Garbage:
         if not gc.isenabled() or (seconds >= self.SHORTEST_SECONDS and self.collect_if_cheap(seconds, share)):
             return
         if _HAS_GENERATIONS:
-            if in_scope and gc.get_count()[1] == self._collections:
+            # If nothing else has been collected meanwhile, the youngest are all that the cell has made.
+            if gc.get_count()[1] == self._collections and (in_scope or self._collections < _FEW):
                 gc.collect(0)
             else:
                 self._make_old()

@@ -41,12 +41,14 @@ class IPyGpuMem(Configurable):
         "'always' means that %debug finds no locals after any error.",
     ).tag(config=True)
     collect_garbage = Bool(
-        True, help="Collect garbage after a cell when that is cheap beside the cell (see garbage_share)."
+        True,
+        help="Collect garbage after a cell: what it has made, and all that there is when that is cheap beside the cell "
+        "(see garbage_share).",
     ).tag(config=True)
     garbage_share = Float(
         0.05,
         min=0.0,
-        help="Largest share of a cell's CPU time that collecting garbage after it may be predicted to take.",
+        help="Largest share of a cell's CPU time that collecting all garbage after it may be predicted to take.",
     ).tag(config=True)
     host_peak = Enum(
         ["kernel", "sampled"],
