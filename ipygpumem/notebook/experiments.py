@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -12,12 +11,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ipygpumem import reclaim
-from ipygpumem.arrays import Array, ArraySearch
+from ipygpumem.arrays import ArraySearch
 from ipygpumem.errors import ExperimentError, FileError
 from ipygpumem.garbage import Mark
 from ipygpumem.holders.freeing import steps_that_free
 from ipygpumem.kinds import is_atom, named_objects
-from ipygpumem.lingering import Named
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Usage
 from ipygpumem.notebook import watching
 from ipygpumem.notebook.parameters import checked_parameters
@@ -27,7 +25,6 @@ from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
     from ipygpumem.allocations import AllocationHistory
-    from ipygpumem.inventory.before import Before
     from ipygpumem.notebook.budget import NotebookBudget
     from ipygpumem.notebook.session import Session
 
@@ -121,8 +118,6 @@ class Experiment:
         self._remarks: list[str] = []
         self._steps: list[ReclaimStep] = []
         self._at_end: _AtEnd | None = None
-        self._before: Before | None = None
-        self._knows_before = True
         self._seed_on_import = SeedOnImport(seed) if seed is not None else None
         self._allocations = _history_in(record) if record is not None else None
 
@@ -146,9 +141,7 @@ class Experiment:
         self._started_at = time.time()
         self.scope = Scope(namespace, keep=self._keep, drop_imports=self._drop_imports)
         self.outputs_at_start = self._session.outputs.mark()
-        self._before = self._look_before()
-        self._named = Named(namespace)
-        self._mark = self._session.garbage.mark()
+        self._start = watching.Start(namespace, self._session.garbage, self._note)
         if self._budget is not None:
             self._budget.start()
         self._measurement = self._session.meter.start()
@@ -254,7 +247,8 @@ class Experiment:
         self._stop_allocations(write=False)
         if hasattr(self, "scope"):
             self.scope.waiting.clear()
-        self._forget_before()
+        if hasattr(self, "_start"):
+            self._start.forget()
         if self._seed_on_import is not None:
             self._seed_on_import.remove()
 
@@ -269,7 +263,7 @@ class Experiment:
         if self._seed_on_import is not None:
             self._seed_on_import.remove()
         self.record = self._make_record(at_end, meter.stop(self._measurement))
-        self._forget_before()
+        self._start.forget()
         return self.record
 
     def _give_back(self, enclosing: Scope | None) -> None:
@@ -293,9 +287,7 @@ class Experiment:
     def _since(self) -> Mark | None:
         """Return the start if all that its end may find to be garbage was made since, else None."""
         lets_go_of_older_error = self.failed and self.error_at_start != 0
-        if lets_go_of_older_error or self._named.some_linger(self._session.namespace):
-            return None
-        return self._mark
+        return None if lets_go_of_older_error else self._start.mark_if_nothing_lingers(self._session.namespace)
 
     def _look(self) -> _AtEnd:
         """Return what the experiment has and holds now, before anything is given back."""
@@ -326,7 +318,7 @@ class Experiment:
 
     def _watch(self) -> list[watching.Watched]:
         """Return what the scope's names and outputs hold, with functions that say whether it is still alive."""
-        scope, search = self.scope, ArraySearch(self._was_before)
+        scope, search = self.scope, ArraySearch(self._start.was_there)
         namespace = self._session.namespace
         own = scope.own_names()
         ours = set(own)
@@ -337,26 +329,6 @@ class Experiment:
         named = [(name, value) for name, value in values if not is_atom(value)]
         named += [(f"Out[{key}]", value) for key, value in self._session.outputs.since(self.outputs_at_start).items()]
         return watching.watch_names(named, search)
-
-    def _look_before(self) -> Before | None:
-        """Return what is alive now, which is no survivor of this experiment at its end; None if that is nothing."""
-        if not {"torch", "numpy"} & sys.modules.keys():
-            return None
-        from ipygpumem.inventory.before import Before  # loading the extension must stay fast
-
-        try:
-            return Before(self._session.namespace, self._session.garbage)
-        except Exception as error:  # it only serves the report
-            self._note(f"what survives cannot be told, since a first look failed: {type(error).__name__}: {error}")
-            self._knows_before = False
-            return None
-
-    def _was_before(self, item: object, array: Array) -> bool:
-        return not self._knows_before or (self._before is not None and self._before.has(item, array))
-
-    def _forget_before(self) -> None:
-        if self._before is not None:
-            self._before.close()
 
     def _survivors(self, at_end: _AtEnd) -> tuple[Held, ...]:
         if not at_end.complete:
@@ -370,8 +342,8 @@ class Experiment:
             return leaks.survivors(
                 self._session,
                 at_end.watched,
-                known=lambda item, array: array.storage in kept or self._was_before(item, array),
-                certain=self._before is None or self._before.complete,
+                known=lambda item, array: array.storage in kept or self._start.was_there(item, array),
+                certain=self._start.is_complete,
                 first_cell=min((cell.execution_count or 0 for cell in self._cells), default=None),
             )
         except Exception as error:  # all has been given back: this only tells what has not come

@@ -28,7 +28,6 @@ from ipygpumem.notebook.sources import digest_of, telling_line
 from ipygpumem.notebook.subscribers import Subscribers
 from ipygpumem.notebook.ticker import Ticker
 from ipygpumem.notebook.trends import Trends
-from ipygpumem.notebook.watching import Watched
 from ipygpumem.probes import Probe
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.reports import content
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from ipygpumem.notebook.budget import NotebookBudget
     from ipygpumem.notebook.experiments import Experiment
     from ipygpumem.notebook.recording import Recorder
+    from ipygpumem.notebook.watching import Watched
     from ipygpumem.recorded import SessionRecord
 
 

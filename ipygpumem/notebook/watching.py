@@ -1,12 +1,19 @@
-"""Whether what names held is still alive, without keeping it so; and the steps after which it should not be."""
+"""What is there when an experiment starts, and whether what its names held is still alive, without keeping it so."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ipygpumem.arrays import Array, ArraySearch, describe, watch
+from ipygpumem.garbage import Garbage, Mark
+from ipygpumem.lingering import Named
 from ipygpumem.model import Held
+
+if TYPE_CHECKING:
+    from ipygpumem.inventory.before import Before
 
 
 @dataclass(frozen=True)
@@ -21,6 +28,51 @@ class Watched:
     def alive(self) -> list[Array]:
         """Return the arrays that are still alive, largest first."""
         return sorted((array for is_alive, array in self.arrays if is_alive()), key=lambda array: -array.size_bytes)
+
+
+class Start:
+    """The moment at which an experiment starts, and what is there.
+
+    Args:
+        namespace: the notebook's names.
+        garbage: knows what is made from now on.
+        note: takes a line for the report where not all of that can be seen.
+    """
+
+    def __init__(self, namespace: dict[str, Any], garbage: Garbage, note: Callable[[str], None]) -> None:
+        self._before: Before | None = None
+        self._failed = False
+        if {"torch", "numpy"} & sys.modules.keys():
+            self._look(namespace, garbage, note)
+        self._named = Named(namespace)
+        self._mark = garbage.mark()
+
+    def _look(self, namespace: dict[str, Any], garbage: Garbage, note: Callable[[str], None]) -> None:
+        from ipygpumem.inventory.before import Before  # loading the extension must stay fast
+
+        try:
+            self._before = Before(namespace, garbage)
+        except Exception as error:  # it only serves the report
+            note(f"what survives cannot be told, since a first look failed: {type(error).__name__}: {error}")
+            self._failed = True
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all arrays were seen."""
+        return self._before is None or self._before.complete
+
+    def was_there(self, item: object, array: Array) -> bool:
+        """Whether the memory of a tensor or array, which ``array`` describes, was there, or nobody can tell."""
+        return self._failed or (self._before is not None and self._before.has(item, array))
+
+    def mark_if_nothing_lingers(self, namespace: dict[str, Any]) -> Mark | None:
+        """Return the moment, unless something that had a name then may be garbage by now."""
+        return None if self._named.some_linger(namespace) else self._mark
+
+    def forget(self) -> None:
+        """Let go of all that is known."""
+        if self._before is not None:
+            self._before.close()
 
 
 def watch_names(named: Iterable[tuple[str, object]], search: ArraySearch) -> list[Watched]:

@@ -68,9 +68,13 @@ def test_a_forked_child_ends_its_copy_of_the_experiment_and_the_parent_its_own(c
         "n = node('n')\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"
-        "    del n\n"
-        "    session.garbage.collect(session.open[-1]._mark)\n"
-        "    os._exit(len(left()) * 10 + len(full))\n"
+        "    code = 99\n"
+        "    try:\n"
+        "        del n\n"
+        "        session.garbage.collect(session.open[-1]._start._mark)\n"
+        "        code = len(left()) * 10 + len(full)\n"
+        "    finally:\n"
+        "        os._exit(code)\n"
         "code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])\n"
     )
     ok(counting, f"%%experiment a --keep code\n{child}")
