@@ -13,11 +13,12 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, compress, count, filterfalse
+from itertools import chain, compress, count, filterfalse, islice, repeat
+from operator import is_
 from typing import Any
 
 from ipygpumem.arrays import StorageKey, describe, elements, flat_elements, library_type
-from ipygpumem.columns import CHUNK, at, chunks, places_of, type_identities
+from ipygpumem.columns import CHUNK, chunks, identities, of_types, types_of
 from ipygpumem.kinds import is_atom, is_kind
 
 _FEW = 50
@@ -66,28 +67,27 @@ class Heap:
     def _look_behind(self, left_out: dict[int, int], beside: Iterable[object]) -> None:
         """Find the arrays and the containers that the collector does not track."""
         # What is neither a container nor an array cannot lead to one: most of a heap is that.
-        wanted = {id(dict), id(tuple), id(self._array_type)}
-        seen: set[int] = set()
-        further: list[object] = [list(beside)]
-        level: Iterator[list[object]] = chain(self._sorted(left_out), [further])
+        containers, arrays = {id(dict), id(tuple)}, {id(self._array_type)}
+        behind: dict[int, object] = {}
+        level: Iterator[list[object]] = chain(self._referents(left_out), [list(beside)])
         while True:
-            behind: list[object] = []
-            for part in level:
-                untracked = list(filterfalse(gc.is_tracked, gc.get_referents(*part)))
-                found = compress(untracked, map(wanted.__contains__, map(id, map(type, untracked))))
-                new = {id(item): item for item in found if id(item) not in seen}
-                seen.update(new)
-                behind += new.values()
-            if not behind:
+            known = len(behind)
+            for referents in level:
+                found = of_types(containers | arrays, list(filterfalse(gc.is_tracked, referents)))
+                behind.update(zip(identities(found), found))
+            new = list(islice(behind.values(), known, None))
+            if not new:
                 return
-            arrays = [item for item in behind if type(item) is self._array_type]
-            self.ndarrays += arrays
-            containers = [item for item in behind if type(item) is not self._array_type]
-            self._containers += containers
-            level = chunks([*containers, *_contents(arrays)])
+            of_new = of_types(arrays, new), of_types(containers, new)
+            self.ndarrays += of_new[0]
+            self._containers += of_new[1]
+            level = _referents_of([*of_new[1], *_contents(of_new[0])])
 
-    def _sorted(self, left_out: dict[int, int]) -> Iterator[list[object]]:
-        """Yield all that is tracked, without ``left_out`` (identities, and those of the types), and note what it is."""
+    def _referents(self, left_out: dict[int, int]) -> Iterator[list[object]]:
+        """Yield what tracked objects refer to, except ``left_out`` (identities, and those of the types).
+
+        Note meanwhile what they are. Most of a large heap are lists of numbers and the like: they are passed over.
+        """
         ours = set(left_out.values())
         names = (("torch", "Tensor"), ("torch.nn", "Module"), ("torch.optim", "Optimizer"), ("numpy", "ndarray"))
         bases = [library_type(module, name) for module, name in names]
@@ -95,24 +95,29 @@ class Heap:
         roles: tuple[set[int], ...] = (set(), set(), set(), set())
         known: set[int] = set()
         for start, part in zip(count(0, CHUNK), chunks(self._tracked)):
-            kinds = type_identities(part)
-            several = kinds.different()
-            new = {kind: part[kinds.first(kind)] for kind in several - known}
-            for base, role in zip(bases, roles, strict=True):
-                role.update(kind for kind, item in new.items() if base is not None and is_kind(item, base))
-            known |= several
+            referents = gc.get_referents(*part)
+            if _are_atoms(referents):
+                continue  # what has a role would refer to its class
+            several = types_of(part)
+            if not several <= known:
+                known |= several
+                one_of_each = dict(zip(map(id, map(type, part)), part))
+                for base, role in zip(bases, roles, strict=True):
+                    role.update(kind for kind, item in one_of_each.items() if base is not None and is_kind(item, base))
             for role, found in zip(roles, lists, strict=True):
                 if not role.isdisjoint(several):
-                    found += at(places_of(role, kinds), part)
-            if several <= roles[0] and len(gc.get_referents(*part)) == len(part):
+                    found += part if several <= role else of_types(role, part)
+            if several <= roles[0] and len(referents) == len(part):
                 continue  # tensors of which each leads to its type alone; there may be a million
-            arrays = at(places_of(roles[0] | roles[3], kinds), part)
-            self.leading.update(id(item) for item in arrays if len(gc.get_referents(item)) > 1)
-            for place in () if ours.isdisjoint(several) else places_of(ours, kinds):
-                if id(part[place]) in left_out:
+            if not (roles[0] | roles[3]).isdisjoint(several):
+                arrays = of_types(roles[0] | roles[3], part)
+                self.leading.update(id(item) for item in arrays if len(gc.get_referents(item)) > 1)
+            if not ours.isdisjoint(several):
+                for place in list(compress(count(), map(left_out.__contains__, map(id, part)))):
                     self._tracked[start + place] = part[place] = None
-            yield part
-        yield from chunks(_contents(self.ndarrays))
+                    referents = gc.get_referents(*part)
+            yield referents
+        yield from _referents_of(_contents(self.ndarrays))
 
     @property
     def size(self) -> int:
@@ -163,6 +168,15 @@ def _that_refer_to(objects: dict[int, object], candidates: list[object]) -> list
         for item in part
         if not objects.keys().isdisjoint(map(id, gc.get_referents(item)))
     ]
+
+
+def _are_atoms(items: list[object]) -> bool:
+    """Whether all items are plain numbers, text and the like, of one type."""
+    return not items or (is_atom(items[0]) and all(map(is_, map(type, items), repeat(type(items[0])))))
+
+
+def _referents_of(items: list[object]) -> Iterator[list[object]]:
+    return (gc.get_referents(*part) for part in chunks(items))
 
 
 def _contents(arrays: Sequence[Any]) -> list[object]:
