@@ -26,7 +26,7 @@ from types import (
 from typing import Any
 
 from ipygpumem.arrays import elements, inside_pandas, library_type, samples, slot_descriptors, slots
-from ipygpumem.columns import CHUNK, Column, all_different, at, chunks, identities, places_of, type_identities
+from ipygpumem.columns import CHUNK, Column, all_different, at, chunks, identities, of_types, places_of, type_identities, types_of
 from ipygpumem.kinds import instance_dict, is_kind, key_text, text_of, type_name
 
 _COLLAPSED = ("_parameters", "_buffers", "_modules")
@@ -47,7 +47,13 @@ _CONTAINERS: tuple[tuple[type, str], ...] = (
 
 _NOT_ENTERED = (ModuleType, FrameType, CodeType, TracebackType, BuiltinFunctionType)
 
-_ARRAYS = ("tensor", "ndarray")
+_ARRAYS = {"tensor", "ndarray"}
+
+_FEW = 100
+"""More objects than that are looked into at once before any of them is by itself: most that are many lead nowhere."""
+_LEVELS = 4
+_WIDEST = 100_000
+"""So many objects are looked at, at most, to see that."""
 
 Label = Callable[[int], str]
 
@@ -227,12 +233,36 @@ class Names:
                 self.roots.extend(Column.same(root, len(places)))
                 self.names.add(label, _shifted(places, start))
                 self._take_arrays(at(places, part), arrays)
-            leading += [start + place for place in places_of(others, kinds)]
+            places = places_of(others, kinds)
+            if len(places) < _FEW or self._may_lead_on(at(places, part)):
+                leading += [start + place for place in places]
         for position in leading:
             candidate: Any = items[position]
             is_empty = self._how[id(type(candidate))] == "dict" and not dict.__len__(candidate)  # a module has many
             if not is_empty and self._is_new(candidate):
                 self._queue.append((candidate, label(position), root))
+
+    def _may_lead_on(self, items: list[object]) -> bool:
+        """Whether there may be arrays behind ``items`` that nothing else leads to; many are looked into at once."""
+        level: dict[int, object] = dict(enumerate(items))
+        for _ in range(_LEVELS):
+            referents = gc.get_referents(*level.values())
+            several = types_of(referents)
+            if not several <= self._how.keys():
+                new = {id(type(item)): item for item in referents}
+                self._how.update((kind, self._way(item)) for kind, item in new.items() if kind not in self._how)
+            ways = {kind: self._how[kind] for kind in several if self._how[kind] != "skip"}
+            if not ways:
+                return False
+            if not _ARRAYS.isdisjoint(ways.values()) or len(referents) > _WIDEST:
+                return True
+            classes = of_types({kind for kind, how in ways.items() if how == "class"}, referents)
+            found = of_types({kind for kind, how in ways.items() if how != "class"}, referents)
+            found += [kind for kind in dict(zip(map(id, classes), classes)).values() if _is_main(kind)]
+            level = dict(zip(identities(found), found))
+            for key in level.keys() & self._seen:  # it has its place in the queue, or had
+                del level[key]
+        return True
 
     def _take_arrays(self, new: list[object], kinds: Iterable[int]) -> None:
         """Note arrays, which are of some ``kinds``, and queue those that have attributes, or objects for elements."""
@@ -275,7 +305,7 @@ class Names:
             base: Any = set if is_kind(item, set) else frozenset
             self._take(list(islice(base.__iter__(item), self.LONGEST)), lambda position: f"{path}{{…}}", root)
         elif how == "class":
-            if text_of(_class_dict(item).get("__module__")) == "__main__":
+            if _is_main(item):
                 self._attributes(dict(_class_dict(item)), path, root)
         elif how == "ndarray" and (found := elements(item)) is not None:
             self._entered.append(found)
@@ -376,6 +406,11 @@ _HAS_REFERENCES = 1 << 14
 
 def _class_dict(kind: object) -> Any:
     return type.__dict__["__dict__"].__get__(kind)
+
+
+def _is_main(kind: object) -> bool:
+    """Whether a class is the notebook's or the script's own: others are not entered."""
+    return text_of(_class_dict(kind).get("__module__")) == "__main__"
 
 
 def _labels(path: str, names: Sequence[object]) -> Label:
