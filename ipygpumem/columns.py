@@ -145,6 +145,16 @@ def of_types(wanted: Collection[int], items: Sequence[T]) -> list[T]:
     return list(compress(items, map(wanted.__contains__, map(id, map(type, items)))))
 
 
+def one_of_each(items: Sequence[T]) -> dict[int, T]:
+    """Return one item of each type, by the type's identity."""
+    return dict(zip(map(id, map(type, items)), items, strict=True))
+
+
+def by_identity(items: Sequence[T]) -> dict[int, T]:
+    """Return each item once, by its number as ``identities`` gives it."""
+    return dict(zip(identities(items), items, strict=True))
+
+
 def places_of(wanted: Collection[int], kinds: Column[int]) -> Sequence[int]:
     """Return at which places of ``kinds`` there is one of ``wanted``, in order."""
     different = kinds.different()

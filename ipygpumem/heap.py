@@ -18,7 +18,7 @@ from operator import is_
 from typing import Any
 
 from ipygpumem.arrays import StorageKey, describe, elements, flat_elements, library_type
-from ipygpumem.columns import CHUNK, chunks, identities, of_types, types_of
+from ipygpumem.columns import CHUNK, by_identity, chunks, of_types, one_of_each, types_of
 from ipygpumem.kinds import is_atom, is_kind
 
 _FEW = 50
@@ -74,7 +74,7 @@ class Heap:
             known = len(behind)
             for referents in level:
                 found = of_types(containers | arrays, list(filterfalse(gc.is_tracked, referents)))
-                behind.update(zip(identities(found), found))
+                behind.update(by_identity(found))
             new = list(islice(behind.values(), known, None))
             if not new:
                 return
@@ -101,23 +101,24 @@ class Heap:
             several = types_of(part)
             if not several <= known:
                 known |= several
-                one_of_each = dict(zip(map(id, map(type, part)), part))
+                new = one_of_each(part).items()
                 for base, role in zip(bases, roles, strict=True):
-                    role.update(kind for kind, item in one_of_each.items() if base is not None and is_kind(item, base))
+                    role.update(kind for kind, item in new if base is not None and is_kind(item, base))
             for role, found in zip(roles, lists, strict=True):
-                if not role.isdisjoint(several):
-                    found += part if several <= role else of_types(role, part)
+                found += part if several <= role else () if role.isdisjoint(several) else of_types(role, part)
             if several <= roles[0] and len(referents) == len(part):
                 continue  # tensors of which each leads to its type alone; there may be a million
-            if not (roles[0] | roles[3]).isdisjoint(several):
-                arrays = of_types(roles[0] | roles[3], part)
-                self.leading.update(id(item) for item in arrays if len(gc.get_referents(item)) > 1)
+            arrays = roles[0] | roles[3]
+            self._note_leading(() if arrays.isdisjoint(several) else of_types(arrays, part))
             if not ours.isdisjoint(several):
                 for place in list(compress(count(), map(left_out.__contains__, map(id, part)))):
                     self._tracked[start + place] = part[place] = None
                     referents = gc.get_referents(*part)
             yield referents
         yield from _referents_of(_contents(self.ndarrays))
+
+    def _note_leading(self, arrays: Iterable[object]) -> None:
+        self.leading.update(id(item) for item in arrays if len(gc.get_referents(item)) > 1)
 
     @property
     def size(self) -> int:

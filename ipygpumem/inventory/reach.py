@@ -16,7 +16,7 @@ from itertools import chain, compress, islice
 from typing import Any
 
 from ipygpumem.arrays import TOOLS, flat_elements, library_type
-from ipygpumem.columns import CHUNK, chunks, identities, of_types, types_of
+from ipygpumem.columns import CHUNK, by_identity, chunks, identities, of_types, one_of_each, types_of
 from ipygpumem.kinds import is_kind, module_dict, module_of, text_of
 from ipygpumem.whose import is_users_module
 
@@ -40,7 +40,9 @@ _SIZED = {id(kind) for kind in (list, tuple, dict, set, frozenset)}
 class Reach:
     """The arrays behind a notebook's names, in the modules among them, and in all modules of the user's.
 
-    It keeps them alive: use it, then drop it.
+    It keeps them alive: use it, then drop it. Of a container of very many items the first ones are followed, and more
+    as long as some of them lead to arrays. The others are left out: ``complete`` is False then, unless what was seen of
+    them are plain numbers and the like.
 
     Attributes:
         arrays: each once.
@@ -80,7 +82,7 @@ class Reach:
         complete = self.complete
         parts = [part for part in chunks(named) if not self._modules.isdisjoint(types_of(part))]
         found = [module for part in parts for module in of_types(self._modules, part)]
-        for module in dict(zip(map(id, found), found)).values():
+        for module in by_identity(found).values():
             self._left = self._MOST_INSTALLED
             self._walk(list(module_dict(module).values()))
         self.complete = complete
@@ -92,8 +94,7 @@ class Reach:
 
     def _walk(self, values: list[Any]) -> None:
         """Follow ``values``, the containers of many items among what they lead to last, as far as is left to go."""
-        for part in chunks(values):
-            self._follow(self._enter(part, self._left))
+        self._follow([item for part in chunks(values) for item in self._enter(part, self._left)])
         while self._long:
             self._go_through(self._long.popleft(), self._left // (len(self._long) + 1))
 
@@ -124,7 +125,7 @@ class Reach:
                 return
 
     def _enter(self, items: list[Any], most: int) -> list[object]:
-        """Note the arrays among ``items``, and return at most so many that may lead to more and were not seen before."""
+        """Note the arrays among ``items``, and return at most so many others that may lead to more."""
         found = self._sift(items)
         if len(found) > most:
             self.complete = False
@@ -137,7 +138,7 @@ class Reach:
         """Note the arrays among ``items``, and return what may lead to more and was not seen before."""
         several = types_of(items)
         if not several <= self._types:
-            for kind, item in dict(zip(map(id, map(type, items)), items)).items():
+            for kind, item in one_of_each(items).items():
                 if kind not in self._types:
                     self._classify(kind, item)
         found: list[object] = []
@@ -168,7 +169,7 @@ class Reach:
         return text_of(type.__dict__["__dict__"].__get__(kind).get("__module__")) in self._users
 
     def _new(self, items: list[object]) -> list[object]:
-        found = dict(zip(identities(items), items))
+        found = by_identity(items)
         new = found.keys() - self._seen
         self._seen |= new
         return list(found.values()) if len(new) == len(found) else [found[key] for key in found if key in new]

@@ -97,9 +97,7 @@ def leaks(session: Session, words: list[str]) -> list[Report]:
     return [leaks_report(sorted(found, key=lambda held: -held.size_bytes), smallest, beyond)]
 
 
-def _look(
-    session: Session, smallest: int, advance: Callable[[int, int], None]
-) -> tuple[list[Held], list[Held]]:
+def _look(session: Session, smallest: int, advance: Callable[[int, int], None]) -> tuple[list[Held], list[Held]]:
     """Return what leaks, and what is too small to be looked into beside all that; forget survivors that are gone."""
     live_tensors()  # from now on each has an object
     heap = Heap(running_locals())
