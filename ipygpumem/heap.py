@@ -18,7 +18,7 @@ from operator import is_
 from typing import Any
 
 from ipygpumem.arrays import StorageKey, describe, elements, flat_elements, library_type
-from ipygpumem.columns import CHUNK, by_identity, chunks, of_types, one_of_each, types_of
+from ipygpumem.columns import by_identity, chunks, of_types, one_of_each, types_of
 from ipygpumem.kinds import is_atom, is_kind
 
 _FEW = 50
@@ -56,7 +56,10 @@ class Heap:
         self._array_type = library_type("numpy", "ndarray")
         # Python 3.12's asyncio shows the collector objects that it has freed and keeps for later. To be in a list even
         # for a moment frees them again, and every collection from then on runs in a circle for ever.
-        self._look_behind({id(item): id(type(item)) for item in (self, sys.modules.get("_asyncio"))}, beside)
+        for item in (self, sys.modules.get("_asyncio")):
+            for place in islice(compress(count(), map(is_, self._tracked, repeat(item))), 1):
+                self._tracked[place] = None
+        self._look_behind(beside)
 
     def drop(self) -> None:
         """Let go of everything, also if whoever made the heap was alive by then: that would be a cycle otherwise."""
@@ -64,12 +67,12 @@ class Heap:
             found.clear()
         self._inside = None
 
-    def _look_behind(self, left_out: dict[int, int], beside: Iterable[object]) -> None:
+    def _look_behind(self, beside: Iterable[object]) -> None:
         """Find the arrays and the containers that the collector does not track."""
         # What is neither a container nor an array cannot lead to one: most of a heap is that.
         containers, arrays = {id(dict), id(tuple)}, {id(self._array_type)}
         behind: dict[int, object] = {}
-        level: Iterator[list[object]] = chain(self._referents(left_out), [list(beside)])
+        level: Iterator[list[object]] = chain(self._referents(), [list(beside)])
         while True:
             known = len(behind)
             for referents in level:
@@ -83,18 +86,17 @@ class Heap:
             self._containers += of_new[1]
             level = _referents_of([*of_new[1], *_contents(of_new[0])])
 
-    def _referents(self, left_out: dict[int, int]) -> Iterator[list[object]]:
-        """Yield what tracked objects refer to, except ``left_out`` (identities, and those of the types).
+    def _referents(self) -> Iterator[list[object]]:
+        """Yield what tracked objects refer to, and note meanwhile what they are.
 
-        Note meanwhile what they are. Most of a large heap are lists of numbers and the like: they are passed over.
+        Most of a large heap are lists of numbers and the like: they are passed over.
         """
-        ours = set(left_out.values())
         names = (("torch", "Tensor"), ("torch.nn", "Module"), ("torch.optim", "Optimizer"), ("numpy", "ndarray"))
         bases = [library_type(module, name) for module, name in names]
         lists = (self.tensors, self.modules, self.optimizers, self.ndarrays)
         roles: tuple[set[int], ...] = (set(), set(), set(), set())
         known: set[int] = set()
-        for start, part in zip(count(0, CHUNK), chunks(self._tracked)):
+        for part in chunks(self._tracked):
             referents = gc.get_referents(*part)
             if _are_atoms(referents):
                 continue  # what has a role would refer to its class
@@ -109,16 +111,11 @@ class Heap:
             if several <= roles[0] and len(referents) == len(part):
                 continue  # tensors of which each leads to its type alone; there may be a million
             arrays = roles[0] | roles[3]
-            self._note_leading(() if arrays.isdisjoint(several) else of_types(arrays, part))
-            if not ours.isdisjoint(several):
-                for place in list(compress(count(), map(left_out.__contains__, map(id, part)))):
-                    self._tracked[start + place] = part[place] = None
-                    referents = gc.get_referents(*part)
+            if not arrays.isdisjoint(several):
+                leading = (item for item in of_types(arrays, part) if len(gc.get_referents(item)) > 1)
+                self.leading.update(map(id, leading))
             yield referents
         yield from _referents_of(_contents(self.ndarrays))
-
-    def _note_leading(self, arrays: Iterable[object]) -> None:
-        self.leading.update(id(item) for item in arrays if len(gc.get_referents(item)) > 1)
 
     @property
     def size(self) -> int:
