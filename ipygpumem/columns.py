@@ -133,6 +133,28 @@ def type_identities(items: Sequence[object]) -> Column[int]:
     return Column(list(map(id, map(type, items))))
 
 
+def types_of(items: Sequence[object]) -> set[int]:
+    """Return the identities of the items' types."""
+    if items and all(map(is_, map(type, items), repeat(type(items[0])))):  # often so, and twice as fast to see
+        return {id(type(items[0]))}
+    return set(map(id, map(type, items)))
+
+
+def of_types(wanted: Collection[int], items: Sequence[T]) -> list[T]:
+    """Return the items whose types are among ``wanted``, the types' identities."""
+    return list(compress(items, map(wanted.__contains__, map(id, map(type, items)))))
+
+
+def one_of_each(items: Sequence[T]) -> dict[int, T]:
+    """Return one item of each type, by the type's identity."""
+    return dict(zip(map(id, map(type, items)), items, strict=True))
+
+
+def by_identity(items: Sequence[T]) -> dict[int, T]:
+    """Return each item once, by its number as ``identities`` gives it."""
+    return dict(zip(identities(items), items, strict=True))
+
+
 def places_of(wanted: Collection[int], kinds: Column[int]) -> Sequence[int]:
     """Return at which places of ``kinds`` there is one of ``wanted``, in order."""
     different = kinds.different()

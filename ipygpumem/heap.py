@@ -13,11 +13,12 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, compress, count, filterfalse
+from itertools import chain, compress, count, filterfalse, islice, repeat
+from operator import is_
 from typing import Any
 
 from ipygpumem.arrays import StorageKey, describe, elements, flat_elements, library_type
-from ipygpumem.columns import CHUNK, at, chunks, places_of, type_identities
+from ipygpumem.columns import by_identity, chunks, of_types, one_of_each, types_of
 from ipygpumem.kinds import is_atom, is_kind
 
 _FEW = 50
@@ -55,7 +56,10 @@ class Heap:
         self._array_type = library_type("numpy", "ndarray")
         # Python 3.12's asyncio shows the collector objects that it has freed and keeps for later. To be in a list even
         # for a moment frees them again, and every collection from then on runs in a circle for ever.
-        self._look_behind({id(item): id(type(item)) for item in (self, sys.modules.get("_asyncio"))}, beside)
+        for item in (self, sys.modules.get("_asyncio")):
+            for place in islice(compress(count(), map(is_, self._tracked, repeat(item))), 1):
+                self._tracked[place] = None
+        self._look_behind(beside)
 
     def drop(self) -> None:
         """Let go of everything, also if whoever made the heap was alive by then: that would be a cycle otherwise."""
@@ -63,56 +67,55 @@ class Heap:
             found.clear()
         self._inside = None
 
-    def _look_behind(self, left_out: dict[int, int], beside: Iterable[object]) -> None:
+    def _look_behind(self, beside: Iterable[object]) -> None:
         """Find the arrays and the containers that the collector does not track."""
         # What is neither a container nor an array cannot lead to one: most of a heap is that.
-        wanted = {id(dict), id(tuple), id(self._array_type)}
-        seen: set[int] = set()
-        further: list[object] = [list(beside)]
-        level: Iterator[list[object]] = chain(self._sorted(left_out), [further])
+        containers, arrays = {id(dict), id(tuple)}, {id(self._array_type)}
+        behind: dict[int, object] = {}
+        level: Iterator[list[object]] = chain(self._referents(), [list(beside)])
         while True:
-            behind: list[object] = []
-            for part in level:
-                untracked = list(filterfalse(gc.is_tracked, gc.get_referents(*part)))
-                found = compress(untracked, map(wanted.__contains__, map(id, map(type, untracked))))
-                new = {id(item): item for item in found if id(item) not in seen}
-                seen.update(new)
-                behind += new.values()
-            if not behind:
+            known = len(behind)
+            for referents in level:
+                found = of_types(containers | arrays, list(filterfalse(gc.is_tracked, referents)))
+                behind.update(by_identity(found))
+            new = list(islice(behind.values(), known, None))
+            if not new:
                 return
-            arrays = [item for item in behind if type(item) is self._array_type]
-            self.ndarrays += arrays
-            containers = [item for item in behind if type(item) is not self._array_type]
-            self._containers += containers
-            level = chunks([*containers, *_contents(arrays)])
+            of_new = of_types(arrays, new), of_types(containers, new)
+            self.ndarrays += of_new[0]
+            self._containers += of_new[1]
+            level = _referents_of([*of_new[1], *_contents(of_new[0])])
 
-    def _sorted(self, left_out: dict[int, int]) -> Iterator[list[object]]:
-        """Yield all that is tracked, without ``left_out`` (identities, and those of the types), and note what it is."""
-        ours = set(left_out.values())
+    def _referents(self) -> Iterator[list[object]]:
+        """Yield what tracked objects refer to, and note meanwhile what they are.
+
+        Most of a large heap are lists of numbers and the like: they are passed over.
+        """
         names = (("torch", "Tensor"), ("torch.nn", "Module"), ("torch.optim", "Optimizer"), ("numpy", "ndarray"))
         bases = [library_type(module, name) for module, name in names]
         lists = (self.tensors, self.modules, self.optimizers, self.ndarrays)
         roles: tuple[set[int], ...] = (set(), set(), set(), set())
         known: set[int] = set()
-        for start, part in zip(count(0, CHUNK), chunks(self._tracked)):
-            kinds = type_identities(part)
-            several = kinds.different()
-            new = {kind: part[kinds.first(kind)] for kind in several - known}
-            for base, role in zip(bases, roles, strict=True):
-                role.update(kind for kind, item in new.items() if base is not None and is_kind(item, base))
-            known |= several
+        for part in chunks(self._tracked):
+            referents = gc.get_referents(*part)
+            if _are_atoms(referents):
+                continue  # what has a role would refer to its class
+            several = types_of(part)
+            if not several <= known:
+                known |= several
+                new = one_of_each(part).items()
+                for base, role in zip(bases, roles, strict=True):
+                    role.update(kind for kind, item in new if base is not None and is_kind(item, base))
             for role, found in zip(roles, lists, strict=True):
-                if not role.isdisjoint(several):
-                    found += at(places_of(role, kinds), part)
-            if several <= roles[0] and len(gc.get_referents(*part)) == len(part):
+                found += part if several <= role else () if role.isdisjoint(several) else of_types(role, part)
+            if several <= roles[0] and len(referents) == len(part):
                 continue  # tensors of which each leads to its type alone; there may be a million
-            arrays = at(places_of(roles[0] | roles[3], kinds), part)
-            self.leading.update(id(item) for item in arrays if len(gc.get_referents(item)) > 1)
-            for place in () if ours.isdisjoint(several) else places_of(ours, kinds):
-                if id(part[place]) in left_out:
-                    self._tracked[start + place] = part[place] = None
-            yield part
-        yield from chunks(_contents(self.ndarrays))
+            arrays = roles[0] | roles[3]
+            if not arrays.isdisjoint(several):
+                leading = (item for item in of_types(arrays, part) if len(gc.get_referents(item)) > 1)
+                self.leading.update(map(id, leading))
+            yield referents
+        yield from _referents_of(_contents(self.ndarrays))
 
     @property
     def size(self) -> int:
@@ -163,6 +166,15 @@ def _that_refer_to(objects: dict[int, object], candidates: list[object]) -> list
         for item in part
         if not objects.keys().isdisjoint(map(id, gc.get_referents(item)))
     ]
+
+
+def _are_atoms(items: list[object]) -> bool:
+    """Whether all items are plain numbers, text and the like, of one type."""
+    return not items or (is_atom(items[0]) and all(map(is_, map(type, items), repeat(type(items[0])))))
+
+
+def _referents_of(items: list[object]) -> Iterator[list[object]]:
+    return (gc.get_referents(*part) for part in chunks(items))
 
 
 def _contents(arrays: Sequence[Any]) -> list[object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import compress
 from operator import not_
 from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
@@ -45,9 +45,10 @@ def text_of(value: object) -> str:
 
 def module_dict(module: ModuleType) -> dict[str, Any]:
     """Return a module's namespace; ``module.__dict__`` would load a lazy one."""
-    descriptor: Any = vars(ModuleType)["__dict__"]
-    found: dict[str, Any] = descriptor.__get__(module)
-    return found
+    return _read_module_dict(module)
+
+
+_read_module_dict: Callable[[ModuleType], dict[str, Any]] = vars(ModuleType)["__dict__"].__get__
 
 
 def instance_dict(value: object) -> dict[str, Any] | None:

@@ -8,16 +8,18 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from ipygpumem.columns import Column, Rows, at, places_of
+from ipygpumem.columns import CHUNK, Column, Rows, at, places_of
 from ipygpumem.heap import Heap
 from ipygpumem.inventory import selection, survey
 from ipygpumem.inventory.naming import Names
+from ipygpumem.inventory.reach import Reach
 from ipygpumem.inventory.records import Inventory, TensorRecord
 from ipygpumem.reports import html, text
 from ipygpumem.reports.tensors import difference_report, groups_report, tensors_report
@@ -153,7 +155,64 @@ def test_a_cycle_ends_and_a_huge_tree_is_cut_off(monkeypatch: pytest.MonkeyPatch
     loop.append(loop)
     assert names(loop=loop) == ["loop[0]"]
     monkeypatch.setattr(Names, "MOST_OBJECTS", 10)
-    assert survey.take([("tree", [[[i]] for i in range(100)])]).notes[0].startswith("the search for names ended")
+    tree = [[[numpy.ones(1)]] for i in range(100)]
+    assert survey.take([("tree", tree)]).notes[0].startswith("the search for names ended")
+
+
+class Plain:
+    def __init__(self, number: int) -> None:
+        self.number, self.more = number, [number]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda i: [i],
+        lambda i: {"a": i, "b": []},
+        lambda i: (i, [str(i)]),
+        lambda i: [[{"a": {i}}]],
+        Plain,
+        lambda i: slice(i, [i]),
+    ],
+)
+def test_what_leads_to_no_array_is_not_looked_into_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[int], object]
+) -> None:
+    monkeypatch.setattr(Names, "MOST_OBJECTS", 3 * CHUNK)
+    items = [make(i) for i in range(4 * CHUNK)]
+    box = [numpy.ones(3)]
+    found = survey.take([("items", items), ("items", {"again": items}), ("last", [*items, box]), ("box", box)])
+    assert found.notes == ()
+    assert [row.name for row in found.tensors if row.name] == ["box[0]"]
+    found = survey.take([("items", items), ("last", [*items, box])])
+    assert [row.name for row in found.tensors if row.name] == [f"last[{4 * CHUNK}][0]"]
+
+
+def test_one_look_into_many_objects_follows_what_they_share() -> None:
+    """Also a class of the main program, and what is in the queue already."""
+    shared = [numpy.ones(1)]
+    objects = numpy.empty(1, object)
+    objects[0] = shared
+    Main = type("Main", (), {"__module__": "__main__", "kept": numpy.ones(2)})  # noqa: N806  # a class
+    assert names(many=[[shared] for _ in range(200)]) == ["many[0][0][0]"]
+    assert names(many=[[Main] for _ in range(200)], shared=shared) == ["shared[0]", "many[0][0].kept"]
+    assert "boxes[199][0][0][0]" in names(boxes=[[i] for i in range(199)] + [[objects]])
+
+
+def test_a_first_look_stops_in_a_huge_container_that_leads_to_no_array() -> None:
+    beside, deep = numpy.ones(1), numpy.ones(2)
+    plain = [{"a": i, "b": []} for i in range(30_000)]
+    alone = sum(map(len, Reach({})._entered))  # what pytest and the tests have
+    reach = Reach({"plain": plain, "beside": {"x": [beside]}})
+    assert {id(array) for array in reach.arrays} >= {id(beside)}
+    assert not reach.complete
+    assert sum(map(len, reach._entered)) < alone + 10_000
+    reach = Reach({"pairs": [(i, numpy.ones(1)) for i in range(21_000)], "deep": deep})
+    assert len({id(array) for array in reach.arrays}) >= 21_001
+    assert reach.complete
+    reach = Reach({f"name{i}": i for i in range(50_000)} | {"last": deep})
+    assert {id(array) for array in reach.arrays} >= {id(deep)}
+    assert reach.complete
 
 
 def test_objects_with_hostile_attributes_are_never_asked() -> None:

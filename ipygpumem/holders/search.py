@@ -128,6 +128,8 @@ def _holders(
     objects: dict[StorageKey, list[object]], heap: Heap, roots: Roots, looks: int, *, nobody: bool
 ) -> tuple[dict[StorageKey, Holder], bool]:
     """Return who holds the objects of each storage: the one that is named best; and whether some were not reached."""
+    if not objects:
+        return {}, False
     search = _Search([item for items in objects.values() for item in items], heap, roots, looks)
     search.run(nobody=nobody)
     writer = Writer(roots.cell_of)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import functools
 import gc
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain, count, islice, repeat
+from collections.abc import Collection, Iterable, Sequence
+from itertools import count, islice
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -26,7 +24,21 @@ from types import (
 from typing import Any
 
 from ipygpumem.arrays import elements, inside_pandas, library_type, samples, slot_descriptors, slots
-from ipygpumem.columns import CHUNK, Column, all_different, at, chunks, identities, places_of, type_identities
+from ipygpumem.columns import (
+    CHUNK,
+    Column,
+    all_different,
+    at,
+    by_identity,
+    chunks,
+    identities,
+    of_types,
+    one_of_each,
+    places_of,
+    type_identities,
+    types_of,
+)
+from ipygpumem.inventory.labels import Indexed, Label, Paths
 from ipygpumem.kinds import instance_dict, is_kind, key_text, text_of, type_name
 
 _COLLAPSED = ("_parameters", "_buffers", "_modules")
@@ -47,87 +59,13 @@ _CONTAINERS: tuple[tuple[type, str], ...] = (
 
 _NOT_ENTERED = (ModuleType, FrameType, CodeType, TracebackType, BuiltinFunctionType)
 
-_ARRAYS = ("tensor", "ndarray")
+_ARRAYS = {"tensor", "ndarray"}
 
-Label = Callable[[int], str]
-
-
-@dataclass(frozen=True)
-class _Indexed:
-    """How the items of a sequence are written."""
-
-    path: str
-
-    def __call__(self, position: int) -> str:
-        return f"{self.path}[{position}]"
-
-
-class Paths(Sequence[str]):
-    """The paths to many objects, written out when they are asked for. It holds text and numbers only."""
-
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._runs: list[tuple[Label, Sequence[int]]] = []
-        self._length = 0
-
-    def add(self, label: Label, positions: Sequence[int]) -> None:
-        """Add the paths to objects at ``positions`` of what ``label`` names."""
-        if type(label) is not _Indexed:  # it may refer to the user's objects
-            written = list(map(label, positions))
-            label, positions = written.__getitem__, range(len(written))
-        self._starts.append(self._length)
-        self._runs.append((label, positions))
-        self._length += len(positions)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, place: int) -> str:  # type: ignore[override]  # one at a time
-        run = bisect_right(self._starts, place) - 1
-        label, positions = self._runs[run]
-        return label(positions[place - self._starts[run]])
-
-    def __iter__(self) -> Iterator[str]:
-        for label, positions in self._runs:
-            yield from map(label, positions)
-
-
-class NameColumn(Sequence["str | None"]):
-    """The name of each of some objects: those with a path come first, then those without.
-
-    Args:
-        paths: of the first ones.
-        nameless: how many more there are.
-    """
-
-    def __init__(self, paths: Sequence[str], nameless: int) -> None:
-        self._paths = paths
-        self._with_path = len(paths)
-        self._length = len(paths) + nameless
-        self._owners: dict[int, int] = {}
-
-    def add_gradient(self, place: int, owner: int) -> None:
-        """Name the object at ``place``, or a new one, as another's gradient if that one has a name."""
-        self._length = max(self._length, place + 1)
-        if self.is_named(owner):
-            self._owners[place] = owner
-
-    def is_named(self, place: int) -> bool:
-        """Whether the object at ``place`` has a name."""
-        return place < self._with_path or place in self._owners
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, place: int) -> str | None:  # type: ignore[override]  # one at a time
-        if place in self._owners:
-            return f"{self[self._owners[place]]}.grad"
-        return self._paths[place] if place < self._with_path else None
-
-    def __iter__(self) -> Iterator[str | None]:
-        if self._owners:
-            return map(self.__getitem__, range(self._length))
-        return chain(self._paths, repeat(None, self._length - self._with_path))
+_FEW = 100
+"""More objects than that are looked into at once before any of them is by itself: most that are many lead nowhere."""
+_LEVELS = 4
+_WIDEST = 100_000
+"""So many objects are looked at, at most, to see that."""
 
 
 class Names:
@@ -227,12 +165,36 @@ class Names:
                 self.roots.extend(Column.same(root, len(places)))
                 self.names.add(label, _shifted(places, start))
                 self._take_arrays(at(places, part), arrays)
-            leading += [start + place for place in places_of(others, kinds)]
+            places = places_of(others, kinds)
+            if len(places) < _FEW or self._may_lead_on(at(places, part)):
+                leading += [start + place for place in places]
         for position in leading:
             candidate: Any = items[position]
             is_empty = self._how[id(type(candidate))] == "dict" and not dict.__len__(candidate)  # a module has many
             if not is_empty and self._is_new(candidate):
                 self._queue.append((candidate, label(position), root))
+
+    def _may_lead_on(self, items: list[object]) -> bool:
+        """Whether there may be arrays behind ``items`` that nothing else leads to; many are looked into at once."""
+        level: dict[int, object] = dict(enumerate(items))
+        for _ in range(_LEVELS):
+            referents = gc.get_referents(*level.values())
+            several = types_of(referents)
+            if not several <= self._how.keys():
+                new = one_of_each(referents).items()
+                self._how.update((kind, self._way(item)) for kind, item in new if kind not in self._how)
+            ways = {kind: self._how[kind] for kind in several if self._how[kind] != "skip"}
+            if not ways:
+                return False
+            if not _ARRAYS.isdisjoint(ways.values()) or len(referents) > _WIDEST:
+                return True
+            classes = {kind for kind, how in ways.items() if how == "class"}
+            found = of_types(ways.keys() - classes, referents)
+            found += filter(_is_main, by_identity(of_types(classes, referents)).values())
+            level = by_identity(found)
+            for key in level.keys() & self._seen:  # it has its place in the queue, or had
+                del level[key]
+        return True
 
     def _take_arrays(self, new: list[object], kinds: Iterable[int]) -> None:
         """Note arrays, which are of some ``kinds``, and queue those that have attributes, or objects for elements."""
@@ -275,7 +237,7 @@ class Names:
             base: Any = set if is_kind(item, set) else frozenset
             self._take(list(islice(base.__iter__(item), self.LONGEST)), lambda position: f"{path}{{…}}", root)
         elif how == "class":
-            if text_of(_class_dict(item).get("__module__")) == "__main__":
+            if _is_main(item):
                 self._attributes(dict(_class_dict(item)), path, root)
         elif how == "ndarray" and (found := elements(item)) is not None:
             self._entered.append(found)
@@ -288,7 +250,7 @@ class Names:
     def _sequence(self, item: object, path: str, root: str) -> None:
         base: Any = next(base for base in (list, tuple, deque) if is_kind(item, base))
         found = list(islice(base.__iter__(item), self.LONGEST))
-        self._take(found, _Indexed(path), root)
+        self._take(found, Indexed(path), root)
 
     def _dict(self, item: Any, path: str, root: str) -> None:
         if "__builtins__" in dict.keys(item):
@@ -376,6 +338,11 @@ _HAS_REFERENCES = 1 << 14
 
 def _class_dict(kind: object) -> Any:
     return type.__dict__["__dict__"].__get__(kind)
+
+
+def _is_main(kind: object) -> bool:
+    """Whether a class is the notebook's or the script's own: others are not entered."""
+    return text_of(_class_dict(kind).get("__module__")) == "__main__"
 
 
 def _labels(path: str, names: Sequence[object]) -> Label:

@@ -11,17 +11,16 @@ import gc
 import sys
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain, compress, islice
 from typing import Any
 
 from ipygpumem.arrays import TOOLS, flat_elements, library_type
-from ipygpumem.columns import CHUNK, chunks, identities
+from ipygpumem.columns import CHUNK, by_identity, chunks, identities, of_types, one_of_each, types_of
 from ipygpumem.kinds import is_kind, module_dict, module_of, text_of
 from ipygpumem.whose import is_users_module
 
 _NOT_ENTERED = (
-    types.ModuleType,
     types.FrameType,
     types.CodeType,
     types.TracebackType,
@@ -33,13 +32,17 @@ _AT_ONCE = 500
 _MANY = 20_000
 """A container of more comes last: a list of a million must not hide what is beside it. If so many of its items in a row
 are plain numbers and the like, all of them are taken to be."""
+_BARREN = 5_000
+"""If so many objects behind such a container's items, in a row, lead to no array, the rest of it is left out."""
 _SIZED = {id(kind) for kind in (list, tuple, dict, set, frozenset)}
 
 
 class Reach:
     """The arrays behind a notebook's names, in the modules among them, and in all modules of the user's.
 
-    It keeps them alive: use it, then drop it.
+    It keeps them alive: use it, then drop it. Of a container of very many items the first ones are followed, and more
+    as long as some of them lead to arrays. The others are left out: ``complete`` is False then, unless what was seen of
+    them are plain numbers and the like.
 
     Attributes:
         arrays: each once.
@@ -54,31 +57,35 @@ class Reach:
     def __init__(self, namespace: dict[str, Any]) -> None:
         self.arrays: list[Any] = []
         self.complete = True
-        modules = [(name, item) for name, item in list(sys.modules.items()) if is_kind(item, types.ModuleType)]
-        users = [
-            (name, item) for name, item in modules if name.partition(".")[0] not in TOOLS and is_users_module(item)
-        ]
-        self._users = {"__main__", *(name for name, _ in users)}
+        modules = {name: item for name, item in list(sys.modules.items()) if _is_module(item)}
+        others = [name for name in modules if name.partition(".")[0] not in TOOLS]
+        own = {name: modules[name] for name in others if is_users_module(modules[name])}
+        self._users = {"__main__", *own}
         self._array_type: Any = library_type("numpy", "ndarray")
-        self._seen = {id(namespace), *(id(module_dict(module)) for _, module in modules)}
-        """Identities of what is not entered any more, namespaces first: what lies in them belongs to everybody."""
+        self._seen = set(identities([namespace, *map(module_dict, modules.values())]))
+        """Of what is not entered any more, namespaces first: what lies in them belongs to everybody."""
         self._known: set[int] = set()
         self._entered: list[list[object]] = []
         """As long as they live here, no identity can come to mean something new."""
-        self._left = 0
+        self._left = self.MOST_OBJECTS
         self._types: set[int] = set()
         self._wanted: set[int] = set()
         """Identities of the types whose objects may lead to arrays."""
         self._classes: set[int] = set()
+        self._modules: set[int] = set()
         self._array_types: set[int] = set()
+        self._long: deque[Any] = deque()
+        """Containers of many items."""
         if self._array_type is None:
             return
         named = list(namespace.values())
-        own = [list(module_dict(module).values()) for _, module in users]
-        self._walk(list(chain(named, *own)), self.MOST_OBJECTS)
+        self._walk([*named, *chain.from_iterable(list(module_dict(module).values()) for module in own.values())])
         complete = self.complete
-        for module in {id(item): item for item in named if is_kind(item, types.ModuleType)}.values():
-            self._walk(list(module_dict(module).values()), self._MOST_INSTALLED)
+        parts = [part for part in chunks(named) if not self._modules.isdisjoint(types_of(part))]
+        found = [module for part in parts for module in of_types(self._modules, part)]
+        for module in by_identity(found).values():
+            self._left = self._MOST_INSTALLED
+            self._walk(list(module_dict(module).values()))
         self.complete = complete
 
     def drop(self) -> None:
@@ -86,52 +93,62 @@ class Reach:
         self.arrays.clear()
         self._entered.clear()
 
-    def _walk(self, values: list[object], most: int) -> None:
-        self._left = most
-        waiting, long = deque([self._enter([values], self._left)]), deque[Any]()
-        while waiting or long:
-            if not waiting:
-                waiting.append(self._enter(_pieces(long.popleft()), self._left // (len(long) + 1)))
-            for some in chunks(waiting.popleft(), _AT_ONCE):
-                sized: list[Any] = list(compress(some, map(_SIZED.__contains__, map(id, map(type, some)))))
-                later = {id(item): item for item, size in zip(sized, map(len, sized), strict=True) if size > _MANY}
-                long += later.values()
-                short = [item for item in some if id(item) not in later] if later else some
-                waiting.append(self._enter([gc.get_referents(*short)], self._left))
+    def _walk(self, values: list[Any]) -> None:
+        """Follow ``values``, the containers of many items among what they lead to last, as far as is left to go."""
+        self._follow([item for part in chunks(values) for item in self._enter(part, self._left)])
+        while self._long:
+            self._go_through(self._long.popleft(), self._left // (len(self._long) + 1))
 
-    def _enter(self, pieces: Iterable[list[Any]], most: int) -> list[object]:
-        """Note the arrays in ``pieces``, and return at most so many that may lead to more and were not seen before."""
-        found: list[object] = []
-        alike = 0
-        for some in pieces:
-            known = len(self.arrays)
-            new = self._sift(some)
-            if len(found) + len(new) > most:
-                self.complete = False
-            found += new[: most - len(found)]
-            alike = 0 if len(self.arrays) > known or (new and len(found) < most) else alike + len(some)
-            if alike >= _MANY:
-                break
+    def _follow(self, found: list[object]) -> None:
+        waiting = deque([found])
+        while waiting:
+            for some in chunks(waiting.popleft(), _AT_ONCE):
+                sized: list[Any] = of_types(_SIZED, some)
+                later = {id(item): item for item, size in zip(sized, map(len, sized), strict=True) if size > _MANY}
+                self._long += later.values()
+                short = [item for item in some if id(item) not in later] if later else some
+                waiting.append(self._enter(gc.get_referents(*short), self._left))
+
+    def _go_through(self, container: Any, most: int) -> None:
+        """Follow the items of a container that has many, as long as there are arrays among them or behind them."""
+        plain = barren = 0
+        for some in _pieces(container):
+            known, left = len(self.arrays), self._left
+            self._follow(self._enter(some, most))
+            most -= left - self._left
+            if len(self.arrays) > known:
+                plain = barren = 0
+                continue
+            plain += len(some) if left == self._left else 0
+            barren += left - self._left
+            self.complete &= barren < _BARREN
+            if plain >= _MANY or barren >= _BARREN:
+                return
+
+    def _enter(self, items: list[Any], most: int) -> list[object]:
+        """Note the arrays among ``items``, and return at most so many others that may lead to more."""
+        found = self._sift(items)
+        if len(found) > most:
+            self.complete = False
+            del found[max(0, most) :]
         self._left -= len(found)
         self._entered.append(found)
         return found
 
     def _sift(self, items: list[Any]) -> list[object]:
         """Note the arrays among ``items``, and return what may lead to more and was not seen before."""
-        kinds = list(map(id, map(type, items)))
-        several = set(kinds)
+        several = types_of(items)
         if not several <= self._types:
-            new = {kind: item for kind, item in zip(kinds, items, strict=True) if kind not in self._types}
-            for kind, item in new.items():
-                self._classify(kind, item)
+            for kind, item in one_of_each(items).items():
+                if kind not in self._types:
+                    self._classify(kind, item)
         found: list[object] = []
         if not self._wanted.isdisjoint(several):
-            found += self._new(compress(items, map(self._wanted.__contains__, kinds)))
+            found += self._new(of_types(self._wanted, items))
         if not self._classes.isdisjoint(several):
-            classes = self._new(compress(items, map(self._classes.__contains__, kinds)))
-            found += [item for item in classes if self._is_users_class(item)]
+            found += filter(self._is_users_class, self._new(of_types(self._classes, items)))
         if not self._array_types.isdisjoint(several):
-            found += self._take(list(compress(items, map(self._array_types.__contains__, kinds))))
+            found += self._take(of_types(self._array_types, items))
         return found
 
     def _classify(self, kind: int, item: object) -> None:
@@ -140,6 +157,8 @@ class Reach:
             self._array_types.add(kind)
         elif is_kind(item, type):
             self._classes.add(kind)
+        elif is_kind(item, types.ModuleType):
+            self._modules.add(kind)
         elif (
             type.__dict__["__flags__"].__get__(type(item)) & _HAS_REFERENCES
             and not any(is_kind(item, base) for base in _NOT_ENTERED)
@@ -150,8 +169,8 @@ class Reach:
     def _is_users_class(self, kind: object) -> bool:
         return text_of(type.__dict__["__dict__"].__get__(kind).get("__module__")) in self._users
 
-    def _new(self, items: Iterable[object]) -> list[object]:
-        found = {id(item): item for item in items}
+    def _new(self, items: list[object]) -> list[object]:
+        found = by_identity(items)
         new = found.keys() - self._seen
         self._seen |= new
         return list(found.values()) if len(new) == len(found) else [found[key] for key in found if key in new]
@@ -172,6 +191,10 @@ class Reach:
             self.complete &= inside is not None
             found += self._sift(inside or [])
         return found
+
+
+def _is_module(item: object) -> bool:
+    return type(item) is types.ModuleType or is_kind(item, types.ModuleType)
 
 
 def _pieces(container: Any) -> Iterator[list[Any]]:

@@ -16,8 +16,8 @@ from typing import Any
 from ipygpumem.arrays import library_type, samples
 from ipygpumem.columns import Column, Picked, all_different, at, places_of, type_identities
 from ipygpumem.heap import Heap
+from ipygpumem.inventory.labels import NameColumn
 from ipygpumem.inventory.memory import Memory, Reader
-from ipygpumem.inventory.naming import NameColumn
 from ipygpumem.inventory.records import TensorKind, TensorRecord
 from ipygpumem.kinds import instance_dict, is_kind, type_name
 

@@ -23,8 +23,9 @@ from ipygpumem.arrays import describe, is_map, library_type, memory_of, samples
 from ipygpumem.columns import Column, Picked, Rows, all_different, at, identities, places_of, type_identities
 from ipygpumem.heap import Heap
 from ipygpumem.holders.frames import peek, running_locals
+from ipygpumem.inventory.labels import NameColumn
 from ipygpumem.inventory.memory import Reader
-from ipygpumem.inventory.naming import NameColumn, Names
+from ipygpumem.inventory.naming import Names
 from ipygpumem.inventory.records import Inventory, TensorKind, TensorRecord
 from ipygpumem.inventory.rows import Subjects, Table, add_gradients, kinds_of
 from ipygpumem.kinds import is_kind, module_dict

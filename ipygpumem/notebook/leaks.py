@@ -89,18 +89,27 @@ def leaks(session: Session, words: list[str]) -> list[Report]:
     parser.add_argument("--min", type=size, default=session.config.min_held_bytes)
     smallest: int = parser.parse_args(words).min
     with progress(session, "leaks") as advance:
-        session.garbage.collect()  # what nobody holds is no leak
-        live_tensors(session.garbage)  # from now on each has an object
-        heap = Heap(running_locals())
-        advance(1, 3)
-        session.survivors = [item for item in session.survivors if item.alive()]
-        known = [item for item in session.survivors if _size(item.alive()) >= smallest]
-        found = _explained(session, known, heap)
-        advance(2, 3)
-        unnamed, beyond = _unnamed(session, heap, known, smallest)
-        heap.drop()
+        found, beyond = ([], []) if session.survivors else _look(session, smallest, advance)
+        if session.survivors or found or beyond:
+            # What nobody holds is no leak; where nothing is found before, nothing is after it.
+            session.garbage.collect()
+            found, beyond = _look(session, smallest, advance)
     trim_host_heap()
-    return [leaks_report(sorted([*found, *unnamed], key=lambda held: -held.size_bytes), smallest, beyond)]
+    return [leaks_report(sorted(found, key=lambda held: -held.size_bytes), smallest, beyond)]
+
+
+def _look(session: Session, smallest: int, advance: Callable[[int, int], None]) -> tuple[list[Held], list[Held]]:
+    """Return what leaks, and what is too small to be looked into beside all that; forget survivors that are gone."""
+    live_tensors(session.garbage)  # from now on each has an object
+    heap = Heap(running_locals())
+    advance(1, 3)
+    session.survivors = [item for item in session.survivors if item.alive()]
+    known = [item for item in session.survivors if _size(item.alive()) >= smallest]
+    found = _explained(session, known, heap)
+    advance(2, 3)
+    unnamed, beyond = _unnamed(session, heap, known, smallest)
+    heap.drop()
+    return [*found, *unnamed], beyond
 
 
 def _size(arrays: Iterable[Array]) -> int:
