@@ -45,8 +45,8 @@ Cells from request to `idle`, in turns with a bare cell of the same code in anot
 of the difference over {{repeats}} turns. `start` and `end` are two cells, so are their twins. ipyexperiments does the
 same with `with IPyExperimentsCPU():`, or with `exp = IPyExperimentsCPU()` and `exp.finish()`. A recovery is from a
 function that raises `MemoryError`: one that follows another recovery, and the first after other cells, which also
-collects what garbage there is from before. A try is one of {_TRIES} that fail in one `%%autofit`. Reached: the target, and
-{_TIMES} times faster than ipyexperiments where that does the same."""
+collects what garbage there is from before. A try is one of {_TRIES} that fail in one `%%autofit`. Reached: the target,
+and {_TIMES} times faster than ipyexperiments where that does the same."""
 
 _GROWTH = """
 ![what each adds, beside heaps of 0 to 1,000,000 dicts](img/experiment-cost.png)

@@ -81,7 +81,7 @@ class Garbage:
         # Somebody else has done the same meanwhile, or another thread may have made some that were not listed.
         if self.last is not last or (known is not None and _progress_of_others() != others):
             known = None
-        self._known, self.last = known, Mark()
+        self._known, self.last, self._collections = known, Mark(), 0
         return found
 
     def instances(self, *bases: type) -> list[object]:

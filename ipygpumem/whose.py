@@ -41,3 +41,27 @@ def is_users_module(module: Any) -> bool:
     names = module_dict(module)
     file = text_of(names.get("__file__"))
     return is_users(file) if file else names.get("__spec__") is None and "." not in text_of(names.get("__name__"))
+
+
+def users_modules() -> dict[str, ModuleType]:
+    """Return the modules from the user's files by name.
+
+    A package's modules are whose the package is: there are thousands of modules, and to look into each takes longer.
+    """
+    modules: dict[str, Any] = dict(sys.modules)
+    owned: dict[str, bool | None] = {}
+    found = {}
+    for name, module in modules.items():
+        root, dot, _ = name.partition(".")
+        if root not in owned:
+            owned[root] = _is_users_package(modules.get(root))
+        if owned[root] or (owned[root] is None and dot and is_users_module(module)):
+            found[name] = module
+    return {name: module for name, module in found.items() if is_kind(module, ModuleType)}
+
+
+def _is_users_package(module: Any) -> bool | None:
+    """Whether a top module is the user's; None for one without a file, such as a package of several folders."""
+    if not is_kind(module, ModuleType):
+        return None
+    return is_users_module(module) or (None if not text_of(module_dict(module).get("__file__")) else False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 import types
 from collections import deque
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from typing import Any
 from ipygpumem.arrays import TOOLS, flat_elements, library_type
 from ipygpumem.columns import CHUNK, by_identity, chunks, identities, of_types, one_of_each, types_of
 from ipygpumem.kinds import is_kind, module_dict, module_of, text_of
-from ipygpumem.whose import is_users_module
+from ipygpumem.whose import users_modules
 
 _NOT_ENTERED = (
     types.FrameType,
@@ -34,6 +33,7 @@ _MANY = 20_000
 are plain numbers and the like, all of them are taken to be."""
 _BARREN = 5_000
 """If so many objects behind such a container's items, in a row, lead to no array, the rest of it is left out."""
+_FUNCTION = id(types.FunctionType)
 _SIZED = {id(kind) for kind in (list, tuple, dict, set, frozenset)}
 
 
@@ -52,17 +52,15 @@ class Reach:
     MOST_OBJECTS = 50_000
     """How many objects that are no arrays are looked into, of those that are not in an installed module."""
     _MOST_INSTALLED = 300
-    """How many in each module that was installed: such a module has its data on top, if at all."""
+    """How many in each module that was installed: such a module has its data on top, if at all, and not in functions."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self.arrays: list[Any] = []
         self.complete = True
-        modules = {name: item for name, item in list(sys.modules.items()) if _is_module(item)}
-        others = [name for name in modules if name.partition(".")[0] not in TOOLS]
-        own = {name: modules[name] for name in others if is_users_module(modules[name])}
+        own = users_modules()
         self._users = {"__main__", *own}
         self._array_type: Any = library_type("numpy", "ndarray")
-        self._seen = set(identities([namespace, *map(module_dict, modules.values())]))
+        self._seen = set(identities([namespace, *map(module_dict, own.values())]))
         """Of what is not entered any more, namespaces first: what lies in them belongs to everybody."""
         self._known: set[int] = set()
         self._entered: list[list[object]] = []
@@ -85,7 +83,7 @@ class Reach:
         found = [module for part in parts for module in of_types(self._modules, part)]
         for module in by_identity(found).values():
             self._left = self._MOST_INSTALLED
-            self._walk(list(module_dict(module).values()))
+            self._walk([item for item in list(module_dict(module).values()) if type(item) is not types.FunctionType])
         self.complete = complete
 
     def drop(self) -> None:
@@ -143,6 +141,8 @@ class Reach:
                 if kind not in self._types:
                     self._classify(kind, item)
         found: list[object] = []
+        if _FUNCTION in several:
+            self._seen.update(identities(function.__globals__ for function in of_types({_FUNCTION}, items)))
         if not self._wanted.isdisjoint(several):
             found += self._new(of_types(self._wanted, items))
         if not self._classes.isdisjoint(several):
@@ -191,10 +191,6 @@ class Reach:
             self.complete &= inside is not None
             found += self._sift(inside or [])
         return found
-
-
-def _is_module(item: object) -> bool:
-    return type(item) is types.ModuleType or is_kind(item, types.ModuleType)
 
 
 def _pieces(container: Any) -> Iterator[list[Any]]:

@@ -132,7 +132,7 @@ def test_a_short_cell_gives_its_own_garbage_back(counting: Kernel) -> None:
 
 
 def test_a_short_cell_of_a_scope_gives_its_own_garbage_back_and_the_scope_stays_young(counting: Kernel) -> None:
-    ok(counting, "%experiment start a", "n = node('n'); node('m');")
+    ok(counting, "pass", "pass", "%experiment start a", "n = node('n'); node('m');")
     assert counting.value("left()") == ["n"]
     ok(counting, "n.more = node('more')", "%experiment end")
     assert left_and_full(counting) == ([], False)
