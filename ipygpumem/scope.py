@@ -54,7 +54,8 @@ class Scope:
         self._namespace = namespace
         self._keep = keep if keep is not None else []
         self._drop_imports = drop_imports
-        self._outer = set(namespace)
+        self._outer = dict.fromkeys(namespace)
+        """Names that were there before, as far as is known; the collector does not look into such a dict."""
         self._assigned: set[str] = set()
         self._imported: set[str] = set()
         self._shared: set[str] = set()
@@ -98,11 +99,11 @@ class Scope:
 
     def outer_among(self, names: set[str]) -> set[str]:
         """Return those of ``names`` that were there before this scope, as far as it knows."""
-        return set(filter(is_ownable, names & self._outer))
+        return set(filter(is_ownable, filter(self._outer.__contains__, names)))
 
     def regain(self, names: set[str]) -> None:
         """Take ``names`` as outer ones again: what had deleted them was taken back."""
-        self._outer |= names
+        self._outer.update(dict.fromkeys(names))
 
     def share(self, names: Iterable[str]) -> None:
         """Leave ``names`` to the notebook: ``global`` stood at the top level of a cell."""
@@ -120,7 +121,7 @@ class Scope:
         names = {*bound, *set(appeared).difference(self._assigned, self._imported)}
         for name in filter(is_ownable, names.intersection(self._namespace)):
             self.waiting.pop(name, None)
-            self._outer.add(name)
+            self._outer[name] = None
 
     def own_names(self) -> list[str]:
         """Return the names that the end of this scope would delete, restore or keep."""
@@ -153,15 +154,22 @@ class Scope:
         names = [name for name in list(self._namespace) if is_ownable(name)] if self._keep else []
         return [pattern for pattern in self._keep if not any(fnmatchcase(name, pattern) for name in names)]
 
-    def close(self, enclosing: Scope | None, *, spare: Callable[[object], bool] = lambda value: False) -> Outcome:
+    def close(
+        self,
+        enclosing: Scope | None,
+        own: Iterable[str] | None = None,
+        *,
+        spare: Callable[[object], bool] = lambda value: False,
+    ) -> Outcome:
         """Delete, restore and keep. An interrupted call can be repeated: it goes on where it stopped.
 
         Args:
             enclosing: the scope around this one, which inherits what is kept and imported.
+            own: its own names, if somebody has just asked for them.
             spare: says of a value (by identity) that its name must stay, as for the experiment's own handle.
         """
         namespace, outcome = self._namespace, self.outcome
-        for name in self.own_names():
+        for name in self.own_names() if own is None else own:
             if name not in namespace:  # a thread or a finaliser was faster
                 continue
             if self._matches_keep(name):
@@ -190,7 +198,7 @@ class Scope:
 
     def _hand_over(self, name: str, enclosing: Scope | None) -> None:
         """Make a kept name the enclosing scope's, which will restore what this scope had shadowed."""
-        self._outer.add(name)
+        self._outer[name] = None
         shadowed = name in self.waiting
         old = self.waiting.pop(name, None)
         if enclosing is None:
@@ -218,12 +226,12 @@ def let_go(scopes: Sequence[Scope], name: str) -> None:
     for scope in reversed(scopes):
         if not scope._shadows(name):
             return
-        scope._outer.discard(name)
+        scope._outer.pop(name, None)
 
 
 def settle(scopes: Sequence[Scope]) -> None:
     """Once nothing runs in nested ``scopes``: forget what was kept for nothing, and what is gone."""
     for scope in scopes:
         scope._forget_unbound()
-    for name in {name for scope in scopes for name in scope._outer.difference(scope._namespace)}:
+    for name in {name for scope in scopes for name in filterfalse(scope._namespace.__contains__, list(scope._outer))}:
         let_go(scopes, name)

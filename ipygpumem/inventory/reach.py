@@ -16,7 +16,7 @@ from typing import Any
 
 from ipygpumem.arrays import TOOLS, flat_elements, library_type
 from ipygpumem.columns import CHUNK, by_identity, chunks, identities, of_types, one_of_each, types_of
-from ipygpumem.kinds import is_kind, module_dict, module_of, text_of
+from ipygpumem.kinds import is_kind, module_dict, module_of, named_objects, text_of
 from ipygpumem.whose import users_modules
 
 _NOT_ENTERED = (
@@ -52,7 +52,7 @@ class Reach:
     MOST_OBJECTS = 50_000
     """How many objects that are no arrays are looked into, of those that are not in an installed module."""
     _MOST_INSTALLED = 300
-    """How many in each module that was installed: such a module has its data on top, if at all, and not in functions."""
+    """How many in each module that was installed: such a module has its data on top, if at all; not in functions."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self.arrays: list[Any] = []
@@ -76,8 +76,9 @@ class Reach:
         """Containers of many items."""
         if self._array_type is None:
             return
-        named = list(namespace.values())
-        self._walk([*named, *chain.from_iterable(list(module_dict(module).values()) for module in own.values())])
+        named: list[Any] = [value for _, value in named_objects(namespace)]
+        others = {id(names): names for names in map(module_dict, own.values()) if names is not namespace}
+        self._walk([*named, *(value for names in others.values() for _, value in named_objects(names))])
         complete = self.complete
         parts = [part for part in chunks(named) if not self._modules.isdisjoint(types_of(part))]
         found = [module for part in parts for module in of_types(self._modules, part)]

@@ -256,21 +256,24 @@ class Experiment:
         """Give everything back and return the record; after an interrupt, call it again."""
         meter = self._session.meter
         self._stop_allocations(write=True)
-        at_end = self._at_end = self._at_end or self._look()
+        own = None
+        if self._at_end is None:  # else an interrupt has come between, and there may be other names by now
+            self._at_end, own = self._look()
+        at_end = self._at_end
         if self._budget is not None:
             self._budget.stop()
-        self._give_back(enclosing)
+        self._give_back(enclosing, own)
         if self._seed_on_import is not None:
             self._seed_on_import.remove()
         self.record = self._make_record(at_end, meter.stop(self._measurement))
         self._start.forget()
         return self.record
 
-    def _give_back(self, enclosing: Scope | None) -> None:
+    def _give_back(self, enclosing: Scope | None, own: list[str] | None) -> None:
         """Let go of names, outputs and tracebacks, then free what they held."""
         meter = self._session.meter
         closed: list[Outcome] = []
-        names = ("names", lambda: closed.append(self.scope.close(enclosing, spare=lambda value: value is self)))
+        names = ("names", lambda: closed.append(self.scope.close(enclosing, own, spare=lambda value: value is self)))
         reclaim.run_steps(
             meter,
             [
@@ -289,20 +292,22 @@ class Experiment:
         lets_go_of_older_error = self.failed and self.error_at_start != 0
         return None if lets_go_of_older_error else self._start.mark_if_nothing_lingers(self._session.namespace)
 
-    def _look(self) -> _AtEnd:
-        """Return what the experiment has and holds now, before anything is given back."""
+    def _look(self) -> tuple[_AtEnd, list[str] | None]:
+        """Return what the experiment has and holds now, before anything is given back, and its own names."""
         usages: tuple[Usage, ...] = ()
         waiting: list[Held] = []
+        own: list[str] | None = None
         watched: list[watching.Watched] = []
         complete = False
         try:
             usages = self._session.meter.read(self._measurement)
             waiting = self.waiting()
-            watched = self._watch()
+            own = self.scope.own_names()
+            watched = self._watch(own)
             complete = True
         except MemoryError:  # the names must go all the same, and now more than ever
             self._note("there was too little memory left to see what all of it held")
-        return _AtEnd(
+        at_end = _AtEnd(
             consumed={usage.device: usage.delta_bytes for usage in usages},
             before={usage.device: usage.after_bytes for usage in usages},
             peaks={usage.device: usage.peak_bytes for usage in usages},
@@ -310,24 +315,24 @@ class Experiment:
             watched=watched,
             complete=complete,
         )
+        return at_end, own
 
     def _release_tracebacks(self) -> None:
         if self.failed:
             for line in self._session.recoveries.release_stored_tracebacks():
                 self._note(line)
 
-    def _watch(self) -> list[watching.Watched]:
+    def _watch(self, own: list[str]) -> list[watching.Watched]:
         """Return what the scope's names and outputs hold, with functions that say whether it is still alive."""
         scope, search = self.scope, ArraySearch(self._start.was_there)
         namespace = self._session.namespace
-        own = scope.own_names()
-        ours = set(own)
-        for name, value in named_objects(namespace):
-            if is_ownable(name) and name not in ours:
-                search.ignore(value)  # what ``global`` has made the notebook's own is no leak
-        values = [(name, namespace.get(name)) for name in scope.names_to_delete(own)]
+        values = ((name, namespace.get(name)) for name in scope.names_to_delete(own))
         named = [(name, value) for name, value in values if not is_atom(value)]
         named += [(f"Out[{key}]", value) for key, value in self._session.outputs.since(self.outputs_at_start).items()]
+        ours = set(own)
+        for name, value in named_objects(namespace) if named else ():
+            if is_ownable(name) and name not in ours:
+                search.ignore(value)  # what ``global`` has made the notebook's own is no leak
         return watching.watch_names(named, search)
 
     def _survivors(self, at_end: _AtEnd) -> tuple[Held, ...]:
