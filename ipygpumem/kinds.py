@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import compress
-from operator import not_
+from itertools import repeat
+from operator import is_
 from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
@@ -25,7 +25,15 @@ def is_atom(value: object) -> bool:
 def named_objects(namespace: dict[str, Any]) -> Iterator[tuple[str, object]]:
     """Yield the names that stand for more than plain numbers, text or None; most of very many names do not."""
     now = dict(namespace)  # one object, where a list of pairs is one for each name
-    return compress(now.items(), map(not_, map(_ATOMS.__contains__, map(id, map(type, now.values())))))
+    names, values = list(now), list(now.values())
+    for start in range(0, len(values), 1000):
+        part = values[start : start + 1000]
+        if not (is_atom(part[0]) and all(map(is_, map(type, part), repeat(type(part[0]))))):
+            yield from (
+                (name, value)
+                for name, value in zip(names[start : start + 1000], part, strict=True)
+                if not is_atom(value)
+            )
 
 
 def type_name(value: object) -> str:
