@@ -15,10 +15,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from itertools import compress, repeat
+from itertools import repeat
 from operator import is_
 from typing import Any
 
+from ipygpumem.columns import of_types, one_of_each
 from ipygpumem.heap import live_instances
 from ipygpumem.tracebacks import stack
 
@@ -89,11 +90,8 @@ class Garbage:
 
         It walks over the heap only if it has lost track of what is there, and the first time.
         """
-        new = (
-            self._new_instances()
-            if self._known is not None and tuple(map(id, bases)) == tuple(map(id, self._bases))
-            else None
-        )
+        is_asked_again = len(bases) == len(self._bases) and all(map(is_, bases, self._bases))
+        new = self._new_instances() if self._known is not None and is_asked_again else None
         if new is None or self._known is None:
             last = Mark()
             found = live_instances(*bases)
@@ -131,12 +129,16 @@ class Garbage:
         total = 0
         for _ in range(_ROUNDS):
             total += self._make_old()
-            found = gc.collect()
-            self.last = self.last and Mark()  # what finalisers have made is young
+            found = self._collect_old()
             total += found
             if found == 0:
                 break
         return total
+
+    def _collect_old(self) -> int:
+        found = gc.collect()
+        self.last = self.last and Mark()  # what finalisers have made is young
+        return found
 
     def cell_ended(self, seconds: float, share: float, *, in_scope: bool) -> None:
         """Collect what garbage a cell has made, and all that there is if that is cheap beside it.
@@ -177,9 +179,8 @@ class Garbage:
             return False
         self._make_old()
         started = time.perf_counter()
-        gc.collect()
+        self._collect_old()
         self._seconds_per_block = (time.perf_counter() - started) / blocks
-        self.last = self.last and Mark()
         return True
 
 
@@ -203,9 +204,7 @@ def made_since(mark: Mark | None) -> list[object] | None:
 
 
 def _of_kinds(items: Sequence[object], is_wanted: Callable[[type], bool]) -> list[Any]:
-    kinds = {id(kind): kind for kind in map(type, items)}
-    wanted = {key for key, kind in kinds.items() if is_wanted(kind)}
-    return list(compress(items, map(wanted.__contains__, map(id, map(type, items)))))
+    return of_types({key for key, item in one_of_each(items).items() if is_wanted(type(item))}, items)
 
 
 def _derives(kind: type, bases: Sequence[type]) -> bool:
