@@ -233,6 +233,7 @@ def test_what_a_thread_makes_between_a_list_and_the_collection_is_not_lost(monke
 
 def test_an_interrupt_at_any_line_loses_nothing() -> None:
     """A Ctrl-C may strike wherever our own code runs: the next call finds and frees what this one would have."""
+    gc.freeze()  # all that the tests before it have left makes each collection slow
     for line in itertools.count(1):
         gc.collect()
         collector = Garbage()
