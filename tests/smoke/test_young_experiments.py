@@ -124,6 +124,15 @@ def test_an_error_that_takes_what_an_older_one_left_looks_at_everything(counting
     assert left_and_full(counting) == (["new"], True)
 
 
+def test_an_error_after_an_experiment_inside_the_cell_takes_what_the_cell_made_before(counting: Kernel) -> None:
+    # Seen: the experiment made "n" old, and the recovery looked only at what was made after that.
+    inside = "with ipygpumem.experiment('inside', report='none'): pass"
+    ok(counting, f"def fail(name):\n    n = node(name)\n    {inside}\n    raise MemoryError(name)")
+    fails(counting, "raise MemoryError", "MemoryError")
+    fails(counting, "fail('n')", "MemoryError")
+    assert left_and_full(counting)[0] == []
+
+
 def test_a_short_cell_gives_its_own_garbage_back(counting: Kernel) -> None:
     ok(counting, "pass", "for _ in range(3): node('n')")
     assert left_and_full(counting) == ([], False)
