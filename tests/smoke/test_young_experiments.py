@@ -133,6 +133,14 @@ def test_an_error_after_an_experiment_inside_the_cell_takes_what_the_cell_made_b
     assert left_and_full(counting)[0] == []
 
 
+def test_an_error_that_takes_what_holds_an_older_one_looks_at_everything(counting: Kernel) -> None:
+    # Seen: a trainer in no cycle died at once, and nobody looked for its model, which was in one.
+    ok(counting, "class Trainer:\n    def __init__(self, name): self.model = node(name)\ntrainer = None")
+    fails(counting, "trainer = Trainer('first'); raise MemoryError", "MemoryError")
+    fails(counting, "trainer = Trainer('second'); raise MemoryError", "MemoryError")
+    assert left_and_full(counting)[0] == ["second"]
+
+
 def test_a_short_cell_gives_its_own_garbage_back(counting: Kernel) -> None:
     ok(counting, "pass", "for _ in range(3): node('n')")
     assert left_and_full(counting) == ([], False)

@@ -36,10 +36,12 @@ class Node:
 class Closing:
     def __init__(self, close): self.me, self.close = self, close
     def __del__(self): self.close()
+class Box:
+    def __init__(self, held): self.held = held
 old, older = Node(torch.ones(1 << 19)), {"node": Node(torch.ones(1 << 19))}
-plain = nn.Linear(512, 1024)
+plain, box, weights = nn.Linear(512, 1024), Box(Node(torch.ones(1 << 19))), torch.ones(1 << 19)
 results, x = [], 1
-watch(old=old, older=older["node"], plain=plain)
+watch(old=old, older=older["node"], plain=plain, boxed=box.held, weights=weights)
 """
 
 YOUNG = {
@@ -59,7 +61,7 @@ YOUNG = {
     "a saved result": "y = torch.sigmoid(plain(torch.ones(1 << 10, 512))); results.append(y.sum())",
     "an output": "torch.ones(1 << 19)",
     "a restored name": "x = Node(torch.ones(1 << 19)); old = 1; watch(x=x)",
-    "an old object that dies at once": "del plain",
+    "an old tensor that dies at once": "del weights",
     "an array": "import numpy as np; a = np.ones(1 << 19); results.append(a); b = np.ones(1 << 19)",
 }
 
@@ -71,6 +73,7 @@ FULL = {
         "    inner = Node(torch.ones(1 << 19)); watch(inner=inner)"
     ),
     "an old object that is garbage now": "del old",
+    "an old object that dies at once and leaves what it held": "del box",
     "an old name is bound anew for good": "global old; old = None",
     "a function binds an old name anew": "def f():\n    global older\n    older = 1\nf()",
     "the collector is switched off": "n = Node(torch.ones(1 << 19)); watch(n=n); gc.disable()",
