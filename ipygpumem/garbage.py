@@ -28,6 +28,8 @@ _HAS_GENERATIONS = (
     and (not hasattr(sys, "_is_gil_enabled") or sys._is_gil_enabled())
 )
 _ROUNDS = 5
+_TIMES = 50
+"""A collection that did not run is tried so often."""
 _FEW = 4
 """Of 10 collections of generation 0 after which CPython makes all that is young old by itself."""
 
@@ -77,7 +79,7 @@ class Garbage:
             new = self._new_instances()
             known = None if new is None else [*known, *map(weakref.ref, new)] if new else known
             del new  # as long as they are listed, none is garbage
-        found = gc.collect(1)
+        found = _run(1)
         # Somebody else has done the same meanwhile, or another thread may have made some that were not listed.
         if self.last is not last or (known is not None and _progress_of_others() != others):
             known = None
@@ -131,7 +133,7 @@ class Garbage:
         total = 0
         for _ in range(_ROUNDS):
             total += self._make_old()
-            found = gc.collect()
+            found = _run(2)
             self.last = self.last and Mark()  # what finalisers have made is young
             total += found
             if found == 0:
@@ -181,6 +183,20 @@ class Garbage:
         self._seconds_per_block = (time.perf_counter() - started) / blocks
         self.last = self.last and Mark()
         return True
+
+
+def _run(generation: int) -> int:
+    """Collect a generation, and return how many objects died: once nobody else collects, which CPython would not tell.
+
+    A collection of another thread's may wait in a finaliser or a callback; one around this call never ends.
+    """
+    for _ in range(_TIMES):
+        earlier = gc.get_stats()[generation]["collections"]
+        found = gc.collect(generation)
+        if gc.get_stats()[generation]["collections"] != earlier:
+            return found
+        time.sleep(0.001)
+    return 0
 
 
 def _progress_of_others() -> dict[int, list[int]]:

@@ -168,6 +168,34 @@ def test_what_code_that_garbage_runs_lets_go_of_is_collected_too(how: str) -> No
         assert callback() is None
 
 
+def test_a_collection_in_another_thread_prevents_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Seen: gc.collect() does nothing and says 0 as long as another thread collects and waits in a finaliser.
+    class Slow(Made):
+        def __del__(self) -> None:
+            begun.set()
+            go_on.wait()
+
+    begun, go_on = threading.Event(), threading.Event()
+    thread = threading.Thread(target=gc.collect)
+    monkeypatch.setattr(garbage.time, "sleep", lambda _: (go_on.set(), thread.join()))
+    collector = Garbage()
+    for since in (collector.mark, lambda: None):
+        Slow()
+        thread = threading.Thread(target=gc.collect)
+        begun.clear()
+        go_on.clear()
+        thread.start()
+        begun.wait()
+        mark = since()
+        lost = Made()
+        alive = weakref.ref(lost)
+        del lost
+        collector.collect(mark)
+        go_on.set()
+        thread.join()
+        assert alive() is None
+
+
 def walk(random: Random, collector: Garbage, held: list[Made]) -> None:
     """Do one thing that changes what is alive, or how old it is."""
     new_kind: type[Made] = type("Later", (Made,), {})
