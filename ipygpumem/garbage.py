@@ -79,6 +79,8 @@ class Garbage:
             new = self._new_instances()
             known = None if new is None else [*known, *map(weakref.ref, new)] if new else known
             del new  # as long as they are listed, none is garbage
+            if known is not None and len(known) > self._MOST_KNOWN:
+                known = None  # most have died: nobody has asked for instances since
         found = _run(1)
         # Somebody else has done the same meanwhile, or another thread may have made some that were not listed.
         if self.last is not last or (known is not None and _progress_of_others() != others):

@@ -196,6 +196,22 @@ def test_a_collection_in_another_thread_prevents_none(monkeypatch: pytest.Monkey
         assert alive() is None
 
 
+@needs_generations
+def test_no_more_than_so_many_weak_references_are_kept_however_many_cells_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Seen: dead ones were dropped only when an experiment asked for instances; 60 more stayed after each cell.
+    monkeypatch.setattr(Garbage, "_MOST_KNOWN", 100)
+    collector = Garbage()
+    collector.instances(Made)
+    for _ in range(30):
+        held = [Made() for _ in range(10)]
+        collector.mark()
+        held.clear()
+        assert len(collector._known or ()) <= 100
+    held = [Made()]
+    gc.collect()
+    assert [item is held[0] for item in collector.instances(Made)] == [True]
+
+
 def walk(random: Random, collector: Garbage, held: list[Made]) -> None:
     """Do one thing that changes what is alive, or how old it is."""
     new_kind: type[Made] = type("Later", (Made,), {})
