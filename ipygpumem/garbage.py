@@ -38,6 +38,12 @@ class Mark:
     """A moment. It is young for as long as everything is that was made since."""
 
 
+class Known(weakref.ref[object]):
+    """A weak reference to an instance that is known, which nobody else shares or need see."""
+
+    __slots__ = ()
+
+
 class Garbage:
     """Collects garbage, all of it or what was made since a ``Mark``; and lists live objects of some classes."""
 
@@ -53,7 +59,7 @@ class Garbage:
         self.last: Mark | None = None
         """The last moment at which all that was there became old."""
         self._bases: tuple[type, ...] = ()
-        self._known: list[weakref.ref[object]] | None = None
+        self._known: list[Known] | None = None
         """The live instances of ``_bases`` that are older than ``last``; None if that is not known."""
         self._collections = 0
         """How many collections of generation 0 the collector has counted by the end of the last cell."""
@@ -77,7 +83,7 @@ class Garbage:
         others = _progress_of_others() if known is not None else {}
         if known is not None:
             new = self._new_instances()
-            known = None if new is None else [*known, *map(weakref.ref, new)] if new else known
+            known = None if new is None else [*known, *map(Known, new)] if new else known
             del new  # as long as they are listed, none is garbage
             if known is not None and len(known) > self._MOST_KNOWN:
                 known = None  # most have died: nobody has asked for instances since
@@ -102,11 +108,11 @@ class Garbage:
             last = Mark()
             found = live_instances(*bases)
             self._bases, self.last = bases, last
-            self._known = list(map(weakref.ref, found)) if len(found) <= self._MOST_KNOWN else None
+            self._known = list(map(Known, found)) if len(found) <= self._MOST_KNOWN else None
             return found
         known = [item for reference in self._known if (item := reference()) is not None]
         if len(known) < len(self._known):
-            self._known = list(map(weakref.ref, known))
+            self._known = list(map(Known, known))
         return list({id(item): item for item in (*known, *new)}.values())
 
     def _new_instances(self) -> list[object] | None:

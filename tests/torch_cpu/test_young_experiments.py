@@ -132,3 +132,19 @@ def test_a_scope_of_several_cells_stays_young(counting: Kernel) -> None:
     assert counting.value("(len(full), len(walks), 'n' in alive())") == (0, 0, False)
     (survivor,) = counting.value("[s.size_bytes for s in ipygpumem.experiments()[-1].survivors]")
     assert survivor == 4 << 19
+
+
+def test_torch_swaps_tensors_after_an_experiment_as_ever(counting: Kernel) -> None:
+    # Seen: "Cannot swap t1 because it has weakref associated with it", from m.double() too.
+    works(counting, "m, tensors, swap = nn.Linear(2, 2), [torch.ones(3), torch.zeros(3)], torch.utils.swap_tensors")
+    works(counting, "first, second = torch.ones(3), torch.zeros(3)")
+    works(counting, "%%experiment a --report none\na = torch.ones(3)")
+    assert counting.value("[len(torch.utils.weakref.getweakrefs(item)) for item in (*tensors, first)]") == [0, 0, 0]
+    works(counting, "swap(*tensors); swap(first, second)")
+    assert counting.value("(tensors[0].sum().item(), first.sum().item())") == (0, 0)
+    works(counting, "torch.__future__.set_swap_module_params_on_conversion(True); m.double();")
+    works(counting, "torch.__future__.set_swap_module_params_on_conversion(False)")
+    works(counting, "mine = weakref.ref(first)")
+    assert counting.run("swap(first, second)").status == "error"
+    works(counting, "%%experiment a --report none\ntensors.append(torch.ones(1 << 19))")
+    assert counting.value("[s.size_bytes for s in ipygpumem.experiments()[-1].survivors]") == [4 << 19]
