@@ -1,4 +1,4 @@
-"""What names stood for, to see later what may live on without its name: it may be garbage that is older than a moment."""
+"""What names stood for, to see later what may live on without its name: as garbage older than some moment."""
 
 from __future__ import annotations
 
