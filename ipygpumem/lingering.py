@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
-from itertools import compress
+from collections.abc import Callable, Iterator
+from itertools import chain, compress, repeat
+from operator import is_
 from typing import Any
 
 from ipygpumem.arrays import library_type, watch
@@ -28,13 +29,21 @@ class Named:
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         now = dict(namespace)  # one object, where a list of 100,000 pairs makes the collector look at them
-        leading = compress(now.items(), map(gc.is_tracked, now.values()))
+        leading = chain(compress(now.items(), map(gc.is_tracked, now.values())), _arrays_of_objects(now))
         tensor_type = library_type("torch", "Tensor")
         self._values = {name: _seen(value, tensor_type) for name, value in leading if is_ownable(name)}
 
     def some_linger(self, namespace: dict[str, Any]) -> bool:
         """Return whether something has lost its name, and it may be alive or what it led to."""
         return any(_lingers(value, namespace.get(name)) for name, value in self._values.items())
+
+
+def _arrays_of_objects(names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays that lead to objects, although the collector does not look into them."""
+    array_type: Any = library_type("numpy", "ndarray")
+    if array_type is not None:
+        arrays = compress(names.items(), map(is_, map(type, names.values()), repeat(array_type)))
+        yield from ((name, array) for name, array in arrays if array.dtype.hasobject)
 
 
 def _seen(value: object, tensor_type: type | None) -> _Seen:

@@ -169,3 +169,11 @@ def test_a_user_sees_all_objects_and_all_garbage_as_ever(counting: Kernel) -> No
     assert counting.value("gc.get_freeze_count()") == counting.value("gc.get_freeze_count()")
     ok(counting, "m = node('m'); del m; found = gc.collect()", "%experiment end")
     assert left_and_full(counting) == ([], True)
+
+
+def test_what_an_older_array_of_objects_led_to_is_looked_for(counting: Kernel) -> None:
+    # Seen: the collector does not look into arrays, and so nobody had noticed that it was there.
+    pytest.importorskip("numpy")
+    ok(counting, "import numpy; array = numpy.array([node('old')], dtype=object)")
+    ok(counting, "%%experiment a\ndel array")
+    assert left_and_full(counting) == ([], True)
