@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import compress, repeat
+from math import prod
 from operator import is_
 from typing import Any
 
@@ -63,6 +64,8 @@ class Garbage:
         """The live instances of ``_bases`` that are older than ``last``; None if that is not known."""
         self._collections = 0
         """How many collections of generation 0 the collector has counted by the end of the last cell."""
+        self._made = 0
+        """How many objects cells have made that the collector has not counted towards a full collection."""
 
     # -- what was made since ----------------------------------------------------------------------------------
 
@@ -159,12 +162,16 @@ class Garbage:
         if not gc.isenabled() or (seconds >= self.SHORTEST_SECONDS and self.collect_if_cheap(seconds, share)):
             return
         if _HAS_GENERATIONS:
+            self._made += gc.get_count()[0]
             # If nothing else has been collected meanwhile, the youngest are all that the cell has made.
             if gc.get_count()[1] == self._collections and (in_scope or self._collections < _FEW):
                 gc.collect(0)
             else:
                 self._make_old()
             self._collections = gc.get_count()[1]
+            if not in_scope and self._made > prod(gc.get_threshold()):
+                self._made = 0
+                _let_collect()
 
     def collect_if_cheap(self, cell_seconds: float, share: float) -> bool:
         """Collect all if the predicted time is at most ``share`` of the work; return whether it did.
@@ -205,6 +212,14 @@ def _run(generation: int) -> int:
             return found
         time.sleep(0.001)
     return 0
+
+
+def _let_collect() -> None:
+    """Let CPython decide whether a full collection is due.
+
+    It asks itself only after so many objects, and each collection after a cell begins that count anew.
+    """
+    [Mark() for _ in range(gc.get_threshold()[0] + 1)]  # lists may come from a store, and do not count then
 
 
 def _progress_of_others() -> dict[int, list[int]]:
