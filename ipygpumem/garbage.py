@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import repeat
+from math import prod
 from operator import is_
 from typing import Any
 
@@ -29,12 +30,20 @@ _HAS_GENERATIONS = (
     and (not hasattr(sys, "_is_gil_enabled") or sys._is_gil_enabled())
 )
 _ROUNDS = 5
+_TIMES = 50
+"""A collection that did not run is tried so often."""
 _FEW = 4
 """Of 10 collections of generation 0 after which CPython makes all that is young old by itself."""
 
 
 class Mark:
     """A moment. It is young for as long as everything is that was made since."""
+
+
+class Known(weakref.ref[object]):
+    """A weak reference to an instance that is known, which nobody else shares or need see."""
+
+    __slots__ = ()
 
 
 class Garbage:
@@ -52,10 +61,12 @@ class Garbage:
         self.last: Mark | None = None
         """The last moment at which all that was there became old."""
         self._bases: tuple[type, ...] = ()
-        self._known: list[weakref.ref[object]] | None = None
+        self._known: list[Known] | None = None
         """The live instances of ``_bases`` that are older than ``last``; None if that is not known."""
         self._collections = 0
         """How many collections of generation 0 the collector has counted by the end of the last cell."""
+        self._made = 0
+        """How many objects cells have made that the collector has not counted towards a full collection."""
 
     # -- what was made since ----------------------------------------------------------------------------------
 
@@ -76,9 +87,11 @@ class Garbage:
         others = _progress_of_others() if known is not None else {}
         if known is not None:
             new = self._new_instances()
-            known = None if new is None else [*known, *map(weakref.ref, new)] if new else known
+            known = None if new is None else [*known, *map(Known, new)] if new else known
             del new  # as long as they are listed, none is garbage
-        found = gc.collect(1)
+            if known is not None and len(known) > self._MOST_KNOWN:
+                known = None  # most have died: nobody has asked for instances since
+        found = _run(1)
         # Somebody else has done the same meanwhile, or another thread may have made some that were not listed.
         if self.last is not last or (known is not None and _progress_of_others() != others):
             known = None
@@ -96,12 +109,16 @@ class Garbage:
             last = Mark()
             found = live_instances(*bases)
             self._bases, self.last = bases, last
-            self._known = list(map(weakref.ref, found)) if len(found) <= self._MOST_KNOWN else None
+            self._known = list(map(Known, found)) if len(found) <= self._MOST_KNOWN else None
             return found
         known = [item for reference in self._known if (item := reference()) is not None]
         if len(known) < len(self._known):
-            self._known = list(map(weakref.ref, known))
+            self._known = list(map(Known, known))
         return list({id(item): item for item in (*known, *new)}.values())
+
+    def forget(self) -> None:
+        """Know no instances any more."""
+        self._known = None
 
     def _new_instances(self) -> list[object] | None:
         """Return the instances of ``_bases`` that may be younger than what is known; None if nobody can tell."""
@@ -136,7 +153,7 @@ class Garbage:
         return total
 
     def _collect_old(self) -> int:
-        found = gc.collect()
+        found = _run(2)
         self.last = self.last and Mark()  # what finalisers have made is young
         return found
 
@@ -151,12 +168,16 @@ class Garbage:
         if not gc.isenabled() or (seconds >= self.SHORTEST_SECONDS and self.collect_if_cheap(seconds, share)):
             return
         if _HAS_GENERATIONS:
+            self._made += gc.get_count()[0]
             # If nothing else has been collected meanwhile, the youngest are all that the cell has made.
             if gc.get_count()[1] == self._collections and (in_scope or self._collections < _FEW):
                 gc.collect(0)
             else:
                 self._make_old()
             self._collections = gc.get_count()[1]
+            if not in_scope and self._made > prod(gc.get_threshold()):
+                self._made = 0
+                _let_collect()
 
     def collect_if_cheap(self, cell_seconds: float, share: float) -> bool:
         """Collect all if the predicted time is at most ``share`` of the work; return whether it did.
@@ -182,6 +203,28 @@ class Garbage:
         self._collect_old()
         self._seconds_per_block = (time.perf_counter() - started) / blocks
         return True
+
+
+def _run(generation: int) -> int:
+    """Collect a generation, and return how many objects died: once nobody else collects, which CPython would not tell.
+
+    A collection of another thread's may wait in a finaliser or a callback; one around this call never ends.
+    """
+    for _ in range(_TIMES):
+        earlier = gc.get_stats()[generation]["collections"]
+        found = gc.collect(generation)
+        if gc.get_stats()[generation]["collections"] != earlier:
+            return found
+        time.sleep(0.001)
+    return 0
+
+
+def _let_collect() -> None:
+    """Let CPython decide whether a full collection is due.
+
+    It asks itself only after so many objects, and each collection after a cell begins that count anew.
+    """
+    [Mark() for _ in range(gc.get_threshold()[0] + 1)]  # lists may come from a store, and do not count then
 
 
 def _progress_of_others() -> dict[int, list[int]]:

@@ -245,6 +245,7 @@ def let_go(scopes: Sequence[Scope], name: str) -> None:
         if not scope._shadows(name):
             return
         scope._outer.pop(name, None)
+        scope._first = ()  # bound anew it may stand where it stood, and is another
 
 
 def settle(scopes: Sequence[Scope]) -> None:

@@ -514,6 +514,16 @@ def test_what_a_failed_try_shadowed_is_back_for_the_next(notebook: Kernel) -> No
     assert notebook.value("total") == 8
 
 
+def test_what_a_failed_try_replaces_of_an_earlier_one_is_gone_before_the_next(notebook: Kernel) -> None:
+    # Seen: each try's cycle stayed, since it was older than the try in which it became garbage.
+    works(notebook, "import weakref\nclass Model:\n    def __init__(self): self.me, self.held = self, b'x' * 2**25")
+    works(notebook, "class Trainer: pass\ntrainer, models, alive = Trainer(), [], []")
+    code = "alive.append(sum(model() is not None for model in models))\ntrainer.model = Model()\n"
+    code += "models.append(weakref.ref(trainer.model))\nif n > 4: raise MemoryError"
+    works(notebook, "%%autofit n=64\n" + code)
+    assert notebook.value("alive") == [0, 1, 1, 1, 1]
+
+
 def test_the_value_may_start_from_the_variable_itself(notebook: Kernel) -> None:
     works(notebook, "size = 160")
     assert works(notebook, "%%autofit size --step 0.9\nwork(size)").result == "93"

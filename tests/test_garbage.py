@@ -168,6 +168,69 @@ def test_what_code_that_garbage_runs_lets_go_of_is_collected_too(how: str) -> No
         assert callback() is None
 
 
+def test_a_collection_in_another_thread_prevents_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Seen: gc.collect() does nothing and says 0 as long as another thread collects and waits in a finaliser.
+    class Slow(Made):
+        def __del__(self) -> None:
+            begun.set()
+            go_on.wait()
+
+    begun, go_on = threading.Event(), threading.Event()
+    thread = threading.Thread(target=gc.collect)
+    monkeypatch.setattr(garbage.time, "sleep", lambda _: (go_on.set(), thread.join()))
+    collector = Garbage()
+    for since in (collector.mark, lambda: None):
+        Slow()
+        thread = threading.Thread(target=gc.collect)
+        begun.clear()
+        go_on.clear()
+        thread.start()
+        begun.wait()
+        mark = since()
+        lost = Made()
+        alive = weakref.ref(lost)
+        del lost
+        collector.collect(mark)
+        go_on.set()
+        thread.join()
+        assert alive() is None
+
+
+@needs_generations
+def test_no_more_than_so_many_weak_references_are_kept_however_many_cells_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Seen: dead ones were dropped only when an experiment asked for instances; 60 more stayed after each cell.
+    monkeypatch.setattr(Garbage, "_MOST_KNOWN", 100)
+    collector = Garbage()
+    collector.instances(Made)
+    for _ in range(30):
+        held = [Made() for _ in range(10)]
+        collector.mark()
+        held.clear()
+        assert len(collector._known or ()) <= 100
+    held = [Made()]
+    gc.collect()
+    assert [item is held[0] for item in collector.instances(Made)] == [True]
+
+
+@needs_generations
+def test_python_collects_all_by_itself_however_short_the_cells_are() -> None:
+    # Seen: each collection after a cell began the count anew, and no full one came in 600 cells.
+    collector, kept, old = Garbage(), list[object](), Made()
+    lost = weakref.ref(old)
+    thresholds = gc.get_threshold()
+    gc.collect()
+    del old
+    gc.set_threshold(100, 3, 3)
+    quarter = len(gc.get_objects()) // 4  # so many more must there be
+    try:
+        while len(kept) < 2 * quarter:
+            kept += [set() for _ in range(50)]
+            collector.cell_ended(0.0, 0.05, in_scope=False)
+    finally:
+        gc.set_threshold(*thresholds)
+    assert lost() is None
+
+
 def walk(random: Random, collector: Garbage, held: list[Made]) -> None:
     """Do one thing that changes what is alive, or how old it is."""
     new_kind: type[Made] = type("Later", (Made,), {})

@@ -140,6 +140,15 @@ def test_an_old_name_that_went_and_came_back_in_another_cell_is_the_scopes() -> 
     assert "x" not in namespace
 
 
+def test_the_last_old_names_that_went_and_came_back_in_order_are_the_scopes() -> None:
+    # Seen: "x = 1", then "with experiment(...): del x; x = 2" in one cell left x = 2 behind.
+    namespace: dict[str, Any] = {"__builtins__": {}, "x": 1, "y": 1}
+    scope = Scope(namespace)
+    run(scope, namespace, "del x, y\nx = 2\ny = 2")
+    assert scope.close(None).deleted == ["x", "y"]
+    assert visible(namespace) == {}
+
+
 def test_what_an_inner_scope_keeps_is_the_outer_ones_which_restores_what_was_there() -> None:
     namespace: dict[str, Any] = {"x": 0}
     outer = Scope(namespace)

@@ -15,7 +15,7 @@ from ipygpumem.garbage import Garbage, Mark
 from ipygpumem.holders.freeing import steps_that_free
 from ipygpumem.meter import Measurement, Meter
 from ipygpumem.model import Record, Usage
-from ipygpumem.units import format_bytes
+from ipygpumem.units import MIB, format_bytes
 
 FITS = "fits"
 OUT_OF_MEMORY = "out of memory"
@@ -23,6 +23,8 @@ CROWDED = "too little headroom"
 OVER = "over the budget"
 TOO_LARGE = (OUT_OF_MEMORY, CROWDED, OVER)
 """The outcomes after which a smaller value is tried."""
+_TRIFLE = MIB
+"""If a try leaves more than that behind, it is worth a look at everything."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,8 @@ class Fit:
         self._ran_out = ran_out
         self._garbage = garbage or Garbage()
         self._mark: Mark | None = None
+        self._left: dict[str, int] = {}
+        """What was in use of each device after the last try."""
         self._allowed: room.Limits = {}
         self._span: Measurement | None = None
         self._started = 0.0
@@ -173,7 +177,15 @@ class Fit:
     def give_back(self) -> None:
         """Give back what the last try leaves behind, once nothing refers to it any more."""
         since = self._mark if len(self.tries) > 1 else None  # what older garbage there is goes after the first
+        left = self._free_since(since)
+        if since is not None and any(left[device] > self._left.get(device, 0) + _TRIFLE for device in left):
+            left = self._free_since(None)  # what the try has replaced may be an earlier one's, and garbage now
+        self._left = left
+
+    def _free_since(self, since: Mark | None) -> dict[str, int]:
+        """Give back what is garbage and was made since then, and return what is in use of each device."""
         reclaim.run_steps(self._meter, steps_that_free(self._garbage, lambda: since), [])
+        return reclaim.current(self._meter.now())
 
     def check(self) -> None:
         """Raise ``AutofitError`` if nothing fits."""

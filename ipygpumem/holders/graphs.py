@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from ipygpumem.arrays import StorageKey, library_type, storage_key
-from ipygpumem.garbage import Garbage
+from ipygpumem.garbage import Garbage, Known
 from ipygpumem.kinds import instance_dict, is_kind, name_of, type_name
 
 _RAW = "_raw_saved_"
@@ -67,9 +69,27 @@ def known_tensors(garbage: Garbage) -> tuple[list[Any], list[Any]]:
     base: Any = library_type("torch", "Tensor")
     if base is None:
         return [], []
+    _let_swap(sys.modules.get("torch.utils"))
     scripted = library_type("torch.jit", "RecursiveScriptModule")
     found = garbage.instances(base, *([] if scripted is None else [scripted]))  # in one look at the heap
     return [item for item in found if is_kind(item, base)], [item for item in found if not is_kind(item, base)]
+
+
+def _let_swap(utils: Any) -> None:
+    """Let torch swap two tensors, as ``module.to()`` may: it refuses where anybody refers to one weakly, as we do."""
+    if getattr(utils, "weakref", None) is weakref:
+        utils.weakref = SimpleNamespace(**{**vars(weakref), "getweakrefs": _references_of_others})
+
+
+def stop_letting_swap() -> None:
+    """Give torch its own module back, once nothing of ours refers to tensors any more."""
+    utils: Any = sys.modules.get("torch.utils")
+    if getattr(getattr(utils, "weakref", None), "getweakrefs", None) is _references_of_others:
+        utils.weakref = weakref
+
+
+def _references_of_others(item: object) -> list[Any]:
+    return [reference for reference in weakref.getweakrefs(item) if type(reference) is not Known]
 
 
 def live_tensors(garbage: Garbage) -> list[Any]:

@@ -55,6 +55,8 @@ class Recoveries:
         self._oom_count = _OomCount()
         self._named: Named | None = None
         """What names stood for after a recovery, if no cell has run since without one."""
+        self._mark: Mark | None = None
+        """The moment of that recovery."""
 
     def cell_was_fine(self) -> None:
         """A cell has ended that gives no reason for a recovery: it may have left garbage."""
@@ -109,7 +111,7 @@ class Recoveries:
         if release:
             freeing = steps_that_free(self._garbage, self._since, devices=not failure.poisoned)
             reclaim.run_steps(self._meter, [("frames", free), *freeing], steps)
-            self._named = self._names_now()
+            self._named, self._mark = self._names_now(), self._garbage.last
         now = reclaim.current(self._meter.now())
         return RecoveryRecord(
             kind=failure.kind,
@@ -140,7 +142,7 @@ class Recoveries:
         The first error that is recovered from pays for a full collection, those that follow it do not.
         """
         named = self._named
-        return None if named is None or named.some_linger(self._shell.user_ns) else self._garbage.last
+        return None if named is None or named.some_linger(self._shell.user_ns) else self._mark
 
     def failed_inside(self, experiment: Experiment, error: BaseException) -> None:
         """An error leaves a ``with`` block: its frames belong to the experiment that ends now."""

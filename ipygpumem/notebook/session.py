@@ -281,6 +281,9 @@ class Session:
             budget.abandon()
         self.live.close()
         self.meter.close()
+        self.garbage.forget()
+        if graphs := sys.modules.get("ipygpumem.holders.graphs"):
+            graphs.stop_letting_swap()
         return names
 
 

@@ -124,6 +124,23 @@ def test_an_error_that_takes_what_an_older_one_left_looks_at_everything(counting
     assert left_and_full(counting) == (["new"], True)
 
 
+def test_an_error_after_an_experiment_inside_the_cell_takes_what_the_cell_made_before(counting: Kernel) -> None:
+    # Seen: the experiment made "n" old, and the recovery looked only at what was made after that.
+    inside = "with ipygpumem.experiment('inside', report='none'): pass"
+    ok(counting, f"def fail(name):\n    n = node(name)\n    {inside}\n    raise MemoryError(name)")
+    fails(counting, "raise MemoryError", "MemoryError")
+    fails(counting, "fail('n')", "MemoryError")
+    assert left_and_full(counting)[0] == []
+
+
+def test_an_error_that_takes_what_holds_an_older_one_looks_at_everything(counting: Kernel) -> None:
+    # Seen: a trainer in no cycle died at once, and nobody looked for its model, which was in one.
+    ok(counting, "class Trainer:\n    def __init__(self, name): self.model = node(name)\ntrainer = None")
+    fails(counting, "trainer = Trainer('first'); raise MemoryError", "MemoryError")
+    fails(counting, "trainer = Trainer('second'); raise MemoryError", "MemoryError")
+    assert left_and_full(counting)[0] == ["second"]
+
+
 def test_a_short_cell_gives_its_own_garbage_back(counting: Kernel) -> None:
     ok(counting, "pass", "for _ in range(3): node('n')")
     assert left_and_full(counting) == ([], False)
@@ -151,4 +168,12 @@ def test_a_user_sees_all_objects_and_all_garbage_as_ever(counting: Kernel) -> No
     assert counting.value("any(item is n for item in gc.get_objects())") is True
     assert counting.value("gc.get_freeze_count()") == counting.value("gc.get_freeze_count()")
     ok(counting, "m = node('m'); del m; found = gc.collect()", "%experiment end")
+    assert left_and_full(counting) == ([], True)
+
+
+def test_what_an_older_array_of_objects_led_to_is_looked_for(counting: Kernel) -> None:
+    # Seen: the collector does not look into arrays, and so nobody had noticed that it was there.
+    pytest.importorskip("numpy")
+    ok(counting, "import numpy; array = numpy.array([node('old')], dtype=object)")
+    ok(counting, "%%experiment a\ndel array")
     assert left_and_full(counting) == ([], True)

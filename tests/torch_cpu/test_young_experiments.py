@@ -36,10 +36,12 @@ class Node:
 class Closing:
     def __init__(self, close): self.me, self.close = self, close
     def __del__(self): self.close()
+class Box:
+    def __init__(self, held): self.held = held
 old, older = Node(torch.ones(1 << 19)), {"node": Node(torch.ones(1 << 19))}
-plain = nn.Linear(512, 1024)
+plain, box, weights = nn.Linear(512, 1024), Box(Node(torch.ones(1 << 19))), torch.ones(1 << 19)
 results, x = [], 1
-watch(old=old, older=older["node"], plain=plain)
+watch(old=old, older=older["node"], plain=plain, boxed=box.held, weights=weights)
 """
 
 YOUNG = {
@@ -59,7 +61,7 @@ YOUNG = {
     "a saved result": "y = torch.sigmoid(plain(torch.ones(1 << 10, 512))); results.append(y.sum())",
     "an output": "torch.ones(1 << 19)",
     "a restored name": "x = Node(torch.ones(1 << 19)); old = 1; watch(x=x)",
-    "an old object that dies at once": "del plain",
+    "an old tensor that dies at once": "del weights",
     "an array": "import numpy as np; a = np.ones(1 << 19); results.append(a); b = np.ones(1 << 19)",
 }
 
@@ -71,6 +73,7 @@ FULL = {
         "    inner = Node(torch.ones(1 << 19)); watch(inner=inner)"
     ),
     "an old object that is garbage now": "del old",
+    "an old object that dies at once and leaves what it held": "del box",
     "an old name is bound anew for good": "global old; old = None",
     "a function binds an old name anew": "def f():\n    global older\n    older = 1\nf()",
     "the collector is switched off": "n = Node(torch.ones(1 << 19)); watch(n=n); gc.disable()",
@@ -129,3 +132,27 @@ def test_a_scope_of_several_cells_stays_young(counting: Kernel) -> None:
     assert counting.value("(len(full), len(walks), 'n' in alive())") == (0, 0, False)
     (survivor,) = counting.value("[s.size_bytes for s in ipygpumem.experiments()[-1].survivors]")
     assert survivor == 4 << 19
+
+
+def test_torch_swaps_tensors_after_an_experiment_as_ever(counting: Kernel) -> None:
+    # Seen: "Cannot swap t1 because it has weakref associated with it", from m.double() too.
+    works(counting, "m, tensors, swap = nn.Linear(2, 2), [torch.ones(3), torch.zeros(3)], torch.utils.swap_tensors")
+    works(counting, "first, second = torch.ones(3), torch.zeros(3)")
+    works(counting, "%%experiment a --report none\na = torch.ones(3)")
+    assert counting.value("[len(torch.utils.weakref.getweakrefs(item)) for item in (*tensors, first)]") == [0, 0, 0]
+    works(counting, "swap(*tensors); swap(first, second)")
+    assert counting.value("(tensors[0].sum().item(), first.sum().item())") == (0, 0)
+    works(counting, "torch.__future__.set_swap_module_params_on_conversion(True); m.double();")
+    works(counting, "torch.__future__.set_swap_module_params_on_conversion(False)")
+    works(counting, "mine = weakref.ref(first)")
+    assert counting.run("swap(first, second)").status == "error"
+    works(counting, "%%experiment a --report none\ntensors.append(torch.ones(1 << 19))")
+    assert counting.value("[s.size_bytes for s in ipygpumem.experiments()[-1].survivors]") == [4 << 19]
+
+
+def test_torch_has_its_own_module_back_after_unloading(counting: Kernel) -> None:
+    works(counting, "%%experiment a\nw = torch.ones(3)")
+    assert counting.value("torch.utils.weakref is weakref") is False
+    works(counting, "%unload_ext ipygpumem")
+    assert counting.value("torch.utils.weakref is weakref") is True
+    works(counting, "%load_ext ipygpumem")
