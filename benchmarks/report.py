@@ -35,7 +35,7 @@ def render(section: Section, ours: str, peer: str) -> str:
     """Return a section as Markdown, its columns aligned."""
     heads = ("figure", "target", ours, peer, section.control, "reached")
     met = {None: "too noisy", True: "yes", False: "**no**"}
-    lines = [(r.figure, r.target, r.ours, r.peer, r.control, met[r.met]) for r in section.rows]
+    lines = [(r.figure, r.target, r.ours, r.peer, r.control, met[r.met] if r.target else "") for r in section.rows]
     widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
     table = [_line(heads, widths), "| " + " | ".join("-" * width for width in widths) + " |"]
     table += [_line(line, widths) for line in lines]
