@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from random import Random
-from types import FrameType
-from typing import Any
 
 import pytest
 
 from ipygpumem import garbage
 from ipygpumem.garbage import Garbage, made_since
 from ipygpumem.heap import live_instances
+from tests.tracing import interrupted_at
 
 
 def test_garbage_is_collected_until_nothing_more_dies() -> None:
@@ -305,7 +304,8 @@ def test_an_interrupt_at_any_line_loses_nothing() -> None:
         held, lost = Made(), Made()
         alive = weakref.ref(lost)
         del lost
-        interrupted = strikes(line, lambda collector=collector, mark=mark: collector.collect(mark))  # type: ignore[misc]  # bound now
+        collecting = functools.partial(collector.collect, mark)
+        interrupted = interrupted_at(line, collecting, lambda frame: frame.f_code.co_filename == garbage.__file__)
         collector.collect(mark)
         assert alive() is None, line
         assert [item is held for item in collector.instances(Made)] == [True], line
@@ -313,28 +313,3 @@ def test_an_interrupt_at_any_line_loses_nothing() -> None:
         if not interrupted:
             break
     assert line > 20
-
-
-def strikes(line: int, action: Callable[[], object]) -> bool:
-    """Run ``action`` with an interrupt at the n-th line of the module; return whether there was such a line."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal count
-        if frame.f_code.co_filename != garbage.__file__:
-            return None
-        if event == "line":
-            count += 1
-            if count == line:
-                raise KeyboardInterrupt
-        return trace
-
-    earlier = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        action()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(earlier)
-    return False

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, SimpleNamespace
-from typing import Any
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -18,9 +17,24 @@ from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.session import Session
 from tests.fakes import FakeProbe
+from tests.tracing import interrupted_at
 
 PACKAGE = Path(ipygpumem.__file__).parent
-ENTERING = ("session", "experiments", "cells", "names", "scope", "seeding", "meter", "budget", "budgets", "before")
+ENTERING = (
+    "session",
+    "experiments",
+    "cells",
+    "names",
+    "scope",
+    "seeding",
+    "meter",
+    "budget",
+    "budgets",
+    "before",
+    "watching",
+    "lingering",
+    "garbage",
+)
 
 
 @pytest.fixture
@@ -46,38 +60,20 @@ def fractions(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     return fractions
 
 
-def interrupted_at(line: int, action: Callable[[], object]) -> bool:
-    """Run ``action`` with a Ctrl-C at the ``line``-th line of our code that it runs; return whether it came so far."""
-    seen = 0
+def is_entering(frame: FrameType) -> bool:
+    """Whether a frame is of code that begins something.
 
-    def trace(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal seen
-        path = Path(frame.f_code.co_filename)
-        # Not all: a trace may raise where a signal cannot, as the clock leaves the "with" of its lock; and the first
-        # look at what is alive takes many lines.
-        if path.stem not in ENTERING or not path.is_relative_to(PACKAGE):
-            return None
-        if event in ("line", "return"):
-            seen += 1
-            if seen == line:
-                raise KeyboardInterrupt
-        return trace
-
-    earlier = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        action()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(earlier)
-    return False
+    Not all of ours: a trace may raise where a signal cannot, as the clock leaves the "with" of its lock; and the first
+    look at what is alive takes many lines.
+    """
+    path = Path(frame.f_code.co_filename)
+    return path.stem in ENTERING and path.is_relative_to(PACKAGE)
 
 
 def every_interrupt(action: Callable[[], object]) -> Iterator[int]:
     """Interrupt ``action`` at each line in turn, and yield after each."""
     line = 1
-    while interrupted_at(line, action):
+    while interrupted_at(line, action, is_entering, events=("line", "return")):
         yield line
         line += 1
     assert line > 10

@@ -165,3 +165,26 @@ def test_a_cell_counts_for_the_scope_of_its_own_shell(subshell: Subshell) -> Non
     works(notebook, "%experiment end")
     assert len(notebook.value("[cell.source_line for cell in ipygpumem.experiments()[-1].cells]")) <= 3
     assert "y = 2" not in notebook.value("[cell.source_line for cell in ipygpumem.experiments()[-1].cells]")
+
+
+def test_an_end_takes_garbage_that_another_shells_cell_has_made_old(notebook: Kernel, subshell: Subshell) -> None:
+    works(
+        notebook,
+        "import weakref\nclass Node:\n    def __init__(self): self.me = self\nbegun.clear(); go_on.clear(); alive = []",
+    )
+    works(notebook, "%experiment start a")
+    works(notebook, "n = Node(); alive.append(weakref.ref(n))")
+    subshell.works("m = Node(); many = [[] for _ in range(50_000)]", "del many")
+    works(notebook, "%experiment end")
+    assert notebook.value("('n' in globals(), 'm' in globals(), alive[0]() is None)") == (False, True, True)
+
+
+def test_an_end_beside_a_running_cell_of_another_shell_takes_its_own_garbage(
+    notebook: Kernel, subshell: Subshell
+) -> None:
+    works(notebook, "import weakref\nclass Node:\n    def __init__(self): self.me = self\nalive = []")
+    subshell.send("begun.set(); go_on.wait(); theirs = Node()")
+    steps.works(notebook, "%%experiment a\nbegun.wait(); n = Node(); alive.append(weakref.ref(n)); Node();")
+    assert notebook.value("('n' in globals(), alive[0]() is None)") == (False, True)
+    subshell.let_go_on()
+    assert notebook.value("type(theirs).__name__") == "Node"

@@ -78,6 +78,7 @@ FULL = {
     "a function binds an old name anew": "def f():\n    global older\n    older = 1\nf()",
     "the collector is switched off": "n = Node(torch.ones(1 << 19)); watch(n=n); gc.disable()",
     "the heap is frozen and thawed": "n = Node(torch.ones(1 << 19)); watch(n=n); gc.freeze(); gc.unfreeze()",
+    "the heap is frozen": "n = Node(torch.ones(1 << 19)); watch(n=n); gc.freeze()",
     "a finaliser runs": "c = Closing(lambda: None); watch(c=c)",
     "a finaliser frees what is old": "c = Closing(older.clear); watch(c=c)",
     "a callback frees what is old": (
@@ -96,7 +97,7 @@ def ends(kernel: Kernel, code: str) -> tuple[Any, int, int]:
     works(kernel, "full.clear(); walks.clear()")
     works(kernel, "%%experiment a\n" + code)
     seen, full, walks = kernel.value("(seen(ipygpumem.experiments()[-1]), len(full), len(walks))")
-    works(kernel, "gc.enable(); gc.collect(); watched.clear()")
+    works(kernel, "gc.enable(); gc.unfreeze(); gc.collect(); watched.clear()")
     return seen, full, walks
 
 

@@ -1,0 +1,39 @@
+"""A Ctrl-C at a line of our own code, line by line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+
+def interrupted_at(
+    line: int,
+    action: Callable[[], object],
+    is_ours: Callable[[FrameType], bool],
+    *,
+    events: tuple[str, ...] = ("line",),
+) -> bool:
+    """Run ``action`` with a Ctrl-C at the ``line``-th line of our code that it runs; return whether it came so far."""
+    seen = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal seen
+        if not is_ours(frame):
+            return None
+        if event in events:
+            seen += 1
+            if seen == line:
+                raise KeyboardInterrupt
+        return trace
+
+    earlier = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(earlier)
+    return False
