@@ -89,10 +89,28 @@ def _describe_tensor(torch: Any, tensor: Any) -> Array | None:
             storage = base.untyped_storage(tensor)
             size, key = storage.nbytes(), ("torch", int(storage._cdata))
         except (RuntimeError, NotImplementedError):  # sparse tensors have no storage of their own
-            size, key = base.numel(tensor) * base.element_size(tensor), ("object", id(tensor))
+            size, key = _sparse_bytes(base, tensor), ("object", id(tensor))
     if device.type == "meta":
         size = 0
     return Array(type_name(tensor), shape, str(dtype).removeprefix("torch."), str(device), size, key)
+
+
+_COMPRESSED_ROWS = ("crow_indices", "col_indices", "values")
+_COMPRESSED_COLUMNS = ("ccol_indices", "row_indices", "values")
+SPARSE_PARTS = {
+    "sparse_coo": ("_indices", "_values"),
+    **dict.fromkeys(("sparse_csr", "sparse_bsr"), _COMPRESSED_ROWS),
+    **dict.fromkeys(("sparse_csc", "sparse_bsc"), _COMPRESSED_COLUMNS),
+}
+"""The methods that give the tensors of which a sparse one is made, by its layout."""
+
+
+def _sparse_bytes(base: Any, tensor: Any) -> int:
+    """Return what a sparse tensor's parts take; of another layout without a storage, its elements times their size."""
+    names = SPARSE_PARTS.get(str(base.layout.__get__(tensor)).removeprefix("torch."))
+    if names is None:
+        return int(base.numel(tensor) * base.element_size(tensor))
+    return sum(int(base.untyped_storage(getattr(base, name)(tensor)).nbytes()) for name in names)
 
 
 def storage_key(value: Any) -> tuple[str, int] | None:

@@ -14,7 +14,7 @@ from itertools import compress, count, repeat
 from operator import attrgetter, is_
 from typing import Any
 
-from ipygpumem.arrays import answers_itself, library_type, samples, slots
+from ipygpumem.arrays import SPARSE_PARTS, answers_itself, library_type, samples, slots
 from ipygpumem.columns import CHUNK, Column, at, chunks, places_of, type_identities
 from ipygpumem.kinds import instance_dict, is_kind, text_of
 
@@ -215,12 +215,8 @@ class Reader:
             yield from self._attributes(tensor)
             return
         layout = str(self.base.layout.__get__(tensor)).removeprefix("torch.")
-        if layout == "sparse_coo":
-            yield from (self.base._indices(tensor), self.base._values(tensor))
-        elif layout in ("sparse_csr", "sparse_bsr"):
-            yield from (self.base.crow_indices(tensor), self.base.col_indices(tensor), self.base.values(tensor))
-        elif layout in ("sparse_csc", "sparse_bsc"):
-            yield from (self.base.ccol_indices(tensor), self.base.row_indices(tensor), self.base.values(tensor))
+        if layout in SPARSE_PARTS:
+            yield from (getattr(self.base, name)(tensor) for name in SPARSE_PARTS[layout])
         elif self._is_quantized(tensor) and "per_channel" in str(self.base.qscheme(tensor)):
             yield from (self.base.q_per_channel_scales(tensor), self.base.q_per_channel_zero_points(tensor))
 
