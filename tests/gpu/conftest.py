@@ -13,20 +13,31 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.support import Card, ready, run_ok
+from tests.gpu.support import Card, is_simulated, ready, run_ok
 from tests.kernel import Kernel
 
 HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark this folder's tests, and skip them where there is nothing to test on."""
+    """Mark this folder's tests, and skip them where there is nothing to test on, or not what they need."""
     ours = [item for item in items if HERE in item.path.parents]
     reason = why_not() if ours else None
     for item in ours:
         item.add_marker(pytest.mark.gpu)
-        if reason is not None:
-            item.add_marker(pytest.mark.skip(reason=reason))
+        why = reason or _unfit(item)
+        if why is not None:
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
+def _unfit(item: pytest.Item) -> str | None:
+    """Return why a test cannot run on the kind of card that is here, or None."""
+    hardware = item.get_closest_marker("hardware")
+    if hardware is not None and is_simulated():
+        return f"needs {hardware.args[0]}: hardware only"
+    if item.get_closest_marker("simulated") is not None and not is_simulated():
+        return "needs cards of a chosen number and size, or a fault on demand: simulated card only"
+    return None
 
 
 def why_not() -> str | None:
@@ -93,6 +104,23 @@ def figure(record_property: Callable[[str, object], None]) -> Callable[[str], No
         record_property("figure", text)
 
     return note
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """A function that chooses the simulated cards of the processes started from then on: ``machine(cards=2, gib=8)``.
+
+    No other test's process is on them.
+    """
+
+    def choose(*, cards: int = 1, gib: float = 24, **more: object) -> None:
+        monkeypatch.setenv("SIM_DEVICES", str(cards))
+        monkeypatch.setenv("SIM_TOTAL_MIB", str(round(gib * 1024)))
+        monkeypatch.setenv("SIM_TABLE", str(tmp_path / "machine"))
+        for name, value in more.items():
+            monkeypatch.setenv(f"SIM_{name.upper()}", str(value))
+
+    return choose
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -20,6 +21,14 @@ from tests.kernel import Kernel, Reply
 DEVICE = "cuda:0"
 ROUNDING = 16 * MIB
 """Reports show GiB with two decimals (5 MiB to either side), and the driver hands out pages of 2 MiB."""
+
+
+@functools.cache
+def is_simulated() -> bool:
+    """Whether the driver here is that of simulated cards (tests/simulated_gpu)."""
+    nvml = importlib.import_module("pynvml")
+    nvml.nvmlInit()
+    return "simulated" in str(nvml.nvmlSystemGetDriverVersion())
 
 
 def run_ok(kernel: Kernel, code: str, **options: Any) -> Reply:
