@@ -44,6 +44,17 @@ def ready(kernel: Kernel) -> None:
     run_ok(kernel, "import gc, sys\nimport torch\ntorch.ones(1, device='cuda').add_(1).cpu()\nNone")
 
 
+@contextmanager
+def started_kernel(**settings: str) -> Iterator[Kernel]:
+    """A kernel with the extension loaded, in an environment with ``settings``."""
+    kernel = Kernel(env={**os.environ, **settings})
+    try:
+        run_ok(kernel, "%load_ext ipygpumem")
+        yield kernel
+    finally:
+        kernel.close()
+
+
 def break_context(kernel: Kernel) -> Reply:
     """Run a cell that ends in a device-side assert: no call to the device works in this process from then on.
 

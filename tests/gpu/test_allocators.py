@@ -1,14 +1,13 @@
-"""torch's other allocators: expandable segments, and CUDA's own stream-ordered one."""
+"""Other allocators of torch: expandable segments, and CUDA's own stream-ordered one."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from ipygpumem.units import MIB
-from tests.gpu.support import DEVICE, Card, allocated, cuda_usage, ready, recovery, run_ok, size_after
+from tests.gpu.support import DEVICE, Card, allocated, cuda_usage, ready, recovery, run_ok, size_after, started_kernel
 from tests.kernel import Kernel
 
 SETTINGS = {"expandable segments": "expandable_segments:True", "cudaMallocAsync": "backend:cudaMallocAsync"}
@@ -23,14 +22,12 @@ def fail():
 @pytest.fixture(params=SETTINGS.values(), ids=SETTINGS.keys())
 def other_allocator(request: pytest.FixtureRequest) -> Iterator[Kernel]:
     """A kernel whose torch allocates in another way."""
-    kernel = Kernel(env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": request.param})
-    run_ok(kernel, "%load_ext ipygpumem")
-    ready(kernel)
-    yield kernel
-    kernel.close()
+    with started_kernel(PYTORCH_CUDA_ALLOC_CONF=request.param) as kernel:
+        ready(kernel)
+        yield kernel
 
 
-def test_a_cell_an_oom_and_an_experiment(other_allocator: Kernel, card: Card, figure: Callable[[str], None]) -> None:
+def test_a_cell_an_oom_and_an_experiment(other_allocator: Kernel, card: Card) -> None:
     """A cell's figures are torch's, an OOM's memory comes back, and an experiment's end gives the card its memory."""
     kernel = other_allocator
     run_ok(kernel, "x = torch.empty(64 << 20, dtype=torch.uint8, device='cuda'); y = torch.empty_like(x); del y")
@@ -45,7 +42,6 @@ def test_a_cell_an_oom_and_an_experiment(other_allocator: Kernel, card: Card, fi
     )
     assert allocated(kernel) == live
     assert card.settle() - used <= 0
-    figure(f"the card is at {card.used_bytes - used:+} bytes after an OOM and an experiment")
 
 
 def test_status(other_allocator: Kernel) -> None:

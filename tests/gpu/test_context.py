@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -14,10 +13,12 @@ from tests.gpu.support import (
     Card,
     allocated,
     cuda_usage,
+    is_simulated,
     other_process,
     ready,
     run_ok,
     size_after,
+    started_kernel,
     table_row,
 )
 from tests.kernel import Kernel
@@ -109,15 +110,25 @@ def _check_others(
     figure(f"others {row['others']} in {len(sizes)} processes, used {row['device used']}, total {row['total']}")
 
 
-def test_an_unused_device_stays_unused(kernel: Kernel, torch: Any) -> None:
+USERS_OF_THE_SECOND = """
+import pynvml
+pynvml.nvmlInit()
+second = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(1).uuid}")
+users = [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(second)]
+"""
+
+
+def test_an_unused_device_stays_unused(machine: Callable[..., None]) -> None:
     """With several devices each is measured by itself, and one that the user has not used gets no context."""
-    if torch.cuda.device_count() < 2:
-        pytest.skip("only one device is visible")
-    second = Card.of(torch.cuda.get_device_properties(1))
-    ready(kernel)
-    before = second.settle()
-    run_ok(kernel, "x = torch.empty(64 << 20, dtype=torch.uint8, device='cuda:0')")
-    assert cuda_usage(kernel).delta_bytes == 64 * MIB
-    assert cuda_usage(kernel, "cuda:1").peak_bytes == 0
-    run_ok(kernel, "%gpumem status")
-    assert second.settle() - before < MIB
+    if is_simulated():
+        machine(cards=2)
+    with started_kernel() as kernel:
+        ready(kernel)
+        if kernel.value("torch.cuda.device_count()") < 2:
+            pytest.skip("only one device is visible")
+        run_ok(kernel, "x = torch.empty(64 << 20, dtype=torch.uint8, device='cuda:0')")
+        assert cuda_usage(kernel).delta_bytes == 64 * MIB
+        assert cuda_usage(kernel, "cuda:1").peak_bytes == 0
+        run_ok(kernel, "%gpumem status")
+        run_ok(kernel, USERS_OF_THE_SECOND)
+        assert kernel.value("__import__('os').getpid() in users") is False

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from ipygpumem.units import GIB, MIB
-from tests.gpu.support import DEVICE, Card, other_process, ready, run_ok, script
-from tests.kernel import Kernel
+from tests.gpu.support import DEVICE, Card, other_process, ready, run_ok, script, started_kernel
 
 READ = """
 import json, torch
@@ -131,14 +130,9 @@ def test_a_card_that_could_be_split(machine: Callable[..., None]) -> None:
 def test_processes_that_the_driver_does_not_tell(machine: Callable[..., None], processes: str, why: str) -> None:
     """Where the driver does not tell other processes, %gpumem status says why, and gives no figure for them."""
     machine(processes=processes)
-    kernel = Kernel()
-    try:
-        run_ok(kernel, "%load_ext ipygpumem")
+    with started_kernel() as kernel, other_process(700):
         ready(kernel)
-        with other_process(700):
-            (status,) = run_ok(kernel, "%gpumem status").reports("status")
-    finally:
-        kernel.close()
+        (status,) = run_ok(kernel, "%gpumem status").reports("status")
     assert f"other processes: {why}" in status
     assert "others" not in status
     assert "unknown: context, libraries and other processes" in status
