@@ -151,7 +151,7 @@ def _headline(kind: str, found: list[Section], run: Run | None) -> str:
 def _short(run: Run, item: Statement, kind: str) -> str:
     if item.only not in (None, kind):
         return f"for {_other(kind)} only"
-    return run.outcome(item) or "without a result"
+    return run.outcome(item) or NOT_YET
 
 
 def _other(kind: str) -> str:
@@ -165,8 +165,8 @@ def _cell_of(item: Statement, kind: str, run: Run | None) -> str:
         return "not run: " + "; ".join(dict.fromkeys(result["reason"] for result in run.of(item)))
     if item.only not in (None, kind):
         return f"for {_other(kind)} only"
-    if run is None:
-        return NOT_YET
+    if run is None or (outcome is None and run.suite_exit in (0, 1)):
+        return NOT_YET  # the statement is newer than the run
     if outcome is None:
         return f"no result: the suite ended with exit code {run.suite_exit}"
     text = f"**{outcome}**" if outcome == "failed" else outcome
