@@ -107,18 +107,41 @@ class DeviceLimits:
                 continue
             total = cuda.get_device_properties(index).total_memory
             self._limit(cuda, index, size, total, outer.get(f"cuda:{index}", total))
+        for name, limit in self.limits.items():
+            self._shrink(cuda, name, limit)
 
     def _limit(self, cuda: Any, index: int, size: int, total: int, outer: int) -> None:
         known = getattr(cuda, "get_per_process_memory_fraction", None)  # torch 2.8
         try:
             earlier = float(known(index)) if known is not None else min(1.0, outer / total)
             self._earlier[index] = earlier  # first: an interrupt may come after the change
-            cuda.set_per_process_memory_fraction(min(size / total, earlier), index)
+            _set_fraction(cuda, index, min(size / total, earlier))
         except Exception as error:  # a broken context: the code under the budget will say so itself
             self._earlier.pop(index, None)
             self.notes.append(f"budget: cuda:{index} cannot be limited ({type(error).__name__}: {error})")
             return
         self.limits[f"cuda:{index}"] = min(size, int(earlier * total))
+
+    def _shrink(self, cuda: Any, name: str, limit: int) -> None:
+        """Give back what the allocator has cached above ``limit``, and note what stays above it.
+
+        The limit holds for what torch gets from the device. What it has got already it goes on handing out.
+        """
+        if cuda.memory_reserved(name) <= limit:
+            return
+        try:
+            cuda.empty_cache()
+        except Exception as error:  # as above
+            self.notes.append(f"budget: the cache of {name} cannot be emptied ({type(error).__name__}: {error})")
+            return
+        live, reserved = cuda.memory_allocated(name), cuda.memory_reserved(name)
+        allowed = f"more than the {format_bytes(limit)} allowed"
+        if live > limit:
+            text = f"live tensors hold {format_bytes(live)} of {name} already, {allowed}: torch gets no more from the "
+            self.notes.append(f"budget: {text}device until enough of them are freed")
+        elif reserved > limit and _counts_reserved(cuda):
+            text = f"{format_bytes(reserved)} of {name} stay reserved, {allowed}: {format_bytes(live)} of live tensors"
+            self.notes.append(f"budget: {text}, and gaps or pools; tensors that fit into these are given all the same")
 
     def restore(self) -> None:
         """Let each device have what it had before."""
@@ -126,7 +149,7 @@ class DeviceLimits:
         while cuda is not None and self._earlier:
             index, earlier = next(iter(self._earlier.items()))
             try:
-                cuda.set_per_process_memory_fraction(earlier, index)
+                _set_fraction(cuda, index, earlier)
             except Exception as error:  # a broken context must not keep an experiment from its end
                 self.notes.append(f"budget: cuda:{index} stays limited ({type(error).__name__}: {error})")
             del self._earlier[index]
@@ -138,6 +161,18 @@ def _cuda() -> Any | None:
         return None
     torch: Any = importlib.import_module("torch")
     return torch.cuda if torch.cuda.is_available() else None
+
+
+def _set_fraction(cuda: Any, index: int, fraction: float) -> None:
+    """Set torch's limit; older versions leave the device current whose limit they set."""
+    with cuda.device(index):
+        cuda.set_per_process_memory_fraction(fraction, index)
+
+
+def _counts_reserved(cuda: Any) -> bool:
+    """Whether the limit holds for what is reserved; ``cudaMallocAsync`` counts what is in use."""
+    backend = getattr(cuda, "get_allocator_backend", None)
+    return backend is None or backend() == "native"
 
 
 def _in_use(cuda: Any) -> list[int]:

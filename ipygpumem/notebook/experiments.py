@@ -152,6 +152,11 @@ class Experiment:
         return time.perf_counter() - self._started
 
     @property
+    def limit_notes(self) -> tuple[str, ...]:
+        """What its budget cannot limit, in words."""
+        return self._budget.notes if self._budget is not None else ()
+
+    @property
     def cells(self) -> tuple[CellRecord, ...]:
         """Its finished cells so far."""
         return tuple(self._cells)
@@ -385,7 +390,7 @@ class Experiment:
             names = ", ".join(held.name for held in at_end.waiting)
             notes.append(f"the shadowed objects that are back ({names}) held {format_bytes(size)} meanwhile")
         if self._budget is not None:
-            notes += [*self._budget.notes, *self._budget.crossings]
+            notes += [*self.limit_notes, *self._budget.crossings]
         notes += self._remarks
         notes += [f"{step.name}: {step.error}" for step in self._steps if step.error]
         return notes
