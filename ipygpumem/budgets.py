@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from ipygpumem import tracebacks
 from ipygpumem.errors import BudgetError, UnitError
 from ipygpumem.meter import Measurement, Meter
 from ipygpumem.model import Record, Usage
@@ -22,6 +23,17 @@ from ipygpumem.probes.host import HostProbe
 from ipygpumem.units import MIB, format_bytes, parse_bytes
 
 _DEVICE = re.compile(r"cuda:\d+")
+
+# What torch says when memory runs out: the caching allocator since 2.1 and before, and cudaMallocAsync.
+_BYTES = r"([\d.]+ (?:bytes|[KMGT]iB))"
+_OF_CUDA = re.compile(r"\b(?:CUDA|HIP) out of memory\b.*?\bGPU (\d+)|Allocation on device (\d+) would", re.DOTALL)
+_ALLOWED = re.compile(rf"{_BYTES} allowed; |PyTorch limit[^:]*: {_BYTES}")
+_REQUESTED = re.compile(rf"Tried to allocate {_BYTES}|Requested\s*: {_BYTES}")
+_FREE = re.compile(rf"of which {_BYTES} is free|; {_BYTES} free; |Free \(according to CUDA\): {_BYTES}")
+_TAKEN = re.compile(
+    rf"{_BYTES} is allocated by PyTorch|{_BYTES} is reserved by PyTorch but|{_BYTES} reserved in total by PyTorch"
+    rf"|Currently allocated\s*: {_BYTES}"
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,50 @@ class BudgetRecord(Record):
     crossings: tuple[str, ...]
     """Where the host's limit was crossed, in words."""
     notes: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+    """What an accelerator's limit refused, in words, where the error ended a cell or the block."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A request that a limit on torch's allocator refused, whoever has set it."""
+
+    device: str
+    limit_bytes: int
+    requested_bytes: int
+    free_bytes: int
+    """What the device itself had free then."""
+
+    def is_by(self, limit_bytes: int) -> bool:
+        """Whether ``limit_bytes`` is that limit, as far as torch's text tells: it has two decimals."""
+        return abs(limit_bytes - self.limit_bytes) <= self.limit_bytes // 100
+
+    def told(self, who: str) -> str:
+        """Return in words what ``who`` refused."""
+        asked, free = format_bytes(self.requested_bytes), format_bytes(self.free_bytes)
+        if self.free_bytes >= self.requested_bytes:
+            return f"{who} refused {asked} of {self.device}, and not the device: {free} of it were free"
+        return f"{who} refused {asked} of {self.device}; the device had less than that free, too: {free}"
+
+
+def refusal(message: str) -> Refusal | None:
+    """Return what torch's out-of-memory error says of the limit that refused; None if the device did.
+
+    torch asks its limit first, and counts what it has reserved (``cudaMallocAsync``: what is in use).
+    """
+    device, limit = _OF_CUDA.search(message), _first_size(_ALLOWED, message)
+    requested, free = _first_size(_REQUESTED, message), _first_size(_FREE, message)
+    if device is None or limit is None or requested is None or free is None:
+        return None
+    taken = sum(parse_bytes(size) for sizes in _TAKEN.findall(message) for size in sizes if size)
+    if free < requested and taken + requested <= limit:
+        return None
+    return Refusal(f"cuda:{device[1] or device[2]}", limit, requested, free)
+
+
+def _first_size(pattern: re.Pattern[str], message: str) -> int | None:
+    match = pattern.search(message)
+    return None if match is None else parse_bytes(next(filter(None, match.groups())))
 
 
 def parse_budget(text: str) -> dict[str, int]:
@@ -188,14 +244,21 @@ class Budget:
         sizes: bytes of ``gpu``, ``ram`` or ``cuda:N``.
         meter: tells the peak.
         outer: gives the limits of the budgets around this one.
+        of: whose it is, in words.
     """
 
     def __init__(
-        self, sizes: Mapping[str, int], meter: Meter, outer: Callable[[], Mapping[str, int]] | None = None
+        self,
+        sizes: Mapping[str, int],
+        meter: Meter,
+        outer: Callable[[], Mapping[str, int]] | None = None,
+        of: str = "the with block",
     ) -> None:
         self.sizes = dict(sizes)
         self.record: BudgetRecord | None = None
         self.crossings: list[str] = []
+        self.refusals: list[str] = []
+        self._of = of
         self._meter = meter
         self._outer = outer
         self._devices = DeviceLimits()
@@ -234,6 +297,16 @@ class Budget:
         """Whether the host's memory is above its limit."""
         return "ram" in self.sizes and rss_bytes > self.sizes["ram"]
 
+    def note_refusal(self, found: Refusal) -> str:
+        """Remember that this budget refused memory, and return that in words; empty if another limit did."""
+        size = self.sizes.get(found.device, self.sizes.get("gpu"))
+        if size is None or found.device not in self.limits or not found.is_by(size):
+            return ""
+        text = found.told(f"the budget of {self._of} ({format_bytes(size)})")
+        if text not in self.refusals:
+            self.refusals.append(text)
+        return text
+
     def note_crossing(self, where: str, peak_bytes: int) -> str:
         """Remember that the host's limit was crossed, and return that in words."""
         limit = format_bytes(self.sizes["ram"])
@@ -251,7 +324,8 @@ class Budget:
             if host is not None and not self.crossings and self.crossed(host.peak_bytes):
                 self.note_crossing(where, host.peak_bytes)
             peaks = {device: usages[device].peak_bytes for device in self.limits if device in usages}
-            self.record = BudgetRecord(self.limits, peaks, tuple(self.crossings), self.notes)
+            crossings, refusals = tuple(self.crossings), tuple(self.refusals)
+            self.record = BudgetRecord(self.limits, peaks, crossings, self.notes, refusals)
         return self.record
 
     def __enter__(self) -> Budget:
@@ -282,8 +356,20 @@ class ScriptBudget(Budget):
         import warnings  # only a crossing needs it
 
         try:
-            record = self.stop()
+            if error is not None:
+                self._add_refusal(error)
         finally:
-            self._meter.close()
+            try:
+                record = self.stop()
+            finally:
+                self._meter.close()
         for crossing in record.crossings:
             warnings.warn(f"ipygpumem: {crossing}", ResourceWarning, stacklevel=2)
+
+    def _add_refusal(self, error: BaseException) -> None:
+        """Say in the error that this budget refused the memory: its own text speaks of the device."""
+        found = refusal(tracebacks.classify(error).message)
+        text = self.note_refusal(found) if found is not None else ""
+        add_note: Any = getattr(BaseException, "add_note", None)  # Python 3.11
+        if text and add_note is not None:
+            add_note(error, f"ipygpumem: {text}")

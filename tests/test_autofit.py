@@ -203,6 +203,7 @@ def test_a_budget_takes_the_devices_place() -> None:
     ("error", "message", "device"),
     [
         ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total", "cuda:1"),
+        ("OutOfMemoryError", "Allocation on device 1 would exceed allowed memory. (out of memory)", "cuda:1"),
         ("OutOfMemoryError", "CUDA out of memory.", "cuda:0"),
         ("RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes", "cpu"),
         ("MemoryError", "", "cpu"),

@@ -7,7 +7,8 @@ from contextlib import closing
 
 import pytest
 
-from tests.gpu.support import allocated, run_ok
+from ipygpumem.units import format_bytes
+from tests.gpu.support import allocated, recovery, run_ok
 from tests.kernel import Kernel
 
 
@@ -20,8 +21,26 @@ def test_what_is_above_the_budget_is_refused(gpu_kernel: Kernel) -> None:
     run_ok(gpu_kernel, "%gpumem free")
     reply = gpu_kernel.run(f"%%experiment small --budget gpu=1GiB\n{take(2)}")
     assert reply.error == "OutOfMemoryError"
-    assert len(reply.reports("recovery")) == 1
+    refusal = "the budget of experiment small (1.00 GiB) refused 2.00 GiB of cuda:0, and not the device:"
+    assert refusal in recovery(reply)
+    assert refusal in reply.reports("experiment")[0]
     run_ok(gpu_kernel, f"{take(2)}; del x")
+
+
+def test_the_budget_of_a_block_is_named(gpu_kernel: Kernel) -> None:
+    """After an OOM under a budget the report names the budget, and a limit of the user's own as torch's."""
+    run_ok(gpu_kernel, "import ipygpumem\n%gpumem free")
+    reply = gpu_kernel.run(f"with ipygpumem.budget(gpu='1GiB'):\n    {take(2)}")
+    assert "the budget of the with block (1.00 GiB) refused 2.00 GiB of cuda:0, and not" in recovery(reply)
+    run_ok(gpu_kernel, "torch.cuda.set_per_process_memory_fraction(1 / 8)")
+    try:
+        total = gpu_kernel.value("torch.cuda.get_device_properties(0).total_memory")
+        reply = gpu_kernel.run(take(total / 4 / 2**30))
+        said = f"the limit of {format_bytes(total // 8)} on torch's allocator refused"
+        assert said in recovery(reply)
+    finally:
+        run_ok(gpu_kernel, "torch.cuda.set_per_process_memory_fraction(1.0)")
+    assert "refused" not in recovery(gpu_kernel.run(take(total / 2**29)))
 
 
 def test_what_is_below_the_budget_is_given(gpu_kernel: Kernel) -> None:
@@ -124,4 +143,5 @@ def test_a_card_that_is_not_used_is_left_alone(machine: Callable[..., None]) -> 
         run_ok(kernel, f"%load_ext ipygpumem\nimport torch, pynvml\npynvml.nvmlInit()\n{take(2)}; del x")
         run_ok(kernel, "%%experiment small --budget gpu=1GiB\nx = torch.ones(9, device='cuda')")
         users = "len(pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex({})))"
+        assert kernel.value("torch.cuda.get_per_process_memory_fraction(1)") == 1.0
         assert [kernel.value(users.format(index)) for index in (0, 1)] == [1, 0]
