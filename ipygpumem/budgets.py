@@ -197,7 +197,8 @@ class DeviceLimits:
             self.notes.append(f"budget: {text}device until enough of them are freed")
         elif reserved > limit and _counts_reserved(cuda):
             text = f"{format_bytes(reserved)} of {name} stay reserved, {allowed}: {format_bytes(live)} of live tensors"
-            self.notes.append(f"budget: {text}, and gaps or pools; tensors that fit into these are given all the same")
+            text += ", and gaps beside them or pools of CUDA graphs; what fits into gaps is given all the same"
+            self.notes.append(f"budget: {text}")
 
     def restore(self) -> None:
         """Let each device have what it had before."""

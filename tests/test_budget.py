@@ -168,8 +168,8 @@ def test_a_cache_above_the_limit_is_emptied(reserved: int, emptied: int, use: An
         (
             GIB,
             2 * GIB,
-            "2.00 GiB of cuda:0 stay reserved, more than the 1.00 GiB allowed: 1.00 GiB of live tensors, and "
-            "gaps or pools; tensors that fit into these are given all the same",
+            "2.00 GiB of cuda:0 stay reserved, more than the 1.00 GiB allowed: 1.00 GiB of live tensors, and gaps "
+            "beside them or pools of CUDA graphs; what fits into gaps is given all the same",
         ),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import closing
 
@@ -107,8 +108,34 @@ def test_gaps_between_tensors_may_be_filled_beyond_the_budget(gpu_kernel: Kernel
     assert reply.error == "OutOfMemoryError"
     (report,) = reply.reports("experiment")
     assert "3.00 GiB of cuda:0 stay reserved, more than the 1.00 GiB" in report
-    assert "tensors that fit into these are given" in report
+    assert "what fits into gaps is given all the same" in report
     run_ok(gpu_kernel, "del parts")
+
+
+def test_the_pool_of_a_graph_counts(gpu_kernel: Kernel) -> None:
+    """What a CUDA graph keeps for itself counts against a budget, is said, and serves no other tensor."""
+    run_ok(
+        gpu_kernel,
+        f"%gpumem free\ngraph = torch.cuda.CUDAGraph()\nwith torch.cuda.graph(graph):\n    {take(2)}\n"
+        "    y = torch.zeros(9, device='cuda')\n    del x",
+    )
+    reply = gpu_kernel.run(f"%%experiment small --budget gpu=1GiB\n{take(0.5)}")
+    assert reply.error == "OutOfMemoryError"
+    (report,) = reply.reports("experiment")
+    assert re.search(r"2\.0\d GiB of cuda:0 stay reserved, more than the 1.00 GiB.*pools of CUDA graphs", report)
+    run_ok(gpu_kernel, "del graph, y")
+    run_ok(gpu_kernel, f"%%experiment small --budget gpu=1GiB\n{take(0.5)}")
+
+
+def test_cuda_malloc_async(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the backend cudaMallocAsync a budget refuses live tensors above it, and the report names it."""
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
+    with closing(Kernel()) as kernel:
+        run_ok(kernel, f"%load_ext ipygpumem\nimport torch\n{take(2)}; del x")
+        run_ok(kernel, f"%%experiment small --budget gpu=1GiB\n{take(0.5)}")
+        reply = kernel.run(f"%%experiment small --budget gpu=1GiB\n{take(1.5)}")
+        assert "the budget of experiment small (1.00 GiB) refused 1.50 GiB of cuda:0, and not" in recovery(reply)
+        assert "stay reserved" not in reply.reports("experiment")[0]
 
 
 def test_a_budget_inside_another_empties_the_cache_once_more(gpu_kernel: Kernel) -> None:
@@ -144,4 +171,5 @@ def test_a_card_that_is_not_used_is_left_alone(machine: Callable[..., None]) -> 
         run_ok(kernel, "%%experiment small --budget gpu=1GiB\nx = torch.ones(9, device='cuda')")
         users = "len(pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex({})))"
         assert kernel.value("torch.cuda.get_per_process_memory_fraction(1)") == 1.0
+        assert not kernel.value("torch._C._cuda_hasPrimaryContext(1)")
         assert [kernel.value(users.format(index)) for index in (0, 1)] == [1, 0]
