@@ -595,11 +595,11 @@ def test_nothing_fits_in_an_experiment_before_any_traceback_was_shown(kernel: Ke
 
 
 def test_an_interrupt_in_the_third_try_leaves_what_it_leaves_in_a_plain_cell(notebook: Kernel) -> None:
-    works(notebook, "import time; bound = 'old'")
+    works(notebook, "from tests.waiting import announce; bound = 'old'")
     reply = notebook.run(
         "%%autofit size=800\nbound = size\nif size == 200:\n    held = Big(); watched.append(weakref.ref(held))\n"
-        "    time.sleep(60)\nwork(size)",
-        interrupt_after=2.5,
+        "    announce()\nwork(size)",
+        interrupt_when="waits here",
     )
     assert reply.error == "KeyboardInterrupt"
     assert notebook.value("size, bound, alive()") == (200, 200, 1)
