@@ -105,8 +105,8 @@ def test_a_terminal_shows_the_bar_above_the_live_line(tmp_path: Path) -> None:
     from tests.terminal import Terminal
 
     terminal = Terminal(tmp_path)
-    for line in ("from tests.waiting import until", "from ipygpumem.notebook import tensors", "real = tensors.survey.take"):
-        terminal.run(line)
+    terminal.run("from tests.waiting import until; from ipygpumem.notebook import tensors")
+    terminal.run("real = tensors.survey.take")
     terminal.run(f"tensors.survey.take = lambda *a, **k: (until({str(tmp_path / 'seen')!r}), real(*a, **k))[1]")
     terminal.type("%gpumem tensors")
     terminal.watch(lambda: any(row.startswith("ipygpumem: tensors and arrays:") for row in terminal.rows))
