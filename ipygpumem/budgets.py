@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from ipygpumem import tracebacks
 from ipygpumem.errors import BudgetError, UnitError
 from ipygpumem.meter import Measurement, Meter
 from ipygpumem.model import Record, Usage
@@ -22,6 +23,17 @@ from ipygpumem.probes.host import HostProbe
 from ipygpumem.units import MIB, format_bytes, parse_bytes
 
 _DEVICE = re.compile(r"cuda:\d+")
+
+# What torch says when memory runs out: the caching allocator since 2.1 and before, and cudaMallocAsync.
+_BYTES = r"([\d.]+ (?:bytes|[KMGT]iB))"
+_OF_CUDA = re.compile(r"\b(?:CUDA|HIP) out of memory\b.*?\bGPU (\d+)|Allocation on device (\d+) would", re.DOTALL)
+_ALLOWED = re.compile(rf"{_BYTES} allowed; |PyTorch limit[^:]*: {_BYTES}")
+_REQUESTED = re.compile(rf"Tried to allocate {_BYTES}|Requested\s*: {_BYTES}")
+_FREE = re.compile(rf"of which {_BYTES} is free|; {_BYTES} free; |Free \(according to CUDA\): {_BYTES}")
+_TAKEN = re.compile(
+    rf"{_BYTES} is allocated by PyTorch|{_BYTES} is reserved by PyTorch but|{_BYTES} reserved in total by PyTorch"
+    rf"|Currently allocated\s*: {_BYTES}"
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,50 @@ class BudgetRecord(Record):
     crossings: tuple[str, ...]
     """Where the host's limit was crossed, in words."""
     notes: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+    """What an accelerator's limit refused, in words, where the error ended a cell or the block."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A request that a limit on torch's allocator refused, whoever has set it."""
+
+    device: str
+    limit_bytes: int
+    requested_bytes: int
+    free_bytes: int
+    """What the device itself had free then."""
+
+    def is_by(self, limit_bytes: int) -> bool:
+        """Whether ``limit_bytes`` is that limit, as far as torch's text tells: it has two decimals."""
+        return abs(limit_bytes - self.limit_bytes) <= self.limit_bytes // 100
+
+    def told(self, who: str) -> str:
+        """Return in words what ``who`` refused."""
+        asked, free = format_bytes(self.requested_bytes), format_bytes(self.free_bytes)
+        if self.free_bytes >= self.requested_bytes:
+            return f"{who} refused {asked} of {self.device}, and not the device: {free} of it were free"
+        return f"{who} refused {asked} of {self.device}; the device had less than that free, too: {free}"
+
+
+def refusal(message: str) -> Refusal | None:
+    """Return what torch's out-of-memory error says of the limit that refused; None if the device did.
+
+    torch asks its limit first, and counts what it has reserved (``cudaMallocAsync``: what is in use).
+    """
+    device, limit = _OF_CUDA.search(message), _first_size(_ALLOWED, message)
+    requested, free = _first_size(_REQUESTED, message), _first_size(_FREE, message)
+    if device is None or limit is None or requested is None or free is None:
+        return None
+    taken = sum(parse_bytes(size) for sizes in _TAKEN.findall(message) for size in sizes if size)
+    if free < requested and taken + requested <= limit:
+        return None
+    return Refusal(f"cuda:{device[1] or device[2]}", limit, requested, free)
+
+
+def _first_size(pattern: re.Pattern[str], message: str) -> int | None:
+    match = pattern.search(message)
+    return None if match is None else parse_bytes(next(filter(None, match.groups())))
 
 
 def parse_budget(text: str) -> dict[str, int]:
@@ -107,18 +163,42 @@ class DeviceLimits:
                 continue
             total = cuda.get_device_properties(index).total_memory
             self._limit(cuda, index, size, total, outer.get(f"cuda:{index}", total))
+        for name, limit in self.limits.items():
+            self._shrink(cuda, name, limit)
 
     def _limit(self, cuda: Any, index: int, size: int, total: int, outer: int) -> None:
         known = getattr(cuda, "get_per_process_memory_fraction", None)  # torch 2.8
         try:
             earlier = float(known(index)) if known is not None else min(1.0, outer / total)
             self._earlier[index] = earlier  # first: an interrupt may come after the change
-            cuda.set_per_process_memory_fraction(min(size / total, earlier), index)
+            _set_fraction(cuda, index, min(size / total, earlier))
         except Exception as error:  # a broken context: the code under the budget will say so itself
             self._earlier.pop(index, None)
             self.notes.append(f"budget: cuda:{index} cannot be limited ({type(error).__name__}: {error})")
             return
         self.limits[f"cuda:{index}"] = min(size, int(earlier * total))
+
+    def _shrink(self, cuda: Any, name: str, limit: int) -> None:
+        """Give back what the allocator has cached above ``limit``, and note what stays above it.
+
+        The limit holds for what torch gets from the device. What it has got already it goes on handing out.
+        """
+        if cuda.memory_reserved(name) <= limit:
+            return
+        try:
+            cuda.empty_cache()
+        except Exception as error:  # as above
+            self.notes.append(f"budget: the cache of {name} cannot be emptied ({type(error).__name__}: {error})")
+            return
+        live, reserved = cuda.memory_allocated(name), cuda.memory_reserved(name)
+        allowed = f"more than the {format_bytes(limit)} allowed"
+        if live > limit:
+            text = f"live tensors hold {format_bytes(live)} of {name} already, {allowed}: torch gets no more from the "
+            self.notes.append(f"budget: {text}device until enough of them are freed")
+        elif reserved > limit and _counts_reserved(cuda):
+            text = f"{format_bytes(reserved)} of {name} stay reserved, {allowed}: {format_bytes(live)} of live tensors"
+            text += ", and gaps beside them or pools of CUDA graphs; what fits into gaps is given all the same"
+            self.notes.append(f"budget: {text}")
 
     def restore(self) -> None:
         """Let each device have what it had before."""
@@ -126,7 +206,7 @@ class DeviceLimits:
         while cuda is not None and self._earlier:
             index, earlier = next(iter(self._earlier.items()))
             try:
-                cuda.set_per_process_memory_fraction(earlier, index)
+                _set_fraction(cuda, index, earlier)
             except Exception as error:  # a broken context must not keep an experiment from its end
                 self.notes.append(f"budget: cuda:{index} stays limited ({type(error).__name__}: {error})")
             del self._earlier[index]
@@ -138,6 +218,18 @@ def _cuda() -> Any | None:
         return None
     torch: Any = importlib.import_module("torch")
     return torch.cuda if torch.cuda.is_available() else None
+
+
+def _set_fraction(cuda: Any, index: int, fraction: float) -> None:
+    """Set torch's limit; older versions leave the device current whose limit they set."""
+    with cuda.device(index):
+        cuda.set_per_process_memory_fraction(fraction, index)
+
+
+def _counts_reserved(cuda: Any) -> bool:
+    """Whether the limit holds for what is reserved; ``cudaMallocAsync`` counts what is in use."""
+    backend = getattr(cuda, "get_allocator_backend", None)
+    return backend is None or backend() == "native"
 
 
 def _in_use(cuda: Any) -> list[int]:
@@ -153,14 +245,21 @@ class Budget:
         sizes: bytes of ``gpu``, ``ram`` or ``cuda:N``.
         meter: tells the peak.
         outer: gives the limits of the budgets around this one.
+        of: whose it is, in words.
     """
 
     def __init__(
-        self, sizes: Mapping[str, int], meter: Meter, outer: Callable[[], Mapping[str, int]] | None = None
+        self,
+        sizes: Mapping[str, int],
+        meter: Meter,
+        outer: Callable[[], Mapping[str, int]] | None = None,
+        of: str = "the with block",
     ) -> None:
         self.sizes = dict(sizes)
         self.record: BudgetRecord | None = None
         self.crossings: list[str] = []
+        self.refusals: list[str] = []
+        self._of = of
         self._meter = meter
         self._outer = outer
         self._devices = DeviceLimits()
@@ -199,6 +298,16 @@ class Budget:
         """Whether the host's memory is above its limit."""
         return "ram" in self.sizes and rss_bytes > self.sizes["ram"]
 
+    def note_refusal(self, found: Refusal) -> str:
+        """Remember that this budget refused memory, and return that in words; empty if another limit did."""
+        size = self.sizes.get(found.device, self.sizes.get("gpu"))
+        if size is None or found.device not in self.limits or not found.is_by(size):
+            return ""
+        text = found.told(f"the budget of {self._of} ({format_bytes(size)})")
+        if text not in self.refusals:
+            self.refusals.append(text)
+        return text
+
     def note_crossing(self, where: str, peak_bytes: int) -> str:
         """Remember that the host's limit was crossed, and return that in words."""
         limit = format_bytes(self.sizes["ram"])
@@ -216,7 +325,8 @@ class Budget:
             if host is not None and not self.crossings and self.crossed(host.peak_bytes):
                 self.note_crossing(where, host.peak_bytes)
             peaks = {device: usages[device].peak_bytes for device in self.limits if device in usages}
-            self.record = BudgetRecord(self.limits, peaks, tuple(self.crossings), self.notes)
+            crossings, refusals = tuple(self.crossings), tuple(self.refusals)
+            self.record = BudgetRecord(self.limits, peaks, crossings, self.notes, refusals)
         return self.record
 
     def __enter__(self) -> Budget:
@@ -247,8 +357,20 @@ class ScriptBudget(Budget):
         import warnings  # only a crossing needs it
 
         try:
-            record = self.stop()
+            if error is not None:
+                self._add_refusal(error)
         finally:
-            self._meter.close()
+            try:
+                record = self.stop()
+            finally:
+                self._meter.close()
         for crossing in record.crossings:
             warnings.warn(f"ipygpumem: {crossing}", ResourceWarning, stacklevel=2)
+
+    def _add_refusal(self, error: BaseException) -> None:
+        """Say in the error that this budget refused the memory: its own text speaks of the device."""
+        found = refusal(tracebacks.classify(error).message)
+        text = self.note_refusal(found) if found is not None else ""
+        add_note: Any = getattr(BaseException, "add_note", None)  # Python 3.11
+        if text and add_note is not None:
+            add_note(error, f"ipygpumem: {text}")

@@ -195,6 +195,8 @@ class RecoveryRecord(Record):
     """The device context is broken: only a restart of the kernel helps."""
     let_go: tuple[Held, ...] = ()
     """What was taken off the exception, to which nothing of the user's referred."""
+    refused_by: str = ""
+    """The budget, or another limit on torch's allocator, that refused what was asked for, in words."""
 
 
 @dataclass(frozen=True)

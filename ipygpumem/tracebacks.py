@@ -52,8 +52,9 @@ _POISON_TEXT = re.compile(
 )
 _SIZE = r"([\d.,]+ ?(?:[kmgtp]?i?b|bytes))"
 _REQUESTED = re.compile(
-    rf"tried to allocate {_SIZE}|trying to allocate {_SIZE}|unable to allocate {_SIZE}|allocating {_SIZE}",
-    re.IGNORECASE,
+    rf"tried to allocate {_SIZE}|trying to allocate {_SIZE}|unable to allocate {_SIZE}|allocating {_SIZE}"
+    rf"|^requested +: {_SIZE}",  # cudaMallocAsync
+    re.IGNORECASE | re.MULTILINE,
 )
 
 

@@ -6,6 +6,7 @@ import queue
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,12 @@ class Reply:
         return found
 
 
+def _is_so(condition: str | Callable[[Reply], object], outputs: Reply) -> bool:
+    if isinstance(condition, str):
+        return condition in outputs.stdout + outputs.stderr
+    return bool(condition(outputs))
+
+
 class Kernel:
     """A fresh kernel in a process of its own, with the interpreter that runs the tests."""
 
@@ -58,22 +65,27 @@ class Kernel:
         code: str,
         *,
         timeout: float = 120,
-        interrupt_after: float | None = None,
+        interrupt_when: str | Callable[[Reply], object] | None = None,
         browser: bool = False,
         **options: Any,
     ) -> Reply:
-        """Execute ``code`` and return all that it gave; ``interrupt_after`` seconds it gets a Ctrl-C.
+        """Execute ``code`` and return all that it gave.
 
-        With ``browser`` the request's id is a UUID, as those of front-ends in JavaScript are.
+        Args:
+            code: the cell.
+            timeout: seconds after which the test fails.
+            interrupt_when: a text that the cell prints, or a condition on what it has given so far: once that is so,
+                the kernel gets a Ctrl-C. No time will do: how far a cell is by then depends on the machine.
+            browser: the request's id is a UUID, as those of front-ends in JavaScript are.
+            **options: of the request.
         """
         message_id = self._ask_as_browser(code) if browser else self._client.execute(code, **options)
         outputs = Reply("")
-        interrupt_at = None if interrupt_after is None else time.monotonic() + interrupt_after
         deadline = time.monotonic() + timeout
         while not self._take(message_id, outputs):
-            if interrupt_at is not None and time.monotonic() >= interrupt_at:
+            if interrupt_when is not None and _is_so(interrupt_when, outputs):
                 self._manager.interrupt_kernel()
-                interrupt_at = None
+                interrupt_when = None
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no end of: {code}")
         while True:

@@ -203,6 +203,7 @@ def test_a_budget_takes_the_devices_place() -> None:
     ("error", "message", "device"),
     [
         ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total", "cuda:1"),
+        ("OutOfMemoryError", "Allocation on device 1 would exceed allowed memory. (out of memory)", "cuda:1"),
         ("OutOfMemoryError", "CUDA out of memory.", "cuda:0"),
         ("RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes", "cpu"),
         ("MemoryError", "", "cpu"),
@@ -594,11 +595,11 @@ def test_nothing_fits_in_an_experiment_before_any_traceback_was_shown(kernel: Ke
 
 
 def test_an_interrupt_in_the_third_try_leaves_what_it_leaves_in_a_plain_cell(notebook: Kernel) -> None:
-    works(notebook, "import time; bound = 'old'")
+    works(notebook, "from tests.waiting import announce; bound = 'old'")
     reply = notebook.run(
         "%%autofit size=800\nbound = size\nif size == 200:\n    held = Big(); watched.append(weakref.ref(held))\n"
-        "    time.sleep(60)\nwork(size)",
-        interrupt_after=2.5,
+        "    announce()\nwork(size)",
+        interrupt_when="waits here",
     )
     assert reply.error == "KeyboardInterrupt"
     assert notebook.value("size, bound, alive()") == (200, 200, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,9 +27,14 @@ GIB = 1 << 30
 class LimitedCuda:
     """``torch.cuda`` with two devices of 16 GiB, as far as limits go."""
 
-    def __init__(self, *, reserved: tuple[int, ...] = (0, 0)) -> None:
+    def __init__(self, *, reserved: tuple[int, ...] = (0, 0), live: int = 0, fixed: int = 0) -> None:
         self.fractions = [1.0, 1.0]
-        self._reserved = reserved
+        self.current = 0
+        self.emptied = 0
+        self._reserved = list(reserved)
+        self._live = live
+        self._fixed = max(fixed, live)
+        """What stays reserved when the cache is emptied."""
 
     def is_available(self) -> bool:
         return True
@@ -37,10 +43,23 @@ class LimitedCuda:
         return 2
 
     def current_device(self) -> int:
-        return 0
+        return self.current
 
-    def memory_reserved(self, index: int) -> int:
-        return self._reserved[index]
+    @contextmanager
+    def device(self, index: int) -> Iterator[None]:
+        before, self.current = self.current, index
+        yield
+        self.current = before
+
+    def memory_reserved(self, device: int | str) -> int:
+        return self._reserved[int(str(device)[-1])]
+
+    def memory_allocated(self, device: int | str) -> int:
+        return self._live
+
+    def empty_cache(self) -> None:
+        self.emptied += 1
+        self._reserved = [min(size, self._fixed) for size in self._reserved]
 
     def get_device_properties(self, index: int) -> Any:
         return SimpleNamespace(total_memory=16 * GIB)
@@ -49,6 +68,7 @@ class LimitedCuda:
         assert type(fraction) is float
         assert 0 <= fraction <= 1
         self.fractions[index] = fraction
+        self.current = index  # as torch did before it had a guard here
 
 
 class KnowingCuda(LimitedCuda):
@@ -125,6 +145,80 @@ def test_more_than_the_card_has_is_all_that_it_has(use: Callable[[Any], None]) -
     assert (cuda.fractions[0], limits.limits) == (1.0, {"cuda:0": 16 * GIB})
     assert limits.notes == ["budget: there is no cuda:7 here"]
     limits.restore()
+
+
+@pytest.mark.parametrize(("reserved", "emptied"), [(GIB, 0), (GIB + 1, 1)])
+def test_a_cache_above_the_limit_is_emptied(reserved: int, emptied: int, use: Any, meter: Meter) -> None:
+    cuda = KnowingCuda(reserved=(reserved, 9 * GIB))
+    use(cuda)
+    with Budget({"cuda:0": GIB}, meter) as budget:
+        assert (cuda.emptied, budget.notes) == (emptied, ())
+    assert cuda.emptied == emptied
+
+
+@pytest.mark.parametrize(
+    ("live", "fixed", "said"),
+    [
+        (
+            2 * GIB,
+            4 * GIB,
+            "live tensors hold 2.00 GiB of cuda:0 already, more than the 1.00 GiB allowed: torch gets no more "
+            "from the device until enough of them are freed",
+        ),
+        (
+            GIB,
+            2 * GIB,
+            "2.00 GiB of cuda:0 stay reserved, more than the 1.00 GiB allowed: 1.00 GiB of live tensors, and gaps "
+            "beside them or pools of CUDA graphs; what fits into gaps is given all the same",
+        ),
+    ],
+)
+def test_what_stays_above_the_limit_is_said(live: int, fixed: int, said: str, use: Any, meter: Meter) -> None:
+    use(KnowingCuda(reserved=(9 * GIB, 0), live=live, fixed=fixed))
+    with Budget({"gpu": GIB}, meter) as budget:
+        assert budget.notes == (f"budget: {said}",)
+
+
+def test_an_allocator_that_limits_live_tensors_may_keep_more_reserved(use: Any, meter: Meter) -> None:
+    class Async(KnowingCuda):
+        def get_allocator_backend(self) -> str:
+            return "cudaMallocAsync"
+
+    use(Async(reserved=(9 * GIB, 0), live=GIB, fixed=2 * GIB))
+    with Budget({"gpu": GIB}, meter) as budget:
+        assert budget.notes == ()
+
+
+def test_a_cache_that_cannot_be_emptied_keeps_nobody_from_the_start(use: Any, meter: Meter) -> None:
+    class Broken(KnowingCuda):
+        def empty_cache(self) -> None:
+            raise RuntimeError("device-side assert triggered")
+
+    cuda = Broken(reserved=(9 * GIB, 0))
+    use(cuda)
+    with Budget({"gpu": GIB}, meter) as budget:
+        text = "budget: the cache of cuda:0 cannot be emptied (RuntimeError: device-side assert triggered)"
+        assert (budget.notes, cuda.fractions[0]) == ((text,), 1 / 16)
+
+
+def test_an_interrupt_while_the_cache_is_emptied_leaves_no_limit(use: Any, meter: Meter) -> None:
+    class Slow(KnowingCuda):
+        def empty_cache(self) -> None:
+            raise KeyboardInterrupt
+
+    cuda = Slow(reserved=(9 * GIB, 0))
+    use(cuda)
+    with pytest.raises(KeyboardInterrupt):
+        Budget({"gpu": GIB}, meter).start()
+    assert cuda.fractions == [1.0, 1.0]
+
+
+def test_the_current_device_stays_what_it_was(use: Any, meter: Meter) -> None:
+    cuda = KnowingCuda()
+    use(cuda)
+    with Budget({"cuda:1": GIB}, meter):
+        assert cuda.current == 0
+    assert cuda.current == 0
 
 
 def test_without_a_device_that_is_said(use: Callable[[Any], None], meter: Meter) -> None:
@@ -216,19 +310,20 @@ def now(kernel: Kernel) -> int:
 
 
 def test_a_cell_that_crosses_an_experiments_budget_is_named_at_once_and_in_the_record(kernel: Kernel) -> None:
-    works(kernel, "import time, ipygpumem\ndef block(mib): return bytearray(b'x') * (mib << 20)")
+    works(kernel, "import ipygpumem\nfrom tests.waiting import ticks")
+    works(kernel, "def block(mib): return bytearray(b'x') * (mib << 20)")
     limit = now(kernel) + (100 << 20)
     works(kernel, f"%experiment start small --budget ram={limit}")
     assert works(kernel, "x = block(10)").reports("note") == []
-    reply = works(kernel, "y = block(200); time.sleep(1.5); del y")
-    assert "ipygpumem: cell 5 has crossed the RAM budget of" in reply.stderr
+    reply = works(kernel, "y = block(200); ticks(2); del y")
+    assert "ipygpumem: cell 6 has crossed the RAM budget of" in reply.stderr
     assert reply.stderr.count("\n") == 1
-    assert "cell 5 crossed the RAM budget of" in reply.reports("note")[0]
+    assert "cell 6 crossed the RAM budget of" in reply.reports("note")[0]
     quick = works(kernel, "y = block(200); del y")
-    assert "cell 6 crossed the RAM budget of" in quick.reports("note")[0]
+    assert "cell 7 crossed the RAM budget of" in quick.reports("note")[0]
     report = works(kernel, "%experiment end").reports("experiment")[0]
-    assert "cell 5 crossed the RAM budget" in report
     assert "cell 6 crossed the RAM budget" in report
+    assert "cell 7 crossed the RAM budget" in report
     record = kernel.value("ipygpumem.experiments()[-1].to_dict()")
     assert record["budget"] == {"cpu": limit}
     assert len([line for line in record["notes"] if "crossed the RAM budget" in line]) == 2

@@ -119,7 +119,8 @@ def test_an_error_is_shown_as_ever_with_the_table_up_to_there(shared: Kernel) ->
 
 
 def test_an_interrupt_ends_it_with_the_table_and_nothing_stays_behind(shared: Kernel) -> None:
-    reply = shared.run("%%memlines\ntime.sleep(0.01)\ntime.sleep(30)", interrupt_after=1.5)
+    ok(shared, "from tests.waiting import announce")
+    reply = shared.run("%%memlines\ntime.sleep(0.01)\nannounce()", interrupt_when="waits here")
     assert reply.error == "KeyboardInterrupt"
     assert set(sizes(reply)) == {"cell:2", "cell:3"}
     monitors = "[sys.monitoring.get_tool(n) for n in range(6)] if hasattr(sys, 'monitoring') else []"

@@ -17,9 +17,10 @@ from tests.kernel import Kernel
 SLOW = """
 import time, sys
 from ipygpumem.notebook import tensors
+from tests.waiting import ticks
 real = tensors.survey.take
 def slow(*arguments, **options):
-    time.sleep(2.6)
+    ticks(4)
     return real(*arguments, **options)
 tensors.survey.take = slow
 """
@@ -104,11 +105,12 @@ def test_a_terminal_shows_the_bar_above_the_live_line(tmp_path: Path) -> None:
     from tests.terminal import Terminal
 
     terminal = Terminal(tmp_path)
-    for line in ("import time", "from ipygpumem.notebook import tensors", "real = tensors.survey.take"):
-        terminal.run(line)
-    terminal.run("tensors.survey.take = lambda *a, **k: (time.sleep(2.6), real(*a, **k))[1]")
+    terminal.run("from tests.waiting import until; from ipygpumem.notebook import tensors")
+    terminal.run("real = tensors.survey.take")
+    terminal.run(f"tensors.survey.take = lambda *a, **k: (until({str(tmp_path / 'seen')!r}), real(*a, **k))[1]")
     terminal.type("%gpumem tensors")
     terminal.watch(lambda: any(row.startswith("ipygpumem: tensors and arrays:") for row in terminal.rows))
+    (tmp_path / "seen").touch()
     terminal._await_prompt()
     assert not any(row.startswith("ipygpumem: tensors and arrays:") for row in terminal.everything)
     terminal.close()

@@ -24,6 +24,8 @@ while True:
     time.sleep(0.02)
 """
 
+SAMPLE = '"kind":"sample"'
+
 Start = Callable[..., Kernel]
 
 
@@ -53,16 +55,26 @@ def pid_of(kernel: Kernel) -> int:
     return int(kernel.value("__import__('os').getpid()"))
 
 
-def run_until_dead(kernel: Kernel, code: str, *, kill_after: float | None = None, timeout: float = 60) -> None:
-    """Execute ``code``, kill the kernel after some seconds if that is asked, and wait until its process is gone."""
+def wait_for(condition: Callable[[], object], otherwise: str) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.05)
+
+
+def run_until_dead(kernel: Kernel, code: str, *, kill_when: Callable[[], object] | None = None) -> None:
+    """Execute ``code``, kill the kernel when it is time, if that is asked, and wait until its process is gone."""
     pid = pid_of(kernel)
     kernel._client.execute(code)
-    began = time.monotonic()
-    while kernel._manager.is_alive():
-        if kill_after is not None and time.monotonic() > began + kill_after:
-            os.kill(pid, 9)
-        assert time.monotonic() < began + timeout, "it lives on"
-        time.sleep(0.05)
+    if kill_when is not None:
+        wait_for(kill_when, "the moment to kill it did not come")
+        os.kill(pid, 9)
+    wait_for(lambda: not kernel._manager.is_alive(), "it lives on")
+
+
+def recorded(folder: Path, text: str) -> int:
+    """Return how often ``text`` stands in what was recorded so far."""
+    return sum(path.read_text().count(text) for path in folder.glob("*.jsonl"))
 
 
 def told(kernel: Kernel, line: str = "%gpumem postmortem") -> str:
@@ -80,7 +92,8 @@ def entries(folder: Path) -> list[dict[str, object]]:
 def test_after_a_kill_the_next_kernel_tells_the_cell_and_its_memory(start: Start, folder: Path) -> None:
     kernel = start(ON)
     kernel.run("first = 1")
-    run_until_dead(kernel, ALLOCATE, kill_after=2.0)
+    before = recorded(folder, SAMPLE)
+    run_until_dead(kernel, ALLOCATE, kill_when=lambda: recorded(folder, SAMPLE) >= before + 8)
     following = start(ON, load=False)
     assert following.run("%load_ext ipygpumem").reports("note") == [
         "the previous kernel died in cell 3: %gpumem postmortem tells"
@@ -126,18 +139,20 @@ def test_a_kernel_killed_before_its_first_sample_is_told_as_well(start: Start) -
     assert "OOM killer ended it" in report
 
 
-def test_under_ulimit_an_allocation_fails_and_the_kernel_lives(start: Start) -> None:
+def test_under_ulimit_an_allocation_fails_and_the_kernel_lives(start: Start, folder: Path) -> None:
     kernel = start(ON)
     kernel.run("import resource; resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30, 3 * 2**30))")
     kernel.run("%gpumem record off")
     kernel.run("%gpumem record on")
     assert kernel.run("x = bytearray(b'1') * 2**33").error == "MemoryError"
     assert kernel.run("1 + 1").result == "2"
+    found = f"glob.glob({str(folder / '*.jsonl')!r})"
     run_until_dead(
         kernel,
-        "import os, time\nchunks = []\n"
+        "import glob, os, time\nchunks = []\n"
+        f"def samples(): return sum(open(path).read().count({SAMPLE!r}) for path in {found})\n"
         "try:\n    while True: chunks.append(bytes(2**20))\nexcept MemoryError:\n    del chunks[-20:]\n"
-        "time.sleep(0.7)\nos.abort()",
+        "had = samples()\nwhile samples() < had + 3: time.sleep(0.05)\nos.abort()",
     )
     headline, *rest = told(start()).split("\n")
     assert "memory had run out: an allocation that failed" in headline
@@ -156,8 +171,8 @@ def test_a_crash_is_not_called_a_want_of_memory(start: Start) -> None:
 def test_a_shutdown_or_a_restart_is_no_death_even_while_a_cell_runs(start: Start, folder: Path) -> None:
     idle, busy = start(ON), start(ON)
     idle._manager.shutdown_kernel(now=False)
-    busy._client.execute("import time; time.sleep(60)")
-    time.sleep(0.7)
+    busy._client.execute("import time; time.sleep(600)")
+    wait_for(lambda: recorded(folder, "time.sleep(600)"), "the cell was not recorded")
     busy._manager.shutdown_kernel(now=False)  # is killed in the end: the cell goes on
     following = start(ON, load=False)
     assert following.run("%load_ext ipygpumem").reports("note") == []
@@ -185,12 +200,12 @@ def test_nothing_is_written_unless_it_is_asked_for(start: Start, folder: Path) -
 
 def test_two_kernels_write_at_once_and_read_each_other(start: Start, folder: Path) -> None:
     one, other = start(ON), start(ON)
-    one._client.execute("import time\nfor n in range(8): time.sleep(0.25)")
-    time.sleep(1.2)
+    one._client.execute("import time\nfor n in range(8): time.sleep(600)")
+    wait_for(lambda: recorded(folder, "time.sleep(600)"), "the cell was not recorded")
     name = next(path.name for path in folder.glob("*.jsonl") if f"-{pid_of(other)}-" not in path.name)
     report = told(other, f"%gpumem postmortem {name}")
     assert "still runs" in report.split("\n")[0]
-    assert "for n in range(8): time.sleep(0.25)" in report
+    assert "for n in range(8): time.sleep(600)" in report
     assert len(list(folder.glob("*.jsonl"))) == 2
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.glob("*.jsonl")} == {0o600}
     assert other.run("%gpumem record off --delete").reports("note") == [

@@ -175,6 +175,7 @@ def test_the_line_completes_to_options_and_names(shared: Kernel) -> None:
 
 
 def test_an_interrupt_ends_it_and_the_next_one_works(shared: Kernel) -> None:
-    reply = shared.run("import time\n%gpumemit time.sleep(30)", interrupt_after=2)
+    cell = "from tests.waiting import announce\n%gpumemit announce()"
+    reply = shared.run(cell, interrupt_when="waits here")
     assert reply.error == "KeyboardInterrupt"
     assert len(rows(shared, "%gpumemit -r 1 1")) == 1

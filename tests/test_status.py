@@ -97,6 +97,39 @@ def test_a_snapshot_is_read_for_each_device_from_new_and_old_versions(monkeypatc
     assert (second.pending_bytes, second.allocated_bytes, second.requested_bytes) == (64, 36, 36)
 
 
+def expandable(kind: str, *blocks: tuple[float, str]) -> dict[str, Any]:
+    """Return a segment that grows in place, of blocks with their MiB."""
+    entries = [{"size": round(size * MIB), "state": state} for size, state in blocks]
+    return {"device": 0, "address": 1 << 40, "is_expandable": True, "segment_type": kind, "blocks": entries}
+
+
+USED, FREE = "active_allocated", "inactive"
+
+
+@pytest.mark.parametrize(
+    ("segment", "cached", "gaps", "largest"),
+    [
+        (expandable("large", (30, USED), (60, FREE), (30, USED)), 40, 20, 10),
+        (expandable("large", (30, USED), (15, FREE), (35, USED)), 0, 15, 15),
+        (expandable("large", (40, USED), (40, FREE)), 40, 0, 0),
+        (expandable("large", (50, FREE), (50, USED)), 40, 10, 10),
+        (expandable("large", (100, FREE)), 100, 0, 0),
+        (expandable("small", (1.5, USED), (5, FREE), (0.5, USED)), 4, 1, 0.5),
+        ({**expandable("large", (30, USED), (60, FREE), (30, USED)), "is_expandable": False}, 0, 60, 60),
+    ],
+)
+def test_pages_of_a_segment_that_grows_in_place_are_cache(
+    segment: dict[str, Any], cached: float, gaps: float, largest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = torch_with_snapshot()
+    torch.cuda.memory_snapshot = lambda: [segment]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    found = allocator.snapshots("cuda")["cuda:0"]
+    assert found.reserved_bytes - found.allocated_bytes == found.cached_bytes + found.fragmented_bytes
+    assert (found.cached_bytes / MIB, found.fragmented_bytes / MIB) == (cached, gaps)
+    assert found.largest_fragment_bytes / MIB == largest
+
+
 def test_the_history_of_allocations_is_not_asked_for_where_that_can_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     torch = torch_with_snapshot()
@@ -112,6 +145,42 @@ def test_a_device_that_nobody_has_used_is_not_asked(monkeypatch: pytest.MonkeyPa
     for module in (torch, fake_module(), None):
         monkeypatch.setitem(sys.modules, "torch", module)
         assert allocator.snapshots("cuda") == {}
+
+
+# -- gaps -----------------------------------------------------------------------------------------------------
+
+
+def gap_notes(card: FakeNvml, segment: dict[str, Any], version: str = "2.11.0+cu130", cuda: str | None = "13.0") -> Any:
+    """Return the notes on a device that has one segment, for a torch of that version."""
+    torch: Any = sys.modules["torch"]
+    torch.__version__, torch.version = version, SimpleNamespace(cuda=cuda)
+    torch.cuda.memory_snapshot = lambda: [segment]
+    result = found_with(card)
+    assert result.failures == {}
+    return result.reconciliations[0].notes
+
+
+GAPS = {"device": 0, "address": 1000, "blocks": [{"size": 540, "state": USED}, {"size": 100, "state": FREE}]}
+FEW = {"device": 0, "address": 1000, "blocks": [{"size": 580, "state": USED}, {"size": 60, "state": FREE}]}
+
+
+def test_many_gaps_come_with_a_way_to_have_fewer(card: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    (note,) = gap_notes(card, GAPS)
+    assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in note
+    assert "before torch first uses CUDA" in note
+    assert gap_notes(card, GAPS, "2.1.2") == (note,)
+    assert gap_notes(card, FEW) == ()
+
+
+def test_no_way_is_told_that_this_torch_has_not_or_has_taken(card: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert gap_notes(card, GAPS, "2.0.1+cu118") == ()
+    assert gap_notes(card, GAPS, cuda=None) == ()
+    assert gap_notes(card, {**GAPS, "is_expandable": True, "segment_type": "large"}) == ()
+    assert gap_notes(card, GAPS, "a fork") == ()
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert gap_notes(card, GAPS) == ()
 
 
 # -- all together ---------------------------------------------------------------------------------------------

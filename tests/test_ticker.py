@@ -161,19 +161,17 @@ def test_many_short_cells_neither_start_nor_wake_a_thread(bench: Bench, monkeypa
 
 def test_forked_children_and_the_end_of_the_kernel_do_not_hang_on_the_thread(kernel: Kernel) -> None:
     kernel.run(
-        "import os, time, multiprocessing, ipygpumem\n"
+        "import multiprocessing, ipygpumem\n"
         "session = ipygpumem.notebook.session.current_session()\n"
         "ticks = []\n"
         "_ = session.ticker.listen(ticks.append, after_seconds=0.25, every_seconds=0.25)"
     )
     reply = kernel.run(
         "context = multiprocessing.get_context('fork')\n"
-        "deadline = time.monotonic() + 1.5\n"
         "codes = set()\n"
-        "while time.monotonic() < deadline:\n"
+        "while len(ticks) < 3:\n"
         "    child = context.Process(target=session.meter.now); child.start(); child.join(20)\n"
         "    codes.add(child.exitcode)\n"
     )
     assert reply.status == "ok", reply.traceback
     assert kernel.value("codes") == {0}
-    assert kernel.value("len(ticks) >= 2") is True

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ipygpumem import reclaim, tracebacks
+from ipygpumem.budgets import refusal
 from ipygpumem.errors import AutofitError
 from ipygpumem.fitting import plan, room
 from ipygpumem.fitting.plan import Number, Plan, Values
@@ -40,6 +41,8 @@ class Try(Record):
     """The device that had too little memory."""
     requested_bytes: int | None = None
     """What could not be allocated, where the error says so."""
+    limit_bytes: int | None = None
+    """The limit of torch's allocator, where that refused it and not the device."""
 
     @property
     def needed_bytes(self) -> int | None:
@@ -149,7 +152,11 @@ class Fit:
             return False
         self._ran_out(error)
         tracebacks.release(error)
-        self._add(OUT_OF_MEMORY, seconds, usages, room.failed_device(failure, usages), failure.requested_bytes)
+        found = refusal(failure.message)
+        limit = self._allowed.get(found.device) if found is not None else None
+        outcome = OVER if found is not None and limit is not None and found.is_by(limit) else OUT_OF_MEMORY
+        device, limit = room.failed_device(failure, usages), found.limit_bytes if found is not None else None
+        self._add(outcome, seconds, usages, device, failure.requested_bytes, limit)
         self.more = self.plan.tell(fits=False)
         return True
 
@@ -171,8 +178,9 @@ class Fit:
         usages: tuple[Usage, ...],
         device: str | None = None,
         requested: int | None = None,
+        limit: int | None = None,
     ) -> None:
-        self.tries.append(Try(dict(self.plan.values), outcome, seconds, usages, device, requested))
+        self.tries.append(Try(dict(self.plan.values), outcome, seconds, usages, device, requested, limit))
 
     def give_back(self) -> None:
         """Give back what the last try leaves behind, once nothing refers to it any more."""
@@ -204,11 +212,15 @@ def _nothing_fits(tries: Sequence[Try], allowed: room.Limits, *, exhausted: bool
     text = f"even {shown(last.values)} does not fit ({last.outcome})"
     needed = last.needed_bytes
     if needed is not None and last.device is not None:
-        text += f": it needs {'at least ' if last.outcome == OUT_OF_MEMORY else ''}{format_bytes(needed)}"
-        total = next((usage.total_bytes for usage in last.usages if usage.device == last.device), None)
-        total = allowed.get(last.device, total)
+        ran_out = last.outcome == OUT_OF_MEMORY or last.requested_bytes is not None
+        text += f": it needs {'at least ' if ran_out else ''}{format_bytes(needed)}"
         text += f" of {'RAM' if last.device == 'cpu' else last.device}"
-        text += f", which has {format_bytes(total)}" if total else ""
+        total = next((usage.total_bytes for usage in last.usages if usage.device == last.device), None)
+        limit = last.limit_bytes or allowed.get(last.device)
+        if limit is not None:
+            text += f", of which it may have {format_bytes(limit)}"
+        elif total:
+            text += f", which has {format_bytes(total)}"
     if exhausted:
         after = f"the {len(tries) - 1} tries after the first" if len(tries) > 2 else "all tries"
         return f"{text}; {after} are used up: allow more, or start lower"

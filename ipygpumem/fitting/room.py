@@ -9,7 +9,7 @@ from ipygpumem.model import Usage
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.tracebacks import Failure
 
-_NUMBERED = re.compile(r"\bGPU (\d+)\b")
+_NUMBERED = re.compile(r"\b(?:GPU|Allocation on device) (\d+)\b")
 _HOSTS = re.compile(r"CPUAllocator|CPU memory|not enough memory: you tried", re.IGNORECASE)
 
 Limits = Mapping[str, int]

@@ -31,8 +31,8 @@ def limits(session: Session) -> dict[str, int]:
 class NotebookBudget(Budget):
     """A budget whose crossing is told while the cell runs, once it is noticed, and at the cell's end for sure."""
 
-    def __init__(self, session: Session, sizes: Mapping[str, int]) -> None:
-        super().__init__(sizes, session.meter, lambda: limits(session))
+    def __init__(self, session: Session, sizes: Mapping[str, int], of: str = "the with block") -> None:
+        super().__init__(sizes, session.meter, lambda: limits(session), of)
         self._session = session
         self._told: Cell | None = None
         self._stop_watching: Callable[[], object] = lambda: None
@@ -86,5 +86,9 @@ class NotebookBudget(Budget):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         known = len(self.crossings)
-        record = self.stop()
+        try:
+            if error is not None:
+                self._session.recoveries.leaves_budget(error)
+        finally:
+            record = self.stop()
         self._session.screen.show([note(text) for text in (*record.notes, *record.crossings[known:])])

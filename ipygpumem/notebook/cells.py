@@ -54,6 +54,8 @@ class Cell:
     """Where the cell runs: the kernel knows from it to which cell an output belongs."""
     fit: CellFit | None = None
     """What %%autofit made of it."""
+    refusals: dict[str, str] = field(default_factory=dict)
+    """Messages of out-of-memory errors that left a budget's block, and who refused the memory, in words."""
     released_by: int = 0
     """Identity of an error that ended an experiment inside the cell: its frames belong to that experiment."""
 

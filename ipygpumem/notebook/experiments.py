@@ -55,11 +55,11 @@ def _check(name: object, keep: list[str], seed: object, report: object) -> None:
         raise ExperimentError(f"report={report!r}: write 'full', 'compact' or 'none'")
 
 
-def _budget_of(session: Session, sizes: Mapping[str, object]) -> NotebookBudget:
+def _budget_of(session: Session, sizes: Mapping[str, object], name: str) -> NotebookBudget:
     from ipygpumem import budgets  # loading the extension must stay fast
     from ipygpumem.notebook.budget import NotebookBudget
 
-    return NotebookBudget(session, budgets.checked(sizes))
+    return NotebookBudget(session, budgets.checked(sizes), f"experiment {name}")
 
 
 def _history_in(file: str | os.PathLike[str]) -> AllocationHistory:
@@ -105,7 +105,7 @@ class Experiment:
         self.seed = seed
         self.report = report
         self.parameters = checked_parameters(note or {})
-        self._budget = _budget_of(session, budget) if budget else None
+        self._budget = _budget_of(session, budget, name) if budget else None
         self.ooms = 0
         self.record: ExperimentRecord | None = None
         self.failed = False
@@ -150,6 +150,11 @@ class Experiment:
     def elapsed_seconds(self) -> float:
         """Time since the start."""
         return time.perf_counter() - self._started
+
+    @property
+    def limit_notes(self) -> tuple[str, ...]:
+        """What its budget cannot limit, in words."""
+        return self._budget.notes if self._budget is not None else ()
 
     @property
     def cells(self) -> tuple[CellRecord, ...]:
@@ -385,7 +390,7 @@ class Experiment:
             names = ", ".join(held.name for held in at_end.waiting)
             notes.append(f"the shadowed objects that are back ({names}) held {format_bytes(size)} meanwhile")
         if self._budget is not None:
-            notes += [*self._budget.notes, *self._budget.crossings]
+            notes += [*self.limit_notes, *self._budget.crossings, *self._budget.refusals]
         notes += self._remarks
         notes += [f"{step.name}: {step.error}" for step in self._steps if step.error]
         return notes

@@ -15,7 +15,7 @@ from ipygpumem.errors import AutofitError, ExperimentError, GpuMemError
 from ipygpumem.notebook.parameters import parse_parameters
 from ipygpumem.notebook.parsing import Parser, split
 from ipygpumem.notebook.session import Session
-from ipygpumem.reports.content import Report, clean
+from ipygpumem.reports.content import Report, clean, note
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.experiments import Experiment
@@ -178,7 +178,8 @@ class GpuMemMagics(Magics):
         )
 
     def _start(self, words: list[str]) -> None:
-        self._new("%experiment start", words).start()
+        experiment = self._new("%experiment start", words).start()
+        self._show([note(text) for text in experiment.limit_notes])  # its report may be many cells away
 
     def _start_cell(self, words: list[str]) -> None:
         experiment = self._new("%%experiment", words)

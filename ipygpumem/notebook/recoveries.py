@@ -19,9 +19,11 @@ from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.lasterror import error_of, stored_error
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.reports import content
+from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
     from ipygpumem.lingering import Named
+    from ipygpumem.notebook.budget import NotebookBudget
     from ipygpumem.notebook.experiments import Experiment
 
 
@@ -35,6 +37,7 @@ class Recoveries:
         garbage: collects it.
         cells: the running cells.
         experiments: returns those that are open around the running code, innermost last.
+        budgets: those in force, innermost last.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Recoveries:
         garbage: Garbage,
         cells: CellStack,
         experiments: Callable[[], list[Experiment]],
+        budgets: list[NotebookBudget],
     ) -> None:
         self._shell = shell
         self._config = config
@@ -52,6 +56,7 @@ class Recoveries:
         self._garbage = garbage
         self._cells = cells
         self._open = experiments
+        self._budgets = budgets
         self._oom_count = _OomCount()
         self._named: Named | None = None
         """What names stood for after a recovery, if no cell has run since without one."""
@@ -71,9 +76,10 @@ class Recoveries:
         if error is not None:
             failure = tracebacks.classify(error)
             self._oom_count.add(error, failure, self._open())
+            refused = self._refused(failure, cell)
             releases = cell.released_by == id(error) or self._releases(failure)
             if cell.recovery is None and (releases or failure.poisoned):
-                cell.recovery = self._record(error, failure, release=releases)
+                cell.recovery = replace(self._record(error, failure, release=releases), refused_by=refused)
             elif releases:
                 self._release(error)  # frames that still ran when the experiment inside the cell ended
                 if cell.recovery is not None:
@@ -151,16 +157,35 @@ class Recoveries:
         failure = tracebacks.classify(error)
         self._oom_count.add(error, failure, self._open(), leaving=experiment)
         cell = running[-1] if running else None
+        refused = self._refused(failure, cell)
         if self._releases(failure):
             if cell is not None and cell.recovery is not None:
                 self._release(error)  # told already, by an experiment inside this one
                 return
             record = self._record(error, failure, release=True)
             if cell is not None:
-                cell.recovery = record
+                cell.recovery = replace(record, refused_by=refused)
         elif cell is not None and self._config.release_frames != "never":
             cell.released_by = id(error)
             experiment._note("what the traceback's frames hold comes back when the cell ends")
+
+    def leaves_budget(self, error: BaseException) -> None:
+        """An error leaves the block of a budget, which is in force still."""
+        running = self._cells.running()
+        self._refused(tracebacks.classify(error), running[-1] if running else None)
+
+    def _refused(self, failure: tracebacks.Failure, cell: Cell | None) -> str:
+        """Return which budget or other limit refused the memory, in words; empty if the device did."""
+        told = cell.refusals if cell is not None else {}
+        if failure.kind == "oom" and failure.message not in told:
+            from ipygpumem.budgets import refusal  # loading the extension must stay fast
+
+            found = refusal(failure.message)
+            if found is not None:
+                limit = f"the limit of {format_bytes(found.limit_bytes)} on torch's allocator"
+                by = [text for budget in self._budgets if (text := budget.note_refusal(found))]
+                told[failure.message] = by[-1] if by else found.told(limit)
+        return told.get(failure.message, "")
 
     def ran_out_in_try(self, error: BaseException) -> None:
         """A try of an autofit ran out of memory: the open experiments count it, unless it left them already."""

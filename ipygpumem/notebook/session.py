@@ -70,7 +70,8 @@ class Session:
         self.live = Live(shell, config, self.ticker)
         self.garbage = Garbage()
         self.names = Names(lambda: self.namespace, self._cells, self.open)
-        self.recoveries = Recoveries(shell, config, self.meter, self.garbage, self._cells, self.names.here)
+        here, budgets = self.names.here, self.budgets
+        self.recoveries = Recoveries(shell, config, self.meter, self.garbage, self._cells, here, budgets)
         self._trends = Trends()
 
     @property

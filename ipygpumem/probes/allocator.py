@@ -6,11 +6,14 @@ memory_snapshot`` describes them. Taking one allocates nothing on the device and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ipygpumem.probes.accelerators import loaded_torch
+
+_PAGES = {"small": 2 << 20, "large": 20 << 20}
+"""The pages that a segment consists of where torch may give back a part of one, by the kind of segment."""
 
 State = Literal["allocated", "pending", "inactive"]
 """In use; freed, but waiting for another stream; free for reuse."""
@@ -34,11 +37,32 @@ class Segment:
     blocks: tuple[Block, ...]
     private: bool = False
     """It belongs to a pool of its own, such as a captured CUDA graph's, and serves nothing else."""
+    page_bytes: int | None = None
+    """Set for a segment that grows in place (``expandable_segments``): free pages in it can be given back."""
 
     @property
     def is_free(self) -> bool:
         """Whether no block is in use, so that emptying the cache can give the segment back."""
         return all(block.state == "inactive" for block in self.blocks)
+
+    def free_pieces(self) -> Iterator[tuple[int, bool]]:
+        """Yield the size of each free piece, and whether emptying the cache gives it back."""
+        for block in self.blocks:
+            if block.state == "inactive":
+                yield from self._pieces(block)
+
+    def _pieces(self, block: Block) -> Iterator[tuple[int, bool]]:
+        page = self.page_bytes
+        if self.is_free or page is None:
+            yield block.size_bytes, self.is_free
+            return
+        start = block.address - self.blocks[0].address
+        end = start + block.size_bytes
+        first, last = min(-(-start // page) * page, end), max(end // page * page, start)
+        if first < last:  # whole pages, and what lies before and after them
+            yield from ((first - start, False), (last - first, True), (end - last, False))
+        else:
+            yield block.size_bytes, False
 
 
 @dataclass(frozen=True)
@@ -69,23 +93,28 @@ class Snapshot:
 
     @property
     def cached_bytes(self) -> int:
-        """Segments without any block in use, pools of their own apart."""
-        return sum(block.size_bytes for block in self._inactive(private=False, whole=True))
+        """What can be given back, pools of their own apart: segments, or pages of one, without any block in use."""
+        return sum(self._free(whole=True))
 
     @property
     def fragmented_bytes(self) -> int:
-        """Free blocks in segments that are partly in use, pools of their own apart: what torch calls inactive split."""
-        return sum(block.size_bytes for block in self._inactive(private=False, whole=False))
+        """What is free and cannot be given back, pools of their own apart: it lies beside blocks in use."""
+        return sum(self._free(whole=False))
 
     @property
     def largest_fragment_bytes(self) -> int:
-        """The largest of those free blocks; a tensor that is larger needs another segment."""
-        return max((block.size_bytes for block in self._inactive(private=False, whole=False)), default=0)
+        """The largest piece of that; a tensor that is larger needs other memory."""
+        return max(self._free(whole=False), default=0)
 
     @property
     def private_bytes(self) -> int:
         """Free blocks in pools of their own."""
-        return sum(block.size_bytes for whole in (False, True) for block in self._inactive(private=True, whole=whole))
+        return sum(size for segment in self.segments if segment.private for size, _ in segment.free_pieces())
+
+    @property
+    def can_expand(self) -> bool:
+        """Whether a segment grows in place, so that torch was told to have such."""
+        return any(segment.page_bytes is not None for segment in self.segments)
 
     def blocks_in_use(self) -> list[Block]:
         """Return the allocated blocks by address."""
@@ -94,10 +123,9 @@ class Snapshot:
     def _blocks(self, state: State | None = None) -> Iterable[Block]:
         return (block for segment in self.segments for block in segment.blocks if state in (None, block.state))
 
-    def _inactive(self, *, private: bool, whole: bool) -> Iterable[Block]:
-        for segment in self.segments:
-            if segment.private is private and segment.is_free is whole:
-                yield from (block for block in segment.blocks if block.state == "inactive")
+    def _free(self, *, whole: bool) -> Iterable[int]:
+        shared = (segment for segment in self.segments if not segment.private)
+        return (size for segment in shared for size, is_whole in segment.free_pieces() if is_whole is whole)
 
 
 def snapshots(backend: str) -> dict[str, Snapshot]:
@@ -130,7 +158,8 @@ def _segment(data: Mapping[str, Any]) -> Segment:
         block = _block(entry, address)
         blocks.append(block)
         address = block.address + block.size_bytes
-    return Segment(tuple(blocks), tuple(data.get("segment_pool_id", (0, 0))) != (0, 0))
+    pages = _PAGES.get(data.get("segment_type", "")) if data.get("is_expandable") else None  # torch 2.1
+    return Segment(tuple(blocks), tuple(data.get("segment_pool_id", (0, 0))) != (0, 0), pages)
 
 
 def _block(entry: Mapping[str, Any], address: int) -> Block:

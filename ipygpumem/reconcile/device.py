@@ -43,7 +43,7 @@ _UNHELD = "no Python object: a loss or output keeps its graph (.item(), .detach(
 _ROUNDING = "the allocator rounds sizes up: few large tensors cost less than many"
 _PENDING = "freed, and back by itself once the other stream is done with it"
 _CACHE = "free for this process's next tensors; %gpumem free gives it back"
-_PRIVATE = "free blocks of captured CUDA graphs: given back when the graph is deleted"
+_PRIVATE = "free blocks of CUDA graphs or other pools: delete those, then %gpumem free"
 _MIXED_CACHE = "free for this process's next tensors; %gpumem free gives back a part"
 _REST = "in use by none that the driver lists: the driver, or hidden processes"
 
@@ -115,7 +115,7 @@ def _by_blocks(snapshot: Snapshot, storages: list[Storage] | None, texts: list[s
         Part(
             "fragmentation",
             snapshot.fragmented_bytes,
-            f"gaps, the largest of {largest}: restart with expandable_segments:True",
+            f"gaps, the largest of {largest}: they go when the tensors beside them go",
         ),
         Part("pools' cache", snapshot.private_bytes, _PRIVATE),
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from ipygpumem.reconcile.host import host_parts
 from ipygpumem.reconcile.records import Reconciliation
 
 T = TypeVar("T")
+_MANY_GAPS = 0.1
+"""From this share of what is reserved on, it is worth a word how to have fewer."""
 
 
 @dataclass
@@ -97,6 +100,8 @@ def _device(
         wide = _asked(nvml, module, index, reading)
     if reading.reserved_bytes and module is not None:
         notes = _state_of_context(module, index)
+    if backend == "cuda" and snapshot is not None:
+        notes += _against_gaps(snapshot)
     return [device_parts(reading, snapshot, wide, held, notes)]
 
 
@@ -107,6 +112,21 @@ def _asked(nvml: Nvml, module: Any, index: int, reading: Reading) -> DeviceWide:
         # The probe remembers that this process used the device, though nothing is reserved now: it must be listed.
         return dataclasses.replace(wide, own_bytes=None, others=(), note=reading.note or wide.note)
     return wide
+
+
+def _against_gaps(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return how to have fewer gaps, if there are many and this torch has a way."""
+    if snapshot.can_expand or snapshot.fragmented_bytes < _MANY_GAPS * snapshot.reserved_bytes:
+        return ()
+    torch = loaded_torch()
+    version = tuple(map(int, re.findall(r"\d+", str(getattr(torch, "__version__", "")))[:2]))
+    built_for_cuda = getattr(getattr(torch, "version", None), "cuda", None) is not None
+    if version < (2, 1) or not built_for_cuda or sys.platform != "linux":  # others refuse the setting, or ignore it
+        return ()
+    return (
+        "many gaps: with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True torch gives back pages between tensors, too; "
+        "set it before torch first uses CUDA (for a kernel where it has: docs/status.md of ipygpumem)",
+    )
 
 
 def _state_of_context(module: Any, index: int) -> tuple[str, ...]:

@@ -191,6 +191,8 @@ def _recovery_lines(record: RecoveryRecord) -> list[str]:
             "This error has broken the device's context: nothing on the device can be used or freed any more. "
             "Restart the kernel."
         )
+    if record.refused_by:
+        lines.append(clean(record.refused_by))
     lines += let_go_lines(record.let_go)
     returned: dict[str, int] = {}
     for step in record.steps:

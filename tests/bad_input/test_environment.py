@@ -24,9 +24,9 @@ def test_options_come_from_a_config_file_and_the_command_line(tmp_path: Path) ->
         "c.InteractiveShellApp.extensions = ['ipygpumem']\nc.IPyGpuMem.experiment_report = 'compact'\n"
     )
     environment = {**os.environ, "IPYTHONDIR": str(tmp_path)}
-    with contextlib.closing(Kernel("--IPyGpuMem.min_cell_seconds=0.2", env=environment)) as kernel:
+    with contextlib.closing(Kernel("--IPyGpuMem.min_cell_seconds=900", env=environment)) as kernel:
         assert kernel.run("1 + 1").reports("cell") == []
-        reply = kernel.run("%%experiment a\nimport time\ntime.sleep(0.3)")
+        reply = kernel.run("%%experiment a\n%config IPyGpuMem.min_cell_seconds = 0")
         assert len(reply.reports("cell")) == 1
         (text,) = reply.reports("experiment")
         assert "consumed" in text.splitlines()[-1]

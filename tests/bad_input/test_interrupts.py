@@ -9,12 +9,13 @@ from tests.kernel import Kernel
 
 
 def test_ctrl_c_in_a_cell_scope_ends_it_and_in_a_started_one_leaves_it_open(notebook: Kernel) -> None:
-    works(notebook, "x = 'old'\nimport time")
-    reply = run(notebook, "%%experiment a\nx = 'new'\ntime.sleep(60)", interrupt_after=0.3)
+    works(notebook, "x = 'old'\nfrom tests.waiting import announce")
+    reply = run(notebook, "%%experiment a\nx = 'new'\nannounce()", interrupt_when="waits here")
     assert reply.error == "KeyboardInterrupt"
     assert notebook.value("x") == "old"
     works(notebook, "%experiment start b")
-    assert run(notebook, "x = 'new'\ntime.sleep(60)", interrupt_after=0.3).error == "KeyboardInterrupt"
+    reply = run(notebook, "x = 'new'\nannounce()", interrupt_when="waits here")
+    assert reply.error == "KeyboardInterrupt"
     assert notebook.value("x") == "new"
     works(notebook, "%experiment end")
     assert notebook.value("x") == "old"
@@ -25,10 +26,11 @@ def test_ctrl_c_in_a_cell_scope_ends_it_and_in_a_started_one_leaves_it_open(note
 def test_ctrl_c_in_a_finaliser_during_the_exit_loses_no_name(notebook: Kernel, how: str) -> None:
     works(
         notebook,
-        "import time, ipygpumem\nclass Slow:\n    def __del__(self): time.sleep(1.0)\nold = 'old'\ne = None",
+        "import ipygpumem\nfrom tests.waiting import announce\n"
+        "class Slow:\n    def __del__(self): announce()\nold = 'old'\ne = None",
     )
     works(notebook, "e = ipygpumem.experiment('a').start()\na = 1\nslow = Slow()\nold = 'new'\nz = 2")
-    notebook.run(how, interrupt_after=0.3)
+    notebook.run(how, interrupt_when="waits here")
     finish_all(notebook)
     assert notebook.value("old") == "old"
     assert not {"a", "z", "slow"} & set(names(notebook))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
+
+import pytest
 
 from ipygpumem.reconcile.records import Reconciliation
 from ipygpumem.units import MIB, format_bytes
@@ -74,6 +77,66 @@ def test_fragmentation(kernel: Kernel, card: Card) -> None:
     run_ok(kernel, "del parts[2]")
     run_ok(kernel, "%gpumem free")
     assert size(look(kernel), "fragmentation") - before == 4 * MIB
+
+
+SPREAD = "parts = [torch.empty(30 << 20, dtype=torch.uint8, device='cuda') for _ in range(12)]\ndel parts[1:-1]"
+ADVICE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+def given_back(kernel: Kernel) -> tuple[int, int]:
+    """Return what the parts called the allocator's cache, and what %gpumem free gives back."""
+    cache, before = size(look(kernel), "allocator cache"), kernel.value("torch.cuda.memory_reserved()")
+    run_ok(kernel, "%gpumem free")
+    return cache, before - kernel.value("torch.cuda.memory_reserved()")
+
+
+def test_segments_that_grow_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With expandable_segments free pages between tensors are cache: %gpumem free gives back just that."""
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    with closing(Kernel()) as kernel:
+        run_ok(kernel, "%load_ext ipygpumem")
+        ready(kernel)
+        run_ok(kernel, SPREAD)
+        cache, came_back = given_back(kernel)
+        assert cache == came_back > 250 * MIB
+        assert ADVICE not in run_ok(kernel, "%gpumem status").reports("status")[0]
+
+
+def test_many_gaps(kernel: Kernel) -> None:
+    """Where much is lost in gaps, %gpumem status says how to have fewer; once torch does so, it says so no more."""
+    ready(kernel)
+    run_ok(kernel, "x = torch.empty(360 << 20, dtype=torch.uint8, device='cuda')\ndel x")
+    run_ok(kernel, SPREAD)
+    assert given_back(kernel)[1] < 20 * MIB
+    assert ADVICE in run_ok(kernel, "%gpumem status").reports("status")[0]
+    run_ok(
+        kernel,
+        "switch = getattr(torch._C, '_accelerator_setAllocatorSettings', torch.cuda.memory._set_allocator_settings)\n"
+        "switch('expandable_segments:True')\ndel parts",
+    )
+    try:
+        run_ok(kernel, "%gpumem free\n" + SPREAD)
+        cache, came_back = given_back(kernel)
+        assert cache == came_back > 250 * MIB
+        assert ADVICE not in run_ok(kernel, "%gpumem status").reports("status")[0]
+    finally:
+        run_ok(kernel, "switch('expandable_segments:False')")
+
+
+def test_a_deleted_graphs_pool(kernel: Kernel) -> None:
+    """What a CUDA graph has kept for itself is a part of its own, and %gpumem free gives it back once it is deleted."""
+    ready(kernel)
+    run_ok(
+        kernel,
+        "graph = torch.cuda.CUDAGraph()\nwith torch.cuda.graph(graph):\n"
+        "    x = torch.zeros(200 << 20, dtype=torch.uint8, device='cuda')\n    y = x.new_zeros(8)\n    del x",
+    )
+    assert size(look(kernel), "pools' cache") >= 200 * MIB
+    run_ok(kernel, "%gpumem free")
+    assert size(look(kernel), "pools' cache") >= 200 * MIB
+    run_ok(kernel, "del graph, y")
+    run_ok(kernel, "%gpumem free")
+    assert size(look(kernel), "pools' cache") == 0
 
 
 def test_other_processes(kernel: Kernel, card: Card, figure: Callable[[str], None]) -> None:

@@ -173,11 +173,12 @@ def test_an_interrupt_in_training(gpu_kernel: Kernel, figure: Callable[[str], No
         "                weight.grad = None\n"
         "        torch.cuda.synchronize()\n"
         "        done.append(step)\n"
+        "        if step == 2: print('it trains', flush=True)\n"
         "train(1)",
     )
     run_ok(gpu_kernel, "%gpumem free")
     live = allocated(gpu_kernel)
-    reply = gpu_kernel.run("done.clear(); train(10 ** 9)", interrupt_after=3.0)
+    reply = gpu_kernel.run("done.clear(); train(10 ** 9)", interrupt_when="it trains")
     assert reply.error == "KeyboardInterrupt"
     assert gpu_kernel.value("len(done)") > 0
     came_back = size_after(rf"came back: [^·]*{DEVICE}", recovery(reply))

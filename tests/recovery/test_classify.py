@@ -25,6 +25,13 @@ def _named(name: str, *bases: type) -> type[BaseException]:
         ),
         (RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 1.00 GiB total capacity)"), 20 << 20),
         (RuntimeError("HIP out of memory. Tried to allocate 1.00 GiB"), 1 << 30),
+        (
+            _named("OutOfMemoryError")(
+                "Allocation on device 0 would exceed allowed memory. (out of memory)\n"
+                "Currently allocated     : 9.43 GiB\nRequested               : 640.00 MiB\nDevice limit : 12.00 GiB"
+            ),
+            640 << 20,
+        ),
         (RuntimeError("XPU out of memory. Tried to allocate 512.00 MiB"), 512 << 20),
         (
             RuntimeError(

@@ -15,21 +15,26 @@ from tests.steps import works
 def test_an_interrupt_in_a_training_loop_gives_the_memory_back(notebook: Kernel) -> None:
     works(
         notebook,
-        "import time\ndef train():\n    weights = big(64)\n    while True:\n        batch = big(4); time.sleep(0.01)",
+        "from tests.waiting import announce\ndef train():\n    weights = big(64)\n    for step in range(10 ** 9):\n"
+        "        batch = big(4)\n        if step == 3: announce()",
     )
-    reply = fails(notebook, "train()", interrupt_after=0.5)
+    reply = fails(notebook, "train()", interrupt_when="waits here")
     assert reply.error == "KeyboardInterrupt"
     assert notebook.value("alive()") == 0
     (text,) = reply.reports("recovery")
     assert "interrupted (KeyboardInterrupt)" in text
     assert "weights" in text
-    reply = fails(notebook, "time.sleep(60)", interrupt_after=0.3)
+    reply = fails(notebook, "announce()", interrupt_when="waits here")
     assert reply.reports("recovery") == []
 
 
 def test_an_interrupt_of_an_async_cell_gives_the_memory_back(notebook: Kernel) -> None:
-    works(notebook, "async def train():\n    weights = big(8)\n    while True: await asyncio.sleep(0.01)")
-    reply = fails(notebook, "await train()", interrupt_after=0.4)
+    works(
+        notebook,
+        "async def train():\n    weights = big(8)\n    print('it trains', flush=True)\n"
+        "    while True: await asyncio.sleep(0.01)",
+    )
+    reply = fails(notebook, "await train()", interrupt_when="it trains")
     assert reply.error in ("KeyboardInterrupt", "CancelledError")
     works(notebook, "pass")
     assert notebook.value("alive()") == 0

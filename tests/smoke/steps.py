@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
 from tests.kernel import Kernel, Reply
+from tests.waiting import announce
 
+ANNOUNCE = "import time\n" + inspect.getsource(announce)
+"""A cell that defines it: kernels of other versions do not see this folder."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 

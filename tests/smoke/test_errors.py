@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.kernel import Kernel
-from tests.smoke.steps import exist, fails, ok, open_experiments, plain, run, sizes
+from tests.smoke.steps import ANNOUNCE, exist, fails, ok, open_experiments, plain, run, sizes
 
-_SETUP = """
+_SETUP = (
+    ANNOUNCE
+    + """
 import gc, sys, time, weakref
 import numpy as np
 import psutil
@@ -32,7 +34,7 @@ def wrong(batch):
     raise ValueError("a mistake")
 
 def wait(batch):
-    time.sleep(60)
+    announce()
 
 def locals_at_the_error():
     traceback, found = sys.last_traceback, {}
@@ -44,6 +46,7 @@ def locals_at_the_error():
 
 alive = []
 """
+)
 
 
 @pytest.fixture
@@ -132,7 +135,7 @@ def test_any_error_that_ends_an_experiment_cell_gives_its_memory_back(problems: 
 
 
 def test_an_interrupt_gives_the_memory_back(problems: Kernel) -> None:
-    reply = run(problems, "step(wait)", interrupt_after=1.5)
+    reply = run(problems, "step(wait)", interrupt_when="waits here")
     assert (reply.status, reply.error) == ("error", "KeyboardInterrupt")
     (text,) = reply.reports("recovery")
     assert "interrupted (KeyboardInterrupt)" in text

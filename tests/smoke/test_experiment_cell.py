@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.kernel import Kernel
-from tests.smoke.steps import exist, fails, ok, open_experiments, plain, run
+from tests.smoke.steps import ANNOUNCE, exist, fails, ok, open_experiments, plain, run
 
 
 def test_the_last_expression_is_displayed(notebook: Kernel) -> None:
@@ -57,7 +57,8 @@ def test_an_error_gives_the_status_that_stops_run_all_and_ends_the_experiment(no
 
 
 def test_an_interrupt_ends_the_experiment(notebook: Kernel) -> None:
-    reply = run(notebook, "%%experiment a\nimport time\nx = 1\ntime.sleep(60)", interrupt_after=1)
+    ok(notebook, ANNOUNCE)
+    reply = run(notebook, "%%experiment a\nx = 1\nannounce()", interrupt_when="waits here")
     assert (reply.status, reply.error) == ("error", "KeyboardInterrupt")
     assert exist(notebook, "x") == []
     assert open_experiments(notebook) == []

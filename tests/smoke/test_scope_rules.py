@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from tests.kernel import Kernel
-from tests.smoke.steps import exist, fails, ok, open_experiments, run
+from tests.smoke.steps import ANNOUNCE, exist, fails, ok, open_experiments, run
 
-_SLOW_EXIT = """
-import time
+_SLOW_EXIT = f"""
+{ANNOUNCE}
 from ipygpumem.garbage import Garbage
 quick = Garbage.collect
 
 def slow(self, since=None):
     Garbage.collect = quick
-    time.sleep(60)
+    announce()
 
 Garbage.collect = slow
 """
@@ -128,8 +128,8 @@ def test_an_error_leaves_an_open_scope_open(notebook: Kernel) -> None:
 
 
 def test_an_interrupt_leaves_an_open_scope_open(notebook: Kernel) -> None:
-    ok(notebook, "import time\nold = 1", "%experiment start a")
-    assert run(notebook, "old = 2\ntime.sleep(60)", interrupt_after=1).error == "KeyboardInterrupt"
+    ok(notebook, ANNOUNCE + "old = 1", "%experiment start a")
+    assert run(notebook, "old = 2\nannounce()", interrupt_when="waits here").error == "KeyboardInterrupt"
     assert open_experiments(notebook) == ["a"]
     ok(notebook, "%experiment end")
     assert notebook.value("old") == 1
@@ -164,7 +164,7 @@ def test_names_with_an_underscore_that_the_cells_bind_are_the_scopes(notebook: K
 
 def test_an_interrupted_end_can_be_asked_for_again(notebook: Kernel) -> None:
     ok(notebook, "old = 1", _SLOW_EXIT, "%experiment start a", "old = 2\nnew = 3")
-    assert run(notebook, "%experiment end", interrupt_after=1).error == "KeyboardInterrupt"
+    assert run(notebook, "%experiment end", interrupt_when="waits here").error == "KeyboardInterrupt"
     assert open_experiments(notebook) == ["a"]
     assert len(ok(notebook, "%experiment end").reports("experiment")) == 1
     assert notebook.value("old") == 1
@@ -173,7 +173,7 @@ def test_an_interrupted_end_can_be_asked_for_again(notebook: Kernel) -> None:
 
 def test_an_interrupted_end_of_an_experiment_cell_can_be_asked_for_again(notebook: Kernel) -> None:
     ok(notebook, "old = 1", _SLOW_EXIT)
-    reply = run(notebook, "%%experiment a\nold = 2\nnew = 3", interrupt_after=1)
+    reply = run(notebook, "%%experiment a\nold = 2\nnew = 3", interrupt_when="waits here")
     assert any("its end was interrupted" in text for text in reply.reports("note"))
     assert open_experiments(notebook) == ["a"]
     ok(notebook, "%experiment end")

@@ -286,10 +286,10 @@ def test_a_child_never_returns_to_the_kernels_loop(trainer: Kernel) -> None:
 
 
 def test_a_loop_that_never_ends_is_stopped_and_its_line_named(trainer: Kernel) -> None:
-    reply = trainer.run("%%estimate --timeout 1\ny = x * 2\nwhile True:\n    pass\n")
-    assert reply.stderr.startswith("UsageError: the estimate was stopped after 1 s in line ")
+    reply = trainer.run("%%estimate --timeout 5\ny = x * 2\nwhile True:\n    pass\n")
+    assert reply.stderr.startswith("UsageError: the estimate was stopped after 5 s in line ")
     assert "line 3" in reply.stderr or "line 4" in reply.stderr
-    slow = trainer.run("%%estimate --timeout 1\ntime.sleep(1000)\n")
+    slow = trainer.run("%%estimate --timeout 5\ntime.sleep(1000)\n")
     assert "line 2: time.sleep(1000)" in slow.stderr
     assert children_of(trainer) == []
 
@@ -369,7 +369,7 @@ def test_a_child_is_no_fork_of_locks_that_others_hold() -> None:
 
     try:
         with pytest.raises(EstimateError, match="with lock:"):
-            ipygpumem.estimate(step, timeout=1)
+            ipygpumem.estimate(step, timeout=5)
     finally:
         done.set()
         thread.join()
@@ -471,10 +471,8 @@ def test_in_place_a_long_run_on_fake_values_is_stopped(monkeypatch: pytest.Monke
         while True:
             y = y * 2
 
-    started = time.monotonic()
     with pytest.raises(EstimateError, match="y = y"):
-        ipygpumem.estimate(step, timeout=1)
-    assert time.monotonic() > started
+        ipygpumem.estimate(step, timeout=5)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

@@ -1,0 +1,29 @@
+"""What code in a kernel or terminal under test waits for: a state, where a sleep would depend on the machine."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+
+def announce() -> None:
+    """Say that the cell has come here, and wait for its interrupt."""
+    print("waits here", flush=True)
+    time.sleep(600)
+
+
+def until(path: str) -> None:
+    """Wait until the test has made a file."""
+    while not Path(path).exists():
+        time.sleep(0.01)
+
+
+def ticks(count: int) -> None:
+    """Wait for so many ticks of the running cell, the first after a second; who listened before has had them, too."""
+    from ipygpumem.notebook.session import current_session
+
+    heard: list[object] = []
+    undo = current_session().ticker.listen(heard.append)
+    while len(heard) < count:
+        time.sleep(0.01)
+    undo()
