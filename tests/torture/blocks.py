@@ -12,13 +12,16 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-_WATCHED: list[tuple[int, Callable[[], bool]]] = []
+_WATCHED: list[tuple[int, Callable[[], bool], bool]] = []
+"""Size, whether it is dead, whether it is on a GPU."""
 _NAMES: set[str] = set()
 MIB = 1 << 20
 
 
 def array(mib: int = 64) -> Any:
-    """Return a NumPy array of ``mib`` MiB of float32, watched."""
+    """Return a NumPy array of ``mib`` MiB of float32, watched; a tensor on the GPU where TORTURE_GPU is set."""
+    if "TORTURE_GPU" in os.environ:
+        return tensor(mib)
     import numpy
 
     made = numpy.ones(mib * MIB // 4, dtype=numpy.float32)
@@ -36,6 +39,13 @@ def tensor(mib: int = 64, **options: Any) -> Any:
     return made
 
 
+def to_gpu(thing: Any) -> Any:
+    """Return a tensor or a module on the GPU where there is one, else as it is."""
+    import torch
+
+    return thing.cuda() if torch.cuda.is_available() else thing
+
+
 def watch(*things: Any) -> None:
     """Count the storages of tensors and of arrays as the scenario's blocks."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
@@ -43,13 +53,13 @@ def watch(*things: Any) -> None:
         if torch is not None and isinstance(thing, torch.Tensor):
             storage = thing.untyped_storage()
             reference = torch.multiprocessing.reductions.StorageWeakRef(storage)
-            _WATCHED.append((storage.nbytes(), reference.expired))
+            _WATCHED.append((storage.nbytes(), reference.expired, thing.is_cuda))
         else:
             assert numpy is not None
             owner = thing
             while isinstance(owner.base, numpy.ndarray):
                 owner = owner.base
-            _WATCHED.append((owner.nbytes, _expired(weakref.ref(owner))))
+            _WATCHED.append((owner.nbytes, _expired(weakref.ref(owner)), False))
 
 
 def _expired(reference: weakref.ref[Any]) -> Callable[[], bool]:
@@ -57,12 +67,15 @@ def _expired(reference: weakref.ref[Any]) -> Callable[[], bool]:
 
 
 def report() -> dict[str, int]:
-    """Return the bytes that were made, those whose storage has died, and the RSS."""
-    made = sum(size for size, _ in _WATCHED)
-    dead = sum(size for size, is_dead in _WATCHED if is_dead())
+    """Return the bytes that were made, those of them on a GPU, those whose storage has died, RSS and GPU in use."""
+    made = sum(size for size, _, _ in _WATCHED)
+    on_gpu = sum(size for size, _, is_on_gpu in _WATCHED if is_on_gpu)
+    dead = sum(size for size, is_dead, _ in _WATCHED if is_dead())
+    torch = sys.modules.get("torch")
+    gpu = torch.cuda.memory_allocated() if torch is not None else 0
     with open("/proc/self/statm") as file:  # noqa: PTH123  # read while nothing else may be imported or made
         rss = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return {"made": made, "dead": dead, "rss": rss}
+    return {"made": made, "on_gpu": on_gpu, "dead": dead, "rss": rss, "gpu": gpu}
 
 
 def begin(namespace: dict[str, Any]) -> None:

@@ -14,7 +14,6 @@ _MODES = tuple(
         RELEASED,
         (fails("def f(a):\n    x = array()\n    raise ValueError\ndef g():\n    y = array()\n    f(y)\ng()"),),
         before=f"%xmode {mode}",
-        alone=True,
     )
     for mode in ("Plain", "Context", "Verbose", "Minimal")
 )

@@ -7,10 +7,11 @@ from tests.torture.scenario import Scenario, cells, fails
 _COMES_BACK = "The end of the experiment gives it back."
 _TORCH = ("torch",)
 _MODEL = """
-model = torch.nn.Sequential(torch.nn.Linear(2048, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 2048))
+model = to_gpu(torch.nn.Sequential(torch.nn.Linear(2048, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 2048)))
 watch(*model.parameters())
 """
-_SMALL = "model = torch.nn.Linear(8, 8)"
+_FRAME = "frame = pandas.DataFrame({'epoch': [1], 'batch': [None]})\nframe.at[0, 'batch'] = array()\n"
+_SMALL = "model = to_gpu(torch.nn.Linear(8, 8))"
 
 TORCH = (
     Scenario(
@@ -75,7 +76,7 @@ TORCH = (
             + """
 optimizer = torch.optim.Adam(model.parameters())
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-model(torch.ones(4, 2048)).sum().backward()
+model(to_gpu(torch.ones(4, 2048))).sum().backward()
 optimizer.step(); scheduler.step()
 for parameter in model.parameters():
     watch(parameter.grad, optimizer.state[parameter]["exp_avg"], optimizer.state[parameter]["exp_avg_sq"])
@@ -159,13 +160,13 @@ loss = y.sum()
         "The end of the experiment deletes the model and collects.",
         cells(
             """
-model = torch.nn.Linear(8, 8)
+model = to_gpu(torch.nn.Linear(8, 8))
 def hook(module, inputs, output, kept=tensor()):
     model.last = output
 def backward_hook(module, grads, outputs, kept=tensor()):
     model.grads = grads
 handles = [model.register_forward_hook(hook), model.register_full_backward_hook(backward_hook)]
-model(torch.ones(1, 8)).sum().backward()
+model(to_gpu(torch.ones(1, 8))).sum().backward()
 """
         ),
         needs=_TORCH,
@@ -197,7 +198,7 @@ model(torch.ones(1, 8)).sum().backward()
         "The tensor outlives the scope, and with it the hook and what it closes over.",
         "Held on purpose: call `remove()` of the hook's handle.",
         cells("def hook(grad, kept=tensor()): pass\nhandle = weight.register_hook(hook)"),
-        before="weight = torch.ones(8, requires_grad=True)",
+        before="weight = to_gpu(torch.ones(8)).requires_grad_()",
         share=0.0,
         holder="hook on weight",
         needs=_TORCH,
@@ -206,8 +207,8 @@ model(torch.ones(1, 8)).sum().backward()
         "gradients of an outer model",
         "`backward()` fills the gradients of a model that outlives the scope.",
         "Held on purpose: `model.zero_grad()` or `optimizer.zero_grad()`.",
-        cells("model(torch.ones(1, 4096)).sum().backward()\nwatch(model.weight.grad)"),
-        before="model = torch.nn.Linear(4096, 4096, bias=False)",
+        cells("model(to_gpu(torch.ones(1, 4096))).sum().backward()\nwatch(model.weight.grad)"),
+        before="model = to_gpu(torch.nn.Linear(4096, 4096, bias=False))",
         share=0.0,
         holder="model.weight.grad",
         needs=_TORCH,
@@ -226,6 +227,7 @@ data = TensorDataset(images)
 def train():
     loader = DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True)
     for step, (batch,) in enumerate(loader):
+        batch = to_gpu(batch)
         watch(batch)
         if step == 2:
             signal.raise_signal(signal.SIGINT)
@@ -242,14 +244,14 @@ train()
         "The end of the experiment deletes the model; what the compiler keeps of it dies with it.",
         cells(
             """
-model = torch.nn.Linear(4096, 4096, bias=False)
+model = to_gpu(torch.nn.Linear(4096, 4096, bias=False))
 watch(model.weight)
 compiled = torch.compile(model, backend="eager")
 scale = tensor()
 @torch.compile(backend="eager")
 def step(x):
     return compiled(x).sum() * scale[0]
-step(torch.ones(1, 4096)).backward()
+step(to_gpu(torch.ones(1, 4096))).backward()
 watch(model.weight.grad)
 """
         ),
@@ -263,14 +265,14 @@ watch(model.weight.grad)
         "The end of the experiment deletes model and tensors; the kernels stay, which hold none.",
         cells(
             """
-model = torch.nn.Linear(4096, 4096, bias=False)
+model = to_gpu(torch.nn.Linear(4096, 4096, bias=False))
 watch(model.weight)
 scale = tensor()
 @torch.compile
 def step(x):
     return (model(x).relu() * scale[:4096]).sum()
 for _ in range(2):
-    step(torch.ones(4, 4096)).backward()
+    step(to_gpu(torch.ones(4, 4096))).backward()
 watch(model.weight.grad)
 assert torch._inductor.metrics.generated_kernel_count > 0
 """
@@ -294,7 +296,7 @@ assert torch._inductor.metrics.generated_kernel_count > 0
         cells(
             "import warnings\nwarnings.simplefilter('ignore')\n"
             + _MODEL
-            + "traced = torch.jit.trace(model, torch.ones(1, 2048))"
+            + "traced = torch.jit.trace(model, to_gpu(torch.ones(1, 2048)))"
         ),
         needs=_TORCH,
         alone=True,
@@ -310,8 +312,9 @@ LIBRARIES = (
             """
 import matplotlib.pyplot as plt
 figure, axes = plt.subplots(figsize=(1, 1))
-image = axes.imshow(array().reshape(4096, 4096))
+image = axes.imshow(numpy.ones((4096, 4096), dtype="float32"))
 watch(numpy.ma.getdata(image.get_array()))
+image.kept = array()
 """
         ),
         needs=("numpy", "matplotlib"),
@@ -325,7 +328,8 @@ watch(numpy.ma.getdata(image.get_array()))
             """
 from matplotlib.figure import Figure
 figure = Figure(figsize=(1, 1))
-line, = figure.subplots().plot(array(16))
+line, = figure.subplots().plot(numpy.ones(1 << 21))
+watch(line.get_ydata(orig=True))
 line.kept = array()
 """
         ),
@@ -355,6 +359,7 @@ groups = frame.groupby(0)
 frame.head()
 """
         ),
+        on_gpu=cells(_FRAME + "column, head = frame['batch'], frame.iloc[:1]\ngroups = frame.groupby('epoch')"),
         needs=("numpy", "pandas"),
     ),
     Scenario(
@@ -362,6 +367,7 @@ frame.head()
         "A column may be a view that keeps the whole frame.",
         "Held on purpose: append a `copy()`.",
         cells("frame = pandas.DataFrame(array().reshape(-1, 16), copy=False)\ncolumns.append(frame[3])"),
+        on_gpu=cells(_FRAME + "columns.append(frame['batch'])"),
         before="columns = []",
         share=0.0,
         holder="columns",

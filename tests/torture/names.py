@@ -271,6 +271,16 @@ watch(mapped)
 view = mapped[10:20]
 """
         ),
+        on_gpu=cells(
+            """
+import tempfile, torch
+file = tempfile.TemporaryFile()
+mapped = torch.from_numpy(numpy.memmap(file, dtype="float32", shape=(16 << 20,)))
+loaded = to_gpu(mapped)
+watch(loaded)
+view = loaded[10:20]
+"""
+        ),
     ),
     Scenario(
         "a thread that outlives the scope",

@@ -21,7 +21,7 @@ NEEDED_SHARE = 0.99
 _BLOCKS = "__import__('tests.torture.blocks', fromlist=['blocks'])"
 _QUESTIONS = ("leaks", "tensors --min 1MiB")
 """The latter tells of arrays that never had a name of their own and are plain data of a notebook variable now."""
-_PRELUDE = "from tests.torture.blocks import array, tensor, watch"
+_PRELUDE = "from tests.torture.blocks import array, tensor, to_gpu, watch"
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,17 @@ WAYS = (PLAIN, PEER, *OURS)
 class Result:
     """What one scenario gave in one way; ``trouble`` says why there is no figure.
 
-    ``rss_left_bytes`` is how far the RSS is above its start.
+    ``on_gpu_bytes`` are those of the bytes made that are on a GPU. ``rss_left_bytes`` is how far the RSS is above its
+    start, ``gpu_left_bytes`` the same of what torch has allocated on the GPU.
     """
 
     scenario: str
     way: str
     made_bytes: int = 0
     recovered_bytes: int = 0
+    on_gpu_bytes: int = 0
     rss_left_bytes: int = 0
+    gpu_left_bytes: int = 0
     told: str = ""
     """What we say afterwards of memory that is held on purpose."""
     trouble: str = ""
@@ -102,11 +105,11 @@ class Result:
 class TortureKernel(Kernel):
     """A kernel that answers where a cell asks for input, and in whose profile nothing stays."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, **variables: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="torture-")
         path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(ROOT)]))
         own = {"IPYTHONDIR": self._folder.name, "TORCHINDUCTOR_CACHE_DIR": f"{self._folder.name}/inductor"}
-        super().__init__("--log-level=ERROR", *arguments, env={**os.environ, **own, "PYTHONPATH": path})
+        super().__init__("--log-level=ERROR", *arguments, env={**os.environ, **own, **variables, "PYTHONPATH": path})
         self.answers: list[str] = []
 
     def _take(self, message_id: str, outputs: Reply) -> bool:
@@ -131,11 +134,13 @@ class Runner:
     Args:
         way: how the scopes are cleaned up.
         fresh: start a kernel for each scenario.
+        gpu: let the blocks be tensors on the GPU.
     """
 
-    def __init__(self, way: Way, *, fresh: bool = False) -> None:
+    def __init__(self, way: Way, *, fresh: bool = False, gpu: bool = False) -> None:
         self._way = way
         self._fresh = fresh
+        self._gpu = gpu
         self._kernel: TortureKernel | None = None
 
     def run(self, scenario: Scenario) -> Result:
@@ -161,6 +166,7 @@ class Runner:
     def _is_clean(self) -> bool:
         """Delete the notebook's names; return whether all that the scenario made is dead then."""
         assert self._kernel is not None
+        _ok(self._kernel, "%xmode Context")
         _ok(self._kernel, "%reset -f")  # collects, too
         found = _measure(self._kernel)
         return found["dead"] >= NEEDED_SHARE * found["made"]
@@ -169,7 +175,7 @@ class Runner:
         if scenario.options:
             self.close()
         if self._kernel is None:
-            self._kernel = TortureKernel(*scenario.options)
+            self._kernel = TortureKernel(*scenario.options, **({"TORTURE_GPU": "1"} if self._gpu else {}))
         kernel = self._kernel
         imports = [f"import {name}" for name in scenario.needs if name != "matplotlib"]
         for code in (_PRELUDE, "\n".join(imports), self._reload(), scenario.before):
@@ -184,24 +190,34 @@ class Runner:
         kernel.value(f"{_BLOCKS}.begin(get_ipython().user_ns)")
         before = _measure(kernel)
         _ok(kernel, way.start)
-        for cell in scenario.cells:
+        for cell in (self._gpu and scenario.on_gpu) or scenario.cells:
             _run(kernel, Cell(way.first_line + cell.code, cell.raises, cell.answers), scenario.timeout)
         _ok(kernel, way.end)
         after = _measure(kernel)
-        told = [kernel.run(f"%gpumem {question}") for question in _QUESTIONS if way in OURS and scenario.holder]
         return Result(
             scenario.name,
             way.name,
             made_bytes=after["made"],
             recovered_bytes=after["dead"],
             rss_left_bytes=after["rss"] - before["rss"],
-            told="\n".join(text for reply in told for text in reply.reports()),
+            on_gpu_bytes=after["on_gpu"],
+            gpu_left_bytes=after["gpu"] - before["gpu"],
+            told=_told(kernel, scenario.holder) if way in OURS else "",
         )
 
 
 def _measure(kernel: Kernel) -> dict[str, int]:
     found: dict[str, int] = kernel.value(f"{_BLOCKS}.report()")
     return found
+
+
+def _told(kernel: TortureKernel, holder: str) -> str:
+    """Ask until ``holder`` is told of; return all that was told."""
+    told = ""
+    for question in _QUESTIONS:
+        if holder not in told:
+            told += "\n".join(kernel.run(f"%gpumem {question}").reports())
+    return told
 
 
 def _ok(kernel: TortureKernel, code: str) -> None:

@@ -32,6 +32,7 @@ class Scenario:
         pins: what keeps the memory alive, in a sentence for users.
         advice: what the end of an experiment does about it, or what the user can do.
         cells: what runs inside the scope.
+        on_gpu: what runs instead where the blocks are tensors on a GPU and ``cells`` need an array.
         before: what runs before the scope begins; empty for nothing.
         share: how much of the bytes must come back: 1.0, or less where something outside holds it on purpose.
         holder: words that a path from a root to the memory must contain where it is held on purpose.
@@ -47,6 +48,7 @@ class Scenario:
     pins: str
     advice: str
     cells: tuple[Cell, ...]
+    on_gpu: tuple[Cell, ...] = ()
     before: str = ""
     share: float = 1.0
     holder: str = ""

@@ -1,0 +1,140 @@
+"""Runs inside a kernel: brings a device's memory into one random state after the other, and looks at each.
+
+What is looked at is what ``%gpumem status`` shows; it is compared with NVML, torch's counters and the tensors made.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pynvml
+import torch
+
+from ipygpumem.inventory.survey import kinds_of_objects
+from ipygpumem.notebook.session import current_session
+from ipygpumem.reconcile.findings import reconcile, storages_of
+from ipygpumem.reconcile.records import Reconciliation
+from ipygpumem.units import KIB, MIB
+
+_SIZES = (1, 500, 64 * KIB, 900 * KIB, 3 * MIB, 15 * MIB, 70 * MIB, 400 * MIB)
+_RESERVED = ("tensors:", "held by", "rounding", "waiting", "allocator cache", "fragmentation", "pools")
+"""How the parts begin that together are what torch's allocator has reserved."""
+
+
+class States:
+    """A device that each step changes a little."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._native = torch.cuda.get_allocator_backend() == "native"
+        self._tensors: list[Any] = []
+        self._pinned: list[Any] = []
+        self._graphs: list[Any] = []
+        self._losses: list[Any] = []
+        self._stream = torch.cuda.Stream()
+        gc.freeze()  # torch's modules hold no tensor on a device: a look takes a tenth of the time without them
+        pynvml.nvmlInit()
+        self._card = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+
+    def run(self, count: int) -> list[str]:
+        """Visit ``count`` states; return what was wrong in each that was."""
+        wrong = []
+        for number in range(count):
+            names = [self._change() for _ in range(self._random.randint(1, 5))]
+            wrong += [f"state {number}, after {names}: {fault}" for fault in self._faults(as_status=number % 10 == 0)]
+        return wrong
+
+    def _change(self) -> str:
+        changes: list[Callable[[], None]] = [self._make, self._make, self._make, self._free, self._free, self._pin]
+        changes += [self._use_elsewhere, self._train, self._empty_cache]
+        if self._native:
+            changes += [self._capture, self._forget_graph]
+        change = self._random.choice(changes)
+        try:
+            change()
+        except torch.cuda.OutOfMemoryError:  # the card is full: that is a state, too
+            del self._tensors[::2]
+            return f"{change.__name__} (out of memory)"
+        return change.__name__
+
+    def _size(self) -> int:
+        return self._random.choice(_SIZES) + self._random.randrange(4096)
+
+    def _make(self) -> None:
+        for _ in range(self._random.randint(1, 6)):
+            self._tensors.append(torch.empty(self._size(), dtype=torch.uint8, device="cuda"))
+
+    def _free(self) -> None:
+        for _ in range(min(len(self._tensors), self._random.randint(1, 8))):  # from the middle: gaps stay
+            self._tensors.pop(self._random.randrange(len(self._tensors)))
+
+    def _pin(self) -> None:
+        self._pinned = [torch.empty(self._size(), dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+
+    def _use_elsewhere(self) -> None:
+        """Free a tensor that another stream may still use: its block waits."""
+        used = torch.empty(self._size(), dtype=torch.uint8, device="cuda")
+        used.record_stream(self._stream)
+
+    def _train(self) -> None:
+        weight = torch.ones(self._random.choice((100, 1 << 20)), device="cuda", requires_grad=True)
+        self._losses = [weight.exp().sum()]  # its graph keeps what no Python object refers to
+
+    def _empty_cache(self) -> None:
+        torch.cuda.empty_cache()
+
+    def _capture(self) -> None:
+        static = torch.ones(self._size(), device="cuda", dtype=torch.uint8)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = static + 1
+        self._graphs.append((graph, static, result))
+
+    def _forget_graph(self) -> None:
+        del self._graphs[:1]
+
+    def _faults(self, *, as_status: bool) -> list[str]:
+        """Return what the parts say that cannot be; looked for ``as_status`` does it, or in less time."""
+        session = current_session()
+        assert session is not None
+        memory = pynvml.nvmlDeviceGetMemoryInfo(self._card)
+        processes = {item.pid: item.usedGpuMemory for item in pynvml.nvmlDeviceGetComputeRunningProcesses(self._card)}
+        tensors = [item for item in gc.get_objects() if type(item) is torch.Tensor and item.is_cuda]
+        found = reconcile(
+            session.meter.now(detail=True),
+            lambda: storages_of(kinds_of_objects() if as_status else [(item, "other") for item in tensors]),
+        )
+        told = next(item for item in found.reconciliations if item.device == "cuda:0")
+        reserved = torch.cuda.memory_reserved()
+        expected = {
+            "all parts": (_sum(told), memory.total),
+            "what is in use": (_sum(told) - _sum(told, "free"), memory.used),
+            "what is reserved": (_sum(told, *_RESERVED), reserved),
+        }
+        if os.getpid() in processes:  # else the driver hides processes here
+            expected["the context"] = (_sum(told, "context"), processes.pop(os.getpid()) - reserved)
+            expected["other processes"] = (_sum(told, "process "), sum(processes.values()))
+        if self._native:
+            expected["tensors"] = (_sum(told, "tensors:"), _live_bytes(tensors))
+            stats = torch.cuda.memory_stats()
+            pending = stats["active_bytes.all.current"] - stats["allocated_bytes.all.current"]
+            expected["what waits"] = (_sum(told, "waiting"), pending)
+        faults = [f"{name}: {a:,} told, {b:,} true" for name, (a, b) in expected.items() if a != b]
+        faults += [f"{part.name}: {part.size_bytes}" for part in told.parts if (part.size_bytes or 0) < 0]
+        if self._native:  # cudaMallocAsync has no blocks to show, and the failure says so
+            faults += [f"{name}: {error}" for name, error in found.failures.items()]
+        return faults + list(told.notes)
+
+
+def _sum(told: Reconciliation, *names: str) -> int:
+    """Return the bytes of the parts whose name begins with one of ``names``, or of all."""
+    return sum(part.size_bytes or 0 for part in told.parts if not names or part.name.startswith(names))
+
+
+def _live_bytes(tensors: list[Any]) -> int:
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

@@ -1,0 +1,92 @@
+"""Autofit of training steps of real models, on cards of three sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ipygpumem.fitting.fit import FITS, TOO_LARGE
+from tests.gpu.support import ready, run_ok
+from tests.kernel import Kernel
+from tests.smoke.steps import fails
+
+pytestmark = pytest.mark.simulated
+
+MODELS = """
+import ipygpumem
+from torch import nn
+
+class Sequence(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.LSTM(256, 512, num_layers=2, batch_first=True)
+    def forward(self, x):
+        return self.layers(x)[0]
+
+def step(model, *shape):
+    model = model.cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.zeros(shape, device="cuda")).square().mean().backward()
+    optimizer.step()
+
+def transformer(batch_size):
+    layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True)
+    step(nn.TransformerEncoder(layer, 4), batch_size, 128, 512)
+
+def convnet(batch_size):
+    layers = [nn.Conv2d(3, 64, 7, 2), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 128, 3, 2), nn.ReLU()]
+    step(nn.Sequential(*layers), batch_size, 3, 224, 224)
+
+def lstm(batch_size):
+    step(Sequence(), batch_size, 16, 256)
+
+def live():
+    torch._C._cuda_clearCublasWorkspaces()  # the first matrix product makes one, and it stays
+    return torch.cuda.memory_allocated()
+"""
+STARTS = {"transformer": 2048, "convnet": 4096, "lstm": 1 << 16}
+"""Too large for each card."""
+
+
+@pytest.mark.parametrize("gib", [4, 8, 24])
+def test_a_models_batch_is_fitted_to_the_card(
+    gib: int, machine: Callable[..., None], figure: Callable[[str], None]
+) -> None:
+    """On cards of 4, 8 and 24 GiB autofit finds for three models the batch that fits, while one more does not."""
+    machine(gib=gib)
+    kernel = Kernel()
+    try:
+        run_ok(kernel, "%load_ext ipygpumem")
+        ready(kernel)
+        run_ok(kernel, MODELS)
+        found = {model: _search(kernel, model, start) for model, start in STARTS.items()}
+        _halve(kernel)
+    finally:
+        kernel.close()
+    figure(f"on {gib} GiB fits {', '.join(f'{model} {size}' for model, size in found.items())}")
+
+
+def _search(kernel: Kernel, model: str, start: int) -> int:
+    """Search for the largest batch with ``ipygpumem.autofit``; return it."""
+    live = kernel.value("live()")
+    run_ok(kernel, f"found = ipygpumem.autofit({model}, batch_size={start}, step='search', max_tries=40)")
+    assert kernel.value("live()") == live
+    outcomes = kernel.value("{one.values['batch_size']: one.outcome for one in found.tries}")
+    size = int(kernel.value("found.value"))
+    assert outcomes[size] == FITS
+    assert outcomes[size + 1] in TOO_LARGE
+    run_ok(kernel, f"torch.cuda.empty_cache()\n{model}({size})")
+    fails(kernel, f"torch.cuda.empty_cache()\n{model}({size} + {size} // 7)", "OutOfMemoryError")  # 5 % are left free
+    assert kernel.value("live()") == live
+    return size
+
+
+def _halve(kernel: Kernel) -> None:
+    """Find a batch with ``%%autofit``: twice that does not fit."""
+    live = kernel.value("live()")
+    run_ok(kernel, f"%%autofit batch_size={STARTS['transformer']}\ntransformer(batch_size)")
+    assert kernel.value("live()") == live
+    run_ok(kernel, "torch.cuda.empty_cache()\ntransformer(batch_size)")
+    fails(kernel, "transformer(2 * batch_size)", "OutOfMemoryError")
+    assert kernel.value("live()") == live

@@ -1,0 +1,133 @@
+"""Out of memory in each phase of a training step, and around data loaders that pin memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.gpu.support import ready, recovery, run_ok
+from tests.kernel import Kernel
+from tests.smoke.steps import fails
+
+pytestmark = pytest.mark.simulated
+
+TRAINING = """
+import pynvml
+from torch import nn
+pynvml.nvmlInit()
+phases = []
+
+def make_model():
+    return nn.Sequential(nn.AvgPool1d(16), *[nn.Linear(4096, 4096) for _ in range(4)]).cuda()
+
+def step_of(model, optimizer, batch_size):
+    phases[:] = ["batch"]
+    batch = torch.zeros(batch_size, 65536, device="cuda")
+    phases.append("forward")
+    loss = model(batch).square().mean()
+    phases.append("backward")
+    loss.backward()
+    phases.append("step")
+    optimizer.step()
+    phases.append("end")
+
+def train(batch_size):
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    step_of(model, optimizer, batch_size)
+
+def held_by(model, optimizer):
+    tensors = [tensor for weight in model.parameters() for tensor in (weight, weight.grad) if tensor is not None]
+    tensors += [value for state in optimizer.state.values() for value in state.values() if value.is_cuda]
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+def memory():
+    device = pynvml.nvmlDeviceGetHandleByIndex(0)
+    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), pynvml.nvmlDeviceGetMemoryInfo(device).used
+"""
+GIB = 2.6
+BATCHES = {"forward": 5600, "backward": 4700, "step": 4096}
+"""With which batch a card of that size has no room in which phase; Adam's first step makes its state."""
+SMALLER = 256
+
+
+@pytest.fixture
+def training(machine: Callable[..., None]) -> Iterator[Kernel]:
+    """A kernel on a small card, with a model to train."""
+    machine(gib=GIB)
+    kernel = Kernel()
+    run_ok(kernel, "%load_ext ipygpumem")
+    ready(kernel)
+    run_ok(kernel, TRAINING)
+    yield kernel
+    kernel.close()
+
+
+def test_an_oom_in_a_phase_gives_all_back(training: Kernel) -> None:
+    """After an OOM in forward, backward or Adam's first step all memory is as before, and a smaller batch trains."""
+    for phase, batch_size in BATCHES.items():
+        run_ok(training, "%gpumem free")
+        before = training.value("memory()")
+        reply = fails(training, f"train({batch_size})", "OutOfMemoryError")
+        assert training.value("phases[-1]") == phase
+        assert training.value("memory()") == before
+        assert {("train", "model"), ("step_of", "batch")} <= named(recovery(reply))
+        run_ok(training, f"train({SMALLER})")
+        assert training.value("phases[-1]") == "end"
+
+
+def test_what_the_notebooks_own_model_holds_stays(training: Kernel) -> None:
+    """Where model and optimizer are the notebook's, an OOM in a phase leaves what these hold, to the byte."""
+    run_ok(training, "model = make_model()\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)")
+    for phase, batch_size in BATCHES.items():
+        reply = fails(training, f"step_of(model, optimizer, {batch_size})", "OutOfMemoryError")
+        assert training.value("phases[-1]") == phase
+        assert ("step_of", "batch") in named(recovery(reply))
+        assert training.value("memory()[0]") == training.value("held_by(model, optimizer)")
+    run_ok(training, "optimizer.state.clear()")  # torch has made half of it, and fails with a KeyError on that
+    run_ok(training, f"step_of(model, optimizer, {SMALLER})")
+    assert training.value("phases[-1]") == "end"
+
+
+def named(report: str) -> set[tuple[str, str]]:
+    """Return function and name in each row of a recovery report's table."""
+    rows = [line.split() for line in report.splitlines()]
+    return {(row[0], row[2]) for row in rows if len(row) > 2 and row[1].isdigit()}
+
+
+LOADING = """
+import sys, threading
+from torch.utils.data import DataLoader
+
+class Images(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        return torch.zeros(1 << 20)
+
+def train(workers):
+    loader = DataLoader(Images(), batch_size=8, num_workers=workers, pin_memory=True, persistent_workers=workers > 0)
+    model = nn.Linear(1024, 1024).cuda()
+    kept = []
+    for batch in loader:
+        kept.append(model(batch.cuda(non_blocking=True).view(-1, 1024)))
+        if len(kept) == 3:
+            torch.empty(1 << 40, device="cuda")
+
+def left():
+    pinned = torch.cuda.host_memory_stats()["allocated_bytes.current"]
+    return pinned, sorted(thread.name for thread in threading.enumerate()), torch.multiprocessing.active_children()
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_oom_beside_a_pinning_loader(workers: int, training: Kernel) -> None:
+    """After an OOM beside a DataLoader that pins, tensors, pinned memory, its thread and its workers are gone."""
+    run_ok(training, LOADING)
+    run_ok(training, "%gpumem free")
+    before = training.value("memory()"), training.value("left()")
+    reply = fails(training, f"train({workers})", "OutOfMemoryError")
+    assert {("train", "model"), ("train", "kept")} <= named(recovery(reply))
+    run_ok(training, "None")
+    assert (training.value("memory()"), training.value("left()")) == before

@@ -1,0 +1,111 @@
+"""A notebook of 20 cells in a kernel with the extension and in one without: torch's own statistics do not differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.gpu.support import run_ok
+from tests.kernel import Kernel
+from tests.smoke.steps import run
+
+OOM = "train(torch.cuda.get_device_properties(0).total_memory >> 16)"
+BY_HAND = """
+import sys
+for name in ("last_value", "last_traceback", "last_exc"):
+    vars(sys).pop(name, None)
+get_ipython().InteractiveTB.tb = get_ipython().InteractiveTB.etb = None
+gc.collect()
+torch._C._cuda_clearCublasWorkspaces()
+torch.cuda.empty_cache()
+"""
+"""What people write after an OOM; with the extension it finds nothing left to do."""
+CELLS = (
+    "import gc, io, torch\nfrom torch import nn",
+    """
+def make_model():
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, 2), nn.ReLU(), nn.Conv2d(32, 64, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(8), nn.Flatten(),
+        nn.Linear(4096, 1024), nn.GELU(), nn.Linear(1024, 10),
+    ).cuda()
+model = make_model()
+""",
+    "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\nlosses = []",
+    """
+def loss_of(batch_size):
+    images = torch.zeros(batch_size, 3, 64, 64, device="cuda")
+    return nn.functional.cross_entropy(model(images), torch.zeros(batch_size, dtype=torch.long, device="cuda"))
+def train(batch_size, steps=4):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(batch_size)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+""",
+    "train(256)",
+    "import matplotlib.pyplot as plt\nfigure, axes = plt.subplots(figsize=(2, 1))\naxes.plot(losses)",
+    "model.eval()\nwith torch.no_grad():\n    scores = model(torch.zeros(512, 3, 64, 64, device='cuda'))\nscores.shape",
+    "torch.cuda.reset_peak_memory_stats()",
+    "for number in range(8):\n    (loss_of(64) / 8).backward()\noptimizer.step()\noptimizer.zero_grad()",
+    """
+scaler = torch.amp.GradScaler("cuda", init_scale=2.0)
+for _ in range(3):
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = loss_of(128)
+    scaler.scale(loss).backward()
+    optimizer.zero_grad()
+""",
+    "def fail(images):\n    hidden = images * 2\n    return model(hidden.flatten(1))\n"
+    "fail(torch.zeros(64, 3, 64, 64, device='cuda'))",
+    "scores",
+    "torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), len(torch.cuda.memory_summary())",
+    "del loss, scores\ntorch.cuda.empty_cache()",
+    "saved = io.BytesIO()\ntorch.save(model.state_dict(), saved)\nother = make_model()\nsaved.seek(0)\n"
+    "other.load_state_dict(torch.load(saved))",
+    OOM,
+    BY_HAND,
+    "train(128)",
+    "del model, optimizer, other\ngc.collect()\ntorch.cuda.empty_cache()",
+    "torch.cuda.reset_accumulated_memory_stats()\ntorch.cuda.reset_peak_memory_stats()\n"
+    "x = torch.zeros(1 << 20, device='cuda')",
+)
+_EMPTIED = "num_sync_all_streams"
+"""Counts how often the cache was emptied, too: after the OOM the extension has done it once more."""
+
+
+def test_torchs_statistics_are_the_same_after_every_cell(machine: Callable[..., None]) -> None:
+    """In 20 cells of training memory_stats() is the same as without the extension, but for what an OOM gives back."""
+    machine(gib=8)
+    bare, ours = _statistics(""), _statistics("%load_ext ipygpumem")
+    failed = CELLS.index(OOM)
+    assert (len(CELLS), len(bare[0]), len(bare[4])) == (20, 0, len(ours[4]))
+    for number, (cell, without, with_us) in enumerate(zip(CELLS, bare, ours, strict=True)):
+        keys = {*without, *with_us} - ({_EMPTIED} if number >= failed else set())
+        keys = {key for key in keys if number != failed or _is_before_the_error(key)}
+        differing = {key: (without.get(key), with_us.get(key)) for key in keys if without.get(key) != with_us.get(key)}
+        assert differing == {}, cell
+    assert _allocated(ours[failed]) == _allocated(ours[failed + 1]) < _allocated(bare[failed])
+
+
+def _is_before_the_error(key: str) -> bool:
+    """Whether a statistic tells what the cell did until it failed: what it took and its peaks."""
+    gap = key.startswith("inactive_split")  # a block that comes back may leave one
+    return key.endswith(".peak") or (key.endswith(".allocated") and not gap) or key in ("num_ooms", "num_alloc_retries")
+
+
+def _allocated(statistics: dict[str, int]) -> int:
+    return statistics["allocated_bytes.all.current"]
+
+
+def _statistics(load: str) -> list[dict[str, int]]:
+    """Return torch's statistics after each cell."""
+    kernel = Kernel()
+    try:
+        run_ok(kernel, load)
+        found = []
+        for cell in CELLS:
+            run(kernel, cell)
+            found.append(kernel.value("dict(__import__('torch').cuda.memory_stats())"))
+        return found
+    finally:
+        kernel.close()
