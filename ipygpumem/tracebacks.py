@@ -45,11 +45,12 @@ _TEXT_TYPES = {
 """Types whose message decides; a ValueError about memory is somebody's own."""
 
 _POISON_TEXT = re.compile(
-    r"device-side assert|illegal memory access|illegal instruction|misaligned address|unspecified launch failure"
+    r"device-side assert\b|illegal memory access|illegal instruction|misaligned address|unspecified launch failure"
     r"|hardware stack error|invalid program counter|uncorrectable ECC|CUDA error: unknown error"
     r"|launch timed out|operation not supported on global/shared address space|CUDA_ERROR_(ASSERT|ILLEGAL_ADDRESS)",
     re.IGNORECASE,
 )
+"""Says of a CUDA error that no later call can work. Below each of them torch advises about "device-side assertions"."""
 _SIZE = r"([\d.,]+ ?(?:[kmgtp]?i?b|bytes))"
 _REQUESTED = re.compile(
     rf"tried to allocate {_SIZE}|trying to allocate {_SIZE}|unable to allocate {_SIZE}|allocating {_SIZE}"
