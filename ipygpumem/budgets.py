@@ -183,9 +183,9 @@ class DeviceLimits:
 
         The limit holds for what torch gets from the device. What it has got already it goes on handing out.
         """
-        if cuda.memory_reserved(name) <= limit:
-            return
         try:
+            if cuda.memory_reserved(name) <= limit:
+                return
             cuda.empty_cache()
         except Exception as error:  # as above
             self.notes.append(f"budget: the cache of {name} cannot be emptied ({type(error).__name__}: {error})")

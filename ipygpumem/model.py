@@ -227,4 +227,4 @@ class ExperimentRecord(Record):
     ooms: int = 0
     """Out-of-memory errors that ended one of its cells, or left it or an experiment inside it."""
     budget: dict[str, int] = field(default_factory=dict)
-    """The bytes that it was allowed, by device; ``notes`` say where it crossed them."""
+    """The bytes that it was allowed, by device; ``notes`` say where it crossed them or was refused more."""
