@@ -36,6 +36,8 @@ class States:
         self._graphs: list[Any] = []
         self._losses: list[Any] = []
         self._stream = torch.cuda.Stream()
+        self.seen: set[str] = set()
+        """Which parts were not empty, in any state."""
         gc.freeze()  # torch's modules hold no tensor on a device: a look takes a tenth of the time without them
         pynvml.nvmlInit()
         self._card = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
@@ -109,6 +111,7 @@ class States:
             lambda: storages_of(kinds_of_objects() if as_status else [(item, "other") for item in tensors]),
         )
         told = next(item for item in found.reconciliations if item.device == "cuda:0")
+        self.seen |= {part.name.split(" ")[0] for part in told.parts if part.size_bytes}
         reserved = torch.cuda.memory_reserved()
         expected = {
             "all parts": (_sum(told), memory.total),
@@ -127,7 +130,7 @@ class States:
         faults += [f"{part.name}: {part.size_bytes}" for part in told.parts if (part.size_bytes or 0) < 0]
         if self._native:  # cudaMallocAsync has no blocks to show, and the failure says so
             faults += [f"{name}: {error}" for name, error in found.failures.items()]
-        return faults + list(told.notes)
+        return faults
 
 
 def _sum(told: Reconciliation, *names: str) -> int:

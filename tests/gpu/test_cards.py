@@ -110,6 +110,7 @@ def _exports(kernel: Kernel, kept: dict[int, int], folder: Path) -> None:
         assert max(int(row["peak_bytes"]) for row in rows if row["device"] == device) == peak
         assert re.search(rf'^ipygpumem_peak_bytes\{{device="{device}"\}} {peak}(\.0)?$', metrics, re.MULTILINE)
         assert device in page
+        assert format_bytes(peak) in page
 
 
 def _pictures(kernel: Kernel, kept: dict[int, int]) -> None:

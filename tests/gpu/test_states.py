@@ -11,6 +11,20 @@ from tests.kernel import Kernel
 
 STATES = {"": 100, "expandable_segments:True": 50, "backend:cudaMallocAsync": 50}
 """How many for each way in which torch's allocator can be set up."""
+BLOCKS = {
+    "tensors:",
+    "held",
+    "rounding",
+    "waiting",
+    "allocator",
+    "fragmentation",
+    "pools'",
+    "context",
+    "process",
+    "free",
+}
+MANAGED = {"tensors:", "held", "allocator", "context", "process", "free"}
+"""Words with which the parts begin that are not empty in all states: the allocator's blocks tell more."""
 
 
 @pytest.mark.parametrize("allocator", STATES)
@@ -30,6 +44,7 @@ def test_the_parts_add_up_in_every_state(
         with other_process(700):
             wrong += kernel.value(f"states.run({half})")
         assert wrong == []
+        assert kernel.value("states.seen") >= (MANAGED if "Async" in allocator else BLOCKS)
     finally:
         kernel.close()
     figure(f"{2 * half} states with the allocator {allocator or 'as it is'}: no byte off")
