@@ -197,6 +197,8 @@ class RecoveryRecord(Record):
     """What was taken off the exception, to which nothing of the user's referred."""
     refused_by: str = ""
     """The budget, or another limit on torch's allocator, that refused what was asked for, in words."""
+    half_made: str = ""
+    """The type of an optimizer that has made half of its state, and is in use still."""
 
 
 @dataclass(frozen=True)

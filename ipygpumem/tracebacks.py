@@ -14,6 +14,7 @@ import inspect
 import math
 import re
 import sys
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, TracebackType
@@ -45,11 +46,12 @@ _TEXT_TYPES = {
 """Types whose message decides; a ValueError about memory is somebody's own."""
 
 _POISON_TEXT = re.compile(
-    r"device-side assert|illegal memory access|illegal instruction|misaligned address|unspecified launch failure"
+    r"device-side assert\b|illegal memory access|illegal instruction|misaligned address|unspecified launch failure"
     r"|hardware stack error|invalid program counter|uncorrectable ECC|CUDA error: unknown error"
     r"|launch timed out|operation not supported on global/shared address space|CUDA_ERROR_(ASSERT|ILLEGAL_ADDRESS)",
     re.IGNORECASE,
 )
+"""Says of a CUDA error that no later call can work. Below each of them torch advises about "device-side assertions"."""
 _SIZE = r"([\d.,]+ ?(?:[kmgtp]?i?b|bytes))"
 _REQUESTED = re.compile(
     rf"tried to allocate {_SIZE}|trying to allocate {_SIZE}|unable to allocate {_SIZE}|allocating {_SIZE}"
@@ -183,6 +185,21 @@ def held(error: BaseException) -> tuple[Held, ...]:
             if entry is not None:
                 found.append(entry[0])
     return tuple(sorted(found, key=lambda item: -item.size_bytes))
+
+
+def half_made(error: BaseException) -> tuple[str, weakref.ref[Any]] | None:
+    """Return the type and the optimizer of torch's whose state ``error`` has left half made; None if there is none.
+
+    torch notes first that a parameter has state, and fills it in then. If memory runs out between the two, the next
+    step relies on the note and ends with a ``KeyError``.
+    """
+    for frame, _ in frames(error):
+        module = frame.f_globals.get("__name__")
+        if frame.f_code.co_name == "_init_group" and type(module) is str and module.startswith("torch.optim."):
+            names = names_in(frame, running=False)
+            if type(names.get("state")) is dict and names["state"]:
+                return type_name(names["self"]), weakref.ref(names["self"])
+    return None
 
 
 def names_in(frame: FrameType, *, running: bool) -> dict[str, object]:

@@ -101,9 +101,11 @@ class Recoveries:
         """Release what the frames of ``error`` hold, give the memory back, and return what came back."""
         held: tuple[Held, ...] = ()
         before: dict[str, Reading] = {}
-        with contextlib.suppress(MemoryError):  # both only serve the report
+        half_made = None
+        with contextlib.suppress(MemoryError):  # all this only serves the report
             before = self._meter.now(detail=True)
             held = tracebacks.held(error)
+            half_made = tracebacks.half_made(error) if failure.kind == "oom" else None
         waiting = [error]  # emptied by the step: as a variable of the step's own it would be one more reference
         frames: list[int] = []
         let_go: list[Held] = []
@@ -132,6 +134,7 @@ class Recoveries:
             steps=tuple(steps),
             poisoned=failure.poisoned,
             let_go=tuple(let_go),
+            half_made=half_made[0] if half_made is not None and half_made[1]() is not None else "",
         )
 
     def _names_now(self) -> Named | None:

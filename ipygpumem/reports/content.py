@@ -193,6 +193,11 @@ def _recovery_lines(record: RecoveryRecord) -> list[str]:
         )
     if record.refused_by:
         lines.append(clean(record.refused_by))
+    if record.half_made:
+        lines.append(
+            f"{clean_name(record.half_made)} has made half of its state: its next step fails on that (KeyError). "
+            "Make the optimizer anew, or call its state.clear()."
+        )
     lines += let_go_lines(record.let_go)
     returned: dict[str, int] = {}
     for step in record.steps:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.gpu.support import ready, recovery, run_ok
 from tests.kernel import Kernel
-from tests.smoke.steps import fails
+from tests.smoke.steps import fails, run
 
 pytestmark = pytest.mark.simulated
 
@@ -72,7 +72,9 @@ def test_an_oom_in_a_phase_gives_all_back(training: Kernel) -> None:
         reply = fails(training, f"train({batch_size})", "OutOfMemoryError")
         assert training.value("phases[-1]") == phase
         assert training.value("memory()") == before
-        assert {("train", "model"), ("step_of", "batch")} <= named(recovery(reply))
+        told = recovery(reply)
+        assert {("train", "model"), ("step_of", "batch")} <= named(told)
+        assert "half of its state" not in told  # that optimizer is gone
         run_ok(training, f"train({SMALLER})")
         assert training.value("phases[-1]") == "end"
 
@@ -83,7 +85,9 @@ def test_what_the_notebooks_own_model_holds_stays(training: Kernel) -> None:
     for phase, batch_size in BATCHES.items():
         reply = fails(training, f"step_of(model, optimizer, {batch_size})", "OutOfMemoryError")
         assert training.value("phases[-1]") == phase
-        assert ("step_of", "batch") in named(recovery(reply))
+        told = recovery(reply)
+        assert ("step_of", "batch") in named(told)
+        assert ("AdamW has made half of its state" in told) == (phase == "step")
         assert training.value("memory()[0]") == training.value("held_by(model, optimizer)")
     run_ok(training, "optimizer.state.clear()")  # torch has made half of it, and fails with a KeyError on that
     run_ok(training, f"step_of(model, optimizer, {SMALLER})")
@@ -129,5 +133,41 @@ def test_an_oom_beside_a_pinning_loader(workers: int, training: Kernel) -> None:
     before = training.value("memory()"), training.value("left()")
     reply = fails(training, f"train({workers})", "OutOfMemoryError")
     assert {("train", "model"), ("train", "kept")} <= named(recovery(reply))
+    run_ok(training, "None")
+    assert (training.value("memory()"), training.value("left()")) == before
+
+
+PINNING = """
+import psutil, resource, torch
+
+class Batch:
+    def __init__(self, samples):
+        self.samples = samples
+    def pin_memory(self):
+        scratch = torch.empty(1 << 20, device="cuda")
+        self.pinned = torch.empty(1 << 40, dtype=torch.uint8, pin_memory=True)
+        return self
+
+def train(workers):
+    model = nn.Linear(1024, 1024).cuda()
+    loader = DataLoader(Images(), batch_size=8, num_workers=workers, pin_memory=True, collate_fn=Batch)
+    for batch in loader:
+        pass
+
+resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + (4 << 30), -1))
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pinning_that_fails(workers: int, training: Kernel) -> None:
+    """Where pinning itself finds no memory, in the loop or in the DataLoader's thread, all comes back; no restart."""
+    run_ok(training, LOADING + PINNING)
+    run_ok(training, "%gpumem free")
+    before = training.value("memory()"), training.value("left()")
+    reply = run(training, f"train({workers})")
+    assert "out of memory" in reply.message
+    told = recovery(reply)
+    assert ("train", "model") in named(told)
+    assert "Restart" not in told
     run_ok(training, "None")
     assert (training.value("memory()"), training.value("left()")) == before

@@ -187,6 +187,15 @@ def test_an_interrupt_in_training(gpu_kernel: Kernel, figure: Callable[[str], No
     figure(f"{format_bytes(came_back)} came back after {gpu_kernel.value('len(done)')} steps")
 
 
+def test_an_error_that_breaks_nothing(gpu_kernel: Kernel) -> None:
+    """A device that there is not is an error like any other: no report speaks of a broken context or a restart."""
+    reply = gpu_kernel.run("torch.ones(1, device='cuda:63')")
+    assert "CUDA error" in reply.message
+    assert "device-side assert" in reply.message  # torch ends every error of CUDA with a word about them
+    assert not reply.reports("recovery")
+    run_ok(gpu_kernel, "torch.ones(1, device='cuda')\nNone")
+
+
 def test_a_device_side_assert(kernel: Kernel, figure: Callable[[str], None]) -> None:
     """An error that breaks the device's context is recognised: the report asks for a restart; the kernel answers."""
     ready(kernel)

@@ -113,6 +113,7 @@ def test_other_errors_are_not_taken_for_an_oom(error: BaseException) -> None:
     "text",
     [
         "CUDA error: device-side assert triggered",
+        "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
         "CUDA error: an illegal memory access was encountered",
         "CUDA error: misaligned address",
         "CUDA error: unspecified launch failure",
@@ -128,6 +129,31 @@ def test_a_broken_context_is_known_also_behind_another_error(name: str, text: st
     interrupted = KeyboardInterrupt()
     interrupted.__context__ = error
     assert classify(interrupted).poisoned
+
+
+_EVERY_CUDA_ERRORS_END = (
+    "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
+    "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("CUDA error: out of memory", "oom"),
+        ("CUDA error: invalid device ordinal", "error"),
+        ("CUDA error: no kernel image is available for execution on the device", "error"),
+        ("HIP error: invalid argument", "error"),
+    ],
+)
+def test_the_advice_that_torch_puts_below_every_cuda_error_says_nothing_of_the_context(text: str, kind: str) -> None:
+    for error in (
+        RuntimeError(text + _EVERY_CUDA_ERRORS_END),
+        _named("AcceleratorError")(text + _EVERY_CUDA_ERRORS_END),
+    ):
+        found = classify(error)
+        assert (found.kind, found.poisoned) == (kind, False)
 
 
 def test_a_users_words_about_a_broken_context_are_not_a_broken_context() -> None:

@@ -34,6 +34,29 @@ def test_torchs_cpu_allocator_refusing_is_an_oom_with_its_size(notebook: Kernel)
     assert works(notebook, "train(1 << 20)").result == "'trained'"
 
 
+def test_an_optimizer_that_keeps_half_of_its_state_is_told_of(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "def step(optimizer, fails):\n"
+        "    zeros = torch.zeros_like\n"
+        "    def fail(*args, **options):\n        raise torch.OutOfMemoryError('CUDA out of memory.')\n"
+        "    try:\n        torch.zeros_like = fail if fails else zeros\n        optimizer.step()\n"
+        "    finally:\n        torch.zeros_like = zeros\n"
+        "def made(kind):\n"
+        "    model = nn.Linear(4, 4)\n    model(torch.ones(1, 4)).sum().backward()\n"
+        "    return kind(model.parameters(), lr=0.1)\n"
+        "kept = made(torch.optim.AdamW)",
+    )
+    advice = "Make the optimizer anew, or call its state.clear()"
+    assert f"AdamW has made half of its state: its next step fails on that (KeyError). {advice}." in recovery(
+        notebook, "step(kept, True)"
+    )
+    assert notebook.run("kept.step()").error == "KeyError"
+    works(notebook, "kept.state.clear(); kept.step()")
+    assert advice not in recovery(notebook, "step(made(torch.optim.AdamW), True)")  # nobody can use that one again
+    assert advice not in recovery(notebook, "step(kept, False); torch.empty(1 << 50)")
+
+
 def test_an_oom_in_backward_and_in_a_hook_leaves_no_graph(notebook: Kernel) -> None:
     works(notebook, "watched.clear()")
     recovery(
