@@ -6,6 +6,7 @@ only knows whether it was crossed.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import re
@@ -358,7 +359,8 @@ class ScriptBudget(Budget):
 
         try:
             if error is not None:
-                self._add_refusal(error)
+                with contextlib.suppress(MemoryError):  # the user's own error matters more
+                    self._add_refusal(error)
         finally:
             try:
                 record = self.stop()

@@ -88,7 +88,8 @@ class NotebookBudget(Budget):
         known = len(self.crossings)
         try:
             if error is not None:
-                self._session.recoveries.leaves_budget(error)
+                with contextlib.suppress(MemoryError):  # the user's own error matters more
+                    self._session.recoveries.leaves_budget(error)
         finally:
             record = self.stop()
         self._session.screen.show([note(text) for text in (*record.notes, *record.crossings[known:])])

@@ -180,15 +180,20 @@ class Recoveries:
     def _refused(self, failure: tracebacks.Failure, cell: Cell | None) -> str:
         """Return which budget or other limit refused the memory, in words; empty if the device did."""
         told = cell.refusals if cell is not None else {}
-        if failure.kind == "oom" and failure.message not in told:
-            from ipygpumem.budgets import refusal  # loading the extension must stay fast
-
-            found = refusal(failure.message)
-            if found is not None:
-                limit = f"the limit of {format_bytes(found.limit_bytes)} on torch's allocator"
-                by = [text for budget in self._budgets if (text := budget.note_refusal(found))]
-                told[failure.message] = by[-1] if by else found.told(limit)
+        # Most errors of this kind name no limit, and where the host's memory has run out there is none for an import.
+        if failure.kind == "oom" and " allowed" in failure.message and failure.message not in told:
+            with contextlib.suppress(MemoryError):  # it only serves the report
+                told[failure.message] = self._who_refused(failure.message)
         return told.get(failure.message, "")
+
+    def _who_refused(self, message: str) -> str:
+        from ipygpumem.budgets import refusal  # loading the extension must stay fast
+
+        found = refusal(message)
+        if found is None:
+            return ""
+        by = [text for budget in self._budgets if (text := budget.note_refusal(found))]
+        return by[-1] if by else found.told(f"the limit of {format_bytes(found.limit_bytes)} on torch's allocator")
 
     def ran_out_in_try(self, error: BaseException) -> None:
         """A try of an autofit ran out of memory: the open experiments count it, unless it left them already."""
