@@ -46,7 +46,7 @@ build/simgpu/.built: $(wildcard tests/simulated_gpu/*.py tests/simulated_gpu/*.[
 	touch $@
 
 gpu-sim: build/simgpu/.built
-	PYTHON=build/simgpu/python OUT_DIR='$(OUT)' SUITE_SECONDS=1500 QUICKSTART_SECONDS=300 tests/gpu/run.sh
+	PYTHON=build/simgpu/python OUT_DIR='$(OUT)' SUITE_SECONDS=2400 QUICKSTART_SECONDS=300 tests/gpu/run.sh
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -24,7 +24,7 @@ HEADERS = {"13": "nvidia-cuda-runtime==13.0.96"}
 """By CUDA's major version: the package with the runtime's header files."""
 NEEDS = ["filelock", "typing_extensions", "sympy", "networkx", "jinja2", "fsspec", "numpy", "setuptools"]
 """What torch imports."""
-SUITE = ["-r", HERE.parent / "gpu" / "wheels.txt", "scikit-learn", "matplotlib"]
+SUITE = ["-r", HERE.parent / "gpu" / "wheels.txt", "scikit-learn", "matplotlib", "pandas"]
 """What the GPU suite and the quickstart import."""
 PREFIXES = {
     "libcudart": r"(__)?cuda[A-Z]",
