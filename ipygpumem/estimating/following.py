@@ -16,11 +16,13 @@ from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import lbfgs, sparse
 from ipygpumem.estimating.accelerators import legacy_dtype
 from ipygpumem.estimating.apart import stopped_text
+from ipygpumem.estimating.gradients import accumulates_in_place
 from ipygpumem.estimating.lives import Log
 from ipygpumem.estimating.places import users_line
 from ipygpumem.estimating.purposes import Purposes, tensors_in
 from ipygpumem.estimating.truths import Truths
 from ipygpumem.estimating.ways import answer_without_error
+from ipygpumem.estimating.workspaces import Workspaces
 
 _UNFOLLOWED = (
     *(fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException),
@@ -28,7 +30,9 @@ _UNFOLLOWED = (
 )
 """What torch raises where it cannot follow an operation; the user's mistakes are other errors."""
 _UNKNOWN = "this code cannot be estimated, since it needs the values of tensors, which an estimate does not have"
+_UNTOLD = "this code cannot be estimated, since torch does not tell of an operation what it gives"
 _DEVICE = torch.ops.prim.device.default
+_ADD = torch.ops.aten.add.Tensor
 _CONSTANTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
 """Their arguments are real, and were made by the code itself a moment ago."""
 _MOST_GUESSES = 10_000
@@ -41,6 +45,7 @@ class Follower(TorchDispatchMode):
     Args:
         log: the storages.
         device_of: says what the log calls a device.
+        workspaces: looks at what operations need beside their results.
         note: takes what the report is to say.
         twin_of: returns the twin of a real tensor that code reached past its twin.
         timeout_seconds: from now on; then nothing more is followed.
@@ -51,11 +56,13 @@ class Follower(TorchDispatchMode):
         log: Log,
         device_of: Callable[[Any], str],
         *,
+        workspaces: Workspaces,
         note: Callable[[str], None],
         twin_of: Callable[[Any], Any],
         timeout_seconds: float,
     ) -> None:
         super().__init__()
+        self._workspaces = workspaces
         self._log = log
         self._device_of = device_of
         self._note = note
@@ -104,6 +111,8 @@ class Follower(TorchDispatchMode):
         known = [self._is_known(tensor) for tensor in arguments]
         if not all(known):
             args, kwargs = self._with_twins((args, kwargs))
+        if func is _ADD and in_backward and accumulates_in_place(args):
+            return args[0]
         try:
             result = func(*args, **kwargs)
         except _UNFOLLOWED as error:
@@ -111,10 +120,12 @@ class Follower(TorchDispatchMode):
         result = self._corrected(func, args, kwargs, arguments, result)
         self._truths.see(func, args, result)
         recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments)
-        for tensor in tensors_in(result):
+        results = list(tensors_in(result))
+        for tensor in results:
             device = tensor.fake_device if isinstance(tensor, fake_tensor.FakeTensor) else tensor.device
             if device.type != "meta":  # those take no bytes on any device
                 self._log.see(tensor, self._device_of(device), recorded=recorded, in_backward=in_backward)
+        self._workspaces.see(func, args, results, in_backward=in_backward)
         return result
 
     def _is_known(self, tensor: Any) -> bool:
@@ -172,7 +183,8 @@ class Follower(TorchDispatchMode):
             return plain if truth is None else type(plain)(truth)
         if func in (torch.ops.aten.equal.default, torch.ops.aten.allclose.default):
             return lbfgs.goes_on() if self._guessed_for_lbfgs() else bool(answer_without_error())
-        raise EstimateError(f"{_UNKNOWN}: {_name(func)} in {users_line()}") from error
+        unknown = isinstance(error, fake_tensor.UnsupportedOperatorException)
+        raise EstimateError(f"{_UNTOLD if unknown else _UNKNOWN}: {_name(func)} in {users_line()}") from error
 
     def _guessed_for_lbfgs(self) -> bool:
         """Note that the user's line gets an answer that nobody knows, and return whether it is LBFGS that asks.

@@ -20,11 +20,15 @@ class DeviceEstimate(Record):
     after_bytes: int
     """What is alive when the code is done."""
     reserved_bytes: int
-    """What the allocator would get from the device at most: allocated blocks and gaps between them."""
+    """What the allocator would get from the device: blocks, the gaps between them and what it keeps for later."""
+    needed_bytes: int
+    """About the least with which it gets through: where there is no more, it gives back what it keeps for later."""
     parts: Mapping[str, int] = field(default_factory=dict)
     """What is alive at the peak, by purpose."""
     room_bytes: int | None = None
     """What the device has for it: free memory, and what the tensors before hold there already; None: unknown."""
+    context_bytes: int = 0
+    """What is set aside of that for a context, which is an assumption; 0 where there is one, or needs to be none."""
 
     @property
     def kept_bytes(self) -> int:
@@ -33,8 +37,13 @@ class DeviceEstimate(Record):
 
     @property
     def fits(self) -> bool | None:
-        """Whether the peak fits; None where the room is not known."""
-        return None if self.room_bytes is None else self.peak_bytes <= self.room_bytes
+        """Whether there is as much as the allocator needs, and a context; None where the room is not known."""
+        return None if self.room_bytes is None else self.needed_bytes + self.context_bytes <= self.room_bytes
+
+    @property
+    def tight(self) -> bool:
+        """Whether it fits only since the allocator gives back what it keeps, which takes time."""
+        return bool(self.fits) and self.reserved_bytes + self.context_bytes > (self.room_bytes or 0)
 
 
 @dataclass(frozen=True)
