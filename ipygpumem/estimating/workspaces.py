@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from ipygpumem.estimating.lives import WORKSPACES, Log
-from ipygpumem.kinds import is_kind
 from ipygpumem.probes.allocator import snapshots
 from ipygpumem.units import KIB, MIB, format_bytes
 
@@ -163,12 +162,13 @@ def _all_sizes() -> set[int]:
 
 
 def _addresses() -> Iterable[int]:
-    """Yield where the tensors on CUDA devices are."""
+    """Yield where the plain tensors on CUDA devices are, and their gradients."""
     for value in gc.get_objects():
-        if is_kind(value, torch.Tensor) and value.layout is torch.strided and value.device.type == "cuda":
-            yield value.untyped_storage().data_ptr()
-            if value.is_leaf and value.grad is not None:
-                yield value.grad.untyped_storage().data_ptr()
+        if type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "cuda":
+            gradient = value.grad if value.is_leaf else None
+            for tensor in (value, gradient):
+                if tensor is not None and tensor.layout is torch.strided:
+                    yield tensor.untyped_storage().data_ptr()
 
 
 def has_cudnn() -> bool:
