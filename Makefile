@@ -1,6 +1,7 @@
 # make demo     run the quickstart notebook in a real kernel, write build/demo/quickstart.html
 # make test     all tests; those in a browser are skipped where chromium is missing
 # make frontends  the tests in JupyterLab and Notebook 7 alone; PICTURES=docs/img takes the pictures
+# make gpu-sim  the GPU suite on simulated cards (tests/simulated_gpu), results in build/gpu-sim; with OUT= in docs/
 # make check    lint, types, layers
 # make bench    the figures of docs/benchmarks.md
 # make torture  how notebooks leak, on every Python found here, with and without the extension; writes docs/leaks.md
@@ -17,11 +18,12 @@ BIN := $(VENV)/bin
 
 JOBS ?= 2
 PICTURES ?=
+OUT ?= build/gpu-sim
 
 # The tests start hundreds of kernels; where this is set, each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test frontends check bench torture corners matrix clean
+.PHONY: demo test frontends gpu-sim check bench torture corners matrix clean
 
 $(VENV)/.installed: setup.cfg pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -38,6 +40,13 @@ test: $(VENV)/.installed
 
 frontends: $(VENV)/.installed
 	IPYGPUMEM_FRONTENDS=required IPYGPUMEM_PICTURES='$(PICTURES)' $(BIN)/python -m pytest tests/frontends -m frontends
+
+build/simgpu/.built: $(wildcard tests/simulated_gpu/*.py tests/simulated_gpu/*.[ch]) tests/gpu/wheels.txt
+	$(PYTHON) tests/simulated_gpu/build.py build/simgpu
+	touch $@
+
+gpu-sim: build/simgpu/.built
+	PYTHON=build/simgpu/python OUT_DIR='$(OUT)' SUITE_SECONDS=1500 QUICKSTART_SECONDS=300 tests/gpu/run.sh
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -79,7 +79,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         "test": report.nodeid.split("::")[-1],
         "file": report.nodeid.split("::")[0].rsplit("/", 1)[-1],
         "outcome": report.outcome,
-        "seconds": report.duration,
         "figures": [str(value) for name, value in report.user_properties if name == "figure"],
         "reason": _reason(report),
     }

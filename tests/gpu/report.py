@@ -1,7 +1,8 @@
-"""Writes docs/gpu-verification.md: where the GPU suite ran, each of its statements with outcome and figure, failures.
+"""Writes docs/gpu-verification.md: each statement of the GPU suite, its outcome on simulated cards and on hardware.
 
-``python tests/gpu/report.py PAGE`` writes the page as it is before any run: each statement "not run yet".
-run.sh gives it the results. It needs nothing but the standard library, and shows no figure that no run has given.
+run.sh gives it the results of one run. They are kept in tests/gpu/outcomes, a file for each kind of card, so that the
+page always has the last run of both. Without ``--results`` the page is written from what is kept. It needs nothing
+but the standard library, and shows no figure that no run has given.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-RAN = "<!-- from a run on a GPU -->"
+OUTCOMES = HERE / "outcomes"
+KINDS = {"simulated": "simulated card", "hardware": "hardware"}
+"""Each kind of card, and its column's title."""
 NOT_YET = "not run yet"
 _WORST_FIRST = ("failed", "passed", "skipped")
 _LINES_SHOWN = 30
@@ -33,18 +37,12 @@ _LINES_SHOWN = 30
 
 @dataclass
 class Statement:
-    """One test function: what it states, and what came of it."""
+    """One test function: what it states, and the one kind of card that it can run on, if there is but one."""
 
     file: str
     test: str
     text: str
-    results: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def outcome(self) -> str | None:
-        """The worst outcome of all its parameters; None where it has not run."""
-        found = {result["outcome"] for result in self.results}
-        return next((outcome for outcome in _WORST_FIRST if outcome in found), None)
+    only: str | None
 
 
 @dataclass
@@ -57,183 +55,148 @@ class Section:
 
 @dataclass
 class Run:
-    """One run of run.sh."""
+    """One run of run.sh on one kind of card, as it is kept."""
 
-    results: list[dict[str, Any]]
+    where: list[list[str]]
     suite_exit: int
-    quickstart_exit: str
+    quickstart: str
     quickstart_printed: str
-    seconds: int
+    results: list[dict[str, Any]] = field(default_factory=list)
+    """Of each test: file, test, outcome, figures, reason."""
 
-    @property
-    def on_gpu(self) -> bool:
-        """Whether any test really ran."""
-        return any(result["outcome"] in ("passed", "failed") for result in self.results)
+    def of(self, item: Statement) -> list[dict[str, Any]]:
+        """Return the results of a statement, one for each of its parameters."""
+        return [
+            result
+            for result in self.results
+            if (result["file"], result["test"].partition("[")[0]) == (item.file, item.test)
+        ]
+
+    def outcome(self, item: Statement) -> str | None:
+        """Return the worst outcome of a statement; None where it has no result."""
+        found = {result["outcome"] for result in self.of(item)}
+        return next((outcome for outcome in _WORST_FIRST if outcome in found), None)
+
+
+# -- statements, from the source: the tests need not be importable here ---------------------------------------------
 
 
 def sections() -> list[Section]:
-    """Return all statements, from the source: the tests need not be importable here."""
+    """Return all statements."""
     found = []
     for path in sorted(HERE.glob("test_*.py")):
         module = ast.parse(path.read_text(encoding="utf-8"))
         tests = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+        everywhere = next((_only([node.value]) for node in module.body if _is_mark(node)), None)
         title = _one_line(ast.get_docstring(module) or path.stem).rstrip(".")
-        found.append(Section(title, [Statement(path.name, test.name, _statement(test)) for test in tests]))
+        found.append(Section(title, [_statement(path.name, test, everywhere) for test in tests]))
     return found
 
 
-def _statement(test: ast.FunctionDef) -> str:
+def _statement(file: str, test: ast.FunctionDef, everywhere: str | None) -> Statement:
     """Return what a test states: its docstring, or else its name as a sentence."""
     name = test.name.removeprefix("test_").replace("_", " ")
-    return _one_line(ast.get_docstring(test) or f"{name[0].upper()}{name[1:]}.")
+    text = _one_line(ast.get_docstring(test) or f"{name[0].upper()}{name[1:]}.")
+    return Statement(file, test.name, text, _only(test.decorator_list) or everywhere)
 
 
-def assign(results: list[dict[str, Any]], found: list[Section]) -> None:
-    """Give each statement its results."""
-    statements = {(item.file, item.test): item for section in found for item in section.statements}
-    for result in results:
-        statement = statements.get((result["file"], result["test"].partition("[")[0]))
-        if statement is not None:
-            statement.results.append(result)
+def _is_mark(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
 
 
-def page(found: list[Section], run: Run | None) -> str:
+def _only(marks: list[ast.expr]) -> str | None:
+    found = re.search(r"pytest\.mark\.(simulated|hardware)\b", " ".join(map(ast.unparse, marks)))
+    return found[1] if found else None
+
+
+# -- the page -------------------------------------------------------------------------------------------------------
+
+
+def page(found: list[Section], runs: dict[str, Run]) -> str:
     """Return the page's text."""
-    ran = run is not None and run.on_gpu
-    parts = [RAN] if ran else []
-    parts += ["# GPU verification", _introduction(), _headline(found, run)]
-    if run is not None:
-        parts += ["## Where it ran", _table(("what", "here"), _surroundings(run))]
+    parts = ["# GPU verification", _INTRODUCTION, *(_headline(kind, found, runs.get(kind)) for kind in KINDS)]
     for section in found:
-        rows = [(item.text, _outcome(item, run), _figures(item)) for item in section.statements]
-        parts += [f"## {section.title}", _table(("statement", "outcome", "figure"), rows)]
-    parts += ["## The quickstart", _quickstart(run)]
-    if ran:
-        parts += ["## What failed", *_failures(found, run)]
+        rows = [(item.text, *(_cell_of(item, kind, runs.get(kind)) for kind in KINDS)) for item in section.statements]
+        parts += [f"## {section.title}", _table(("statement", *KINDS.values()), rows)]
+    parts.append("## The quickstart")
+    parts += [_quickstart(kind, runs.get(kind)) for kind in KINDS]
+    for kind, run in runs.items():
+        parts += [f"## Where it ran: {KINDS[kind]}", _table(("what", "here"), [tuple(row) for row in run.where])]
+        parts += _failures(found, kind, run)
     return "\n\n".join(parts) + "\n"
 
 
-def _introduction() -> str:
-    return (
-        "What ipygpumem promises about GPUs, checked on a real one against torch's own counters and NVML.\n"
-        "This page is written by `tests/gpu/report.py`, which `tests/gpu/run.sh` calls; the statements are the tests'\n"
-        "docstrings, and no figure stands here that a run has not given. To run it on a machine with a GPU and no\n"
-        "network: `tests/gpu/fetch_wheels.sh WHEELS` where there is a network, then `tests/gpu/run.sh WHEELS` there."
-    )
+_INTRODUCTION = """\
+What ipygpumem promises about GPUs, checked against torch's own counters and NVML: on simulated cards and on hardware.
+The simulated card runs torch's CUDA build and its real caching allocator over stand-ins for NVIDIA's libraries: memory,
+limits, errors and snapshots are torch's own, and kernels compute nothing
+([how](../tests/simulated_gpu/README.md)). No figure of it is one of a GPU.
+
+This page is written by `tests/gpu/report.py`, which `tests/gpu/run.sh` calls; the statements are the tests'
+docstrings, and no figure stands here that a run has not given. `make gpu-sim OUT=` writes the simulated card's
+column. The other one comes from a machine with a GPU, which needs no network: `tests/gpu/fetch_wheels.sh WHEELS` where
+there is a network, then `tests/gpu/run.sh WHEELS` there."""
 
 
-def _headline(found: list[Section], run: Run | None) -> str:
+def _headline(kind: str, found: list[Section], run: Run | None) -> str:
     if run is None:
-        return "**The suite has not run on a GPU yet.**"
-    if not run.on_gpu:
-        return "**The last run could check nothing: there was no GPU, or nothing to use it with.**"
-    counts = Counter(item.outcome or "without a result" for section in found for item in section.statements)
+        return f"**{KINDS[kind].capitalize()}: the suite has not run on it yet.**"
+    counts = Counter(_short(run, item, kind) for section in found for item in section.statements)
     text = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
+    facts = dict(row for row in run.where if row[0] in ("torch", "date"))
     broken = " The run broke off before its end." if run.suite_exit not in (0, 1) else ""
-    return f"**Of {sum(counts.values())} statements: {text}.**{broken}"
+    return f"**{KINDS[kind].capitalize()} (torch {facts['torch']}, {facts['date']}): {text}.**{broken}"
 
 
-def _outcome(item: Statement, run: Run | None) -> str:
+def _short(run: Run, item: Statement, kind: str) -> str:
+    if item.only not in (None, kind):
+        return f"for {_other(kind)} only"
+    return run.outcome(item) or "without a result"
+
+
+def _other(kind: str) -> str:
+    return next(title for other, title in KINDS.items() if other != kind)
+
+
+def _cell_of(item: Statement, kind: str, run: Run | None) -> str:
+    """Return what came of a statement on one kind of card, with its figures."""
+    outcome = run.outcome(item) if run else None
+    if outcome == "skipped" and run is not None:
+        return "not run: " + "; ".join(dict.fromkeys(result["reason"] for result in run.of(item)))
+    if item.only not in (None, kind):
+        return f"for {_other(kind)} only"
     if run is None:
         return NOT_YET
-    if item.outcome is None:
+    if outcome is None:
         return f"no result: the suite ended with exit code {run.suite_exit}"
-    if item.outcome == "skipped":
-        return "not run: " + "; ".join(dict.fromkeys(result["reason"] for result in item.results))
-    return f"**{item.outcome}**" if item.outcome == "failed" else item.outcome
+    text = f"**{outcome}**" if outcome == "failed" else outcome
+    return ": ".join(filter(None, (text, "; ".join(_figures(run.of(item))))))
 
 
-def _figures(item: Statement) -> str:
-    texts = []
-    for result in item.results:
+def _figures(results: list[dict[str, Any]]) -> Iterator[str]:
+    for result in results:
         parameter = re.search(r"\[(.*)\]$", result["test"])
-        label = f"{parameter[1]}: " if parameter else ""
-        texts += [label + figure for figure in result["figures"]]
-    return "; ".join(texts)
+        yield from (f"{parameter[1]}: {figure}" if parameter else figure for figure in result["figures"])
 
 
-def _quickstart(run: Run | None) -> str:
-    statement = "`examples/quickstart.ipynb` runs to its end in a real kernel, on the GPU"
-    if run is None:
-        return f"{statement}: {NOT_YET}."
-    log = _shortened(run.quickstart_printed)
-    return f"{statement}: {quickstart_outcome(run)}." + (f" What it printed:\n\n{_block(log)}" if log else "")
+def _quickstart(kind: str, run: Run | None) -> str:
+    outcome = run.quickstart if run is not None else NOT_YET
+    log = _block(_shortened(run.quickstart_printed)) if run is not None and run.quickstart_printed else ""
+    title = KINDS[kind].capitalize()
+    sentence = f"{title}: `examples/quickstart.ipynb` runs to its end in a real kernel, on the GPU: {outcome}."
+    return sentence + (f" What it printed:\n\n{log}" if log else "")
 
 
-def quickstart_outcome(run: Run) -> str:
-    """Return what came of the notebook, in a few words."""
-    code = run.quickstart_exit
-    if not code.isdecimal():
-        return f"not run: {code}"
-    if code == "124":
-        return "**failed**: stopped, since it took too long"
-    if code != "0":
-        return f"**failed** with exit code {code}"
-    if not run.on_gpu:
-        return "not run with a GPU (without one it passed)"
-    return "passed" if "cuda:0" in run.quickstart_printed else "**failed**: it ran, but its reports show no cuda:0"
-
-
-def _failures(found: list[Section], run: Run) -> list[str]:
+def _failures(found: list[Section], kind: str, run: Run) -> list[str]:
     parts = []
     if run.suite_exit not in (0, 1):
         parts.append(f"The suite broke off (exit code {run.suite_exit}): what has no result above may have failed.")
-    for section in found:
-        for item in section.statements:
-            for result in item.results:
-                if result["outcome"] == "failed":
-                    parts.append(f"### {item.text}\n\n`{item.file}`, `{result['test']}`:")
-                    parts.append(_block(_shortened(result["reason"])))
-    return parts or ["Nothing."]
-
-
-def _surroundings(run: Run) -> list[tuple[str, str]]:
-    return [
-        ("date", datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")),
-        ("commit", _commit()),
-        ("system", f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} CPU cores"),
-        *_hardware(),
-        ("Python", platform.python_version()),
-        *((name, _version(name)) for name in ("torch", "IPython", "ipykernel", "nvidia-ml-py", "psutil", "pytest")),
-        ("time in all", f"{run.seconds} s"),
-    ]
-
-
-def _hardware() -> list[tuple[str, str]]:
-    """Return device, driver and CUDA, each as far as it can be told."""
-    rows = []
-    try:
-        nvml = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-        for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            total = nvml.nvmlDeviceGetMemoryInfo(handle).total
-            rows.append((f"GPU {index}", f"{nvml.nvmlDeviceGetName(handle)}, {total / 2**30:.2f} GiB"))
-        rows.append(("driver", str(nvml.nvmlSystemGetDriverVersion())))
-    except Exception as error:  # whatever is missing, the page says so
-        rows.append(("GPU", f"none found ({type(error).__name__}: {error})"))
-    with contextlib.suppress(ImportError):
-        rows.append(("CUDA", f"{importlib.import_module('torch').version.cuda} (torch's)"))
-    return rows
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def _commit() -> str:
-    try:
-        commit = _git("rev-parse", "HEAD")
-        return commit + (" with changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("GIT_COMMIT") or "unknown: no git where it ran"
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    for item in (item for section in found for item in section.statements):
+        for result in run.of(item):
+            if result["outcome"] == "failed":
+                parts.append(f"### {item.text}\n\n`{item.file}`, `{result['test']}`:")
+                parts.append(_block(_shortened(result["reason"])))
+    return parts or [f"What failed on the {KINDS[kind]}: nothing."]
 
 
 def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -265,9 +228,109 @@ def _without_paths(text: str) -> str:
     return re.sub(r"(?<![\w.:/])/(?:[\w.+@-]+/)+", ".../", text)
 
 
+# -- one run ---------------------------------------------------------------------------------------------------------
+
+
+def _run(options: argparse.Namespace) -> Run:
+    results = []
+    for line in _text(options.results).splitlines():
+        with contextlib.suppress(json.JSONDecodeError):  # the last one, of a run that was killed
+            result = json.loads(line)
+            results.append({**result, "reason": _shortened(result["reason"])})
+    printed = _text(options.quickstart_log)
+    quickstart = quickstart_outcome(options.quickstart_exit, printed)
+    return Run(_surroundings(options.seconds), options.suite_exit, quickstart, _shortened(printed), results)
+
+
+def quickstart_outcome(code: str, printed: str) -> str:
+    """Return what came of the notebook, in a few words."""
+    if not code.isdecimal():
+        return f"not run: {code}"
+    if code == "124":
+        return "**failed**: stopped, since it took too long"
+    if code != "0":
+        return f"**failed** with exit code {code}"
+    return "passed" if "cuda:0" in printed else "**failed**: it ran, but its reports show no cuda:0"
+
+
+def _surroundings(seconds: int) -> list[list[str]]:
+    packages = ("torch", "IPython", "ipykernel", "nvidia-ml-py", "psutil", "pytest")
+    return [
+        ["date", datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")],
+        ["commit", _commit()],
+        ["system", f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} CPU cores"],
+        *_cards(),
+        ["Python", platform.python_version()],
+        *([name, _version(name)] for name in packages),
+        ["time in all", f"{seconds} s"],
+    ]
+
+
+def _cards() -> list[list[str]]:
+    """Return the cards, the driver and CUDA, each as far as it can be told."""
+    rows = []
+    try:
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            total = nvml.nvmlDeviceGetMemoryInfo(handle).total
+            rows.append([f"GPU {index}", f"{nvml.nvmlDeviceGetName(handle)}, {total / 2**30:.2f} GiB"])
+        rows.append(["driver", str(nvml.nvmlSystemGetDriverVersion())])
+    except Exception as error:  # whatever is missing, the page says so
+        rows.append(["GPU", f"none found ({type(error).__name__}: {error})"])
+    with contextlib.suppress(ImportError):
+        rows.append(["CUDA", f"{importlib.import_module('torch').version.cuda} (torch's)"])
+    return rows
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _commit() -> str:
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return commit + (" with changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("GIT_COMMIT") or "unknown: no git where it ran"
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _text(path: Path | None) -> str:
+    return path.read_text(encoding="utf-8") if path is not None and path.is_file() else ""
+
+
+# -- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def kept(folders: list[Path]) -> dict[str, Run]:
+    """Return the last run on each kind of card; a later folder's counts."""
+    found = {}
+    for kind in KINDS:
+        for path in (folder / f"{kind}.json" for folder in folders):
+            if path.is_file():
+                found[kind] = Run(**json.loads(path.read_text(encoding="utf-8")))
+    return found
+
+
+def _keep(run: Run, folder: Path) -> None:
+    simulated = any("simulated" in value.lower() for what, value in run.where if what.startswith(("GPU", "driver")))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ("simulated.json" if simulated else "hardware.json")
+    path.write_text(json.dumps(asdict(run), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("page", type=Path)
+    parser.add_argument("--outcomes", type=Path, default=OUTCOMES, help="where to keep the run")
     parser.add_argument("--results", type=Path, help="a line of JSON per result, as conftest.py writes it")
     parser.add_argument("--suite-exit", type=int, default=0, help="pytest's exit code")
     parser.add_argument("--quickstart-exit", default="left out", help="run_demo.py's exit code, or why it was not run")
@@ -277,35 +340,20 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Write the page; return 1 if anything failed or broke off."""
+    """Write the page; return 1 if anything failed, broke off, or nothing could run."""
     options = _arguments()
-    run = None if options.results is None else _run(options)
-    found = sections()
-    assign(run.results if run else [], found)
-    _write(options.page, page(found, run))
-    return int(run is not None and (run.suite_exit != 0 or "failed" in quickstart_outcome(run)))
-
-
-def _run(options: argparse.Namespace) -> Run:
-    results = []
-    for line in _text(options.results).splitlines():
-        with contextlib.suppress(json.JSONDecodeError):  # the last one, of a run that was killed
-            results.append(json.loads(line))
-    printed = _text(options.quickstart_log)
-    return Run(results, options.suite_exit, options.quickstart_exit, printed, options.seconds)
-
-
-def _text(path: Path | None) -> str:
-    return path.read_text(encoding="utf-8") if path is not None and path.is_file() else ""
-
-
-def _write(path: Path, text: str) -> None:
-    if RAN not in text and path.is_file() and RAN in path.read_text(encoding="utf-8"):
-        print(f"report.py: {path.name} holds the results of a real run, and this one had no GPU: left as it is")
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    print(f"report.py: wrote {path.name}")
+    code = 0
+    if options.results is not None:
+        run = _run(options)
+        if not any(result["outcome"] in ("passed", "failed") for result in run.results):
+            print("report.py: this run could check nothing, for want of a GPU or of something to use it with")
+            return 1
+        _keep(run, options.outcomes)
+        code = int(run.suite_exit != 0 or "failed" in run.quickstart)
+    options.page.parent.mkdir(parents=True, exist_ok=True)
+    options.page.write_text(page(sections(), kept([OUTCOMES, options.outcomes])), encoding="utf-8")
+    print(f"report.py: wrote {options.page.name}")
+    return code
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
 #     tests/gpu/run.sh [WHEELS]                 (default: .wheels in the repository's root)
 #
 # The machine needs Python 3.12 with torch (CUDA) and NumPy, for the quickstart scikit-learn, too; neither IPython nor
-# a network. All else comes from the folder WHEELS, which is filled beforehand on a machine with a network by
+# a network. (`make gpu-sim` calls it on simulated cards.) All else comes from the folder WHEELS, which is filled
+# beforehand on a machine with a network by
 #
 #     tests/gpu/fetch_wheels.sh [WHEELS]
 #
@@ -95,7 +96,7 @@ else
 fi
 
 report=0
-"$python" tests/gpu/report.py "${out:-docs}/gpu-verification.md" --results "$GPU_RESULTS" --suite-exit "$suite" \
+"$python" tests/gpu/report.py "${out:-docs}/gpu-verification.md" --outcomes "${out:-tests/gpu/outcomes}" --results "$GPU_RESULTS" --suite-exit "$suite" \
     --quickstart-exit "$quickstart" --quickstart-log "$logs/quickstart.log" --seconds $((SECONDS - started)) || report=$?
 [[ -z $out || $quickstart != 0 ]] || cp build/demo/*.html "$out/"
 echo "run.sh: $((SECONDS - started)) s in all"

@@ -44,6 +44,20 @@ def ready(kernel: Kernel) -> None:
     run_ok(kernel, "import gc, sys\nimport torch\ntorch.ones(1, device='cuda').add_(1).cpu()\nNone")
 
 
+def break_context(kernel: Kernel) -> Reply:
+    """Run a cell that ends in a device-side assert: no call to the device works in this process from then on.
+
+    Kernels assert nothing on a simulated card; its runtime has a switch for that.
+    """
+    failing = "torch.arange(4, device='cuda')[torch.tensor([99], device='cuda')]"
+    if is_simulated():
+        failing = "__import__('ctypes').CDLL('libcudart.so.13').simulate_error(710)"
+    reply = kernel.run(f"{failing}\ntorch.cuda.synchronize()", timeout=60)
+    assert reply.status == "error"
+    assert "device-side assert" in reply.message
+    return reply
+
+
 def cuda_usage(kernel: Kernel, device: str = DEVICE) -> Usage:
     """Return what the last cell cost on a device."""
     usages = kernel.value("[usage.to_dict() for usage in __import__('ipygpumem').last().usages]")
@@ -96,11 +110,13 @@ def script(code: str, *, env: dict[str, str] | None = None) -> Any:
 
 
 @contextmanager
-def other_process(mib: int) -> Iterator[subprocess.Popen[str]]:
-    """A second process that holds ``mib`` MiB of tensors on the device."""
+def other_process(mib: int, *, visible: str | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A second process that holds ``mib`` MiB of tensors on the device, or on the one that ``visible`` names."""
     code = f"import torch; x = torch.zeros({mib} << 20, dtype=torch.uint8, device='cuda'); torch.cuda.synchronize(); "
     code += "print('holding', flush=True); input()"
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    env = {**os.environ, **({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})}
+    command = [sys.executable, "-c", code]
+    process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         assert process.stdout.readline().strip() == "holding"

@@ -138,12 +138,12 @@ def test_loading_after_the_first_use(second_kernel: Kernel) -> None:
 
 def test_free_by_hand(gpu_kernel: Kernel, card: Card) -> None:
     """%gpumem free gives the allocator's cache back to the device, as NVML sees it, and leaves live tensors alone."""
-    run_ok(gpu_kernel, "live = torch.ones(8 << 20, dtype=torch.uint8, device='cuda')")
+    run_ok(gpu_kernel, "live = torch.ones(8 << 20, dtype=torch.uint8).cuda()")
     run_ok(gpu_kernel, "cached = torch.empty(512 << 20, dtype=torch.uint8, device='cuda'); del cached")
     live, used = allocated(gpu_kernel), card.used_bytes
     reply = run_ok(gpu_kernel, "%gpumem free")
     assert used - card.used_bytes >= 512 * MIB
-    assert gpu_kernel.value("int(live.sum())") == 8 << 20
+    assert gpu_kernel.value("int(live.cpu().sum())") == 8 << 20
     assert allocated(gpu_kernel) <= live
     (note,) = reply.reports("note")
     assert size_after(f"{DEVICE} reserved", note) >= 512 * MIB

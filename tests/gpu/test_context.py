@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.units import GIB, MIB, format_bytes
+from ipygpumem.units import MIB, format_bytes
 from tests.gpu.support import (
     DEVICE,
     ROUNDING,
@@ -17,7 +17,6 @@ from tests.gpu.support import (
     other_process,
     ready,
     run_ok,
-    script,
     size_after,
     table_row,
 )
@@ -122,43 +121,3 @@ def test_an_unused_device_stays_unused(kernel: Kernel, torch: Any) -> None:
     assert cuda_usage(kernel, "cuda:1").peak_bytes == 0
     run_ok(kernel, "%gpumem status")
     assert second.settle() - before < MIB
-
-
-READ = """
-import json, torch
-from ipygpumem.probes.accelerators import CUDA, CachingAllocatorProbe
-from ipygpumem.probes.nvml import Nvml
-probe = CachingAllocatorProbe(CUDA, Nvml())
-if torch.cuda.is_available():
-    x = torch.empty(512 << 20, dtype=torch.uint8, device="cuda")
-print(json.dumps([reading._asdict() for reading in probe.read(detail=True)]))
-"""
-
-
-def _visible(value: str, card: Card) -> None:
-    """Read in a process that sees only ``value``, and compare with the card."""
-    (reading,) = script(READ, env={"CUDA_VISIBLE_DEVICES": value, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
-    assert (reading["device"], reading["current_bytes"]) == (DEVICE, 512 * MIB)
-    assert reading["total_bytes"] == card.total_bytes
-    # The process itself is over: what it used beyond the rest is its tensor and its context.
-    assert 512 * MIB <= reading["used_bytes"] - card.settle() < 4 * GIB
-
-
-def test_visible_by_index(card: Card) -> None:
-    """With CUDA_VISIBLE_DEVICES as an index, the figures are those of that card."""
-    _visible(str(card.index), card)
-
-
-def test_visible_by_uuid(card: Card) -> None:
-    """With CUDA_VISIBLE_DEVICES as a UUID, the figures are those of that card."""
-    _visible(card.uuid, card)
-
-
-def test_visible_by_short_uuid(card: Card) -> None:
-    """With CUDA_VISIBLE_DEVICES as the beginning of a UUID, the figures are those of that card."""
-    _visible(card.uuid[:12], card)
-
-
-def test_none_visible() -> None:
-    """With CUDA_VISIBLE_DEVICES empty, there is no device to report and no error."""
-    assert script(READ, env={"CUDA_VISIBLE_DEVICES": ""}) == []

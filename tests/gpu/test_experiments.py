@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from ipygpumem.model import ExperimentRecord
 from ipygpumem.units import GIB, MIB, format_bytes
 from tests.gpu.support import DEVICE, ROUNDING, Card, allocated, run_ok, script
@@ -49,7 +51,7 @@ def test_the_record_is_exact(gpu_kernel: Kernel) -> None:
 
 def test_a_cell_experiment(gpu_kernel: Kernel) -> None:
     """%%experiment gives back what its cell took, restores the tensor that a name had, and keeps what --keep names."""
-    run_ok(gpu_kernel, "x = torch.full((8 << 20,), 7, dtype=torch.uint8, device='cuda')")
+    run_ok(gpu_kernel, "x = torch.full((8 << 20,), 7, dtype=torch.uint8).cuda()")
     live = allocated(gpu_kernel)
     run_ok(
         gpu_kernel,
@@ -95,6 +97,7 @@ def test_a_survivor_is_named(gpu_kernel: Kernel) -> None:
     run_ok(gpu_kernel, "results.clear()")
 
 
+@pytest.mark.hardware("a kernel's result")
 def test_the_seed_reaches_the_device(gpu_kernel: Kernel) -> None:
     """--seed resets the device's random generator before every cell of the experiment."""
     run_ok(gpu_kernel, "draws = []")
@@ -132,6 +135,23 @@ print(json.dumps([untouched, bool(torch.allclose(found, expected, rtol=0.05, ato
 """
 
 
+@pytest.mark.hardware("a kernel's result")
 def test_a_cuda_graph_still_replays() -> None:
     """A captured CUDA graph replays correctly, and writes over nobody's memory, after caches were given back."""
     assert script(GRAPH) == [True, True]
+
+
+def test_a_cuda_graphs_pool(gpu_kernel: Kernel) -> None:
+    """The private pool of a CUDA graph stays as long as the graph, and goes with the experiment that captured it."""
+    run_ok(gpu_kernel, "%gpumem free")
+    reserved = gpu_kernel.value("torch.cuda.memory_reserved()")
+    run_ok(gpu_kernel, "%experiment start captured")
+    run_ok(
+        gpu_kernel,
+        "graph, x = torch.cuda.CUDAGraph(), torch.ones(1 << 20, device='cuda')\n"
+        "with torch.cuda.graph(graph):\n    y = (x.expand(64, -1) + 1).sum(0)\ngraph.replay()",
+    )
+    run_ok(gpu_kernel, "%gpumem free\ngraph.replay()")
+    assert gpu_kernel.value("torch.cuda.memory_reserved()") - reserved >= 256 * MIB
+    assert "captured" in run_ok(gpu_kernel, "%experiment end").reports("experiment")[0]
+    assert gpu_kernel.value("torch.cuda.memory_reserved()") == reserved

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from ipygpumem.units import MIB
 from tests.gpu.support import DEVICE, cuda_usage, run_ok
 from tests.kernel import Kernel
@@ -28,6 +30,7 @@ def test_a_long_cells_line_names_the_device_and_leaves_its_peak_alone(gpu_kernel
     assert gpu_kernel.value("peak") >= 2 * 64 * MIB
 
 
+@pytest.mark.hardware("time")
 def test_a_glance_does_not_wait_for_queued_kernels(gpu_kernel: Kernel, figure: Callable[[str], None]) -> None:
     """A look at the device from another thread is back long before the kernels that are queued have run."""
     run_ok(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ipygpumem.reconcile.records import Reconciliation
 from ipygpumem.units import MIB, format_bytes
-from tests.gpu.support import DEVICE, ROUNDING, Card, other_process, ready, run_ok
+from tests.gpu.support import DEVICE, ROUNDING, Card, break_context, other_process, ready, run_ok
 from tests.kernel import Kernel
 
 LOOK = """
@@ -113,7 +113,7 @@ def test_before_the_first_use(bare_kernel: Kernel, card: Card) -> None:
 def test_a_broken_context(kernel: Kernel, card: Card) -> None:
     """After a device-side assert %gpumem status still answers, and says that the context is broken."""
     ready(kernel)
-    kernel.run("torch.zeros(4, device='cuda')[torch.tensor([9], device='cuda')].cpu()")
+    break_context(kernel)
     reply = kernel.run("%gpumem status")
     assert reply.status == "ok", reply.traceback
     (status,) = reply.reports("status")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ipygpumem.units import GIB, MIB, TIB, format_bytes
-from tests.gpu.support import DEVICE, ROUNDING, Card, allocated, ready, recovery, run_ok, size_after
+from tests.gpu.support import DEVICE, ROUNDING, Card, allocated, break_context, ready, recovery, run_ok, size_after
 from tests.kernel import Kernel
 
 FUNCTIONS = """
@@ -129,7 +129,7 @@ def test_debug_finds_nothing_pinned(training: Kernel) -> None:
 
 def test_other_errors_keep_debug(gpu_kernel: Kernel) -> None:
     """After any other error the frames keep their tensors, so that %debug works."""
-    run_ok(gpu_kernel, "def fail():\n    kept = torch.ones(8 << 20, dtype=torch.uint8, device='cuda')\n    1 / 0")
+    run_ok(gpu_kernel, "def fail():\n    kept = torch.ones(8 << 20, dtype=torch.uint8).cuda()\n    1 / 0")
     reply = gpu_kernel.run("fail()")
     assert reply.error == "ZeroDivisionError"
     assert not reply.reports("recovery")
@@ -189,11 +189,7 @@ def test_an_interrupt_in_training(gpu_kernel: Kernel, figure: Callable[[str], No
 def test_a_device_side_assert(kernel: Kernel, figure: Callable[[str], None]) -> None:
     """An error that breaks the device's context is recognised: the report asks for a restart; the kernel answers."""
     ready(kernel)
-    reply = kernel.run(
-        "torch.arange(4, device='cuda')[torch.tensor([99], device='cuda')]\ntorch.cuda.synchronize()", timeout=60
-    )
-    assert reply.status == "error"
-    assert "device-side assert" in reply.message
+    reply = break_context(kernel)
     text = recovery(reply)
     assert "Restart the kernel" in text
     assert run_ok(kernel, "1 + 1").result == "2"

@@ -1,0 +1,56 @@
+"""torch's other allocators: expandable segments, and CUDA's own stream-ordered one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ipygpumem.units import MIB
+from tests.gpu.support import DEVICE, Card, allocated, cuda_usage, ready, recovery, run_ok, size_after
+from tests.kernel import Kernel
+
+SETTINGS = {"expandable segments": "expandable_segments:True", "cudaMallocAsync": "backend:cudaMallocAsync"}
+
+FAIL = """
+def fail():
+    kept = torch.empty(1, 1 << 30, dtype=torch.uint8, device="cuda")
+    return kept.expand(4096, -1).contiguous()
+"""
+
+
+@pytest.fixture(params=SETTINGS.values(), ids=SETTINGS.keys())
+def other_allocator(request: pytest.FixtureRequest) -> Iterator[Kernel]:
+    """A kernel whose torch allocates in another way."""
+    kernel = Kernel(env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": request.param})
+    run_ok(kernel, "%load_ext ipygpumem")
+    ready(kernel)
+    yield kernel
+    kernel.close()
+
+
+def test_a_cell_an_oom_and_an_experiment(other_allocator: Kernel, card: Card, figure: Callable[[str], None]) -> None:
+    """A cell's figures are torch's, an OOM's memory comes back, and an experiment's end gives the card its memory."""
+    kernel = other_allocator
+    run_ok(kernel, "x = torch.empty(64 << 20, dtype=torch.uint8, device='cuda'); y = torch.empty_like(x); del y")
+    assert (cuda_usage(kernel).delta_bytes, cuda_usage(kernel).peak_delta_bytes) == (64 * MIB, 128 * MIB)
+    live, used = allocated(kernel), card.settle()
+    run_ok(kernel, FAIL)
+    reply = kernel.run("fail()")
+    assert reply.error == "OutOfMemoryError"
+    assert size_after(rf"came back: [^·]*{DEVICE}", recovery(reply)) == 1024 * MIB
+    run_ok(
+        kernel, "%%experiment some\nz = [torch.empty(100 << 20, dtype=torch.uint8, device='cuda') for _ in range(9)]"
+    )
+    assert allocated(kernel) == live
+    assert card.settle() - used <= 0
+    figure(f"the card is at {card.used_bytes - used:+} bytes after an OOM and an experiment")
+
+
+def test_status(other_allocator: Kernel) -> None:
+    """%gpumem status answers, and what it cannot tell apart stands in one part with the reason."""
+    run_ok(other_allocator, "x = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')")
+    (status,) = run_ok(other_allocator, "%gpumem status").reports("status")
+    assert "tensors: other" in status
+    assert "restart with expandable_segments" not in status

@@ -1,0 +1,144 @@
+"""What the driver tells, and of which card: CUDA_VISIBLE_DEVICES in every form, MIG, processes that are hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ipygpumem.units import GIB, MIB
+from tests.gpu.support import DEVICE, Card, other_process, ready, run_ok, script
+from tests.kernel import Kernel
+
+READ = """
+import json, torch
+from ipygpumem.probes.accelerators import CUDA, CachingAllocatorProbe
+from ipygpumem.probes.nvml import Nvml
+probe = CachingAllocatorProbe(CUDA, Nvml())
+if torch.cuda.is_available():
+    x = torch.empty(512 << 20, dtype=torch.uint8, device="cuda")
+print(json.dumps([reading._asdict() for reading in probe.read(detail=True)]))
+"""
+
+
+def readings(visible: str | None) -> list[dict[str, Any]]:
+    """Return what is read in a process that sees only ``visible`` and holds 512 MiB on its first device."""
+    return script(
+        READ, env={} if visible is None else {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    )
+
+
+def _is_that_of(card: Card, visible: str) -> None:
+    (reading,) = readings(visible)
+    assert (reading["device"], reading["current_bytes"]) == (DEVICE, 512 * MIB)
+    assert reading["total_bytes"] == card.total_bytes
+    # The process itself is over: what it used beyond the rest is its tensor and its context.
+    assert 512 * MIB <= reading["used_bytes"] - card.settle() < 4 * GIB
+
+
+def test_visible_by_index(card: Card) -> None:
+    """With CUDA_VISIBLE_DEVICES as an index, the figures are those of that card."""
+    _is_that_of(card, str(card.index))
+
+
+def test_visible_by_uuid(card: Card) -> None:
+    """With CUDA_VISIBLE_DEVICES as a UUID, the figures are those of that card."""
+    _is_that_of(card, card.uuid)
+
+
+def test_visible_by_short_uuid(card: Card) -> None:
+    """With CUDA_VISIBLE_DEVICES as the beginning of a UUID, the figures are those of that card."""
+    _is_that_of(card, card.uuid[:12])
+
+
+def test_none_visible() -> None:
+    """With CUDA_VISIBLE_DEVICES empty, there is no device to report and no error."""
+    assert readings("") == []
+
+
+FORMS: list[tuple[str | None, list[int]]] = [
+    (None, [0, 1]),
+    ("0,1", [0, 1]),
+    ("1,0", [1, 0]),
+    (" 1 , 0", [1, 0]),
+    ("1", [1]),
+    ("0,-1,1", [0]),
+    ("1,7,0", [1]),
+    ("0,0", []),
+    ("-1", []),
+    ("NoDevFiles", []),
+    ("GPU-51515151-5151-5151-5151-515151515151,GPU-5050", [1, 0]),
+]
+"""What CUDA_VISIBLE_DEVICES says, and which of two cards are seen then."""
+
+
+@pytest.mark.simulated
+def test_two_cards_in_every_form(machine: Callable[..., None]) -> None:
+    """Of two cards each has its own figures, in whichever order and form CUDA_VISIBLE_DEVICES names them."""
+    machine(cards=2)
+    with other_process(700, visible="1"):
+        for visible, cards in FORMS:
+            found = readings(visible)
+            assert [reading["device"] for reading in found] == [f"cuda:{number}" for number in range(len(cards))]
+            others = [reading["other_bytes"] >= 700 * MIB for reading in found]
+            assert others == [card == 1 for card in cards], visible
+            assert [reading["current_bytes"] for reading in found] == [512 * MIB, 0][: len(cards)]
+
+
+SLICE = "MIG-50505050-5050-5050-5050-50505050000{}"
+
+
+@pytest.mark.simulated
+def test_a_slice_of_a_card(machine: Callable[..., None]) -> None:
+    """A MIG slice that CUDA_VISIBLE_DEVICES names has its own total and use, not those of the card or its neighbour."""
+    machine(gib=16, mig=1)
+    with other_process(700, visible=SLICE.format(0)):
+        (beside,) = readings(SLICE.format(1))
+        (same,) = readings(SLICE.format(0))
+    assert beside["total_bytes"] == same["total_bytes"] == 8 * GIB
+    assert 512 * MIB <= beside["used_bytes"] < 700 * MIB + GIB
+    assert 700 * MIB <= same["used_bytes"] - beside["used_bytes"] < 2 * GIB
+
+
+@pytest.mark.simulated
+def test_a_slice_without_a_name(machine: Callable[..., None]) -> None:
+    """Where CUDA_VISIBLE_DEVICES does not name the MIG slice, no figure of the whole card is given for it."""
+    machine(gib=16, mig=1)
+    (reading,) = readings("0")
+    assert "split by MIG" in reading["note"]
+    assert reading["total_bytes"] == 8 * GIB
+    assert reading["other_bytes"] is None
+
+
+@pytest.mark.simulated
+def test_a_card_that_could_be_split(machine: Callable[..., None]) -> None:
+    """A card that MIG could split, and does not, has its figures as ever."""
+    machine(gib=16, mig=0)
+    (reading,) = readings("0")
+    assert (reading["total_bytes"], reading["other_bytes"], reading["note"]) == (16 * GIB, 0, "")
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize(
+    ("processes", "why"),
+    [
+        ("hidden", "process ids are hidden here"),
+        ("unknown", "the driver does not tell their memory here"),
+        ("refused", "NVML: Insufficient Permissions"),
+    ],
+)
+def test_processes_that_the_driver_does_not_tell(machine: Callable[..., None], processes: str, why: str) -> None:
+    """Where the driver does not tell other processes, %gpumem status says why, and gives no figure for them."""
+    machine(processes=processes)
+    kernel = Kernel()
+    try:
+        run_ok(kernel, "%load_ext ipygpumem")
+        ready(kernel)
+        with other_process(700):
+            (status,) = run_ok(kernel, "%gpumem status").reports("status")
+    finally:
+        kernel.close()
+    assert f"other processes: {why}" in status
+    assert "others" not in status
+    assert "unknown: context, libraries and other processes" in status

@@ -1,0 +1,113 @@
+"""What the simulated card does as a real one: captures, faults, other processes, a fork."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from ipygpumem.units import GIB, MIB
+from tests.gpu.support import Card, other_process, script
+
+pytestmark = pytest.mark.simulated
+
+BEGIN = """
+import ctypes, json, os
+import torch
+def error_of(f):
+    try:
+        f()
+    except RuntimeError as error:
+        return str(error).splitlines()[0].removeprefix("CUDA error: ")
+x = torch.ones(1 << 20, device="cuda")
+"""
+
+
+def test_a_graph_has_its_own_pool() -> None:
+    """What is allocated while a CUDA graph is captured lies in the graph's private pool, and goes with the graph."""
+    code = """
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    y = torch.empty(64 << 20, dtype=torch.uint8, device="cuda").fill_(1)
+graph.replay()
+torch.cuda.empty_cache()
+held = [s["total_size"] for s in torch.cuda.memory_snapshot() if s["segment_pool_id"] == graph.pool()]
+del y, graph
+torch.cuda.empty_cache()
+left = [s["total_size"] for s in torch.cuda.memory_snapshot() if s["segment_pool_id"] != (0, 0)]
+print(json.dumps([sum(held), left]))
+"""
+    assert script(BEGIN + code) == [64 * MIB, []]
+
+
+def test_what_a_capture_forbids() -> None:
+    """A synchronisation beside a capture ends it with CUDA's error, and the next capture works."""
+    code = """
+wait = lambda: torch.cuda.current_stream().synchronize()
+def capture(f):
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        x + 1
+        f()
+print(json.dumps([error_of(lambda: capture(f)) for f in (torch.cuda.synchronize, wait, x.zero_)]))
+"""
+    invalidated = "operation failed due to a previous error during capture"
+    assert script(BEGIN + code) == [invalidated, invalidated, None]
+
+
+def test_an_error_that_stays() -> None:
+    """After a device-side assert every call of CUDA fails with it, an allocation, too."""
+    code = """
+ctypes.CDLL("libcudart.so.13").simulate_error(710)
+calls = (torch.cuda.synchronize, lambda: x + 1, lambda: torch.empty(1 << 30, device="cuda"))
+print(json.dumps([error_of(call) for call in calls]))
+"""
+    assert script(BEGIN + code) == ["device-side assert triggered"] * 3
+
+
+def test_a_fork() -> None:
+    """A forked child cannot use CUDA once its parent has, whatever it asks."""
+    code = """
+read, write = os.pipe()
+if os.fork() == 0:
+    count = ctypes.c_int()
+    os.write(write, bytes([ctypes.CDLL("libcudart.so.13").cudaGetDeviceCount(ctypes.byref(count))]))
+    os._exit(0)
+print(json.dumps(os.read(read, 1)[0]))
+"""
+    assert script(BEGIN + code) == 3  # cudaErrorInitializationError
+
+
+def test_what_it_cannot_do(machine: Callable[..., None]) -> None:
+    """Memory cannot be shared with other processes, nor between cards: both are refused as CUDA refuses them."""
+    machine(cards=2)
+    code = """
+from torch.multiprocessing.reductions import reduce_tensor
+print(json.dumps([error_of(lambda: reduce_tensor(x)), torch.cuda.can_device_access_peer(0, 1)]))
+"""
+    assert script(BEGIN + code) == ["operation not supported", False]
+
+
+def test_a_card_that_is_nearly_full(machine: Callable[..., None]) -> None:
+    """Where another process has most of the card, torch's own error says how little is free."""
+    machine(gib=8)
+    with other_process(6 * 1024):
+        (text,) = script(BEGIN + "print(json.dumps([error_of(lambda: torch.empty(1 << 30, device='cuda'))]))")
+    assert "Tried to allocate 4.00 GiB. GPU 0 has a total capacity of 8.00 GiB" in text
+    assert "6.40 GiB memory in use" in text  # the other process's, with its context
+
+
+def test_a_process_that_is_killed(machine: Callable[..., None], torch: object) -> None:
+    """What a process had is free once it is killed, before anybody has waited for it."""
+    code = "import torch; x = torch.zeros(1 << 30, dtype=torch.uint8, device='cuda'); print(flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    card = Card.of(torch.cuda.get_device_properties(0))  # type: ignore[attr-defined]
+    before = card.used_bytes
+    with subprocess.Popen([sys.executable, "-c", code], env=dict(os.environ), **pipes) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert card.used_bytes - before > GIB
+        process.kill()
+        assert card.settle() == before

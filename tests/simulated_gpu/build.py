@@ -1,0 +1,229 @@
+"""Makes an environment in which torch's CUDA build runs on simulated cards: ``python build.py FOLDER``.
+
+FOLDER/python runs Python there. torch comes without the NVIDIA packages that it names: of these only the runtime's
+header files are fetched. What torch takes from NVIDIA's libraries is read off its own with objdump; what runtime.c,
+driver.c and nvml.c do not write becomes a function that answers "done". README.md says what is real there.
+
+Environment: SIM_TORCH, another version of torch; PIP_* as pip reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+TORCH = os.environ.get("SIM_TORCH", "2.11.0")
+HEADERS = {"13": "nvidia-cuda-runtime==13.0.96"}
+"""By CUDA's major version: the package with the runtime's header files."""
+NEEDS = ["filelock", "typing_extensions", "sympy", "networkx", "jinja2", "fsspec", "numpy", "setuptools"]
+"""What torch imports."""
+SUITE = ["-r", HERE.parent / "gpu" / "wheels.txt", "scikit-learn", "matplotlib"]
+"""What the GPU suite and the quickstart import."""
+PREFIXES = {
+    "libcudart": r"(__)?cuda[A-Z]",
+    "libcublasLt": r"cublasLt",
+    "libcublas": r"cublas(?!Lt)",
+    "libcudnn": r"cudnn",
+    "libcusparseLt": r"cusparseLt",
+    "libcusparse": r"cusparse(?!Lt)",
+    "libcufft": r"cufft",
+    "libcufile": r"cuFile",
+    "libnccl": r"p?nccl",
+    "libcurand": r"curand",
+    "libnvshmem_host": r"nvshmem",
+    "libcusolver": r"cusolver",
+    "libnvrtc": r"nvrtc",
+    "libcupti": r"cupti",
+    "libcuda": r"cu[A-Z](?!ile)",
+}
+"""How the functions of each library begin."""
+HANDLE = "*(void **)a = symbols_; return 0;"
+ANSWERS = {
+    **dict.fromkeys(["cublasCreate_v2", "cublasLtCreate", "cudnnCreate", "cusparseCreate", "cusolverDnCreate"], HANDLE),
+    "cudnnGetVersion": "return 91900;",
+    "cudnnGetErrorString": 'return (long)"simulated";',
+    "cublasGetStatusString": 'return (long)"simulated";',
+}
+"""What a function without a body of its own has to answer where "done" is not enough: a handle must not be null."""
+
+
+class CannotBuildError(Exception):
+    """What is missing here, and how to get it, in one line."""
+
+
+def main(folder: Path) -> None:
+    """Make or renew the environment in ``folder``.
+
+    Raises:
+        CannotBuildError: something is missing.
+    """
+    _check_tools()
+    python = _environment(folder)
+    site = Path(_run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    shutil.copy(HERE / "without_cudnn.py", site)
+    (site / "without_cudnn.pth").write_text("import without_cudnn\n")
+    libraries = folder / "lib"
+    shutil.rmtree(libraries, ignore_errors=True)
+    libraries.mkdir()
+    with tempfile.TemporaryDirectory() as temporary:
+        headers = _headers(python, site, Path(temporary))
+        _build_libraries(sorted((site / "torch" / "lib").glob("*.so")), headers, libraries)
+    launcher = _launcher(folder, python, libraries)
+    look = "import torch; print(torch.__version__, torch.cuda.get_device_name(), *torch.cuda.mem_get_info())"
+    print(_run(launcher, "-c", look).strip())
+
+
+def _check_tools() -> None:
+    missing = [name for name in ("gcc", "objdump") if shutil.which(name) is None]
+    if missing:
+        raise CannotBuildError(f"{' and '.join(missing)} not found: apt-get install gcc libc6-dev binutils")
+
+
+def _environment(folder: Path) -> Path:
+    """Return the Python of a virtual environment with torch's CUDA build and what the GPU tests need."""
+    python = folder / "venv" / "bin" / "python"
+    if not python.exists():
+        _run(sys.executable, "-m", "venv", folder / "venv")
+    _install(python, "--no-deps", f"torch=={TORCH}")
+    _install(python, *NEEDS, *SUITE)
+    return python
+
+
+def _install(python: Path, *what: object) -> None:
+    try:
+        _run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what)
+    except subprocess.CalledProcessError as error:
+        wanted = next((str(word) for word in what if str(word).startswith("torch==")), "what the tests need")
+        raise CannotBuildError(
+            f"pip cannot install {wanted} for Python {sys.version.split()[0]} ({_last_line(error)}): PIP_INDEX_URL "
+            "names the index, SIM_TORCH another version, PYTHON another interpreter"
+        ) from error
+
+
+def _headers(python: Path, site: Path, folder: Path) -> Path:
+    """Return where the header files of the CUDA that torch is built for are, fetched into ``folder``."""
+    version = (site / "torch" / "version.py").read_text()
+    cuda = re.search(r"^cuda(?:: [^=]*)? = '(\d+)", version, re.MULTILINE)
+    if cuda is None:
+        raise CannotBuildError(f"torch {TORCH} is built without CUDA here: the simulated card needs a CUDA build")
+    package = HEADERS.get(cuda[1])
+    if package is None:
+        known = ", ".join(HEADERS)
+        raise CannotBuildError(
+            f"torch {TORCH} is built for CUDA {cuda[1]}, known is {known}: add its runtime to HEADERS in build.py"
+        )
+    try:
+        _run(python, "-m", "pip", "download", "--quiet", "--no-deps", "-d", folder, package)
+    except subprocess.CalledProcessError as error:
+        line = f"pip cannot download {package} ({_last_line(error)}): PIP_INDEX_URL names the index"
+        raise CannotBuildError(line) from error
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+        wheel.extractall(folder)
+    headers = next(folder.glob("nvidia/*/include"))
+    # This one comes with the compiler nvcc; nothing in it matters to gcc.
+    (headers / "crt").mkdir(exist_ok=True)
+    (headers / "crt" / "host_defines.h").write_text(
+        "#define CUDARTAPI\n#define CUDARTAPI_CDECL\n#define __host__\n#define __device__\n#define __forceinline__\n"
+        "#define __device_builtin__\n#define __cudart_builtin__\n#define __device_builtin_surface_type__\n"
+        "#define __device_builtin_texture_type__\n#define __align__(n) __attribute__((aligned(n)))\n"
+        "#define __builtin_align__(n) __align__(n)\n"
+    )
+    return headers
+
+
+def _build_libraries(torchs: list[Path], headers: Path, to: Path) -> None:
+    functions, needed = _wanted(torchs)
+    for prefix, pattern in PREFIXES.items():
+        soname = next((name for name in sorted(needed) if name.startswith(prefix + ".so")), None)
+        ours = {name: version for name, version in functions.items() if re.match(pattern, name)}
+        if soname is None and prefix == "libcuda":  # asked for by name when it is needed
+            soname = "libcuda.so.1"
+        if soname is not None:
+            _build_library(soname, prefix, ours, headers, to)
+    unknown = sorted(name for name in needed if re.match(r"lib(cu|nv|nccl)", name) and not (to / name).exists())
+    if unknown:
+        raise CannotBuildError(f"torch {TORCH} needs {', '.join(unknown)}, which PREFIXES in build.py does not know")
+    _compile(to / "libnvidia-ml.so.1", [HERE / "nvml.c"], headers)
+
+
+def _build_library(soname: str, prefix: str, functions: dict[str, str], headers: Path, to: Path) -> None:
+    """Build one library: what is written in C here, and an answer for every other function that torch takes."""
+    sources = {"libcudart": ["runtime.c", "memory.c"], "libcuda": ["driver.c"]}.get(prefix, [])
+    paths = [HERE / name for name in sources]
+    written = {name for path in paths for name in re.findall(r"^API [^(]*?\**(\w+)\(", path.read_text(), re.MULTILINE)}
+    # After a device-side assert nothing of the runtime is "done" any more.
+    done = "return simulated_state();" if prefix == "libcudart" else "return 0;"
+    stub = to / f"{prefix}.c"
+    stub.write_text(
+        "static char symbols_[4096];\nlong simulated_state(void);\n"
+        + "".join(
+            f'__attribute__((visibility("default"))) long {name}(void *a) {{ {ANSWERS.get(name, done)} }}\n'
+            for name in sorted(functions.keys() - written)
+        )
+    )
+    options = []
+    versions = sorted(set(functions.values()) - {""})
+    if versions:
+        script = to / f"{prefix}.map"
+        script.write_text("".join(f"{v} {{ {'global: *;' if i == 0 else ''} }};\n" for i, v in enumerate(versions)))
+        options = [f"-Wl,--version-script={script}"]
+    if prefix == "libcuda":  # the cards, and what is broken, are known to the runtime
+        options += [str(next(to.glob("libcudart.so.*"))), "-Wl,-rpath,$ORIGIN"]
+    _compile(to / soname, [stub, *paths], headers, f"-Wl,-soname,{soname}", *options)
+
+
+def _wanted(torchs: list[Path]) -> tuple[dict[str, str], set[str]]:
+    """Return the functions that torch takes from elsewhere with their versions, and the libraries that it names."""
+    functions, needed = {}, set()
+    for library in torchs:
+        for line in _run("objdump", "-T", library).splitlines():
+            if "*UND*" in line:
+                *_, version, name = line.split()
+                functions[name] = version.strip("()") if version.startswith("(") else ""
+        needed |= {line.split()[1] for line in _run("objdump", "-p", library).splitlines() if "NEEDED" in line}
+    return functions, needed
+
+
+def _compile(library: Path, sources: list[Path], headers: Path, *options: str) -> None:
+    command = ["gcc", "-shared", "-fPIC", "-O1", "-w", f"-I{HERE}", f"-I{headers}", "-o", library, *sources]
+    try:
+        _run(*command, *options, "-ldl", "-lpthread")
+    except subprocess.CalledProcessError as error:
+        raise CannotBuildError(
+            f"gcc cannot compile {library.name} for torch {TORCH}: {error.stderr.strip()}"
+        ) from error
+
+
+def _launcher(folder: Path, python: Path, libraries: Path) -> Path:
+    path = f'"{libraries.absolute()}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"'
+    machine = f'"${{SIM_TABLE:-{folder.absolute() / "machine"}}}"'
+    launcher = folder / "python"
+    launcher.write_text(
+        f'#!/bin/sh\nexport LD_LIBRARY_PATH={path} SIM_TABLE={machine}\nexec "{python.absolute()}" "$@"\n'
+    )
+    launcher.chmod(0o755)
+    return launcher
+
+
+def _run(*command: object) -> str:
+    return subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True).stdout
+
+
+def _last_line(error: subprocess.CalledProcessError) -> str:
+    return next(iter(reversed(error.stderr.strip().splitlines())), f"exit code {error.returncode}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    try:
+        main(Path(sys.argv[1]))
+    except CannotBuildError as error:
+        sys.exit(f"simulated GPU: {error}")
