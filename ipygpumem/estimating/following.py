@@ -20,6 +20,7 @@ from ipygpumem.estimating.gradients import accumulates_in_place
 from ipygpumem.estimating.lives import Log
 from ipygpumem.estimating.places import users_line
 from ipygpumem.estimating.purposes import Purposes, tensors_in
+from ipygpumem.estimating.recurrent import UNTOLD, lstm_workspace
 from ipygpumem.estimating.truths import Truths
 from ipygpumem.estimating.ways import answer_without_error
 from ipygpumem.estimating.workspaces import Workspaces
@@ -114,7 +115,7 @@ class Follower(TorchDispatchMode):
         if func is _ADD and in_backward and accumulates_in_place(args):
             return args[0]
         try:
-            result = func(*args, **kwargs)
+            result = UNTOLD.get(func, func)(*args, **kwargs)
         except _UNFOLLOWED as error:
             return self._stand_in(func, args, error)
         result = self._corrected(func, args, kwargs, arguments, result)
@@ -153,7 +154,7 @@ class Follower(TorchDispatchMode):
     def _corrected(self, func: Any, args: Any, kwargs: Any, arguments: list[Any], result: Any) -> Any:
         """Return a result with what fake tensors do not know of it."""
         if func is torch.ops.aten.mkldnn_rnn_layer.default and _arguments(func, args, kwargs)["train"]:
-            workspace = torch.empty(_lstm_workspace(*args), dtype=torch.uint8, device=result[0].device)
+            workspace = torch.empty(lstm_workspace(*args), dtype=torch.uint8, device=result[0].device)
             return (*result[:3], workspace)
         if func is torch.ops.aten._cudnn_rnn.default:
             self._note(f"{users_line()}: what cuDNN keeps of a recurrent layer is not counted")
@@ -212,31 +213,6 @@ def _name(func: Any) -> str:
 def _arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     names = [argument.name for argument in func._schema.arguments]
     return {**dict(zip(names, args, strict=False)), **(kwargs or {})}
-
-
-_PAGE_BYTES, _LINE_BYTES = 4096, 64
-
-
-def _lstm_workspace(source: Any, *weights: Any) -> int:
-    """Return what oneDNN keeps of a recurrent layer for backward, which no fake tensor tells.
-
-    Gates and outputs of every step, and states and their gradients, those of inputs padded, each from a new page on:
-    seen to be exact with oneDNN of torch 2.13.
-    """
-    gates, wide = weights[1].shape
-    steps, batch, given = source.shape
-    size = source.element_size()
-    padded = 2 * (steps + 1) * batch * _row(max(given, wide), size)
-    plain = 2 * (steps + 1) * batch * wide
-    spaces = (steps * batch * _row(gates, size), steps * batch * _row(wide, size), *[padded] * 3, *[plain] * 2)
-    return sum(-(-space * size // _PAGE_BYTES) * _PAGE_BYTES for space in spaces)
-
-
-def _row(wide: int, size: int) -> int:
-    """Return the length of a row as oneDNN lays it out: whole lines of the cache, and none of a multiple of 256."""
-    line = _LINE_BYTES // size
-    row = -(-wide // line) * line
-    return row + line if row % 256 == 0 else row
 
 
 class Devices(TorchFunctionMode):
