@@ -18,6 +18,19 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.cuda_models import (
+    LowRank,
+    UNet,
+    adapted,
+    checkpointed,
+    discriminator,
+    generator,
+    gpt2,
+    language_model,
+    seven,
+    small,
+)
+
 Step = Callable[[], None]
 STEPS: dict[str, Callable[[], Step]] = {}
 """What makes a model and returns the step, by what the table calls it."""
@@ -92,35 +105,8 @@ def _classify(name: str, batch: int, mode: Any) -> Step:
     return _infer(lambda: model(_images(batch)), mode)
 
 
-class _Double(nn.Sequential):
-    def __init__(self, given: int, wide: int) -> None:
-        first = [nn.Conv2d(given, wide, 3, padding=1), nn.GroupNorm(8, wide), nn.SiLU()]
-        super().__init__(*first, nn.Conv2d(wide, wide, 3, padding=1), nn.GroupNorm(8, wide), nn.SiLU())
-
-
-class _UNet(nn.Module):
-    def __init__(self, *widths: int) -> None:
-        super().__init__()
-        given = [3, *widths[:-1]]
-        self.down = nn.ModuleList(map(_Double, given, widths))
-        pairs = list(zip(widths[1:], widths, strict=False))[::-1]
-        self.widen = nn.ModuleList(nn.ConvTranspose2d(low, high, 2, 2) for low, high in pairs)
-        self.up = nn.ModuleList(_Double(2 * high, high) for _, high in pairs)
-        self.head = nn.Conv2d(widths[0], 3, 1)
-
-    def forward(self, x: Any) -> Any:
-        kept = []
-        for number, block in enumerate(self.down):
-            x = block(functional.max_pool2d(x, 2) if number else x)
-            kept.append(x)
-        kept.pop()
-        for widen, block in zip(self.widen, self.up, strict=True):
-            x = block(torch.cat([widen(x), kept.pop()], dim=1))
-        return self.head(x)
-
-
 def _unet() -> Step:
-    model = _UNet(64, 128, 256, 512)
+    model = UNet(64, 128, 256, 512)
 
     def loss() -> Any:
         x = _images(8, 256)
@@ -143,17 +129,7 @@ def _diffusion() -> Step:
 
 
 def _adversaries() -> Step:
-    make = nn.Sequential(
-        *(nn.ConvTranspose2d(100, 512, 4), nn.BatchNorm2d(512), nn.ReLU(True)),
-        *(nn.ConvTranspose2d(512, 256, 4, 2, 1), nn.BatchNorm2d(256), nn.ReLU(True)),
-        *(nn.ConvTranspose2d(256, 128, 4, 2, 1), nn.BatchNorm2d(128), nn.ReLU(True)),
-        *(nn.ConvTranspose2d(128, 3, 4, 2, 1), nn.Tanh()),
-    )
-    judge = nn.Sequential(
-        *(nn.Conv2d(3, 128, 4, 2, 1), nn.LeakyReLU(0.2, True)),
-        *(nn.Conv2d(128, 256, 4, 2, 1), nn.BatchNorm2d(256), nn.LeakyReLU(0.2, True)),
-        *(nn.Conv2d(256, 512, 4, 2, 1), nn.BatchNorm2d(512), nn.LeakyReLU(0.2, True), nn.Conv2d(512, 1, 4)),
-    )
+    make, judge = generator(), discriminator()
     first, second = torch.optim.Adam(judge.parameters()), torch.optim.Adam(make.parameters())
 
     def run() -> None:
@@ -177,12 +153,6 @@ def _tokens(count: int, length: int) -> Any:
     return torch.zeros(count, length, dtype=torch.long, device=_DEVICE)
 
 
-def _language_model(name: str, **config: Any) -> Any:
-    import transformers
-
-    return getattr(transformers, name)(getattr(transformers, config.pop("of"))(**config))
-
-
 def _teach(model: Any, optimizer: Any, batch: int, length: int, **options: Any) -> Step:
     def loss() -> Any:
         tokens = _tokens(batch, length)
@@ -193,33 +163,8 @@ def _teach(model: Any, optimizer: Any, batch: int, length: int, **options: Any) 
     return _train(loss, optimizer(trained), clip=clip, **options)
 
 
-def _gpt2(wide: int, deep: int, heads: int) -> Any:
-    return _language_model("GPT2LMHeadModel", of="GPT2Config", n_embd=wide, n_layer=deep, n_head=heads, use_cache=False)
-
-
-def _llama(wide: int, inner: int, deep: int, heads: int, dtype: Any = torch.bfloat16, **more: Any) -> Any:
-    config = {"hidden_size": wide, "intermediate_size": inner, "num_hidden_layers": deep, "num_attention_heads": heads}
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        model = _language_model("LlamaForCausalLM", of="LlamaConfig", use_cache=False, **config, **more)
-    finally:
-        torch.set_default_dtype(before)
-    return model
-
-
-_small = partial(_llama, 2048, 5632, 22, 32, num_key_value_heads=4)
-_seven = partial(_llama, 4096, 11008, 32, 32)
-
-
-def _checkpointed(model: Any) -> Any:
-    model.gradient_checkpointing_enable()
-    model.enable_input_require_grads()
-    return model.train()
-
-
 def _encoder_decoder(name: str, of: str, optimizer: Any, batch: int, lengths: tuple[int, int], **options: Any) -> Step:
-    model = _language_model(name, of=of, **options.pop("config"))
+    model = language_model(name, of=of, **options.pop("config"))
 
     def loss() -> Any:
         return model(input_ids=_tokens(batch, lengths[0]), labels=_tokens(batch, lengths[1])).loss
@@ -228,7 +173,7 @@ def _encoder_decoder(name: str, of: str, optimizer: Any, batch: int, lengths: tu
 
 
 def _speech(optimizer: Any, batch: int, change: Callable[[Any], Any] = lambda model: model, **config: Any) -> Step:
-    model = change(_language_model("WhisperForConditionalGeneration", of="WhisperConfig", **config))
+    model = change(language_model("WhisperForConditionalGeneration", of="WhisperConfig", **config))
 
     def loss() -> Any:
         sound = torch.randn(batch, config["num_mel_bins"], 3000, device=_DEVICE)
@@ -239,7 +184,7 @@ def _speech(optimizer: Any, batch: int, change: Callable[[Any], Any] = lambda mo
 
 
 def _wave() -> Step:
-    model = _language_model("Wav2Vec2ForCTC", of="Wav2Vec2Config", mask_time_prob=0.0, layerdrop=0.0)
+    model = language_model("Wav2Vec2ForCTC", of="Wav2Vec2Config", mask_time_prob=0.0, layerdrop=0.0)
 
     def loss() -> Any:
         return model(torch.randn(8, 160_000, device=_DEVICE)).logits.float().pow(2).mean()
@@ -250,32 +195,15 @@ def _wave() -> Step:
 def _experts(how: str) -> Step:
     config = {"hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 8, "num_attention_heads": 16}
     more = {"num_key_value_heads": 8, "num_local_experts": 8, "use_cache": False, "experts_implementation": how}
-    model = _language_model("MixtralForCausalLM", of="MixtralConfig", **config, **more).to(torch.bfloat16)
+    model = language_model("MixtralForCausalLM", of="MixtralConfig", **config, **more).to(torch.bfloat16)
     return _teach(model, torch.optim.AdamW, 1, 256)
 
 
-def _adapted(model: Any, *names: str) -> Any:
-    from peft import LoraConfig, get_peft_model
-
-    return get_peft_model(model, LoraConfig(r=16, target_modules=list(names)))
-
-
-class _LowRank(nn.Module):
-    def __init__(self, layer: nn.Linear, rank: int = 16) -> None:
-        super().__init__()
-        self.layer = layer.requires_grad_(False)
-        self.down = nn.Linear(layer.in_features, rank, bias=False)
-        self.up = nn.Linear(rank, layer.out_features, bias=False)
-
-    def forward(self, x: Any) -> Any:
-        return self.layer(x) + self.up(self.down(x))
-
-
 def _low_rank_by_hand() -> Step:
-    model = _small(torch.float32).requires_grad_(False)
+    model = small(torch.float32).requires_grad_(False)
     for layer in model.model.layers:
-        layer.self_attn.q_proj = _LowRank(layer.self_attn.q_proj)
-        layer.self_attn.v_proj = _LowRank(layer.self_attn.v_proj)
+        layer.self_attn.q_proj = LowRank(layer.self_attn.q_proj)
+        layer.self_attn.v_proj = LowRank(layer.self_attn.v_proj)
     return _teach(model, torch.optim.AdamW, 2, 1024, mixed=torch.bfloat16)
 
 
@@ -315,7 +243,7 @@ def _recommender() -> Step:
 
 
 def _prefill() -> Step:
-    model = _language_model(
+    model = language_model(
         "LlamaForCausalLM", of="LlamaConfig", hidden_size=2048, intermediate_size=5632, num_hidden_layers=22,
         num_attention_heads=32, num_key_value_heads=4,
     ).to(torch.bfloat16).eval()  # fmt: skip
@@ -364,21 +292,21 @@ STEPS |= {
     "UNet, batch 8 of 256 px, Adam": _unet,
     "diffusion UNet, bf16, AdamW, clip": _diffusion,
     "DCGAN, two optimizers": _adversaries,
-    "GPT-2, batch 8, AdamW for-loop": lambda: _teach(_gpt2(768, 12, 12), _loop, 8, 1024),
+    "GPT-2, batch 8, AdamW for-loop": lambda: _teach(gpt2(768, 12, 12), _loop, 8, 1024),
     "GPT-2 medium, 4 accumulated, clip": lambda: _teach(
-        _gpt2(1024, 24, 16), _AdamW, 2, 1024, rounds=4, clipped=True, mixed=_bf16
+        gpt2(1024, 24, 16), _AdamW, 2, 1024, rounds=4, clipped=True, mixed=_bf16
     ),
-    "GPT-2 XL, bf16, checkpointing": lambda: _teach(_checkpointed(_gpt2(1600, 48, 25)), _AdamW, 4, 1024, mixed=_bf16),
+    "GPT-2 XL, bf16, checkpointing": lambda: _teach(checkpointed(gpt2(1600, 48, 25)), _AdamW, 4, 1024, mixed=_bf16),
     "GPT-2 XL, AMP float16, clip": lambda: _teach(
-        _gpt2(1600, 48, 25), _AdamW, 2, 1024, mixed=_fp16, scaler=True, clipped=True
+        gpt2(1600, 48, 25), _AdamW, 2, 1024, mixed=_fp16, scaler=True, clipped=True
     ),
-    "LLaMA 1B, bf16, AdamW": lambda: _teach(_small(), _AdamW, 2, 2048),
-    "LLaMA 1B, float32, Adafactor": lambda: _teach(_small(torch.float32), _Adafactor, 1, 1024),
+    "LLaMA 1B, bf16, AdamW": lambda: _teach(small(), _AdamW, 2, 2048),
+    "LLaMA 1B, float32, Adafactor": lambda: _teach(small(torch.float32), _Adafactor, 1, 1024),
     "LLaMA 1B, generation with a cache": _prefill,
-    "LLaMA 7B, bf16, checkpointing, SGD": lambda: _teach(_checkpointed(_seven()), _SGD, 1, 2048),
-    "LLaMA 7B, bf16, checkpointing, fused AdamW": lambda: _teach(_checkpointed(_seven()), _fused, 2, 2048),
+    "LLaMA 7B, bf16, checkpointing, SGD": lambda: _teach(checkpointed(seven()), _SGD, 1, 2048),
+    "LLaMA 7B, bf16, checkpointing, fused AdamW": lambda: _teach(checkpointed(seven()), _fused, 2, 2048),
     "LLaMA 7B, bf16, LoRA (peft), checkpointing": lambda: _teach(
-        _checkpointed(_adapted(_seven(), "q_proj", "v_proj")), _AdamW, 4, 2048
+        checkpointed(adapted(seven(), "q_proj", "v_proj")), _AdamW, 4, 2048
     ),
     "LLaMA 1B, LoRA by hand, bf16": _low_rank_by_hand,
     "T5 large, Adafactor": lambda: _encoder_decoder(
@@ -389,16 +317,16 @@ STEPS |= {
     ),
     "Whisper small, bf16, AdamW": lambda: _speech(_AdamW, 8, **_WHISPER),
     "Whisper large, bf16, LoRA (peft)": lambda: _speech(
-        _AdamW, 4, lambda model: _adapted(model, "q_proj", "v_proj"), **_LARGE
+        _AdamW, 4, lambda model: adapted(model, "q_proj", "v_proj"), **_LARGE
     ),
     "wav2vec 2.0, AMP float16, AdamW": _wave,
     "Mixtral of 8 × 1024, experts batched, bf16": lambda: _experts("batched_mm"),
     "Mixtral of 8 × 1024, experts grouped, bf16": lambda: _experts("grouped_mm"),
     "BERT large, AMP float16, AdamW": lambda: _teach(
-        _language_model("BertForMaskedLM", **_BERT), _AdamW, 16, 512, mixed=_fp16, scaler=True
+        language_model("BertForMaskedLM", **_BERT), _AdamW, 16, 512, mixed=_fp16, scaler=True
     ),
     "BERT large, no_grad": lambda: _infer(
-        partial(_language_model("BertForMaskedLM", **_BERT).eval(), input_ids=_tokens(64, 512))
+        partial(language_model("BertForMaskedLM", **_BERT).eval(), input_ids=_tokens(64, 512))
     ),
     "Transformer encoder, AdamW": _encoder,
     "LSTM, 2 × 1024, Adam": lambda: _recurrent(nn.LSTM, torch.optim.Adam),
