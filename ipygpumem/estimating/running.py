@@ -248,7 +248,9 @@ class Run:
             stack.callback(register_optimizer_step_pre_hook(self._before_step).remove)
             stack.callback(register_optimizer_step_post_hook(self._follower.purposes.stepped).remove)
             stack.enter_context(self._accelerators.standing_in())
-            stack.enter_context(patched(self._note, accelerated=self._target is None, following=self._modes))
+            accelerated, elsewhere = self._target is None, self._is_elsewhere
+            replaced = patched(self._note, accelerated=accelerated, is_elsewhere=elsewhere, following=self._modes)
+            stack.enter_context(replaced)
             stack.enter_context(self._modes())
             with self._guesses_told():
                 result = code()
@@ -298,6 +300,11 @@ class Run:
             unset = "foreach" in group and group["foreach"] is None
             if unset and not one_way and self._is_accelerated(group["params"]):
                 group["foreach"] = True
+
+    def _is_elsewhere(self) -> bool:
+        """Whether code runs now as if it were on a device that is not here: on the CPU in its place."""
+        named = self._label or next(iter(self._devices.asked), "cpu")
+        return named != "cpu" and self._target is not None and self._target.type == "cpu"
 
     def _is_accelerated(self, parameters: list[Any]) -> bool:
         named = (self._label or next(iter(self._devices.asked), "cpu")).partition(":")[0]

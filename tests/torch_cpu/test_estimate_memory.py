@@ -236,6 +236,31 @@ def test_an_optimizer_that_never_takes_foreach_by_itself_is_not_made_to() -> Non
     assert peak() == peak(foreach=False) < peak(foreach=True)
 
 
+# -- a device that is not here -----------------------------------------------------------------------------------------
+
+
+def kept(code: Any, device: str) -> int:
+    """Return what code keeps beside 1 MiB of result."""
+    return ipygpumem.estimate(code, device=device).devices[0].kept_bytes - MIB
+
+
+def test_dropout_keeps_a_byte_for_each_number_on_a_card_that_is_not_here() -> None:
+    x = torch.ones(MIB // 4, requires_grad=True)
+    assert kept(lambda: nn.functional.dropout(x, 0.5), CARD) == MIB // 4
+    assert kept(lambda: nn.Dropout(0.5)(x), CARD) == MIB // 4
+    assert kept(lambda: nn.functional.dropout(x, 0.5), "cpu") == MIB
+    assert kept(lambda: nn.Dropout(0.5).eval()(x), CARD) == -MIB  # it gives x itself
+
+
+def test_attention_with_dropout_keeps_no_matrix_of_weights_on_a_card_that_is_not_here() -> None:
+    heads = torch.ones(1, 4, 1024, 64, requires_grad=True)
+
+    def attend() -> Any:
+        return nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.1, is_causal=True)
+
+    assert kept(attend, CARD) <= 64 * KIB < 4 * 1024 * 1024 * 4 < kept(attend, "cpu")
+
+
 # -- the verdict -------------------------------------------------------------------------------------------------------
 
 
