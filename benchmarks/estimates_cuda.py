@@ -20,6 +20,8 @@ _PACKAGES = ["timm", "torchvision==0.26.0", "transformers", "tokenizers", "safet
 _PACKAGES += ["peft", "accelerate", "diffusers"]
 _THEIRS = ["pyyaml", "regex", "requests", "pillow", "importlib_metadata", "typer", "httpx", "hf-xet"]
 _GIB, _MIB = 2**30, 2**20
+_CONTEXT_BYTES = 768 * _MIB
+"""What the package sets aside for a context; it would have to be imported with torch."""
 _LARGEST_MIB, _CARDS_GIB = 160 * 1024, (8, 16, 24, 40, 80)
 _TARGET, _WORST, _MEDIAN = "within 3 %, true", 0.03, 0.005
 _QUICK, _AT_ONCE = 4, 2
@@ -77,7 +79,7 @@ def _figures(name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(_python("-m", "benchmarks.cuda_steps", name, "--estimate", "--run"))
     if "refused" in found:
         return found
-    needed = -(-(found["needed_bytes"] + 768 * _MIB) // _MIB)
+    needed = -(-(found["needed_bytes"] + _CONTEXT_BYTES) // _MIB)
     verdicts = {needed: (True, _runs(name, needed))}
     for size in (gib * 1024 for gib in _CARDS_GIB):
         verdicts[size] = needed <= size, _ran_or_runs(name, size, found, needed)
@@ -91,7 +93,7 @@ def _runs(name: str, card_mib: int) -> bool:
 
 def _ran_or_runs(name: str, card_mib: int, found: dict[str, Any], needed_mib: int) -> bool:
     """Return whether a step runs on a card: with room to spare it does, below its tensors not, else it is tried."""
-    if found["reserved"] + 768 * _MIB <= card_mib * _MIB:
+    if found["reserved"] + _CONTEXT_BYTES <= card_mib * _MIB:
         return True
     return found["allocated"] < card_mib * _MIB and _runs(name, card_mib)
 

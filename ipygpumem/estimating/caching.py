@@ -41,11 +41,21 @@ class Rules:
 
 def users_rules() -> Rules:
     """Return what is set in this process, or by its environment."""
-    ask: Any = getattr(torch._C, "_accelerator_getAllocatorSettings", str)
-    text = ask() or os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-    found = {name: int(number) for name, number in re.findall(r"(\w+) *: *(\d+)", text)}
+    found = {name: int(number) for name, number in re.findall(r"(\w+) *: *(\d+)", _settings())}
     most = found.get("max_split_size_mb", 0) * MIB or _NO_LIMIT
     return Rules(most, found.get("roundup_power2_divisions", 0))
+
+
+def unfollowed() -> list[str]:
+    """Return what is set of the allocator that changes what it reserves, and that an estimate does not follow."""
+    return re.findall(
+        r"expandable_segments *: *True|backend *: *(?!native)\w+|roundup_power2_divisions *: *\[", _settings()
+    )
+
+
+def _settings() -> str:
+    ask: Any = getattr(torch._C, "_accelerator_getAllocatorSettings", str)
+    return str(ask() or os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "")
 
 
 class OutOfRoomError(Exception):

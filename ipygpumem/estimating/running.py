@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import apart
 from ipygpumem.estimating.accelerators import Accelerators
-from ipygpumem.estimating.caching import users_rules
+from ipygpumem.estimating.caching import unfollowed, users_rules
 from ipygpumem.estimating.effects import effects_of
 from ipygpumem.estimating.following import Devices, Follower
 from ipygpumem.estimating.free import CONTEXT_BYTES, free_bytes, has_context
@@ -231,6 +231,9 @@ class Run:
                 f"{', '.join(self._devices.asked)} is not here: tensors on it and on the host are counted together"
             )
         devices = [(place, figures.to_dict()) for place, figures in self._read()]
+        if any(figures["device"].startswith("cuda") for _, figures in devices) and (settings := unfollowed()):
+            what = ", ".join(settings)
+            self._note(f"{what}: not followed, what is reserved and needed is that of the allocator without it")
         return {
             "devices": [{**figures, "there_bytes": self._there_bytes(figures["device"])} for _, figures in devices],
             "guesses": list(self._follower.guesses),

@@ -103,6 +103,17 @@ def test_what_the_environment_says_of_the_allocator_counts(
     assert users_rules() == rules
 
 
+def test_what_is_set_of_the_allocator_and_not_followed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "", raising=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:64")
+    x = torch.ones(8)
+    (note,) = ipygpumem.estimate(lambda: x + x, device=CARD).notes
+    assert note.startswith("expandable_segments:True: not followed")
+    assert ipygpumem.estimate(lambda: x + x, device="cpu").notes == ()
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native,max_split_size_mb:64")
+    assert ipygpumem.estimate(lambda: x + x, device=CARD).notes == ()
+
+
 def test_sizes_are_rounded_to_divisions_of_powers_of_two() -> None:
     """torch's own example: 1200 between 1024 and 2048 in 4 steps is 1280, here in KiB."""
     assert Rules(divisions=4).rounded(1200 * KIB) == 1280 * KIB
