@@ -79,7 +79,7 @@ def _figures(name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(_python("-m", "benchmarks.cuda_steps", name, "--estimate", "--run"))
     if "refused" in found:
         return found
-    needed = -(-(found["needed_bytes"] + _CONTEXT_BYTES) // _MIB)
+    needed = -(-(found["needed_bytes"] + found["spare_bytes"] + _CONTEXT_BYTES) // _MIB)
     verdicts = {needed: (True, _runs(name, needed))}
     for size in (gib * 1024 for gib in _CARDS_GIB):
         verdicts[size] = needed <= size, _ran_or_runs(name, size, found, needed)

@@ -27,6 +27,8 @@ class DeviceEstimate(Record):
     """What is alive at the peak, by purpose."""
     room_bytes: int | None = None
     """What the device has for it: free memory, and what the tensors before hold there already; None: unknown."""
+    spare_bytes: int = 0
+    """What is set aside for buffers that kernels take while they run, and for the gaps that these make."""
     context_bytes: int = 0
     """What is set aside of that for a context, which is an assumption; 0 where there is one, or needs to be none."""
 
@@ -36,9 +38,14 @@ class DeviceEstimate(Record):
         return self.after_bytes - self.before_bytes
 
     @property
+    def required_bytes(self) -> int:
+        """What the device must have: what the allocator needs, and what is set aside."""
+        return self.needed_bytes + self.spare_bytes + self.context_bytes
+
+    @property
     def fits(self) -> bool | None:
-        """Whether there is as much as the allocator needs, and a context; None where the room is not known."""
-        return None if self.room_bytes is None else self.needed_bytes + self.context_bytes <= self.room_bytes
+        """Whether there is as much as is required; None where the room is not known."""
+        return None if self.room_bytes is None else self.required_bytes <= self.room_bytes
 
     @property
     def tight(self) -> bool:

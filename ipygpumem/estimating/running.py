@@ -20,7 +20,7 @@ from ipygpumem.estimating.accelerators import Accelerators
 from ipygpumem.estimating.caching import unfollowed, users_rules
 from ipygpumem.estimating.effects import effects_of
 from ipygpumem.estimating.following import Devices, Follower
-from ipygpumem.estimating.free import CONTEXT_BYTES, free_bytes, has_context
+from ipygpumem.estimating.free import CONTEXT_BYTES, SPARE_SHARE, free_bytes, has_context
 from ipygpumem.estimating.lives import PARAMETERS, WORKSPACES, Log
 from ipygpumem.estimating.packing import users_part
 from ipygpumem.estimating.patches import patched
@@ -327,7 +327,8 @@ class Run:
             free = free_bytes(name)
             room = None if free is None else free + figures["there_bytes"]
             context = 0 if room is None or has_context(name) else context
-        return DeviceEstimate.from_dict({**figures, "room_bytes": room, "context_bytes": context})
+        spare = figures["needed_bytes"] // SPARE_SHARE if name != "cpu" else 0
+        return DeviceEstimate.from_dict({**figures, "room_bytes": room, "context_bytes": context, "spare_bytes": spare})
 
 
 def _checked(device: str | None) -> str | None:

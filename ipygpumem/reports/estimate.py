@@ -37,7 +37,7 @@ def _verdict(device: DeviceEstimate) -> str:
     text = f"{device_label(device.device)} peak {format_bytes(device.peak_bytes)}"
     if device.room_bytes is None:
         return text
-    needed = format_bytes(device.needed_bytes + device.context_bytes)
+    needed = format_bytes(device.required_bytes)
     verdict = "tight" if device.tight else "fits" if device.fits else "does not fit"
     return f"{text}, {verdict}: needs {needed} of {format_bytes(device.room_bytes)}"
 
@@ -50,6 +50,8 @@ def _parts(device: DeviceEstimate, title: str) -> Table:
     if device.device != "cpu":
         rows.append(("reserved by the allocator", format_bytes(device.reserved_bytes), ""))
         rows.append(("needed by it at least", format_bytes(device.needed_bytes), ""))
+    if device.spare_bytes:
+        rows.append(("set aside for kernels", format_bytes(device.spare_bytes), ""))
     if device.context_bytes:
         rows.append(("set aside for a context", format_bytes(device.context_bytes), ""))
     rows.append(("there before", format_bytes(device.before_bytes), ""))

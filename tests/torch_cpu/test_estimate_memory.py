@@ -282,7 +282,9 @@ def test_the_verdict_sets_a_context_aside_on_a_cuda_device() -> None:
 
     card = make(CARD, GIB + 512 * MIB)
     assert (card.needed_bytes, card.context_bytes, card.fits, card.tight) == (GIB, 768 * MIB, False, False)
-    assert make(CARD, GIB + 768 * MIB).fits is True
+    assert card.spare_bytes == GIB // 50
+    assert make(CARD, GIB + GIB // 50 + 768 * MIB).fits is True
+    assert make(CARD, GIB + 768 * MIB).fits is False
     host = make("cpu", GIB)
     assert (host.context_bytes, host.fits) == (0, True)
 
@@ -319,5 +321,5 @@ def test_the_report_says_what_is_needed_and_what_is_assumed() -> None:
 
     found = ipygpumem.estimate(lambda: torch.empty(GIB, dtype=torch.uint8), device=CARD, device_memory="1.5GiB")
     shown = text.render([estimate_report(found)])
-    assert "cuda:0 peak 1.00 GiB, does not fit: needs 1.75 GiB of 1.50 GiB" in shown
+    assert "cuda:0 peak 1.00 GiB, does not fit: needs 1.77 GiB of 1.50 GiB" in shown
     assert "set aside for a context" in shown
