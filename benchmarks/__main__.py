@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks import (
     environment,
+    estimates_cuda,
     estimating,
     exactness,
     experiments,
@@ -40,6 +41,7 @@ _BENCHMARKS = {
     "explaining": explaining.run,
     "rendering": rendering.run,
     "estimates": estimating.run,
+    "real-size": estimates_cuda.run,
     "history": history.run,
 }
 

@@ -118,6 +118,11 @@ class Accelerators:
         known = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
         self._properties = {number: torch.cuda.get_device_properties(number) for number in range(known)}
 
+    def capability(self, device: Any) -> tuple[int, int] | None:
+        """Return a device's compute capability; None if it is not known."""
+        found = self._properties.get(device.index or 0) if device.type == "cuda" else None
+        return None if found is None else (found.major, found.minor)
+
     @contextmanager
     def standing_in(self) -> Iterator[None]:
         """Replace the functions and classes of torch's modules for accelerators."""

@@ -16,11 +16,14 @@ from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import lbfgs, sparse
 from ipygpumem.estimating.accelerators import legacy_dtype
 from ipygpumem.estimating.apart import stopped_text
+from ipygpumem.estimating.gradients import accumulates_in_place
 from ipygpumem.estimating.lives import Log
 from ipygpumem.estimating.places import users_line
 from ipygpumem.estimating.purposes import Purposes, tensors_in
+from ipygpumem.estimating.recurrent import UNTOLD, lstm_workspace
 from ipygpumem.estimating.truths import Truths
 from ipygpumem.estimating.ways import answer_without_error
+from ipygpumem.estimating.workspaces import Workspaces
 
 _UNFOLLOWED = (
     *(fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException),
@@ -28,7 +31,9 @@ _UNFOLLOWED = (
 )
 """What torch raises where it cannot follow an operation; the user's mistakes are other errors."""
 _UNKNOWN = "this code cannot be estimated, since it needs the values of tensors, which an estimate does not have"
+_UNTOLD = "this code cannot be estimated, since torch does not tell of an operation what it gives"
 _DEVICE = torch.ops.prim.device.default
+_ADD = torch.ops.aten.add.Tensor
 _CONSTANTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
 """Their arguments are real, and were made by the code itself a moment ago."""
 _MOST_GUESSES = 10_000
@@ -41,6 +46,7 @@ class Follower(TorchDispatchMode):
     Args:
         log: the storages.
         device_of: says what the log calls a device.
+        workspaces: looks at what operations need beside their results.
         note: takes what the report is to say.
         twin_of: returns the twin of a real tensor that code reached past its twin.
         timeout_seconds: from now on; then nothing more is followed.
@@ -51,11 +57,13 @@ class Follower(TorchDispatchMode):
         log: Log,
         device_of: Callable[[Any], str],
         *,
+        workspaces: Workspaces,
         note: Callable[[str], None],
         twin_of: Callable[[Any], Any],
         timeout_seconds: float,
     ) -> None:
         super().__init__()
+        self._workspaces = workspaces
         self._log = log
         self._device_of = device_of
         self._note = note
@@ -104,17 +112,21 @@ class Follower(TorchDispatchMode):
         known = [self._is_known(tensor) for tensor in arguments]
         if not all(known):
             args, kwargs = self._with_twins((args, kwargs))
+        if func is _ADD and in_backward and accumulates_in_place(args):
+            return args[0]
         try:
-            result = func(*args, **kwargs)
+            result = UNTOLD.get(func, func)(*args, **kwargs)
         except _UNFOLLOWED as error:
             return self._stand_in(func, args, error)
         result = self._corrected(func, args, kwargs, arguments, result)
         self._truths.see(func, args, result)
         recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments)
-        for tensor in tensors_in(result):
+        results = list(tensors_in(result))
+        for tensor in results:
             device = tensor.fake_device if isinstance(tensor, fake_tensor.FakeTensor) else tensor.device
             if device.type != "meta":  # those take no bytes on any device
                 self._log.see(tensor, self._device_of(device), recorded=recorded, in_backward=in_backward)
+        self._workspaces.see(func, args, results, in_backward=in_backward)
         return result
 
     def _is_known(self, tensor: Any) -> bool:
@@ -142,7 +154,7 @@ class Follower(TorchDispatchMode):
     def _corrected(self, func: Any, args: Any, kwargs: Any, arguments: list[Any], result: Any) -> Any:
         """Return a result with what fake tensors do not know of it."""
         if func is torch.ops.aten.mkldnn_rnn_layer.default and _arguments(func, args, kwargs)["train"]:
-            workspace = torch.empty(_lstm_workspace(*args), dtype=torch.uint8, device=result[0].device)
+            workspace = torch.empty(lstm_workspace(*args), dtype=torch.uint8, device=result[0].device)
             return (*result[:3], workspace)
         if func is torch.ops.aten._cudnn_rnn.default:
             self._note(f"{users_line()}: what cuDNN keeps of a recurrent layer is not counted")
@@ -172,7 +184,8 @@ class Follower(TorchDispatchMode):
             return plain if truth is None else type(plain)(truth)
         if func in (torch.ops.aten.equal.default, torch.ops.aten.allclose.default):
             return lbfgs.goes_on() if self._guessed_for_lbfgs() else bool(answer_without_error())
-        raise EstimateError(f"{_UNKNOWN}: {_name(func)} in {users_line()}") from error
+        unknown = isinstance(error, fake_tensor.UnsupportedOperatorException)
+        raise EstimateError(f"{_UNTOLD if unknown else _UNKNOWN}: {_name(func)} in {users_line()}") from error
 
     def _guessed_for_lbfgs(self) -> bool:
         """Note that the user's line gets an answer that nobody knows, and return whether it is LBFGS that asks.
@@ -200,31 +213,6 @@ def _name(func: Any) -> str:
 def _arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     names = [argument.name for argument in func._schema.arguments]
     return {**dict(zip(names, args, strict=False)), **(kwargs or {})}
-
-
-_PAGE_BYTES, _LINE_BYTES = 4096, 64
-
-
-def _lstm_workspace(source: Any, *weights: Any) -> int:
-    """Return what oneDNN keeps of a recurrent layer for backward, which no fake tensor tells.
-
-    Gates and outputs of every step, and states and their gradients, those of inputs padded, each from a new page on:
-    seen to be exact with oneDNN of torch 2.13.
-    """
-    gates, wide = weights[1].shape
-    steps, batch, given = source.shape
-    size = source.element_size()
-    padded = 2 * (steps + 1) * batch * _row(max(given, wide), size)
-    plain = 2 * (steps + 1) * batch * wide
-    spaces = (steps * batch * _row(gates, size), steps * batch * _row(wide, size), *[padded] * 3, *[plain] * 2)
-    return sum(-(-space * size // _PAGE_BYTES) * _PAGE_BYTES for space in spaces)
-
-
-def _row(wide: int, size: int) -> int:
-    """Return the length of a row as oneDNN lays it out: whole lines of the cache, and none of a multiple of 256."""
-    line = _LINE_BYTES // size
-    row = -(-wide // line) * line
-    return row + line if row % 256 == 0 else row
 
 
 class Devices(TorchFunctionMode):

@@ -12,15 +12,16 @@ import torch
 BLOCK_BYTES = 512
 """The CUDA caching allocator hands out multiples of this."""
 
-PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES, OTHER = (
+PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES, WORKSPACES, OTHER = (
     "parameters",
     "gradients",
     "optimizer state",
     "activations",
     "temporaries",
+    "cuBLAS workspaces",
     "other",
 )
-PARTS = (PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES, OTHER)
+PARTS = (PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES, WORKSPACES, OTHER)
 """In the order of the reports; ``other`` is what was there before: inputs, buffers, tensors of the notebook."""
 
 
@@ -62,20 +63,37 @@ class Log:
             key = storage._cdata
             if key in self._alive:
                 continue
-            if not before:
-                self.clock += 1
-            born = 0 if before else self.clock
-            found = Life(device, rounded(storage.nbytes()), born, before, recorded, in_backward)
-            self.lives.append(found)
-            self.now[device] = now = self.now.get(device, 0) + found.size_bytes
-            self.peak[device] = max(self.peak.get(device, 0), now)
+            found = self._born(storage.nbytes(), device, before=before)
+            found.recorded, found.in_backward = recorded, in_backward
             # The object in Python lives as long as the storage, whoever holds it: autograd's C++, too.
             self._alive[key] = found, weakref.ref(storage, functools.partial(self._gone, key))
         return found
 
+    def hold(self, size_bytes: int, device: str, part: str, *, before: bool = False) -> Life:
+        """Note memory that no tensor has, and that stays."""
+        found = self._born(size_bytes, device, before=before)
+        found.part = part
+        return found
+
+    def pass_by(self, size_bytes: int, device: str) -> None:
+        """Note memory that an operation takes while it runs."""
+        found = self._born(size_bytes, device, before=False)
+        found.part = TEMPORARIES
+        self._died(found)
+
+    def _born(self, size_bytes: int, device: str, *, before: bool) -> Life:
+        self.clock += not before
+        found = Life(device, rounded(size_bytes), 0 if before else self.clock, before)
+        self.lives.append(found)
+        self.now[device] = now = self.now.get(device, 0) + found.size_bytes
+        self.peak[device] = max(self.peak.get(device, 0), now)
+        return found
+
     def _gone(self, key: int, _: Any) -> None:
+        self._died(self._alive.pop(key)[0])
+
+    def _died(self, life: Life) -> None:
         self.clock += 1
-        life = self._alive.pop(key)[0]
         life.died = self.clock
         self.now[life.device] -= life.size_bytes
 

@@ -17,6 +17,7 @@ from torch._subclasses import fake_tensor
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.accelerators import dynamo
+from ipygpumem.estimating.elsewhere import functions_there
 from ipygpumem.estimating.places import users_line
 
 COMPILED = "torch.compile: the figures are those of eager code"
@@ -34,13 +35,18 @@ NO_PROCESSES = {
 
 @contextmanager
 def patched(
-    note: Callable[[str], None], *, accelerated: bool, following: Callable[[], AbstractContextManager[Any]]
+    note: Callable[[str], None],
+    *,
+    accelerated: bool,
+    is_elsewhere: Callable[[], bool],
+    following: Callable[[], AbstractContextManager[Any]],
 ) -> Iterator[None]:
     """Replace the few functions of torch's that fake tensors would break, or that would do harm with them.
 
     Args:
         note: takes what the report is to say.
         accelerated: whether operations on an accelerator are followed; if not, autocast is that of the CPU's.
+        is_elsewhere: whether code runs now as if it were on another device than the CPU.
         following: the modes, for threads that the code starts.
     """
     fakes, tensor = fake_tensor.FakeTensor, torch.Tensor
@@ -56,6 +62,7 @@ def patched(
         (torch.utils.data.DataLoader, "__init__", _without_processes(torch.utils.data.DataLoader.__init__)),
         (threading.Thread, "start", _followed(threading.Thread.start, following)),
         (torch.amp.GradScaler, "_maybe_opt_step", _step_always),
+        *functions_there(is_elsewhere),
     ]
     if torch.cuda.is_initialized() and hasattr(fake_tensor, "init_gpu_context"):
         changes.append((fake_tensor, "init_gpu_context", lambda *_: None))  # it takes memory there

@@ -20,11 +20,17 @@ class DeviceEstimate(Record):
     after_bytes: int
     """What is alive when the code is done."""
     reserved_bytes: int
-    """What the allocator would get from the device at most: allocated blocks and gaps between them."""
+    """What the allocator would get from the device: blocks, the gaps between them and what it keeps for later."""
+    needed_bytes: int
+    """About the least with which it gets through: where there is no more, it gives back what it keeps for later."""
     parts: Mapping[str, int] = field(default_factory=dict)
     """What is alive at the peak, by purpose."""
     room_bytes: int | None = None
     """What the device has for it: free memory, and what the tensors before hold there already; None: unknown."""
+    spare_bytes: int = 0
+    """What is set aside for buffers that kernels take while they run, and for the gaps that these make."""
+    context_bytes: int = 0
+    """What is set aside of that for a context, which is an assumption; 0 where there is one, or needs to be none."""
 
     @property
     def kept_bytes(self) -> int:
@@ -32,9 +38,19 @@ class DeviceEstimate(Record):
         return self.after_bytes - self.before_bytes
 
     @property
+    def required_bytes(self) -> int:
+        """What the device must have: what the allocator needs, and what is set aside."""
+        return self.needed_bytes + self.spare_bytes + self.context_bytes
+
+    @property
     def fits(self) -> bool | None:
-        """Whether the peak fits; None where the room is not known."""
-        return None if self.room_bytes is None else self.peak_bytes <= self.room_bytes
+        """Whether there is as much as is required; None where the room is not known."""
+        return None if self.room_bytes is None else self.required_bytes <= self.room_bytes
+
+    @property
+    def tight(self) -> bool:
+        """Whether it fits only since the allocator gives back what it keeps, which takes time."""
+        return bool(self.fits) and self.reserved_bytes + self.context_bytes > (self.room_bytes or 0)
 
 
 @dataclass(frozen=True)

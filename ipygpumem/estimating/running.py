@@ -17,10 +17,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import apart
 from ipygpumem.estimating.accelerators import Accelerators
+from ipygpumem.estimating.caching import unfollowed, users_rules
 from ipygpumem.estimating.effects import effects_of
 from ipygpumem.estimating.following import Devices, Follower
-from ipygpumem.estimating.free import free_bytes, has_context
-from ipygpumem.estimating.lives import PARAMETERS, Log
+from ipygpumem.estimating.free import CONTEXT_BYTES, SPARE_SHARE, free_bytes, has_context
+from ipygpumem.estimating.lives import PARAMETERS, WORKSPACES, Log
 from ipygpumem.estimating.packing import users_part
 from ipygpumem.estimating.patches import patched
 from ipygpumem.estimating.places import users_line_of
@@ -28,6 +29,7 @@ from ipygpumem.estimating.reading import read
 from ipygpumem.estimating.records import DeviceEstimate, Estimate
 from ipygpumem.estimating.snapshot import Snapshot
 from ipygpumem.estimating.twins import Twins
+from ipygpumem.estimating.workspaces import Workspaces
 
 TIMEOUT_SECONDS = 300.0
 _GUESSES_TOLD = 5
@@ -102,14 +104,22 @@ class Run:
         self._target = torch.device(device if device and has_cuda else "cpu") if device or not has_cuda else None
         self._devices = Devices(self._target, everything=device is not None)
         self._notes: dict[str, None] = {}
-        self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        # What torch cannot tell of an operation it would try with zeros: on a device, that takes memory there.
+        tries = self._target is not None and self._target.type == "cpu"
+        self._fakes = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=tries)
         self._kept: Callable[[Any], None] = lambda _: None
         self.twins = Twins(self._made, self._place, self._quietly, shared=self._keep, note=self._note)
-        self._follower = Follower(
-            self.log, self._name, note=self._note, twin_of=self._twin_of_stray, timeout_seconds=timeout_seconds
-        )
         kind = self._label.partition(":")[0] if self._label is not None else None
         self._accelerators = Accelerators(self.log, kind, self._name, room_bytes, self._note)
+        workspaces = Workspaces(self.log, self._cuda_place, self._accelerators.capability, self._note)
+        self._follower = Follower(
+            self.log,
+            self._name,
+            workspaces=workspaces,
+            note=self._note,
+            twin_of=self._twin_of_stray,
+            timeout_seconds=timeout_seconds,
+        )
         self._there: dict[str, int] = {}
         """Bytes of the originals, by device."""
 
@@ -138,6 +148,12 @@ class Run:
     def _place(self, device: Any) -> Any:
         everywhere = self._label is not None or device.type == "meta"
         return self._target or torch.device("cpu") if everywhere else device
+
+    def _cuda_place(self, tensor: Any) -> tuple[Any, str] | None:
+        """Return the CUDA device that a tensor is taken to be on, and what the log calls it."""
+        device = tensor.device
+        there = self._label or (next(iter(self._devices.asked), "cpu") if self._target is not None else str(device))
+        return (torch.device(there), self._name(device)) if there.startswith("cuda") else None
 
     def _made(self, original: Any, twin: Any) -> None:
         life = self.log.see(twin, self._name(twin.device), before=True)
@@ -215,11 +231,19 @@ class Run:
                 f"{', '.join(self._devices.asked)} is not here: tensors on it and on the host are counted together"
             )
         devices = [(place, figures.to_dict()) for place, figures in self._read()]
+        if any(figures["device"].startswith("cuda") for _, figures in devices) and (settings := unfollowed()):
+            what = ", ".join(settings)
+            self._note(f"{what}: not followed, what is reserved and needed is that of the allocator without it")
         return {
-            "devices": [{**figures, "there_bytes": self._there.get(figures["device"], 0)} for _, figures in devices],
+            "devices": [{**figures, "there_bytes": self._there_bytes(figures["device"])} for _, figures in devices],
             "guesses": list(self._follower.guesses),
             "notes": list(self._notes),
         }
+
+    def _there_bytes(self, place: str) -> int:
+        """Return what of this process's own memory on a device the estimate counts anew."""
+        held = [life for life in self.log.lives if life.before and life.part == WORKSPACES and life.device == place]
+        return self._there.get(place, 0) + sum(life.size_bytes for life in held)
 
     def of(self, code: Callable[[], Any]) -> None:
         """Run ``code`` under fake tensors."""
@@ -227,7 +251,9 @@ class Run:
             stack.callback(register_optimizer_step_pre_hook(self._before_step).remove)
             stack.callback(register_optimizer_step_post_hook(self._follower.purposes.stepped).remove)
             stack.enter_context(self._accelerators.standing_in())
-            stack.enter_context(patched(self._note, accelerated=self._target is None, following=self._modes))
+            accelerated, elsewhere = self._target is None, self._is_elsewhere
+            replaced = patched(self._note, accelerated=accelerated, is_elsewhere=elsewhere, following=self._modes)
+            stack.enter_context(replaced)
             stack.enter_context(self._modes())
             with self._guesses_told():
                 result = code()
@@ -268,15 +294,20 @@ class Run:
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         """Choose the loop that torch chooses on accelerators, where it sees that the parameters are fake."""
+        kinds = type.mro(type(optimizer))
+        modules = [sys.modules.get(kind.__module__) for kind in kinds if kind is not torch.optim.Optimizer]
+        if not any(hasattr(module, "_default_to_fused_or_foreach") for module in modules):
+            return  # such as Adafactor, which takes the plain loop everywhere
         for group in optimizer.param_groups:
             one_way = group.get("fused") or group.get("differentiable")
-            if (
-                "foreach" in group
-                and group["foreach"] is None
-                and not one_way
-                and self._is_accelerated(group["params"])
-            ):
+            unset = "foreach" in group and group["foreach"] is None
+            if unset and not one_way and self._is_accelerated(group["params"]):
                 group["foreach"] = True
+
+    def _is_elsewhere(self) -> bool:
+        """Whether code runs now as if it were on a device that is not here: on the CPU in its place."""
+        named = self._label or next(iter(self._devices.asked), "cpu")
+        return named != "cpu" and self._target is not None and self._target.type == "cpu"
 
     def _is_accelerated(self, parameters: list[Any]) -> bool:
         named = (self._label or next(iter(self._devices.asked), "cpu")).partition(":")[0]
@@ -285,17 +316,19 @@ class Run:
     def _read(self) -> list[tuple[str, DeviceEstimate]]:
         lives, backwards = self.log.lives, self.log.backwards
         label = self._label or (next(iter(self._devices.asked), "cpu") if self._target is not None else None)
-        places = dict.fromkeys(life.device for life in lives)
-        return [(place, read(lives, backwards, place, label or place)) for place in places]
+        places, rules = dict.fromkeys(life.device for life in lives), users_rules()
+        return [(place, read(lives, backwards, place, label or place, rules)) for place in places]
 
     def _with_room(self, figures: dict[str, Any]) -> DeviceEstimate:
         """Return a device's figures with the bytes that are free there, or taken by what the estimate counts anew."""
         name, room = figures["device"], self._room_bytes
-        if room is None and (free := free_bytes(name)) is not None:
-            room = free + figures["there_bytes"]
-            if not has_context(name):
-                self._note(f"{name} has no context of this process yet, which will take some of what is free")
-        return DeviceEstimate.from_dict({**figures, "room_bytes": room})
+        context = CONTEXT_BYTES if name.startswith("cuda") else 0
+        if room is None:
+            free = free_bytes(name)
+            room = None if free is None else free + figures["there_bytes"]
+            context = 0 if room is None or has_context(name) else context
+        spare = figures["needed_bytes"] // SPARE_SHARE if name != "cpu" else 0
+        return DeviceEstimate.from_dict({**figures, "room_bytes": room, "context_bytes": context, "spare_bytes": spare})
 
 
 def _checked(device: str | None) -> str | None:

@@ -37,10 +37,9 @@ def _verdict(device: DeviceEstimate) -> str:
     text = f"{device_label(device.device)} peak {format_bytes(device.peak_bytes)}"
     if device.room_bytes is None:
         return text
-    room = f"{format_bytes(device.peak_bytes)} of {format_bytes(device.room_bytes)} free"
-    if not device.fits:
-        return f"{text}, does not fit: {room}"
-    return f"{text}, tight: {room}" if device.reserved_bytes > device.room_bytes else f"{text}, fits: {room}"
+    needed = format_bytes(device.required_bytes)
+    verdict = "tight" if device.tight else "fits" if device.fits else "does not fit"
+    return f"{text}, {verdict}: needs {needed} of {format_bytes(device.room_bytes)}"
 
 
 def _parts(device: DeviceEstimate, title: str) -> Table:
@@ -48,7 +47,13 @@ def _parts(device: DeviceEstimate, title: str) -> Table:
         (name, format_bytes(size), f"{size / device.peak_bytes:.0%}") for name, size in device.parts.items() if size
     ]
     rows.append(("peak", format_bytes(device.peak_bytes), ""))
-    rows.append(("reserved by the allocator", f"≤ {format_bytes(device.reserved_bytes)}", ""))
+    if device.device != "cpu":
+        rows.append(("reserved by the allocator", format_bytes(device.reserved_bytes), ""))
+        rows.append(("needed by it at least", format_bytes(device.needed_bytes), ""))
+    if device.spare_bytes:
+        rows.append(("set aside for kernels", format_bytes(device.spare_bytes), ""))
+    if device.context_bytes:
+        rows.append(("set aside for a context", format_bytes(device.context_bytes), ""))
     rows.append(("there before", format_bytes(device.before_bytes), ""))
     rows.append(("kept", format_change(device.kept_bytes), ""))
     return Table(title, ("at the peak", "size", "share"), tuple(rows), frozenset({"size", "share"}))

@@ -1,4 +1,4 @@
-"""Estimates against the device: the peak of a training is that of max_memory_allocated, within 10 %."""
+"""Estimates against the device: what torch's allocator has in use at the peak, what it reserves, what fits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ipygpumem.units import format_bytes
-from tests.gpu.support import run_ok
+from ipygpumem.units import GIB, KIB, MIB, format_bytes
+from tests.gpu.support import run_ok, script
 from tests.kernel import Kernel
 
 PREPARE = """
@@ -154,3 +154,83 @@ def test_what_code_asks_of_the_device_does_nothing_to_it(users: Kernel, body: st
     run_ok(users, "gc.collect(); allocated, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()")
     assert "cuda:0 peak" in run_ok(users, f"%%estimate\n{body}").reports("estimate")[0]
     assert users.value(STATE) == (0, 0, [], None, True, True, 0)
+
+
+STEP = """
+import json, torch, ipygpumem
+from torch import nn
+
+layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True)
+model = nn.TransformerEncoder(layer, 6).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+
+def train():
+    for _ in range(2):
+        model(torch.randn(32, 256, 512, device="cuda")).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+def figures():
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    card = ipygpumem.estimate(train).devices[0].to_dict()
+    train()
+    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    return {**card, "allocated": allocated, "reserved": reserved, "there": before}
+"""
+RUN = f"""{STEP}
+try:
+    train()
+    print(json.dumps(True))
+except torch.OutOfMemoryError:
+    print(json.dumps(False))
+"""
+
+
+def test_in_a_fresh_process_the_peak_and_what_is_reserved_are_the_allocators(figure: Callable[[str], None]) -> None:
+    """In a fresh process a training's estimate is max_memory_allocated within 1 %, max_memory_reserved within 3 %."""
+    found = script(f"{STEP}\nprint(json.dumps(figures()))")
+    figure(f"estimated {format_bytes(found['peak_bytes'])}, allocated {format_bytes(found['allocated'])}")
+    assert found["peak_bytes"] == pytest.approx(found["allocated"], rel=0.01)
+    assert found["reserved_bytes"] == pytest.approx(found["reserved"], rel=0.03)
+    assert found["context_bytes"] == 0  # this process has its own already
+
+
+def test_workspaces_that_are_there_already_count_as_there_before() -> None:
+    """What torch has taken for cuBLAS already counts as there before, and not once more."""
+    found = script(f"{STEP}\nfirst = figures()\nprint(json.dumps([first, figures()]))")
+    fresh, later = found
+    assert later["parts"]["cuBLAS workspaces"] == fresh["parts"]["cuBLAS workspaces"] > 0
+    assert later["before_bytes"] - fresh["before_bytes"] >= fresh["parts"]["cuBLAS workspaces"]
+    assert later["peak_bytes"] == pytest.approx(later["allocated"], rel=0.01)
+
+
+@pytest.mark.simulated
+def test_a_step_runs_on_a_card_that_has_no_more_than_it_needs(machine: Callable[..., None]) -> None:
+    """A training runs on a card with as much memory as the estimate says it needs, and not with a tenth less."""
+    machine(gib=24)
+    found = script(f"{STEP}\nprint(json.dumps(figures()))")
+    needed = found["needed_bytes"] + found["spare_bytes"] + 768 * MIB
+    machine(gib=needed / GIB)
+    assert script(RUN) is True
+    machine(gib=0.9 * needed / GIB)
+    assert script(RUN) is False
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize(("capability", "workspace"), [(80, 8320 * KIB), (90, 32 * MIB), (100, 8320 * KIB)])
+def test_the_workspace_counted_is_that_of_the_cards_capability(
+    capability: int, workspace: int, machine: Callable[..., None]
+) -> None:
+    """What an estimate counts for cuBLAS is what torch takes on a card of that compute capability."""
+    machine(capability=capability)
+    code = """
+import json, torch, ipygpumem
+x = torch.ones(512, 1024, device="cuda")
+before = torch.cuda.memory_allocated()
+card = ipygpumem.estimate(lambda: (x @ x.T).sum()).devices[0]
+(x @ x.T).sum()
+print(json.dumps([card.parts["cuBLAS workspaces"], torch.cuda.memory_allocated() - before]))
+"""
+    assert script(code) == [workspace, workspace]

@@ -44,7 +44,8 @@ PREFIXES = {
     "libcuda": r"cu[A-Z](?!ile)",
 }
 """How the functions of each library begin."""
-HANDLE = "*(void **)a = symbols_; return 0;"
+HANDLE = "static long made_; *(void **)a = symbols_ + made_++ % sizeof symbols_; return 0;"
+"""Each handle is another: torch takes a workspace for each of cuBLAS's, and each of its threads has one."""
 ANSWERS = {
     **dict.fromkeys(["cublasCreate_v2", "cublasLtCreate", "cudnnCreate", "cusparseCreate", "cusolverDnCreate"], HANDLE),
     "cudnnGetVersion": "return 91900;",

@@ -1,0 +1,205 @@
+"""The CUDA caching allocator of torch, as far as sizes go: what it would reserve, and with how little it gets through.
+
+Rules and sizes are those of torch 2.11's ``CUDACachingAllocator``, seen to be the same from 2.0 on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ipygpumem.units import MIB
+
+_LEAST, _SMALL, _SMALL_SEGMENT, _MIDDLE, _MIDDLE_SEGMENT, _STEP = 512, MIB, 2 * MIB, 10 * MIB, 20 * MIB, 2 * MIB
+"""Of a block; what is small and its segments; what is middling and its segments; the rest's rounding."""
+_NO_LIMIT = 1 << 62
+_CLOSE = 0.002
+"""How well the least memory is looked for, as a share of it."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What users may set of the allocator."""
+
+    most_split_bytes: int = _NO_LIMIT
+    divisions: int = 0
+    """Sizes are rounded up to one of so many steps between two powers of two; 0: to whole blocks."""
+
+    def rounded(self, size: int) -> int:
+        """Return what is taken for ``size`` bytes, if nothing larger is at hand."""
+        if self.divisions > 1 and size > _LEAST * self.divisions:
+            step = max(1, (1 << (size.bit_length() - 1)) // self.divisions)
+            return -(-size // step) * step
+        return max(_LEAST, -(-size // _LEAST) * _LEAST)
+
+
+def users_rules() -> Rules:
+    """Return what is set in this process, or by its environment."""
+    found = {name: int(number) for name, number in re.findall(r"(\w+) *: *(\d+)", _settings())}
+    most = found.get("max_split_size_mb", 0) * MIB or _NO_LIMIT
+    return Rules(most, found.get("roundup_power2_divisions", 0))
+
+
+def unfollowed() -> list[str]:
+    """Return what is set of the allocator that changes what it reserves, and that an estimate does not follow."""
+    return re.findall(
+        r"expandable_segments *: *True|backend *: *(?!native)\w+|roundup_power2_divisions *: *\[", _settings()
+    )
+
+
+def _settings() -> str:
+    ask: Any = getattr(torch._C, "_accelerator_getAllocatorSettings", str)
+    return str(ask() or os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "")
+
+
+class OutOfRoomError(Exception):
+    """The device has less than the allocator needs."""
+
+
+class Block:
+    """A piece of a segment; its neighbours join it when all are free."""
+
+    __slots__ = ("address", "after", "before", "free", "size", "small")
+
+    def __init__(self, address: int, size: int, *, small: bool) -> None:
+        self.address = address
+        self.size = size
+        self.small = small
+        self.free = False
+        self.before: Block | None = None
+        self.after: Block | None = None
+
+
+class Allocator:
+    """Hands out blocks as the real one does: best fit, large rests split off, its cache emptied before it gives up.
+
+    Args:
+        rules: what users may set.
+        limit_bytes: what the device has.
+    """
+
+    def __init__(self, rules: Rules, limit_bytes: int = _NO_LIMIT) -> None:
+        self._rules = rules
+        self._limit_bytes = limit_bytes
+        self._next_address = 0
+        self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
+        self.reserved_bytes = self.most_reserved_bytes = 0
+
+    def take(self, size_bytes: int) -> Block:
+        """Return a block for ``size_bytes``; it may be larger.
+
+        Raises:
+            OutOfRoomError: the device has no more, with the cache emptied, too.
+        """
+        size = self._rules.rounded(size_bytes)
+        block = self._cached(size) or self._from_device(size)
+        block.free = False
+        rest = block.size - size
+        if rest >= _LEAST if block.small else rest > _SMALL and size < self._rules.most_split_bytes:
+            self._split(block, size)
+        return block
+
+    def _cached(self, size: int) -> Block | None:
+        free = self._free[size <= _SMALL]
+        place = bisect_left(free, (size, 0))
+        if place == len(free):
+            return None
+        found, most = free[place][0], self._rules.most_split_bytes
+        if found >= most > size or (size >= most and found >= size + _MIDDLE_SEGMENT):
+            return None
+        return free.pop(place)[2]
+
+    def _from_device(self, size: int) -> Block:
+        small = size <= _SMALL
+        segment = _SMALL_SEGMENT if small else _MIDDLE_SEGMENT if size < _MIDDLE else -(-size // _STEP) * _STEP
+        if self.reserved_bytes + segment > self._limit_bytes:
+            self._empty()
+            if self.reserved_bytes + segment > self._limit_bytes:
+                raise OutOfRoomError
+        self.reserved_bytes += segment
+        self.most_reserved_bytes = max(self.most_reserved_bytes, self.reserved_bytes)
+        self._next_address += segment
+        return Block(self._next_address - segment, segment, small=small)
+
+    def _empty(self) -> None:
+        """Give segments back to the device of which nothing is in use."""
+        for small, blocks in self._free.items():
+            whole = [block for _, _, block in blocks if block.before is None and block.after is None]
+            self._free[small] = [entry for entry in blocks if entry[2].before or entry[2].after]
+            self.reserved_bytes -= sum(block.size for block in whole)
+
+    def _split(self, block: Block, size: int) -> None:
+        rest = Block(block.address + size, block.size - size, small=block.small)
+        rest.before, rest.after = block, block.after
+        if block.after is not None:
+            block.after.before = rest
+        block.after, block.size = rest, size
+        self._add(rest)
+
+    def _add(self, block: Block) -> None:
+        block.free = True
+        insort(self._free[block.small], (block.size, block.address, block))
+
+    def _remove(self, block: Block) -> None:
+        free = self._free[block.small]
+        free.pop(bisect_left(free, (block.size, block.address)))
+
+    def give(self, block: Block) -> None:
+        """Take a block back."""
+        if block.after is not None and block.after.free:
+            self._remove(block.after)
+            self._join(block, block.after)
+        if block.before is not None and block.before.free:
+            self._remove(block.before)
+            block, rest = block.before, block
+            self._join(block, rest)
+        self._add(block)
+
+    def _join(self, block: Block, rest: Block) -> None:
+        block.size, block.after = block.size + rest.size, rest.after
+        if rest.after is not None:
+            rest.after.before = block
+
+
+Event = tuple[int, int]
+"""Which storage, and its size where it is born; 0 where it dies."""
+
+
+def least_bytes(events: Iterable[Event], rules: Rules, allocated_bytes: int, reserved_bytes: int) -> int:
+    """Return about the least that a device must have: the allocator empties its cache before it gives up.
+
+    Args:
+        events: of the storages, in order.
+        rules: what users may set.
+        allocated_bytes: the most that is in use at once: less will not do.
+        reserved_bytes: what the allocator takes where it may: enough.
+    """
+    events = tuple(events)
+    low, high = allocated_bytes, reserved_bytes
+    while high - low > max(_STEP, high * _CLOSE):
+        middle = (low + high) // 2
+        if _gets_through(events, rules, middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _gets_through(events: Iterable[Event], rules: Rules, limit_bytes: int) -> bool:
+    allocator = Allocator(rules, limit_bytes)
+    blocks: dict[int, Block] = {}
+    try:
+        for number, size in events:
+            if size:
+                blocks[number] = allocator.take(size)
+            else:
+                allocator.give(blocks.pop(number))
+    except OutOfRoomError:
+        return False
+    return True

@@ -1,0 +1,41 @@
+"""How autograd adds up gradients: in the first one's place if nobody else has it, which it refuses for fake tensors."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_MOST_USES, _MOST_OF_STORAGE = 4, 2
+"""Uses of a tensor that autograd alone has, and of its storage, as they are seen while it adds to it."""
+_HERE = Path(torch.__file__).parent
+_WRAPPERS = {*(str(_HERE / name) for name in ("_compile.py", "_dynamo/eval_frame.py", "utils/_python_dispatch.py"))}
+_STARTERS = {*(str(_HERE / "autograd" / name) for name in ("graph.py", "__init__.py"))}
+
+
+def accumulates_in_place(args: Any) -> bool:
+    """Whether a sum in a backward pass is autograd's own, of gradients that meet, and needs no memory."""
+    first = args[0]
+    return (
+        not torch.is_grad_enabled()
+        and isinstance(args[1], torch.Tensor)
+        and first.shape == args[1].shape
+        and first.layout is torch.strided
+        and first._use_count() <= _MOST_USES
+        and torch._C._storage_Use_Count(first.untyped_storage()._cdata) <= _MOST_OF_STORAGE
+        and first.untyped_storage().nbytes() == first.nbytes  # neither a part nor an expanded one
+        and _is_called_by_autograd()
+    )
+
+
+def _is_called_by_autograd() -> bool:
+    """Whether no code in Python has called the operation: a backward pass was begun there, or a thread of its own."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and (
+        frame.f_code.co_filename in _WRAPPERS or frame.f_globals.get("__package__") == __package__
+    ):
+        frame = frame.f_back
+    return frame is None or frame.f_code.co_filename in _STARTERS

@@ -1,0 +1,177 @@
+"""What operations take from torch's allocator beside their results: workspaces of cuBLAS, columns of convolutions.
+
+Seen with torch 2.11 on simulated cards of each capability: a thread that multiplies gets a handle of cuBLAS, and the
+handle its workspace, for good. Backward passes run in a thread of torch's own. A sum with a vector (the bias of a
+linear layer) goes through cublasLt, which has another.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ipygpumem.estimating.lives import WORKSPACES, Log
+from ipygpumem.probes.allocator import snapshots
+from ipygpumem.units import KIB, MIB, format_bytes
+
+_HOPPER, _LARGE, _SMALL, _LIGHT = (9, 0), 32 * MIB, 8320 * KIB, MIB
+_MULTIPLY = frozenset(
+    [
+        *(
+            "mm",
+            "bmm",
+            "addmm",
+            "baddbmm",
+            "addbmm",
+            "mv",
+            "addmv",
+            "dot",
+            "vdot",
+            "linear",
+            "matmul",
+            "_addmm_activation",
+        ),
+        *("_scaled_mm", "_int_mm", "_transformer_encoder_layer_fwd", "_native_multi_head_attention"),
+    ]
+)
+_BIASES = {"addmm": 0, "_addmm_activation": 0, "linear": 2}
+"""Where their sum with a vector is among the arguments."""
+_CONVOLVE = frozenset({"convolution", "convolution_backward"})
+
+
+def sizes(capability: tuple[int, int] | None) -> tuple[int, int]:
+    """Return what a workspace of cuBLAS and of cublasLt takes on a device of this capability; None: not known.
+
+    The most is taken to be so where it is not known: an estimate that is too high by that is no false hope.
+    """
+    config = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    usual = _LARGE if capability in (None, _HOPPER) else _SMALL
+    full = sum(int(size) * KIB * int(count) for size, count in config) if config else usual
+    given = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
+    light = int(given) * KIB if given.isdigit() else _LIGHT
+    unified = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE")
+    return full, 0 if unified == "1" else light if unified == "0" else min(full, light)
+
+
+_CUDNN = (
+    "convolutions: cuDNN takes a workspace while each runs, which is not counted: it is a matter of cuDNN's, and where "
+    "there is no memory for it torch tries a way with less"
+)
+
+
+class Workspaces:
+    """Tells a log of the memory that operations on CUDA devices need beside their results.
+
+    Args:
+        log: the storages.
+        place_of: returns the CUDA device that a tensor is taken to be on, and what the log calls it; None: no such.
+        capability_of: returns what is known of a device's; None: nothing.
+        note: takes what the report is to say.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        place_of: Callable[[Any], tuple[Any, str] | None],
+        capability_of: Callable[[Any], tuple[int, int] | None],
+        note: Callable[[str], None],
+    ) -> None:
+        self._log = log
+        self._place_of = place_of
+        self._capability_of = capability_of
+        self._note = note
+        self._taken = blocks_in_use()
+        self._held: set[tuple[object, ...]] = set()
+
+    def see(self, func: Any, args: Any, results: list[Any], *, in_backward: bool) -> None:
+        """Look at an operation that this thread, or autograd's own, has run."""
+        name = func.__name__.partition(".")[0].rstrip("_")
+        convolves = name in _CONVOLVE
+        if not convolves and name not in _MULTIPLY:
+            return
+        found = self._place_of(results[0]) if results else None
+        if found is None:
+            return
+        device, place = found
+        if convolves and has_cudnn():
+            self._note(_CUDNN)
+            return
+        number = _BIASES.get(name)
+        biased = number is not None and len(args) > number and getattr(args[number], "ndim", 0) == 1
+        thread = "autograd" if in_backward else threading.get_ident()
+        for light in (False, True)[: 1 + biased]:
+            if (place, thread, light) not in self._held:
+                self._held.add((place, thread, light))
+                self._hold(device, place, light=light)
+        for size in _columns(name, args, results[0]) if convolves else ():
+            self._log.pass_by(size, place)
+
+    def _hold(self, device: Any, place: str, *, light: bool) -> None:
+        capability = self._capability_of(device)
+        size = sizes(capability)[light]
+        if capability is None and not light and "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
+            self._note(
+                f"{device.type}:{device.index or 0} is taken to be a Hopper: torch takes {format_bytes(_LARGE)} for "
+                f"cuBLAS there for each thread that multiplies, and {format_bytes(_SMALL)} on other cards"
+            )
+        taken = self._taken.get(place, [])
+        self._log.hold(size, place, WORKSPACES, before=size in taken)
+        if size in taken:
+            taken.remove(size)
+
+
+def _columns(name: str, args: Any, result: Any) -> list[int]:
+    """Return what a convolution without cuDNN takes for a while: the input of one sample, as a matrix multiplies it."""
+    backward = name == "convolution_backward"
+    outer, given, weight = args[:3] if backward else (result, *args[:2])
+    stride, padding, _, transposed, _, groups = args[4:10] if backward else args[3:9]
+    kernel = weight.shape[2:]
+    as_it_is = not transposed and all(size == 1 for size in (*kernel, *stride)) and not any(padding)
+    if as_it_is or groups == given.shape[1] > 1:  # a product of matrices, or one that has a kernel of its own
+        return []
+    rows, places = (weight.shape[1], given) if transposed else (given.shape[1] // groups, outer)
+    size = rows * math.prod((*kernel, *places.shape[2:])) * given.element_size()
+    return [size] * (1 + (backward and transposed))
+
+
+def blocks_in_use() -> dict[str, list[int]]:
+    """Return the sizes of blocks in use that are no tensor's that Python knows, for each CUDA device."""
+    if not torch.cuda.is_initialized():
+        return {}
+    try:
+        found = {place: snapshot.blocks_in_use() for place, snapshot in snapshots("cuda").items()}
+    except RuntimeError:  # another allocator
+        return {}
+    likely = {block.address for blocks in found.values() for block in blocks if block.requested_bytes in _all_sizes()}
+    if likely:
+        likely -= set(_addresses())
+    return {
+        place: [block.requested_bytes for block in blocks if block.address in likely] for place, blocks in found.items()
+    }
+
+
+def _all_sizes() -> set[int]:
+    return {*sizes(None), *sizes((0, 0))}
+
+
+def _addresses() -> Iterable[int]:
+    """Yield where the plain tensors on CUDA devices are, and their gradients."""
+    for value in gc.get_objects():
+        if type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "cuda":
+            gradient = value.grad if value.is_leaf else None
+            for tensor in (value, gradient):
+                if tensor is not None and tensor.layout is torch.strided:
+                    yield tensor.untyped_storage().data_ptr()
+
+
+def has_cudnn() -> bool:
+    """Whether convolutions go through cuDNN; where there is no CUDA here, they are taken to do so there."""
+    cudnn = torch.backends.cudnn
+    return bool(cudnn.enabled and (not torch.backends.cuda.is_built() or cudnn.is_available()))
