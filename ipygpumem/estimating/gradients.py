@@ -11,7 +11,7 @@ import torch
 
 _MOST_USES, _MOST_OF_STORAGE = 4, 2
 """Uses of a tensor that autograd alone has, and of its storage, as they are seen while it adds to it."""
-_CAN_COUNT = hasattr(torch.Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count")  # torch 2.1
+_CAN_COUNT = hasattr(torch.Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count")  # not in the oldest ones
 _HERE = Path(torch.__file__).parent
 _WRAPPERS = {*(str(_HERE / name) for name in ("_compile.py", "_dynamo/eval_frame.py", "utils/_python_dispatch.py"))}
 _STARTERS = {*(str(_HERE / "autograd" / name) for name in ("graph.py", "__init__.py"))}
