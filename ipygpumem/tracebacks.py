@@ -45,8 +45,9 @@ _TEXT_TYPES = {
 """Types whose message decides; a ValueError about memory is somebody's own."""
 
 _POISON_TEXT = re.compile(
-    r"device-side assert|illegal memory access|illegal instruction|misaligned address|unspecified launch failure"
-    r"|hardware stack error|invalid program counter|uncorrectable ECC|CUDA error: unknown error"
+    # Not "to enable device-side assertions", which torch adds to the text of every CUDA error.
+    r"device-side assert(ion failures)?\b|illegal memory access|illegal instruction|misaligned address"
+    r"|unspecified launch failure|hardware stack error|invalid program counter|uncorrectable ECC|CUDA error: unknown error"
     r"|launch timed out|operation not supported on global/shared address space|CUDA_ERROR_(ASSERT|ILLEGAL_ADDRESS)",
     re.IGNORECASE,
 )
