@@ -47,8 +47,9 @@ _TEXT_TYPES = {
 _POISON_TEXT = re.compile(
     # Not "to enable device-side assertions", which torch adds to the text of every CUDA error.
     r"device-side assert(ion failures)?\b|illegal memory access|illegal instruction|misaligned address"
-    r"|unspecified launch failure|hardware stack error|invalid program counter|uncorrectable ECC|CUDA error: unknown error"
-    r"|launch timed out|operation not supported on global/shared address space|CUDA_ERROR_(ASSERT|ILLEGAL_ADDRESS)",
+    r"|unspecified launch failure|hardware stack error|invalid program counter|uncorrectable ECC"
+    r"|CUDA error: unknown error|launch timed out|operation not supported on global/shared address space"
+    r"|CUDA_ERROR_(ASSERT|ILLEGAL_ADDRESS)",
     re.IGNORECASE,
 )
 _SIZE = r"([\d.,]+ ?(?:[kmgtp]?i?b|bytes))"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ipygpumem.errors import said
 from ipygpumem.kinds import is_kind
 from ipygpumem.model import Reading
 from ipygpumem.probes import Probe
@@ -132,7 +133,7 @@ class CachingAllocatorProbe:
             try:
                 free, total = module.mem_get_info(index)
             except RuntimeError as error:  # a broken context answers no question
-                return self._totals[index], None, None, f"{self._backend.name}: {error}"
+                return self._totals[index], None, None, f"{self._backend.name}: {said(error)}"
             return total, total - free, None, note
         return self._totals[index], None, None, note
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ipygpumem.arrays import library_type
+from ipygpumem.errors import said
 from ipygpumem.kinds import is_kind
 from ipygpumem.model import Reading
 from ipygpumem.probes.accelerators import loaded_torch
@@ -44,7 +45,7 @@ class Findings:
         try:
             return question()
         except Exception as error:  # what one source cannot tell must not hide what the others can
-            self.failures[name] = f"{type(error).__name__}: {error}"
+            self.failures[name] = said(error)
             return otherwise
 
 

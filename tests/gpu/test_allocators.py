@@ -44,6 +44,12 @@ def test_a_cell_an_oom_and_an_experiment(other_allocator: Kernel, card: Card) ->
     assert card.settle() - used <= 0
 
 
+def test_the_end_of_a_budget(other_allocator: Kernel) -> None:
+    """After a budget torch may have as much again as before it."""
+    run_ok(other_allocator, "%%experiment small --budget gpu=1GiB\n1")
+    run_ok(other_allocator, "x = torch.empty(3 << 29, dtype=torch.uint8, device='cuda')")
+
+
 def test_status(other_allocator: Kernel) -> None:
     """%gpumem status answers, and what it cannot tell apart stands in one part with the reason."""
     run_ok(other_allocator, "x = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')")

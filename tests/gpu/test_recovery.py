@@ -197,6 +197,26 @@ def test_a_device_side_assert(kernel: Kernel, figure: Callable[[str], None]) -> 
     figure(text.splitlines()[0])
 
 
+def test_an_error_of_cuda_that_breaks_nothing(gpu_kernel: Kernel) -> None:
+    """An error of CUDA that leaves the context as it was, such as a device that is not there, asks for no restart."""
+    reply = gpu_kernel.run("torch.zeros(1, device='cuda:63')")
+    assert "invalid device ordinal" in reply.message
+    assert "device-side assertions" in reply.message, "what torch adds to every text"
+    assert not [text for text in reply.reports("recovery") if "estart" in text]
+    run_ok(gpu_kernel, "torch.zeros(1, device='cuda').cpu()\nNone")
+
+
+def test_what_works_with_a_broken_context(kernel: Kernel) -> None:
+    """After a device-side assert cells under a budget still run, and %gpumemit measures what needs no device."""
+    ready(kernel)
+    break_context(kernel)
+    reply = run_ok(kernel, "%%experiment limited --budget gpu=1GiB\nprint('it ran')")
+    assert reply.stdout == "it ran\n"
+    assert "budget: no device can be limited" in reply.reports("experiment")[0]
+    assert "CUDA_LAUNCH_BLOCKING" not in reply.reports("experiment")[0], "only the first line of an error is told"
+    assert "1 + 1" in run_ok(kernel, "%gpumemit 1 + 1").reports()[0]
+
+
 def _needs(package: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"{package} is not installed")
 

@@ -131,7 +131,8 @@ def test_a_broken_context_is_known_also_behind_another_error(name: str, text: st
 
 
 _HELP = (
-    "\nSearch for `{name}' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information."
+    "\nSearch for `{name}' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more "
+    "information."
     "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
     "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
     "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
