@@ -42,7 +42,7 @@ class Screen:
             return
         data = {"text/plain": text.render(reports)}
         if os.getpid() != self._pid and self.has_images:  # a forked child: the kernel's messages are not its to send
-            print(data["text/plain"])
+            sys.stdout.write(data["text/plain"] + "\n")
             return
         if self.has_images:  # a terminal shows the text only
             data["text/html"] = html.render(reports, bars=self._config.bar)
