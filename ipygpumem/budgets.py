@@ -19,7 +19,7 @@ from ipygpumem import tracebacks
 from ipygpumem.errors import BudgetError, UnitError, said
 from ipygpumem.meter import Measurement, Meter
 from ipygpumem.model import Record, Usage
-from ipygpumem.probes.accelerators import accelerators
+from ipygpumem.probes.accelerators import accelerators, uncounted
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.units import MIB, format_bytes, parse_bytes
 
@@ -155,6 +155,9 @@ class DeviceLimits:
         cuda = _cuda()
         if cuda is None:
             self.notes.append("budget: there is no CUDA device here, so its GPU part limits nothing")
+            return
+        if why := uncounted():
+            self.notes.append(f"budget: {why}")
             return
         try:
             count = cuda.device_count()

@@ -282,6 +282,18 @@ def test_a_limit_that_the_code_under_a_budget_sets_stays(use: Any, meter: Meter)
     assert budget.notes == ("budget: the limit of cuda:0 was set anew meanwhile, and stays",)
 
 
+def test_a_torch_that_caches_nothing_cannot_be_limited_and_that_is_said(
+    use: Any, meter: Meter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    cuda = KnowingCuda()
+    use(cuda)
+    with Budget({"gpu": GIB, "ram": GIB}, meter) as budget:
+        assert (cuda.fractions, budget.limits) == ([1.0, 1.0], {"cpu": GIB})
+    text = "PYTORCH_NO_CUDA_MEMORY_CACHING is set: torch counts and limits nothing on CUDA devices"
+    assert budget.notes == (f"budget: {text}",)
+
+
 def test_the_hosts_peak_is_held_against_its_limit() -> None:
     probe = FakeProbe()
     meter = Meter([probe])

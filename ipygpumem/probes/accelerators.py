@@ -6,6 +6,7 @@ that measuring never creates a context (which would cost hundreds of MiB).
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from types import ModuleType
@@ -46,6 +47,12 @@ def loaded_torch() -> Any | None:
     """Return the torch module if the user's code has imported it, else None (also for a stand-in)."""
     module = sys.modules.get("torch")
     return module if is_kind(module, ModuleType) else None
+
+
+def uncounted() -> str:
+    """Return why torch counts nothing on CUDA devices; empty if it does. It asks only whether the name is there."""
+    name = "PYTORCH_NO_CUDA_MEMORY_CACHING"
+    return f"{name} is set: torch counts and limits nothing on CUDA devices" if name in os.environ else ""
 
 
 class CachingAllocatorProbe:

@@ -18,7 +18,7 @@ from ipygpumem.arrays import library_type
 from ipygpumem.errors import said
 from ipygpumem.kinds import is_kind
 from ipygpumem.model import Reading
-from ipygpumem.probes.accelerators import loaded_torch
+from ipygpumem.probes.accelerators import loaded_torch, uncounted
 from ipygpumem.probes.allocator import Snapshot, snapshots
 from ipygpumem.probes.host import host_figures
 from ipygpumem.probes.nvml import DeviceWide, Nvml
@@ -99,8 +99,10 @@ def _device(
     notes: tuple[str, ...] = ()
     if backend == "cuda" and module is not None:
         wide = _asked(nvml, module, index, reading)
+    if backend == "cuda" and (why := uncounted()):
+        notes = (f"{why}: its tensors are part of what the driver says of this process",)
     if reading.reserved_bytes and module is not None:
-        notes = _state_of_context(module, index)
+        notes += _state_of_context(module, index)
     if backend == "cuda" and snapshot is not None:
         notes += _against_gaps(snapshot)
     return [device_parts(reading, snapshot, wide, held, notes)]
