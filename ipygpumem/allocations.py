@@ -10,7 +10,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from ipygpumem.errors import FileError
+from ipygpumem.errors import FileError, said
 from ipygpumem.probes.accelerators import loaded_torch
 
 MOST_ENTRIES = 100_000
@@ -54,6 +54,9 @@ class AllocationHistory:
             except (TypeError, AttributeError):
                 self._memory = None
                 raise FileError("--record needs a newer torch: this one records no Python stacks") from None
+            except RuntimeError as error:
+                self._memory = None
+                raise FileError(f"--record: torch's allocator keeps no history here ({said(error)})") from None
 
     @property
     def is_shared(self) -> bool:

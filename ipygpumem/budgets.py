@@ -16,10 +16,10 @@ from types import TracebackType
 from typing import Any
 
 from ipygpumem import tracebacks
-from ipygpumem.errors import BudgetError, UnitError
+from ipygpumem.errors import BudgetError, UnitError, said
 from ipygpumem.meter import Measurement, Meter
 from ipygpumem.model import Record, Usage
-from ipygpumem.probes.accelerators import accelerators
+from ipygpumem.probes.accelerators import accelerators, uncounted
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.units import MIB, format_bytes, parse_bytes
 
@@ -142,7 +142,8 @@ class DeviceLimits:
     def __init__(self) -> None:
         self.limits: dict[str, int] = {}
         self.notes: list[str] = []
-        self._earlier: dict[int, float] = {}
+        self._earlier: dict[int, tuple[float, float]] = {}
+        """The fraction before, and ours, by device."""
 
     def set(self, sizes: Mapping[str, int], outer: Mapping[str, int]) -> None:
         """Let each device have no more than ``sizes`` says, nor than it had before.
@@ -155,27 +156,36 @@ class DeviceLimits:
         if cuda is None:
             self.notes.append("budget: there is no CUDA device here, so its GPU part limits nothing")
             return
-        count = cuda.device_count()
-        wanted = dict.fromkeys(_in_use(cuda), sizes["gpu"]) if "gpu" in sizes else {}
+        if why := uncounted():
+            self.notes.append(f"budget: {why}")
+            return
+        try:
+            count = cuda.device_count()
+            wanted = dict.fromkeys(_in_use(cuda), sizes["gpu"]) if "gpu" in sizes else {}
+        except Exception as error:  # a broken context: the code under the budget will say so itself
+            self.notes.append(f"budget: no device can be limited ({said(error)})")
+            return
         wanted.update((int(name[5:]), size) for name, size in sizes.items() if _DEVICE.fullmatch(name))
         for index, size in wanted.items():
             if index >= count:
                 self.notes.append(f"budget: there is no cuda:{index} here")
                 continue
-            total = cuda.get_device_properties(index).total_memory
-            self._limit(cuda, index, size, total, outer.get(f"cuda:{index}", total))
+            self._limit(cuda, index, size, outer.get(f"cuda:{index}"))
         for name, limit in self.limits.items():
             self._shrink(cuda, name, limit)
 
-    def _limit(self, cuda: Any, index: int, size: int, total: int, outer: int) -> None:
+    def _limit(self, cuda: Any, index: int, size: int, outer: int | None) -> None:
         known = getattr(cuda, "get_per_process_memory_fraction", None)  # torch 2.8
         try:
-            earlier = float(known(index)) if known is not None else min(1.0, outer / total)
-            self._earlier[index] = earlier  # first: an interrupt may come after the change
-            _set_fraction(cuda, index, min(size / total, earlier))
-        except Exception as error:  # a broken context: the code under the budget will say so itself
+            total = cuda.get_device_properties(index).total_memory
+            earlier = float(known(index)) if known is not None else (outer or total) / total
+            earlier = min(1.0, earlier)  # cudaMallocAsync says more where there is no limit
+            fraction = min(size / total, earlier)
+            self._earlier[index] = earlier, fraction  # first: an interrupt may come after the change
+            _set_fraction(cuda, index, fraction)
+        except Exception as error:  # as above
             self._earlier.pop(index, None)
-            self.notes.append(f"budget: cuda:{index} cannot be limited ({type(error).__name__}: {error})")
+            self.notes.append(f"budget: cuda:{index} cannot be limited ({said(error)})")
             return
         self.limits[f"cuda:{index}"] = min(size, int(earlier * total))
 
@@ -189,7 +199,7 @@ class DeviceLimits:
                 return
             cuda.empty_cache()
         except Exception as error:  # as above
-            self.notes.append(f"budget: the cache of {name} cannot be emptied ({type(error).__name__}: {error})")
+            self.notes.append(f"budget: the cache of {name} cannot be emptied ({said(error)})")
             return
         live, reserved = cuda.memory_allocated(name), cuda.memory_reserved(name)
         allowed = f"more than the {format_bytes(limit)} allowed"
@@ -205,11 +215,14 @@ class DeviceLimits:
         """Let each device have what it had before."""
         cuda = _cuda() if self._earlier else None
         while cuda is not None and self._earlier:
-            index, earlier = next(iter(self._earlier.items()))
+            index, (earlier, ours) = next(iter(self._earlier.items()))
             try:
-                _set_fraction(cuda, index, earlier)
+                if _is_limited_to(cuda, index, ours):
+                    _set_fraction(cuda, index, earlier)
+                else:
+                    self.notes.append(f"budget: the limit of cuda:{index} was set anew meanwhile, and stays")
             except Exception as error:  # a broken context must not keep an experiment from its end
-                self.notes.append(f"budget: cuda:{index} stays limited ({type(error).__name__}: {error})")
+                self.notes.append(f"budget: cuda:{index} stays limited ({said(error)})")
             del self._earlier[index]
 
 
@@ -225,6 +238,12 @@ def _set_fraction(cuda: Any, index: int, fraction: float) -> None:
     """Set torch's limit; older versions leave the device current whose limit they set."""
     with cuda.device(index):
         cuda.set_per_process_memory_fraction(fraction, index)
+
+
+def _is_limited_to(cuda: Any, index: int, fraction: float) -> bool:
+    """Whether torch's limit is that ``fraction`` still, which is rounded to bytes; True where torch does not tell."""
+    known = getattr(cuda, "get_per_process_memory_fraction", None)  # torch 2.8
+    return known is None or abs(known(index) - fraction) < 1e-6
 
 
 def _counts_reserved(cuda: Any) -> bool:

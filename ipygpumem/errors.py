@@ -57,3 +57,13 @@ class EstimateError(GpuMemError):
 
 class UnitError(GpuMemError, ValueError):
     """A text that should name a number of bytes does not."""
+
+
+def said(error: Exception) -> str:
+    """Return an error's type and the first line of its text: torch adds several to each that tell nothing of it.
+
+    The text alone if we raised it on purpose.
+    """
+    if isinstance(error, GpuMemError):
+        return str(error)
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from ipygpumem.clock import Clock
+from ipygpumem.errors import said
 from ipygpumem.model import Reading, Usage
 from ipygpumem.probes import Probe
 
@@ -185,7 +186,7 @@ class Meter:
             return self._failed(probe, error)
 
     def _failed(self, probe: Probe, error: Exception) -> tuple[Reading, ...]:
-        self.failures[type(probe).__name__] = f"{type(error).__name__}: {error}"
+        self.failures[type(probe).__name__] = said(error)
         return ()
 
     def _sample_if_needed(self) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ipygpumem.errors import GpuMemError, said
 from ipygpumem.meter import Meter
 from ipygpumem.model import Reading, ReclaimStep
 from ipygpumem.probes.accelerators import loaded_torch
@@ -31,7 +32,7 @@ def run_steps(meter: Meter, steps: list[Step], done: list[ReclaimStep]) -> None:
         except MemoryError:
             error = "memory ran out"
         except Exception as problem:  # one broken step must not keep the others from running
-            error = f"{type(problem).__name__}: {problem}"
+            error = said(problem)
         seconds = time.perf_counter() - started
         after = _now(meter)
         given, returned = fallen(current(before), current(after)), fallen(reserved(before), reserved(after))
@@ -84,6 +85,8 @@ def empty_device_caches() -> None:
     for name in ("cuda", "xpu"):
         module = getattr(torch, name, None)
         if module is not None and module.is_initialized():
+            if _is_capturing(module):
+                raise GpuMemError("left alone while a CUDA graph is captured: to free something would spoil that")
             if not _may_have_graphs(name):
                 _call(torch, f"_{name}_clearCublasWorkspaces")  # cuBLAS keeps some MiB per handle and stream
             module.empty_cache()
@@ -91,6 +94,12 @@ def empty_device_caches() -> None:
     mps = getattr(getattr(torch, "backends", None), "mps", None)
     if mps is not None and mps.is_available():
         torch.mps.empty_cache()
+
+
+def _is_capturing(module: Any) -> bool:
+    """Whether the current stream is captured into a graph. Other streams are not asked: that may create contexts."""
+    ask = getattr(module, "is_current_stream_capturing", None)
+    return ask is not None and bool(ask())
 
 
 def _may_have_graphs(backend: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -140,7 +141,10 @@ def _wait_for(devices: Sequence[str]) -> Callable[[], None]:
     waits: list[tuple[Callable[..., None], list[int]]] = []
     for device in devices:
         name, _, index = device.partition(":")
-        waits.append((getattr(torch, name).synchronize, [int(index)] if index else []))
+        wait_for, arguments = getattr(torch, name).synchronize, [int(index)] if index else []
+        with contextlib.suppress(RuntimeError):  # a context that is broken already does nothing to wait for
+            wait_for(*arguments)
+            waits.append((wait_for, arguments))
 
     def wait() -> None:
         for synchronize, arguments in waits:

@@ -46,9 +46,10 @@ _TEXT_TYPES = {
 """Types whose message decides; a ValueError about memory is somebody's own."""
 
 _POISON_TEXT = re.compile(
-    r"device-side assert\b|illegal memory access|illegal instruction|misaligned address|unspecified launch failure"
-    r"|hardware stack error|invalid program counter|uncorrectable ECC|CUDA error: unknown error"
-    r"|launch timed out|operation not supported on global/shared address space|CUDA_ERROR_(ASSERT|ILLEGAL_ADDRESS)",
+    r"device-side assert(ion failures)?\b|illegal memory access|illegal instruction|misaligned address"
+    r"|unspecified launch failure|hardware stack error|invalid program counter|uncorrectable ECC"
+    r"|CUDA error: unknown error|launch timed out|operation not supported on global/shared address space"
+    r"|CUDA_ERROR_(ASSERT|ILLEGAL_ADDRESS)",
     re.IGNORECASE,
 )
 """Says of a CUDA error that no later call can work. Below each of them torch advises about "device-side assertions"."""

@@ -217,6 +217,17 @@ def test_an_experiment_that_cannot_begin_leaves_no_recording_on(
     assert not memory.enabled
 
 
+def test_an_allocator_without_a_history_is_told(memory: FakeMemory, tmp_path: Path) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("cudaMallocAsync does not yet support recordHistory.\nfile an issue")
+
+    memory._record_memory_history = refuse  # type: ignore[method-assign]
+    with pytest.raises(
+        FileError, match=r"no history here \(RuntimeError: cudaMallocAsync does not .* recordHistory.\)"
+    ):
+        AllocationHistory(tmp_path / "a.pickle").start()
+
+
 def test_a_torch_without_python_stacks_is_told(memory: FakeMemory, tmp_path: Path) -> None:
     def legacy(enabled: bool, record_context: bool = True) -> None: ...
 

@@ -244,6 +244,56 @@ def test_a_device_that_answers_no_more_keeps_nobody_from_the_end(use: Callable[[
     assert budget.record.notes == ("budget: cuda:0 stays limited (RuntimeError: device-side assert triggered)",)
 
 
+def test_a_broken_context_keeps_no_code_from_running_under_a_budget(use: Callable[[Any], None], meter: Meter) -> None:
+    class Broken(KnowingCuda):
+        def current_device(self) -> int:
+            raise RuntimeError("device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA`")
+
+        def get_device_properties(self, index: int) -> Any:
+            return self.current_device()
+
+    use(Broken())
+    ran = []
+    for name, text in (("gpu", "no device can be limited"), ("cuda:1", "cuda:1 cannot be limited")):
+        with Budget({name: GIB}, meter) as budget:
+            ran.append(name)
+        assert budget.notes == (f"budget: {text} (RuntimeError: device-side assert triggered)",)
+    assert ran == ["gpu", "cuda:1"]
+
+
+def test_no_limit_is_put_back_as_none_where_the_allocator_calls_it_more_than_all(use: Any, meter: Meter) -> None:
+    class Async(KnowingCuda):
+        def get_per_process_memory_fraction(self, index: int) -> float:
+            return 2.0**30 if self.fractions[index] == 1.0 else self.fractions[index]
+
+    cuda = Async()
+    use(cuda)
+    with Budget({"gpu": GIB}, meter) as budget:
+        assert (cuda.fractions[0], budget.limits) == (1 / 16, {"cuda:0": GIB})
+    assert (cuda.fractions, budget.notes) == ([1.0, 1.0], ())
+
+
+def test_a_limit_that_the_code_under_a_budget_sets_stays(use: Any, meter: Meter) -> None:
+    cuda = KnowingCuda()
+    use(cuda)
+    with Budget({"gpu": GIB}, meter) as budget:
+        cuda.set_per_process_memory_fraction(0.9, 0)
+    assert cuda.fractions == [0.9, 1.0]
+    assert budget.notes == ("budget: the limit of cuda:0 was set anew meanwhile, and stays",)
+
+
+def test_a_torch_that_caches_nothing_cannot_be_limited_and_that_is_said(
+    use: Any, meter: Meter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    cuda = KnowingCuda()
+    use(cuda)
+    with Budget({"gpu": GIB, "ram": GIB}, meter) as budget:
+        assert (cuda.fractions, budget.limits) == ([1.0, 1.0], {"cpu": GIB})
+    text = "PYTORCH_NO_CUDA_MEMORY_CACHING is set: torch counts and limits nothing on CUDA devices"
+    assert budget.notes == (f"budget: {text}",)
+
+
 def test_the_hosts_peak_is_held_against_its_limit() -> None:
     probe = FakeProbe()
     meter = Meter([probe])

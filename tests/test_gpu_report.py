@@ -52,6 +52,13 @@ def test_a_run_fills_its_own_column_only() -> None:
     assert "Simulated card (torch 2.11.0, 2026-11-22): 1 passed, 1 for hardware only, 1 not run yet." in text
 
 
+def test_what_a_part_of_the_parameters_was_not_run_for_is_said() -> None:
+    skipped = result("test_memory[b]", "skipped", reason="jax is not installed")
+    run = a_run(result("test_memory[a]", "passed", "5 MiB"), skipped, result("test_memory[c]"))
+    text = report.page(SECTIONS, {"hardware": run})
+    assert "| Memory is told. | not run yet | passed: a: 5 MiB (1 of 3 not run: jax is not installed) |" in text
+
+
 def test_one_failure_of_many_parameters_is_a_failure_and_is_shown() -> None:
     run = a_run(result("test_memory[a]"), result("test_memory[b]", "failed", reason="assert 1 == 2"), suite_exit=1)
     text = report.page(SECTIONS, {"hardware": run})

@@ -73,6 +73,30 @@ def test_device_caches_workspaces_and_pinned_memory_are_emptied(monkeypatch: pyt
     assert called == ["cache", "pinned"], "a captured graph may have the workspaces' addresses built in"
 
 
+def test_nothing_is_emptied_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    torch = fake_torch(FakeAllocator())
+    torch.cuda.is_current_stream_capturing = lambda: not called
+    torch.cuda.empty_cache = lambda: called.append("cache")
+    torch._C._host_emptyCache = lambda: called.append("pinned")
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    (step,) = run(Meter([FakeProbe()]), [("device caches", reclaim.empty_device_caches)])
+    assert step.error == "left alone while a CUDA graph is captured: to free something would spoil that"
+    assert called == []
+    called.append("captured")
+    torch.cuda.memory_snapshot = list
+    reclaim.empty_device_caches()
+    assert called == ["captured", "cache", "pinned"]
+
+
+def test_only_the_first_line_of_a_failing_steps_text_is_told() -> None:
+    def broken() -> None:
+        raise RuntimeError("CUDA error: invalid argument\nCompile with `TORCH_USE_CUDA_DSA`")
+
+    (step,) = run(Meter([FakeProbe()]), [("broken", broken)])
+    assert step.error == "RuntimeError: CUDA error: invalid argument"
+
+
 def segment(pool: int) -> dict[str, Any]:
     """Return an empty segment as torch describes it; a pool of its own has another number than 0."""
     return {"device": 0, "address": 0, "blocks": [], "segment_pool_id": (0, pool)}

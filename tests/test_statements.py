@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from ipygpumem.meter import Meter
 from ipygpumem.reports import text
 from ipygpumem.reports.statements import statements_report
 from ipygpumem.statements import Statement, measure
-from tests.fakes import FakeProbe
+from tests.fakes import FakeProbe, fake_module
 from tests.kernel import Kernel
 
 MIB = 1 << 20
@@ -55,6 +57,20 @@ def test_names_that_a_statement_binds_are_gone_and_functions_in_it_see_them() ->
     costs_of("x += 1; y = x; seen.append((lambda: [y for _ in '1'])()[0])", probe=FakeProbe(), **names)
     assert seen == [2, 2, 2, 2]
     assert names["x"] == 1
+
+
+def test_a_device_that_cannot_be_waited_for_keeps_no_statement_from_its_figures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def synchronize(*_: object) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setitem(sys.modules, "torch", fake_module(cuda=SimpleNamespace(synchronize=synchronize)))
+    probe = FakeProbe("cuda:0")
+    read = probe.read
+    monkeypatch.setattr(probe, "read", lambda **how: tuple(item._replace(reserved_bytes=1) for item in read(**how)))
+    (cost,), _ = costs_of("x = 1", probe=probe)
+    assert len(cost.runs) == 3
 
 
 def test_setup_runs_before_every_run_and_is_not_measured() -> None:

@@ -215,6 +215,15 @@ def test_cards_are_shown_before_torch_has_used_one(driver: FakeNvml, monkeypatch
     assert "not by torch" in second.notes[0]
 
 
+def test_where_processes_are_hidden_nothing_is_claimed_of_this_one(
+    driver: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    driver.processes["GPU-a"] = [SimpleNamespace(pid=7, usedGpuMemory=None)]
+    first, _ = findings.reconcile({}).reconciliations
+    assert first.notes[0].endswith("whether this process uses it the driver does not tell")
+
+
 def test_a_broken_context_is_named_and_the_sum_still_holds(card: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(device: int) -> tuple[int, int]:
         raise RuntimeError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA")

@@ -12,7 +12,7 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from ipygpumem import reclaim
-from ipygpumem.errors import ExperimentError
+from ipygpumem.errors import ExperimentError, said
 from ipygpumem.holders.freeing import steps_that_free
 from ipygpumem.inventory.survey import kinds_of_objects
 from ipygpumem.model import Reading, ReclaimStep
@@ -115,7 +115,7 @@ def preload(session: Session) -> list[content.Report]:
     """Create the context of torch's accelerator now, so that no cell pays for it, and say what it costs.
 
     Raises:
-        ExperimentError: torch is not installed.
+        ExperimentError: torch is not installed, or its accelerator does not work.
     """
     if importlib.util.find_spec("torch") is None:
         raise ExperimentError("%gpumem preload needs torch, which is not installed")
@@ -125,7 +125,11 @@ def preload(session: Session) -> list[content.Report]:
         return [content.note("torch sees no accelerator here: there is nothing to preload")]
     started = time.perf_counter()
     span = session.meter.start()
-    torch.ones(1, device=name).add_(1).cpu()
+    try:
+        torch.ones(1, device=name).add_(1).cpu()
+    except RuntimeError as error:
+        session.meter.stop(span)
+        raise ExperimentError(f"{name} cannot be used ({said(error)})") from None
     costs = []
     for usage in session.meter.stop(span):
         if usage.device == "cpu":

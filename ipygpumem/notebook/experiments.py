@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ipygpumem import reclaim
 from ipygpumem.arrays import ArraySearch
-from ipygpumem.errors import ExperimentError, FileError
+from ipygpumem.errors import ExperimentError, FileError, said
 from ipygpumem.garbage import Mark
 from ipygpumem.holders.freeing import steps_that_free
 from ipygpumem.kinds import is_atom, named_objects
@@ -357,7 +357,7 @@ class Experiment:
                 first_cell=min((cell.execution_count or 0 for cell in self._cells), default=None),
             )
         except Exception as error:  # all has been given back: this only tells what has not come
-            self._note(f"what survived could not be told: {type(error).__name__}: {error}")
+            self._note(f"what survived could not be told: {said(error)}")
             return ()
 
     def _make_record(self, at_end: _AtEnd, usages: tuple[Usage, ...]) -> ExperimentRecord:

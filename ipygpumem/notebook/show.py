@@ -24,6 +24,7 @@ class Screen:
     def __init__(self, shell: Any, config: IPyGpuMem) -> None:
         self._shell = shell
         self._config = config
+        self._pid = os.getpid()
 
     @property
     def has_images(self) -> bool:
@@ -40,6 +41,9 @@ class Screen:
         if not reports:
             return
         data = {"text/plain": text.render(reports)}
+        if os.getpid() != self._pid and self.has_images:  # a forked child: the kernel's messages are not its to send
+            sys.stdout.write(data["text/plain"] + "\n")
+            return
         if self.has_images:  # a terminal shows the text only
             data["text/html"] = html.render(reports, bars=self._config.bar)
         else:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.arrays import Array, ArraySearch, describe, watch
+from ipygpumem.errors import said
 from ipygpumem.garbage import Garbage, Mark
 from ipygpumem.lingering import Named
 from ipygpumem.model import Held
@@ -53,7 +54,7 @@ class Start:
         try:
             self._before = Before(namespace, garbage)
         except Exception as error:  # it only serves the report
-            note(f"what survives cannot be told, since a first look failed: {type(error).__name__}: {error}")
+            note(f"what survives cannot be told, since a first look failed: {said(error)}")
             self._failed = True
 
     @property

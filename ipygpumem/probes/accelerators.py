@@ -6,11 +6,13 @@ that measuring never creates a context (which would cost hundreds of MiB).
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ipygpumem.errors import said
 from ipygpumem.kinds import is_kind
 from ipygpumem.model import Reading
 from ipygpumem.probes import Probe
@@ -45,6 +47,12 @@ def loaded_torch() -> Any | None:
     """Return the torch module if the user's code has imported it, else None (also for a stand-in)."""
     module = sys.modules.get("torch")
     return module if is_kind(module, ModuleType) else None
+
+
+def uncounted() -> str:
+    """Return why torch counts nothing on CUDA devices; empty if it does. It asks only whether the name is there."""
+    name = "PYTORCH_NO_CUDA_MEMORY_CACHING"
+    return f"{name} is set: torch counts and limits nothing on CUDA devices" if name in os.environ else ""
 
 
 class CachingAllocatorProbe:
@@ -132,7 +140,7 @@ class CachingAllocatorProbe:
             try:
                 free, total = module.mem_get_info(index)
             except RuntimeError as error:  # a broken context answers no question
-                return self._totals[index], None, None, f"{self._backend.name}: {error}"
+                return self._totals[index], None, None, f"{self._backend.name}: {said(error)}"
             return total, total - free, None, note
         return self._totals[index], None, None, note
 

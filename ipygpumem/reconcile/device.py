@@ -39,7 +39,7 @@ KINDS = {
 
 _CONTEXT = "CUDA's context, kernels, workspaces: given back when the kernel restarts"
 _FREE = "to be had by any process"
-_UNHELD = "no Python object: a loss or output keeps its graph (.item(), .detach() it)"
+_UNHELD = "no Python object: a loss or output keeps its graph (.detach() it), or cuBLAS a workspace"
 _ROUNDING = "the allocator rounds sizes up: few large tensors cost less than many"
 _PENDING = "freed, and back by itself once the other stream is done with it"
 _CACHE = "free for this process's next tensors; %gpumem free gives it back"

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ipygpumem.arrays import library_type
+from ipygpumem.errors import said
 from ipygpumem.kinds import is_kind
 from ipygpumem.model import Reading
-from ipygpumem.probes.accelerators import loaded_torch
+from ipygpumem.probes.accelerators import loaded_torch, uncounted
 from ipygpumem.probes.allocator import Snapshot, snapshots
 from ipygpumem.probes.host import host_figures
 from ipygpumem.probes.nvml import DeviceWide, Nvml
@@ -44,7 +45,7 @@ class Findings:
         try:
             return question()
         except Exception as error:  # what one source cannot tell must not hide what the others can
-            self.failures[name] = f"{type(error).__name__}: {error}"
+            self.failures[name] = said(error)
             return otherwise
 
 
@@ -84,6 +85,8 @@ def _cards(nvml: Nvml) -> list[Reconciliation]:
     found = []
     for card in nvml.cards():
         use = "used, but not by torch as far as it tells" if card.wide.own_bytes else "not used by this process yet"
+        if card.wide.own_bytes is None:
+            use = "whether this process uses it the driver does not tell"
         note = f"{card.model}, by the driver's numbers: {use}"
         found.append(dataclasses.replace(card_parts(f"nvml:{card.index}", card.wide), notes=(note,)))
     return found
@@ -98,8 +101,10 @@ def _device(
     notes: tuple[str, ...] = ()
     if backend == "cuda" and module is not None:
         wide = _asked(nvml, module, index, reading)
+    if backend == "cuda" and (why := uncounted()):
+        notes = (f"{why}: its tensors are part of what the driver says of this process",)
     if reading.reserved_bytes and module is not None:
-        notes = _state_of_context(module, index)
+        notes += _state_of_context(module, index)
     if backend == "cuda" and snapshot is not None:
         notes += _against_gaps(snapshot)
     return [device_parts(reading, snapshot, wide, held, notes)]

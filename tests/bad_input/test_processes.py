@@ -59,6 +59,23 @@ def test_a_scope_in_a_forked_child_measures_the_child(notebook: Kernel) -> None:
     goes_on(notebook)
 
 
+def test_what_a_forked_child_shows_is_text(notebook: Kernel) -> None:
+    reply = works(
+        notebook,
+        "import os, multiprocessing, ipygpumem\n"
+        "def work():\n"
+        "    with ipygpumem.experiment('forked'): y = 1\n"
+        "process = multiprocessing.get_context('fork').Process(target=work); process.start(); process.join(20)",
+    )
+    assert notebook.value("process.exitcode") == 0
+    assert "msg_id" not in reply.stdout + reply.stderr, (
+        "a kernel's messages cannot be sent by a child: they are printed"
+    )
+    assert "experiment forked" in reply.stdout
+    assert reply.reports("experiment") == []
+    goes_on(notebook)
+
+
 def test_scopes_and_cells_from_another_thread_do_not_disturb_the_notebooks(notebook: Kernel) -> None:
     works(notebook, "import threading, ipygpumem, time\nx = 'old'\nerrors = []")
     works(notebook, "%experiment start a")

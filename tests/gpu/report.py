@@ -170,7 +170,13 @@ def _cell_of(item: Statement, kind: str, run: Run | None) -> str:
     if outcome is None:
         return f"no result: the suite ended with exit code {run.suite_exit}"
     text = f"**{outcome}**" if outcome == "failed" else outcome
-    return ": ".join(filter(None, (text, "; ".join(_figures(run.of(item))))))
+    return ": ".join(filter(None, (text, "; ".join(_figures(run.of(item)))))) + _left_out(run.of(item))
+
+
+def _left_out(results: list[dict[str, Any]]) -> str:
+    """Return how many of a statement's parameters have no outcome, and why; nothing where each has one."""
+    reasons = [result["reason"] for result in results if result["outcome"] == "skipped"]
+    return f" ({len(reasons)} of {len(results)} not run: {'; '.join(dict.fromkeys(reasons))})" if reasons else ""
 
 
 def _figures(results: list[dict[str, Any]]) -> Iterator[str]:

@@ -9,8 +9,8 @@
 #
 #     tests/gpu/fetch_wheels.sh [WHEELS]
 #
-# and installed into a temporary folder. Nothing is written outside the repository but that folder. It should take less
-# than 5 minutes, and is stopped before 10: what is not done by then has no result. The page says both.
+# and installed into a temporary folder. Nothing is written outside the repository but that folder. It is stopped
+# before 10 minutes are over: what is not done by then has no result, and the page says so.
 #
 # Environment: PYTHON (default python3); OUT_DIR, where to write the page and the logs instead of docs/ (the results so
 # far are there even if this script is killed); GIT_COMMIT, what the page should name where there is no git;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -42,6 +42,24 @@ def test_a_cell_an_oom_and_an_experiment(other_allocator: Kernel, card: Card) ->
     )
     assert allocated(kernel) == live
     assert card.settle() - used <= 0
+
+
+def test_the_end_of_a_budget(other_allocator: Kernel) -> None:
+    """After a budget torch may have as much again as before it."""
+    run_ok(other_allocator, "%%experiment small --budget gpu=1GiB\n1")
+    run_ok(other_allocator, "x = torch.empty(3 << 29, dtype=torch.uint8, device='cuda')")
+
+
+def test_no_caching(machine: Callable[..., None]) -> None:
+    """With PYTORCH_NO_CUDA_MEMORY_CACHING torch counts nothing: %gpumem status and a budget say so."""
+    machine(gib=8)
+    with started_kernel(PYTORCH_NO_CUDA_MEMORY_CACHING="1") as kernel:
+        ready(kernel)
+        run_ok(kernel, "x = torch.zeros(100 << 20, dtype=torch.uint8, device='cuda')")
+        said = "PYTORCH_NO_CUDA_MEMORY_CACHING is set: torch counts and limits nothing on CUDA devices"
+        assert said in run_ok(kernel, "%gpumem status").reports("status")[0]
+        reply = run_ok(kernel, "%%experiment small --budget gpu=1GiB\n1")
+        assert f"budget: {said}" in reply.reports("experiment")[0]
 
 
 def test_status(other_allocator: Kernel) -> None:

@@ -155,3 +155,22 @@ def test_a_cuda_graphs_pool(gpu_kernel: Kernel) -> None:
     assert gpu_kernel.value("torch.cuda.memory_reserved()") - reserved >= 256 * MIB
     assert "captured" in run_ok(gpu_kernel, "%experiment end").reports("experiment")[0]
     assert gpu_kernel.value("torch.cuda.memory_reserved()") == reserved
+
+
+def test_an_experiment_inside_a_capture(gpu_kernel: Kernel) -> None:
+    """An experiment that ends while a CUDA graph is captured frees nothing that CUDA forbids then: the graph is whole.
+
+    Pinned memory that was freed lately is what a graph's capture does not survive the end of.
+    """
+    run_ok(gpu_kernel, "import ipygpumem\npinned = torch.empty(32 << 20, dtype=torch.uint8).pin_memory()")
+    reply = run_ok(
+        gpu_kernel,
+        "graph, x = torch.cuda.CUDAGraph(), torch.ones(1 << 20, device='cuda')\n"
+        "with torch.cuda.graph(graph):\n"
+        "    y = x + 1\n    del pinned\n"
+        "    with ipygpumem.experiment('inside'):\n        z = y + 1\n"
+        "    y += 1\n"
+        "graph.replay()\ntorch.cuda.synchronize()",
+    )
+    assert "left alone while a CUDA graph is captured" in reply.reports("experiment")[0]
+    run_ok(gpu_kernel, "del graph, y")

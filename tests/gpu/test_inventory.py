@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ipygpumem.units import MIB
-from tests.gpu.support import DEVICE, allocated, run_ok, script
+from tests.gpu.support import DEVICE, allocated, breaking_context, run_ok, script
 from tests.kernel import Kernel
 
 
@@ -49,12 +49,12 @@ def test_an_inventory_comes_in_a_broken_context(figure: Callable[[str], None]) -
     code = (
         "import json, torch, ipygpumem\n"
         "x = torch.ones(1 << 20, device='cuda')\n"
-        "try:\n"
-        "    x[torch.tensor([1 << 21], device='cuda')].cpu(); torch.cuda.synchronize()\n"
-        "except Exception: pass\n"
+        f"try: exec({breaking_context()!r})\n"
+        "except RuntimeError as error: text = str(error)\n"
         "found = ipygpumem.tensors('x')\n"
-        "print(json.dumps([[row.size_bytes, row.note] for row in found.tensors]))"
+        "print(json.dumps([text, [[row.size_bytes, row.note] for row in found.tensors]]))"
     )
-    ((size, note),) = script(code)
+    text, ((size, note),) = script(code)
+    assert "device-side assert triggered" in text
     figure(f"in a broken context: {size} bytes, note {note!r}")
     assert size == 4 * MIB or note.startswith("could not be read")

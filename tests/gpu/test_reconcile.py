@@ -69,6 +69,17 @@ def test_what_autograd_keeps(kernel: Kernel, card: Card) -> None:
     assert size(look(kernel), "held by C++ or autograd") < 16 * MIB
 
 
+def test_what_cublas_keeps(kernel: Kernel) -> None:
+    """What a matrix product leaves in the allocator is told as what it may be, cuBLAS's, and %gpumem free takes it."""
+    ready(kernel)
+    run_ok(kernel, "x = torch.ones(512, 512, device='cuda')\ny = x @ x")
+    (part,) = [part for part in look(kernel).parts if part.name == "held by C++ or autograd"]
+    assert (part.size_bytes or 0) >= 4 * MIB
+    assert "cuBLAS" in part.advice
+    run_ok(kernel, "%gpumem free")
+    assert size(look(kernel), "held by C++ or autograd") < MIB
+
+
 def test_fragmentation(kernel: Kernel, card: Card) -> None:
     """A hole between blocks in use is fragmentation, and %gpumem free cannot give it back."""
     ready(kernel)

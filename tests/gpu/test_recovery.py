@@ -187,15 +187,6 @@ def test_an_interrupt_in_training(gpu_kernel: Kernel, figure: Callable[[str], No
     figure(f"{format_bytes(came_back)} came back after {gpu_kernel.value('len(done)')} steps")
 
 
-def test_an_error_that_breaks_nothing(gpu_kernel: Kernel) -> None:
-    """A device that there is not is an error like any other: no report speaks of a broken context or a restart."""
-    reply = gpu_kernel.run("torch.ones(1, device='cuda:63')")
-    assert "CUDA error" in reply.message
-    assert "device-side assert" in reply.message  # torch ends every error of CUDA with a word about them
-    assert not reply.reports("recovery")
-    run_ok(gpu_kernel, "torch.ones(1, device='cuda')\nNone")
-
-
 def test_a_device_side_assert(kernel: Kernel, figure: Callable[[str], None]) -> None:
     """An error that breaks the device's context is recognised: the report asks for a restart; the kernel answers."""
     ready(kernel)
@@ -204,6 +195,27 @@ def test_a_device_side_assert(kernel: Kernel, figure: Callable[[str], None]) -> 
     assert "Restart the kernel" in text
     assert run_ok(kernel, "1 + 1").result == "2"
     figure(text.splitlines()[0])
+
+
+def test_an_error_of_cuda_that_breaks_nothing(gpu_kernel: Kernel) -> None:
+    """An error of CUDA that leaves the context as it was, such as a device that is not there, asks for no restart."""
+    reply = gpu_kernel.run("torch.zeros(1, device='cuda:63')")
+    assert "invalid device ordinal" in reply.message
+    assert "device-side assertions" in reply.message, "what torch adds to every text"
+    assert not reply.reports("recovery")
+    run_ok(gpu_kernel, "torch.zeros(1, device='cuda').cpu()\nNone")
+
+
+def test_what_works_with_a_broken_context(kernel: Kernel) -> None:
+    """After a device-side assert cells under a budget still run, %gpumemit measures what needs no device, preload says why not."""
+    ready(kernel)
+    break_context(kernel)
+    reply = run_ok(kernel, "%%experiment limited --budget gpu=1GiB\nprint('it ran')")
+    assert reply.stdout == "it ran\n"
+    assert "budget: no device can be limited" in reply.reports("experiment")[0]
+    assert "CUDA_LAUNCH_BLOCKING" not in reply.reports("experiment")[0], "only the first line of an error is told"
+    assert "1 + 1" in run_ok(kernel, "%gpumemit 1 + 1").reports()[0]
+    assert "cuda cannot be used (" in kernel.run("%gpumem preload").stderr
 
 
 def _needs(package: str) -> pytest.MarkDecorator:

@@ -131,29 +131,33 @@ def test_a_broken_context_is_known_also_behind_another_error(name: str, text: st
     assert classify(interrupted).poisoned
 
 
-_EVERY_CUDA_ERRORS_END = (
+_HELP = (
+    "\nSearch for `{name}' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more "
+    "information."
     "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
-    "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
-    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+    "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
+    "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 )
+"""What torch adds to the text of each CUDA error, whichever it is."""
 
 
 @pytest.mark.parametrize(
-    ("text", "kind"),
+    ("text", "name", "kind"),
     [
-        ("CUDA error: out of memory", "oom"),
-        ("CUDA error: invalid device ordinal", "error"),
-        ("CUDA error: no kernel image is available for execution on the device", "error"),
-        ("HIP error: invalid argument", "error"),
+        ("CUDA error: out of memory", "cudaErrorMemoryAllocation", "oom"),
+        ("CUDA error: invalid argument", "cudaErrorInvalidValue", "error"),
+        ("CUDA error: no kernel image is available for execution on the device", "cudaErrorNoKernelImage", "error"),
+        ("CUDA error: operation failed due to a previous error during capture", "cudaErrorStreamCapture", "error"),
     ],
 )
-def test_the_advice_that_torch_puts_below_every_cuda_error_says_nothing_of_the_context(text: str, kind: str) -> None:
-    for error in (
-        RuntimeError(text + _EVERY_CUDA_ERRORS_END),
-        _named("AcceleratorError")(text + _EVERY_CUDA_ERRORS_END),
-    ):
-        found = classify(error)
-        assert (found.kind, found.poisoned) == (kind, False)
+def test_what_torch_adds_to_every_cuda_error_makes_none_a_broken_context(text: str, name: str, kind: str) -> None:
+    error = _named("AcceleratorError")(text + _HELP.format(name=name))
+    assert (classify(error).kind, classify(error).poisoned) == (kind, False)
+    broken = _named("AcceleratorError")(
+        "CUDA error: device-side assert triggered" + _HELP.format(name="cudaErrorAssert")
+    )
+    assert classify(broken).poisoned
+    assert classify(RuntimeError("CUDA device-side assertion failures were found on GPU #0!")).poisoned
 
 
 def test_a_users_words_about_a_broken_context_are_not_a_broken_context() -> None:

@@ -91,7 +91,10 @@ def _environment(folder: Path) -> Path:
     """Return the Python of a virtual environment with torch's CUDA build and what the GPU tests need."""
     python = folder / "venv" / "bin" / "python"
     if not python.exists():
-        _run(sys.executable, "-m", "venv", folder / "venv")
+        try:
+            _run(sys.executable, "-m", "venv", folder / "venv")
+        except subprocess.CalledProcessError as error:
+            raise CannotBuildError("python -m venv fails here: apt-get install python3-venv") from error
     _install(python, "--no-deps", f"torch=={TORCH}")
     _install(python, *NEEDS, *SUITE)
     return python
