@@ -24,7 +24,7 @@ while watch.is_alive():
 
 
 def test_a_long_cells_line_names_the_device_and_leaves_its_peak_alone(gpu_kernel: Kernel) -> None:
-    """While a cell works on the device the line has the device's use of its total; the cell's peak stays torch's own."""
+    """While a cell works on the device the line has its use of its total; the cell's peak stays torch's own."""
     reply = run_ok(gpu_kernel, WORK + "peak = torch.cuda.max_memory_allocated()", browser=True)
     lines = [item["data"].get("text/html", "") for item in reply.updates]
     assert any(DEVICE in line for line in lines)

@@ -207,7 +207,7 @@ def test_an_error_of_cuda_that_breaks_nothing(gpu_kernel: Kernel) -> None:
 
 
 def test_what_works_with_a_broken_context(kernel: Kernel) -> None:
-    """After a device-side assert cells under a budget still run, %gpumemit measures what needs no device, preload says why not."""
+    """After a device-side assert cells under a budget still run, %gpumemit measures what needs no device."""
     ready(kernel)
     break_context(kernel)
     reply = run_ok(kernel, "%%experiment limited --budget gpu=1GiB\nprint('it ran')")
