@@ -243,10 +243,7 @@ def _recommender() -> Step:
 
 
 def _prefill() -> Step:
-    model = language_model(
-        "LlamaForCausalLM", of="LlamaConfig", hidden_size=2048, intermediate_size=5632, num_hidden_layers=22,
-        num_attention_heads=32, num_key_value_heads=4,
-    ).to(torch.bfloat16).eval()  # fmt: skip
+    model = small().eval()
 
     def run() -> None:
         with torch.inference_mode():
