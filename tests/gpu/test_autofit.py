@@ -28,7 +28,8 @@ def test_a_cell_is_halved_until_it_fits(gpu_kernel: Kernel, card: Card, figure: 
     found, size = gpu_kernel.value("batch_size, size")
     assert size == found * 64 * MIB
     assert size < card.total_bytes < 4 * size
-    assert allocated(gpu_kernel) - live < 64 * MIB
+    run_ok(gpu_kernel, "torch._C._cuda_clearCublasWorkspaces()")  # one for each thread that multiplied
+    assert allocated(gpu_kernel) - live < MIB
     assert reply.traceback == ""
     (report,) = reply.reports("autofit")
     assert "out of memory, asked for" in report
