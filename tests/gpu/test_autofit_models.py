@@ -75,6 +75,7 @@ def _search(kernel: Kernel, model: str, start: int) -> int:
     size = int(kernel.value("found.value"))
     assert outcomes[size] == FITS
     assert outcomes[size + 1] in TOO_LARGE
+    run_ok(kernel, "%gpumem free")  # at the limit, what the last try left between larger blocks can be in the way
     run_ok(kernel, f"{model}({size})")
     assert kernel.value("live()") == live
     fails(kernel, f"{model}({size} + {size} // 7)", "OutOfMemoryError")  # a search leaves 5 % free
