@@ -156,7 +156,7 @@ def reports_of_choices(word: str, usage: Usage) -> list[content.Report]:
     """What is told of sizes that were tried or estimated, of statements and of lines."""
     plan = Plan([Variable(word, 8, 1)])
     tries = [Try({word: 8}, outcome, 0.1, (usage,), word, 1) for outcome in ("out of memory", word)]
-    share = DeviceEstimate(word, 1, 2, 3, 4, {word: 1}, 1)
+    share = DeviceEstimate(word, 1, 2, 3, 4, 4, {word: 1}, 1)
     rows = tuple(ModuleRow(name, word, depth, (1,), 1, 1, 1, 1, 1) for depth, name in enumerate(("", word)))
     cost = Cost(word, [Run((usage,), 0.1)])
     costs = {(0, 1): LineCost(1, 0.1, {word: 1}, {word: 1})}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 
@@ -49,6 +50,7 @@ def fractions(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     """The share of its one device that torch's allocator may take."""
     fractions = {0: 1.0}
     cuda = SimpleNamespace(
+        device=lambda index: nullcontext(),
         device_count=lambda: 1,
         current_device=lambda: 0,
         memory_reserved=lambda index: 0,

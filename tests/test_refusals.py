@@ -90,7 +90,8 @@ FAIL = f"class OutOfMemoryError(RuntimeError): pass\ndef fail(): raise OutOfMemo
 @pytest.fixture
 def limited(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> InteractiveShell:
     """A shell with the extension, with limits that take effect on nothing, and ``fail()``."""
-    monkeypatch.setattr(budgets, "_cuda", KnowingCuda)
+    cuda = KnowingCuda()
+    monkeypatch.setattr(budgets, "_cuda", lambda: cuda)
     shell.run_line_magic("load_ext", "ipygpumem")
     shell.run_cell(FAIL)
     return shell
@@ -173,7 +174,8 @@ SCRIPT = f"""
 import ipygpumem
 from ipygpumem import budgets
 from tests.test_budget import KnowingCuda
-budgets._cuda = KnowingCuda
+cuda = KnowingCuda()
+budgets._cuda = lambda: cuda
 {FAIL}
 with ipygpumem.budget(gpu="1GiB"):
     fail()
