@@ -31,6 +31,7 @@ from ipygpumem.notebook.trends import Trends
 from ipygpumem.probes import Probe
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.reports import content
+from ipygpumem.reports.bars import Scales
 
 if TYPE_CHECKING:
     from ipygpumem.fitting.remembered import Remembered
@@ -73,6 +74,7 @@ class Session:
         here, budgets = self.names.here, self.budgets
         self.recoveries = Recoveries(shell, config, self.meter, self.garbage, self._cells, here, budgets)
         self._trends = Trends()
+        self._scales = Scales()
 
     @property
     def namespace(self) -> dict[str, Any]:
@@ -181,14 +183,20 @@ class Session:
         crossed = [report for budget in self.budgets for report in budget.cell_ended(record)]
         for experiment in here:
             experiment._add_cell(record)
-        if not self.config.report or record.duration_seconds < self.config.min_cell_seconds:
+        self._scales.note(record.usages)
+        if not (self.config.report and (growths or self._is_told(record))):
             return crossed
-        report = content.cell_report(record)
+        report = content.cell_report(record, self._scales)
         if growths:
             from ipygpumem.reports.history import growth_line  # as above
 
             report = replace(report, lines=(*report.lines, *map(growth_line, growths)))
         return [report, *crossed]
+
+    def _is_told(self, record: CellRecord) -> bool:
+        """Whether a cell's line is shown, as far as the cell decides that."""
+        long_enough = record.duration_seconds >= self.config.min_cell_seconds
+        return long_enough and not (self.config.quiet and content.is_quiet(record))
 
     def _measure(self, cell: Cell, result: Any, error: BaseException | None, seconds: float) -> CellRecord:
         failed = error is not None or shown_since(cell.last_error) is not None
@@ -269,7 +277,7 @@ class Session:
         if enclosing is not None:
             self.names.expect_running_code(enclosing)
         style = experiment.report or self.config.experiment_report
-        return reports + content.experiment_reports(record, style)
+        return reports + content.experiment_reports(record, style, self._scales)
 
     def abandon(self) -> list[str]:
         """Leave open experiments' names as they are, close the meter, and return the experiments' names."""
