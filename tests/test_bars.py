@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipygpumem.model import Usage
-from ipygpumem.reports.bars import Bar, Scales, html_bar, html_spark, text_bar, text_spark
+from ipygpumem.reports.bars import Bar, Curve, Scales, curve_of, html_bar, html_spark, text_bar, text_spark
 from ipygpumem.units import GIB, MIB
 
 SIZES = st.integers(-(2**50), 2**50)
@@ -141,14 +141,19 @@ def test_a_bar_is_never_longer_than_its_cells(total: int, used: int, kept: int, 
     assert sum(map(float, re.findall(r" width: ([\d.]+)%", html_bar(bar)))) <= 100.2
 
 
-def test_a_sparkline_has_one_column_for_each_value() -> None:
-    assert text_spark([0, 4, 8, 99, -1], 8) == "▁▅██▁"
-    assert text_spark([0, 8], 8, ascii_only=True) == "_@"
-    assert text_spark([1, 2], 0) == "▁▁"
-    assert html_spark([0, 4, 8], 8, "x").count("width: 3px") == 3
+def test_a_curve_has_one_column_for_each_value() -> None:
+    assert text_spark(Curve("", (0, 4, 8, 99, -1), 8)) == "▁▅██▁"
+    assert text_spark(Curve("", (0, 8), 8), ascii_only=True) == "_@"
+    assert html_spark(Curve("x", (0, 4, 8), 8)).count("width: 3px") == 3
 
 
-@pytest.mark.parametrize("drawn", [html_bar(Bar('"><b>&', 2, 1)), html_spark([1], 1, '"><b>&')])
+def test_a_curve_begins_at_its_lowest_and_stays_low_where_little_moves() -> None:
+    assert text_spark(curve_of("", [500, 504, 508], None)) == "▁▅█"
+    assert text_spark(curve_of("", [500, 504, 508], 1000)) == "▁▂▄"
+    assert text_spark(curve_of("", [500, 500], 100_000)) == text_spark(curve_of("", [7, 7], None)) == "▁▁"
+
+
+@pytest.mark.parametrize("drawn", [html_bar(Bar('"><b>&', 2, 1)), html_spark(Curve('"><b>&', (1,), 1))])
 def test_a_label_is_escaped_and_the_html_balanced(drawn: str) -> None:
     opened: list[str] = []
 

@@ -46,6 +46,7 @@ _COLUMN = (
     '<span style="display: inline-block; width: 3px; height: {}px; background: #1e88e5; margin-right: 1px"></span>'
 )
 _SPARK_PIXELS = 12
+_QUIET_SHARE = 0.02
 
 
 @dataclass(frozen=True)
@@ -165,16 +166,32 @@ def html_bar(bar: Bar, *, width: str = "64px") -> str:
     return _TRACK.format(label=escape(clean(bar.label)), width=width, pieces=pieces, tick=tick)
 
 
-def text_spark(values: Sequence[float], top: float, *, ascii_only: bool = False) -> str:
-    """Return one character for each value, whose height is its share of ``top``."""
+@dataclass(frozen=True)
+class Curve:
+    """A device's memory over time, in equal steps, above its lowest; ``label`` says in words what it shows."""
+
+    label: str
+    heights: tuple[int, ...]
+    top: int
+
+
+def curve_of(label: str, sizes: Sequence[int], total_bytes: int | None) -> Curve:
+    """Return the curve of ``sizes``: low where they move by less than 2 % of the total, since noise is no mountain."""
+    lowest = min(sizes)
+    heights = tuple(size - lowest for size in sizes)
+    return Curve(label, heights, max(*heights, int(_QUIET_SHARE * (total_bytes or 0)), 1))
+
+
+def text_spark(curve: Curve, *, ascii_only: bool = False) -> str:
+    """Return one character for each value of ``curve``."""
     steps = _ASCII_STEPS if ascii_only else _STEPS
-    return "".join(steps[_level(value, top, len(steps) - 1)] for value in values)
+    return "".join(steps[_level(value, curve.top, len(steps) - 1)] for value in curve.heights)
 
 
-def html_spark(values: Sequence[float], top: float, label: str) -> str:
-    """Return one column for each value, whose height is its share of ``top``; ``label`` says it in words."""
-    columns = "".join(_COLUMN.format(max(1, _level(value, top, _SPARK_PIXELS))) for value in values)
-    return _SPARK.format(label=escape(clean(label)), columns=columns)
+def html_spark(curve: Curve) -> str:
+    """Return one column for each value of ``curve``, with its label in words."""
+    columns = "".join(_COLUMN.format(max(1, _level(value, curve.top, _SPARK_PIXELS))) for value in curve.heights)
+    return _SPARK.format(label=escape(clean(curve.label)), columns=columns)
 
 
 def _level(value: float, top: float, highest: int) -> int:

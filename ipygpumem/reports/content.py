@@ -187,7 +187,7 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
     if held:
         tables.append(_held_table("the frames of the traceback held", held))
     lines = tuple(_recovery_lines(record))
-    return [Report("recovery", headline(segments), lines, tuple(tables), segments=tuple(segments))]
+    return [Report("recovery", headline(segments), lines, tuple(tables), segments=tuple(segments), is_trouble=True)]
 
 
 def _devices_table(columns: Mapping[str, Mapping[str, int]]) -> Table:
