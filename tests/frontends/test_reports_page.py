@@ -75,7 +75,7 @@ def test_in_a_narrow_page_rows_stack_at_the_same_places_and_the_size_comes_first
     tensors = next(index for index, shown in enumerate(gallery.shown()) if "tensors" in shown.pictures)
     table = page.reports(tensors).first.locator("table").first
     wide = rows_of(table)
-    assert not any(any(row["below"]) for row in wide)
+    assert not any(any(row["below"]) for row in wide), wide
     page.resize(380, TALL)
     try:
         narrow, box = rows_of(table), page.reports(tensors).first.bounding_box()
