@@ -44,7 +44,7 @@ _FOLD = (
 # Rows wrap where the page is narrow, each at the same places, since a column has one width in all of them. What goes on
 # in a second line stands under the second column. Without the styles it is a table like any other.
 _TABLE = (
-    '<table style="display: block; width: {}ch; max-width: 100%; margin: 0.2em 0; font-size: inherit; '
+    '<table style="display: block; width: {}; max-width: 100%; margin: 0.2em 0; font-size: inherit; '
     'font-variant-numeric: tabular-nums; border: none">\n<thead style="display: block; border: none">\n{}\n</thead>\n'
     '<tbody style="display: block">\n{}\n</tbody>\n</table>'
 )
@@ -54,12 +54,12 @@ _ROW = (
 )
 _CELL = (
     '<{kind} style="flex: {width}; box-sizing: content-box; text-align: {side}; line-height: 1.4; '
-    'padding: 0.1em {gap}ch 0.1em 0; border: none{more}">{content}</{kind}>'
+    'padding: 0.1em {gap}em 0.1em 0; border: none{more}">{content}</{kind}>'
 )
-_GAP = 1.7
-"""Between columns, in widths of a digit."""
-_CODE_WIDTH = 1.1
-"""What a letter of code may take, in widths of a digit of the page's font."""
+_LETTER = 0.62
+"""The width of a letter, at most, as a mean of several: in em, since JupyterLab's sanitizer does not know ch."""
+_GAP = 1.1
+"""Between columns."""
 _HEAD = "; font-weight: 500; opacity: 0.75"
 _WIDE = 24
 """Letters of a column from which on it takes what is left of a line, and folds."""
@@ -144,7 +144,7 @@ def _table(table: Table, *, bars: bool) -> str:
     if bars and table.curves:
         place = table.columns.index("curve")
         letters[place] = max(len(curve.heights) for curve in table.curves) // 2 + 2  # narrower than its characters
-        looks[place] = (f"0 0 {letters[place]}ch", "left", "")
+        looks[place] = (f"0 0 {_em(letters[place])}", "left", "")
         for row, curve in zip(drawn[1:], table.curves, strict=True):
             row[place] = html_spark(curve)
     if bars and any(table.bars):
@@ -152,21 +152,25 @@ def _table(table: Table, *, bars: bool) -> str:
         looks.insert(behind, ("0 0 auto", "left", "; min-width: 66px"))
         for row, bar in zip(drawn, (None, *table.bars), strict=True):
             row.insert(behind, html_bar(bar) if bar else "")
-    indent = f"{letters[0] + _GAP if letters[0] <= _DEEP else 2}ch"
+    indent = _em(letters[0], _GAP) if letters[0] <= _DEEP else f"{_GAP}em"
     looks[0] = (*looks[0][:2], f"{looks[0][2]}; margin-left: -{indent}")
     head, *rows = [_row(row, looks, indent, is_head=row is drawn[0]) for row in drawn]
-    wide = sum(letters) * _CODE_WIDTH + (len(looks) + 1) * _GAP + 12 * (len(looks) - len(letters))
-    return _TABLE.format(round(wide), head, "\n".join(rows))
+    extra = 7 * (len(looks) - len(letters))  # for bars
+    return _TABLE.format(_em(sum(letters), _GAP * (len(looks) + 1) + extra), head, "\n".join(rows))
+
+
+def _em(letters: float, more: float = 0) -> str:
+    return f"{letters * _LETTER + more:.4g}em"
 
 
 def _look(letters: int, *, number: bool, code: bool) -> tuple[str, str, str]:
     """Return a column's width, its side, and more of its style."""
     font = f"; white-space: pre-wrap; {_CODE}" if code else ""
     if number:
-        return f"0 0 {letters}ch", "right", f"; white-space: nowrap{font}"
+        return f"0 0 {_em(letters)}", "right", f"; white-space: nowrap{font}"
     # Letters are narrower than digits, but not by the same in all fonts.
-    least = min(letters if code else 0.9 * letters, _WIDE)
-    return f"1 1 {least:.3g}ch", "left", f"; max-width: {letters}ch; min-width: 0; overflow-wrap: anywhere{font}"
+    least = _em(min(letters if code else 0.9 * letters, _WIDE))
+    return f"1 1 {least}", "left", f"; max-width: {_em(letters)}; min-width: 0; overflow-wrap: anywhere{font}"
 
 
 def _row(row: Sequence[str], looks: Sequence[tuple[str, str, str]], indent: str, *, is_head: bool) -> str:

@@ -10,7 +10,7 @@ import pytest
 from nbformat import NotebookNode
 
 from tests.frontends.lab import DARK, LIGHT, Notebook, notebook
-from tests.frontends.looks import contrasts
+from tests.frontends.looks import contrasts, rows_of
 from tests.frontends.pictures import Pictures
 
 pytestmark = pytest.mark.frontends
@@ -23,7 +23,7 @@ CELLS = (
     "%gpumem status",
     "%gpumem plot",
 )
-FAILS, PLOT = 3, 5
+FAILS, STATUS, PLOT = 3, 4, 5
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +53,13 @@ def test_reports_that_lab_does_not_trust_say_all_that_the_trusted_ones_say(
             )
             assert shown.evaluate("element => element.textContent").split() == whole.split()
             assert shown.locator("style, script, iframe, link").count() == 0
+    table = lab.reports(STATUS).locator("table").last
+    parts, box = rows_of(table), table.bounding_box()
+    assert box is not None
+    assert len(parts) > 4
+    for row in parts:
+        assert row["lefts"] == pytest.approx(parts[0]["lefts"], abs=1)
+        assert row["lefts"][0] == pytest.approx(box["x"], abs=2)
     for theme in (LIGHT, DARK):
         lab.theme(theme)
         texts = [text for index in range(PLOT) for at in range(lab.reports(index).count())
