@@ -235,15 +235,11 @@ print(x, y, "z" in globals())
 def test_a_script_without_ipython_is_told_in_one_line_what_to_use_and_that_works(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    plain = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=120)
-    assert plain.returncode == 1
-    assert "ipython --ext ipygpumem" in plain.stderr.splitlines()[-1]
-    for call in ("history", "last", "experiments"):
-        asking = f"import ipygpumem\nipygpumem.{call}()"
-        failed = subprocess.run(
-            [sys.executable, "-c", asking], capture_output=True, text=True, check=False, timeout=120
-        )
-        assert "ipython --ext ipygpumem" in failed.stderr.splitlines()[-1]
+    asking = [["-c", f"import ipygpumem\nipygpumem.{call}()"] for call in ("history", "last", "experiments")]
+    for arguments in ([script], *asking):
+        plain = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=120)
+        assert plain.returncode == 1
+        assert "ipython --ext ipygpumem" in plain.stderr.splitlines()[-1]
     command = [sys.executable, "-m", "IPython", "--ext", "ipygpumem", script]
     env = {**os.environ, "IPYTHONDIR": str(tmp_path / "profile")}
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=env)
