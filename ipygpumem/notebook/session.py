@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ipygpumem import interrupts
 from ipygpumem.errors import ExperimentError, NotLoadedError
 from ipygpumem.garbage import Garbage
 from ipygpumem.kinds import text_of, type_name
@@ -153,11 +154,24 @@ class Session:
                     if experiment in self.open:
                         reports += self.close(experiment)
         except KeyboardInterrupt:
+            cell.interrupted = True
             self.meter.drop(cell.measurement)
             reports += [content.interrupted_exit(item.name) for item in cell.ending if item in self.open]
         finally:
+            if cell.interrupted:
+                reports += self._interrupted(result)
             self.screen.show(reports, place=self.live.end(cell, replace=bool(reports)))
             self.subscribers.deliver()
+
+    def _interrupted(self, result: Any) -> list[content.Report]:
+        """Let a Ctrl-C that came when a cell's code had ended stop what comes next; IPython would lose it."""
+        for outer in self.running():
+            if outer.fit is not None:
+                outer.fit.interrupted = True
+        if getattr(result, "error_in_exec", self) is not None:
+            return []
+        result.error_in_exec = KeyboardInterrupt("the cell's code had ended")
+        return [content.note("Ctrl-C came when the cell's code had ended")]
 
     def _recover(self, cell: Cell, error: BaseException | None) -> list[content.Report]:
         """Release what the cell's error holds; most cells have none, and pay nothing."""
@@ -193,7 +207,10 @@ class Session:
     def _measure(self, cell: Cell, result: Any, error: BaseException | None, seconds: float) -> CellRecord:
         failed = error is not None or shown_since(cell.last_error) is not None
         if not (failed or cell.nested or cell.ending) and self.config.collect_garbage:  # else it is done after it
-            self.garbage.cell_ended(seconds, self.config.garbage_share, in_scope=bool(self.open))
+            try:
+                self.garbage.cell_ended(seconds, self.config.garbage_share, in_scope=bool(self.open))
+            except KeyboardInterrupt:  # what the cell cost is known all the same
+                cell.interrupted = True
         usages, here = self.meter.stop(cell.measurement), self.names.here()
         source = text_of(getattr(cell.info, "raw_cell", None))
         return CellRecord(
@@ -262,7 +279,8 @@ class Session:
         self.names.scope_ends(experiment)
         # A callback of the user's may have failed between two cells.
         experiment.failed = experiment.failed or last_error() != experiment.error_at_start
-        record = experiment.record or experiment._leave(enclosing.scope if enclosing else None)
+        with interrupts.kept():
+            record = experiment.record or experiment._leave(enclosing.scope if enclosing else None)
         self.experiments.append(record)
         self.subscribers.add(record)
         self.open.remove(experiment)  # not the last one for sure: finalisers and threads run meanwhile
