@@ -44,7 +44,7 @@ class _Streak:
 
     def goes_on(self, grown: int) -> bool:
         """Whether the last run was no small one: warming up fades away, a leak does not."""
-        return 2 * grown * self.runs >= self.sum_bytes
+        return 4 * grown * self.runs >= 3 * self.sum_bytes
 
 
 @dataclass(slots=True)
