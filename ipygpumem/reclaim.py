@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ipygpumem import interrupts
 from ipygpumem.errors import GpuMemError, said
 from ipygpumem.meter import Meter
 from ipygpumem.model import Reading, ReclaimStep
@@ -28,7 +29,8 @@ def run_steps(meter: Meter, steps: list[Step], done: list[ReclaimStep]) -> None:
         started = time.perf_counter()
         error = None
         try:
-            action()
+            with interrupts.kept():
+                action()
         except MemoryError:
             error = "memory ran out"
         except Exception as problem:  # one broken step must not keep the others from running

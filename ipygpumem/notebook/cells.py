@@ -62,6 +62,8 @@ class Cell:
     """What %%autofit made of it."""
     refusals: dict[str, str] = field(default_factory=dict)
     """Messages of out-of-memory errors that left a budget's block, and who refused the memory, in words."""
+    interrupted: bool = False
+    """A Ctrl-C struck when its code had ended."""
     released_by: int = 0
     """Identity of an error that ended an experiment inside the cell: its frames belong to that experiment."""
 

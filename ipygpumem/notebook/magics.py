@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
+from ipygpumem import interrupts
 from ipygpumem.errors import AutofitError, ExperimentError, GpuMemError
 from ipygpumem.notebook.parameters import parse_parameters
 from ipygpumem.notebook.parsing import Parser, split
@@ -291,7 +292,9 @@ class GpuMemMagics(Magics):
     def _run(self, module: str, function: str, words: list[str]) -> None:
         """Show what a command gives; its module is imported only now, since loading the extension must be fast."""
         command = getattr(importlib.import_module(f"ipygpumem.notebook.{module}"), function)
-        self._show(command(self._session, words))
+        with interrupts.kept():
+            reports = command(self._session, words)
+        self._show(reports)
 
     @line_cell_magic
     @_one_line_errors

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ipygpumem import interrupts
 from ipygpumem.errors import ExperimentError, NotLoadedError
 from ipygpumem.garbage import Garbage
 from ipygpumem.kinds import text_of, type_name
@@ -152,9 +153,12 @@ class Session:
                 finally:
                     reports += cell.after + self._publish(cell.ended)
         except KeyboardInterrupt:
+            cell.interrupted = True
             self.meter.drop(cell.measurement)
             reports += [content.interrupted_exit(item.name) for item in cell.ending if item in self.open]
         finally:
+            if cell.interrupted:
+                reports += self._interrupted(result)
             self.screen.show(reports, place=self.live.end(cell, replace=bool(reports)))
             self.subscribers.deliver()
 
@@ -176,6 +180,16 @@ class Session:
             for experiment in reversed(cell.ending):
                 if experiment in self.open:
                     self._end(experiment, cell.ended)
+
+    def _interrupted(self, result: Any) -> list[content.Report]:
+        """Let a Ctrl-C that came when a cell's code had ended stop what comes next; IPython would lose it."""
+        for outer in self.running():
+            if outer.fit is not None:
+                outer.fit.interrupted = True
+        if getattr(result, "error_in_exec", self) is not None:
+            return []
+        result.error_in_exec = KeyboardInterrupt("the cell's code had ended")
+        return [content.note("Ctrl-C came when the cell's code had ended")]
 
     def _recover(self, cell: Cell, error: BaseException | None) -> list[content.Report]:
         """Release what the cell's error holds; most cells have none, and pay nothing."""
@@ -206,7 +220,10 @@ class Session:
         self, cell: Cell, number: int | None, error: BaseException | None, seconds: float, here: list[Experiment]
     ) -> CellRecord:
         if not (cell.at_end or cell.nested) and self.config.collect_garbage:  # else it was done, or is done after it
-            self.garbage.cell_ended(seconds, self.config.garbage_share, in_scope=bool(self.open))
+            try:
+                self.garbage.cell_ended(seconds, self.config.garbage_share, in_scope=bool(self.open))
+            except KeyboardInterrupt:  # what the cell cost is known all the same
+                cell.interrupted = True
         usages = self.meter.stop(cell.measurement)
         now = {usage.device: usage.after_bytes for usage in usages}
         source = text_of(getattr(cell.info, "raw_cell", None))
@@ -287,7 +304,8 @@ class Session:
         # A callback of the user's may have failed between two cells.
         experiment.failed = experiment.failed or last_error() != experiment.error_at_start
         if experiment.record is None:
-            experiment._leave(enclosing.scope if enclosing else None)
+            with interrupts.kept():
+                experiment._leave(enclosing.scope if enclosing else None)
         ended.append(experiment)
         self.open.remove(experiment)  # not the last one for sure: finalisers and threads run meanwhile
         if enclosing is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
+from ipygpumem.recorder.archive import Counts
 from ipygpumem.recorder.entries import CellEnd, CellStart, Header, Sample
 from ipygpumem.recorder.reader import Recording
-from ipygpumem.recorder.verdict import Verdict, curve, devices, last_figures
+from ipygpumem.recorder.verdict import NO_DEATHS, Verdict, curve, devices, last_figures
 from ipygpumem.reports.bars import text_spark
 from ipygpumem.reports.layout import Fact, Listing, Report, Table, clean, count, device_label
 from ipygpumem.units import format_bytes, format_seconds
@@ -19,13 +20,19 @@ _CELLS_BEFORE = 5
 _SOURCE_LINES = 20
 
 
-def nothing_report(found: int, alive: int, *, on: bool) -> Report:
-    """Return the answer where no kernel has died."""
-    if not found:
+def nothing_report(counts: Counts, *, on: bool) -> Report:
+    """Return the answer where no kernel is known to have died."""
+    if not counts.found:
         text = "nothing was recorded yet" + ("" if on else ": %gpumem record on starts it")
         return Report("postmortem", text)
-    text = f"no kernel died while it was recorded ({count(found, 'recording')}, {alive} of kernels that run)"
-    return Report("postmortem", text)
+    parts = [count(counts.found, "recording"), f"{counts.alive} of kernels that run"]
+    if counts.unknown:
+        parts.append(f"{counts.unknown} of kernels elsewhere, which may run")
+    if counts.unreadable:
+        them = "it" if counts.unreadable == 1 else "them"
+        parts.append(f"{counts.unreadable} that cannot be read: %gpumem postmortem --all lists {them}")
+    died = "is known to have died" if len(parts) > 2 else "died"
+    return Report("postmortem", f"no kernel {died} while it was recorded ({', '.join(parts)})")
 
 
 def list_report(found: Sequence[tuple[Recording, Verdict]], folder: str) -> Report:
@@ -39,7 +46,7 @@ def list_report(found: Sequence[tuple[Recording, Verdict]], folder: str) -> Repo
 
 def _list_row(recording: Recording, verdict: Verdict) -> tuple[str, ...]:
     last = recording.running
-    died = verdict.cause not in ("ended", "alive")
+    died = verdict.cause not in NO_DEATHS
     where = "" if last is None or not died else f"died in cell {last.cell}: "
     grade = f" ({verdict.grade})" if died else ""
     return (
@@ -58,10 +65,16 @@ def postmortem_report(recording: Recording, verdict: Verdict) -> Report:
         headline = [f"{kernel} still runs", f"last entry {_when(recording.last_time)}"]
     elif verdict.cause == "ended":
         headline = [f"{kernel} ended on purpose", clean(verdict.text), _when(recording.last_time)]
+    elif verdict.cause == "unrecorded":
+        headline = [f"the recording of {kernel} ended", clean(verdict.text), _when(recording.last_time)]
+    elif verdict.cause == "unreadable":
+        headline = [clean(verdict.text), f"last entry {_when(recording.last_time)}"]
     else:
         where = "while no cell ran" if last is None else f"in cell {last.cell}"
         headline = [f"{kernel} died {where}", _when(recording.last_time), f"{clean(verdict.text)} ({verdict.grade})"]
     lines = [f"{count(recording.skipped, 'line')} of the recording could not be read"] * bool(recording.skipped)
+    if lines and verdict.cause not in NO_DEATHS:
+        lines[0] += ": its end may be among them"
     tables = [table for table in (_memory_table(recording), _before_table(recording)) if table is not None]
     return Report(
         "postmortem",
@@ -108,7 +121,11 @@ def _memory_table(recording: Recording) -> Table | None:
     limit = next((item.group_limit_bytes for item in reversed(samples) if item.group_limit_bytes), None)
     available = [(item.time, item.available_bytes) for item in samples if item.available_bytes is not None]
     group = [(item.time, item.group_used_bytes) for item in samples if item.group_used_bytes is not None]
-    more = (("machine: available", available, ram), ("control group", group, limit))
+    more = [("machine: available", available, ram), ("control group", group, limit)]
+    for what, bound in ("address space", "address_space"), ("data", "data"):
+        sizes = [(item.time, getattr(item, f"{bound}_bytes")) for item in samples]
+        limits = [getattr(item, f"{bound}_limit_bytes") for item in samples]
+        more.append((what, [point for point in sizes if point[1] is not None], limits[-1] if limits else None))
     rows += [_row(name, points, total) for name, points, total in more if points]
     columns = ("memory", "curve", "first", "lowest", "highest", "last", "of")
     return Table("", columns, tuple(rows), frozenset(columns[2:]), frozenset({"curve"})) if rows else None
