@@ -110,6 +110,7 @@ class Session:
         """Start measuring a cell."""
         cell = self._cells.push(info, self.meter.start())
         cell.last_error = last_error()
+        self.live.begin(cell)
         self.names.cell_begins(cell)
         if not cell.nested and (here := self.names.here()):
             cell.experiment = here[-1].name
