@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ipygpumem.model import Reading
-from ipygpumem.notebook.displays import is_watched, shows_updates
 from ipygpumem.notebook.terminal import TerminalLine, terminal_of
 from ipygpumem.notebook.ticker import Tick, Ticker, say_failed
 from ipygpumem.notebook.wire import Place, Wire
@@ -45,9 +44,10 @@ class Live:
         shell: IPython's shell.
         config: ``live`` and ``report`` switch the line off.
         ticker: tells about cells that run for long.
+        wire: the kernel's; None in a terminal.
     """
 
-    def __init__(self, shell: Any, config: IPyGpuMem, ticker: Ticker) -> None:
+    def __init__(self, shell: Any, config: IPyGpuMem, ticker: Ticker, wire: Wire | None) -> None:
         self._shell = shell
         self._config = config
         self._ticker = ticker
@@ -56,7 +56,7 @@ class Live:
         self._cell: Cell | None = None
         self._line: Line | None = None
         self._samples: deque[Sample] = deque()
-        self._wire = Wire(shell) if hasattr(shell, "kernel") else None
+        self._wire = wire
         self.switch()
 
     def switch(self, *_: object) -> None:
@@ -88,15 +88,8 @@ class Live:
         if not hasattr(self._shell, "kernel"):
             terminal = terminal_of(self._shell)
             return None if terminal is None else _StatusRow(TerminalLine(terminal))
-        if self._wire is None or not is_watched(self._shell) or not shows_updates(self._shell):
-            return None
-        place = self._wire.place()
+        place = None if self._wire is None else self._wire.place()
         return None if place is None else _Output(place)
-
-    def begin(self, cell: Cell) -> None:
-        """Note that ``cell`` begins, in this thread."""
-        if self._wire is not None and not cell.nested:
-            self._wire.cell_begins()
 
     def end(self, cell: Cell, *, replace: bool) -> str | None:
         """Take away the line of ``cell``, which is over.
@@ -108,13 +101,6 @@ class Live:
         Returns:
             The display that the report shall take over, or None if it is to be a display of its own.
         """
-        try:
-            return self._end(cell, replace=replace)
-        finally:
-            if self._wire is not None and not cell.nested:
-                self._wire.cell_ends()
-
-    def _end(self, cell: Cell, *, replace: bool) -> str | None:
         if self._cell is not cell and self._undo is None:
             return None
         if not self._lock.acquire(timeout=_PATIENCE_SECONDS):
@@ -140,8 +126,6 @@ class Live:
             self._undo = None
         if self._cell is not None:
             self.end(self._cell, replace=False)
-        if self._wire is not None:
-            self._wire.close()
 
 
 class _StatusRow:

@@ -1,5 +1,7 @@
 """What the kernel sends to its front-ends, seen on its way out: has the running cell shown anything yet?
 
+Where the front-end is a console, a page of text without end: is the row unfinished in which a report would begin?
+
 Nothing of the user's is wrapped, and no print pays for it. Whatever a cell shows leaves the kernel as a message, also
 what threads, C code and forked children write, and one thread of the kernel's sends them all. All that changes here
 changes in that thread, so that nothing can come between a look and what follows from it.
@@ -14,6 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from ipygpumem.notebook.displays import is_watched, shows_updates
 from ipygpumem.notebook.ticker import say_failed
 
 _DELIMITER = b"<IDS|MSG>"
@@ -34,6 +37,8 @@ class Wire:
         self._send: Callable[..., Any] | None = getattr(self._thread, "_really_send", None)
         self._silent: dict[str, Place | None] = {}
         """The running requests that have shown nothing yet, and the place of ours that each has instead."""
+        self._unfinished: dict[str, bool] = {}
+        """The running requests of consoles, and whether the text that each has shown last ends within a row."""
         self._has_failed = False
         self._ask = getattr(shell.kernel, "_input_request", None)
         if self._thread is not None and self._send is not None:
@@ -43,7 +48,7 @@ class Wire:
 
     def close(self) -> None:
         """See nothing any more."""
-        self._silent.clear()
+        self._forget()
         for owner, name, ours in (
             (self._thread, "_really_send", self._pass),
             (self._shell.kernel, "_input_request", self._asks),
@@ -52,15 +57,34 @@ class Wire:
                 delattr(owner, name)
 
     def cell_begins(self) -> None:
-        """Look out for what the cell shows that begins in this thread."""
-        if self._send is not None and not self._has_failed and (request := self._parent().get("msg_id")):
-            while len(self._silent) >= _MOST_REQUESTS:  # of cells that never got an end
-                self._silent.pop(next(iter(self._silent)), None)
+        """Look out for what the cell shows that begins in this thread, if somebody looks at it."""
+        request = self._parent().get("msg_id")
+        if self._send is None or self._has_failed or not request or not is_watched(self._shell):
+            return
+        if len(self._silent) + len(self._unfinished) >= _MOST_REQUESTS:  # of cells that never got an end
+            self._forget()
+        if shows_updates(self._shell):
             self._silent[request] = None
+        else:
+            self._unfinished[request] = False
 
     def cell_ends(self) -> None:
         """Look out for it no longer."""
-        self._silent.pop(self._parent().get("msg_id", ""), None)
+        request = self._parent().get("msg_id", "")
+        self._silent.pop(request, None)
+        self._unfinished.pop(request, None)
+
+    def _forget(self) -> None:
+        self._silent.clear()
+        self._unfinished.clear()
+
+    def ends_within_a_row(self) -> bool:
+        """Whether a console shows the running cell's output, and that does not end with a row."""
+        request = self._parent().get("msg_id", "")
+        done = threading.Event()
+        if request in self._unfinished and self.call(done.set):
+            done.wait(_PATIENCE_SECONDS)
+        return self._unfinished.get(request, False)
 
     def place(self) -> Place | None:
         """Return a place in the outputs of the cell in whose context this is asked; None if it has shown something."""
@@ -74,7 +98,7 @@ class Wire:
     def _pass(self, message: Any, *words: Any, **options: Any) -> Any:
         """Send a message, as the kernel does."""
         assert self._send is not None
-        if self._silent and os.getpid() == self._pid:
+        if (self._silent or self._unfinished) and os.getpid() == self._pid:
             try:
                 self._look(message)
             except Exception as error:  # the message must go out all the same
@@ -82,11 +106,19 @@ class Wire:
         return self._send(message, *words, **options)
 
     def _look(self, message: Any) -> None:
-        header, parent = message[message.index(_DELIMITER) + 2 :][:2]
+        header, parent, _, content = message[message.index(_DELIMITER) + 2 :][:4]
         unpack = self._shell.kernel.session.unpack
         kind = unpack(header)["msg_type"]
-        if kind in _OUTPUTS or kind in _MOVES_OUTPUTS:
-            self._give_way(unpack(parent).get("msg_id"), wait=kind in _OUTPUTS)
+        if kind not in _OUTPUTS and kind not in _MOVES_OUTPUTS:
+            return
+        request = unpack(parent).get("msg_id")
+        self._give_way(request, wait=kind in _OUTPUTS)
+        if request in self._unfinished and kind in _OUTPUTS:
+            shown = unpack(content)
+            if kind == "stream":
+                self._unfinished[request] = not shown["text"].endswith("\n")
+            elif "text/plain" in shown.get("data", ()):
+                self._unfinished[request] = False
 
     def _asks(self, *words: Any, **options: Any) -> Any:
         """Ask the user for input, as the kernel does: the question and the answer are among the outputs, too."""
@@ -128,7 +160,7 @@ class Wire:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        self._silent.clear()
+        self._forget()
         if not self._has_failed:
             self._has_failed = True
             say_failed("the live line", error)
