@@ -27,32 +27,6 @@ def shows_updates(shell: Any) -> bool:
     return not _JUPYTER_CLIENT_ID.fullmatch(shell.kernel.get_parent("shell")["header"]["msg_id"])
 
 
-class Clears:
-    """Notes which cell has cleared its output: a display of ours would set off a pending clear, or be gone."""
-
-    def __init__(self, shell: Any) -> None:
-        self._publisher = shell.display_pub
-        self._request: Any = None
-        """The request whose cell cleared its output last."""
-        if hasattr(self._publisher, "parent_header"):  # not where the output is captured
-            # The publisher's own hooks would do, but older kernels do not call them for this.
-            self._clear = self._publisher.clear_output
-            self._publisher.clear_output = self._note
-
-    def _note(self, *words: Any, **options: Any) -> Any:
-        self._request = self._publisher.parent_header.get("msg_id")
-        return self._clear(*words, **options)
-
-    def in_this_cell(self) -> bool:
-        """Whether the cell in whose context this is asked has cleared its output."""
-        return self._request is not None and self._request == self._publisher.parent_header.get("msg_id")
-
-    def close(self) -> None:
-        """Note nothing any more."""
-        if vars(self._publisher).get("clear_output") == self._note:
-            del self._publisher.clear_output
-
-
 class Display:
     """One display of the running cell.
 

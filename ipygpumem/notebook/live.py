@@ -1,7 +1,8 @@
 """The live line: while a cell runs for long, one line shows its time and each device's memory.
 
-In a notebook it is a display that is updated, in a terminal the lowest row. When the cell ends it is gone. Nothing
-is shown where the output is captured, or where nobody looks (nbconvert, papermill).
+In a terminal it is the lowest row. In a notebook it is a display that is updated, until the cell shows something of
+its own: a display between two prints would cut the user's output in two, and cannot be taken out again. When the cell
+ends it is gone. Nothing is shown where the output is captured, or where nobody looks (nbconvert, papermill).
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ipygpumem.model import Reading
-from ipygpumem.notebook.displays import Clears, Display, is_watched, shows_updates
 from ipygpumem.notebook.terminal import TerminalLine, terminal_of
 from ipygpumem.notebook.ticker import Tick, Ticker, say_failed
+from ipygpumem.notebook.wire import Place, Wire
 from ipygpumem.reports.live import MINUTE_SECONDS, Sample, live_html, live_text, sample_of
 
 if TYPE_CHECKING:
@@ -43,9 +44,10 @@ class Live:
         shell: IPython's shell.
         config: ``live`` and ``report`` switch the line off.
         ticker: tells about cells that run for long.
+        wire: the kernel's; None in a terminal.
     """
 
-    def __init__(self, shell: Any, config: IPyGpuMem, ticker: Ticker) -> None:
+    def __init__(self, shell: Any, config: IPyGpuMem, ticker: Ticker, wire: Wire | None) -> None:
         self._shell = shell
         self._config = config
         self._ticker = ticker
@@ -54,7 +56,7 @@ class Live:
         self._cell: Cell | None = None
         self._line: Line | None = None
         self._samples: deque[Sample] = deque()
-        self._clears = Clears(shell) if hasattr(shell, "kernel") else None
+        self._wire = wire
         self.switch()
 
     def switch(self, *_: object) -> None:
@@ -86,7 +88,8 @@ class Live:
         if not hasattr(self._shell, "kernel"):
             terminal = terminal_of(self._shell)
             return None if terminal is None else _StatusRow(TerminalLine(terminal))
-        return _Output(self._shell, self._clears) if self._clears and is_watched(self._shell) else None
+        place = None if self._wire is None else self._wire.place()
+        return None if place is None else _Output(place)
 
     def end(self, cell: Cell, *, replace: bool) -> str | None:
         """Take away the line of ``cell``, which is over.
@@ -121,8 +124,6 @@ class Live:
         if self._undo is not None:
             self._undo()
             self._undo = None
-        if self._clears is not None:
-            self._clears.close()
         if self._cell is not None:
             self.end(self._cell, replace=False)
 
@@ -143,19 +144,13 @@ class _StatusRow:
 
 
 class _Output:
-    """The line as a display of the running cell; it stays away once the cell has cleared its output."""
+    """The line as the only output of the running cell."""
 
-    def __init__(self, shell: Any, clears: Clears) -> None:
-        self._display = Display(shell)
-        self._clears = clears
-        self._takes_over = shows_updates(shell)
+    def __init__(self, place: Place) -> None:
+        self._place = place
 
     def draw(self, readings: Sequence[Reading], samples: Sequence[Sample]) -> None:
-        if not self._clears.in_this_cell():
-            self._display.show(live_html(readings, samples), "live")
+        self._place.draw(live_html(readings, samples), "live")
 
     def close(self, *, replace: bool) -> str | None:
-        if replace and self._takes_over and self._display.is_last():
-            return self._display.id
-        self._display.vanish()
-        return None
+        return self._place.close(replace=replace)

@@ -29,6 +29,7 @@ from ipygpumem.notebook.sources import digest_of, telling_line
 from ipygpumem.notebook.subscribers import Subscribers
 from ipygpumem.notebook.ticker import Ticker
 from ipygpumem.notebook.trends import Trends
+from ipygpumem.notebook.wire import Wire
 from ipygpumem.probes import Probe
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.reclaim import fallen
@@ -59,7 +60,8 @@ class Session:
         more = None if probes else _accelerators
         self.meter = Meter(probes or [self.host], find_more=more, sample_seconds=config.sample_seconds)
         self.outputs = Outputs(shell)
-        self.screen = Screen(shell, config)
+        self.wire = Wire(shell) if hasattr(shell, "kernel") else None
+        self.screen = Screen(shell, config, self.wire)
         self.history: deque[CellRecord] = deque(maxlen=config.history_length)
         self.experiments: deque[ExperimentRecord] = deque(maxlen=config.history_length)
         self.open: list[Experiment] = []
@@ -69,7 +71,7 @@ class Session:
         """What outlived the experiments that have finished; nothing is kept alive by it."""
         self._cells = CellStack()
         self.ticker = Ticker(self._cells, self.meter)
-        self.live = Live(shell, config, self.ticker)
+        self.live = Live(shell, config, self.ticker, self.wire)
         self.garbage = Garbage()
         self.names = Names(lambda: self.namespace, self._cells, self.open)
         here, budgets = self.names.here, self.budgets
@@ -112,6 +114,8 @@ class Session:
         """Start measuring a cell."""
         cell = self._cells.push(info, self.meter.start())
         cell.last_error = last_error()
+        if self.wire is not None and not cell.nested:
+            self.wire.cell_begins()
         self.names.cell_begins(cell)
         if not cell.nested and (here := self.names.here()):
             cell.experiment = here[-1].name
@@ -160,6 +164,8 @@ class Session:
             if cell.interrupted:
                 reports += self._interrupted(result)
             self.screen.show(reports, place=self.live.end(cell, replace=bool(reports)))
+            if self.wire is not None and not cell.nested:
+                self.wire.cell_ends()
             self.subscribers.deliver()
 
     def _give_back(self, cell: Cell, number: int | None, error: BaseException | None, here: list[Experiment]) -> None:
@@ -330,6 +336,8 @@ class Session:
         for budget in list(self.budgets):
             budget.abandon()
         self.live.close()
+        if self.wire is not None:
+            self.wire.close()
         self.meter.close()
         self.garbage.forget()
         if graphs := sys.modules.get("ipygpumem.holders.graphs"):
