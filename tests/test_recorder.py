@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ipygpumem.fitting.remembered import Remembered
+from ipygpumem.model import Reading
 from ipygpumem.probes import kernel_log, pressure
 from ipygpumem.probes.kernel_log import Death
 from ipygpumem.recorder import archive, files, machine, reader, verdict
@@ -36,9 +38,10 @@ from ipygpumem.recorder.entries import (
 from ipygpumem.recorder.files import Segments
 from ipygpumem.recorder.machine import this_machine
 from ipygpumem.recorder.reader import Recording
-from ipygpumem.recorder.verdict import Scene, judge
+from ipygpumem.recorder.verdict import Scene, Verdict, judge
 from ipygpumem.recorder.writer import Writer
 from ipygpumem.reports import html, postmortem, text
+from ipygpumem.reports import live as live_line
 
 GIB = 2**30
 HERE = this_machine()
@@ -671,4 +674,38 @@ def test_the_curve_shows_the_way_up_in_bounded_width() -> None:
     assert (len(rows["RAM"][1]), rows["RAM"][1][0], rows["RAM"][1][-1]) == (24, "▁", "█")
     assert list(rows["RAM"][1]) == sorted(rows["RAM"][1], key="▁▂▃▄▅▆▇█".index)
     assert rows["RAM"][2:6] == ("0 B", "0 B", "999.00 GiB", "999.00 GiB")
-    assert set(rows["cuda:0"][1]) == {"█"}
+    assert set(rows["cuda:0"][1]) == {"▁"}
+
+
+def test_the_curves_look_like_the_live_lines() -> None:
+    sizes = [GIB, 3 * GIB, 9 * GIB]
+    samples = [Sample(102.0 + n, 1, devices=(Figures("cpu", size),)) for n, size in enumerate(sizes)]
+    found = recording(CellStart(101.0, 1, "x", 1), *samples)
+    report = postmortem.postmortem_report(found, judge(found, Scene("dead", True, 2)))
+    reading = Reading("cpu", 9 * GIB, 0, "kernel")
+    live = [live_line.Sample(4.0 * n, {"cpu": size}) for n, size in enumerate(sizes)]
+    label = re.compile(r' (?:title|aria-label)="[^"]+"')
+    drawn = [
+        label.sub("", page[page.index('<span role="img"') : page.index("</span></span>")])
+        for page in (html.render([report]), live_line.live_html([reading], live))
+    ]
+    assert drawn[0] == drawn[1]
+    assert report.tables[0].rows[0][1] == live_line.live_text([reading], live, width=99)[-3:] == "▁▃█"
+    assert "▁▃█" not in html.render([report])
+    assert "▁▃█" in text.render([report])
+
+
+DIED = Verdict("unknown", "other", "x")
+
+
+def test_the_border_has_the_colour_of_trouble_where_the_kernel_died() -> None:
+    found = recording(CellStart(101.0, 1, "x", 1), Sample(102.0, 1, devices=(Figures("cpu", 1),)))
+    borders = [
+        re.findall("border-left-color: ([^;]+)", html.render([postmortem.postmortem_report(found, verdict)]))
+        for verdict in (DIED, Verdict("certain", "ended", "x"), Verdict("certain", "alive", ""))
+    ]
+    assert "warn" in borders[0][0]
+    assert ["warn" in border for (border,) in borders[1:]] == [False, False]
+    headline = postmortem.postmortem_report(found, DIED).segments
+    assert headline[0].text.endswith("died in cell 1")
+    assert len(headline) == 3

@@ -35,6 +35,48 @@ def test_the_line_names_an_error_children_and_samples_and_leaves_idle_devices_ou
     assert line == "cell · 3.21 s · ValueError · RAM +0, peak +1 MiB (sampled), 0 B now, children 5 MiB"
 
 
+STILL = Usage("cpu", 61 * MIB, 61 * MIB + 90_000, 61 * MIB + 700_000, 16 * GIB, "kernel")
+STILL_CUDA = Usage("cuda:0", GIB, GIB, GIB + 512, 24 * GIB, "allocator", reserved_bytes=2 * GIB, used_bytes=3 * GIB)
+
+
+def test_a_device_that_did_not_move_by_a_mib_is_told_by_its_size_alone() -> None:
+    still = content.cell_report(cell(execution_count=3, duration_seconds=0.0003, usages=(STILL,)))
+    assert still.headline == "cell 3 · 0.3 ms · RAM 61.1 MiB"
+    assert content.cell_report(cell(usages=(STILL, STILL_CUDA))).headline == (
+        "cell 12 · 3.21 s · RAM 61.1 MiB · cuda:0 3.00/24.00 GiB"
+    )
+    mine = dataclasses.replace(STILL_CUDA, used_bytes=None)
+    assert content.cell_report(cell(usages=(RAM, mine))).headline == (
+        "cell 12 · 3.21 s · RAM +512 MiB, peak +1.31 GiB, 3.50 GiB now · cuda:0 1.00 GiB"
+    )
+    assert all(segment.bar is None for segment in still.segments)
+
+
+@pytest.mark.parametrize("changes", [{"after_bytes": 60 * MIB}, {"peak_bytes": 62 * MIB}, {"after_bytes": 62 * MIB}])
+def test_what_was_kept_given_back_or_needed_meanwhile_is_told_from_a_mib_on(changes: dict[str, int]) -> None:
+    usage = dataclasses.replace(STILL, **changes)
+    assert not content.is_quiet(cell(usages=(usage, STILL_CUDA)))
+    assert "RAM " in (headline := content.cell_report(cell(usages=(usage,))).headline)
+    assert headline.endswith(" now")
+
+
+def test_a_line_that_says_nothing_new_is_quiet_and_one_with_an_error_or_children_is_not() -> None:
+    assert content.is_quiet(cell(usages=(STILL, STILL_CUDA)))
+    assert content.is_quiet(cell(usages=()))
+    assert not content.is_quiet(cell(usages=(STILL,), error="ValueError"))
+    assert not content.is_quiet(cell(usages=(STILL,), recovery=recovery()))
+    children = dataclasses.replace(STILL, children_bytes=5 * MIB)
+    assert not content.is_quiet(cell(usages=(children,)))
+    line = content.cell_report(cell(usages=(children,), error="ValueError")).headline
+    assert line == "cell 12 · 3.21 s · ValueError · RAM 61.1 MiB, children 5 MiB"
+
+
+def test_text_and_html_of_a_short_line_say_the_same() -> None:
+    report = content.cell_report(cell(usages=(STILL, STILL_CUDA)))
+    assert text.render([report], text.Style(width=120, bars=True)) == report.headline
+    assert "".join(Page(html.render([report])).texts) == report.headline
+
+
 def test_the_full_report_of_an_experiment() -> None:
     (report,) = content.experiment_reports(experiment(), "full")
     assert report.headline == "experiment small · 2 cells · 4.20 s"
@@ -157,7 +199,7 @@ def test_html_is_a_few_elements_with_inline_styles_and_nothing_from_outside() ->
 
 def test_a_bar_in_html_is_told_in_words_and_can_be_left_out() -> None:
     report = content.cell_report(cell(usages=(RAM,)))
-    words = 'aria-label="RAM: 3.50 GiB of 16.00 GiB in use"'
+    words = 'aria-label="RAM: 3.50 GiB of 16.00 GiB in use; the bar ends at 6.00 GiB"'
     assert words in html.render([report])
     assert 'role="img"' not in html.render([report, *every_report()], bars=False)
 
@@ -214,8 +256,8 @@ def test_a_narrow_terminal_loses_the_bar_first_then_breaks_between_devices() -> 
     report = [content.cell_report(cell())]
     wide, narrow, narrower = (text.render(report, text.Style(width=width, bars=True)) for width in (140, 118, 80))
     assert wide == (
-        "cell 12 · 3.21 s · RAM +512 MiB, peak +1.31 GiB, 3.50 GiB now ▕▒▒      ▏ · "
-        "cuda:0 +1.00 GiB, peak +6.20 GiB, 8.39/140.00 GiB ▕░       ▏"
+        "cell 12 · 3.21 s · RAM +512 MiB, peak +1.31 GiB, 3.50 GiB now ▕▒▒▒▒█░  ▏ · "
+        "cuda:0 +1.00 GiB, peak +6.20 GiB, 8.39/140.00 GiB ▕▒█░░░░  ▏"
     )
     assert narrow == report[0].headline
     assert narrower == wide.replace(" · cuda", "\n  cuda")

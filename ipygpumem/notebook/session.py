@@ -34,6 +34,7 @@ from ipygpumem.probes import Probe
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.reclaim import fallen
 from ipygpumem.reports import content
+from ipygpumem.reports.bars import Scales
 
 if TYPE_CHECKING:
     from ipygpumem.fitting.remembered import Remembered
@@ -77,6 +78,7 @@ class Session:
         here, budgets = self.names.here, self.budgets
         self.recoveries = Recoveries(shell, config, self.meter, self.garbage, self._cells, here, budgets)
         self._trends = Trends()
+        self._scales = Scales()
 
     @property
     def namespace(self) -> dict[str, Any]:
@@ -213,14 +215,20 @@ class Session:
         growths = self._trends.add(record)
         for experiment in here:
             experiment._add_cell(record)
-        if not self.config.report or record.duration_seconds < self.config.min_cell_seconds:
+        self._scales.note(record.usages)
+        if not (self.config.report and (growths or self._is_told(record))):
             return []
-        report = content.cell_report(record)
+        report = content.cell_report(record, self._scales)
         if growths:
             from ipygpumem.reports.history import growth_line  # as above
 
             report = replace(report, lines=(*report.lines, *map(growth_line, growths)))
         return [report]
+
+    def _is_told(self, record: CellRecord) -> bool:
+        """Whether a cell's line is shown, as far as the cell decides that."""
+        long_enough = record.duration_seconds >= self.config.min_cell_seconds
+        return long_enough and not (self.config.quiet and content.is_quiet(record))
 
     def _measure(
         self, cell: Cell, number: int | None, error: BaseException | None, seconds: float, here: list[Experiment]
@@ -323,7 +331,7 @@ class Session:
         for record, style in [(item.record, item.report) for item in ended if item.record is not None]:
             self.experiments.append(record)
             self.subscribers.add(record)
-            reports += content.experiment_reports(record, style or self.config.experiment_report)
+            reports += content.experiment_reports(record, style or self.config.experiment_report, self._scales)
         return reports
 
     def abandon(self) -> list[str]:

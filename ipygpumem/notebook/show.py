@@ -66,7 +66,7 @@ class Screen:
         """Go to the beginning of a row of the terminal that has nothing in it yet."""
         terminal = terminal_of(self._shell)
         if terminal is not None and sys.stdout is sys.__stdout__:  # else it is not the terminal that gets the report
-            print(to_empty_row(terminal), end="")
+            sys.stdout.write(to_empty_row(terminal))
 
     def _for_terminal(self, reports: Sequence[Report], plain: str) -> str:
         """Return the text as the stream that it will be printed to can show it."""

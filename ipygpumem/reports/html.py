@@ -11,7 +11,7 @@ import functools
 from collections.abc import Iterable, Iterator
 from html import escape
 
-from ipygpumem.reports.bars import html_bar
+from ipygpumem.reports.bars import html_bar, html_spark
 from ipygpumem.reports.cleaning import clean
 from ipygpumem.reports.layout import SEPARATOR, Fact, Listing, Report, Segment, Table
 
@@ -29,7 +29,7 @@ _PART = '<span style="display: inline-block; max-width: 100%; overflow-wrap: bre
 _FIRST = '<b style="font-weight: 600">{}</b>'
 
 _ACCENT = ("#1e88e5", "var(--jp-brand-color1, var(--vscode-focusBorder, #1e88e5))")
-_ACCENTS = {"recovery": ("#e67e22", "var(--jp-warn-color1, var(--vscode-editorWarning-foreground, #e67e22))")}
+_TROUBLE = ("#e67e22", "var(--jp-warn-color1, var(--vscode-editorWarning-foreground, #e67e22))")
 _FRAME = (
     f'<details open style="{_SANS}; font-size: 0.9em; line-height: 1.5; border-left: 3px solid {{}}; '
     "border-left-color: {}; padding: 0.2em 0 0.2em 0.8em; margin: 0.4em 0 0.4em 5px; "
@@ -61,7 +61,7 @@ def render(reports: Iterable[Report], *, bars: bool = True) -> str:
 def _report(report: Report, *, bars: bool) -> str:
     if report.tables or report.facts or report.listings or (report.lines and report.kind != "cell"):
         head = _headline([segment for segment in report.head if not segment.tabled], bars=bars)
-        return _FRAME.format(*_ACCENTS.get(report.kind, _ACCENT), head, "\n".join(_body(report, bars=bars)))
+        return _FRAME.format(*(_TROUBLE if report.is_trouble else _ACCENT), head, "\n".join(_body(report, bars=bars)))
     alone = len(report.head) == 1 and not report.lines
     head = _escaped(report.headline) if alone else _headline(report.head, bars=bars)
     return _LINE.format("<br>".join([head, *map(_escaped, report.lines)]))
@@ -131,7 +131,10 @@ def _table(table: Table, *, bars: bool) -> str:
         heads.insert(behind, '<th style="border: none"></th>')
     rows = []
     for number, row in enumerate(table.rows):
-        cells = [_CELL.format(*look, _escaped(value)) for *look, value in zip(sides, styles, row, strict=True)]
+        contents = list(map(_escaped, row))
+        if table.curves:
+            contents[table.columns.index("curve")] = html_spark(table.curves[number])
+        cells = [_CELL.format(*look, content) for *look, content in zip(sides, styles, contents, strict=True)]
         if behind is not None:
             bar = table.bars[number]
             cells.insert(behind, _CELL.format("left", "; white-space: nowrap", html_bar(bar) if bar else ""))

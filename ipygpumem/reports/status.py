@@ -78,7 +78,7 @@ def _parts_table(found: Reconciliation) -> Table:
 
 
 def _share(part: Part, total_bytes: int) -> Bar | None:
-    if part.size_bytes is None or total_bytes <= 0:
+    if part.size_bytes is None or total_bytes <= 0 or part.size_bytes < total_bytes // 100:
         return None
     label = f"{clean(part.name)}: {format_bytes(part.size_bytes)} of {format_bytes(total_bytes)}"
     return Bar(label, total_bytes, part.size_bytes)

@@ -18,7 +18,7 @@ import pyte
 
 from tests.terminal import Terminal  # only where there is a pty
 
-LINE = re.compile(r"cell \d+ · [\d.]+ m?s · RAM \+64 MiB, peak \+64 MiB, [\d.]+ MiB now ▕[█▒░ ]{8}▏")
+LINE = re.compile(r"cell \d+ · [\d.]+ m?s · RAM \+64 MiB, peak \+64 MiB, [\d.]+ MiB now ▕▒+█+ *▏")
 EXPERIMENT = "%experiment start trial", "part = bytearray(2**25)", "%experiment end"
 
 
