@@ -51,7 +51,19 @@ VS_CODE_ACCESSIBLE_ORDER = (
 LAB_ELEMENTS = {"b", "br", "code", "details", "div", "span", "summary", "table", "tbody", "td", "th", "thead", "tr"}
 LAB_ATTRIBUTES = {"style", "title", "open"}
 LAB_PROPERTIES = {
-    *("background", "border", "border-bottom", "border-collapse", "border-left", "border-radius", "cursor", "display"),
+    *(
+        "align-items",
+        "background",
+        "border",
+        "border-bottom",
+        "border-collapse",
+        "border-left",
+        "border-radius",
+        "border-right",
+        "box-sizing",
+        "cursor",
+    ),
+    *("display", "flex", "flex-wrap"),
     *("font-family", "font-size", "font-weight", "height", "line-height", "margin", "margin-left", "max-width"),
     *("min-width", "opacity", "overflow", "overflow-wrap", "overflow-x", "padding", "padding-left", "text-align"),
     *("white-space", "width"),

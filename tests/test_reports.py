@@ -113,15 +113,15 @@ def test_the_report_of_a_recovery() -> None:
         "came back: RAM 0 B, cuda:0 3 MiB"
     )
     assert report.tables[1].rows == (
-        ("train", "7", "batch", "Tensor", "512 × 1024", "float32", "cuda:0", "2 MiB"),
-        ("main", "2", "lists", "dict", "3 arrays", "float32", "cuda:0", "1 MiB"),
+        ("2 MiB", "train", "7", "batch", "Tensor", "512 × 1024", "float32", "cuda:0"),
+        ("1 MiB", "main", "2", "lists", "dict", "3 arrays", "float32", "cuda:0"),
     )
 
 
 def test_a_long_table_ends_with_a_sum() -> None:
     held = tuple(Held(f"x{n}", "Tensor", (1,), "f", "cpu", 2 * MIB, function="f", line=n) for n in range(30))
     (report,) = content.recovery_reports(recovery(held=held), MIB)
-    assert report.tables[1].rows[-1] == ("and 10 more", "", "", "", "", "", "", "20 MiB")
+    assert report.tables[1].rows[-1] == ("20 MiB", "and 10 more", "", "", "", "", "", "")
 
 
 def test_an_interrupt_that_held_nothing_is_not_worth_a_report() -> None:
@@ -274,15 +274,34 @@ def test_a_table_that_is_too_wide_is_folded_and_then_becomes_lines() -> None:
     rows = (("x" * 20, "1.00 GiB", "one two three four five six"),)
     table = content.Table("", ("name", "size", "what you can do"), rows, frozenset({"size"}))
     report = [content.Report("note", "head", tables=(table,))]
-    assert text.render(report, text.Style(width=56)).splitlines()[3:] == [
+    assert text.render(report, text.Style(width=58)).splitlines()[3:] == [
         f"  {'x' * 20}   1.00 GiB   one two three four",
         f"  {'':20}              five six",
     ]
     assert text.render(report, text.Style(width=40)).splitlines()[1:] == [
-        f"  {'x' * 20} · size",
-        "    1.00 GiB · one two three four five",
-        "    six",
+        "  name                      size",
+        "    what you can do",
+        f"  {'─' * 30}",
+        f"  {'x' * 20}  1.00 GiB",
+        "    one two three four five six",
     ]
+
+
+@pytest.mark.parametrize("width", [40, 50, 60])
+def test_in_a_narrow_terminal_rows_stack_at_the_same_places_below_the_size(width: int) -> None:
+    """The size comes first, and what goes on below it begins under the second column, in the heading, too."""
+    shown = text.render(content.recovery_reports(recovery(), MIB), text.Style(width=width))
+    lines = shown.splitlines()[shown.splitlines().index("  the frames of the traceback held") + 1 :]
+    rule = next(number for number, line in enumerate(lines) if set(line.strip()) == {"─"})
+    assert lines[0].split()[:2] == ["size", "function"]
+    assert rule > 1
+    rows = [lines[rule + 1 : 2 * rule + 1], lines[2 * rule + 1 : 3 * rule + 1]]
+    assert len(lines) == 3 * rule + 1
+    assert [row[0].split()[:3] for row in rows] == [["2", "MiB", "train"], ["1", "MiB", "main"]]
+    begins = [[len(line) - len(line.lstrip()) for line in row[1:]] for row in (lines[:rule], *rows)]
+    assert begins[0] == begins[1] == begins[2] == [lines[0].index("function")] * (rule - 1)
+    told = " ".join(" ".join(rows[0]).split())
+    assert all(word in told for word in ("2 MiB", "train", "batch", "Tensor", "512 × 1024", "float32", "cuda:0"))
 
 
 def test_a_number_in_a_table_that_became_lines_keeps_its_columns_name_however_long_that_is() -> None:
@@ -290,7 +309,13 @@ def test_a_number_in_a_table_that_became_lines_keeps_its_columns_name_however_lo
         "", ("name", "reclaimed at its end"), (("x" * 20, "1.00 GiB"),), frozenset(("reclaimed at its end",))
     )
     drawn = text.render([content.Report("note", "head", tables=(table,))], text.Style(width=30))
-    assert " ".join(drawn.split()) == f"head {'x' * 20} · reclaimed at its end 1.00 GiB"
+    assert [line.strip("─ ") for line in drawn.splitlines()[1:]] == [
+        "name",
+        "reclaimed at its end",
+        "",
+        "x" * 20,
+        "1.00 GiB",
+    ]
 
 
 def test_huge_texts_and_long_names_are_cut() -> None:

@@ -20,7 +20,7 @@ _TENSOR_VALUES = {
     "--by": ["name", "shape", "kind", "cell", "device"],
     "--device": ["cpu", "cuda"],
 }
-_PLOT_OPTIONS = ("--device", "-n", "--save", "--force")
+_PLOT_OPTIONS = ("--device", "-n", "--save", "--dark", "--force")
 _PLOT_VALUES = {"plot": ["session", "cells", "devices", "experiments", *_PLOT_OPTIONS], "--device": ["RAM", "cuda"]}
 _NUMBERS = (int, float)
 _AUTOFIT_OPTIONS = ["--min", "--step", "--headroom", "--max-tries", "--remember"]

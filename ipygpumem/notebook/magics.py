@@ -277,7 +277,7 @@ class GpuMemMagics(Magics):
             %gpumem history      one row per finished cell [-n 20] [--experiment NAME]
             %gpumem export FILE  what has finished, as .json, .csv, .html or .prom [--force]
             %gpumem plot         a picture: [session|cells|devices|experiments] [--device D] [-n N]
-                                 [--save FILE] [--force]
+                                 [--save FILE] [--dark] [--force]
             %gpumem record       keep a recording that outlives the kernel: on | off [--delete] | status
             %gpumem postmortem   how the last kernel died that was recorded [--all | FILE]
 

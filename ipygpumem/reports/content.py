@@ -235,28 +235,28 @@ def _sizes(sizes: Mapping[str, int]) -> str:
 
 def _held_table(title: str, held: tuple[Held, ...]) -> Table:
     located = any(item.function for item in held)
-    columns: tuple[str, ...] = ("name", "type", "shape", "dtype", "device", "size")
+    columns: tuple[str, ...] = ("size", "name", "type", "shape", "dtype", "device")
     rows: list[tuple[str, ...]] = [
         (
+            format_bytes(item.size_bytes),
             clean_name(item.name),
             clean_name(item.type_name),
             " × ".join(map(str, item.shape)) if item.shape else _count(item),
             clean_name(item.dtype),
             clean_name(item.device),
-            format_bytes(item.size_bytes),
         )
         for item in held[:_ROWS_SHOWN]
     ]
     if located:
-        columns = ("function", "line", *columns)
+        columns = ("size", "function", "line", *columns[1:])
         rows = [
-            (clean_name(item.function), str(item.line), *row)
+            (row[0], clean_name(item.function), str(item.line), *row[1:])
             for item, row in zip(held[:_ROWS_SHOWN], rows, strict=True)
         ]
     rest = held[_ROWS_SHOWN:]
     if rest:
         total = format_bytes(sum(item.size_bytes for item in rest))
-        rows.append((f"and {len(rest)} more", *[""] * (len(columns) - 2), total))
+        rows.append((total, f"and {len(rest)} more", *[""] * (len(columns) - 2)))
     return Table(
         f"{title}: {format_bytes(_total(held))}" if len(held) > _ROWS_OPEN else title,
         columns,
