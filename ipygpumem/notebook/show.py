@@ -64,8 +64,8 @@ class Screen:
 
     def _begin_row(self) -> None:
         """Go to the beginning of a row of the terminal that has nothing in it yet."""
-        terminal, stream = terminal_of(self._shell), sys.stdout
-        if terminal is not None and stream is not None and stream is sys.__stdout__:  # else the report goes elsewhere
+        terminal, stream = terminal_of(self._shell), sys.__stdout__
+        if terminal is not None and stream is not None and sys.stdout is stream:  # else another gets the report
             stream.write(to_empty_row(terminal))
 
     def _for_terminal(self, reports: Sequence[Report], plain: str) -> str:
