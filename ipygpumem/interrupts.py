@@ -13,7 +13,7 @@ from typing import Any
 
 
 class kept:  # noqa: N801  # read as a word of the "with" statement
-    """A ``with`` block after which such a Ctrl-C is raised; for our own work, never around code of the user's.
+    """A ``with`` block after which such a Ctrl-C is raised: for our own work, and not for code of the user's.
 
     Raises:
         KeyboardInterrupt: one struck where CPython would have lost it.
