@@ -64,9 +64,9 @@ class Screen:
 
     def _begin_row(self) -> None:
         """Go to the beginning of a row of the terminal that has nothing in it yet."""
-        terminal = terminal_of(self._shell)
-        if terminal is not None and sys.stdout is sys.__stdout__:  # else it is not the terminal that gets the report
-            print(to_empty_row(terminal), end="")
+        terminal, stream = terminal_of(self._shell), sys.__stdout__
+        if terminal is not None and stream is not None and sys.stdout is stream:  # else another gets the report
+            stream.write(to_empty_row(terminal))
 
     def _for_terminal(self, reports: Sequence[Report], plain: str) -> str:
         """Return the text as the stream that it will be printed to can show it."""
