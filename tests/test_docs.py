@@ -18,6 +18,8 @@ PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{path.name}" f
 
 _CELL = re.compile(r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 _FIGURE = re.compile(r"[+-]?[\d.]+ (?:[KMGTP]iB|B|ms|µs|s)\b|\+0\b")
+_MOVED = re.compile(r"(?<=RAM #), peak #, # now$", re.MULTILINE)
+"""What the line of a cell says only of a device that moved by a MiB, which small cells do on some machines."""
 _CROSSED = re.compile(r"ipygpumem: cell \d+ has crossed the RAM budget of .+\n")
 """What a budget says while the cell runs, if that takes long enough."""
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
@@ -29,7 +31,7 @@ def read(name: str) -> str:
 
 def without_figures(text: str) -> list[str]:
     """The lines of a report as words; which steps gave enough to be listed differs from run to run."""
-    lines = _FIGURE.sub("#", text).replace("─", "").splitlines()
+    lines = _MOVED.sub("", _FIGURE.sub("#", text)).replace("─", "").splitlines()
     return [" ".join(line.split()) for line in lines if line.strip() and "given back:" not in line]
 
 

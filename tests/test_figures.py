@@ -450,7 +450,7 @@ def test_a_notebook_shows_an_image_with_its_words_and_pyplot_is_not_imported(ker
     kernel.run("data = bytearray(2**26)")
     reply = kernel.run("%gpumem plot cells")
     (shown,) = [item for item in reply.displays if item["metadata"].get("ipygpumem") == {"reports": ["plot"]}]
-    assert set(shown["data"]) == {"image/png", "text/plain"}
+    assert set(shown["data"]) == {"image/png", "text/html", "text/plain"}
     assert shown["data"]["text/plain"].startswith("memory of 1 cell\n  RAM · kept by all +64")
     assert shown["metadata"]["image/png"] == {"width": 864}
     assert kernel.run("import sys; 'matplotlib.pyplot' in sys.modules").result == "False"

@@ -51,7 +51,19 @@ VS_CODE_ACCESSIBLE_ORDER = (
 LAB_ELEMENTS = {"b", "br", "code", "details", "div", "span", "summary", "table", "tbody", "td", "th", "thead", "tr"}
 LAB_ATTRIBUTES = {"style", "title", "open"}
 LAB_PROPERTIES = {
-    *("background", "border", "border-bottom", "border-collapse", "border-left", "border-radius", "cursor", "display"),
+    *(
+        "align-items",
+        "background",
+        "border",
+        "border-bottom",
+        "border-collapse",
+        "border-left",
+        "border-radius",
+        "border-right",
+        "box-sizing",
+        "cursor",
+    ),
+    *("display", "flex", "flex-wrap"),
     *("font-family", "font-size", "font-weight", "height", "line-height", "margin", "margin-left", "max-width"),
     *("min-width", "opacity", "overflow", "overflow-wrap", "overflow-x", "padding", "padding-left", "text-align"),
     *("white-space", "width"),
@@ -158,9 +170,9 @@ def test_jupyterlab_keeps_elements_words_folding_and_bars_of_a_notebook_that_is_
     assert {name for name, _ in after.attributes} == LAB_ATTRIBUTES
     bar = Sanitizer(html.render([content.cell_report(cell(usages=(RAM,)))])).kept
     assert re.findall(r'width: ([\d.]+)%; background: (.+?)"', bar) == [
-        ("18.8", "rgba(128, 128, 128, 0.6)"),
-        ("3.1", "#1e88e5"),
-        ("5.1", "#64b5f6"),
+        ("50.0", "rgba(128, 128, 128, 0.6)"),
+        ("8.4", "#1e88e5"),
+        ("13.6", "#64b5f6"),
     ]
 
 

@@ -73,8 +73,8 @@ def test_the_history_shows_devices_in_use_and_drops_what_is_empty() -> None:
     idle = usage("cuda:1", 0, 0, 0)
     record = cell(7, usages=(usage(), idle.__class__(**{**idle.to_dict(), "reserved_bytes": 0})))
     table = reports.cells_table([record])
-    assert table.columns == ("cell", "source", "time", "RAM kept", "RAM peak")
-    assert table.rows == (("7", "train()", "2.00 s", "+50 MiB", "+300 MiB"),)
+    assert table.columns == ("cell", "RAM kept", "RAM peak", "time", "source")
+    assert table.rows == (("7", "+50 MiB", "+300 MiB", "2.00 s", "train()"),)
 
 
 def test_the_history_says_how_many_of_how_many() -> None:

@@ -35,10 +35,52 @@ def test_the_line_names_an_error_children_and_samples_and_leaves_idle_devices_ou
     assert line == "cell · 3.21 s · ValueError · RAM +0, peak +1 MiB (sampled), 0 B now, children 5 MiB"
 
 
+STILL = Usage("cpu", 61 * MIB, 61 * MIB + 90_000, 61 * MIB + 700_000, 16 * GIB, "kernel")
+STILL_CUDA = Usage("cuda:0", GIB, GIB, GIB + 512, 24 * GIB, "allocator", reserved_bytes=2 * GIB, used_bytes=3 * GIB)
+
+
+def test_a_device_that_did_not_move_by_a_mib_is_told_by_its_size_alone() -> None:
+    still = content.cell_report(cell(execution_count=3, duration_seconds=0.0003, usages=(STILL,)))
+    assert still.headline == "cell 3 · 0.3 ms · RAM 61.1 MiB"
+    assert content.cell_report(cell(usages=(STILL, STILL_CUDA))).headline == (
+        "cell 12 · 3.21 s · RAM 61.1 MiB · cuda:0 3.00/24.00 GiB"
+    )
+    mine = dataclasses.replace(STILL_CUDA, used_bytes=None)
+    assert content.cell_report(cell(usages=(RAM, mine))).headline == (
+        "cell 12 · 3.21 s · RAM +512 MiB, peak +1.31 GiB, 3.50 GiB now · cuda:0 1.00 GiB"
+    )
+    assert all(segment.bar is None for segment in still.segments)
+
+
+@pytest.mark.parametrize("changes", [{"after_bytes": 60 * MIB}, {"peak_bytes": 62 * MIB}, {"after_bytes": 62 * MIB}])
+def test_what_was_kept_given_back_or_needed_meanwhile_is_told_from_a_mib_on(changes: dict[str, int]) -> None:
+    usage = dataclasses.replace(STILL, **changes)
+    assert not content.is_quiet(cell(usages=(usage, STILL_CUDA)))
+    assert "RAM " in (headline := content.cell_report(cell(usages=(usage,))).headline)
+    assert headline.endswith(" now")
+
+
+def test_a_line_that_says_nothing_new_is_quiet_and_one_with_an_error_or_children_is_not() -> None:
+    assert content.is_quiet(cell(usages=(STILL, STILL_CUDA)))
+    assert content.is_quiet(cell(usages=()))
+    assert not content.is_quiet(cell(usages=(STILL,), error="ValueError"))
+    assert not content.is_quiet(cell(usages=(STILL,), recovery=recovery()))
+    children = dataclasses.replace(STILL, children_bytes=5 * MIB)
+    assert not content.is_quiet(cell(usages=(children,)))
+    line = content.cell_report(cell(usages=(children,), error="ValueError")).headline
+    assert line == "cell 12 · 3.21 s · ValueError · RAM 61.1 MiB, children 5 MiB"
+
+
+def test_text_and_html_of_a_short_line_say_the_same() -> None:
+    report = content.cell_report(cell(usages=(STILL, STILL_CUDA)))
+    assert text.render([report], text.Style(width=120, bars=True)) == report.headline
+    assert "".join(Page(html.render([report])).texts) == report.headline
+
+
 def test_the_full_report_of_an_experiment() -> None:
     (report,) = content.experiment_reports(experiment(), "full")
     assert report.headline == "experiment small · 2 cells · 4.20 s"
-    assert report.tables[0].rows == (("RAM", "+600 MiB", "88 MiB", "+1.31 GiB", "3.50 GiB"),)
+    assert report.tables[0].rows == (("RAM", "+600 MiB", "88 MiB", "+1.31 GiB"),)
     assert text.render([report]).splitlines()[4:] == [
         "  deleted: a, b",
         "  restored: x",
@@ -52,7 +94,7 @@ def test_the_full_report_of_an_experiment() -> None:
 def test_the_compact_and_the_silent_report_of_an_experiment() -> None:
     (report,) = content.experiment_reports(experiment(), "compact")
     assert report.headline == (
-        "experiment small · 2 cells · 4.20 s · RAM consumed +600 MiB, reclaimed 88 MiB, peak +1.31 GiB, 3.50 GiB now"
+        "experiment small · 2 cells · 4.20 s · RAM consumed +600 MiB, reclaimed 88 MiB, peak +1.31 GiB"
     )
     assert content.experiment_reports(experiment(), "none") == []
 
@@ -68,18 +110,18 @@ def test_the_report_of_a_recovery() -> None:
     (report,) = content.recovery_reports(recovery(), MIB)
     assert report.headline == (
         "out of memory (OutOfMemoryError) · asked for 20.00 GiB · free: RAM 10.00 GiB, cuda:0 3.00 GiB · "
-        "came back: RAM 0 B, cuda:0 3 MiB · now: RAM 1.00 GiB, cuda:0 0 B"
+        "came back: RAM 0 B, cuda:0 3 MiB"
     )
     assert report.tables[1].rows == (
-        ("train", "7", "batch", "Tensor", "512 × 1024", "float32", "cuda:0", "2 MiB"),
-        ("main", "2", "lists", "dict", "3 arrays", "float32", "cuda:0", "1 MiB"),
+        ("2 MiB", "train", "7", "batch", "Tensor", "512 × 1024", "float32", "cuda:0"),
+        ("1 MiB", "main", "2", "lists", "dict", "3 arrays", "float32", "cuda:0"),
     )
 
 
 def test_a_long_table_ends_with_a_sum() -> None:
     held = tuple(Held(f"x{n}", "Tensor", (1,), "f", "cpu", 2 * MIB, function="f", line=n) for n in range(30))
     (report,) = content.recovery_reports(recovery(held=held), MIB)
-    assert report.tables[1].rows[-1] == ("and 10 more", "", "", "", "", "", "", "20 MiB")
+    assert report.tables[1].rows[-1] == ("20 MiB", "and 10 more", "", "", "", "", "", "")
 
 
 def test_an_interrupt_that_held_nothing_is_not_worth_a_report() -> None:
@@ -95,8 +137,8 @@ def test_a_table_of_devices_tells_in_html_what_the_headline_of_an_oom_tells_in_t
     reports = content.recovery_reports(recovery(), MIB)
     page, shown = html.render(reports), text.render(reports)
     assert reports[0].tables[0].rows == (
-        ("RAM", "10.00 GiB", "0 B", "1.00 GiB"),
-        ("cuda:0", "3.00 GiB", "3 MiB", "0 B"),
+        ("RAM", "10.00 GiB", "0 B"),
+        ("cuda:0", "3.00 GiB", "3 MiB"),
     )
     assert shown.count("came back") == page.count("came back") == 1
     assert "free: RAM" not in page
@@ -114,7 +156,7 @@ def test_text_is_one_line_for_a_cell_and_an_aligned_table_for_an_experiment() ->
     assert "\n" not in text.render([content.cell_report(cell())])
     lines = text.render(content.experiment_reports(experiment(), "full")).splitlines()
     assert lines[0] == "experiment small · 2 cells · 4.20 s"
-    assert lines[1].split() == ["device", "consumed", "reclaimed", "peak", "now"]
+    assert lines[1].split() == ["device", "consumed", "reclaimed", "peak"]
 
 
 class Page(HTMLParser):
@@ -157,7 +199,7 @@ def test_html_is_a_few_elements_with_inline_styles_and_nothing_from_outside() ->
 
 def test_a_bar_in_html_is_told_in_words_and_can_be_left_out() -> None:
     report = content.cell_report(cell(usages=(RAM,)))
-    words = 'aria-label="RAM: 3.50 GiB of 16.00 GiB in use"'
+    words = 'aria-label="RAM: 3.50 GiB of 16.00 GiB in use; the bar ends at 6.00 GiB"'
     assert words in html.render([report])
     assert 'role="img"' not in html.render([report, *every_report()], bars=False)
 
@@ -214,8 +256,8 @@ def test_a_narrow_terminal_loses_the_bar_first_then_breaks_between_devices() -> 
     report = [content.cell_report(cell())]
     wide, narrow, narrower = (text.render(report, text.Style(width=width, bars=True)) for width in (140, 118, 80))
     assert wide == (
-        "cell 12 · 3.21 s · RAM +512 MiB, peak +1.31 GiB, 3.50 GiB now ▕▒▒      ▏ · "
-        "cuda:0 +1.00 GiB, peak +6.20 GiB, 8.39/140.00 GiB ▕░       ▏"
+        "cell 12 · 3.21 s · RAM +512 MiB, peak +1.31 GiB, 3.50 GiB now ▕▒▒▒▒█░  ▏ · "
+        "cuda:0 +1.00 GiB, peak +6.20 GiB, 8.39/140.00 GiB ▕▒█░░░░  ▏"
     )
     assert narrow == report[0].headline
     assert narrower == wide.replace(" · cuda", "\n  cuda")
@@ -232,15 +274,34 @@ def test_a_table_that_is_too_wide_is_folded_and_then_becomes_lines() -> None:
     rows = (("x" * 20, "1.00 GiB", "one two three four five six"),)
     table = content.Table("", ("name", "size", "what you can do"), rows, frozenset({"size"}))
     report = [content.Report("note", "head", tables=(table,))]
-    assert text.render(report, text.Style(width=56)).splitlines()[3:] == [
+    assert text.render(report, text.Style(width=58)).splitlines()[3:] == [
         f"  {'x' * 20}   1.00 GiB   one two three four",
         f"  {'':20}              five six",
     ]
     assert text.render(report, text.Style(width=40)).splitlines()[1:] == [
-        f"  {'x' * 20} · size",
-        "    1.00 GiB · one two three four five",
-        "    six",
+        "  name                      size",
+        "    what you can do",
+        f"  {'─' * 30}",
+        f"  {'x' * 20}  1.00 GiB",
+        "    one two three four five six",
     ]
+
+
+@pytest.mark.parametrize("width", [40, 50, 60])
+def test_in_a_narrow_terminal_rows_stack_at_the_same_places_below_the_size(width: int) -> None:
+    """The size comes first, and what goes on below it begins under the second column, in the heading, too."""
+    shown = text.render(content.recovery_reports(recovery(), MIB), text.Style(width=width))
+    lines = shown.splitlines()[shown.splitlines().index("  the frames of the traceback held") + 1 :]
+    rule = next(number for number, line in enumerate(lines) if set(line.strip()) == {"─"})
+    assert lines[0].split()[:2] == ["size", "function"]
+    assert rule > 1
+    rows = [lines[rule + 1 : 2 * rule + 1], lines[2 * rule + 1 : 3 * rule + 1]]
+    assert len(lines) == 3 * rule + 1
+    assert [row[0].split()[:3] for row in rows] == [["2", "MiB", "train"], ["1", "MiB", "main"]]
+    begins = [[len(line) - len(line.lstrip()) for line in row[1:]] for row in (lines[:rule], *rows)]
+    assert begins[0] == begins[1] == begins[2] == [lines[0].index("function")] * (rule - 1)
+    told = " ".join(" ".join(rows[0]).split())
+    assert all(word in told for word in ("2 MiB", "train", "batch", "Tensor", "512 × 1024", "float32", "cuda:0"))
 
 
 def test_a_number_in_a_table_that_became_lines_keeps_its_columns_name_however_long_that_is() -> None:
@@ -248,7 +309,13 @@ def test_a_number_in_a_table_that_became_lines_keeps_its_columns_name_however_lo
         "", ("name", "reclaimed at its end"), (("x" * 20, "1.00 GiB"),), frozenset(("reclaimed at its end",))
     )
     drawn = text.render([content.Report("note", "head", tables=(table,))], text.Style(width=30))
-    assert " ".join(drawn.split()) == f"head {'x' * 20} · reclaimed at its end 1.00 GiB"
+    assert [line.strip("─ ") for line in drawn.splitlines()[1:]] == [
+        "name",
+        "reclaimed at its end",
+        "",
+        "x" * 20,
+        "1.00 GiB",
+    ]
 
 
 def test_huge_texts_and_long_names_are_cut() -> None:

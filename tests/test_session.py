@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +15,17 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from ipygpumem.inventory import before
 from ipygpumem.meter import Measurement
+from ipygpumem.model import Usage
 from ipygpumem.notebook import leaks
 from ipygpumem.notebook.cells import CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.session import Session
+from ipygpumem.recorded import Growth
+from ipygpumem.reports import content
+from ipygpumem.reports.bars import Scales
 from ipygpumem.reports.content import Report
+from ipygpumem.units import MIB
 from tests.fakes import FakeProbe
 
 
@@ -210,6 +216,59 @@ def test_short_cells_can_go_without_a_line(session: Session) -> None:
     session.cell_begins(info)
     session.cell_ends(result_of(info))
     assert session.screen.shown == []
+
+
+def run_cell(session: Session, number: int = 1, error: BaseException | None = None) -> list[str]:
+    """Run a cell that does nothing, and return the headlines of what is shown."""
+    shown = session.screen.shown  # type: ignore[attr-defined]  # the recorder's
+    shown.clear()
+    info = info_of("x")
+    session.cell_begins(info)
+    session.cell_ends(result_of(info, number, error))
+    return [report.headline for report in shown]
+
+
+def test_quiet_hides_the_lines_of_cells_that_moved_nothing(session: Session, probe: FakeProbe) -> None:
+    assert re.fullmatch(r"cell 1 · [\d.]+ ms · RAM 0 B", *run_cell(session))
+    session.config.quiet = True
+    assert run_cell(session) == []
+    info = info_of("x")
+    session.cell_begins(info)
+    probe.spike(MIB)
+    session.cell_ends(result_of(info))
+    (report,) = session.screen.shown  # type: ignore[attr-defined]  # the recorder's
+    assert "RAM +0, peak +1 MiB, 0 B now" in report.headline
+    assert len(session.history) == 3
+
+
+def test_quiet_hides_no_error_and_no_growth_and_nothing_else_that_is_said(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.config.quiet = True
+    (line,) = run_cell(session, error=ValueError())
+    assert "ValueError" in line
+    monkeypatch.setattr(session._trends, "add", lambda record: [Growth("cpu", 3, 1, 2)])
+    (line,) = run_cell(session)
+    assert line.startswith("cell 1")
+    assert "has grown RAM" in session.screen.shown[0].lines[0]  # type: ignore[attr-defined]  # the recorder's
+    session.config.min_cell_seconds = 60.0
+    assert len(run_cell(session)) == 1
+    monkeypatch.undo()
+    session.config.min_cell_seconds = 0.0
+    told = content.note("a budget was crossed")
+    session.budgets.append(SimpleNamespace(cell_ended=lambda record: [told]))  # type: ignore[arg-type]  # a stand-in
+    assert run_cell(session) == [told.headline]
+    session.budgets.clear()
+
+
+def test_bars_are_as_long_as_the_highest_use_of_all_cells_shown_or_not(session: Session, probe: FakeProbe) -> None:
+    session.config.report = False
+    info = info_of("x")
+    session.cell_begins(info)
+    probe.spike(700)
+    session.cell_ends(result_of(info))
+    assert session._scales.bar("RAM", Usage("cpu", 100, 106, 106, 1000, "kernel")) is None
+    assert Scales().bar("RAM", Usage("cpu", 100, 106, 106, 1000, "kernel")) is not None
 
 
 EVENTS = st.lists(

@@ -336,7 +336,7 @@ def test_each_part_is_a_row_and_the_unknown_is_one_of_them() -> None:
     report = status_report("head", [], [], [Reconciliation("cuda:0", MIB, "reserved", parts, ("a note",))])
     table = report.tables[1]
     assert table.title == "cuda:0: 1 MiB, reserved"
-    assert table.rows == (("here", "1 MiB", "do this"), ("unknown: rest", "unknown", "hidden"))
+    assert table.rows == (("1 MiB", "here", "do this"), ("unknown", "unknown: rest", "hidden"))
     assert report.lines == ("cuda:0: a note",)
 
 
@@ -345,7 +345,7 @@ def test_many_processes_are_summed_up_in_one_row() -> None:
     found = Reconciliation("cuda:0", 0, "all", (*processes, Part("unknown", None, "why"), Part("free", GIB, "free")))
     rows = status_report("head", [], [], [found]).tables[1].rows
     assert len(rows) == 24
-    assert rows[-1][:2] == ("79 smaller parts", "3.09 GiB")
+    assert rows[-1][:2] == ("3.09 GiB", "79 smaller parts")
     assert ("unknown", "unknown", "why") in rows
 
 

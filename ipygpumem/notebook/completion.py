@@ -20,7 +20,7 @@ _TENSOR_VALUES = {
     "--by": ["name", "shape", "kind", "cell", "device"],
     "--device": ["cpu", "cuda"],
 }
-_PLOT_OPTIONS = ("--device", "-n", "--save", "--force")
+_PLOT_OPTIONS = ("--device", "-n", "--save", "--dark", "--force")
 _PLOT_VALUES = {"plot": ["session", "cells", "devices", "experiments", *_PLOT_OPTIONS], "--device": ["RAM", "cuda"]}
 _NUMBERS = (int, float)
 _AUTOFIT_OPTIONS = ["--min", "--step", "--headroom", "--max-tries", "--remember"]
@@ -49,6 +49,8 @@ def complete_experiment(session: Session, line: str) -> list[str]:
         return _STYLES
     if done[-1:] == ["--keep"] or done[1:2] == ["keep"]:
         return _names(session)
+    if next((word for word in reversed(done) if word.startswith("--")), None) == "--keep":
+        return [*_names(session), *_EXPERIMENT_OPTIONS]
     if done[1:2] == ["end"]:
         return [experiment.name for experiment in session.open]
     if done[1:2] == ["compare"]:

@@ -21,8 +21,13 @@ class IPyGpuMem(Configurable):
     report = Bool(True, help="Show the one-line report after every cell (%gpumem on|off).").tag(config=True)
     bar = Bool(
         True,
-        help="Draw a bar for each device: in use before, kept, the peak above that, free. The plain text of a "
-        "notebook's output has none.",
+        help="Draw a bar for each device that a cell changed: in use before, kept, the peak above that. The plain text "
+        "of a notebook's output has none.",
+    ).tag(config=True)
+    quiet = Bool(
+        False,
+        help="Show no line after cells that moved no device by a MiB. Errors, growth, child processes that hold "
+        "memory, and every other report are shown.",
     ).tag(config=True)
     live = Bool(
         True,

@@ -38,7 +38,7 @@ def plot(session: Session, words: list[str]) -> list[Report]:
     try:
         if target is None:
             return _shown(session, picture)
-        content = picture.render(target.suffix[1:].lower())
+        content = picture.render(target.suffix[1:].lower(), dark=options.dark)
         size = files.write(target, content, is_ours=lambda head: _MARK in head, force=options.force)
         saved = Report("plot", f"saved: {clean(str(target))} ({format_bytes(size)})")
         return [*_shown(session, picture), saved] if session.screen.has_images else [saved]
@@ -52,6 +52,7 @@ def _parser() -> Parser:
     parser.add_argument("--device")
     parser.add_argument("-n", dest="last", type=int, metavar="N")
     parser.add_argument("--save", metavar="FILE")
+    parser.add_argument("--dark", action="store_true")
     parser.add_argument("--force", action="store_true")
     return parser
 

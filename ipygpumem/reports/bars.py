@@ -5,7 +5,7 @@ The colours are middle tones with an equal contrast to light and dark pages, sin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -15,9 +15,13 @@ from ipygpumem.units import format_bytes
 
 _CELLS = 8
 _GRAINS = 1024
-"""No bar shows a smaller part of its total: those that look the same are equal, and need not be drawn twice."""
+"""No bar shows a smaller part of its length: those that look the same are equal, and need not be drawn twice."""
+_LEAST_SHARE = 0.01
+"""A smaller part of a bar's length is no piece, and a smaller change no bar."""
 _BLOCKS = ("▒", "█", "░")
 _ASCII_BLOCKS = ("=", "#", "-")
+_ENDS, _ASCII_ENDS = ("▕", "▏", "┃"), ("[", "]", "|")
+"""The left end, and the right one without and with the tick that is the device's total."""
 _ANSI = ("\x1b[2m", "\x1b[36m", "\x1b[33m")
 _RESET = "\x1b[0m"
 
@@ -27,8 +31,9 @@ _ASCII_STEPS = "_.-=+*#@"
 _TRACK = (
     '<span role="img" title="{label}" aria-label="{label}" style="display: inline-block; width: {width}; height: 8px; '
     "line-height: 8px; font-size: 0; text-align: left; white-space: nowrap; overflow: hidden; "
-    'background: rgba(128, 128, 128, 0.22); border-radius: 2px">{pieces}</span>'
+    'background: rgba(128, 128, 128, 0.22); border-radius: 2px{tick}">{pieces}</span>'
 )
+_TICK = "; border-right: 2px solid rgba(128, 128, 128, 0.9)"
 _PIECE = '<span style="display: inline-block; height: {}px; min-width: 2px; width: {:.1f}%; background: {}"></span>'
 # The peak is past: it is half as high. In grey, too, what was in use before and what was kept differ.
 _LOOKS = ((8, "rgba(128, 128, 128, 0.6)"), (8, "#1e88e5"), (4, "#64b5f6"))
@@ -41,40 +46,75 @@ _COLUMN = (
     '<span style="display: inline-block; width: 3px; height: {}px; background: #1e88e5; margin-right: 1px"></span>'
 )
 _SPARK_PIXELS = 12
+_QUIET_SHARE = 0.02
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A device's memory as pieces of its total: in use before, kept on top of that, the peak above, the rest.
+    """A device's memory as pieces of a length: in use before, kept on top of that, the peak above, the rest.
 
     ``label`` says in words what the bar shows.
     """
 
     label: str
-    total_bytes: int
+    length_bytes: int
     used_bytes: int
     kept_bytes: int = 0
     peak_bytes: int = 0
+    is_whole: bool = True
+    """Whether it ends where the device's memory does, which is told by a tick."""
 
     @property
     def pieces(self) -> tuple[int, int, int]:
-        """The bytes of the pieces, none negative, together not above the total."""
-        rest = self.total_bytes
+        """The bytes of the pieces: none negative or below 1 % of the length, together not above it."""
+        rest = self.length_bytes
         found = []
         for size in (self.used_bytes, self.kept_bytes, self.peak_bytes):
-            found.append(max(0, min(size, rest)))
+            found.append(min(size, rest) if size >= _LEAST_SHARE * self.length_bytes else 0)
             rest -= found[-1]
         return (found[0], found[1], found[2])
 
 
-def bar_of(name: str, usage: Usage) -> Bar | None:
-    """Return the bar of what ``usage``'s device went through; None where its total is unknown.
+class Scales:
+    """How long each device's bar is: as the session's highest use, so that a change can be seen."""
 
-    What other processes, the context and the allocator's cache take counts as in use before, where it is known: the
-    bar is then as full as the whole device was at the peak.
+    def __init__(self) -> None:
+        self._highest: dict[str, int] = {}
+
+    def note(self, usages: Iterable[Usage]) -> None:
+        """Let the bars be long enough for ``usages``, from now on."""
+        for usage in usages:
+            self._highest[usage.device] = max(self._highest.get(usage.device, 0), sum(_sizes(usage)))
+
+    def bar(self, name: str, usage: Usage) -> Bar | None:
+        """Return the bar of what ``usage``'s device went through, under ``name``.
+
+        It is as long as the highest use, rounded up so that it seldom changes (..., 1, 1.5, 2, 3, 4, 6 GiB, ...), or as
+        the device's total, if that is less. There is none where the total is unknown, or where what was kept, given
+        back or needed meanwhile is below 1 % of the length.
+        """
+        total = usage.total_bytes
+        if not total:
+            return None
+        used, kept, peak = _sizes(usage)
+        highest = max(self._highest.get(usage.device, 0), used + kept + peak)
+        length = min(total, _rounded_up(highest + highest // 20))
+        if max(kept, peak) < _LEAST_SHARE * length:
+            return None
+        label = f"{name}: {format_bytes(used + kept)} of {format_bytes(total)} in use"
+        if length < total:
+            label += f"; the bar ends at {format_bytes(length)}"
+        grain = -(-length // _GRAINS)
+        used, kept, peak = (-(-size // grain) * grain for size in (used, kept, peak))
+        return Bar(label, length, used, kept, peak, is_whole=length == total)
+
+
+def _sizes(usage: Usage) -> tuple[int, int, int]:
+    """Return what was in use before and still is, what was kept on top of that, and how far the peak was above both.
+
+    What other processes, the context and the allocator's cache take counts as in use before, where it is known: their
+    sum is what the whole device had in use at the peak.
     """
-    if not usage.total_bytes:
-        return None
     kept = max(0, usage.delta_bytes)
     peak = max(0, usage.peak_bytes - usage.after_bytes)
     used = usage.after_bytes - kept
@@ -82,52 +122,76 @@ def bar_of(name: str, usage: Usage) -> Bar | None:
         mine = usage.after_bytes if usage.reserved_bytes is None else usage.reserved_bytes
         # The peak lay in the allocator's cache, unless that was given back since.
         used = max(usage.used_bytes - kept - peak, usage.used_bytes - mine + used)
-    words = f"{name}: {format_bytes(used + kept)} of {format_bytes(usage.total_bytes)} in use"
-    grain = -(-usage.total_bytes // _GRAINS)
-    return Bar(words, usage.total_bytes, *[-(-size // grain) * grain for size in (used, kept, peak)])
+    return used, kept, peak
+
+
+def _rounded_up(size: int) -> int:
+    step = 1 << max(0, size.bit_length() - 2)
+    return -(-size // step) * step or 1
 
 
 def text_bar(bar: Bar, *, cells: int = _CELLS, ascii_only: bool = False, colour: bool = False) -> str:
-    """Return ``bar`` in ``cells`` characters and two edges, such as ``▕▒▒█░    ▏``.
+    """Return ``bar`` in ``cells`` characters and two ends, such as ``▕▒▒█░    ▏``, or ``▕▒▒█░    ┃`` up to the total.
 
-    In use before is ``▒``, kept ``█``, the peak above ``░``; what is not empty has one character at least.
+    In use before is ``▒``, kept ``█``, the peak above ``░``; a piece has one character at least, where there is room.
     """
-    blocks, (left, right) = (_ASCII_BLOCKS, "[]") if ascii_only else (_BLOCKS, "▕▏")
+    blocks, ends = (_ASCII_BLOCKS, _ASCII_ENDS) if ascii_only else (_BLOCKS, _ENDS)
     drawn = [block * number for block, number in zip(blocks, _lengths(bar, cells), strict=True)]
     free = " " * (cells - sum(map(len, drawn)))
     if colour:
         drawn = [code + piece + _RESET if piece else "" for code, piece in zip(_ANSI, drawn, strict=True)]
-    return left + "".join(drawn) + free + right
+    return ends[0] + "".join(drawn) + free + ends[1 + bar.is_whole]
 
 
 def _lengths(bar: Bar, cells: int) -> list[int]:
     pieces = bar.pieces
-    ends = [round(sum(pieces[: index + 1]) * cells / bar.total_bytes) for index in range(3)]
-    if ends[2] == 0 and any(pieces):
-        return [int(index == pieces.index(max(pieces))) for index in range(3)]
-    return [ends[0], ends[1] - ends[0], ends[2] - ends[1]]
+    ends = [round(sum(pieces[: index + 1]) * cells / bar.length_bytes) for index in range(3)]
+    found = [ends[0], ends[1] - ends[0], ends[2] - ends[1]]
+    for index in sorted(range(3), key=lambda index: -pieces[index]):
+        if pieces[index] and not found[index]:  # at the cost of what is free, else of the longest piece
+            longest = found.index(max(found))
+            found[index] = int(sum(found) < cells or found[longest] > 1)
+            found[longest] -= int(sum(found) > cells)
+    return found
 
 
 def html_bar(bar: Bar, *, width: str = "64px") -> str:
     """Return ``bar`` as spans; its label is what a pointer shows and a screen reader says."""
     pieces = "".join(
-        _PIECE.format(height, 100 * size / bar.total_bytes, colour)
+        _PIECE.format(height, 100 * size / bar.length_bytes, colour)
         for size, (height, colour) in zip(bar.pieces, _LOOKS, strict=True)
         if size
     )
-    return _TRACK.format(label=escape(clean(bar.label)), width=width, pieces=pieces)
+    tick = _TICK if bar.is_whole else ""
+    return _TRACK.format(label=escape(clean(bar.label)), width=width, pieces=pieces, tick=tick)
 
 
-def text_spark(values: Sequence[float], top: float, *, ascii_only: bool = False) -> str:
-    """Return one character for each value, whose height is its share of ``top``."""
+@dataclass(frozen=True)
+class Curve:
+    """A device's memory over time, in equal steps, above its lowest; ``label`` says in words what it shows."""
+
+    label: str
+    heights: tuple[int, ...]
+    top: int
+
+
+def curve_of(label: str, sizes: Sequence[int], total_bytes: int | None) -> Curve:
+    """Return the curve of ``sizes``: low where they move by less than 2 % of the total, since noise is no mountain."""
+    lowest = min(sizes)
+    heights = tuple(size - lowest for size in sizes)
+    return Curve(label, heights, max(*heights, int(_QUIET_SHARE * (total_bytes or 0)), 1))
+
+
+def text_spark(curve: Curve, *, ascii_only: bool = False) -> str:
+    """Return one character for each value of ``curve``."""
     steps = _ASCII_STEPS if ascii_only else _STEPS
-    return "".join(steps[_level(value, top, len(steps) - 1)] for value in values)
+    return "".join(steps[_level(value, curve.top, len(steps) - 1)] for value in curve.heights)
 
 
-def html_spark(values: Sequence[float], top: float, label: str) -> str:
-    """Return one column for each value, whose height is its share of ``top``; ``label`` says it in words."""
-    columns = "".join(_COLUMN.format(max(1, _level(value, top, _SPARK_PIXELS))) for value in values)
-    return _SPARK.format(label=escape(clean(label)), columns=columns)
+def html_spark(curve: Curve) -> str:
+    """Return one column for each value of ``curve``, with its label in words."""
+    columns = "".join(_COLUMN.format(max(1, _level(value, curve.top, _SPARK_PIXELS))) for value in curve.heights)
+    return _SPARK.format(label=escape(clean(curve.label)), columns=columns)
 
 
 def _level(value: float, top: float, highest: int) -> int:

@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, RecoveryRecord, Usage
-from ipygpumem.reports.bars import bar_of
+from ipygpumem.reports.bars import Bar, Scales
 from ipygpumem.reports.layout import SEPARATOR, Fact, Listing, Segment, clean_name, headline
 from ipygpumem.reports.layout import Report as Report
 from ipygpumem.reports.layout import Table as Table
 from ipygpumem.reports.layout import clean as clean
 from ipygpumem.reports.layout import count as count
 from ipygpumem.reports.layout import device_label as device_label
-from ipygpumem.units import format_bytes, format_change, format_seconds, format_share
+from ipygpumem.units import MIB, format_bytes, format_change, format_seconds, format_share
 
 _NAMES_SHOWN = 40
 _ROWS_SHOWN = 20
@@ -24,14 +24,21 @@ _ROWS_OPEN = 8
 # -- cells ----------------------------------------------------------------------------------------------------
 
 
-def cell_report(record: CellRecord) -> Report:
-    """Return the one-line report of a cell."""
+def cell_report(record: CellRecord, scales: Scales | None = None) -> Report:
+    """Return the one-line report of a cell, with bars as long as ``scales`` says."""
+    scales = scales or Scales()
     head = "cell" if record.execution_count is None else f"cell {record.execution_count}"
     segments = [Segment(head), Segment(format_seconds(record.duration_seconds))]
     if record.error is not None:
         segments.append(Segment(clean_name(record.error)))
-    segments += [_usage_segment(usage) for usage in record.usages if _is_in_use(usage)]
+    segments += [_usage_segment(usage, scales) for usage in record.usages if _is_in_use(usage)]
     return Report("cell", headline(segments), segments=tuple(segments))
+
+
+def is_quiet(record: CellRecord) -> bool:
+    """Whether the line of a cell says nothing new: no device moved, nothing failed, no child process holds memory."""
+    fine = record.error is None and record.recovery is None
+    return fine and not any(_has_moved(usage) or usage.children_bytes for usage in record.usages)
 
 
 def usage_parts(usages: Iterable[Usage]) -> list[str]:
@@ -39,8 +46,15 @@ def usage_parts(usages: Iterable[Usage]) -> list[str]:
     return [_usage_part(usage) for usage in usages if _is_in_use(usage)]
 
 
-def _usage_segment(usage: Usage) -> Segment:
-    return Segment(_usage_part(usage), bar_of(device_label(usage.device), usage))
+def _usage_segment(usage: Usage, scales: Scales) -> Segment:
+    if _has_moved(usage):
+        return Segment(_usage_part(usage), scales.bar(device_label(usage.device), usage))
+    return Segment(f"{device_label(usage.device)} {_now(usage).removesuffix(' now')}{_children(usage)}")
+
+
+def _has_moved(usage: Usage) -> bool:
+    """Whether what was kept, given back or needed meanwhile comes to a MiB: less is mostly not the cell's doing."""
+    return max(abs(usage.delta_bytes), usage.peak_delta_bytes) >= MIB
 
 
 def _is_in_use(usage: Usage) -> bool:
@@ -51,10 +65,12 @@ def _usage_part(usage: Usage) -> str:
     peak = f"peak {format_change(usage.peak_delta_bytes)}"
     if usage.method == "sampled":
         peak += " (sampled)"
-    parts = [f"{device_label(usage.device)} {format_change(usage.delta_bytes)}", peak, _now(usage)]
-    if usage.children_bytes:
-        parts.append(f"children {format_bytes(usage.children_bytes)}")
-    return ", ".join(parts)
+    kept = f"{device_label(usage.device)} {format_change(usage.delta_bytes)}"
+    return ", ".join([kept, peak, _now(usage)]) + _children(usage)
+
+
+def _children(usage: Usage) -> str:
+    return f", children {format_bytes(usage.children_bytes)}" if usage.children_bytes else ""
 
 
 def _now(usage: Usage) -> str:
@@ -66,26 +82,26 @@ def _now(usage: Usage) -> str:
 # -- experiments ----------------------------------------------------------------------------------------------
 
 
-def experiment_reports(record: ExperimentRecord, style: str) -> list[Report]:
+def experiment_reports(record: ExperimentRecord, style: str, scales: Scales | None = None) -> list[Report]:
     """Return the report of a finished experiment in ``style``: ``full``, ``compact`` or ``none``."""
     if style == "none":
         return []
+    scales = scales or Scales()
     segments = [Segment(f"experiment {clean_name(record.name)}"), Segment(format_seconds(record.duration_seconds))]
     if record.cells:
         segments.insert(1, Segment(count(len(record.cells), "cell")))
     notes = tuple(map(clean, record.notes))
     used = [usage for usage in record.usages if _is_in_use(usage)]
+    bars = tuple(scales.bar(device_label(usage.device), usage) for usage in used)
     if style == "compact":
-        segments += [
-            Segment(_experiment_part(record, usage), bar_of(device_label(usage.device), usage)) for usage in used
-        ]
+        segments += [Segment(_experiment_part(record, usage), bar) for usage, bar in zip(used, bars, strict=True)]
         return [Report("experiment", headline(segments), notes, segments=tuple(segments))]
     return [
         Report(
             "experiment",
             headline(segments),
             notes,
-            (_experiment_table(record, used),),
+            (_experiment_table(record, used, bars),),
             _experiment_facts(record),
             _survivors(record.survivors),
             tuple(segments),
@@ -102,23 +118,21 @@ def _experiment_part(record: ExperimentRecord, usage: Usage) -> str:
     return (
         f"{device_label(usage.device)} consumed {format_change(record.consumed.get(usage.device, 0))}, "
         f"reclaimed {format_bytes(record.reclaimed.get(usage.device, 0))}, "
-        f"peak {format_change(usage.peak_delta_bytes)}, {_now(usage)}"
+        f"peak {format_change(usage.peak_delta_bytes)}"
     )
 
 
-def _experiment_table(record: ExperimentRecord, used: Sequence[Usage]) -> Table:
+def _experiment_table(record: ExperimentRecord, used: Sequence[Usage], bars: tuple[Bar | None, ...]) -> Table:
     rows = [
         (
             device_label(usage.device),
             format_change(record.consumed.get(usage.device, 0)),
             format_bytes(record.reclaimed.get(usage.device, 0)),
             format_change(usage.peak_delta_bytes) + (" (sampled)" if usage.method == "sampled" else ""),
-            _now(usage).removesuffix(" now"),  # the column says it
         )
         for usage in used
     ]
-    columns = ("device", "consumed", "reclaimed", "peak", "now")
-    bars = tuple(bar_of(device_label(usage.device), usage) for usage in used)
+    columns = ("device", "consumed", "reclaimed", "peak")  # what is in use now stands in the cell's line
     return Table("", columns, tuple(rows), frozenset(columns[1:]), bars=bars)
 
 
@@ -166,13 +180,13 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
     if record.requested_bytes is not None:
         segments.append(Segment(f"asked for {format_bytes(record.requested_bytes)}"))
     columns = {"free": record.free} if record.kind == "oom" else {}
-    columns.update({"came back": came_back, "now": record.now})
+    columns["came back"] = came_back
     segments += [Segment(f"{title}: {_sizes(sizes)}", tabled=True) for title, sizes in columns.items()]
     tables = [_devices_table(columns)]
     if held:
         tables.append(_held_table("the frames of the traceback held", held))
     lines = tuple(_recovery_lines(record))
-    return [Report("recovery", headline(segments), lines, tuple(tables), segments=tuple(segments))]
+    return [Report("recovery", headline(segments), lines, tuple(tables), segments=tuple(segments), is_trouble=True)]
 
 
 def _devices_table(columns: Mapping[str, Mapping[str, int]]) -> Table:
@@ -221,28 +235,28 @@ def _sizes(sizes: Mapping[str, int]) -> str:
 
 def _held_table(title: str, held: tuple[Held, ...]) -> Table:
     located = any(item.function for item in held)
-    columns: tuple[str, ...] = ("name", "type", "shape", "dtype", "device", "size")
+    columns: tuple[str, ...] = ("size", "name", "type", "shape", "dtype", "device")
     rows: list[tuple[str, ...]] = [
         (
+            format_bytes(item.size_bytes),
             clean_name(item.name),
             clean_name(item.type_name),
             " × ".join(map(str, item.shape)) if item.shape else _count(item),
             clean_name(item.dtype),
             clean_name(item.device),
-            format_bytes(item.size_bytes),
         )
         for item in held[:_ROWS_SHOWN]
     ]
     if located:
-        columns = ("function", "line", *columns)
+        columns = ("size", "function", "line", *columns[1:])
         rows = [
-            (clean_name(item.function), str(item.line), *row)
+            (row[0], clean_name(item.function), str(item.line), *row[1:])
             for item, row in zip(held[:_ROWS_SHOWN], rows, strict=True)
         ]
     rest = held[_ROWS_SHOWN:]
     if rest:
         total = format_bytes(sum(item.size_bytes for item in rest))
-        rows.append((f"and {len(rest)} more", *[""] * (len(columns) - 2), total))
+        rows.append((total, f"and {len(rest)} more", *[""] * (len(columns) - 2)))
     return Table(
         f"{title}: {format_bytes(_total(held))}" if len(held) > _ROWS_OPEN else title,
         columns,

@@ -44,19 +44,19 @@ def _verdict(device: DeviceEstimate) -> str:
 
 def _parts(device: DeviceEstimate, title: str) -> Table:
     rows = [
-        (name, format_bytes(size), f"{size / device.peak_bytes:.0%}") for name, size in device.parts.items() if size
+        (format_bytes(size), f"{size / device.peak_bytes:.0%}", name) for name, size in device.parts.items() if size
     ]
-    rows.append(("peak", format_bytes(device.peak_bytes), ""))
+    rows.append((format_bytes(device.peak_bytes), "", "peak"))
     if device.device != "cpu":
-        rows.append(("reserved by the allocator", format_bytes(device.reserved_bytes), ""))
-        rows.append(("needed by it at least", format_bytes(device.needed_bytes), ""))
+        rows.append((format_bytes(device.reserved_bytes), "", "reserved by the allocator"))
+        rows.append((format_bytes(device.needed_bytes), "", "needed by it at least"))
     if device.spare_bytes:
-        rows.append(("set aside for kernels", format_bytes(device.spare_bytes), ""))
+        rows.append((format_bytes(device.spare_bytes), "", "set aside for kernels"))
     if device.context_bytes:
-        rows.append(("set aside for a context", format_bytes(device.context_bytes), ""))
-    rows.append(("there before", format_bytes(device.before_bytes), ""))
-    rows.append(("kept", format_change(device.kept_bytes), ""))
-    return Table(title, ("at the peak", "size", "share"), tuple(rows), frozenset({"size", "share"}))
+        rows.append((format_bytes(device.context_bytes), "", "set aside for a context"))
+    rows.append((format_bytes(device.before_bytes), "", "there before"))
+    rows.append((format_change(device.kept_bytes), "", "kept"))
+    return Table(title, ("size", "share", "at the peak"), tuple(rows), frozenset({"size", "share"}))
 
 
 def summary_report(summary: ModelSummary) -> Report:

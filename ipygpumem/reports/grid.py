@@ -7,10 +7,13 @@ import unicodedata
 from collections.abc import Sequence
 
 from ipygpumem.reports.bars import text_bar
-from ipygpumem.reports.layout import SEPARATOR, Table, clean
+from ipygpumem.reports.layout import Table, clean
 
 _GAPS = (3, 2)
-_NARROWEST = 14
+_NARROWEST = 18
+"""Columns of a terminal that a long text needs at least to stand beside others."""
+_DEEP = 14
+"""Columns of a first column under which nothing stands any more."""
 _TOGETHER = re.compile(r"(?<=\d) (?=[KMGTP]?i?B\b)| (?=· )")
 _NO_BREAK = "\N{NO-BREAK SPACE}"  # cleaned text has none
 _FIRST_WIDE = "\N{HANGUL CHOSEONG KIYEOK}"  # no character before it takes two columns
@@ -57,8 +60,8 @@ def _pieces(word: str, width: int) -> list[str]:
 def draw(table: Table, width: int, *, bars: bool, ascii_only: bool, colour: bool) -> list[str]:
     """Return the lines of ``table`` in ``width`` columns, without its title; the second line is a rule.
 
-    Numbers are never broken. Where the columns cannot stand side by side, each row is a line of its own, and there is
-    no rule.
+    Numbers are never broken. Where the columns cannot stand side by side, each row goes on below itself, and so do the
+    headings: all at the same places.
     """
     cells = [tuple(map(clean, row)) for row in (table.columns, *table.rows)]
     widths = [max(map(columns, column)) for column in zip(*cells, strict=True)]
@@ -73,7 +76,7 @@ def draw(table: Table, width: int, *, bars: bool, ascii_only: bool, colour: bool
     else:
         if drawn:
             return draw(table, width, bars=False, ascii_only=ascii_only, colour=colour)
-        return _stacked(cells, numeric, width)
+        return _stacked(cells, widths, numeric, width, "-" if ascii_only else "─")
     rows = [_row(row, fitting, numeric, gap) for row in cells]
     for lines, bar in zip(rows, drawn, strict=False):
         if bar:
@@ -117,13 +120,37 @@ def _padded(text: str, width: int, *, right: bool) -> str:
     return spaces + text if right else text + spaces
 
 
-def _stacked(cells: Sequence[Sequence[str]], numeric: Sequence[bool], width: int) -> list[str]:
-    """Return a line for each row; a text says by itself what it is if its column's name is long, a number does not."""
-    named = zip(cells[0], numeric, strict=True)
-    heads = [f"{head} " if number or len(head) <= _NARROWEST else "" for head, number in named]
+def _part(
+    row: Sequence[str], part: Sequence[int], widths: Sequence[int], numeric: Sequence[bool], room: int, indent: int
+) -> list[str]:
+    """Return one line of a row that has several, or more where texts fold."""
+    gap = _GAPS[-1]
+    own, kinds = [widths[column] for column in part], [numeric[column] for column in part]
+    left = room - gap * (len(part) - 1)
+    fitting = _fitting(own, kinds, left) or [min(size, left) for size in own]
+    lines = _row([row[column] for column in part], fitting, kinds, gap)
+    return [f"{' ' * (0 if part[0] == 0 else indent)}{line}".rstrip() for line in lines]
+
+
+def _stacked(
+    cells: Sequence[Sequence[str]], widths: Sequence[int], numeric: Sequence[bool], width: int, rule: str
+) -> list[str]:
+    """Return rows of several lines each, the second and later ones under the second column."""
+    gap = _GAPS[-1]
+    indent = widths[0] + gap if widths[0] <= _DEEP else gap
+    parts, used = [[0]], min(widths[0], width)
+    for column in range(1, len(widths)):
+        least = widths[column] if numeric[column] else min(widths[column], _NARROWEST)
+        if used + gap + least > width:
+            parts.append([])
+            used = indent - gap
+        parts[-1].append(column)
+        used += gap + least
     lines = []
-    for row in cells[1:]:
-        told = [row[0], *(head + text for head, text in zip(heads[1:], row[1:], strict=True) if text)]
-        first, *more = fold(SEPARATOR.join(told), width - 2)
-        lines += [first, *(f"  {line}" for line in more)]
+    for row in cells:
+        for part in parts:
+            if part is parts[0] or any(row[column] for column in part):
+                lines += _part(row, part, widths, numeric, width - indent * (part is not parts[0]), indent)
+        if row is cells[0]:
+            lines.append(rule * max(map(columns, lines)))
     return lines

@@ -30,14 +30,14 @@ def cells_table(cells: Sequence[CellRecord]) -> Table:
     """Return one row per cell; columns that would be empty in each are left out."""
     devices = _in_use(cells)
     figures = [f"{device_label(device)} {what}" for device in devices for what in ("kept", "peak")]
-    columns = ("cell", "source", "experiment", "time", *figures, "error")
+    columns = ("cell", *figures, "time", "source", "experiment", "error")
     rows = [
         (
             "" if cell.execution_count is None else str(cell.execution_count),
+            *_figures(cell.usages, devices, _kept, _peak),
+            format_seconds(cell.duration_seconds),
             _cut(cell.source_line, _SOURCE_SHOWN),
             clean(cell.experiment or ""),
-            format_seconds(cell.duration_seconds),
-            *_figures(cell.usages, devices, _kept, _peak),
             clean(cell.error or ""),
         )
         for cell in cells

@@ -8,13 +8,16 @@ variables (notebooks that are not trusted), words, tables and folding stay.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from ipygpumem.reports.bars import html_bar
+from ipygpumem.reports.bars import html_bar, html_spark
 from ipygpumem.reports.cleaning import clean
+from ipygpumem.reports.grid import columns
 from ipygpumem.reports.layout import SEPARATOR, Fact, Listing, Report, Segment, Table
 
+DARK_PICTURE = "invert(0.92) hue-rotate(180deg)"
+"""The filter that makes a picture dark: lightness is inverted, and hues stay as they are."""
 _OPEN_LINES = 5
 """Lines of a listing that are shown without asking."""
 
@@ -29,7 +32,7 @@ _PART = '<span style="display: inline-block; max-width: 100%; overflow-wrap: bre
 _FIRST = '<b style="font-weight: 600">{}</b>'
 
 _ACCENT = ("#1e88e5", "var(--jp-brand-color1, var(--vscode-focusBorder, #1e88e5))")
-_ACCENTS = {"recovery": ("#e67e22", "var(--jp-warn-color1, var(--vscode-editorWarning-foreground, #e67e22))")}
+_TROUBLE = ("#e67e22", "var(--jp-warn-color1, var(--vscode-editorWarning-foreground, #e67e22))")
 _FRAME = (
     f'<details open style="{_SANS}; font-size: 0.9em; line-height: 1.5; border-left: 3px solid {{}}; '
     "border-left-color: {}; padding: 0.2em 0 0.2em 0.8em; margin: 0.4em 0 0.4em 5px; "
@@ -38,18 +41,30 @@ _FRAME = (
 _FOLD = (
     '<details{} style="margin: 0.3em 0">\n<summary style="cursor: pointer; opacity: 0.85">{}</summary>\n{}\n</details>'
 )
+# Rows wrap where the page is narrow, each at the same places, since a column has one width in all of them. What goes on
+# in a second line stands under the second column. Without the styles it is a table like any other.
 _TABLE = (
-    '<div style="overflow-x: auto; max-width: 100%">\n<table style="border-collapse: collapse; margin: 0.2em 0; '
-    'font-size: inherit; font-variant-numeric: tabular-nums; border: none">\n<thead>\n{}\n</thead>\n'
-    "<tbody>\n{}\n</tbody>\n</table>\n</div>"
+    '<table style="display: block; width: {}ch; max-width: 100%; margin: 0.2em 0; font-size: inherit; '
+    'font-variant-numeric: tabular-nums; border: none">\n<thead style="display: block; border: none">\n{}\n</thead>\n'
+    '<tbody style="display: block">\n{}\n</tbody>\n</table>'
 )
-_HEADS = '<tr style="background: transparent; border-bottom: 1px solid rgba(128, 128, 128, 0.4)">{}</tr>'
-_HEAD = (
-    '<th style="text-align: {}; padding: 0.15em 1.2em 0.15em 0; font-weight: 500; opacity: 0.75; white-space: nowrap; '
-    'border: none">{}</th>'
+_ROW = (
+    '<tr style="display: flex; flex-wrap: wrap; align-items: baseline; padding: 0 0 0 {indent}; '
+    'background: transparent; border: none; border-bottom: 1px solid rgba(128, 128, 128, {line})">{cells}</tr>'
 )
-_ROW = '<tr style="background: transparent">{}</tr>'
-_CELL = '<td style="text-align: {}; padding: 0.15em 1.2em 0.15em 0; border: none{}">{}</td>'
+_CELL = (
+    '<{kind} style="flex: {width}; box-sizing: content-box; text-align: {side}; line-height: 1.4; '
+    'padding: 0.1em {gap}ch 0.1em 0; border: none{more}">{content}</{kind}>'
+)
+_GAP = 1.7
+"""Between columns, in widths of a digit."""
+_CODE_WIDTH = 1.1
+"""What a letter of code may take, in widths of a digit of the page's font."""
+_HEAD = "; font-weight: 500; opacity: 0.75"
+_WIDE = 24
+"""Letters of a column from which on it takes what is left of a line, and folds."""
+_DEEP = 14
+"""Letters of a first column under which nothing stands any more: what goes on begins a little to the right."""
 _NAME = f'<code style="{_CODE}; background: transparent; padding: 0; overflow-wrap: break-word">{{}}</code>'
 
 
@@ -61,7 +76,7 @@ def render(reports: Iterable[Report], *, bars: bool = True) -> str:
 def _report(report: Report, *, bars: bool) -> str:
     if report.tables or report.facts or report.listings or (report.lines and report.kind != "cell"):
         head = _headline([segment for segment in report.head if not segment.tabled], bars=bars)
-        return _FRAME.format(*_ACCENTS.get(report.kind, _ACCENT), head, "\n".join(_body(report, bars=bars)))
+        return _FRAME.format(*(_TROUBLE if report.is_trouble else _ACCENT), head, "\n".join(_body(report, bars=bars)))
     alone = len(report.head) == 1 and not report.lines
     head = _escaped(report.headline) if alone else _headline(report.head, bars=bars)
     return _LINE.format("<br>".join([head, *map(_escaped, report.lines)]))
@@ -119,21 +134,42 @@ def _listing(listing: Listing) -> str:
 
 def _table(table: Table, *, bars: bool) -> str:
     """Return a table; the bars stand behind the last column of numbers."""
-    numeric = [column in table.numbers for column in table.columns]
-    sides = ["right" if number else "left" for number in numeric]
-    styles = [
-        "; white-space: nowrap" * number + f"; white-space: pre-wrap; {_CODE}" * (column in table.code)
-        for column, number in zip(table.columns, numeric, strict=True)
+    grid = [list(map(clean, row)) for row in (table.columns, *table.rows)]
+    letters = [max(map(columns, texts)) for texts in zip(*grid, strict=True)]
+    looks = [
+        _look(size, number=name in table.numbers, code=name in table.code)
+        for name, size in zip(table.columns, letters, strict=True)
     ]
-    behind = len(numeric) - numeric[::-1].index(True) if bars and any(table.bars) and any(numeric) else None
-    heads = [_HEAD.format(side, _escaped(column)) for side, column in zip(sides, table.columns, strict=True)]
-    if behind is not None:
-        heads.insert(behind, '<th style="border: none"></th>')
-    rows = []
-    for number, row in enumerate(table.rows):
-        cells = [_CELL.format(*look, _escaped(value)) for *look, value in zip(sides, styles, row, strict=True)]
-        if behind is not None:
-            bar = table.bars[number]
-            cells.insert(behind, _CELL.format("left", "; white-space: nowrap", html_bar(bar) if bar else ""))
-        rows.append(_ROW.format("".join(cells)))
-    return _TABLE.format(_HEADS.format("".join(heads)), "\n".join(rows))
+    drawn = [[escape(text) for text in row] for row in grid]
+    if bars and table.curves:
+        for row, curve in zip(drawn[1:], table.curves, strict=True):
+            row[table.columns.index("curve")] = html_spark(curve)
+    if bars and any(table.bars):
+        behind = max(number for number, name in enumerate(table.columns, 1) if name in table.numbers)
+        looks.insert(behind, ("0 0 auto", "left", "; min-width: 66px"))
+        for row, bar in zip(drawn, (None, *table.bars), strict=True):
+            row.insert(behind, html_bar(bar) if bar else "")
+    indent = f"{letters[0] + _GAP if letters[0] <= _DEEP else 2}ch"
+    looks[0] = (*looks[0][:2], f"{looks[0][2]}; margin-left: -{indent}")
+    head, *rows = [_row(row, looks, indent, is_head=row is drawn[0]) for row in drawn]
+    wide = sum(letters) * _CODE_WIDTH + (len(looks) + 1) * _GAP + 12 * (len(looks) - len(letters))
+    return _TABLE.format(round(wide), head, "\n".join(rows))
+
+
+def _look(letters: int, *, number: bool, code: bool) -> tuple[str, str, str]:
+    """Return a column's width, its side, and more of its style."""
+    font = f"; white-space: pre-wrap; {_CODE}" if code else ""
+    if number:
+        return f"0 0 {letters}ch", "right", f"; white-space: nowrap{font}"
+    # Letters are narrower than digits, but not by the same in all fonts.
+    least = min(letters if code else 0.9 * letters, _WIDE)
+    return f"1 1 {least:.3g}ch", "left", f"; max-width: {letters}ch; min-width: 0; overflow-wrap: anywhere{font}"
+
+
+def _row(row: Sequence[str], looks: Sequence[tuple[str, str, str]], indent: str, *, is_head: bool) -> str:
+    kind, style, line = ("th", _HEAD, 0.4) if is_head else ("td", "", 0.12)
+    cells = [
+        _CELL.format(kind=kind, gap=_GAP, width=width, side=side, more=more + style, content=content)
+        for content, (width, side, more) in zip(row, looks, strict=True)
+    ]
+    return _ROW.format(indent=indent, line=line, cells="".join(cells))

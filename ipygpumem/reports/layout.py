@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ipygpumem.reports.bars import Bar
+from ipygpumem.reports.bars import Bar, Curve
 from ipygpumem.reports.cleaning import clean as clean
 from ipygpumem.reports.cleaning import clean_name as clean_name
 
@@ -33,6 +33,8 @@ class Table:
     code: frozenset[str] = frozenset()
     bars: tuple[Bar | None, ...] = ()
     """One for each row, or none at all."""
+    curves: tuple[Curve, ...] = ()
+    """What the column ``curve``, which text has in characters, draws in HTML: one for each row, or none at all."""
     folded: bool = False
     """Whether a front-end that can fold shows the title only, at first."""
     echo: bool = False
@@ -78,6 +80,8 @@ class Report:
     listings: tuple[Listing, ...] = ()
     segments: tuple[Segment, ...] = ()
     """The headline in parts; empty where it is one."""
+    is_trouble: bool = False
+    """Whether it tells of something that went wrong, which a border in another colour shows."""
 
     @property
     def head(self) -> tuple[Segment, ...]:

@@ -10,15 +10,13 @@ from html import escape
 from typing import NamedTuple
 
 from ipygpumem.model import Reading
-from ipygpumem.reports.bars import html_spark, text_spark
+from ipygpumem.reports.bars import Curve, curve_of, html_spark, text_spark
 from ipygpumem.reports.content import device_label
 from ipygpumem.units import format_bytes, format_seconds, format_share
 
 MINUTE_SECONDS = 60.0
 _HTML_COLUMNS = 30
 _TEXT_COLUMNS = (20, 10, 0)
-_QUIET_SHARE = 0.02
-"""A curve that moves by less than this share of the device's memory stays low: noise is no mountain."""
 
 _LINE = (
     '<div style="font: 0.85em/1.5 var(--jp-code-font-family, monospace); opacity: 0.8; '
@@ -62,9 +60,8 @@ def live_html(readings: Sequence[Reading], samples: Sequence[Sample]) -> str:
     """Return the line for a notebook; ``samples`` are those of the running cell, the newest that of ``readings``."""
     parts = [escape(_time(samples[-1]))]
     for reading in _in_use(readings):
-        curve, top = _curve(samples, reading, _HTML_COLUMNS)
-        label = f"{device_label(reading.device)}, the last minute"
-        parts.append(_PART.format(escape(_words(reading)) + html_spark(curve, top, label)))
+        curve = _curve(samples, reading, _HTML_COLUMNS)
+        parts.append(_PART.format(escape(_words(reading)) + html_spark(curve)))
     return _LINE.format(" · ".join(parts))
 
 
@@ -97,7 +94,7 @@ def work_text(work: Work, *, width: int, ascii_only: bool = False) -> str:
 
 def _text_part(reading: Reading, samples: Sequence[Sample], columns: int, *, ascii_only: bool) -> str:
     words = _words(reading)
-    return f"{words} {text_spark(*_curve(samples, reading, columns), ascii_only=ascii_only)}" if columns else words
+    return f"{words} {text_spark(_curve(samples, reading, columns), ascii_only=ascii_only)}" if columns else words
 
 
 def _time(now: Sample) -> str:
@@ -126,15 +123,13 @@ def _words(reading: Reading) -> str:
     return f"{device_label(reading.device)} {text}{children}"
 
 
-def _curve(samples: Sequence[Sample], reading: Reading, columns: int) -> tuple[list[int], int]:
-    """Return the highest value in each piece of the last minute above the lowest of all, and the curve's top."""
+def _curve(samples: Sequence[Sample], reading: Reading, columns: int) -> Curve:
+    """Return the highest value in each piece of the last minute."""
     piece = MINUTE_SECONDS / columns
     highest: dict[int, int] = {}
     for sample in samples:
         size = sample.sizes.get(reading.device, 0)
         index = int(sample.elapsed_seconds / piece)
         highest[index] = max(highest.get(index, 0), size)
-    values = list(highest.values())[-columns:]
-    lowest = min(values)
-    quiet = int(_QUIET_SHARE * (reading.total_bytes or 0))
-    return [value - lowest for value in values], max(max(values) - lowest, quiet, 1)
+    label = f"{device_label(reading.device)}, the last minute"
+    return curve_of(label, list(highest.values())[-columns:], reading.total_bytes)

@@ -70,15 +70,15 @@ def _reading_row(reading: Reading) -> tuple[str, ...]:
 def _parts_table(found: Reconciliation) -> Table:
     """Return the parts of one device that are not empty; "unknown" is a part like any other."""
     parts = _shortened([part for part in found.parts if part.size_bytes != 0])
-    rows = [(clean(part.name), _size(part), clean(part.advice)) for part in parts]
+    rows = [(_size(part), clean(part.name), clean(part.advice)) for part in parts]
     title = f"{_label(found)}: {format_bytes(found.total_bytes)}, {clean(found.basis)}"
-    columns = ("part", "size", "what it is, what you can do")
+    columns = ("size", "part", "what it is, what you can do")
     bars = tuple(_share(part, found.total_bytes) for part in parts)
     return Table(title, columns, tuple(rows), frozenset({"size"}), bars=bars)
 
 
 def _share(part: Part, total_bytes: int) -> Bar | None:
-    if part.size_bytes is None or total_bytes <= 0:
+    if part.size_bytes is None or total_bytes <= 0 or part.size_bytes < total_bytes // 100:
         return None
     label = f"{clean(part.name)}: {format_bytes(part.size_bytes)} of {format_bytes(total_bytes)}"
     return Bar(label, total_bytes, part.size_bytes)

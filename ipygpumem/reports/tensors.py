@@ -20,12 +20,12 @@ def tensors_report(inventory: Inventory, *, top: int) -> Report:
 
 def groups_report(inventory: Inventory, by: str, groups: Sequence[TensorGroup], *, top: int) -> Report:
     """Return the ``top`` largest groups of tensors, and what the others come to."""
-    rows = [(clean(item.label), str(item.tensors), format_bytes(item.size_bytes)) for item in groups[:top]]
+    rows = [(format_bytes(item.size_bytes), str(item.tensors), clean(item.label)) for item in groups[:top]]
     rest = groups[top:]
     if rest:
         tensors, size = sum(item.tensors for item in rest), sum(item.size_bytes for item in rest)
-        rows.append((f"and {len(rest):,} smaller", str(tensors), format_bytes(size)))
-    table = Table("", (by, "tensors", "size"), tuple(rows), frozenset({"tensors", "size"}))
+        rows.append((format_bytes(size), str(tensors), f"and {len(rest):,} smaller"))
+    table = Table("", ("size", "tensors", by), tuple(rows), frozenset({"tensors", "size"}))
     return Report("tensors", _headline(inventory), _lines(inventory), (table,) if rows else ())
 
 
@@ -51,19 +51,22 @@ def _lines(inventory: Inventory) -> tuple[str, ...]:
 
 
 def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:
-    columns = ("name", "type", "shape", "dtype", "device", "kind", "grad", "cell", "size")
+    columns = ("size", "name", "type", "shape", "dtype", "device", "kind", "grad", "cell")
     rows = [_row(row) for row in tensors[:top]]
     rest = Rows.of(TensorRecord, tensors[top:])
     if rest:
         size = format_bytes(sum(rest.column("size_bytes")))
-        rows.append((f"and {len(rest):,} smaller", *[""] * (len(columns) - 2), size))
-    return Table(title, columns, tuple(rows), frozenset({"cell", "size"}))
+        rows.append((size, f"and {len(rest):,} smaller", *[""] * (len(columns) - 2)))
+    filled = [number for number in range(len(columns)) if any(row[number] for row in rows)]
+    shown = tuple(tuple(row[number] for number in filled) for row in rows)
+    return Table(title, tuple(columns[number] for number in filled), shown, frozenset({"cell", "size"}))
 
 
 def _row(row: TensorRecord) -> tuple[str, ...]:
     shape = "" if row.shape is None else " × ".join(map(str, row.shape)) or "scalar"
     marks = [f"+{row.aliases}"] * bool(row.aliases) + ["shared"] * row.shared
     return (
+        "?" if row.note.startswith("could not") else format_bytes(row.size_bytes),
         clean(" ".join([row.name or "(no name)", *marks])),
         clean(row.type_name),
         shape,
@@ -72,5 +75,4 @@ def _row(row: TensorRecord) -> tuple[str, ...]:
         row.kind,
         "graph" if row.in_graph else "requires" if row.requires_grad else "",
         "" if row.cell is None else str(row.cell),
-        "?" if row.note.startswith("could not") else format_bytes(row.size_bytes),
     )

@@ -25,7 +25,7 @@ class Style:
 
 
 PLAIN = Style()
-ALL_GLYPHS = "·×─…▒█░▕▏▁▂▃▄▅▆▇"
+ALL_GLYPHS = "·×─…▒█░▕▏┃▁▂▃▄▅▆▇"
 """What a stream must be able to carry for reports as they are."""
 
 _TABLE_WIDTH = 120

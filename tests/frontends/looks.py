@@ -60,7 +60,7 @@ _STICK_OUT = """root => {
     const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
     for (let node = walker.nextNode(); node; node = walker.nextNode()) {
         const element = node.parentElement;
-        if (!node.data.trim() || !element.checkVisibility() || element.closest('table')) continue;
+        if (!node.data.trim() || !element.checkVisibility()) continue;
         const range = document.createRange();
         range.selectNodeContents(node);
         const rects = [...range.getClientRects()];
@@ -68,7 +68,7 @@ _STICK_OUT = """root => {
     }
     return found;
 }"""
-"""The texts that go on beyond an element's right edge; tables may, since they scroll."""
+"""The texts that go on beyond an element's right edge, those of tables included: nothing scrolls."""
 
 _SQUEEZED = """root => [...root.querySelectorAll('td, th')]
     .filter(cell => cell.checkVisibility() && /^[+-]?[\\d.]+ [KMGTP]?i?B$/.test(cell.innerText.replace('\\n', ' ')))
@@ -81,6 +81,24 @@ _SQUEEZED = """root => [...root.querySelectorAll('td, th')]
 """The quantities in a table that are broken over two lines."""
 
 
+_LEFTS = """table => [...table.querySelectorAll('tr')].map(row => {
+    const cells = [...row.querySelectorAll('td, th')];
+    const top = cells[0].getBoundingClientRect().top;
+    return {
+        first: cells[0].innerText.trim(),
+        lefts: cells.map(cell => cell.getBoundingClientRect().left),
+        below: cells.map(cell => cell.getBoundingClientRect().top > top + 10),
+    };
+})"""
+"""Of every row of a table its first text, where its cells begin, and which of them stand below the first line."""
+
+
+def rows_of(table: Locator) -> list[dict[str, Any]]:
+    """Return ``first`` (text), ``lefts`` (pixels) and ``below`` (of cells in later lines) of every row of a table."""
+    found: list[dict[str, Any]] = table.evaluate(_LEFTS)
+    return found
+
+
 def contrasts(element: Locator) -> list[dict[str, Any]]:
     """Return ``text``, ``contrast`` and ``size`` (in pixels) of every visible text in an element."""
     found: list[dict[str, Any]] = element.evaluate(_CONTRASTS)
@@ -88,6 +106,6 @@ def contrasts(element: Locator) -> list[dict[str, Any]]:
 
 
 def misfits(element: Locator) -> list[str]:
-    """Return the texts beside tables that stick out to the right, and the quantities in tables that are broken."""
+    """Return the texts that stick out to the right, and the quantities in tables that are broken."""
     found: list[str] = element.evaluate(_STICK_OUT) + element.evaluate(_SQUEEZED)
     return found

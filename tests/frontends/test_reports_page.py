@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from PIL import Image, ImageStat
 
 from ipygpumem.units import MIB
 from tests.frontends import gallery
 from tests.frontends.lab import DARK, LIGHT, Notebook, Server, notebook
-from tests.frontends.looks import contrasts, misfits
+from tests.frontends.looks import contrasts, misfits, rows_of
 from tests.frontends.pictures import Pictures
 
 if TYPE_CHECKING:
@@ -60,13 +62,62 @@ def test_every_text_of_a_report_has_the_contrast_of_wcag_aa(page: Notebook, them
     assert [text for text in found if text["contrast"] < WCAG_AA] == []
 
 
-@pytest.mark.parametrize("width", [900, 520, 380])
+@pytest.mark.parametrize("width", [900, 520, 380, 330])
 def test_reports_fit_the_width_of_the_page(page: Notebook, width: int) -> None:
     page.page.set_viewport_size({"width": width, "height": TALL})
     try:
         assert [text for cell, at in reports(page) for text in misfits(page.reports(cell).nth(at))] == []
     finally:
         page.page.set_viewport_size({"width": 900, "height": TALL})
+
+
+def test_in_a_narrow_page_rows_stack_at_the_same_places_and_the_size_comes_first(page: Notebook) -> None:
+    tensors = next(index for index, shown in enumerate(gallery.shown()) if "tensors" in shown.pictures)
+    table = page.reports(tensors).first.locator("table").first
+    wide = rows_of(table)
+    assert not any(any(row["below"]) for row in wide)
+    page.page.set_viewport_size({"width": 380, "height": TALL})
+    try:
+        narrow, box = rows_of(table), page.reports(tensors).first.bounding_box()
+    finally:
+        page.page.set_viewport_size({"width": 900, "height": TALL})
+    assert box is not None
+    assert [row["first"] for row in narrow] == [row["first"] for row in wide]
+    assert narrow[0]["first"] == "size"
+    assert all(re.fullmatch(r"[\d.]+ [KMG]?i?B", row["first"]) for row in narrow[1:])
+    for row in narrow:
+        assert row["below"] == narrow[0]["below"]
+        assert row["lefts"] == pytest.approx(narrow[0]["lefts"], abs=1)
+        second = [left for left, below in zip(row["lefts"], row["below"], strict=True) if below]
+        assert second
+        assert second[0] == pytest.approx(row["lefts"][1], abs=2)
+        assert row["lefts"][0] < row["lefts"][1]
+        assert max(row["lefts"]) < box["x"] + box["width"]
+
+
+@pytest.mark.parametrize("width", [900, 520, 330])
+def test_the_reports_at_several_widths(page: Notebook, pictures: Pictures, width: int) -> None:
+    """Pictures to look at, of no page of docs/."""
+    if pictures.folder is None or "img" in pictures.folder.name:
+        pytest.skip("asked for only where the pictures are not those of docs/")
+    page.page.set_viewport_size({"width": width, "height": TALL})
+    for theme in (LIGHT, DARK):
+        page.theme(theme)
+        pictures.take(page.page.locator(".jp-Notebook"), f"page-{width}-{theme.split()[1].lower()}")
+    page.page.set_viewport_size({"width": 900, "height": TALL})
+
+
+@pytest.mark.parametrize(("theme", "darkest", "lightest"), [(LIGHT, 225, 255), (DARK, 0, 60)])
+def test_a_picture_is_as_light_as_the_theme(page: Notebook, theme: str, darkest: int, lightest: int) -> None:
+    page.theme(theme)
+    plots = [index for index, shown in enumerate(gallery.shown()) if shown.source.startswith("%gpumem plot")]
+    assert len(plots) == 2
+    for index in plots:
+        drawn = page.reports(index).locator("img")
+        assert drawn.count() == 1
+        pixels = Image.open(io.BytesIO(drawn.screenshot(animations="disabled"))).convert("L")
+        assert darkest <= ImageStat.Stat(pixels).median[0] <= lightest
+        assert drawn.get_attribute("alt")
 
 
 def test_the_pictures_of_the_page_are_taken(page: Notebook, pictures: Pictures) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.kernel import Kernel
@@ -23,6 +25,16 @@ def test_the_line_tells_what_a_cell_kept_and_its_peak(notebook: Kernel) -> None:
     ok(notebook, "block = bytearray(128 << 20)")
     (line,) = ok(notebook, "del block").reports("cell")
     assert abs(sizes(line, "RAM") + 128) < 16
+
+
+def test_the_line_of_a_cell_that_moves_nothing_is_short_and_quiet_hides_it(notebook: Kernel) -> None:
+    (line,) = ok(notebook, "y = 1").reports("cell")
+    assert re.fullmatch(r"cell \d+ · [\d.]+ ms · RAM [\d.]+ MiB", line)
+    ok(notebook, "%config IPyGpuMem.quiet = True")
+    assert ok(notebook, "y = 2").displays == []
+    assert len(ok(notebook, "z = bytearray(9 << 20)").reports("cell")) == 1
+    assert len(fails(notebook, "1 / 0", "ZeroDivisionError").reports("cell")) == 1
+    ok(notebook, "del z", "%config IPyGpuMem.quiet = False")
 
 
 def test_the_line_has_text_and_html(notebook: Kernel) -> None:

@@ -28,6 +28,7 @@ body {{ max-width: 75em; margin: 2em auto; padding: 0 1em; font-family: system-u
 h1 {{ font-size: 1.4em }} h2 {{ font-size: 1.1em; margin-top: 2em }}
 section {{ overflow-x: auto }}
 figure {{ margin: 1em 0 }} svg {{ max-width: 100%; height: auto }}
+@media (prefers-color-scheme: dark) {{ svg {{ filter: {dark} }} }}
 </style>
 </head>
 <body>
@@ -45,6 +46,7 @@ def render(record: SessionRecord) -> str:
     seconds = format_seconds(sum(cell.duration_seconds for cell in record.cells))
     return _PAGE.format(
         mark=_MARK,
+        dark=html.DARK_PICTURE,
         title=f"{content.count(cells, 'cell')}, {content.count(experiments, 'experiment')}, {seconds}",
         saved=datetime.fromtimestamp(record.saved_at, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC"),
         sections="\n".join(f"<h2>{title}</h2>\n<section>\n{body}\n</section>" for title, body in _sections(record)),

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
+import re
 import warnings
 from collections.abc import Iterable, Iterator
 from functools import cache
+from html import escape
 from typing import Any
 
-from matplotlib import font_manager, style
+import numpy as np
+from matplotlib import image, style
 from matplotlib.axes import Axes
 from matplotlib.backend_bases import RendererBase
 from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.text import Text
 
 from ipygpumem.reports.content import clean
+from ipygpumem.reports.figures import fonts
+from ipygpumem.reports.html import DARK_PICTURE
 
-PAPER = "#fcfcfa"  # light, so that a picture reads the same on dark pages and in print
+PAPER = "#fcfcfa"  # pages with a dark theme turn it dark
 INK = "#26292e"
 FAINT_INK = "#62666d"
 GRID = "#dfe1e4"
@@ -36,22 +44,15 @@ OUT: dict[str, Any] = {"color": TROUBLE, "linewidth": 1.0, "linestyle": (0, (4, 
 SMALL, NORMAL, LARGE = 7.5, 8.5, 11.0
 """Sizes of texts in points."""
 
+_DARK_PAGES = ("body[data-jp-theme-light=false]", "body.vscode-dark", "body.vscode-high-contrast", "html[theme=dark]")
+"""How JupyterLab, Notebook, nbconvert, VS Code and Colab mark a page with a dark theme."""
+_MARK = "ipygpumem-picture"
+
 _DPI = 96
 _SCALE = 2
 """Pixels of a picture per pixel of the page: sharp on dense screens."""
 
-_MORE_FONTS = (
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "PingFang SC",
-    "Hiragino Sans",
-    "Microsoft YaHei",
-    "Yu Gothic",
-    "Malgun Gothic",
-    "WenQuanYi Micro Hei",
-    "Noto Sans",
-    "Noto Emoji",
-)
+_COLOUR = re.compile(r"#[0-9a-f]{6}\b")
 
 _STYLE: dict[str, Any] = {
     "figure.facecolor": PAPER,
@@ -85,17 +86,10 @@ _STYLE: dict[str, Any] = {
 }
 
 
-@cache
-def _families() -> list[str]:
-    """Return matplotlib's own font, and those of this machine that have the letters which it lacks."""
-    known = {font.name for font in font_manager.fontManager.ttflist}
-    return ["DejaVu Sans", *(name for name in _MORE_FONTS if name in known)]
-
-
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
     """Draw in our own style: the user's settings change nothing here, and nothing here changes them."""
-    with style.context(["default", {**_STYLE, "font.family": _families()}]), warnings.catch_warnings():
+    with style.context(["default", {**_STYLE, "font.family": fonts.families()}]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         yield
 
@@ -117,7 +111,21 @@ class Picture(Figure):
     def draw(self, renderer: RendererBase) -> None:
         """Draw in the style that the picture was made in."""
         with drawing():
+            self._say_what_is_missing()
             super().draw(renderer)
+
+    def _say_what_is_missing(self) -> None:
+        """Put question marks for letters that no font has, and say so in one line."""
+        missing: dict[str, None] = {}
+        for text in self.findobj(Text):
+            found = fonts.lacking(text.get_text(), text.get_fontfamily())
+            if found:
+                text.set_text(fonts.without(text.get_text(), found))
+                missing.update(dict.fromkeys(found))
+        line = fonts.missing_line(missing)
+        if line:
+            self.write(0.12, 0.46, line, size=SMALL, color=FAINT_INK)
+            self.summary += f"\n  {line}"
 
     def panel(self, left: float, top: float, width: float, height: float, **options: Any) -> Axes:
         """Add axes at a place in inches, counted from the left and from the top."""
@@ -130,16 +138,30 @@ class Picture(Figure):
         width, height = self.get_size_inches()
         self.text(left / width, 1 - top / height, text, **options)
 
-    def render(self, kind: str = "png") -> bytes:
-        """Return the picture as a file of ``kind``: ``png``, ``svg`` or ``pdf``. Equal pictures give equal files."""
+    def render(self, kind: str = "png", *, dark: bool = False) -> bytes:
+        """Return the picture as a file of ``kind``: ``png``, ``svg`` or ``pdf``. Equal pictures give equal files.
+
+        Args:
+            kind: of the file.
+            dark: whether a ``png`` or ``svg`` has the colours of a dark page.
+        """
         buffer = io.BytesIO()
-        metadata = {
+        metadata: dict[str, dict[str, Any]] = {
             "png": {"Software": "ipygpumem"},
             "svg": {"Date": None, "Creator": "ipygpumem"},
             "pdf": {"CreationDate": None, "Creator": "ipygpumem"},
         }
         with drawing():
-            self.savefig(buffer, format=kind, dpi=_DPI * _SCALE, metadata=metadata.get(kind))
+            if dark and kind == "png":
+                self.set_dpi(_DPI * _SCALE)
+                self.canvas.draw()
+                pixels = np.asarray(self.canvas.buffer_rgba())[..., :3] / 255  # type: ignore[attr-defined]  # Agg's
+                self.set_dpi(_DPI)
+                image.imsave(buffer, darkened(pixels), dpi=_DPI * _SCALE, metadata=metadata["png"])
+            else:
+                self.savefig(buffer, format=kind, dpi=_DPI * _SCALE, metadata=metadata.get(kind))
+        if dark and kind == "svg":
+            return _COLOUR.sub(_darkened, buffer.getvalue().decode()).encode()
         return buffer.getvalue()
 
     def svg(self) -> str:
@@ -153,9 +175,21 @@ class Picture(Figure):
         FigureCanvasAgg(self)
 
     def bundle(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return what IPython shows, by kinds, and metadata: the image where there is room for one, else the text."""
+        """Return what IPython shows, by kinds, and metadata: the image where there is room for one, else the text.
+
+        The HTML has the image and a rule, for such images alone, that makes it dark where the page's theme is dark.
+        Where the rule is dropped the image is light.
+        """
         width = round(self.get_figwidth() * _DPI)
-        return {"image/png": self.render(), "text/plain": self.summary}, {"image/png": {"width": width}}
+        png = self.render()
+        pages = ", ".join(f"{page} .{_MARK}" for page in _DARK_PAGES)
+        html = (
+            f"<style>{pages} {{ filter: {DARK_PICTURE} }}</style>"
+            f'<img class="{_MARK}" width="{width}" style="max-width: 100%" alt="{escape(self.summary)}" '
+            f'src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+        )
+        data = {"text/html": html, "image/png": png, "text/plain": self.summary}
+        return data, {"image/png": {"width": width}}
 
     def _ipython_display_(self) -> None:
         # Not _repr_mimebundle_: where %matplotlib inline is on, it would draw the image anew, cropped and half as fine.
@@ -163,6 +197,17 @@ class Picture(Figure):
 
         data, metadata = self.bundle()
         display(data, metadata=metadata, raw=True)
+
+
+def darkened(colours: Any) -> Any:
+    """Return colours (red, green, blue from 0 to 1, in the last axis) as the filter of dark pages makes them."""
+    inverted = 0.92 - 0.84 * colours
+    luma = inverted @ np.array([0.2126, 0.7152, 0.0722])
+    return np.clip(2 * luma[..., None] - inverted, 0, 1)
+
+
+def _darkened(match: re.Match[str]) -> str:
+    return str(to_hex(darkened(np.array(to_rgb(match[0])))))
 
 
 def inches(text: str, size: float, *, weight: str = "normal") -> float:
@@ -193,6 +238,7 @@ def draw_boxes(axes: Axes, boxes: Iterable[tuple[float, float, float, float]], *
 def shorten(text: str, letters: int) -> str:
     """Return ``text`` on one line in at most ``letters`` letters: the middle gives way, since ends tell names apart."""
     text = clean(text[:4096])
+    fonts.provide(text)
     if len(text) <= letters:
         return text
     tail = (letters - 1) // 3
@@ -205,7 +251,7 @@ def fit(text: str, width: float, size: float) -> str:
     whole = inches(text, size) if width > 0.1 else width + 1
     if whole <= width:
         return text
-    for letters in range(int(len(text) * width / whole * 1.3), 4, -1):
+    for letters in range(int(len(text) * width / whole * 1.3), 2, -1):
         candidate = shorten(text, letters)
         if inches(candidate, size) <= width:
             return candidate

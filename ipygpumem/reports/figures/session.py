@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.collections import PolyCollection
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
@@ -16,7 +17,7 @@ from ipygpumem.reports.figures import picture
 from ipygpumem.reports.figures.axes import Clock, set_bytes
 from ipygpumem.reports.figures.picture import Picture
 from ipygpumem.reports.figures.records import cell_name, devices_of, ran_out, usage_on
-from ipygpumem.reports.figures.timeline import Timeline, draw_bands, draw_strip
+from ipygpumem.reports.figures.timeline import COLUMNS, Timeline, draw_bands, draw_strip
 from ipygpumem.units import format_bytes, format_seconds
 
 _WIDTH, _LEFT, _RIGHT = 9.0, 0.85, 0.2
@@ -79,8 +80,10 @@ def _draw_panel(axes: Axes, line: Timeline, device: str) -> None:
     total = _total_within_reach(usages.values())
     top = max([usage.peak_bytes for usage in usages.values()] + [total or 0]) * 1.1 or 1
     axes.set(xlim=(0, line.clock.length), ylim=(0, top))
-    draw_bands(axes, line, 0, top)
-    _draw_usages(axes, [(line.places[index], usage) for index, usage in usages.items()])
+    if not line.is_dense:
+        draw_bands(axes, line, 0, top)
+    spans = [(line.places[index], usage) for index, usage in usages.items()]
+    _draw_usages(axes, _together(spans, line.clock.length / COLUMNS) if line.is_dense else spans)
     if total is not None:
         axes.axhline(total, zorder=2, **_TOTAL)
     for (_, end), cell in zip(line.places, line.cells, strict=True):
@@ -91,24 +94,42 @@ def _draw_panel(axes: Axes, line: Timeline, device: str) -> None:
     axes.set_title(_headline(line, device), loc="left", size=picture.NORMAL, pad=4)
 
 
-def _draw_usages(axes: Axes, usages: Sequence[tuple[tuple[float, float], Usage]]) -> None:
-    places = [place for span, _ in usages for place in span]
-    sizes = [size for _, usage in usages for size in (usage.before_bytes, usage.after_bytes)]
+_Spans = Sequence[tuple[tuple[float, float], Usage]]
+
+
+def _together(usages: _Spans, width: float) -> _Spans:
+    """Return cells that end within the same ``width`` of the axis as one: single ones could not be told apart."""
+    found = []
+    for _, group in itertools.groupby(usages, lambda item: int(item[0][1] / width)):
+        cells = list(group)
+        (start, _), first = cells[0]
+        (_, end), last = cells[-1]
+        peak = max(usage.peak_bytes for _, usage in cells)
+        reserved = max((usage.reserved_bytes or 0 for _, usage in cells), default=0) or None
+        as_one = replace(last, before_bytes=first.before_bytes, peak_bytes=peak, reserved_bytes=reserved)
+        found.append(((start, end), as_one))
+    return found
+
+
+def _draw_usages(axes: Axes, usages: _Spans) -> None:
+    """Draw the use before each cell until it ends, then that after it: when in the cell it changed is not known."""
+    places: list[float] = []
+    sizes: list[int] = []
+    for (start, end), usage in usages:
+        places += [start, start, end, end]
+        sizes += [sizes[-1] if sizes else 0, usage.before_bytes, usage.before_bytes, usage.after_bytes]
     axes.fill_between(places, sizes, color=picture.IN_USE_AREA, linewidth=0, zorder=1)
     axes.plot(
         places,
         sizes,
         color=picture.IN_USE,
-        linewidth=1.4 if len(usages) < 500 else 0.9,
-        solid_joinstyle="round",
+        linewidth=1.4,
+        solid_joinstyle="miter",
         zorder=4,
     )
-    peaks = [
-        [(start, usage.before_bytes), (start, usage.peak_bytes), (end, usage.peak_bytes), (end, usage.after_bytes)]
-        for (start, end), usage in usages
-    ]
+    peaks = [(start, end, usage.before_bytes, usage.peak_bytes) for (start, end), usage in usages]
     outlined: dict[str, Any] = {"facecolors": picture.PEAK, "edgecolors": picture.PEAK_EDGE, "linewidths": 0.6}
-    axes.add_collection(PolyCollection(peaks, zorder=3, **outlined))
+    picture.draw_boxes(axes, peaks, zorder=3, **outlined)
     reserved = [(place, usage.reserved_bytes) for span, usage in usages for place in span if usage.reserved_bytes]
     if reserved:
         axes.plot(*zip(*reserved, strict=True), zorder=5, drawstyle="steps-post", **_RESERVED)
@@ -172,7 +193,7 @@ def _legend(cells: Sequence[CellRecord], devices: Sequence[str]) -> list[Patch |
 
 
 def _counts(line: Timeline, earlier: int) -> str:
-    cells = count(len(line.cells), "cell")
+    cells = count(len(line.cells), "cell") + f" in {COLUMNS} columns" * line.is_dense
     parts = [f"last {cells} ({earlier} earlier left out)" if earlier else cells]
     if line.bars:
         parts.append(count(len(line.bars), "experiment") + f" and {line.left_out} more" * bool(line.left_out))

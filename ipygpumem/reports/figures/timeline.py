@@ -18,6 +18,8 @@ _ROWS_AT_MOST = 4
 _BANDS = ("#e8eaee", "#f4f5f7")
 _BAR, _BAR_EDGE = "#dcd6ea", "#6f5f97"
 _MARGIN = 0.04  # inches beside a text
+COLUMNS = 120
+"""Where there are more cells they are drawn together, in so many columns."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,11 @@ class Timeline:
     def rows(self) -> int:
         """How many rows of experiments there are."""
         return max((bar.row for bar in self.bars), default=-1) + 1
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether there are too many cells to tell them apart."""
+        return len(self.cells) > COLUMNS
 
     @property
     def computing_seconds(self) -> float:
@@ -121,7 +128,11 @@ def draw_strip(axes: Axes, line: Timeline, width: float) -> None:
     if line.rows:
         axes.text(-2 * _MARGIN * per_inch, 0.46, "experiments", **side)
     axes.text(-2 * _MARGIN * per_inch, line.rows + 0.5, "cells", **side)
-    draw_bands(axes, line, line.rows + 0.05, line.rows + 0.95)
+    low, high = line.rows + 0.05, line.rows + 0.95
+    if line.is_dense:
+        picture.draw_boxes(axes, [(0, line.clock.length, low, high)], facecolors=_BANDS[1], zorder=0)
+    else:
+        draw_bands(axes, line, low, high)
     _number_cells(axes, line, per_inch)
 
 
@@ -136,7 +147,7 @@ def _rooms(line: Timeline) -> list[float]:
 
 
 def _draw_bar(axes: Axes, bar: Bar, room: float, per_inch: float) -> None:
-    """Draw one experiment with its name inside, beside or over its end: wherever most of it fits."""
+    """Draw one experiment with its name inside, or beside it where that is free and more of the name fits."""
     margin = _MARGIN * per_inch
     wide = max(bar.end - bar.start, 0.02 * per_inch)
     thin = wide < 0.1 * per_inch
@@ -144,7 +155,7 @@ def _draw_bar(axes: Axes, bar: Bar, room: float, per_inch: float) -> None:
         bar.row + 0.44, wide, left=bar.start, height=0.72, facecolor=_BAR, edgecolor=_BAR_EDGE, lw=0.3 if thin else 0.7
     )
     inside, beside = bar.start + margin, bar.start + margin + wide
-    options = [(inside, beside - 2 * margin), (beside, room - margin), (inside, room - margin)]
+    options = [(inside, beside - 2 * margin), (beside, room - margin)]
     names = [(left, picture.fit(bar.name, (end - left) / per_inch, picture.SMALL)) for left, end in options]
     left, name = max(names, key=lambda option: len(option[1]))
     if name:
@@ -152,36 +163,25 @@ def _draw_bar(axes: Axes, bar: Bar, room: float, per_inch: float) -> None:
 
 
 def _number_cells(axes: Axes, line: Timeline, per_inch: float) -> None:
-    """Write the numbers of cells where they fit; those that ran out of memory come first and may stick out."""
-    digit, letter = picture.inches("0", picture.SMALL) * per_inch, picture.inches("M", picture.SMALL) * per_inch
+    """Write the numbers of cells into their bands, where they fit; those that ran out of memory come first."""
     taken: list[tuple[float, float]] = []
     out = [ran_out(cell) for cell in line.cells]
-    order = sorted(
-        range(len(line.cells)), key=lambda index: (not out[index], line.places[index][0] - line.places[index][1])
-    )
-    for index in order:
+    lengths = [end - start for start, end in line.places]
+    for index in sorted(range(len(line.cells)), key=lambda index: (not out[index], -lengths[index])):
         cell, (start, end) = line.cells[index], line.places[index]
+        low, high = (0.0, line.clock.length) if line.is_dense else (start, end)
         mark = "OOM " if out[index] else "" if cell.success else "× "
-        width = len(cell_name(cell)) * digit + len(mark) * letter + 2 * _MARGIN * per_inch
-        before = line.places[index - 1][1] if index else 0.0
-        after = line.places[index + 1][0] if index + 1 < len(line.cells) else line.clock.length
-        room = (0.0, line.clock.length) if out[index] else (before, after)
-        if width > room[1] - room[0]:
-            continue
-        left = min(max((start + end - width) / 2, room[0]), room[1] - width)
-        if all(left >= other_right or left + width <= other_left for other_left, other_right in taken):
+        weight = "bold" if out[index] else "normal"
+        for text in (mark + cell_name(cell), cell_name(cell)):
+            width = (picture.inches(text, picture.SMALL, weight=weight) + 0.5 * _MARGIN) * per_inch
+            left = min(max((start + end - width) / 2, low), high - width)
+            if width > high - low or any(left < other_right and left + width > other for other, other_right in taken):
+                continue
             taken.append((left, left + width))
             color = picture.INK if cell.success else picture.TROUBLE
-            axes.text(
-                left + width / 2,
-                line.rows + 0.5,
-                mark + cell_name(cell),
-                size=picture.SMALL,
-                ha="center",
-                va="center",
-                color=color,
-                weight="bold" if out[index] else "normal",
-            )
+            place = (left + width / 2, line.rows + 0.5)
+            axes.text(*place, text, size=picture.SMALL, ha="center", va="center", color=color, weight=weight)
+            break
 
 
 def draw_bands(axes: Axes, line: Timeline, low: float, high: float) -> None:
