@@ -116,8 +116,10 @@ class Session:
         """Start measuring a cell."""
         cell = self._cells.push(info, self.meter.start())
         cell.last_error = last_error()
-        if self.wire is not None and not cell.nested:
-            self.wire.cell_begins()
+        if not cell.nested:
+            self.live.begins()
+            if self.wire is not None:
+                self.wire.cell_begins()
         self.names.cell_begins(cell)
         if not cell.nested and (here := self.names.here()):
             cell.experiment = here[-1].name
@@ -132,6 +134,8 @@ class Session:
         """Measure, remember and report the cell that ``result`` ends, and end what ends with it."""
         ended_at = time.perf_counter()
         cell, lost = self._cells.pop(result)
+        if cell is not None:
+            self.live.ends(cell)
         for other in lost:  # as after an error
             self.meter.drop(other.measurement)
         if cell is not None:

@@ -86,10 +86,15 @@ class Wire:
             done.wait(_PATIENCE_SECONDS)
         return self._unfinished.get(request, False)
 
-    def place(self) -> Place | None:
-        """Return a place in the outputs of the cell in whose context this is asked; None if it has shown something."""
+    def place(self, *, is_last: bool = False) -> Place | None:
+        """Return a place in the outputs of the cell in whose context this is asked; None if it has shown something.
+
+        Args:
+            is_last: the cell's code is over, and what follows will take the place: it may come after other outputs.
+        """
         parent = self._parent()
-        return Place(self, parent) if parent.get("msg_id") in self._silent else None
+        may_follow = is_last and is_watched(self._shell) and shows_updates(self._shell)
+        return Place(self, parent, is_last=may_follow) if may_follow or parent.get("msg_id") in self._silent else None
 
     def _parent(self) -> dict[str, Any]:
         found: dict[str, Any] = getattr(self._shell.display_pub, "parent_header", {})  # none where it is captured
@@ -124,14 +129,14 @@ class Wire:
         """Ask the user for input, as the kernel does: the question and the answer are among the outputs, too."""
         request = self._parent().get("msg_id")
         if request in self._silent:
-            self.call(functools.partial(self._give_way, request, wait=False))
+            self.call(functools.partial(self._give_way, request, wait=True, asks=True))
         assert self._ask is not None
         return self._ask(*words, **options)
 
-    def _give_way(self, request: str | None, *, wait: bool) -> None:
+    def _give_way(self, request: str | None, *, wait: bool, asks: bool = False) -> None:
         place = self._silent.pop(request, None) if request else None
         if place is not None:
-            place.give_way(wait=wait)
+            place.give_way(wait=wait, asks=asks)
 
     # -- for places -------------------------------------------------------------------------------------------
 
@@ -194,8 +199,9 @@ class Place:
     be drawn from any thread.
     """
 
-    def __init__(self, wire: Wire, parent: dict[str, Any]) -> None:
+    def __init__(self, wire: Wire, parent: dict[str, Any], *, is_last: bool) -> None:
         self._wire = wire
+        self._is_last = is_last
         self._parent = parent
         self._request = str(parent["msg_id"])
         self._is_drawn = False
@@ -210,7 +216,7 @@ class Place:
             self._is_drawn = self._wire.call(functools.partial(self._draw, html, kind))
 
     def _draw(self, html: str, kind: str) -> None:
-        if self._is_gone or not (self._is_shown or self._wire.take(self._request, self)):
+        if self._is_gone or not (self._is_shown or self._wire.take(self._request, self) or self._is_last):
             return
         message = "update_display_data" if self._is_shown else "display_data"
         self._is_shown = True
@@ -219,11 +225,23 @@ class Place:
     def _content(self, data: dict[str, str], metadata: dict[str, Any]) -> dict[str, Any]:
         return {"data": data, "metadata": metadata, "transient": {"display_id": self.id}}
 
-    def give_way(self, *, wait: bool) -> None:
-        """Be gone; with ``wait`` at the moment at which the next output comes, so that nothing jumps."""
+    def give_way(self, *, wait: bool, asks: bool = False) -> None:
+        """Be gone.
+
+        Args:
+            wait: be so at the moment at which the next output comes, so that nothing jumps.
+            asks: a question comes, by another way than outputs do. It may be there first, and a front-end would clear
+                it with the outputs: until the answer comes, only take no room.
+        """
         if self._is_shown and not self._is_gone:
+            if asks:
+                self._empty()
             self._wire.send("clear_output", {"wait": wait}, self._parent)
         self._is_gone = True
+
+    def _empty(self) -> None:
+        """Show nothing any more: a display without any data takes no room."""
+        self._wire.send("update_display_data", self._content({}, {}), self._parent)
 
     def close(self, *, replace: bool) -> str | None:
         """Be drawn no more; return the display's id if it is there still, to be replaced, or be gone."""
@@ -232,8 +250,11 @@ class Place:
 
         def close() -> None:
             try:
-                if self._is_shown and not self._is_gone and self._wire.is_alone(self._request, self):
-                    kept.append(self.id) if replace else self.give_way(wait=False)
+                is_alone = self._wire.is_alone(self._request, self)
+                if self._is_shown and not self._is_gone and replace and (is_alone or self._is_last):
+                    kept.append(self.id)
+                elif self._is_shown and not self._is_gone:
+                    self.give_way(wait=False) if is_alone else self._empty()
                 self._is_gone = True
             finally:
                 done.set()

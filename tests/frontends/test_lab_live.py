@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -114,6 +115,33 @@ def test_a_notebook_is_saved_with_exactly_the_outputs_that_it_has_without_the_ex
         if without_counts(users) != without_counts(plain):
             differ[name] = users, plain
     assert differ == {}
+
+
+SLOW = """
+from ipygpumem.notebook import tensors
+real = tensors.survey.take
+def slow(*arguments, progress, **options):
+    progress(0.4)
+    import time
+    from pathlib import Path
+    while not Path("seen work").exists(): time.sleep(0.02)
+    return real(*arguments, progress=progress, **options)
+tensors.survey.take = slow
+"""
+
+
+def test_our_own_long_work_is_one_line_with_its_share(lab: Notebook, tmp_path: Path) -> None:
+    lab.open(notebook(LOAD + SLOW, "%gpumem tensors"))
+    lab.run(0)
+    lab.enter(1)
+    lab.press()
+    lab.reports(1).get_by_text("ipygpumem: tensors and arrays 40%").wait_for()
+    assert lab.reports(1).count() == 1
+    lab.cell(1).screenshot(path=tmp_path / "work.png")
+    lab.let("seen work")
+    lab.wait(1)
+    assert lab.reports(1).get_by_text("ipygpumem: tensors and arrays").count() == 0
+    assert lab.outputs(1).count() == 2
 
 
 def test_a_question_and_its_answer_stand_alone(lab: Notebook) -> None:
