@@ -8,6 +8,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import resource
 import stat
 import subprocess
@@ -25,6 +26,7 @@ from ipygpumem.errors import FileError
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, RecoveryRecord, Usage
 from ipygpumem.recorded import SessionRecord
 from ipygpumem.reports.export import csv_file, files, formats, html_page, json_file, openmetrics
+from ipygpumem.units import GIB
 from tests.test_model import _values
 
 MIB = 2**20
@@ -213,6 +215,16 @@ def test_the_page_has_the_experiments_the_cells_and_the_recoveries() -> None:
         "deleted: x",
     ):
         assert words in page.text
+
+
+def test_the_bars_of_a_page_are_as_long_as_the_sessions_highest_use_and_its_pictures_may_be_dark() -> None:
+    small, large = (Usage("cpu", GIB, 2 * GIB, peak * GIB, 64 * GIB, "kernel") for peak in (2, 40))
+    ended = experiment(usages=(small,))
+    alone = html_page.render(SessionRecord(0.0, (), (ended,)))
+    among = html_page.render(SessionRecord(0.0, (cell(usages=(large,)),), (ended,)))
+    assert "the bar ends at 3.00 GiB" in alone
+    assert "the bar ends at 48.00 GiB" in among
+    assert re.search(r"@media \(prefers-color-scheme: dark\) \{ svg \{ filter: invert", alone)
 
 
 def test_a_page_without_matplotlib_or_with_one_that_fails_has_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:

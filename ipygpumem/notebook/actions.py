@@ -59,8 +59,9 @@ def _switch(session: Session, *, on: bool) -> list[content.Report]:
 def status(session: Session) -> list[content.Report]:
     """Return what is on, what is open, and each device's memory now."""
     config = session.config
+    lines_shown = "off" if not config.report else "on, quiet" if config.quiet else "on"
     headline = (
-        f"ipygpumem · reports {'on' if config.report else 'off'} · frames released after: {config.release_frames} · "
+        f"ipygpumem · reports {lines_shown} · frames released after: {config.release_frames} · "
         f"{content.count(len(session.history), 'cell')} and "
         f"{content.count(len(session.experiments), 'experiment')} measured"
     )

@@ -34,9 +34,9 @@ class IPyGpuMem(Configurable):
         help="Show one line of time and memory while a cell runs for longer than a second; it goes when the cell ends, "
         "in a notebook also when the cell shows something of its own.",
     ).tag(config=True)
-    min_cell_seconds = Float(0.0, min=0.0, help="Show no line after cells that were shorter than this.").tag(
-        config=True
-    )
+    min_cell_seconds = Float(
+        0.0, min=0.0, help="Show no line after cells that were shorter than this, unless they grow with every run."
+    ).tag(config=True)
     experiment_report = Enum(
         ["full", "compact", "none"], "full", help="What an experiment shows at its end, unless --report says otherwise."
     ).tag(config=True)

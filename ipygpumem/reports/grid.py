@@ -137,7 +137,7 @@ def _stacked(
 ) -> list[str]:
     """Return rows of several lines each, the second and later ones under the second column."""
     gap = _GAPS[-1]
-    indent = widths[0] + gap if widths[0] <= _DEEP else gap
+    indent = widths[0] + gap if widths[0] <= min(_DEEP, width // 3) else gap
     parts, used = [[0]], min(widths[0], width)
     for column in range(1, len(widths)):
         least = widths[column] if numeric[column] else min(widths[column], _NARROWEST)

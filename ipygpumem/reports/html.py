@@ -142,8 +142,11 @@ def _table(table: Table, *, bars: bool) -> str:
     ]
     drawn = [[escape(text) for text in row] for row in grid]
     if bars and table.curves:
+        place = table.columns.index("curve")
+        letters[place] = max(len(curve.heights) for curve in table.curves) // 2 + 2  # narrower than its characters
+        looks[place] = (f"0 0 {letters[place]}ch", "left", "")
         for row, curve in zip(drawn[1:], table.curves, strict=True):
-            row[table.columns.index("curve")] = html_spark(curve)
+            row[place] = html_spark(curve)
     if bars and any(table.bars):
         behind = max(number for number, name in enumerate(table.columns, 1) if name in table.numbers)
         looks.insert(behind, ("0 0 auto", "left", "; min-width: 66px"))

@@ -216,6 +216,16 @@ class Notebook:
         self.page.locator(f"body[data-jp-theme-name='{name}']").wait_for(state="attached")
         self.page.wait_for_load_state("networkidle")
 
+    def resize(self, width: int, height: int) -> None:
+        """Give the page another size, and wait until its notebook has followed."""
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.wait_for_function(
+            """() => {
+                const right = document.querySelector('.jp-Notebook').getBoundingClientRect().right;
+                return innerWidth - 80 < right && right <= innerWidth;
+            }"""
+        )
+
     def close(self) -> None:
         """Close the page, end the kernel."""
         self.page.close()

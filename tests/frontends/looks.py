@@ -83,11 +83,11 @@ _SQUEEZED = """root => [...root.querySelectorAll('td, th')]
 
 _LEFTS = """table => [...table.querySelectorAll('tr')].map(row => {
     const cells = [...row.querySelectorAll('td, th')];
-    const top = cells[0].getBoundingClientRect().top;
+    const end = cells[0].getBoundingClientRect().bottom;
     return {
         first: cells[0].innerText.trim(),
         lefts: cells.map(cell => cell.getBoundingClientRect().left),
-        below: cells.map(cell => cell.getBoundingClientRect().top > top + 10),
+        below: cells.map(cell => cell.getBoundingClientRect().bottom > end + 10),
     };
 })"""
 """Of every row of a table its first text, where its cells begin, and which of them stand below the first line."""

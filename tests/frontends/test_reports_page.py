@@ -64,23 +64,23 @@ def test_every_text_of_a_report_has_the_contrast_of_wcag_aa(page: Notebook, them
 
 @pytest.mark.parametrize("width", [900, 520, 380, 330])
 def test_reports_fit_the_width_of_the_page(page: Notebook, width: int) -> None:
-    page.page.set_viewport_size({"width": width, "height": TALL})
+    page.resize(width, TALL)
     try:
         assert [text for cell, at in reports(page) for text in misfits(page.reports(cell).nth(at))] == []
     finally:
-        page.page.set_viewport_size({"width": 900, "height": TALL})
+        page.resize(900, TALL)
 
 
 def test_in_a_narrow_page_rows_stack_at_the_same_places_and_the_size_comes_first(page: Notebook) -> None:
     tensors = next(index for index, shown in enumerate(gallery.shown()) if "tensors" in shown.pictures)
     table = page.reports(tensors).first.locator("table").first
     wide = rows_of(table)
-    assert not any(any(row["below"]) for row in wide)
-    page.page.set_viewport_size({"width": 380, "height": TALL})
+    assert not any(any(row["below"]) for row in wide), wide
+    page.resize(380, TALL)
     try:
         narrow, box = rows_of(table), page.reports(tensors).first.bounding_box()
     finally:
-        page.page.set_viewport_size({"width": 900, "height": TALL})
+        page.resize(900, TALL)
     assert box is not None
     assert [row["first"] for row in narrow] == [row["first"] for row in wide]
     assert narrow[0]["first"] == "size"
@@ -100,11 +100,11 @@ def test_the_reports_at_several_widths(page: Notebook, pictures: Pictures, width
     """Pictures to look at, of no page of docs/."""
     if pictures.folder is None or "img" in pictures.folder.name:
         pytest.skip("asked for only where the pictures are not those of docs/")
-    page.page.set_viewport_size({"width": width, "height": TALL})
+    page.resize(width, TALL)
     for theme in (LIGHT, DARK):
         page.theme(theme)
         pictures.take(page.page.locator(".jp-Notebook"), f"page-{width}-{theme.split()[1].lower()}")
-    page.page.set_viewport_size({"width": 900, "height": TALL})
+    page.resize(900, TALL)
 
 
 @pytest.mark.parametrize(("theme", "darkest", "lightest"), [(LIGHT, 225, 255), (DARK, 0, 60)])

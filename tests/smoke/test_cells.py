@@ -34,6 +34,7 @@ def test_the_line_of_a_cell_that_moves_nothing_is_short_and_quiet_hides_it(noteb
     assert ok(notebook, "y = 2").displays == []
     assert len(ok(notebook, "z = bytearray(9 << 20)").reports("cell")) == 1
     assert len(fails(notebook, "1 / 0", "ZeroDivisionError").reports("cell")) == 1
+    assert "reports on, quiet" in ok(notebook, "%gpumem status").reports("status")[0]
     ok(notebook, "del z", "%config IPyGpuMem.quiet = False")
 
 

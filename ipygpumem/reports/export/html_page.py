@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 
 from ipygpumem.recorded import SessionRecord
 from ipygpumem.reports import content, history, html
+from ipygpumem.reports.bars import Scales
 from ipygpumem.reports.export.pictures import pictures
 from ipygpumem.units import format_seconds
 
@@ -66,7 +67,10 @@ def _sections(record: SessionRecord) -> Iterator[tuple[str, str]]:
         yield "Pictures", drawn
     shown = record.cells[-_CELLS_SHOWN:]
     yield "Cells", html.render([history.history_report(shown, total=len(record.cells))])
-    reports = [report for item in record.experiments for report in content.experiment_reports(item, "full")]
+    scales = Scales()
+    for usages in (item.usages for items in (record.cells, record.experiments) for item in items):
+        scales.note(usages)
+    reports = [report for item in record.experiments for report in content.experiment_reports(item, "full", scales)]
     if reports:
         yield "Experiments", html.render(reports)
     for cell in shown:
