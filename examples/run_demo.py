@@ -2,8 +2,9 @@
 
 The notebook is one of this folder, by name: ``quickstart``, which is taken if none is named, or ``calibrate``.
 
-The kernel is the interpreter that runs this script, and nothing comes from or goes to the network. The exit code
-is 1 if a cell fails, and also if the cell that is meant to fail (tag ``raises-exception``) does not.
+Each cell is named as it begins, and what ipygpumem reported on it follows. The kernel is the interpreter that runs this
+script, and nothing comes from or goes to the network. The exit code is 1 if a cell fails, and also if the cell that is
+meant to fail (tag ``raises-exception``) does not.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
@@ -44,7 +44,14 @@ class ThisInterpreter(KernelSpecManager):
 def execute(notebook: NotebookNode) -> str | None:
     """Run all cells in place; return what failed, or None."""
     manager = AsyncKernelManager(kernel_spec_manager=ThisInterpreter())
-    client = NotebookClient(notebook, km=manager, timeout=600, resources={"metadata": {"path": str(EXAMPLES)}})
+    client = NotebookClient(
+        notebook,
+        km=manager,
+        timeout=600,
+        resources={"metadata": {"path": str(EXAMPLES)}},
+        on_cell_execute=announce,
+        on_cell_executed=print_reports,
+    )
     with tempfile.TemporaryDirectory() as profile:
         # A profile of its own: no start-up file or option of the user's can change what the page shows.
         try:
@@ -61,12 +68,17 @@ def _failed(cell: NotebookNode) -> bool:
     return any(output.output_type == "error" for output in cell.outputs)
 
 
-def reports(notebook: NotebookNode) -> Iterator[str]:
-    """Yield the texts of ipygpumem's reports, in the order of the cells."""
-    for cell in notebook.cells:
-        for output in cell.get("outputs", ()):
-            if output.output_type == "display_data" and "ipygpumem" in output.metadata:
-                yield output.data["text/plain"]
+def announce(cell: NotebookNode, **event: object) -> None:
+    """Print a cell's first line as it begins."""
+    first, *more = cell.source.splitlines() or [""]
+    print(f">>> {first}{' ...' if more else ''}", flush=True)
+
+
+def print_reports(cell: NotebookNode, **event: object) -> None:
+    """Print the texts of ipygpumem's reports on a cell."""
+    for output in cell.outputs:
+        if output.output_type == "display_data" and "ipygpumem" in output.metadata:
+            print(output.data["text/plain"], flush=True)
 
 
 def write_page(notebook: NotebookNode, path: Path) -> None:
@@ -87,8 +99,6 @@ def main(arguments: list[str]) -> int:
     page = out_dir / f"{name}.html"
     write_page(notebook, page)
     nbformat.write(notebook, out_dir / f"{name}.ipynb")
-    for report in reports(notebook):
-        print(report)
     if problem is not None:
         print(problem, file=sys.stderr)
     print(f"the page with code, outputs and reports: {page}")

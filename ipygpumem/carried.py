@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from types import FrameType
 
+from ipygpumem import interrupts
 from ipygpumem.arrays import ArraySearch, slot_descriptors, slots
 from ipygpumem.kinds import is_atom, type_name
 from ipygpumem.model import Held
@@ -44,7 +45,8 @@ def take_off(
         return ()
     if running_here() & {id(frame) for frame, _ in frames(error)}:
         return ()  # on its way to somebody who may catch it
-    gc.collect()  # what is garbage refers to nothing
+    with interrupts.kept():
+        gc.collect()  # what is garbage refers to nothing
     if _are_users(errors, list(roots), list(through)):
         return ()
     # Groups come after their members, which then carry nothing that a group would have to let go of.

@@ -29,6 +29,11 @@ def chunks(items: Sequence[T], size: int = CHUNK) -> Iterator[list[T]]:
     return (part if isinstance(part, list) else list(part) for part in parts)
 
 
+def chunks_of(items: Sequence[object]) -> int:
+    """Return how many ``chunks`` there are."""
+    return -(-len(items) // CHUNK)
+
+
 def identities(items: Iterable[object]) -> Iterator[int]:
     """Yield a number for each object that no other has; a set of them is three times as fast as one of ``id``'s.
 

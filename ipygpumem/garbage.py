@@ -20,6 +20,7 @@ from math import prod
 from operator import is_
 from typing import Any
 
+from ipygpumem import interrupts
 from ipygpumem.columns import of_types, one_of_each
 from ipygpumem.heap import live_instances
 from ipygpumem.tracebacks import stack
@@ -171,7 +172,8 @@ class Garbage:
             self._made += gc.get_count()[0]
             # If nothing else has been collected meanwhile, the youngest are all that the cell has made.
             if gc.get_count()[1] == self._collections and (in_scope or self._collections < _FEW):
-                gc.collect(0)
+                with interrupts.kept():
+                    gc.collect(0)
             else:
                 self._make_old()
             self._collections = gc.get_count()[1]
@@ -212,7 +214,8 @@ def _run(generation: int) -> int:
     """
     for _ in range(_TIMES):
         earlier = gc.get_stats()[generation]["collections"]
-        found = gc.collect(generation)
+        with interrupts.kept():
+            found = gc.collect(generation)
         if gc.get_stats()[generation]["collections"] != earlier:
             return found
         time.sleep(0.001)

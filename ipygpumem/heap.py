@@ -18,8 +18,9 @@ from operator import is_
 from typing import Any
 
 from ipygpumem.arrays import StorageKey, describe, elements, flat_elements, library_type
-from ipygpumem.columns import by_identity, chunks, of_types, one_of_each, types_of
+from ipygpumem.columns import by_identity, chunks, chunks_of, of_types, one_of_each, types_of
 from ipygpumem.kinds import is_atom, is_kind
+from ipygpumem.shares import Progress, counted, unseen
 
 _FEW = 50
 """Up to so many objects the collector's own search for referrers is faster: it compares each reference with each."""
@@ -30,6 +31,7 @@ class Heap:
 
     Args:
         beside: yields what else is alive, and maybe out of the collector's sight, as what running functions hold.
+        progress: told how much has been looked at.
 
     Attributes:
         tensors: torch tensors, also those that only another object refers to.
@@ -39,7 +41,7 @@ class Heap:
         optimizers: torch's optimizers.
     """
 
-    def __init__(self, beside: Iterable[object] = ()) -> None:
+    def __init__(self, beside: Iterable[object] = (), progress: Progress = unseen) -> None:
         # First of all: what is made from here on is ours. With itself in its own list, or a variable that an inner
         # function shares, it would be a cycle; it must go as soon as it is dropped.
         self._tracked: list[object] = gc.get_objects()
@@ -59,7 +61,7 @@ class Heap:
         for item in (self, sys.modules.get("_asyncio")):
             for place in islice(compress(count(), map(is_, self._tracked, repeat(item))), 1):
                 self._tracked[place] = None
-        self._look_behind(beside)
+        self._look_behind(beside, progress)
 
     def drop(self) -> None:
         """Let go of everything, also if whoever made the heap was alive by then: that would be a cycle otherwise."""
@@ -67,12 +69,12 @@ class Heap:
             found.clear()
         self._inside = None
 
-    def _look_behind(self, beside: Iterable[object]) -> None:
+    def _look_behind(self, beside: Iterable[object], progress: Progress) -> None:
         """Find the arrays and the containers that the collector does not track."""
         # What is neither a container nor an array cannot lead to one: most of a heap is that.
         containers, arrays = {id(dict), id(tuple)}, {id(self._array_type)}
         behind: dict[int, object] = {}
-        level: Iterator[list[object]] = chain(self._referents(), [list(beside)])
+        level: Iterator[list[object]] = chain(self._referents(progress), [list(beside)])
         while True:
             known = len(behind)
             for referents in level:
@@ -86,7 +88,7 @@ class Heap:
             self._containers += of_new[1]
             level = _referents_of([*of_new[1], *_contents(of_new[0])])
 
-    def _referents(self) -> Iterator[list[object]]:
+    def _referents(self, progress: Progress) -> Iterator[list[object]]:
         """Yield what tracked objects refer to, and note meanwhile what they are.
 
         Most of a large heap are lists of numbers and the like: they are passed over.
@@ -96,7 +98,7 @@ class Heap:
         lists = (self.tensors, self.modules, self.optimizers, self.ndarrays)
         roles: tuple[set[int], ...] = (set(), set(), set(), set())
         known: set[int] = set()
-        for part in chunks(self._tracked):
+        for part in counted(chunks(self._tracked), chunks_of(self._tracked), progress):
             referents = gc.get_referents(*part)
             if _are_atoms(referents):
                 continue  # what has a role would refer to its class
@@ -131,7 +133,7 @@ class Heap:
                 found.setdefault(array.storage, []).append(item)
         return found
 
-    def referrers(self, objects: dict[int, object]) -> Iterator[tuple[object, list[int]]]:
+    def referrers(self, objects: dict[int, object], progress: Progress = unseen) -> Iterator[tuple[object, list[int]]]:
         """Yield the objects that refer to some of ``objects`` (by identity), and to which.
 
         Only what was alive when the heap was made counts: a search must not find its own lists.
@@ -140,9 +142,9 @@ class Heap:
             self._alive = set(map(id, self._tracked))
         if any(not gc.is_tracked(item) for item in objects.values()):
             # The collector's own search would miss containers that it has stopped to track since.
-            found = _that_refer_to(objects, self._tracked) + _that_refer_to(objects, self._containers)
+            found = _that_refer_to(objects, self._tracked, progress) + _that_refer_to(objects, self._containers)
         elif len(objects) > _FEW:
-            found = _that_refer_to(objects, self._tracked)
+            found = _that_refer_to(objects, self._tracked, progress)
         else:
             found = [item for item in gc.get_referrers(*objects.values()) if id(item) in self._alive]
         for item in found:
@@ -157,11 +159,11 @@ class Heap:
                 yield array, [key for key in objects if key in inside]
 
 
-def _that_refer_to(objects: dict[int, object], candidates: list[object]) -> list[object]:
+def _that_refer_to(objects: dict[int, object], candidates: list[object], progress: Progress = unseen) -> list[object]:
     """Return which of ``candidates`` refer to some of ``objects``; their number does not matter here."""
     return [
         item
-        for part in chunks(candidates)
+        for part in counted(chunks(candidates), chunks_of(candidates), progress)
         if not objects.keys().isdisjoint(map(id, gc.get_referents(*part)))
         for item in part
         if not objects.keys().isdisjoint(map(id, gc.get_referents(item)))

@@ -29,10 +29,11 @@ class Measurement:
         """Begin with what the readings ``before`` say."""
         self.before = before
         self.peaks = {device: reading.current_bytes for device, reading in before.items()}
+        self.is_settled = False
 
     def fold(self, readings: Sequence[Reading]) -> None:
-        """Raise the peaks of this span to those of ``readings``."""
-        for reading in readings:
+        """Raise the peaks of this span to those of ``readings``, unless they are final."""
+        for reading in () if self.is_settled else readings:
             if reading.peak_bytes > self.peaks.get(reading.device, 0):
                 self.peaks[reading.device] = reading.peak_bytes
 
@@ -48,7 +49,7 @@ class Measurement:
             now.device,
             before.current_bytes if before else 0,
             now.current_bytes,
-            self.peaks.get(now.device, now.current_bytes),
+            max(self.peaks.get(now.device, 0), now.current_bytes),
             now.total_bytes,
             now.method,
             now.reserved_bytes,
@@ -110,6 +111,13 @@ class Meter:
             readings = self._readings(rearm=True)
             usages = measurement.usages(readings)
             measurement.begin(readings)
+            return usages
+
+    def settle(self, measurement: Measurement) -> tuple[Usage, ...]:
+        """Return the usages of an open span so far; its peaks are final, since what follows only gives memory back."""
+        with self._lock:
+            usages = self.read(measurement)
+            measurement.is_settled = True
             return usages
 
     def stop(self, measurement: Measurement) -> tuple[Usage, ...]:

@@ -113,7 +113,7 @@ class Usage(Record):
 
 @dataclass(frozen=True, slots=True)
 class CellRecord(Record):
-    """What one finished cell cost."""
+    """What one finished cell cost, once all that ended with it had given its memory back."""
 
     execution_count: int | None
     cell_id: str | None
@@ -130,6 +130,9 @@ class CellRecord(Record):
     """The first line that says what the cell does, cut to 80 characters."""
     recovery: RecoveryRecord | None = None
     """What came back after its error, where anything was released."""
+    reclaimed: dict[str, int] = field(default_factory=dict)
+    """Per device, what came back between its code's end and the end of ``usages``: by a recovery, by experiments that
+    ended with it. Empty where neither ran."""
 
 
 @dataclass(frozen=True)

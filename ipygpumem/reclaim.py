@@ -7,11 +7,13 @@ that keep the freed memory, the host's allocator last. A step that fails is repo
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ipygpumem import interrupts
 from ipygpumem.errors import GpuMemError, said
 from ipygpumem.meter import Meter
 from ipygpumem.model import Reading, ReclaimStep
@@ -28,7 +30,8 @@ def run_steps(meter: Meter, steps: list[Step], done: list[ReclaimStep]) -> None:
         started = time.perf_counter()
         error = None
         try:
-            action()
+            with interrupts.kept():
+                action()
         except MemoryError:
             error = "memory ran out"
         except Exception as problem:  # one broken step must not keep the others from running
@@ -119,7 +122,10 @@ def _call(torch: Any, name: str) -> None:
 
 def trim_host_heap() -> None:
     """Ask glibc to return free heap pages to the system; does nothing where there is no such call."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+    if (trim := _malloc_trim()) is not None:
+        trim(0)
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], object] | None:
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None

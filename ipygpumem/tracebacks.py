@@ -45,6 +45,9 @@ _TEXT_TYPES = {
 }
 """Types whose message decides; a ValueError about memory is somebody's own."""
 
+_INTERRUPTS = {"KeyboardInterrupt", "CancelledError"}
+"""The kernel ends a cell that awaits by cancelling its task."""
+
 _POISON_TEXT = re.compile(
     r"device-side assert(ion failures)?\b|illegal memory access|illegal instruction|misaligned address"
     r"|unspecified launch failure|hardware stack error|invalid program counter|uncorrectable ECC"
@@ -109,16 +112,15 @@ def _text(error: BaseException) -> str:
 
 
 def classify(error: BaseException) -> Failure:
-    """Return what kind of failure ``error`` is; an OOM anywhere in its chain makes it one."""
+    """Return what kind of failure ``error`` is; an OOM anywhere in its chain makes it one, unless it is a Ctrl-C."""
     poisoned = any(_names(item) & _TEXT_TYPES and _POISON_TEXT.search(_text(item)) for item in chain(error))
+    is_interrupt = bool(_names(error) & _INTERRUPTS)  # it may strike while an OOM is handled, which is its context then
     for item in chain(error):
-        if is_oom(item):
+        if is_oom(item) and not is_interrupt:
             requested = _requested(item)
             return Failure("oom", type_name(item), _text(item), requested, poisoned)
-    # The kernel ends a cell that awaits by cancelling its task. Causes do not count: each timeout of asyncio has one.
-    interrupted = "CancelledError" in _names(error) or any(
-        "KeyboardInterrupt" in _names(item) for item in chain(error, causes=False)
-    )
+    # Causes do not count: each timeout of asyncio has one.
+    interrupted = is_interrupt or any("KeyboardInterrupt" in _names(item) for item in chain(error, causes=False))
     return Failure("interrupt" if interrupted else "error", type_name(error), _text(error), None, poisoned)
 
 

@@ -31,6 +31,20 @@ class Reply:
     """What replaced displays; ``displays`` holds them as they are in the end."""
     places: dict[str, int] = field(default_factory=dict)
     """Where in ``displays`` each display with an id is."""
+    kinds: list[str] = field(default_factory=list)
+    """What a notebook has of the cell: ``stdout``, ``stderr``, ``display``, ``result``, ``error``, each where it is."""
+    _clear_next: bool = False
+
+    def note(self, message: str, content: dict[str, Any]) -> None:
+        """Add to the outputs, or clear them, as a notebook does: text goes to that which came just before."""
+        names = {"execute_result": "result", "display_data": "display", "error": "error", "stream": content.get("name")}
+        kind, clears = names.get(message), message == "clear_output"
+        if (clears and not content["wait"]) or (kind and self._clear_next):
+            self.displays, self.places, self.kinds = [], {}, []  # texts stay, for tests to read
+        if clears or kind:
+            self._clear_next = clears and content["wait"]
+        if kind and not (message == "stream" and self.kinds[-1:] == [kind]):
+            self.kinds.append(kind)
 
     def reports(self, kind: str | None = None) -> list[str]:
         """Return the texts of ipygpumem's displays, or of those that carry a report of ``kind``."""
@@ -111,6 +125,7 @@ class Kernel:
         if message["parent_header"].get("msg_id") != message_id:
             return False
         kind, content = message["msg_type"], message["content"]
+        outputs.note(kind, content)
         if kind == "stream":
             outputs.order.append(content["text"])
             setattr(outputs, content["name"], getattr(outputs, content["name"]) + content["text"])
@@ -123,7 +138,8 @@ class Kernel:
             outputs.order.append("report")
         elif kind == "update_display_data":
             outputs.updates.append(content)
-            outputs.displays[outputs.places[content["transient"]["display_id"]]] = content
+            if (place := outputs.places.get(content["transient"]["display_id"])) is not None:  # else another cell's
+                outputs.displays[place] = content
         elif kind == "error":
             outputs.error, outputs.message = content["ename"], content["evalue"]
             outputs.traceback = "\n".join(content["traceback"])

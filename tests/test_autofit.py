@@ -67,6 +67,15 @@ def test_floats_stay_floats() -> None:
     assert tried({"share": 0.8}, lambda share: False, max_tries=2) == [0.8, 0.4, 0.2]
 
 
+def test_a_float_that_is_whole_stays_whole_unless_it_is_a_share() -> None:
+    found = tried({"n": 1e3}, lambda n: False)
+    assert found == [1000, 500, 250, 125, 62, 31, 15, 7, 3, 1]
+    assert {type(value) for value in found} == {float}
+    assert tried({"n": 1e3}, lambda n: n <= 70, step="search", headroom=0)[-1] == 70
+    assert tried({"n": 8.0}, lambda n: False, min=0.5) == [8.0, 4.0, 2.0, 1.0, 0.5]
+    assert tried({"n": 2.5}, lambda n: n < 0.5) == [2.5, 1.25, 0.625, 0.3125]
+
+
 @pytest.mark.parametrize("largest", [1, 2, 3, 99, 100, 127, 128, 511, 700, 1000, 1023])
 def test_a_search_ends_with_the_largest_that_fits_and_tries_no_value_twice_but_that(largest: int) -> None:
     values = tried({"n": 1024}, lambda n: n <= largest, step="search")
@@ -538,6 +547,12 @@ def test_a_search_runs_the_cell_once_more_with_what_it_found(notebook: Kernel) -
     assert runs[-1] == 100
     assert {64, 96, 100, 101} <= set(runs)
     assert notebook.value("size") == 100
+
+
+@pytest.mark.parametrize("start", ["1e3", "1E3", "10e2"])
+def test_a_whole_number_with_an_exponent_is_a_whole_number(notebook: Kernel, start: str) -> None:
+    works(notebook, f"%%autofit size={start} --min 1e1\nwork(size)")
+    assert notebook.value("size, type(size).__name__") == (62, "int")
 
 
 def test_several_variables_are_reduced_in_turn_in_a_cell(notebook: Kernel) -> None:

@@ -305,6 +305,34 @@ def test_a_frame_that_was_never_entered_is_nobodys_and_one_that_never_left_goes_
     meter.close()
 
 
+def test_the_heap_is_trimmed_before_each_look_while_that_is_cheap(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work() -> None:
+        held = 1
+        assert held
+
+    clock, took, trimmed = [0.0], [0.0], [0]
+
+    def trim() -> None:
+        trimmed[0] += 1
+        clock[0] += took[0]
+
+    monkeypatch.setattr("ipygpumem.reclaim.trim_host_heap", trim)
+    monkeypatch.setattr("ipygpumem.lines.account.time.perf_counter", lambda: clock[0])
+    for seconds, times, untrimmed in ((0.0, 3, 0), (10.0, 1, 2)):
+        lab, took[0], trimmed[0] = Lab(way, work), seconds, 0
+        with lab.watching():
+            work()
+            before_the_end = trimmed[0]
+        assert (before_the_end, lab.account.untrimmed - (seconds > 0)) == (times, untrimmed)
+
+
+def test_the_report_says_where_pages_that_the_heap_kept_may_not_have_been_seen() -> None:
+    record = LinesRecord((Block("cell", 1, ("x = 1",)),), {(0, 1): LineCost(hits=3)}, 1.0, 0.1, untrimmed=2)
+    report = text.render([lines_report(record, "line")])
+    assert "2 times free heap pages were not given back before a line" in report
+    assert "not given back" not in text.render([lines_report(LinesRecord((), {}, 1.0, 0.1), "line")])
+
+
 def test_open_spans_keep_their_peaks_over_laps() -> None:
     probe = FakeProbe()
     meter = Meter([probe])
@@ -315,6 +343,17 @@ def test_open_spans_keep_their_peaks_over_laps() -> None:
     assert meter.lap(laps)[0].peak_delta_bytes == 20
     assert meter.stop(whole)[0].peak_delta_bytes == 50
     meter.close()
+
+
+@pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="Python 3.12 has sys.monitoring")
+def test_code_that_takes_the_tool_away_is_told_so() -> None:
+    def work() -> None:
+        sys.monitoring.free_tool_id(lab.watcher._tool)  # type: ignore[attr-defined, unused-ignore]
+
+    lab = Lab("monitoring", work)
+    with lab.watching():
+        work()
+    assert lab.watcher.error == "the code has taken the tool away (sys.monitoring)"
 
 
 def test_without_a_free_tool_lines_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:

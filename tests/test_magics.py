@@ -135,15 +135,15 @@ def test_the_records_of_cells(shared: Kernel) -> None:
 
 def test_options_of_the_cell_magic(shared: Kernel) -> None:
     reply = shared.run(
-        "%%experiment 'two words' --keep a,b* --keep c --drop-imports --report compact\n"
+        "%%experiment 'two words' --keep a,b* e --keep c --drop-imports --report compact\n"
         "import colorsys\n"
-        "a = b1 = c = d = 1"
+        "a = b1 = c = d = e = 1"
     )
     (report,) = reply.reports("experiment")
     assert report.split("\n")[-1].startswith("experiment two words · 1 cell · ")
     assert "deleted" not in report
-    assert shared.value("(a, b1, c, 'd' in globals(), 'colorsys' in globals())") == (1, 1, 1, False, False)
-    shared.run("del a, b1, c")
+    assert shared.value("(a, b1, c, e, 'd' in globals(), 'colorsys' in globals())") == (1, 1, 1, 1, False, False)
+    shared.run("del a, b1, c, e")
 
 
 def test_keep_adds_names_while_the_scope_is_open(shared: Kernel) -> None:

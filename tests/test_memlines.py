@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -107,6 +108,39 @@ def test_methods_and_async_functions_and_await_at_the_top(shared: Kernel) -> Non
     assert found["slow:10"] == (16, 16)
     assert not any(name.endswith(":0") for name in found)
     ok(shared, "del gone")
+
+
+def test_pages_that_the_heap_has_kept_are_counted_when_they_are_used_again(shared: Kernel) -> None:
+    # Seen: once glibc has freed a block of that size, the next ones come from its heap, and were shown as 0.
+    ok(shared, "import numpy as np\ndef make():\n    held = np.ones(2**21)\n    del held\n    return 1")
+    ok(shared, "for _ in range(4): make()")
+    for _ in range(2):
+        reply = ok(shared, "%%memlines -f make\nmake()\nmake()\nmake()")
+        assert sizes(reply) == {
+            **dict.fromkeys(("cell:2", "cell:3", "cell:4"), (0, 16)),
+            "make:3": (48, 16),
+            "make:4": (-48, 0),
+            "make:5": (0, 0),
+        }
+
+
+def test_small_blocks_that_a_statement_drops_are_not_kept(shared: Kernel) -> None:
+    reply = ok(shared, "%gpumemit [bytearray(3000) for _ in range(5000)]; 1")
+    (report,) = reply.reports("gpumemit")
+    kept = re.search(r"RAM +(\+[\d.]+(?: [KMG]iB| B)?|\+0|-[\d.]+ [KMG]iB)", report)
+    assert kept is not None, report
+    assert _mib(kept[1]) == 0, report
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="no trace function is in use: sys.monitoring tells")
+@pytest.mark.parametrize("function", ["None", "lambda *_: None"])
+def test_a_cell_that_sets_another_trace_function_is_told_so(shared: Kernel, function: str) -> None:
+    reply = ok(shared, f"%%memlines\nx = 1\nsys.settrace({function})\ny = 2")
+    (report,) = reply.reports("memlines")
+    assert "measuring stopped early: the code has set another trace function (sys.settrace)" in report
+    assert shared.value("(sys.gettrace() is None, y)") == (function == "None", 2)
+    ok(shared, "sys.settrace(None)")
+    assert "stopped early" not in ok(shared, "%%memlines\nx = 1").reports("memlines")[0]
 
 
 def test_an_error_is_shown_as_ever_with_the_table_up_to_there(shared: Kernel) -> None:

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ipygpumem.fitting.remembered import Remembered
 from ipygpumem.model import Reading
 from ipygpumem.probes import kernel_log, pressure
 from ipygpumem.probes.kernel_log import Death
@@ -173,6 +174,15 @@ def test_a_recording_is_readable_by_its_owner_only(writer: Writer) -> None:
     found = writer.segments.current
     assert stat.S_IMODE(found.stat().st_mode) == 0o600
     assert stat.S_IMODE(found.parent.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_is_there_already_becomes_the_owners_alone(tmp_path: Path) -> None:
+    for make in (files.new, lambda folder: Remembered(folder / "fitted.json").put("a", {"n": 1})):
+        folder = tmp_path / "r"
+        folder.mkdir(mode=0o755, exist_ok=True)
+        folder.chmod(0o755)
+        make(folder)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_what_is_written_can_be_read_at_once(writer: Writer) -> None:
@@ -393,6 +403,62 @@ def test_the_death_before_is_the_last_one_and_only_of_the_same_notebook(tmp_path
     assert archive.latest_death(tmp_path, notebook="a.ipynb", here=HERE) is None
 
 
+# -- recordings that cannot be read -----------------------------------------------------------------------------
+
+
+def damaged(*entries: Entry) -> bytes:
+    """The lines of a recording whose first one is damaged."""
+    return b"\xff" + lines_of(HEADER, *entries)[1:]
+
+
+def test_a_header_that_is_damaged_is_read_from_the_older_segment(tmp_path: Path) -> None:
+    segments = write(tmp_path, damaged(*ENTRIES[:2]))
+    write(tmp_path, lines_of(HEADER, *ENTRIES[:1]), "a.jsonl.1")
+    assert reader.read_tail(segments).header == HEADER
+    assert reader.read(segments).header == HEADER
+
+
+def test_a_damaged_recording_whose_kernel_writes_is_alive_and_is_not_deleted(writer: Writer) -> None:
+    with writer.segments.current.open("r+b") as file:
+        file.write(b"\xff")
+    tail = reader.read_tail(writer.segments)
+    assert tail.header is None
+    assert archive.state_of(tail, HERE) == "alive"
+    writer._close()
+    assert archive.state_of(tail, HERE) == "dead"
+
+
+def test_the_death_before_is_not_told_of_an_older_kernel_if_the_last_recording_is_damaged(tmp_path: Path) -> None:
+    dead = dataclasses.replace(HEADER, process_started=1.0)
+    write(tmp_path, lines_of(dead, ENTRIES[0]), "1.jsonl")
+    write(tmp_path, b"a file of the user's\n", "2.jsonl")
+    assert archive.latest_death(tmp_path, notebook=None, here=HERE)
+    write(tmp_path, damaged(ENTRIES[0]), "3.jsonl")
+    assert archive.latest_death(tmp_path, notebook=None, here=HERE) is None
+
+
+def test_what_cannot_be_known_is_counted_where_no_death_is_told() -> None:
+    def told(**counts: int) -> str:
+        return postmortem.nothing_report(archive.Counts(**{"found": 3, **counts}), on=True).headline
+
+    assert told(alive=1) == "no kernel died while it was recorded (3 recordings, 1 of kernels that run)"
+    assert told(alive=1, unreadable=1) == (
+        "no kernel is known to have died while it was recorded (3 recordings, 1 of kernels that run, 1 that cannot be "
+        "read: %gpumem postmortem --all lists it)"
+    )
+    assert told(unreadable=2).endswith("2 that cannot be read: %gpumem postmortem --all lists them)")
+    assert "1 of kernels elsewhere, which may run" in told(unknown=1)
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing\n", damaged(*ENTRIES[:2])])
+def test_a_recording_that_cannot_be_read_claims_nothing(tmp_path: Path, content: bytes) -> None:
+    tail = reader.read_tail(write(tmp_path, content))
+    found = judge(tail, verdict.scene(tail))
+    row = postmortem.list_report([(tail, found)], "f").tables[0].rows[0]
+    assert (found.grade, found.cause) == ("unknown", "unreadable")
+    assert "died" not in row[-1]
+
+
 # -- what the system says -----------------------------------------------------------------------------------
 
 
@@ -473,6 +539,9 @@ PLENTY = Sample(
     102.0, 1, available_bytes=9 * GIB, group_available_bytes=4 * GIB, group_limit_bytes=8 * GIB, oom_kills=2
 )
 BOUND = dataclasses.replace(PLENTY, address_space_bytes=4 * GIB - 5)
+LATER = dataclasses.replace(PLENTY, address_space_bytes=GIB - 5, address_space_limit_bytes=GIB)
+DATA = dataclasses.replace(PLENTY, data_bytes=GIB - 5, data_limit_bytes=GIB)
+GONE = Scene("dead", True, 2)
 OOM = Death(103.0, 15, True, "Out of memory: Killed process 15 (python)")
 GROUP_OOM = Death(103.0, 15, True, "Memory cgroup out of memory: Killed process 15 (python)")
 FAULT = Death(103.0, 15, False, "python[15]: segfault at 0")
@@ -496,12 +565,16 @@ CASES = {
     ),
     "a fault in the log": (PLENTY, Scene("dead", True, 2, (FAULT,)), "certain", "fault", "crashed"),
     "the group's counter grew": (PLENTY, Scene("dead", True, 3), "likely", "memory", "may use 8.00 GiB"),
-    "it did not grow": (PLENTY, Scene("dead", True, 2), "unknown", "other", "not for want of memory"),
+    "it did not grow": (PLENTY, Scene("dead", True, 2), "unknown", "other", "not the OOM killer"),
     "it did not grow, but RAM was short": (SHORT, Scene("dead", True, 2), "likely", "memory", "earlyoom"),
-    "address space was short": (BOUND, Scene("dead", True, 2), "likely", "memory", "an allocation that failed"),
-    "no counter, the group was full": (FULL, Scene("dead", True, None), "likely", "memory", "memory had run out"),
+    "address space was short": (BOUND, Scene("dead", True, 2), "likely", "memory", "had nearly run out"),
+    "no counter, the group was full": (FULL, Scene("dead", True, None), "likely", "memory", "had nearly run out"),
     "no counter, plenty": (PLENTY, Scene("dead", True, None), "unknown", "other", "was not short"),
     "another boot, plenty": (PLENTY, Scene("dead", False, None), "unknown", "other", "was not short"),
+    "no counter, nothing seen": (ENTRIES[3], Scene("dead", True, None), "unknown", "other", "was not seen"),
+    "its own limit came later": (LATER, Scene("dead", True, 2), "likely", "memory", "had nearly run out"),
+    "its data were short": (DATA, Scene("dead", True, 2), "likely", "memory", "had nearly run out"),
+    "only the recording ended": (End(1.0, "recording was switched off"), GONE, "certain", "unrecorded", "switched off"),
     "elsewhere": (PLENTY, Scene("unknown", False, None), "unknown", "other", "may still run"),
 }
 
@@ -524,6 +597,34 @@ def test_the_machine_s_counter_alone_is_no_proof() -> None:
 def test_a_full_group_is_no_evidence_once_its_cell_is_over() -> None:
     found = judge(recording(ENTRIES[0], FULL, ENTRIES[2]), Scene("dead", True, 2))
     assert found.cause == "other"
+
+
+def test_no_death_is_said_to_be_for_other_reasons_than_memory() -> None:
+    # An abort by std::bad_alloc, too, leaves no word: one request that is too large is in no sample.
+    for last in (PLENTY, ENTRIES[3]):
+        for kills in (2, None):
+            found = judge(recording(ENTRIES[0], last), Scene("dead", True, kills))
+            assert "want of memory" not in found.text
+            assert any("RLIMIT_AS" in line and "4.00 GiB" in line for line in found.evidence)
+    without = dataclasses.replace(HEADER, limits=None)
+    found = judge(recording(ENTRIES[0], PLENTY, header=without), Scene("dead", True, 2))
+    assert not any("RLIMIT_AS" in line for line in found.evidence)
+
+
+def test_an_end_that_may_be_among_damaged_lines_is_said_to_be_there() -> None:
+    found = recording(ENTRIES[0], PLENTY, skipped=2)
+    report = text.render([postmortem.postmortem_report(found, judge(found, GONE))])
+    assert "2 lines of the recording could not be read: its end may be among them" in report
+
+
+def test_a_recording_that_was_switched_off_is_no_kernel_that_ended() -> None:
+    found = recording(ENTRIES[0], End(105.0, "recording stepped aside: OSError"))
+    headline = postmortem.postmortem_report(found, judge(found, GONE)).headline
+    assert "ended on purpose" not in headline
+    assert f"the recording of kernel process {HEADER.pid} ended" in headline
+    for reason in ("the kernel's process ended by itself", "it was asked to end: a restart, a shutdown, or exit"):
+        found = recording(ENTRIES[0], End(105.0, reason))
+        assert "ended on purpose" in postmortem.postmortem_report(found, judge(found, GONE)).headline
 
 
 def test_the_end_of_what_started_the_kernel_is_told() -> None:

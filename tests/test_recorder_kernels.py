@@ -101,7 +101,7 @@ def test_after_a_kill_the_next_kernel_tells_the_cell_and_its_memory(start: Start
     report = told(following)
     headline, *rest = report.split("\n")
     assert "died in cell 3" in headline
-    assert "not for want of memory: it was killed or crashed (unknown)" in headline
+    assert "not the OOM killer: it was killed, or it crashed (unknown)" in headline
     source = [line.strip() for line in rest[-5:]]
     assert source == [line.strip() for line in ALLOCATE.splitlines()]
     (ram,) = [line.split() for line in rest if line.strip().startswith("RAM ")]
@@ -155,9 +155,40 @@ def test_under_ulimit_an_allocation_fails_and_the_kernel_lives(start: Start, fol
         "had = samples()\nwhile samples() < had + 3: time.sleep(0.05)\nos.abort()",
     )
     headline, *rest = told(start()).split("\n")
-    assert "memory had run out: an allocation that failed" in headline
+    assert "memory had nearly run out: perhaps an allocation failed" in headline
     assert "(likely)" in headline
     assert any("of 3.00 GiB allowed (RLIMIT_AS)" in line for line in rest)
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_an_abort_by_bad_alloc_is_not_said_to_have_had_memory_enough(start: Start, *, limited: bool) -> None:
+    kernel = start(ON)
+    if limited:
+        kernel.run("import resource; resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30, 3 * 2**30))")
+    run_until_dead(
+        kernel,
+        "import ctypes\nallocate = ctypes.CDLL('libstdc++.so.6')._Znwm\nallocate.argtypes = [ctypes.c_size_t]\n"
+        "from tests.waiting import ticks\nticks(2)\nallocate(2**46)",
+    )
+    headline, *rest = told(start()).split("\n")
+    assert "not the OOM killer: it was killed, or it crashed (unknown)" in headline
+    said = [line for line in rest if "RLIMIT_AS allowed it" in line]
+    assert bool(said) is limited, rest
+    assert not limited or "3.00 GiB" in said[0]
+
+
+def test_a_recording_whose_first_line_is_damaged_is_counted_and_shown(start: Start, folder: Path) -> None:
+    kernel = start(ON)
+    run_until_dead(kernel, "import os; os.abort()")
+    (path,) = folder.glob("*.jsonl")
+    path.write_bytes(b"\xff" + path.read_bytes()[1:])
+    following = start()
+    assert told(following).startswith("no kernel is known to have died while it was recorded (1 recording, ")
+    assert "1 that cannot be read" in told(following)
+    assert "its beginning is damaged" in " ".join(told(following, "%gpumem postmortem --all").split())
+    report = told(following, f"%gpumem postmortem {path.name}")
+    assert report.startswith("its beginning is damaged")
+    assert "import os; os.abort()" in report
 
 
 def test_a_crash_is_not_called_a_want_of_memory(start: Start) -> None:
@@ -165,7 +196,7 @@ def test_a_crash_is_not_called_a_want_of_memory(start: Start) -> None:
     run_until_dead(kernel, "import ctypes; ctypes.string_at(0)")
     headline = told(start()).split("\n")[0]
     assert "died in cell 2" in headline
-    assert "it crashed: a fault in native code (certain)" in headline or "not for want of memory" in headline
+    assert "it crashed: a fault in native code (certain)" in headline or "not the OOM killer" in headline
 
 
 def test_a_shutdown_or_a_restart_is_no_death_even_while_a_cell_runs(start: Start, folder: Path) -> None:

@@ -10,6 +10,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from ipygpumem.notebook.show import Screen, wants_colour
 from ipygpumem.reports import content, text
+from tests.kernel import Kernel
 from tests.report_samples import cell
 
 REPORT = content.cell_report(cell())
@@ -175,3 +177,39 @@ def _read(master: int) -> bytes:
         return os.read(master, 65536)
     except OSError:  # the other side has gone
         return b""
+
+
+CONSOLE_CELLS = [
+    ("print('x', end='')", True),
+    ("sys.stderr.write('x');", True),
+    ("print('40%', end='\\r')", True),
+    ("print('x', end='', flush=True); print('y', file=sys.stderr)", False),
+    ("print('x')", False),
+    ("pass", False),
+    ("print('x', end=''); display('shown')", False),
+    ("print('x', end=''); 6 * 7", False),
+    ("print('x', end='', flush=True); 1 / 0", True),  # consoles show errors when all else is shown
+    ("from IPython.display import HTML; print('x', end=''); display(HTML('<b>'), metadata={})", False),
+]
+
+
+@pytest.fixture(scope="module")
+def console() -> Iterator[Kernel]:
+    kernel = Kernel()
+    kernel.run("%load_ext ipygpumem\nimport sys")
+    yield kernel
+    kernel.close()
+
+
+@pytest.mark.parametrize(("code", "unfinished"), CONSOLE_CELLS)
+def test_in_a_console_of_a_kernel_a_report_begins_a_row_of_its_own(
+    console: Kernel, code: str, unfinished: bool
+) -> None:
+    shown = console.run(code).displays[-1]["data"]["text/plain"]
+    assert shown.startswith("\ncell " if unfinished else "cell ")
+
+
+def test_where_a_report_stands_in_an_output_of_its_own_it_has_no_empty_row(console: Kernel) -> None:
+    for options in ({"browser": True}, {"allow_stdin": False}):
+        shown = console.run("print('x', end='')", **options).displays[-1]["data"]["text/plain"]
+        assert shown.startswith("cell ")

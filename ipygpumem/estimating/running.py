@@ -14,6 +14,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ipygpumem import interrupts
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import apart
 from ipygpumem.estimating.accelerators import Accelerators
@@ -198,7 +199,8 @@ class Run:
         snapshot = Snapshot()
         self._kept = snapshot.take
         try:
-            return work(), False
+            with interrupts.kept():  # among the user's code runs ours, at each death of a tensor
+                return work(), False
         except BaseException as error:
             error.__traceback__ = users_part(error.__traceback__)
             raise

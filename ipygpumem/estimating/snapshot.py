@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ipygpumem import interrupts
 from ipygpumem.kinds import instance_dict, is_atom, is_kind, module_dict, module_of, name_of, type_name
 from ipygpumem.units import MIB
 from ipygpumem.whose import is_users, is_users_module
@@ -234,7 +235,8 @@ class Snapshot:
                 _CACHE.cache_clear(cache)
         self._caches.clear()
         self._seen.clear()
-        gc.collect()
+        with interrupts.kept():
+            gc.collect()
         return [*(f"this was not put back as it was: {what}" for what in self._failed), *named_holders()]
 
 

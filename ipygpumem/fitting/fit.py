@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ipygpumem import reclaim, tracebacks
+from ipygpumem import interrupts, reclaim, tracebacks
 from ipygpumem.budgets import refusal
 from ipygpumem.errors import AutofitError
 from ipygpumem.fitting import plan, room
@@ -151,7 +151,8 @@ class Fit:
             self.more = False
             return False
         self._ran_out(error)
-        tracebacks.release(error)
+        with interrupts.kept():
+            tracebacks.release(error)
         found = refusal(failure.message)
         limit = self._allowed.get(found.device) if found is not None else None
         outcome = OVER if found is not None and limit is not None and found.is_by(limit) else OUT_OF_MEMORY
@@ -219,8 +220,8 @@ def _nothing_fits(tries: Sequence[Try], allowed: room.Limits, *, exhausted: bool
         limit = last.limit_bytes or allowed.get(last.device)
         if limit is not None:
             text += f", of which it may have {format_bytes(limit)}"
-        elif total:
-            text += f", which has {format_bytes(total)}"
+        else:
+            text += room.why_too_little(last.device, needed, total)
     if exhausted:
         after = f"the {len(tries) - 1} tries after the first" if len(tries) > 2 else "all tries"
         return f"{text}; {after} are used up: allow more, or start lower"

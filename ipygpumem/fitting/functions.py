@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
+from ipygpumem import interrupts
 from ipygpumem.errors import AutofitError
 from ipygpumem.fitting.fit import AutofitResult, Fit, Options
 from ipygpumem.fitting.remembered import Remembered, code_of, key_of
@@ -86,11 +87,13 @@ def fit_function(function: Callable[..., Any], fit: Fit) -> AutofitResult:
         result = _try(function, fit)
         if not fit.more:
             break
-        result = None
-        fit.give_back()
+        with interrupts.kept():
+            result = None
+            fit.give_back()
     if fit.plan.found is None:
-        result = None
-        fit.give_back()
+        with interrupts.kept():
+            result = None
+            fit.give_back()
     fit.check()
     return AutofitResult(dict(fit.plan.values), result, tuple(fit.tries))
 

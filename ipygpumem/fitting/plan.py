@@ -38,24 +38,33 @@ class Variable:
             where = "below 0" if self.smallest < 0 else f"above its start {self.start}"
             raise AutofitError(f"the minimum of {self.name} is {self.smallest}, {where}: give another min")
 
+    @property
+    def _kind(self) -> type[int] | type[float]:
+        return type(self.start)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has whole values only: those of 1e3 are, though not of the type; 1.0 is a share of something."""
+        return isinstance(self.start, int) or (self.start > 1 and self.start.is_integer() and self.smallest >= 1)
+
     def below(self, value: Number, factor: float) -> Number | None:
         """Return ``value`` times ``factor``, the smallest at least; None if it is the smallest already."""
         if value <= self.smallest:
             return None
-        if isinstance(self.start, int):
-            return max(math.ceil(self.smallest), min(math.floor(value * factor), int(value) - 1))
+        if self.is_whole:
+            return self._kind(max(math.ceil(self.smallest), min(math.floor(value * factor), int(value) - 1)))
         return max(self.smallest, value * factor)
 
     def between(self, low: Number, high: Number) -> Number | None:
         """Return a value in the middle, or None where there is none worth trying."""
-        if isinstance(self.start, int):
+        if self.is_whole:
             middle = (int(low) + int(high)) // 2
-            return middle if middle > low else None
+            return self._kind(middle) if middle > low else None
         return (low + high) / 2 if high > low * _FINE else None
 
 
 def variables(start: Mapping[str, Number], smallest: Number | Mapping[str, Number] | None) -> list[Variable]:
-    """Return the variables that begin at ``start``, with their minima: by default 1, for a float 0.
+    """Return the variables that begin at ``start``, with their minima: by default 1, for what has a fraction 0.
 
     Raises:
         AutofitError: there is none, a minimum is no number or names none of them, or lies above its start.
@@ -73,7 +82,8 @@ def variables(start: Mapping[str, Number], smallest: Number | Mapping[str, Numbe
     made = []
     for name, value in start.items():
         least = given.get(name)
-        made.append(Variable(name, value, (1 if type(value) is int else 0.0) if least is None else least))
+        lowest = 1 if type(value) is int or (value > 1 and value == int(value)) else 0.0
+        made.append(Variable(name, value, lowest if least is None else least))
     return made
 
 
@@ -197,5 +207,5 @@ class Plan:
         """Return the smallest value that cannot fit beside the others of ``fits``: one that failed beside no more."""
         others = [other.name for other in self._variables if other is not variable]
         failed = [values for values in self._failures if all(values[name] <= fits[name] for name in others)]
-        beyond = variable.start + 1 if isinstance(variable.start, int) else variable.start
+        beyond = variable.start + 1 if variable.is_whole else variable.start
         return min((values[variable.name] for values in failed), default=beyond)

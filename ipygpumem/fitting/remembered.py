@@ -15,6 +15,7 @@ from typing import Any
 
 from ipygpumem.fitting.plan import Values
 from ipygpumem.fitting.room import Limits
+from ipygpumem.folders import make_private
 from ipygpumem.model import Reading
 from ipygpumem.probes.accelerators import loaded_torch
 from ipygpumem.probes.host import available_bytes
@@ -66,7 +67,7 @@ class Remembered:
 
 
 def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(path.parent)
     temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")  # in the same folder, or replacing is not one step
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from ipygpumem.model import Usage
+from ipygpumem.probes import own_limits
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.tracebacks import Failure
+from ipygpumem.units import format_bytes
 
 _NUMBERED = re.compile(r"\b(?:GPU|Allocation on device) (\d+)\b")
 _HOSTS = re.compile(r"CPUAllocator|CPU memory|not enough memory: you tried", re.IGNORECASE)
@@ -38,21 +40,35 @@ def crowded_device(
         elif not headroom or usage.total_bytes is None or (accelerated and usage.device == "cpu"):
             continue
         else:
-            limit = usage.total_bytes
-            taken = usage.peak_bytes + _beside(usage, host_available)
+            limit = _most(usage, usage.total_bytes)
+            taken = usage.peak_bytes + _beside(usage, limit, host_available)
         if limit - taken < headroom * limit:
             return usage.device
     return None
 
 
-def _beside(usage: Usage, host_available: int | None) -> int:
+def _most(usage: Usage, total: int) -> int:
+    """Return how much of the device this process may have."""
+    own = own_limits.limits() if usage.device == "cpu" else ()
+    return min([total, *(limit.limit_bytes for limit in own)])
+
+
+def _beside(usage: Usage, most: int, host_available: int | None) -> int:
     """Return what is in use on the device beside our live tensors and our allocator's cache, or our RSS."""
     if usage.device == "cpu":
         available = available_bytes() if host_available is None else host_available
-        return max(0, (usage.total_bytes or 0) - available - usage.after_bytes)
+        return max(0, most - available - usage.after_bytes)
     if usage.used_bytes is None or usage.reserved_bytes is None:
         return 0
     return max(0, usage.used_bytes - usage.reserved_bytes)
+
+
+def why_too_little(device: str, needed: int, total: int | None) -> str:
+    """Return why a device, which may have ``total`` bytes, had no ``needed`` ones; empty where nobody can tell."""
+    own = own_limits.nearest() if device == "cpu" else None
+    if own is not None and own.available_bytes <= available_bytes():
+        return f", and {own.name} allows this process {format_bytes(own.limit_bytes)} of {own_limits.WHAT[own.name]}"
+    return f", which has {format_bytes(total)}" if total and needed > total else ""
 
 
 def failed_device(failure: Failure, usages: Sequence[Usage]) -> str:

@@ -23,6 +23,7 @@ from ipygpumem.holders.graphs import GRADIENT, keepers, requiring_grad
 from ipygpumem.holders.paths import NOTEBOOK, Place, Writer, key_of
 from ipygpumem.kinds import instance_dict, is_kind, module_dict, module_of, text_of, type_name
 from ipygpumem.model import Holder
+from ipygpumem.shares import Progress, part, parts, unseen
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ _MAKES_DICTS = (3, 11) <= sys.version_info < (3, 13)
 _MANAGED_DICT = 1 << 4
 _MOST_OWNERS = 5000
 _MOST_LOOKS = 20_000_000
+_SEARCHES = (6, 3, 1)
+"""The weights of an explanation's searches: most is found by the first."""
 _NOBODY = Holder(path="no Python object: C++ code keeps it", advice="let the library that made it free it")
 _OUT_OF_SIGHT = Holder(path="something out of sight: a running function or compiled code", advice="")
 _NOT_REACHED = Holder(
@@ -67,7 +70,7 @@ class _Found:
 
 
 def explain(
-    keys: Iterable[StorageKey], heap: Heap, roots: Roots, *, looks: int = _MOST_LOOKS
+    keys: Iterable[StorageKey], heap: Heap, roots: Roots, *, looks: int = _MOST_LOOKS, progress: Progress = unseen
 ) -> dict[StorageKey, Holder]:
     """Return for each storage who keeps it alive.
 
@@ -77,12 +80,14 @@ def explain(
         roots: what else the user can name.
         looks: how many objects are asked to what they refer, in each of three searches. What is not explained then
             stays so, and its holder says that. A limit of time would let answers change from call to call.
+        progress: told how much of it is done.
     """
     left_out = False
+    searches = iter(parts(progress, _SEARCHES))
 
     def holders_of(objects: dict[StorageKey, list[object]], *, nobody: bool = False) -> dict[StorageKey, Holder]:
         nonlocal left_out
-        found, cut = _holders(objects, heap, roots, looks, nobody=nobody)
+        found, cut = _holders(objects, heap, roots, looks, nobody=nobody, progress=next(searches))
         left_out |= cut
         return found
 
@@ -125,13 +130,19 @@ def _objects_of(keys: set[StorageKey], heap: Heap) -> dict[StorageKey, list[obje
 
 
 def _holders(
-    objects: dict[StorageKey, list[object]], heap: Heap, roots: Roots, looks: int, *, nobody: bool
+    objects: dict[StorageKey, list[object]],
+    heap: Heap,
+    roots: Roots,
+    looks: int,
+    *,
+    nobody: bool,
+    progress: Progress,
 ) -> tuple[dict[StorageKey, Holder], bool]:
     """Return who holds the objects of each storage: the one that is named best; and whether some were not reached."""
     if not objects:
         return {}, False
     search = _Search([item for items in objects.values() for item in items], heap, roots, looks)
-    search.run(nobody=nobody)
+    search.run(nobody=nobody, progress=progress)
     writer = Writer(roots.cell_of)
     holders: dict[StorageKey, Holder] = {}
     for key, items in objects.items():
@@ -179,8 +190,9 @@ class _Search:
         self._tops: list[int] = []
         """Objects that nothing seen refers to."""
 
-    def run(self, *, nobody: bool) -> None:
+    def run(self, *, nobody: bool, progress: Progress) -> None:
         """Search; with ``nobody`` also tell of objects that nothing in sight refers to."""
+        done = 0.0
         level = {id(target): target for target in self._targets}
         self._objects.update(level)
         self._leaves = {key: {key} for key in level}
@@ -193,7 +205,10 @@ class _Search:
                 self.is_cut = True
                 break
             self._others += [(self._level, running[key], key) for key in level.keys() & running.keys()]
-            level = self._next(level)
+            rest = part(progress, done, (1.0 + done) / 2)  # of levels that nobody knows the number of
+            level = self._next(level, rest)
+            solved = sum(id(target) in self._towards for target in self._targets)
+            done = max((1.0 + done) / 2, solved / len(self._targets))
         # An output, the last error or a module may hold what a variable holds too, by a longer path: that is no leak.
         for number, place, key in sorted(self._others, key=lambda other: (other[0], other[1].order)):
             if self._is_open(key):
@@ -216,12 +231,12 @@ class _Search:
         """Whether an object leads to a target of which nobody knows yet who holds it."""
         return any(leaf not in self._towards for leaf in self._leaves[key])
 
-    def _next(self, level: dict[int, object]) -> dict[int, object]:
+    def _next(self, level: dict[int, object], progress: Progress) -> dict[int, object]:
         """Look at all that refers to ``level``: solve what roots refer to, and return the rest."""
         roots: list[tuple[Place, int]] = []
         referred: set[int] = set()
         seen: list[tuple[object, list[int]]] = []
-        for referrer, children in self._heap.referrers(level):
+        for referrer, children in self._heap.referrers(level, progress):
             if id(referrer) in self._roots.hidden or id(referrer) in self._running:
                 continue
             referred.update(children)

@@ -15,8 +15,9 @@ from operator import attrgetter, is_
 from typing import Any
 
 from ipygpumem.arrays import SPARSE_PARTS, answers_itself, library_type, samples, slots
-from ipygpumem.columns import CHUNK, Column, at, chunks, places_of, type_identities
+from ipygpumem.columns import CHUNK, Column, at, chunks, chunks_of, places_of, type_identities
 from ipygpumem.kinds import instance_dict, is_kind, text_of
+from ipygpumem.shares import Progress, counted, unseen
 
 _DEEPEST = 4
 _PLAIN_ACCESS = object.__getattribute__
@@ -106,12 +107,15 @@ class Reader:
         """
         return places_of({kind for kind, one in several.items() if not self._is_foreign(one)}, kinds)
 
-    def read(self, tensors: Sequence[object], kinds: Column[int], *, with_addresses: bool) -> Columns:
+    def read(
+        self, tensors: Sequence[object], kinds: Column[int], *, with_addresses: bool, progress: Progress = unseen
+    ) -> Columns:
         """Return what there is to know of torch's own tensors (of types ``kinds``) and their storages."""
         shapes, texts = _Plain(lambda shape: None if shape is None else tuple(shape)), _Plain(self.text)
         found = Columns()
         get = self._getter(kinds)
-        for start, part in zip(count(0, CHUNK), chunks(tensors)):
+        told = counted(chunks(tensors), chunks_of(tensors), progress)
+        for start, part in zip(count(0, CHUNK), told):
             storages = each(self.base.untyped_storage, part)
             found.keys += each(self._key, storages)
             # A size that torch.compile has not decided cannot be looked up; to compare it would decide it.

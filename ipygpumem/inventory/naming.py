@@ -40,6 +40,7 @@ from ipygpumem.columns import (
 )
 from ipygpumem.inventory.labels import Indexed, Label, Paths
 from ipygpumem.kinds import instance_dict, is_kind, key_text, text_of, type_name
+from ipygpumem.shares import Progress, unseen
 
 _COLLAPSED = ("_parameters", "_buffers", "_modules")
 """Dicts of torch's modules that users never write: ``model.weight`` is in one of them."""
@@ -63,6 +64,8 @@ _ARRAYS = {"tensor", "ndarray"}
 
 _FEW = 100
 """More objects than that are looked into at once before any of them is by itself: most that are many lead nowhere."""
+_TELLING = 250
+"""So many objects are looked into before it is said how far the walk is."""
 _LEVELS = 4
 _WIDEST = 100_000
 """So many objects are looked at, at most, to see that."""
@@ -106,6 +109,8 @@ class Names:
         self._slots: dict[int, dict[str, Any]] = {}
         """By a type's identity, what ``slot_descriptors`` gives."""
         self._queue: deque[tuple[object, str, str]] = deque()
+        self._size, self._looked_at = 1, 0
+        self._progress: Progress = unseen
         bases = (
             ("torch", "Tensor", "tensor"),
             ("numpy", "ndarray", "ndarray"),
@@ -116,8 +121,15 @@ class Names:
         found = [(library_type(module, name), how) for module, name, how in bases]
         self._bases: list[tuple[type, str]] = [(base, how) for base, how in found if base is not None]
 
-    def walk(self, roots: Iterable[tuple[str, object]]) -> None:
-        """Find what is behind ``roots``, names and their objects, those that are reached first by the fewest steps."""
+    def walk(self, roots: Iterable[tuple[str, object]], size: int = 1, progress: Progress = unseen) -> None:
+        """Find what is behind ``roots``, names and their objects, those that are reached first by the fewest steps.
+
+        Args:
+            roots: names and their objects.
+            size: how many objects there are in all; more is not behind the names, or only by several ways.
+            progress: told how much has been looked at.
+        """
+        self._size, self._progress = max(size, 1), progress
         for name, value in roots:
             self._take([value], [name].__getitem__, name)
         while self._queue:
@@ -125,11 +137,18 @@ class Names:
                 self.complete = False
                 self._queue.clear()
                 return
+            if not len(self._entered) % _TELLING:
+                self._tell()
             item, path, root = self._queue.popleft()
             try:
                 self._enter(item, path, root)
             except RuntimeError:  # a thread changes a container while we look: its other items go unnamed
                 self.complete = False
+
+    def _tell(self) -> None:
+        """Say how far the walk is: it ends when enough objects are looked into, or all are looked at."""
+        entered = len(self._entered) / min(self.MOST_OBJECTS, self._size)
+        self._progress(max(entered, self._looked_at / self._size))
 
     def drop(self) -> None:
         """Let go of all objects."""
@@ -151,6 +170,9 @@ class Names:
             return
         leading: list[int] = []
         for start, part in zip(count(0, CHUNK), chunks(items)):
+            self._looked_at += len(part)
+            if start:
+                self._tell()
             kinds = type_identities(part)
             several = samples(kinds, part)
             for kind, item in several.items():

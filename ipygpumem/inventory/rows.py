@@ -20,6 +20,7 @@ from ipygpumem.inventory.labels import NameColumn
 from ipygpumem.inventory.memory import Memory, Reader
 from ipygpumem.inventory.records import TensorKind, TensorRecord
 from ipygpumem.kinds import instance_dict, is_kind, type_name
+from ipygpumem.shares import Progress, unseen
 
 _DEEPEST = 6
 _MOST_PER_STATE = 1_000_000
@@ -82,12 +83,16 @@ class Table:
         reader: reads the tensors.
         subjects: the tensors.
         with_addresses: whether storages of other code's memory are wanted.
+        progress: told how much is read.
     """
 
-    def __init__(self, reader: Reader, subjects: Subjects, *, with_addresses: bool) -> None:
+    def __init__(
+        self, reader: Reader, subjects: Subjects, *, with_addresses: bool, progress: Progress = unseen
+    ) -> None:
         self._reader, self._subjects = reader, subjects
         places = reader.own(subjects.kinds, subjects.samples)
-        plain = reader.read(at(places, subjects.items), at(places, subjects.kinds), with_addresses=with_addresses)
+        items, kinds = at(places, subjects.items), at(places, subjects.kinds)
+        plain = reader.read(items, kinds, with_addresses=with_addresses, progress=progress)
         odd_dtypes = {dtype for dtype in plain.dtypes.different() if reader.is_odd(dtype)}
         if odd_dtypes or None in plain.sizes:
             read = enumerate(zip(plain.sizes, plain.dtypes, strict=True))

@@ -30,10 +30,13 @@ from ipygpumem.inventory.records import Inventory, TensorKind, TensorRecord
 from ipygpumem.inventory.rows import Subjects, Table, add_gradients, kinds_of
 from ipygpumem.kinds import is_kind, module_dict
 from ipygpumem.probes.accelerators import loaded_torch
+from ipygpumem.shares import Progress, every, part, parts, unseen
 
 CellOf = Callable[[str], "int | None"]
-Progress = Callable[[int, int], None]
-_STEPS = 4
+_TELLING = 1000
+_HEAPS_SHARE = 0.25
+_MICROSECONDS = {"object": 5.0, "tensor": 3.0, "array": 40.0}
+"""About so long it takes to walk over one of the objects, or to describe a tensor or array: only a bar's pace."""
 
 
 def take(
@@ -43,7 +46,7 @@ def take(
     file: str | None = None,
     line: int | None = None,
     cell: int | None = None,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = unseen,
 ) -> Inventory:
     """Return all tensors and arrays that are alive now, the largest first.
 
@@ -53,7 +56,7 @@ def take(
         file: the script that asks, and
         line: where in it; or
         cell: the notebook's cell that asks.
-        progress: called with how many of how many steps are done.
+        progress: told how much of it is done.
     """
     with _collector_paused():
         survey = _Survey(roots, cell_of, progress)
@@ -74,7 +77,7 @@ def kinds_of_objects() -> list[tuple[object, TensorKind]]:
     It keeps them alive: use it, then drop it.
     """
     with _collector_paused():
-        survey = _Survey((), lambda root: None, lambda done, total: None)
+        survey = _Survey((), lambda root: None, unseen)
         try:
             return survey.kinds()
         finally:
@@ -111,18 +114,25 @@ class _Survey:
 
     def __init__(self, roots: Iterable[tuple[str, object]], cell_of: CellOf, progress: Progress) -> None:
         self.notes: list[str] = []
-        self._progress = progress
         self._cell_of = cell_of
         self._cells: dict[str, int | None] = {}
-        self._heap = Heap(running_locals())
+        self._heap = Heap(running_locals(), part(progress, 0.0, _HEAPS_SHARE))
+        walk = self._divide(part(progress, _HEAPS_SHARE, 1.0))
         self._names = Names(None if gc.get_freeze_count() else self._heap.leading)  # the heap is without what is frozen
-        self._names.walk(roots)
-        progress(1, _STEPS)
-        progress(2, _STEPS)
+        self._names.walk(roots, self._number, walk)
         self._shown: set[int] = set()
         """Identities of what owns the memory that was listed as a tensor's."""
         if not self._names.complete:
             self.notes.append("the search for names ended early: some tensors that have one are listed without")
+
+    def _divide(self, progress: Progress) -> Progress:
+        """Divide what is left to do by how many objects, tensors and arrays there are; return the walk's part."""
+        tensors, arrays = len(self._heap.tensors), len(self._heap.ndarrays)
+        self._number = self._heap.size + arrays
+        counts = {"object": self._number - tensors, "tensor": tensors, "array": arrays}
+        weights = [count * _MICROSECONDS[what] for what, count in counts.items()]
+        walk, self._of_tensors, self._of_arrays = parts(progress, weights)
+        return walk
 
     def drop(self) -> None:
         """Let go of everything but names, so that a collection that was due needs not look at it."""
@@ -167,7 +177,7 @@ class _Survey:
         array_type = library_type("numpy", "ndarray")
         arrays = None if array_type is None else self._subjects(array_type, self._heap.ndarrays)
         columns, records = self._tensors([] if arrays is None else arrays.items)
-        self._progress(3, _STEPS)
+        self._of_tensors(1.0)
         records += [] if arrays is None else self._ndarrays(arrays)
         for column, values in zip(columns, zip(*records, strict=True), strict=True) if records else ():
             column.extend(values)
@@ -183,7 +193,9 @@ class _Survey:
             subjects = self._subjects(base, self._heap.tensors, exactly=exactly)
             gradients = add_gradients(reader, subjects)
             kinds = kinds_of(reader, self._heap, subjects, gradients)
-            table = Table(reader, subjects, with_addresses=bool(arrays))
+            self._of_tensors(0.2)
+            reading = part(self._of_tensors, 0.2, 0.8)
+            table = Table(reader, subjects, with_addresses=bool(arrays), progress=reading)
             if not (exactly or table.is_unshared or all_different(map(id, subjects.items))):
                 return self._tensors(arrays, exactly=True)
             self._match(arrays, reader, table)
@@ -234,7 +246,7 @@ class _Survey:
         """Return NumPy's arrays; those that show a tensor's memory were counted there."""
         array_type: Any = library_type("numpy", "ndarray")
         rows: dict[int, TensorRecord] = {}
-        for place, item in enumerate(subjects.items):
+        for place, item in enumerate(every(_TELLING, subjects.items, self._of_arrays)):
             owner = memory_of(array_type, item)
             found, key = describe(item), id(owner)
             if key in self._shown or found is None:

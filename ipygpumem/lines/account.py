@@ -10,7 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 
+from ipygpumem import reclaim
 from ipygpumem.meter import Meter
+
+_TRIM_SHARE, _TRIM_SECONDS = 1 / 3, 0.1
+"""So much of the time since the beginning, and so much beside, may go into giving free heap pages back."""
 
 
 @dataclass
@@ -76,6 +80,9 @@ class Account:
         self._began = time.perf_counter()
         self.own_seconds = 0.0
         """Time that went into measuring."""
+        self._trim_seconds = 0.0
+        self.untrimmed = 0
+        """How often free heap pages were not given back, since that takes too long here."""
 
     def enter(self, frame: FrameType, block: int, *, line: int | None = None) -> None:
         """A frame begins, or goes on in ``line``: a generator or coroutine that had been suspended."""
@@ -127,11 +134,21 @@ class Account:
 
     def _lap(self) -> dict[str, int]:
         """Return each device's bytes, with the peak since the last lap counted for the line that runs."""
+        self._trim()
         usages = self._meter.lap(self._span)
         running = next(self._visits(), None)
         if running is not None:
             running.fold({usage.device: usage.peak_bytes for usage in usages})
         return {usage.device: usage.after_bytes for usage in usages}
+
+    def _trim(self) -> None:
+        """Give free heap pages back, or lines that take them again would cost nothing; microseconds, mostly."""
+        began = time.perf_counter()
+        if self._trim_seconds > _TRIM_SHARE * (began - self._began) + _TRIM_SECONDS:
+            self.untrimmed += 1
+            return
+        reclaim.trim_host_heap()
+        self._trim_seconds += time.perf_counter() - began
 
     def _visits(self) -> Iterator[_Visit]:
         """Yield the lines that run, the innermost first."""

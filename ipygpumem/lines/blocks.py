@@ -32,6 +32,8 @@ class LinesRecord:
     own_seconds: float
     """Time of that which went into measuring."""
     notes: tuple[str, ...] = ()
+    untrimmed: int = 0
+    """How often free heap pages were not given back before a look."""
 
 
 @dataclass

@@ -14,6 +14,7 @@ from ipygpumem.lines.account import Account
 Follow = Callable[[CodeType], "int | None"]
 """Returns the number of the block that some code belongs to; None for code that is not followed."""
 
+_NAME = "ipygpumem"
 _SUSPENDS = 0x20 | 0x80 | 0x200  # inspect's CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
 
 
@@ -69,6 +70,7 @@ class Tracer(_Guarded):
     def start(self) -> None:
         """Trace the calls of this thread."""
         self._before = sys.gettrace()
+        self._thread = threading.get_ident()
         self._on = True
         sys.settrace(self._call)
 
@@ -78,6 +80,8 @@ class Tracer(_Guarded):
             self._on = False
             if sys.gettrace() == self._call:
                 sys.settrace(self._before)
+            elif threading.get_ident() == self._thread:
+                self.error = self.error or "the code has set another trace function (sys.settrace)"
 
     def _call(self, frame: FrameType, event: str, _: Any) -> Any:
         block = self._follow(frame.f_code) if self._on and event == "call" else None
@@ -112,7 +116,7 @@ class Monitor(_Guarded):
     def start(self) -> None:
         """Take the tool and watch."""
         monitoring, events = self._monitoring, self._events
-        monitoring.use_tool_id(self._tool, "ipygpumem")
+        monitoring.use_tool_id(self._tool, _NAME)
         self._on = True
         callbacks = {
             events.PY_START: self._started,
@@ -137,6 +141,9 @@ class Monitor(_Guarded):
             return
         self._on = False
         monitoring, events = self._monitoring, self._events
+        if monitoring.get_tool(self._tool) != _NAME:
+            self.error = self.error or "the code has taken the tool away (sys.monitoring)"
+            return
         monitoring.set_events(self._tool, 0)
         for code in self._codes:
             monitoring.set_local_events(self._tool, code, 0)

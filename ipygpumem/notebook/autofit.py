@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
+from ipygpumem import interrupts
 from ipygpumem.arrays import ArraySearch
 from ipygpumem.bindings import Bindings
 from ipygpumem.errors import AutofitError, NotLoadedError
@@ -84,7 +85,8 @@ def _number(what: str, text: str) -> Number:
     except ValueError:
         pass
     try:
-        return float(text)
+        value = float(text)
+        return int(value) if "." not in text and value.is_integer() else value  # 1e3 is as whole as 1000
     except ValueError:
         raise AutofitError(f"{what}: {text[:40]!r} is no number; write one such as 1024 or 0.5") from None
 
@@ -135,6 +137,8 @@ class CellFit:
         """What the open scopes took for outer names before the try."""
         self._last_error = 0
         self._value: object = None
+        self.interrupted = False
+        """A Ctrl-C struck after a cell inside the try, where nothing can be raised."""
         if here := session.names.here():  # the variables are bound as if a statement of the cell did it
             here[-1].scope.note(Bindings(assigned=set(self._start)))
             here[-1].scope.save(self._start)
@@ -151,11 +155,14 @@ class CellFit:
         Raises:
             UsageError: nothing fits, or the cell itself undoes what is reduced.
         """
+        if self.interrupted:
+            raise KeyboardInterrupt
         if self._fit.tries and not self._fit.more and self._fit.tries[-1].outcome not in TOO_LARGE:
             return False
         try:
             if self._fit.tries:
-                self._take_back()
+                with interrupts.kept():
+                    self._take_back()
                 self._check()
         except AutofitError as error:
             raise UsageError(clean(f"%%autofit: {error}")) from None

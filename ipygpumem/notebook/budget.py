@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ipygpumem.budgets import Budget, BudgetRecord
-from ipygpumem.model import CellRecord
+from ipygpumem.model import Usage
 from ipygpumem.reports.content import Report, note
 from ipygpumem.units import format_bytes
 
@@ -59,12 +59,11 @@ class NotebookBudget(Budget):
         """Name the running cell; IPython's versions differ in when they raise ``execution_count``."""
         return f"cell {len(self._session.shell.history_manager.input_hist_raw) - 1}"
 
-    def cell_ended(self, record: CellRecord) -> list[Report]:
-        """Return a report if the cell crossed the host's limit."""
-        peak = max((usage.peak_bytes for usage in record.usages if usage.device == "cpu"), default=0)
+    def cell_ended(self, number: int | None, usages: Iterable[Usage]) -> list[Report]:
+        """Return a report if the cell of this number crossed the host's limit."""
+        peak = max((usage.peak_bytes for usage in usages if usage.device == "cpu"), default=0)
         if not self.crossed(peak):
             return []
-        number = record.execution_count
         return [note(self.note_crossing("a cell" if number is None else f"cell {number}", peak))]
 
     def stop(self, where: str = "") -> BudgetRecord:

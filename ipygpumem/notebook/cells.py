@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ipygpumem.meter import Measurement
-    from ipygpumem.model import RecoveryRecord
+    from ipygpumem.model import RecoveryRecord, Usage
     from ipygpumem.notebook.autofit import CellFit
     from ipygpumem.notebook.experiments import Experiment
     from ipygpumem.notebook.names import SeenCode
@@ -48,6 +48,12 @@ class Cell:
     """What the closers said."""
     recovery: RecoveryRecord | None = None
     """A recovery that an experiment's exit made before the cell was over."""
+    at_end: tuple[Usage, ...] = ()
+    """What its code had when it ended, where something may give memory back after that."""
+    ended: list[Experiment] = field(default_factory=list)
+    """Experiments that have ended with it."""
+    after: list[Report] = field(default_factory=list)
+    """What is said after its own line, but for those experiments."""
     over: bool = False
     """Its end has been seen; what another thread still has to say about it comes too late."""
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
@@ -56,6 +62,8 @@ class Cell:
     """What %%autofit made of it."""
     refusals: dict[str, str] = field(default_factory=dict)
     """Messages of out-of-memory errors that left a budget's block, and who refused the memory, in words."""
+    interrupted: bool = False
+    """A Ctrl-C struck when its code had ended."""
     released_by: int = 0
     """Identity of an error that ended an experiment inside the cell: its frames belong to that experiment."""
 

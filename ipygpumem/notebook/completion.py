@@ -49,6 +49,8 @@ def complete_experiment(session: Session, line: str) -> list[str]:
         return _STYLES
     if done[-1:] == ["--keep"] or done[1:2] == ["keep"]:
         return _names(session)
+    if next((word for word in reversed(done) if word.startswith("--")), None) == "--keep":
+        return [*_names(session), *_EXPERIMENT_OPTIONS]
     if done[1:2] == ["end"]:
         return [experiment.name for experiment in session.open]
     if done[1:2] == ["compare"]:

@@ -1,10 +1,8 @@
-"""Displays of a running cell that are updated in place and vanish, and whether anybody looks at them."""
+"""Who looks at the outputs of a running cell."""
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from typing import Any
 
 _JUPYTER_CLIENT_ID = re.compile(r"[0-9a-f]+-[0-9a-f]+_\d+_\d+")
@@ -25,77 +23,3 @@ def shows_updates(shell: Any) -> bool:
     JavaScript are UUIDs.
     """
     return not _JUPYTER_CLIENT_ID.fullmatch(shell.kernel.get_parent("shell")["header"]["msg_id"])
-
-
-class Clears:
-    """Notes which cell has cleared its output: a display of ours would set off a pending clear, or be gone."""
-
-    def __init__(self, shell: Any) -> None:
-        self._publisher = shell.display_pub
-        self._request: Any = None
-        """The request whose cell cleared its output last."""
-        if hasattr(self._publisher, "parent_header"):  # not where the output is captured
-            # The publisher's own hooks would do, but older kernels do not call them for this.
-            self._clear = self._publisher.clear_output
-            self._publisher.clear_output = self._note
-
-    def _note(self, *words: Any, **options: Any) -> Any:
-        self._request = self._publisher.parent_header.get("msg_id")
-        return self._clear(*words, **options)
-
-    def in_this_cell(self) -> bool:
-        """Whether the cell in whose context this is asked has cleared its output."""
-        return self._request is not None and self._request == self._publisher.parent_header.get("msg_id")
-
-    def close(self) -> None:
-        """Note nothing any more."""
-        if vars(self._publisher).get("clear_output") == self._note:
-            del self._publisher.clear_output
-
-
-class Display:
-    """One display of the running cell.
-
-    It carries HTML only: front-ends without HTML cannot update a display either, and would keep a stale line. It does
-    not go through ``display_pub.publish``, which flushes the user's streams: it may be shown from any thread.
-    """
-
-    def __init__(self, shell: Any) -> None:
-        self._shell = shell
-        self._publisher: Any = None
-        self._sent = 0
-        """What the kernel's count of messages is for as long as only we send some; 0 before our first."""
-        self.id = f"ipygpumem-{os.urandom(16).hex()}"
-
-    @property
-    def is_shown(self) -> bool:
-        """Whether it was shown at all."""
-        return self._sent > 0
-
-    def show(self, html: str, kind: str) -> None:
-        """Show ``html``, a report of ``kind``, instead of what was shown before; nothing where output is captured."""
-        publisher = self._shell.display_pub
-        captured = getattr(publisher, "pub_socket", None) is None or not hasattr(sys.stdout, "pub_thread")
-        if captured or publisher is not (self._publisher or publisher):
-            return
-        self._publisher = publisher
-        self._send({"text/html": html}, {"ipygpumem": {"reports": [kind]}})
-
-    def _send(self, data: dict[str, str], metadata: dict[str, Any]) -> None:
-        publisher = self._publisher
-        message = "update_display_data" if self._sent else "display_data"
-        self._sent = (self._sent or publisher.session.message_count) + 1
-        content = {"data": data, "metadata": metadata, "transient": {"display_id": self.id}}
-        parent, topic = publisher.parent_header, publisher.topic
-        publisher.session.send(publisher.pub_socket, message, content, parent=parent, ident=topic)
-
-    def vanish(self) -> None:
-        """Show nothing any more: a display without any data takes no room."""
-        if self._sent:
-            self._send({}, {})
-
-    def is_last(self) -> bool:
-        """Whether it is the cell's last output, and will be: nothing has been sent since it came, or waits to be."""
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        return bool(self._sent and self._publisher.session.message_count == self._sent)

@@ -35,8 +35,6 @@ class _AtEnd:
 
     consumed: dict[str, int]
     before: dict[str, int]
-    peaks: dict[str, int]
-    """The peaks of the user's code: what the clean-up itself needs is none of them."""
     waiting: list[Held]
     watched: list[watching.Watched]
     complete: bool
@@ -230,8 +228,10 @@ class Experiment:
                 self.finish()
 
     def _add_cell(self, cell: CellRecord) -> None:
-        """Count a finished cell as the experiment's."""
+        """Count a finished cell as the experiment's, also that with which it has ended."""
         self._cells.append(cell)
+        if self.record is not None:
+            self.record = replace(self.record, cells=self.cells)
 
     def _note(self, text: str) -> None:
         """Add a remark to the report."""
@@ -305,7 +305,7 @@ class Experiment:
         watched: list[watching.Watched] = []
         complete = False
         try:
-            usages = self._session.meter.read(self._measurement)
+            usages = self._session.meter.settle(self._measurement)
             waiting = self.waiting()
             own = self.scope.own_names()
             watched = self._watch(own)
@@ -315,7 +315,6 @@ class Experiment:
         at_end = _AtEnd(
             consumed={usage.device: usage.delta_bytes for usage in usages},
             before={usage.device: usage.after_bytes for usage in usages},
-            peaks={usage.device: usage.peak_bytes for usage in usages},
             waiting=waiting,
             watched=watched,
             complete=complete,
@@ -361,7 +360,6 @@ class Experiment:
             return ()
 
     def _make_record(self, at_end: _AtEnd, usages: tuple[Usage, ...]) -> ExperimentRecord:
-        usages = tuple(replace(u, peak_bytes=at_end.peaks.get(u.device, u.peak_bytes)) for u in usages)
         after = {usage.device: usage.after_bytes for usage in usages}
         outcome = self.scope.outcome
         return ExperimentRecord(

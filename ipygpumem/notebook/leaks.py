@@ -16,11 +16,11 @@ from ipygpumem.holders.search import Roots, explain
 from ipygpumem.kinds import module_dict, text_of, type_name
 from ipygpumem.model import Held, Holder
 from ipygpumem.notebook.parsing import Parser, size
-from ipygpumem.notebook.progress import progress
 from ipygpumem.notebook.sources import cell_of_file, cell_that_bound, running_cell
 from ipygpumem.notebook.watching import Watched
 from ipygpumem.reclaim import trim_host_heap
 from ipygpumem.reports.content import Report, leaks_report
+from ipygpumem.shares import Progress, part, parts
 from ipygpumem.whose import is_users_module
 
 if TYPE_CHECKING:
@@ -65,10 +65,9 @@ def survivors(
         return ()
     told = {array.storage for item in session.survivors for array in item.alive()}  # by an experiment inside this one
     session.survivors += [item for item in alive if any(array.storage not in told for array in item.alive())]
-    with progress(session, "who holds what is still alive") as advance:
-        heap = Heap(running_locals())
-        advance(1, 2)
-        found = _explained(session, alive, heap)
+    with session.live.work("who holds what is still alive") as progress:
+        heap = Heap(running_locals(), part(progress, 0.0, 0.5))
+        found = _explained(session, alive, heap, part(progress, 0.5, 1.0))
         heap.drop()
     trim_host_heap()  # what the search took must not be the next experiment's to give back
     return found
@@ -88,26 +87,26 @@ def leaks(session: Session, words: list[str]) -> list[Report]:
     parser = Parser(prog="%gpumem leaks", add_help=False, allow_abbrev=False)
     parser.add_argument("--min", type=size, default=session.config.min_held_bytes)
     smallest: int = parser.parse_args(words).min
-    with progress(session, "leaks") as advance:
-        found, beyond = ([], []) if session.survivors else _look(session, smallest, advance)
+    with session.live.work("leaks") as progress:
+        begun = 0.0 if session.survivors else 0.5
+        found, beyond = _look(session, smallest, part(progress, 0.0, begun)) if begun else ([], [])
         if session.survivors or found or beyond:
             # What nobody holds is no leak; where nothing is found before, nothing is after it.
             session.garbage.collect()
-            found, beyond = _look(session, smallest, advance)
+            found, beyond = _look(session, smallest, part(progress, begun, 1.0))
     trim_host_heap()
     return [leaks_report(sorted(found, key=lambda held: -held.size_bytes), smallest, beyond)]
 
 
-def _look(session: Session, smallest: int, advance: Callable[[int, int], None]) -> tuple[list[Held], list[Held]]:
+def _look(session: Session, smallest: int, progress: Progress) -> tuple[list[Held], list[Held]]:
     """Return what leaks, and what is too small to be looked into beside all that; forget survivors that are gone."""
     live_tensors(session.garbage)  # from now on each has an object
-    heap = Heap(running_locals())
-    advance(1, 3)
+    of_heap, of_known, of_others = parts(progress, (4, 2, 4))
+    heap = Heap(running_locals(), of_heap)
     session.survivors = [item for item in session.survivors if item.alive()]
     known = [item for item in session.survivors if _size(item.alive()) >= smallest]
-    found = _explained(session, known, heap)
-    advance(2, 3)
-    unnamed, beyond = _unnamed(session, heap, known, smallest)
+    found = _explained(session, known, heap, of_known)
+    unnamed, beyond = _unnamed(session, heap, known, smallest, of_others)
     heap.drop()
     return [*found, *unnamed], beyond
 
@@ -116,11 +115,11 @@ def _size(arrays: Iterable[Array]) -> int:
     return sum(array.size_bytes for array in arrays)
 
 
-def _explained(session: Session, watched: Sequence[Watched], heap: Heap) -> tuple[Held, ...]:
+def _explained(session: Session, watched: Sequence[Watched], heap: Heap, progress: Progress) -> tuple[Held, ...]:
     """Return what is alive of each, largest first, with who holds its largest array."""
     alive = sorted(((item, item.alive()) for item in watched), key=lambda pair: -_size(pair[1]))
     alive = [(item, arrays) for item, arrays in alive if arrays]
-    holders = explain([arrays[0].storage for _, arrays in alive[:_MOST]], heap, roots(session))
+    holders = explain([arrays[0].storage for _, arrays in alive[:_MOST]], heap, roots(session), progress=progress)
     return tuple(
         replace(
             item.held,
@@ -136,7 +135,9 @@ def _in_doubt(holder: Holder | None) -> Holder | None:
     return holder and Holder(f"{holder.path}, perhaps since before the experiment", "")
 
 
-def _unnamed(session: Session, heap: Heap, known: Sequence[Watched], smallest: int) -> tuple[list[Held], list[Held]]:
+def _unnamed(
+    session: Session, heap: Heap, known: Sequence[Watched], smallest: int, progress: Progress
+) -> tuple[list[Held], list[Held]]:
     """Return the tensors and arrays that no notebook name leads to and that are not among ``known``.
 
     Beside them those that are too many to be looked into, the smallest.
@@ -144,7 +145,7 @@ def _unnamed(session: Session, heap: Heap, known: Sequence[Watched], smallest: i
     storages = {array.storage for item in known for array in item.alive()}
     found = {key: _held(same[0]) for key, same in heap.large(smallest).items() if key not in storages}
     ordered = sorted(found, key=lambda key: -found[key].size_bytes)
-    holders = explain(ordered[:_MOST], heap, roots(session))
+    holders = explain(ordered[:_MOST], heap, roots(session), progress=progress)
     modules = _users_modules(session.namespace)
     unnamed = [key for key in ordered[:_MOST] if not _is_plain(holders[key].path, modules)]
     told = [replace(found[key], holder=_without_advice(holders[key])) for key in unnamed]

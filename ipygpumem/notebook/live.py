@@ -1,22 +1,37 @@
 """The live line: while a cell runs for long, one line shows its time and each device's memory.
 
-In a notebook it is a display that is updated, in a terminal the lowest row. When the cell ends it is gone. Nothing
-is shown where the output is captured, or where nobody looks (nbconvert, papermill).
+In a terminal it is the lowest row. In a notebook it is a display that is updated, until the cell shows something of
+its own: a display between two prints would cut the user's output in two, and cannot be taken out again. When the cell
+ends it is gone. Nothing is shown where the output is captured, or where nobody looks (nbconvert, papermill).
+
+While ipygpumem itself works for long, for a magic or at the end of a cell, the same line says how far that is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ipygpumem.model import Reading
-from ipygpumem.notebook.displays import Clears, Display, is_watched, shows_updates
 from ipygpumem.notebook.terminal import TerminalLine, terminal_of
 from ipygpumem.notebook.ticker import Tick, Ticker, say_failed
-from ipygpumem.reports.live import MINUTE_SECONDS, Sample, live_html, live_text, sample_of
+from ipygpumem.notebook.wire import Place, Wire
+from ipygpumem.reports.live import (
+    MINUTE_SECONDS,
+    Sample,
+    Work,
+    live_html,
+    live_text,
+    sample_of,
+    work_html,
+    work_text,
+)
+from ipygpumem.shares import Progress
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.cells import Cell
@@ -26,11 +41,19 @@ _PATIENCE_SECONDS = 2.0
 """How long a cell's end waits for a line that is being drawn, such as on a terminal that was halted by Ctrl-S."""
 
 
+_WORK_SECONDS = 1.0
+"""After so long our own work is shown that we do when a cell has ended."""
+_WORK_EVERY_SECONDS = 0.5
+
+
 class Line(Protocol):
     """Where the live line of one cell is drawn."""
 
     def draw(self, readings: Sequence[Reading], samples: Sequence[Sample]) -> None:
         """Draw the line anew."""
+
+    def draw_work(self, work: Work) -> None:
+        """Draw our own work instead."""
 
     def close(self, *, replace: bool) -> str | None:
         """Take the line away; return the display that the cell's report shall take over, if it may ``replace`` one."""
@@ -43,9 +66,10 @@ class Live:
         shell: IPython's shell.
         config: ``live`` and ``report`` switch the line off.
         ticker: tells about cells that run for long.
+        wire: the kernel's; None in a terminal.
     """
 
-    def __init__(self, shell: Any, config: IPyGpuMem, ticker: Ticker) -> None:
+    def __init__(self, shell: Any, config: IPyGpuMem, ticker: Ticker, wire: Wire | None) -> None:
         self._shell = shell
         self._config = config
         self._ticker = ticker
@@ -54,7 +78,9 @@ class Live:
         self._cell: Cell | None = None
         self._line: Line | None = None
         self._samples: deque[Sample] = deque()
-        self._clears = Clears(shell) if hasattr(shell, "kernel") else None
+        self._work: Work | None = None
+        self._ending: Cell | None = None
+        self._wire = wire
         self.switch()
 
     def switch(self, *_: object) -> None:
@@ -79,14 +105,60 @@ class Live:
             self._samples.append(sample_of(tick.elapsed_seconds, readings))
             while self._samples[0].elapsed_seconds < tick.elapsed_seconds - MINUTE_SECONDS:
                 self._samples.popleft()
-            if self._line is not None and self._config.report:
+            work = self._work
+            if self._line is not None and work is not None:
+                tick.cell.context.run(self._line.draw_work, work)
+            elif self._line is not None and self._config.report:
                 tick.cell.context.run(self._line.draw, readings, self._samples)
 
-    def _new_line(self) -> Line | None:
+    @contextlib.contextmanager
+    def work(self, what: str) -> Iterator[Progress]:
+        """Show, instead of memory, how far long work of our own is; ``what`` it is, for the user."""
+        around, done, due = self._work, 0.0, time.perf_counter() + _WORK_SECONDS
+
+        def progress(share: float) -> None:
+            nonlocal due, done
+            done = max(done, min(share, 1.0))  # what has to be done again after all does not move the bar back
+            self._work = Work(what, done)
+            if self._ending is not None and time.perf_counter() >= due:  # no ticks come any more
+                due = time.perf_counter() + _WORK_EVERY_SECONDS
+                try:
+                    self._draw_at_end(self._ending, self._work)
+                except Exception as error:  # the work goes on
+                    self._ending = None
+                    say_failed("the live line", error)
+
+        self._work = Work(what, 0.0)
+        try:
+            yield progress
+        finally:
+            self._work = around
+
+    def begins(self) -> None:
+        """Note that a cell begins."""
+        self._ending = None
+
+    def ends(self, cell: Cell) -> None:
+        """Note that the code of ``cell`` is over, and that reports follow."""
+        if not cell.nested and self._undo is not None:
+            self._ending = cell
+
+    def _draw_at_end(self, cell: Cell, work: Work) -> None:
+        with self._lock:
+            if self._cell is not cell:
+                self._close(replace=False)
+                self._cell = cell
+            if self._line is None and self._config.report:  # it will be the report's place
+                self._line = self._new_line(is_last=True)
+            if self._line is not None:
+                self._line.draw_work(work)
+
+    def _new_line(self, *, is_last: bool = False) -> Line | None:
         if not hasattr(self._shell, "kernel"):
             terminal = terminal_of(self._shell)
             return None if terminal is None else _StatusRow(TerminalLine(terminal))
-        return _Output(self._shell, self._clears) if self._clears and is_watched(self._shell) else None
+        place = None if self._wire is None else self._wire.place(is_last=is_last)
+        return None if place is None else _Output(place)
 
     def end(self, cell: Cell, *, replace: bool) -> str | None:
         """Take away the line of ``cell``, which is over.
@@ -98,6 +170,8 @@ class Live:
         Returns:
             The display that the report shall take over, or None if it is to be a display of its own.
         """
+        if self._ending is cell:
+            self._ending = None
         if self._cell is not cell and self._undo is None:
             return None
         if not self._lock.acquire(timeout=_PATIENCE_SECONDS):
@@ -121,8 +195,6 @@ class Live:
         if self._undo is not None:
             self._undo()
             self._undo = None
-        if self._clears is not None:
-            self._clears.close()
         if self._cell is not None:
             self.end(self._cell, replace=False)
 
@@ -138,24 +210,26 @@ class _StatusRow:
             ascii_only = not self._row.unicode
             self._row.draw(lambda width: live_text(readings, samples, width=width, ascii_only=ascii_only))
 
+    def draw_work(self, work: Work) -> None:
+        if sys.stdout is sys.__stdout__:
+            ascii_only = not self._row.unicode
+            self._row.draw(lambda width: work_text(work, width=width, ascii_only=ascii_only))
+
     def close(self, *, replace: bool) -> None:
         self._row.close()
 
 
 class _Output:
-    """The line as a display of the running cell; it stays away once the cell has cleared its output."""
+    """The line as the only output of the running cell."""
 
-    def __init__(self, shell: Any, clears: Clears) -> None:
-        self._display = Display(shell)
-        self._clears = clears
-        self._takes_over = shows_updates(shell)
+    def __init__(self, place: Place) -> None:
+        self._place = place
 
     def draw(self, readings: Sequence[Reading], samples: Sequence[Sample]) -> None:
-        if not self._clears.in_this_cell():
-            self._display.show(live_html(readings, samples), "live")
+        self._place.draw(live_html(readings, samples), "live")
+
+    def draw_work(self, work: Work) -> None:
+        self._place.draw(work_html(work), "progress")
 
     def close(self, *, replace: bool) -> str | None:
-        if replace and self._takes_over and self._display.is_last():
-            return self._display.id
-        self._display.vanish()
-        return None
+        return self._place.close(replace=replace)

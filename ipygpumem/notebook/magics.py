@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
+from ipygpumem import interrupts
 from ipygpumem.errors import AutofitError, ExperimentError, GpuMemError
 from ipygpumem.notebook.parameters import parse_parameters
 from ipygpumem.notebook.parsing import Parser, split
@@ -41,13 +42,13 @@ _COMMANDS = {
 
 def _experiment_parser(prog: str) -> Parser:
     parser = Parser(prog=prog, add_help=False, allow_abbrev=False)
-    parser.add_argument("name", nargs="+")
-    parser.add_argument("--keep", action="append", default=[], metavar="NAME")
+    parser.add_argument("name", nargs="*")
+    parser.add_argument("--keep", nargs="+", action="extend", default=[], metavar="NAME")
     parser.add_argument("--drop-imports", action="store_true")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--report", choices=["full", "compact", "none"])
     parser.add_argument("--note", nargs="+", action="extend", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--budget", metavar="gpu=SIZE,ram=SIZE")
+    parser.add_argument("--budget", nargs="+", action="extend", default=[], metavar="gpu=SIZE,ram=SIZE")
     parser.add_argument("--record", metavar="FILE")
     return parser
 
@@ -60,12 +61,12 @@ def _checked_patterns(prog: str, words: list[str]) -> list[str]:
     return patterns
 
 
-def _budget(text: str | None) -> Any:
-    if text is None:
+def _budget(words: list[str]) -> Any:
+    if not words:
         return None
     from ipygpumem.budgets import parse_budget  # loading the extension must stay fast
 
-    return parse_budget(text)
+    return parse_budget(",".join(words))
 
 
 def _one_line_errors(magic: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,7 +98,7 @@ class GpuMemMagics(Magics):
 
         ::
 
-            %experiment start NAME [--keep NAME] [--drop-imports] [--seed N] [--report full|compact|none]
+            %experiment start NAME [--keep NAME...] [--drop-imports] [--seed N] [--report full|compact|none]
                               [--note NAME=VALUE...] [--budget gpu=SIZE,ram=SIZE] [--record FILE]
             %experiment keep x 'y*'      names (or globs) that stay at the end
             %experiment status           what is open, and what it costs so far
@@ -129,8 +130,8 @@ class GpuMemMagics(Magics):
 
         ::
 
-            %%experiment NAME [--keep NAME] [--drop-imports] [--seed N] [--report full|compact|none]
-            --keep NAME      a name (or glob, or several with commas) that stays; may be repeated
+            %%experiment NAME [--keep NAME...] [--drop-imports] [--seed N] [--report full|compact|none]
+            --keep NAME...   names or globs that stay, with blanks or commas: --keep model 'loss*'
             --drop-imports   delete the names of imported modules too
             --seed N         reset Python's, NumPy's and torch's random generators first
             --report STYLE   how much to show at the end
@@ -165,6 +166,8 @@ class GpuMemMagics(Magics):
         from ipygpumem.notebook.experiments import Experiment  # loading the extension must stay fast
 
         options = _experiment_parser(prog).parse_args(words)
+        if not options.name:
+            raise UsageError(f"{prog}: which name? It stands before the options: {prog} NAME --keep x y")
         return Experiment(
             self._session,
             " ".join(options.name),
@@ -289,7 +292,9 @@ class GpuMemMagics(Magics):
     def _run(self, module: str, function: str, words: list[str]) -> None:
         """Show what a command gives; its module is imported only now, since loading the extension must be fast."""
         command = getattr(importlib.import_module(f"ipygpumem.notebook.{module}"), function)
-        self._show(command(self._session, words))
+        with interrupts.kept():
+            reports = command(self._session, words)
+        self._show(reports)
 
     @line_cell_magic
     @_one_line_errors

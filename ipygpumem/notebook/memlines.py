@@ -57,7 +57,8 @@ def follow(session: Session, cell: Cell, blocks: Blocks, order: str) -> None:
         watching.stop()
         seconds = account.close()
         notes = (f"measuring stopped early: {clean(watching.error)}",) if watching.error else ()
-        record = LinesRecord(tuple(blocks.blocks), account.costs, seconds, account.own_seconds, notes)
+        own, untrimmed = account.own_seconds, account.untrimmed
+        record = LinesRecord(tuple(blocks.blocks), account.costs, seconds, own, notes, untrimmed)
         return [lines_report(record, order)]
 
     cell.closers.append(finish)

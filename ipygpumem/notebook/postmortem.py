@@ -86,15 +86,12 @@ def postmortem(session: Session, words: list[str]) -> list[Report]:
     if options.all:
         tails = [reader.read_tail(segments) for segments in files.listed(folder)]
         return [reports.list_report([(tail, verdict.judge(tail, verdict.scene(tail))) for tail in tails], str(folder))]
-    here, alive = this_machine(), 0
-    found = files.listed(folder)
-    for segments in found:
-        tail = reader.read_tail(segments)
-        state = archive.state_of(tail, here)
-        alive += state == "alive"
-        if archive.died(tail, state):
+    here, tails = this_machine(), []
+    for segments in files.listed(folder):
+        tails.append(reader.read_tail(segments))
+        if archive.died(tails[-1], archive.state_of(tails[-1], here)):
             return [_report(reader.read(segments))]
-    return [reports.nothing_report(len(found), alive, on=session.recorder.segments is not None)]
+    return [reports.nothing_report(archive.counts(tails, here), on=session.recorder.segments is not None)]
 
 
 def _named(folder: Path, name: str) -> reader.Recording:
@@ -102,7 +99,7 @@ def _named(folder: Path, name: str) -> reader.Recording:
     path = folder / name if (folder / name).exists() else Path(name).expanduser()
     path = path.with_name(path.name.removesuffix(".1"))
     found = reader.read(files.Segments(path))
-    if found.header is None:
+    if found.header is None and not found.entries:
         reason = "it is no recording" if path.exists() else "there is no such file"
         raise RecordingError(f"{clean(name)}: {reason}; %gpumem postmortem --all lists what there is")
     return found

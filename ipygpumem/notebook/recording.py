@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ipygpumem.errors import RecordingError
 from ipygpumem.kinds import text_of
 from ipygpumem.model import CellRecord, Reading
-from ipygpumem.probes import cgroup, pressure
+from ipygpumem.probes import cgroup, own_limits, pressure
 from ipygpumem.recorder import archive, files
 from ipygpumem.recorder.entries import CellEnd, CellStart, End, Entry, Figures, Header, Sample, first_lines
 from ipygpumem.recorder.machine import process_started, this_machine
@@ -227,7 +227,8 @@ class Recorder:
             self._write(lambda: self._sample(cell, tick.readings))
 
     def _sample(self, cell: CellStart, readings: dict[str, Reading]) -> Sample:
-        group = cgroup.tightest()
+        group, own = cgroup.tightest(), {limit.name: limit for limit in own_limits.limits()}
+        space, data = own.get("RLIMIT_AS"), own.get("RLIMIT_DATA")
         return Sample(
             time=time.time(),
             cell=cell.cell,
@@ -235,9 +236,12 @@ class Recorder:
             group_used_bytes=None if group is None else group.used_bytes,
             group_available_bytes=None if group is None else group.available_bytes,
             group_limit_bytes=None if group is None else group.limit_bytes,
-            address_space_bytes=pressure.address_space_bytes() if pressure.process_limits() else None,
+            address_space_bytes=None if space is None else space.used_bytes,
             oom_kills=self._oom_kills(),
             devices=_figures(readings.values()),
+            address_space_limit_bytes=None if space is None else space.limit_bytes,
+            data_bytes=None if data is None else data.used_bytes,
+            data_limit_bytes=None if data is None else data.limit_bytes,
         )
 
     def _cell_ends(self, result: Any) -> None:
@@ -293,7 +297,7 @@ class Recorder:
             parent_started=process_started(parent),
             ram_bytes=pressure.ram_bytes(),
             group_limit_bytes=None if group is None else group.limit_bytes,
-            limits=pressure.process_limits() or None,
+            limits={limit.name: limit.limit_bytes for limit in own_limits.limits()} or None,
             counter=None if counter is None else counter.name,
             oom_kills=self._oom_kills(),
             available_bytes=pressure.available_bytes(),

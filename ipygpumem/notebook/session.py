@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ipygpumem import interrupts
 from ipygpumem.errors import ExperimentError, NotLoadedError
 from ipygpumem.garbage import Garbage
 from ipygpumem.kinds import text_of, type_name
@@ -28,8 +29,10 @@ from ipygpumem.notebook.sources import digest_of, telling_line
 from ipygpumem.notebook.subscribers import Subscribers
 from ipygpumem.notebook.ticker import Ticker
 from ipygpumem.notebook.trends import Trends
+from ipygpumem.notebook.wire import Wire
 from ipygpumem.probes import Probe
 from ipygpumem.probes.host import HostProbe
+from ipygpumem.reclaim import fallen
 from ipygpumem.reports import content
 from ipygpumem.reports.bars import Scales
 
@@ -58,7 +61,8 @@ class Session:
         more = None if probes else _accelerators
         self.meter = Meter(probes or [self.host], find_more=more, sample_seconds=config.sample_seconds)
         self.outputs = Outputs(shell)
-        self.screen = Screen(shell, config)
+        self.wire = Wire(shell) if hasattr(shell, "kernel") else None
+        self.screen = Screen(shell, config, self.wire)
         self.history: deque[CellRecord] = deque(maxlen=config.history_length)
         self.experiments: deque[ExperimentRecord] = deque(maxlen=config.history_length)
         self.open: list[Experiment] = []
@@ -68,7 +72,7 @@ class Session:
         """What outlived the experiments that have finished; nothing is kept alive by it."""
         self._cells = CellStack()
         self.ticker = Ticker(self._cells, self.meter)
-        self.live = Live(shell, config, self.ticker)
+        self.live = Live(shell, config, self.ticker, self.wire)
         self.garbage = Garbage()
         self.names = Names(lambda: self.namespace, self._cells, self.open)
         here, budgets = self.names.here, self.budgets
@@ -112,6 +116,10 @@ class Session:
         """Start measuring a cell."""
         cell = self._cells.push(info, self.meter.start())
         cell.last_error = last_error()
+        if not cell.nested:
+            self.live.begins()
+            if self.wire is not None:
+                self.wire.cell_begins()
         self.names.cell_begins(cell)
         if not cell.nested and (here := self.names.here()):
             cell.experiment = here[-1].name
@@ -126,6 +134,8 @@ class Session:
         """Measure, remember and report the cell that ``result`` ends, and end what ends with it."""
         ended_at = time.perf_counter()
         cell, lost = self._cells.pop(result)
+        if cell is not None:
+            self.live.ends(cell)
         for other in lost:  # as after an error
             self.meter.drop(other.measurement)
         if cell is not None:
@@ -141,25 +151,57 @@ class Session:
                 raise
 
     def _finish_cell(self, cell: Cell, result: Any, error: BaseException | None, seconds: float) -> None:
-        reports = cell.reports
+        """Give back what ends with the cell; then make its record and those of its experiments, which so agree."""
+        here, reports = self.names.here(), cell.reports
+        number = getattr(result, "execution_count", None)
         try:
             try:
-                record = self._measure(cell, result, error, seconds)
-                try:
-                    recovered = self._recover(cell, error or shown_since(cell.last_error))
-                finally:  # an interrupted recovery loses no cell
-                    reports += self._remember(cell, record)
-                reports += [*recovered, *cell.end_fit()]
+                self._give_back(cell, number, error, here)
             finally:
-                for experiment in reversed(cell.ending):
-                    if experiment in self.open:
-                        reports += self.close(experiment)
+                try:
+                    reports += self._remember(cell, self._measure(cell, number, error, seconds, here), here)
+                finally:
+                    reports += cell.after + self._publish(cell.ended)
         except KeyboardInterrupt:
+            cell.interrupted = True
             self.meter.drop(cell.measurement)
             reports += [content.interrupted_exit(item.name) for item in cell.ending if item in self.open]
         finally:
+            if cell.interrupted:
+                reports += self._interrupted(result)
             self.screen.show(reports, place=self.live.end(cell, replace=bool(reports)))
+            if self.wire is not None and not cell.nested:
+                self.wire.cell_ends()
             self.subscribers.deliver()
+
+    def _give_back(self, cell: Cell, number: int | None, error: BaseException | None, here: list[Experiment]) -> None:
+        """Release what the cell's error holds, and end the experiments that end with the cell."""
+        shown = error or shown_since(cell.last_error)
+        for experiment in here:
+            experiment.failed |= error is not None or last_error() != cell.last_error
+        try:
+            if shown is not None or cell.ending:
+                cell.at_end = self.meter.settle(cell.measurement)
+            if self.budgets and not cell.nested:
+                usages = cell.at_end or self.meter.read(cell.measurement)
+                for budget in self.budgets:
+                    cell.after += budget.cell_ended(number, usages)  # an experiment's record says it, too
+            cell.after += self._recover(cell, shown)
+            cell.after += cell.end_fit()
+        finally:
+            for experiment in reversed(cell.ending):
+                if experiment in self.open:
+                    self._end(experiment, cell.ended)
+
+    def _interrupted(self, result: Any) -> list[content.Report]:
+        """Let a Ctrl-C that came when a cell's code had ended stop what comes next; IPython would lose it."""
+        for outer in self.running():
+            if outer.fit is not None:
+                outer.fit.interrupted = True
+        if getattr(result, "error_in_exec", self) is not None:
+            return []
+        result.error_in_exec = KeyboardInterrupt("the cell's code had ended")
+        return [content.note("Ctrl-C came when the cell's code had ended")]
 
     def _recover(self, cell: Cell, error: BaseException | None) -> list[content.Report]:
         """Release what the cell's error holds; most cells have none, and pay nothing."""
@@ -168,44 +210,43 @@ class Session:
             return []
         return self.recoveries.recover(cell, error)
 
-    def _remember(self, cell: Cell, record: CellRecord) -> list[content.Report]:
-        """Add a finished cell to the history and to the open experiments, and return its report."""
-        here = self.names.here()
-        for experiment in here:
-            experiment.failed = experiment.failed or not record.success or last_error() != cell.last_error
+    def _remember(self, cell: Cell, record: CellRecord, here: list[Experiment]) -> list[content.Report]:
+        """Add a finished cell to the history and to its experiments, and return its line."""
         if cell.nested:
             return []
-        if cell.recovery is not None:
-            record = replace(record, recovery=cell.recovery)
         self.history.append(record)
         self.subscribers.add(record)
         growths = self._trends.add(record)
-        crossed = [report for budget in self.budgets for report in budget.cell_ended(record)]
         for experiment in here:
             experiment._add_cell(record)
         self._scales.note(record.usages)
         if not (self.config.report and (growths or self._is_told(record))):
-            return crossed
+            return []
         report = content.cell_report(record, self._scales)
         if growths:
             from ipygpumem.reports.history import growth_line  # as above
 
             report = replace(report, lines=(*report.lines, *map(growth_line, growths)))
-        return [report, *crossed]
+        return [report]
 
     def _is_told(self, record: CellRecord) -> bool:
         """Whether a cell's line is shown, as far as the cell decides that."""
         long_enough = record.duration_seconds >= self.config.min_cell_seconds
         return long_enough and not (self.config.quiet and content.is_quiet(record))
 
-    def _measure(self, cell: Cell, result: Any, error: BaseException | None, seconds: float) -> CellRecord:
-        failed = error is not None or shown_since(cell.last_error) is not None
-        if not (failed or cell.nested or cell.ending) and self.config.collect_garbage:  # else it is done after it
-            self.garbage.cell_ended(seconds, self.config.garbage_share, in_scope=bool(self.open))
-        usages, here = self.meter.stop(cell.measurement), self.names.here()
+    def _measure(
+        self, cell: Cell, number: int | None, error: BaseException | None, seconds: float, here: list[Experiment]
+    ) -> CellRecord:
+        if not (cell.at_end or cell.nested) and self.config.collect_garbage:  # else it was done, or is done after it
+            try:
+                self.garbage.cell_ended(seconds, self.config.garbage_share, in_scope=bool(self.open))
+            except KeyboardInterrupt:  # what the cell cost is known all the same
+                cell.interrupted = True
+        usages = self.meter.stop(cell.measurement)
+        now = {usage.device: usage.after_bytes for usage in usages}
         source = text_of(getattr(cell.info, "raw_cell", None))
         return CellRecord(
-            execution_count=getattr(result, "execution_count", None),
+            execution_count=number,
             cell_id=getattr(cell.info, "cell_id", None),
             experiment=here[-1].name if here else cell.experiment,
             started_at=cell.started_at,
@@ -215,6 +256,8 @@ class Session:
             usages=usages,
             source_digest=digest_of(source),
             source_line=telling_line(source),
+            recovery=None if cell.recovery is None else replace(cell.recovery, now=now),
+            reclaimed=fallen({usage.device: usage.after_bytes for usage in cell.at_end}, now),
         )
 
     # -- experiments ------------------------------------------------------------------------------------------
@@ -258,26 +301,42 @@ class Session:
 
     def close(self, experiment: Experiment) -> list[content.Report]:
         """End ``experiment`` and all inside it, and return the reports."""
+        ended: list[Experiment] = []
+        try:
+            self._end(experiment, ended)
+        finally:  # those inside it have ended, even if an interrupt keeps it open
+            reports = self._publish(ended)
+        return reports
+
+    def _end(self, experiment: Experiment, ended: list[Experiment]) -> None:
+        """End ``experiment`` and all inside it, and append each to ``ended``."""
         if experiment not in self.open:
             raise ExperimentError(
                 f"experiment {experiment.name!r} is not open: it was never started, or ipygpumem was unloaded"
             )
-        reports: list[content.Report] = []
         around = self.names.here(experiment.thread)
         while around[-1] is not experiment:
-            reports += self.close(around.pop())
+            self._end(around.pop(), ended)
         enclosing = around[-2] if len(around) > 1 else None
         self.names.scope_ends(experiment)
         # A callback of the user's may have failed between two cells.
         experiment.failed = experiment.failed or last_error() != experiment.error_at_start
-        record = experiment.record or experiment._leave(enclosing.scope if enclosing else None)
-        self.experiments.append(record)
-        self.subscribers.add(record)
+        if experiment.record is None:
+            with interrupts.kept():
+                experiment._leave(enclosing.scope if enclosing else None)
+        ended.append(experiment)
         self.open.remove(experiment)  # not the last one for sure: finalisers and threads run meanwhile
         if enclosing is not None:
             self.names.expect_running_code(enclosing)
-        style = experiment.report or self.config.experiment_report
-        return reports + content.experiment_reports(record, style, self._scales)
+
+    def _publish(self, ended: list[Experiment]) -> list[content.Report]:
+        """Add the records of experiments that have ended to what is known, and return their reports."""
+        reports: list[content.Report] = []
+        for record, style in [(item.record, item.report) for item in ended if item.record is not None]:
+            self.experiments.append(record)
+            self.subscribers.add(record)
+            reports += content.experiment_reports(record, style or self.config.experiment_report, self._scales)
+        return reports
 
     def abandon(self) -> list[str]:
         """Leave open experiments' names as they are, close the meter, and return the experiments' names."""
@@ -289,6 +348,8 @@ class Session:
         for budget in list(self.budgets):
             budget.abandon()
         self.live.close()
+        if self.wire is not None:
+            self.wire.close()
         self.meter.close()
         self.garbage.forget()
         if graphs := sys.modules.get("ipygpumem.holders.graphs"):
@@ -314,7 +375,12 @@ def session_of(shell: Any) -> Session:
     for configurable in getattr(shell, "configurables", ()):
         if type(configurable) is IPyGpuMem:
             return configurable.session
-    raise NotLoadedError("ipygpumem is not loaded here: run %load_ext ipygpumem in a notebook or IPython first")
+    if shell is None:
+        raise NotLoadedError(
+            "this needs a notebook or IPython: run the script as ipython --ext ipygpumem SCRIPT.py, "
+            "or put the code into a function, whose names go when it returns"
+        )
+    raise NotLoadedError("ipygpumem is not loaded here: run %load_ext ipygpumem first")
 
 
 def current_session() -> Session:

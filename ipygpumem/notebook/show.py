@@ -8,11 +8,13 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ipygpumem.notebook.terminal import terminal_of, to_empty_row
 from ipygpumem.reports import html, text
 from ipygpumem.reports.content import Report
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.config import IPyGpuMem
+    from ipygpumem.notebook.wire import Wire
     from ipygpumem.reports.figures.picture import Picture
 
 _ASCII = str.maketrans({"·": "-", "×": "x", "─": "-", "…": "...", "→": "->"})
@@ -21,9 +23,10 @@ _ASCII = str.maketrans({"·": "-", "×": "x", "─": "-", "…": "...", "→": "
 class Screen:
     """Where the reports of one shell go."""
 
-    def __init__(self, shell: Any, config: IPyGpuMem) -> None:
+    def __init__(self, shell: Any, config: IPyGpuMem, wire: Wire | None = None) -> None:
         self._shell = shell
         self._config = config
+        self._wire = wire
         self._pid = os.getpid()
 
     @property
@@ -46,7 +49,10 @@ class Screen:
             return
         if self.has_images:  # a terminal shows the text only
             data["text/html"] = html.render(reports, bars=self._config.bar)
+            if self._wire is not None and self._wire.ends_within_a_row():
+                data["text/plain"] = "\n" + data["text/plain"]
         else:
+            self._begin_row()
             data["text/plain"] = self._for_terminal(reports, data["text/plain"])
         metadata = {"ipygpumem": {"reports": [report.kind for report in reports]}}
         where = {} if place is None else {"transient": {"display_id": place}, "update": True}
@@ -55,6 +61,12 @@ class Screen:
             type(publisher).publish(_WithoutFlush(publisher), data=data, metadata=metadata, **where)
         else:
             publisher.publish(data=data, metadata=metadata, **where)
+
+    def _begin_row(self) -> None:
+        """Go to the beginning of a row of the terminal that has nothing in it yet."""
+        terminal, stream = terminal_of(self._shell), sys.__stdout__
+        if terminal is not None and stream is not None and sys.stdout is stream:  # else another gets the report
+            stream.write(to_empty_row(terminal))
 
     def _for_terminal(self, reports: Sequence[Report], plain: str) -> str:
         """Return the text as the stream that it will be printed to can show it."""

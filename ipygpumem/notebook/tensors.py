@@ -12,17 +12,18 @@ from ipygpumem.inventory import selection, survey
 from ipygpumem.inventory.records import Inventory
 from ipygpumem.kinds import is_kind
 from ipygpumem.notebook.parsing import Parser, size
-from ipygpumem.notebook.progress import progress
 from ipygpumem.notebook.session import session_of
 from ipygpumem.notebook.sources import cell_of_file, cell_that_bound, running_cell
 from ipygpumem.reports import tensors as reports
 from ipygpumem.reports.content import Report
 from ipygpumem.scope import is_ownable
+from ipygpumem.shares import Progress, unseen
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.session import Session
 
 _SHOWN = 20
+_WORK = "tensors and arrays"
 _OUTPUT = re.compile(r"_+\d*|_i+\d*")
 _OUTPUT_NAME = re.compile(r"Out\[(\d+)\]")
 
@@ -30,8 +31,8 @@ _OUTPUT_NAME = re.compile(r"Out\[(\d+)\]")
 def tensors(session: Session, words: list[str]) -> list[Report]:
     """Return the report that ``%gpumem tensors`` and its options ask for."""
     options = _parser().parse_args(words)
-    with progress(session, "tensors and arrays") as advance:
-        found = take(session.shell, progress=advance)
+    with session.live.work(_WORK) as progress:
+        found = take(session.shell, progress=progress)
     found = selection.select(found, options.names, device=options.device, kind=options.kind, min_bytes=options.min)
     if options.by is None:
         return [reports.tensors_report(found, top=options.top)]
@@ -45,8 +46,8 @@ def asked_by(frame: FrameType, shell: Any) -> Inventory:
         session = session_of(shell)
     except NotLoadedError:
         return take(shell, frame)
-    with progress(session, "tensors and arrays") as advance:
-        return take(shell, frame, progress=advance)
+    with session.live.work(_WORK) as progress:
+        return take(shell, frame, progress=progress)
 
 
 def _parser() -> Parser:
@@ -64,9 +65,7 @@ def _kind(word: str) -> str:
     return "optimizer state" if word == "optimizer" else word
 
 
-def take(
-    shell: Any, frame: FrameType | None = None, *, progress: survey.Progress = lambda done, total: None
-) -> Inventory:
+def take(shell: Any, frame: FrameType | None = None, *, progress: Progress = unseen) -> Inventory:
     """Return an inventory with the notebook's names, and where ``frame`` (if that is given) asks for it."""
     filename = "" if frame is None else frame.f_code.co_filename
     asking = running_cell(shell) if frame is None else cell_of_file(shell, filename)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ipygpumem.model import Method, Reading
-from ipygpumem.probes import cgroup
+from ipygpumem.probes import cgroup, own_limits
 from ipygpumem.units import KIB, MIB
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
@@ -38,7 +38,9 @@ class HostFigures:
     children_bytes: int | None = None
     """None where it cannot be told."""
     group: cgroup.Group | None = None
-    """The tightest limit on this process, if there is one."""
+    """The tightest control group's limit on this process, if there is one."""
+    limit: own_limits.Limit | None = None
+    """The nearest of its own limits, if there is one."""
 
     @property
     def rss_bytes(self) -> int:
@@ -105,7 +107,9 @@ class HostProbe:
             method = "kernel"
             self._mark_is_low = highest <= rss
         children = self._children_rss(detail=detail) if peak or detail else None
-        return (Reading("cpu", rss, highest, method, self._total, None, None, None, children, self.note),)
+        bound = own_limits.bound("RLIMIT_AS")  # code may set it at any time
+        total = self._total if bound is None else min(self._total, bound)
+        return (Reading("cpu", rss, highest, method, total, None, None, None, children, self.note),)
 
     def glance(self) -> tuple[Reading, ...]:
         return tuple(
@@ -185,9 +189,10 @@ def total_bytes(root: Path = cgroup.ROOT) -> int:
 
 
 def available_bytes(root: Path = cgroup.ROOT) -> int:
-    """Return how much host memory this process could still get, by the system and by its containers' limits."""
+    """Return how much host memory this process could still get, by the system, its containers' limits and its own."""
     available = int(_psutil().virtual_memory().available)
-    return min([available, *(group.available_bytes for group in cgroup.limits(root))])
+    groups = [group.available_bytes for group in cgroup.limits(root)]
+    return min([available, *groups, *(limit.available_bytes for limit in own_limits.limits())])
 
 
 def host_figures(children_bytes: int | None) -> HostFigures:
@@ -200,4 +205,5 @@ def host_figures(children_bytes: int | None) -> HostFigures:
         private, shared, file = int(_psutil().Process().memory_info().rss), 0, 0
     free = int(getattr(memory, "free", memory.available))
     available = int(memory.available)
-    return HostFigures(int(memory.total), free, available, private, shared, file, children_bytes, group)
+    limit = own_limits.nearest()
+    return HostFigures(int(memory.total), free, available, private, shared, file, children_bytes, group, limit)

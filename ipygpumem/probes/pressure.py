@@ -1,4 +1,4 @@
-"""What bounds this process's memory and how near that is: the machine, control groups, ``ulimit``, OOM kills counted.
+"""How near the machine is to the end of its memory: what it could still give, and OOM kills counted.
 
 The kernel counts the processes that its OOM killer has killed: for each control group (``memory.events`` in version
 2 of the interface, ``memory.oom_control`` in version 1), and for the machine (``/proc/vmstat``). Kills for want of
@@ -18,7 +18,6 @@ from ipygpumem.probes import cgroup
 
 _KILLS = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 _COUNTERS = ("memory.events", "memory.oom_control", "vmstat")
-_LIMITS = ("RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_RSS")
 
 
 class KillCounter:
@@ -81,21 +80,3 @@ def ram_bytes() -> int:
 def available_bytes() -> int:
     """Return what the system could still give to any process, groups' limits apart."""
     return int(psutil.virtual_memory().available)
-
-
-def process_limits() -> dict[str, int]:
-    """Return the limits on this process's memory that are set, by name; none where there is no ``ulimit``."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return {}
-    found = {name: resource.getrlimit(getattr(resource, name))[0] for name in _LIMITS if hasattr(resource, name)}
-    return {name: size for name, size in found.items() if size != resource.RLIM_INFINITY}
-
-
-def address_space_bytes() -> int | None:
-    """Return the size of this process's address space, which ``RLIMIT_AS`` bounds; None elsewhere than on Linux."""
-    try:
-        return int(Path("/proc/self/statm").read_bytes().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from ipygpumem.probes import own_limits
 from ipygpumem.probes.host import HostFigures
 from ipygpumem.reconcile.device import KINDS, Storage
 from ipygpumem.reconcile.records import Part, Reconciliation
@@ -60,6 +61,10 @@ def host_parts(figures: HostFigures, storages: Iterable[Storage] | None, residen
         total, free, files = figures.ram_bytes, figures.free_bytes, figures.file_bytes
         cache = figures.available_bytes - free - files
         withheld = 0
+    out_of_reach = _WITHHELD
+    if figures.limit is not None and (beyond := free - figures.limit.available_bytes) > withheld:
+        size, what = format_bytes(figures.limit.limit_bytes), own_limits.WHAT[figures.limit.name]
+        withheld, out_of_reach = beyond, f"{figures.limit.name} allows this process {size} of {what}: raise it (ulimit)"
     budget = _Budget(total)
     free = budget.take(free)
     private, shared, files = (budget.take(size) for size in (figures.private_bytes, figures.shared_bytes, files))
@@ -75,7 +80,7 @@ def host_parts(figures: HostFigures, storages: Iterable[Storage] | None, residen
         Part("child processes", children, _CHILDREN),
         Part(others if not limited else "others in the container", budget.left, _OTHERS),
         Part("cache", cache, _CACHE),
-        Part("out of reach", withheld, _WITHHELD),
+        Part("out of reach", withheld, out_of_reach),
         Part("free", free - withheld, _FREE),
     ]
     if figures.children_bytes is None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from ipygpumem.recorder.files import Segments, listed, state
+from ipygpumem.recorder.files import Segments, is_locked, listed, state
 from ipygpumem.recorder.machine import Machine, State
 from ipygpumem.recorder.reader import Recording, read_tail
 
@@ -13,9 +15,29 @@ _KEPT_FILES = 20
 _KEPT_SECONDS = 30 * 86400
 
 
+@dataclass(frozen=True)
+class Counts:
+    """How many recordings there are, and of how many it is not known how their kernels ended."""
+
+    found: int
+    alive: int = 0
+    unknown: int = 0
+    """Of kernels elsewhere, which may run."""
+    unreadable: int = 0
+
+
+def counts(tails: Sequence[Recording], here: Machine) -> Counts:
+    """Count recordings."""
+    states = [state_of(tail, here) for tail in tails]
+    damaged = [tail.header is None and state == "dead" for tail, state in zip(tails, states, strict=True)]
+    return Counts(len(tails), states.count("alive"), states.count("unknown"), sum(damaged))
+
+
 def state_of(tail: Recording, here: Machine) -> State:
-    """Return whether the kernel of a recording still runs; what is no recording is dead."""
-    return "dead" if tail.header is None else state(tail.header, tail.segments.current, here)
+    """Return whether the kernel of a recording still runs; what cannot be read is dead unless it is locked."""
+    if tail.header is None:
+        return "alive" if is_locked(tail.segments.current) else "dead"
+    return state(tail.header, tail.segments.current, here)
 
 
 def prune(folder: Path, own: Segments, here: Machine) -> None:
@@ -44,6 +66,8 @@ def latest_death(folder: Path, *, notebook: str | None, here: Machine) -> Record
     """
     for segments in listed(folder):
         tail = read_tail(segments)
+        if tail.header is None and tail.entries:
+            return None  # damaged: it may have been the last one
         if tail.header is None or (notebook and tail.header.notebook and notebook != tail.header.notebook):
             continue
         found = state(tail.header, segments.current, here)

@@ -99,9 +99,12 @@ class Sample(Entry):
     group_available_bytes: int | None = None
     group_limit_bytes: int | None = None
     address_space_bytes: int | None = None
-    """Noted where it is limited."""
+    """Noted where it is limited, as the data are."""
     oom_kills: int | None = None
     devices: tuple[Figures, ...] = ()
+    address_space_limit_bytes: int | None = None
+    data_bytes: int | None = None
+    data_limit_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from ipygpumem.folders import make_private
 from ipygpumem.recorder.entries import Header
 from ipygpumem.recorder.machine import Machine, State, process_started
 
@@ -74,7 +75,7 @@ def _stat(path: Path, name: str) -> int:
 
 def new(folder: Path) -> Segments:
     """Return where a recording that begins now goes; the folder is made if need be (``OSError``)."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(folder)
     started = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     return Segments(folder / f"{started}-{os.getpid()}-{secrets.token_hex(3)}{_SUFFIX}")
 

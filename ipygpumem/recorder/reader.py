@@ -73,7 +73,10 @@ def read(segments: Segments) -> Recording:
 
 def read_tail(segments: Segments) -> Recording:
     """Return the last part of a recording with its header: quick, however long it is."""
-    return _recording(segments, [_content(segments.current, first=4096), _content(segments.current, last=_TAIL_BYTES)])
+    contents = [_content(segments.current, first=4096), _content(segments.current, last=_TAIL_BYTES)]
+    found = _recording(segments, contents)
+    # Where its beginning is damaged, that of the segment before it says the same.
+    return found if found.header else _recording(segments, [*contents, _content(segments.older, first=4096)])
 
 
 def _recording(segments: Segments, contents: Iterable[bytes]) -> Recording:

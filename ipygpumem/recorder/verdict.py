@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from ipygpumem.probes import kernel_log, pressure
+from ipygpumem.probes import kernel_log, own_limits, pressure
 from ipygpumem.probes.kernel_log import Death
 from ipygpumem.recorder.entries import CellEnd, CellStart, Figures, Header, Sample
 from ipygpumem.recorder.files import state
@@ -15,7 +15,11 @@ from ipygpumem.recorder.reader import Recording
 from ipygpumem.units import format_bytes
 
 Grade = Literal["certain", "likely", "unknown"]
-Cause = Literal["ended", "alive", "memory", "fault", "other"]
+Cause = Literal["ended", "alive", "unrecorded", "unreadable", "memory", "fault", "other"]
+NO_DEATHS: tuple[Cause, ...] = ("ended", "alive", "unrecorded", "unreadable")
+"""Of what else ended, or of what nobody can read."""
+_RECORDINGS_ENDS = ("recording ", "the extension was unloaded")
+"""How the reasons begin that ended a recording and not its kernel."""
 
 _NEARLY_ALL = 0.95
 _CLOCK_SECONDS = 2.0
@@ -69,9 +73,11 @@ def scene(recording: Recording, here: Machine | None = None) -> Scene:
 def judge(recording: Recording, seen: Scene) -> Verdict:
     """Return what ended the kernel of a recording; never more than what was recorded and seen can bear."""
     if recording.header is None:
-        return Verdict("unknown", "other", "this is no recording, or its beginning is damaged")
+        damaged = "its beginning is damaged: whose kernel it was, and how that ended, cannot be told"
+        return Verdict("unknown", "unreadable", damaged if recording.entries else "no recording, or it cannot be read")
     if recording.end is not None:
-        return Verdict("certain", "ended", recording.end.reason)
+        reason = recording.end.reason
+        return Verdict("certain", "unrecorded" if reason.startswith(_RECORDINGS_ENDS) else "ended", reason)
     if seen.state == "alive":
         return Verdict("certain", "alive", "the kernel still runs")
     if seen.deaths:
@@ -85,13 +91,14 @@ def judge(recording: Recording, seen: Scene) -> Verdict:
     if seen.oom_kills is not None and before is not None:
         if seen.oom_kills > before:
             return _killed(recording.header, seen.oom_kills - before, scarcity)
-        return _not_killed(seen, scarcity)
+        return _not_killed(recording, seen, scarcity)
     missing = "the machine was started anew since" if not seen.same_boot else "OOM kills cannot be counted from here"
     if scarcity:
-        return Verdict("likely", "memory", "memory had run out", (*scarcity, missing))
+        return Verdict("likely", "memory", "memory had nearly run out", (*scarcity, missing))
     unknown = "it may still run: it is on another machine or in another container"
-    text = unknown if seen.state == "unknown" else "memory was not short when it was last seen"
-    return Verdict("unknown", "other", text, (missing,))
+    was_seen = isinstance(recording.running, Sample)
+    text = "memory was not short when it was last seen" if was_seen else "its memory was not seen before the end"
+    return Verdict("unknown", "other", unknown if seen.state == "unknown" else text, (missing, *_bounds(recording)))
 
 
 def _killed(header: Header, kills: int, scarcity: tuple[str, ...]) -> Verdict:
@@ -107,13 +114,37 @@ def _killed(header: Header, kills: int, scarcity: tuple[str, ...]) -> Verdict:
     return Verdict("likely", "memory", text, (counted, *scarcity))
 
 
-def _not_killed(seen: Scene, scarcity: tuple[str, ...]) -> Verdict:
+def _not_killed(recording: Recording, seen: Scene, scarcity: tuple[str, ...]) -> Verdict:
     none = "the OOM killer has ended nothing here since the kernel's last entry"
     if scarcity:
-        text = "memory had run out: an allocation that failed, or a service that kills early (systemd-oomd, earlyoom)"
+        text = (
+            "memory had nearly run out: perhaps an allocation failed, or a service killed it (systemd-oomd, earlyoom)"
+        )
         return Verdict("likely", "memory", text, (*scarcity, none))
     parent = ("the process that had started the kernel is gone as well",) * seen.parent_gone
-    return Verdict("unknown", "other", "not for want of memory: it was killed or crashed", (none, *parent))
+    text = "not the OOM killer: it was killed, or it crashed"
+    return Verdict("unknown", "other", text, (none, *parent, *_bounds(recording)))
+
+
+def _bounds(recording: Recording) -> tuple[str, ...]:
+    """Return the limits that the process had by itself, and what they can do unseen, in words."""
+    samples = (entry for entry in reversed(recording.entries) if isinstance(entry, Sample))
+    return tuple(
+        f"{name} allowed it {format_bytes(limit)} of {own_limits.WHAT[name]}: a single request beyond that ends native "
+        "code (std::bad_alloc), and no sample sees it"
+        for name, _, limit in _own_limits(recording.header, next(samples, None))
+    )
+
+
+def _own_limits(header: Header | None, last: Sample | None) -> list[tuple[str, int | None, int]]:
+    """Return the process's own limits that are known: name, use in the last sample, size."""
+    begun = (header and header.limits) or {}
+    found = []
+    for name, field in ("RLIMIT_AS", "address_space"), ("RLIMIT_DATA", "data"):
+        used, limit = (getattr(last, f"{field}{end}", None) for end in ("_bytes", "_limit_bytes"))
+        if limit := limit or begun.get(name):
+            found.append((name, used, limit))
+    return found
 
 
 def _kills_before(recording: Recording) -> int | None:
@@ -135,10 +166,10 @@ def _scarcity(recording: Recording) -> tuple[str, ...]:
     if limit and last.group_available_bytes is not None and last.group_available_bytes < (1 - _NEARLY_ALL) * limit:
         used = format_bytes(limit - last.group_available_bytes)
         found.append(f"its control group used {used} of {format_bytes(limit)}")
-    bound = (header.limits or {}).get("RLIMIT_AS")
-    if bound and last.address_space_bytes is not None and last.address_space_bytes > _NEARLY_ALL * bound:
-        used = format_bytes(last.address_space_bytes)
-        found.append(f"its address space was {used}, of {format_bytes(bound)} allowed (RLIMIT_AS)")
+    for name, used_bytes, bound in _own_limits(header, last):
+        if used_bytes is not None and used_bytes > _NEARLY_ALL * bound:
+            what = own_limits.WHAT[name]
+            found.append(f"its {what} took {format_bytes(used_bytes)}, of {format_bytes(bound)} allowed ({name})")
     return tuple(found)
 
 

@@ -118,7 +118,7 @@ def _experiment_part(record: ExperimentRecord, usage: Usage) -> str:
     return (
         f"{device_label(usage.device)} consumed {format_change(record.consumed.get(usage.device, 0))}, "
         f"reclaimed {format_bytes(record.reclaimed.get(usage.device, 0))}, "
-        f"peak {format_change(usage.peak_delta_bytes)}, {_now(usage)}"
+        f"peak {format_change(usage.peak_delta_bytes)}"
     )
 
 
@@ -129,11 +129,10 @@ def _experiment_table(record: ExperimentRecord, used: Sequence[Usage], bars: tup
             format_change(record.consumed.get(usage.device, 0)),
             format_bytes(record.reclaimed.get(usage.device, 0)),
             format_change(usage.peak_delta_bytes) + (" (sampled)" if usage.method == "sampled" else ""),
-            _now(usage).removesuffix(" now"),  # the column says it
         )
         for usage in used
     ]
-    columns = ("device", "consumed", "reclaimed", "peak", "now")
+    columns = ("device", "consumed", "reclaimed", "peak")  # what is in use now stands in the cell's line
     return Table("", columns, tuple(rows), frozenset(columns[1:]), bars=bars)
 
 
@@ -181,7 +180,7 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
     if record.requested_bytes is not None:
         segments.append(Segment(f"asked for {format_bytes(record.requested_bytes)}"))
     columns = {"free": record.free} if record.kind == "oom" else {}
-    columns.update({"came back": came_back, "now": record.now})
+    columns["came back"] = came_back
     segments += [Segment(f"{title}: {_sizes(sizes)}", tabled=True) for title, sizes in columns.items()]
     tables = [_devices_table(columns)]
     if held:

@@ -1,4 +1,7 @@
-"""The line that is shown while a long cell runs: its time, and each device with the curve of the last minute."""
+"""The line that is shown while a long cell runs: its time, and each device with the curve of the last minute.
+
+While ipygpumem itself works for long, the line says what it does, and how much of that is done.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,24 @@ _LINE = (
 )
 
 _PART = '<span style="white-space: nowrap">{}</span>'
+
+
+_BAR = (
+    '<span style="display: inline-block; width: 8em; height: 0.7em; margin-left: 0.6em; '
+    'border: 1px solid currentColor">'
+    '<span style="display: block; width: {:.0%}; height: 100%; background: currentColor"></span></span>'
+)
+_TEXT_BAR = 20
+
+
+class Work(NamedTuple):
+    """Long work of ipygpumem's own, and the share of it that is done."""
+
+    what: str
+    share: float
+
+    def __str__(self) -> str:
+        return f"ipygpumem: {self.what} {self.share:.0%}"
 
 
 class Sample(NamedTuple):
@@ -54,6 +75,21 @@ def live_text(readings: Sequence[Reading], samples: Sequence[Sample], *, width: 
         if len(text) <= width:
             break
     return text if len(text) <= width else text[: width - len(rest)] + rest
+
+
+def work_html(work: Work) -> str:
+    """Return the line for a notebook while ipygpumem itself works."""
+    return _LINE.format(_PART.format(escape(str(work)) + _BAR.format(work.share)))
+
+
+def work_text(work: Work, *, width: int, ascii_only: bool = False) -> str:
+    """Return the line for a terminal while ipygpumem itself works, at most ``width`` characters."""
+    full, empty, rest = ("#", "-", "...") if ascii_only else ("█", "░", "…")
+    text, done = str(work), round(_TEXT_BAR * work.share)
+    if len(text) > width:
+        return text[: width - len(rest)] + rest
+    bar = f" {full * done}{empty * (_TEXT_BAR - done)}"
+    return text + bar if len(text + bar) <= width else text
 
 
 def _text_part(reading: Reading, samples: Sequence[Sample], columns: int, *, ascii_only: bool) -> str:

@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from ipygpumem.recorder.archive import Counts
 from ipygpumem.recorder.entries import CellEnd, CellStart, Header, Sample
 from ipygpumem.recorder.reader import Recording
-from ipygpumem.recorder.verdict import Verdict, curve, devices, last_figures
+from ipygpumem.recorder.verdict import NO_DEATHS, Verdict, curve, devices, last_figures
 from ipygpumem.reports.bars import Curve, curve_of, text_spark
 from ipygpumem.reports.layout import Fact, Listing, Report, Segment, Table, clean, count, device_label
 from ipygpumem.units import format_bytes, format_seconds
@@ -20,13 +21,19 @@ _CELLS_BEFORE = 5
 _SOURCE_LINES = 20
 
 
-def nothing_report(found: int, alive: int, *, on: bool) -> Report:
-    """Return the answer where no kernel has died."""
-    if not found:
+def nothing_report(counts: Counts, *, on: bool) -> Report:
+    """Return the answer where no kernel is known to have died."""
+    if not counts.found:
         text = "nothing was recorded yet" + ("" if on else ": %gpumem record on starts it")
         return Report("postmortem", text)
-    text = f"no kernel died while it was recorded ({count(found, 'recording')}, {alive} of kernels that run)"
-    return Report("postmortem", text)
+    parts = [count(counts.found, "recording"), f"{counts.alive} of kernels that run"]
+    if counts.unknown:
+        parts.append(f"{counts.unknown} of kernels elsewhere, which may run")
+    if counts.unreadable:
+        them = "it" if counts.unreadable == 1 else "them"
+        parts.append(f"{counts.unreadable} that cannot be read: %gpumem postmortem --all lists {them}")
+    died = "is known to have died" if len(parts) > 2 else "died"
+    return Report("postmortem", f"no kernel {died} while it was recorded ({', '.join(parts)})")
 
 
 def list_report(found: Sequence[tuple[Recording, Verdict]], folder: str) -> Report:
@@ -40,7 +47,7 @@ def list_report(found: Sequence[tuple[Recording, Verdict]], folder: str) -> Repo
 
 def _list_row(recording: Recording, verdict: Verdict) -> tuple[str, ...]:
     last = recording.running
-    died = verdict.cause not in ("ended", "alive")
+    died = verdict.cause not in NO_DEATHS
     where = "" if last is None or not died else f"died in cell {last.cell}: "
     grade = f" ({verdict.grade})" if died else ""
     return (
@@ -59,11 +66,17 @@ def postmortem_report(recording: Recording, verdict: Verdict) -> Report:
         headline = [f"{kernel} still runs", f"last entry {_when(recording.last_time)}"]
     elif verdict.cause == "ended":
         headline = [f"{kernel} ended on purpose", clean(verdict.text), _when(recording.last_time)]
+    elif verdict.cause == "unrecorded":
+        headline = [f"the recording of {kernel} ended", clean(verdict.text), _when(recording.last_time)]
+    elif verdict.cause == "unreadable":
+        headline = [clean(verdict.text), f"last entry {_when(recording.last_time)}"]
     else:
         where = "while no cell ran" if last is None else f"in cell {last.cell}"
         headline = [f"{kernel} died {where}", _when(recording.last_time), f"{clean(verdict.text)} ({verdict.grade})"]
-    died = verdict.cause not in ("alive", "ended")
+    died = verdict.cause not in NO_DEATHS
     lines = [f"{count(recording.skipped, 'line')} of the recording could not be read"] * bool(recording.skipped)
+    if lines and died:
+        lines[0] += ": its end may be among them"
     tables = [table for table in (_memory_table(recording), _before_table(recording)) if table is not None]
     return Report(
         "postmortem",
@@ -113,6 +126,10 @@ def _memory_table(recording: Recording) -> Table | None:
     available = [(item.time, item.available_bytes) for item in samples if item.available_bytes is not None]
     group = [(item.time, item.group_used_bytes) for item in samples if item.group_used_bytes is not None]
     found += [_Memory("machine: available", available, ram), _Memory("control group", group, limit)]
+    for what, bound in ("address space", "address_space"), ("data", "data"):
+        sizes = [(item.time, getattr(item, f"{bound}_bytes")) for item in samples]
+        limits = [getattr(item, f"{bound}_limit_bytes") for item in samples]
+        found.append(_Memory(what, [point for point in sizes if point[1] is not None], limits[-1] if limits else None))
     found = [item for item in found if item.points]
     columns = ("memory", "curve", "first", "lowest", "highest", "last", "of")
     rows, curves = tuple(item.row for item in found), tuple(item.curve for item in found)

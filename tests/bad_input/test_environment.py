@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -222,12 +223,24 @@ def test_a_stub_in_place_of_torch_and_numpy_breaks_neither_cells_nor_scopes() ->
             works(kernel, "del sys.modules['torch'], sys.modules['numpy']")
 
 
-def test_the_extension_refuses_clearly_where_there_is_no_ipython() -> None:
-    import ipygpumem
-    from ipygpumem.errors import NotLoadedError
+SCRIPT = """import ipygpumem
+x = 1
+with ipygpumem.experiment("a", keep="y", report="none"):
+    x = 2
+    y = z = 3
+print(x, y, "z" in globals())
+"""
 
-    with pytest.raises(NotLoadedError, match="%load_ext ipygpumem"):
-        ipygpumem.history()
-    with pytest.raises(NotLoadedError, match="%load_ext ipygpumem"):
-        ipygpumem.experiment("a")
-    assert "torch" not in sys.modules or sys.modules["torch"] is not None
+
+def test_a_script_without_ipython_is_told_in_one_line_what_to_use_and_that_works(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    asking = [["-c", f"import ipygpumem\nipygpumem.{call}()"] for call in ("history", "last", "experiments")]
+    for arguments in ([script], *asking):
+        plain = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=120)
+        assert plain.returncode == 1
+        assert "ipython --ext ipygpumem" in plain.stderr.splitlines()[-1]
+    command = [sys.executable, "-m", "IPython", "--ext", "ipygpumem", script]
+    env = {**os.environ, "IPYTHONDIR": str(tmp_path / "profile")}
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=env)
+    assert "1 3 False" in run.stdout.splitlines(), run.stderr

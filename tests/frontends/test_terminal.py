@@ -38,10 +38,57 @@ def test_a_cells_line_and_an_experiments_report_fit_the_screen(columns: int, tmp
         terminal.run(cell)
     (head,) = [at for at, row in enumerate(terminal.rows) if row.startswith("experiment trial · ")]
     titles, _, figures, deleted = terminal.rows[head + 1 : head + 5]
-    assert titles.split()[:5] == ["device", "consumed", "reclaimed", "peak", "now"]
-    assert re.fullmatch(r" *RAM +\+32(\.\d)? MiB +3[12](\.\d)? MiB +\+32(\.\d)? MiB +[\d.]+ MiB   ▕[█▒░ ]{8}▏", figures)
+    assert titles.split()[:4] == ["device", "consumed", "reclaimed", "peak"]
+    assert re.fullmatch(r" *RAM +\+32(\.\d)? MiB +3[12](\.\d)? MiB +\+32(\.\d)? MiB   ▕[█▒░ ]{8}▏", figures)
     assert deleted.strip() == "deleted: part"
     terminal.close()
+
+
+def rows_before_the_report(terminal: Terminal) -> list[str]:
+    """Return what stands above the last report that begins a row, down from the prompt."""
+    last = max(at for at, row in enumerate(terminal.rows) if row.startswith("cell "))
+    prompt = max(at for at, row in enumerate(terminal.rows[:last]) if row.startswith("In ["))
+    return terminal.rows[prompt + 1 : last]
+
+
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        ("print('x', end='')", ["x"]),
+        ("import sys; sys.stderr.write('x');", ["x"]),
+        ("import os; os.write(1, b'x');", ["x"]),
+        ("!printf x", ["x"]),
+        ("print('10%\\r40%', end='')", ["40%"]),
+        ("print('40%' * 39, end='\\r')", []),  # is the terminal's to write over, which is done whole
+        ("print('x' * 120, end='')", ["x" * 120]),
+        ("print('x' * 121, end='')", ["x" * 120, "x"]),
+        ("print('\u5b57' * 59 + 'ab', end='')", ["\u5b57" * 59 + "ab"]),
+        ("print('x')", ["x"]),
+        ("pass", []),
+    ],
+)
+def test_a_report_begins_on_a_row_of_its_own_and_no_row_is_left_empty(
+    wide: Terminal, code: str, printed: list[str]
+) -> None:
+    for _ in range(2):  # in the middle of the screen, then in its lowest rows
+        wide.run(code)
+        assert [row.replace(" ", "") for row in rows_before_the_report(wide)] == printed
+        while wide.screen.cursor.y < 38:
+            wide.run("pass")
+
+
+def test_a_report_that_code_asks_for_begins_on_a_row_of_its_own_too(wide: Terminal) -> None:
+    wide.run("print('x', end=''); get_ipython().run_line_magic('gpumem', 'status')")
+    assert "x" in wide.rows
+
+
+def test_text_that_is_not_for_the_terminal_gets_no_blanks(wide: Terminal, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    wide.run(f"import sys; usual, sys.stdout = sys.stdout, open({str(log)!r}, 'w')")
+    wide.run("print('x', end='')")
+    wide.run("sys.stdout.close(); sys.stdout = usual")
+    assert "cell 3" in log.read_text()
+    assert not re.search(" {20}", log.read_text())
 
 
 @pytest.mark.parametrize("colour", [True, False])

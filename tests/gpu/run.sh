@@ -51,7 +51,7 @@ mkdir -p "$JUPYTER_RUNTIME_DIR"
 
 missing=$("$python" - <<'PY'
 from importlib.util import find_spec
-names = "pytest psutil pynvml tqdm IPython ipykernel jupyter_client nbclient nbconvert"
+names = "pytest psutil pynvml IPython ipykernel jupyter_client nbclient nbconvert"
 print(*(name for name in names.split() if find_spec(name) is None))
 PY
 )

@@ -121,6 +121,9 @@ def test_help_and_completion_know_the_magic(notebook: Kernel) -> None:
     ok(notebook, "%%experiment?", "%experiment?")
     assert {"%experiment", "%%experiment"} <= {match.strip() for match in notebook.complete("%experi")}
     assert "--drop-imports" in notebook.complete("%%experiment a --d")
+    ok(notebook, "loss_of_a = loss_of_b = 1")
+    assert "loss_of_b" in notebook.complete("%%experiment a --keep loss_of_a lo")
+    assert "--drop-imports" in notebook.complete("%%experiment a --keep loss_of_a --d")
 
 
 def test_the_python_interface_makes_the_same_scope(notebook: Kernel) -> None:

@@ -17,7 +17,7 @@ import torch
 
 import ipygpumem
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import running, snapshot
+from ipygpumem.estimating import lives, running, snapshot
 from tests.kernel import Kernel
 
 MODULE = """
@@ -440,6 +440,22 @@ def test_in_place_a_holder_that_nobody_knows_is_named(monkeypatch: pytest.Monkey
 
     found = ipygpumem.estimate(step)
     assert any("textwrap.kept" in note or "dict" in note for note in found.notes), found.notes
+
+
+def test_in_place_a_ctrl_c_that_strikes_as_a_tensor_is_noted_to_die_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(os, "fork")
+    died = lives.Log._gone
+
+    def struck(self: lives.Log, key: int, reference: Any) -> None:
+        died(self, key, reference)
+        signal.raise_signal(signal.SIGINT)
+        sum(range(3))
+
+    monkeypatch.setattr(lives.Log, "_gone", struck)
+    with pytest.raises(KeyboardInterrupt):
+        ipygpumem.estimate(lambda: float(torch.ones(3).sum().shape.numel()))
 
 
 def test_in_place_one_thing_that_cannot_be_put_back_does_not_keep_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,46 @@
+"""Keeps a Ctrl-C that strikes while objects die: CPython prints it and goes on.
+
+It does so with whatever a finaliser, the callback of a weak reference or one of the collector's raises. These are the
+first code in Python that runs after a long collection, so that is where a Ctrl-C that came during it is raised.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import TracebackType
+from typing import Any
+
+
+class kept:  # noqa: N801  # read as a word of the "with" statement
+    """A ``with`` block after which such a Ctrl-C is raised: for our own work, and not for code of the user's.
+
+    Raises:
+        KeyboardInterrupt: one struck where CPython would have lost it.
+    """
+
+    def __enter__(self) -> None:
+        self._struck = False
+        self._own: Any = None
+        self._earlier: Any = None
+        if threading.get_ident() == threading.main_thread().ident:  # Python raises it in no other thread
+            self._earlier, self._own = sys.unraisablehook, self._note
+            sys.unraisablehook = self._own
+
+    def _note(self, unraisable: Any) -> None:
+        kind = unraisable.exc_type
+        if threading.get_ident() == threading.main_thread().ident and type.__subclasscheck__(KeyboardInterrupt, kind):
+            self._struck = True
+        else:
+            self._earlier(unraisable)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._earlier is None:
+            return
+        if sys.unraisablehook is self._own:  # else somebody's finaliser has put another one there
+            sys.unraisablehook = self._earlier
+        self._own = self._earlier = None  # or this would be garbage itself
+        if self._struck and (kind is None or not issubclass(kind, KeyboardInterrupt)):
+            raise KeyboardInterrupt

@@ -1,0 +1,263 @@
+"""A Ctrl-C that strikes while objects die: CPython prints and forgets it, and our own work must not lose it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import signal
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import ipygpumem
+from ipygpumem import carried, interrupts, reclaim, statements, tracebacks
+from ipygpumem.fitting.fit import Fit, Options
+from ipygpumem.fitting.functions import fit_function
+from ipygpumem.garbage import Garbage
+from ipygpumem.meter import Meter
+from tests.fakes import FakeProbe
+from tests.kernel import Kernel
+from tests.steps import SharedKernel, works
+
+# -- the guard ------------------------------------------------------------------------------------------------
+
+
+class Cycle:
+    """An object that only a collection frees."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+class Plain:
+    """An object that dies with its last name."""
+
+
+def strike(_: object = None) -> None:
+    """Be struck by a Ctrl-C in here, as whatever Python code runs first is after a long collection."""
+    signal.raise_signal(signal.SIGINT)
+    sum(range(3))
+
+
+WATCHES: list[weakref.ref[Any]] = []
+
+
+def struck_when_it_dies(kind: Callable[[], Any] = Cycle) -> Any:
+    """Return an object at whose death a callback is struck by a Ctrl-C."""
+    item = kind()
+    WATCHES.append(weakref.ref(item, strike))
+    return item
+
+
+class StruckFinaliser(Cycle):
+    def __del__(self) -> None:
+        strike()
+
+
+def test_a_ctrl_c_in_a_weak_references_callback_or_a_finaliser_goes_on_after_the_block() -> None:
+    reached = []
+
+    def block(make: Callable[[], object]) -> None:
+        with interrupts.kept():
+            make()
+            gc.collect()
+            reached.append(make)
+
+    for make in (struck_when_it_dies, StruckFinaliser):
+        with pytest.raises(KeyboardInterrupt):
+            block(make)
+        assert reached.pop() is make
+
+
+def test_without_a_ctrl_c_nothing_is_raised_and_the_hook_of_others_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+
+    class Fails:
+        def __del__(self) -> None:
+            raise ValueError
+
+    with interrupts.kept():
+        Fails()
+    assert [item.exc_type for item in told] == [ValueError]
+    assert sys.unraisablehook == told.append
+
+
+def test_an_error_of_the_block_gives_way_to_the_ctrl_c_and_a_hook_that_came_meanwhile_stays() -> None:
+    earlier = sys.unraisablehook
+    others = list[Any]().append
+
+    def block() -> None:
+        with interrupts.kept():
+            struck_when_it_dies(Plain)
+            sys.unraisablehook = others
+            raise ValueError
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            block()
+        assert sys.unraisablehook is others
+    finally:
+        sys.unraisablehook = earlier
+
+
+# -- each place of ours where objects die ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def meter() -> Iterator[Meter]:
+    meter = Meter([FakeProbe()])
+    yield meter
+    meter.close()
+
+
+def collect(meter: Meter) -> None:
+    struck_when_it_dies()
+    Garbage().collect()
+
+
+def look_after_a_cell(meter: Meter) -> None:
+    struck_when_it_dies()
+    Garbage().cell_ended(0.0, 0.05, in_scope=True)
+
+
+def give_back(meter: Meter) -> None:
+    held = [struck_when_it_dies(Plain)]
+    reclaim.run_steps(meter, [("names", held.clear)], [])
+
+
+def measure_statements(meter: Meter) -> None:
+    struck_when_it_dies()
+    statements.measure(meter, [statements.Statement("1", compile("1", "<s>", "exec"))], {}, setup=None, repeats=1)
+
+
+def take_arrays_off(meter: Meter) -> None:
+    numpy = pytest.importorskip("numpy")
+    error = MemoryError(numpy.ones(1 << 20))
+    struck_when_it_dies()
+    carried.take_off(error, roots=[], through=[], least_bytes=1)
+
+
+def release_in_a_try(meter: Meter) -> None:
+    def train(n: int) -> None:
+        held = struck_when_it_dies(Plain)
+        if n > 2:
+            raise MemoryError(len(str(held)))
+
+    fit_function(train, Fit(Options().plan({"n": 8}), meter))
+
+
+def drop_a_result_that_was_too_large(meter: Meter) -> None:
+    probe = FakeProbe("cuda:0")
+    own = Meter([probe])
+
+    def train(n: int) -> object:
+        probe.spike(n)
+        return struck_when_it_dies(Plain) if n > 900 else None
+
+    with contextlib.closing(own):
+        fit_function(train, Fit(Options().plan({"n": 1000}), own, headroom=0.1))
+
+
+PLACES = (
+    collect,
+    look_after_a_cell,
+    give_back,
+    measure_statements,
+    take_arrays_off,
+    release_in_a_try,
+    drop_a_result_that_was_too_large,
+)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+def test_a_ctrl_c_that_strikes_a_callback_in_our_own_work_is_not_lost(
+    place: Callable[[Meter], None], meter: Meter
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        place(meter)
+
+
+# -- a Ctrl-C while an out-of-memory error is on its way out ----------------------------------------------------
+
+
+def test_a_ctrl_c_after_an_out_of_memory_error_is_an_interrupt_and_ends_an_autofit() -> None:
+    tries = []
+
+    def train(n: int) -> None:
+        tries.append(n)
+        try:
+            raise MemoryError
+        finally:
+            strike()
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        ipygpumem.autofit(train, n=8)
+    assert tries == [8]
+    assert tracebacks.classify(caught.value).kind == "interrupt"
+
+
+# -- in a kernel ----------------------------------------------------------------------------------------------
+
+SETUP = """
+import signal, weakref
+watches, runs = [], []
+def strike(_):
+    signal.raise_signal(signal.SIGINT)
+    sum(range(3))
+class Big:
+    def __init__(self): self.me = self
+class Plain: pass
+def struck(kind):
+    item = kind()
+    watches.append(weakref.ref(item, strike))
+    return item
+def fails(n):
+    held = struck(Plain)
+    if n > 2: raise MemoryError
+"""
+
+
+@pytest.fixture(scope="module")
+def shared_kernel() -> Iterator[SharedKernel]:
+    shared = SharedKernel("%reset -f", "%reload_ext ipygpumem\n" + SETUP)
+    yield shared
+    shared.close()
+
+
+@pytest.fixture
+def notebook(shared_kernel: SharedKernel) -> Kernel:
+    return shared_kernel.get()
+
+
+@pytest.mark.parametrize("kind", ["Big", "Plain"])
+@pytest.mark.parametrize("head", ["", "%%capture\n"])  # which runs a cell of its own, whose events lose it
+def test_a_ctrl_c_between_two_tries_ends_the_cell(notebook: Kernel, kind: str, head: str) -> None:
+    reply = notebook.run(f"%%autofit n=8\n{head}runs.append(n)\nheld = struck({kind})\nif n > 2: raise MemoryError")
+    assert (reply.error, notebook.value("runs")) == ("KeyboardInterrupt", [8])
+    assert "Exception ignored" not in reply.stderr
+
+
+@pytest.mark.parametrize("head", ["", "%%capture\n"])
+def test_a_ctrl_c_while_the_frames_of_a_try_are_released_ends_the_cell(notebook: Kernel, head: str) -> None:
+    reply = notebook.run(f"%%autofit n=8\n{head}runs.append(n)\nfails(n)")
+    assert (reply.error, notebook.value("runs")) == ("KeyboardInterrupt", [8])
+
+
+def test_a_ctrl_c_while_an_experiment_ends_is_raised_and_the_end_can_be_asked_for_again(notebook: Kernel) -> None:
+    works(notebook, "%experiment start a")
+    works(notebook, "held = struck(Plain)")
+    assert notebook.run("%experiment end").error == "KeyboardInterrupt"
+    works(notebook, "%experiment end")
+    assert notebook.value("'held' in globals()") is False
+
+
+def test_a_ctrl_c_while_a_cell_is_cleaned_up_after_stops_what_waits_behind_it(notebook: Kernel) -> None:
+    reply = notebook.run("struck(Big)\n1")
+    assert (reply.result, reply.status) == ("1", "error")
+    assert any("Ctrl-C came when the cell's code had ended" in text for text in reply.reports())
+    assert notebook.value("__import__('ipygpumem').history()[-1].success") is True
+    works(notebook, "1")

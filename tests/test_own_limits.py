@@ -1,0 +1,136 @@
+"""The limits that a process has by itself (``ulimit``): free memory is what they allow."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from ipygpumem.fitting.room import crowded_device
+from ipygpumem.model import Usage
+from ipygpumem.probes import host, own_limits
+from ipygpumem.probes.host import HostFigures
+from ipygpumem.reconcile.host import host_parts
+from ipygpumem.units import GIB, MIB, parse_bytes
+from tests.kernel import Kernel
+from tests.steps import works
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits a process's memory as Linux does")
+NAMES = pytest.mark.parametrize("name", ["RLIMIT_AS", "RLIMIT_DATA"])
+SET = """
+import resource
+def allow(name, more):
+    from ipygpumem.probes import own_limits
+    used = own_limits.used_bytes(name)
+    resource.setrlimit(getattr(resource, name), (used + more, -1))
+    return used + more
+"""
+
+
+def in_a_process(code: str) -> list[int]:
+    """Return what ``code``, in a process of its own, prints as JSON."""
+    done = subprocess.run([sys.executable, "-c", SET + code], capture_output=True, text=True, timeout=120, check=True)
+    found: list[int] = json.loads(done.stdout)
+    return found
+
+
+@NAMES
+def test_what_is_free_is_what_the_limit_leaves(name: str) -> None:
+    free, held, refused = in_a_process(f"""
+import json, psutil
+from ipygpumem.probes import host
+host.available_bytes()
+allow({name!r}, 512 << 20)
+free = host.available_bytes()
+block = bytearray(256 << 20)
+held = host.available_bytes()
+try:
+    more = bytearray(held + (1 << 20))
+    refused = 0
+except MemoryError:
+    refused = 1
+print(json.dumps([free, held, refused]))
+""")
+    assert 500 * MIB < free <= 512 * MIB
+    assert abs(free - held - 256 * MIB) < 4 * MIB
+    assert refused == 1
+
+
+def test_a_limit_on_the_address_space_is_the_total_from_the_next_reading_on() -> None:
+    before, after, bound = in_a_process("""
+import json
+from ipygpumem.probes.host import HostProbe
+probe = HostProbe()
+before = probe.read()[0].total_bytes
+bound = allow("RLIMIT_AS", 1 << 30)
+print(json.dumps([before, probe.read()[0].total_bytes, bound]))
+""")
+    assert after == bound < before
+
+
+def test_without_a_limit_there_is_none() -> None:
+    assert own_limits.limits() == []
+    assert host.available_bytes() > 0
+
+
+def test_headroom_is_a_share_of_what_the_process_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = Usage("cpu", 100, 100, 500, 24_000, "kernel")
+    monkeypatch.setattr(own_limits, "limits", lambda: [own_limits.Limit("RLIMIT_DATA", 1000, 100)])
+    assert crowded_device([used], 0.05, {}, host_available=900) is None
+    assert crowded_device([used], 0.51, {}, host_available=900) == "cpu"
+
+
+def test_what_is_free_but_above_the_limit_is_out_of_reach_in_the_table() -> None:
+    figures = HostFigures(10_000, 6000, 8000, 500, limit=own_limits.Limit("RLIMIT_AS", 2000, 800))
+    found = host_parts(figures, None, lambda ranges: [])
+    sizes = {part.name: part.size_bytes for part in found.parts if part.size_bytes}
+    assert (found.total_bytes, sum(sizes.values())) == (10_000, 10_000)
+    assert (sizes["free"], sizes["out of reach"]) == (1200, 4800)
+    assert "RLIMIT_AS" in next(part.advice for part in found.parts if part.name == "out of reach")
+    tighter = HostFigures(10_000, 600, 8000, 500, limit=own_limits.Limit("RLIMIT_AS", 2000, 800))
+    assert {part.name: part.size_bytes for part in host_parts(tighter, None, lambda ranges: []).parts}["free"] == 600
+
+
+# -- what is said ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def limited(kernel: Kernel) -> Kernel:
+    """A kernel that may have 512 MiB of address space more than it has."""
+    works(kernel, SET + "bound = allow('RLIMIT_AS', 512 << 20)")
+    return kernel
+
+
+def test_free_memory_is_what_the_limit_leaves_wherever_it_is_said(limited: Kernel) -> None:
+    reply = limited.run("bytearray(2 << 30)")
+    (recovered,) = reply.reports("recovery")
+    said = re.search(r"free: RAM ([\d.]+ \wiB)", recovered)
+    assert said is not None, recovered
+    assert 400 * MIB < parse_bytes(said[1]) <= 512 * MIB
+    (status,) = works(limited, "%gpumem status").reports("status")
+    row = re.search(r"^  free +([\d.]+ \wiB)", status, re.MULTILINE)
+    assert row is not None, status
+    assert parse_bytes(row[1]) <= 512 * MIB
+    assert re.search(r"^  out of reach +[\d.]+ \wiB +.*RLIMIT_AS", status, re.MULTILINE), status
+
+
+def test_an_autofit_that_fits_nothing_names_the_limit_and_contradicts_nothing(limited: Kernel) -> None:
+    reply = limited.run("%%autofit n=2\nimport numpy\nnumpy.ones(2 << 28)\nn")
+    needs = re.search(r"needs at least ([\d.]+ \wiB) of RAM, and (.*)$", reply.stderr.strip())
+    assert needs is not None, reply.stderr
+    assert parse_bytes(needs[1]) > 2 * GIB
+    assert re.fullmatch(r"RLIMIT_AS allows this process [\d.]+ \wiB of address space", needs[2])
+    assert "which has" not in reply.stderr
+
+
+@pytest.mark.parametrize(("asked", "has"), [(500, False), (1 << 50, True)])
+def test_an_autofit_says_how_much_a_device_has_only_where_that_is_too_little(
+    kernel: Kernel, asked: int, *, has: bool
+) -> None:
+    text = f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {asked} bytes"
+    said = kernel.run(f"%%autofit n=1\nraise RuntimeError({text!r})\nn").stderr
+    assert "needs at least" in said
+    assert ("of RAM, which has" in said) is has
