@@ -9,7 +9,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from tests.frontends.lab import Notebook, notebook
+from tests.frontends.lab import UNTIL, Notebook, notebook
 
 pytestmark = pytest.mark.frontends
 
@@ -145,14 +145,15 @@ def test_our_own_long_work_is_one_line_with_its_share(lab: Notebook, tmp_path: P
 
 
 def test_a_question_and_its_answer_stand_alone(lab: Notebook) -> None:
-    lab.open(notebook(LOAD + PAUSE, "pause(); name = input('who? '); pause()"))
+    lab.open(notebook(LOAD + PAUSE, UNTIL.format("seen a line") + "name = input('who? '); pause()"))
     lab.run(0)
     lab.enter(1)
     lab.press()
     lab.reports(1).get_by_text(LINE).wait_for()
+    lab.let("seen a line")
     box = lab.cell(1).locator(".jp-Stdin-input")
     box.wait_for()
-    assert lab.reports(1).count() == 0
+    lab.reports(1).wait_for(state="detached")
     box.fill("nobody")
     box.press("Enter")
     lab.wait(1)
