@@ -67,15 +67,14 @@ def test_the_frames_are_named(training: Kernel, figure: Callable[[str], None]) -
     text = recovery(reply)
     rows = [" ".join(line.split()) for line in text.splitlines()]
     expected = [
-        r"train \d+ model Tensor 128 × 1024 × 1024 float32 cuda:0 512 MiB",
-        r"train \d+ optimizer dict 1 array float32 cuda:0 512 MiB",
-        r"forward \d+ activations Tensor 64 × 1024 × 2048 float16 cuda:0 256 MiB",
+        r"512 MiB train \d+ model Tensor 128 × 1024 × 1024 float32 cuda:0",
+        r"512 MiB train \d+ optimizer dict 1 array float32 cuda:0",
+        r"256 MiB forward \d+ activations Tensor 64 × 1024 × 2048 float16 cuda:0",
     ]
-    for pattern in expected:
-        assert any(re.fullmatch(pattern, row) for row in rows), f"no {pattern!r} in\n{text}"
-    assert not any(row.startswith("forward ") and " batch " in row for row in rows), "one storage, listed twice"
-    listed = [row for row in rows if row.startswith(("train ", "forward "))]
-    assert [row.rsplit(" cuda:0 ", 1)[1] for row in listed] == ["512 MiB", "512 MiB", "256 MiB"]
+    listed = [row for row in rows if re.match(r"\d+ MiB (train|forward) ", row)]  # the batch is the model's storage
+    assert len(listed) == len(expected), f"one storage, listed twice, in\n{text}"
+    for pattern, row in zip(expected, listed, strict=True):
+        assert re.fullmatch(pattern, row), f"no {pattern!r} in\n{text}"
     figure(text.splitlines()[0])
 
 
