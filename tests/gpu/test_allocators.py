@@ -36,7 +36,7 @@ def test_a_cell_an_oom_and_an_experiment(other_allocator: Kernel, card: Card) ->
     run_ok(kernel, FAIL)
     reply = kernel.run("fail()")
     assert reply.error == "OutOfMemoryError"
-    assert size_after(rf"came back: [^·]*{DEVICE}", recovery(reply)) == 1024 * MIB
+    assert size_after(rf"came back: [^·\n]*{DEVICE}", recovery(reply)) == 1024 * MIB
     run_ok(
         kernel, "%%experiment some\nz = [torch.empty(100 << 20, dtype=torch.uint8, device='cuda') for _ in range(9)]"
     )

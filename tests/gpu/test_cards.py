@@ -118,7 +118,7 @@ def _pictures(kernel: Kernel, kept: dict[int, int]) -> None:
     (devices,) = run_ok(kernel, "%gpumem plot devices").reports("plot")
     for index, size in kept.items():
         assert f"cuda:{index}" in devices
-        assert f"{size} MiB tensors: other" in devices
+        assert f"tensors: other {size} MiB" in devices
         for picture in ("session", "cells"):
             (words,) = run_ok(kernel, f"%gpumem plot {picture} --device cuda:{index}").reports("plot")
             assert f"cuda:{index}" in words

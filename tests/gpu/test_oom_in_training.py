@@ -97,7 +97,7 @@ def test_what_the_notebooks_own_model_holds_stays(training: Kernel) -> None:
 def named(report: str) -> set[tuple[str, str]]:
     """Return function and name in each row of a recovery report's table."""
     rows = [line.split() for line in report.splitlines()]
-    return {(row[0], row[2]) for row in rows if len(row) > 2 and row[1].isdigit()}
+    return {(row[2], row[4]) for row in rows if len(row) > 4 and row[1] in ("MiB", "GiB") and row[3].isdigit()}
 
 
 LOADING = """

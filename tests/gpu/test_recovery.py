@@ -92,7 +92,7 @@ def test_the_memory_comes_back(training: Kernel, card: Card, figure: Callable[[s
     """After a CUDA OOM all that the failed call held is back, in the allocator and on the device."""
     live, used = allocated(training), card.settle()
     reply = training.run(CELL)
-    assert size_after(rf"came back: [^·]*{DEVICE}", recovery(reply)) == HELD
+    assert size_after(rf"came back: [^·\n]*{DEVICE}", recovery(reply)) == HELD
     assert allocated(training) == live
     left = card.used_bytes - used
     assert left <= ROUNDING
@@ -180,7 +180,7 @@ def test_an_interrupt_in_training(gpu_kernel: Kernel, figure: Callable[[str], No
     reply = gpu_kernel.run("done.clear(); train(10 ** 9)", interrupt_when="it trains")
     assert reply.error == "KeyboardInterrupt"
     assert gpu_kernel.value("len(done)") > 0
-    came_back = size_after(rf"came back: [^·]*{DEVICE}", recovery(reply))
+    came_back = size_after(rf"came back: [^·\n]*{DEVICE}", recovery(reply))
     assert came_back >= 4 * 64 * MIB
     assert allocated(gpu_kernel) == live
     figure(f"{format_bytes(came_back)} came back after {gpu_kernel.value('len(done)')} steps")
