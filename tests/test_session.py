@@ -256,7 +256,7 @@ def test_quiet_hides_no_error_and_no_growth_and_nothing_else_that_is_said(
     monkeypatch.undo()
     session.config.min_cell_seconds = 0.0
     told = content.note("a budget was crossed")
-    session.budgets.append(SimpleNamespace(cell_ended=lambda record: [told]))  # type: ignore[arg-type]  # a stand-in
+    session.budgets.append(SimpleNamespace(cell_ended=lambda number, usages: [told]))  # type: ignore[arg-type]  # a stand-in
     assert run_cell(session) == [told.headline]
     session.budgets.clear()
 
