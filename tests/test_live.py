@@ -281,3 +281,47 @@ def test_a_forked_child_of_a_long_cell_shows_nothing_and_both_end(notebook: Kern
     )
     assert notebook.value("code") == 3
     assert len(reply.displays) == 1
+
+
+# -- streams of the user's that pass on to the kernel's --------------------------------------------------------------
+
+PASSES_ON = """
+class PassesOn:
+    def __init__(self, stream): self.stream, self.lock, self.text = stream, threading.RLock(), ''
+    def __getattr__(self, name): return getattr(self.stream, name)
+    def write(self, text): self.text += text; return len(text)
+    def flush(self):
+        with self.lock:
+            self.stream.write(self.text); self.text = ''; self.stream.flush()
+kernels = sys.stdout
+"""
+
+
+def test_a_stream_of_the_users_that_passes_on_is_not_flushed_in_the_kernels_thread(notebook: Kernel) -> None:
+    notebook.run(f"{PASSES_ON}\nsys.stdout = PassesOn(kernels)")
+    reply = notebook.run(
+        "flushed = []\nPassesOn.flush = lambda self: flushed.append(threading.current_thread().name)\n"
+        "ticks(4)\nsys.stdout = kernels",
+        browser=True,
+    )
+    assert live_lines(reply)
+    assert "IOPub" not in notebook.value("flushed")
+
+
+def test_the_report_comes_after_the_text_that_a_stream_of_the_users_holds(notebook: Kernel) -> None:
+    notebook.run(f"{PASSES_ON}\nsys.stdout = PassesOn(kernels)")
+    reply = notebook.run("print('held')", browser=True)
+    notebook.run("sys.stdout = kernels")
+    assert reply.order == ["held\n", "report"]
+
+
+def test_the_report_comes_after_text_that_is_just_being_sent(notebook: Kernel) -> None:
+    notebook.run(
+        "buffers, flushes = sys.stdout._flush_buffers, threading.Event()\n"
+        "def slowly():  # as very large text is made a message of\n"
+        "    for item in buffers():\n        flushes.set(); time.sleep(1); yield item\n"
+        "sys.stdout._flush_buffers = slowly"
+    )
+    reply = notebook.run("print('large'); _ = flushes.wait()", browser=True)
+    notebook.run("del sys.stdout._flush_buffers")
+    assert reply.order == ["large\n", "report"]

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ipygpumem.notebook.displays import is_watched, shows_updates
+from ipygpumem.notebook.displays import is_kernels, is_watched, shows_updates
 from ipygpumem.notebook.ticker import say_failed
 
 _DELIMITER = b"<IDS|MSG>"
@@ -149,7 +149,7 @@ class Wire:
 
         def after_the_users() -> None:
             for stream in (sys.stdout, sys.stderr):
-                if getattr(stream, "pub_thread", None) is self._thread:
+                if is_kernels(stream) and getattr(stream, "pub_thread", None) is self._thread:
                     stream.flush()  # in this thread it does not wait, and its message waits to be sent
             self._thread.schedule(functools.partial(self._guarded, function))
 
