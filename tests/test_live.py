@@ -325,3 +325,22 @@ def test_the_report_comes_after_text_that_is_just_being_sent(notebook: Kernel) -
     reply = notebook.run("print('large'); _ = flushes.wait()", browser=True)
     notebook.run("del sys.stdout._flush_buffers")
     assert reply.order == ["large\n", "report"]
+
+
+@pytest.mark.parametrize(
+    ("code", "kinds"), [("1", ["result", "display"]), ("ticks(3)", ["display"]), ("1 / 0", ["error", "display"])]
+)
+def test_a_ctrl_c_while_the_report_is_on_its_way_is_told_in_it_and_leaves_no_live_line(
+    notebook: Kernel, code: str, kinds: list[str]
+) -> None:
+    notebook.run(
+        "import signal\nstruck = []\n"
+        "def strike(message):\n"
+        "    if not struck:\n        struck.append(True); signal.raise_signal(signal.SIGINT); sum(range(3))\n"
+        "    return message"
+    )
+    reply = notebook.run(f"get_ipython().display_pub.register_hook(strike); {code}", browser=True)
+    assert notebook.run("get_ipython().display_pub.unregister_hook(strike)").result == "True"
+    assert (reply.status, reply.kinds) == ("error", kinds)
+    assert reply.displays[-1]["data"]["text/plain"].startswith("cell ")
+    assert "Error in callback" not in reply.stdout

@@ -208,6 +208,8 @@ class Place:
         """Somebody has asked for it to be shown."""
         self._is_shown = False
         self._is_gone = False
+        self._is_left = False
+        """It is there still for a report to replace it."""
         self.id = f"ipygpumem-{os.urandom(16).hex()}"
 
     def draw(self, html: str, kind: str) -> None:
@@ -244,21 +246,24 @@ class Place:
         self._wire.send("update_display_data", self._content({}, {}), self._parent)
 
     def close(self, *, replace: bool) -> str | None:
-        """Be drawn no more; return the display's id if it is there still, to be replaced, or be gone."""
-        kept: list[str] = []
+        """Be drawn no more; return the display's id if it is there still, to be replaced, or be gone.
+
+        It may be called again, after an interrupt.
+        """
         done = threading.Event()
 
         def close() -> None:
             try:
                 is_alone = self._wire.is_alone(self._request, self)
-                if self._is_shown and not self._is_gone and replace and (is_alone or self._is_last):
-                    kept.append(self.id)
-                elif self._is_shown and not self._is_gone:
+                is_there = self._is_shown and (self._is_left or not self._is_gone)
+                self._is_left = is_there and replace and (is_alone or self._is_last)
+                if is_there and not self._is_left:
+                    self._is_gone = False
                     self.give_way(wait=False) if is_alone else self._empty()
                 self._is_gone = True
             finally:
                 done.set()
 
-        if self._is_drawn and self._wire.call(close):
-            done.wait(_PATIENCE_SECONDS)
-        return kept[0] if kept else None
+        if self._is_drawn and self._wire.call(close) and not done.wait(_PATIENCE_SECONDS):
+            replace = False  # by then the report has a display of its own
+        return self.id if self._is_left else None
