@@ -254,10 +254,8 @@ class Session:
             except KeyboardInterrupt:  # what the cell cost is known all the same
                 cell.interrupted = True
         usages = self.meter.stop(cell.measurement)
-        now, source = (
-            {usage.device: usage.after_bytes for usage in usages},
-            text_of(getattr(cell.info, "raw_cell", None)),
-        )
+        now = {usage.device: usage.after_bytes for usage in usages}
+        source = text_of(getattr(cell.info, "raw_cell", None))
         return CellRecord(
             execution_count=number,
             cell_id=getattr(cell.info, "cell_id", None),

@@ -87,14 +87,18 @@ class Wire:
         return self._unfinished.get(request, False)
 
     def place(self, *, is_last: bool = False) -> Place | None:
-        """Return a place in the outputs of the cell in whose context this is asked; None if it has shown something.
+        """Return a place in the outputs of the cell in whose context this is asked.
+
+        None if it has shown something, if its output is captured, or if this kernel's messages cannot be seen.
 
         Args:
             is_last: the cell's code is over, and what follows will take the place: it may come after other outputs.
         """
         parent = self._parent()
+        if self._send is None or self._has_failed or not parent.get("msg_id"):
+            return None
         may_follow = is_last and is_watched(self._shell) and shows_updates(self._shell)
-        return Place(self, parent, is_last=may_follow) if may_follow or parent.get("msg_id") in self._silent else None
+        return Place(self, parent, is_last=may_follow) if may_follow or parent["msg_id"] in self._silent else None
 
     def _parent(self) -> dict[str, Any]:
         found: dict[str, Any] = getattr(self._shell.display_pub, "parent_header", {})  # none where it is captured
