@@ -112,5 +112,6 @@ def test_a_search_for_the_holders_of_few_tells_each_look_although_the_collector_
     explain([("numpy", id(array))], heap, Roots(), progress=told.append)
     heap.drop()
     assert told == sorted(told)
-    assert len(set(told)) >= 5
+    first = 0.6 / 2  # who refers to the array itself: it is not tracked, so all of the heap is passed over
+    assert len({share for share in told if share > first}) >= 4
     assert len(deep) == 1
