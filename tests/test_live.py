@@ -281,3 +281,85 @@ def test_a_forked_child_of_a_long_cell_shows_nothing_and_both_end(notebook: Kern
     )
     assert notebook.value("code") == 3
     assert len(reply.displays) == 1
+
+
+# -- streams of the user's that pass on to the kernel's --------------------------------------------------------------
+
+PASSES_ON = """
+class PassesOn:
+    def __init__(self, stream): self.stream, self.lock, self.text = stream, threading.RLock(), ''
+    def __getattr__(self, name): return getattr(self.stream, name)
+    def write(self, text): self.text += text; return len(text)
+    def flush(self):
+        with self.lock:
+            self.stream.write(self.text); self.text = ''; self.stream.flush()
+kernels = sys.stdout
+"""
+
+
+def test_a_stream_of_the_users_that_passes_on_is_not_flushed_in_the_kernels_thread(notebook: Kernel) -> None:
+    notebook.run(f"{PASSES_ON}\nsys.stdout = PassesOn(kernels)")
+    reply = notebook.run(
+        "flushed = []\nPassesOn.flush = lambda self: flushed.append(threading.current_thread().name)\n"
+        "ticks(4)\nsys.stdout = kernels",
+        browser=True,
+    )
+    assert live_lines(reply)
+    assert "IOPub" not in notebook.value("flushed")
+
+
+def test_the_report_comes_after_the_text_that_a_stream_of_the_users_holds(notebook: Kernel) -> None:
+    notebook.run(f"{PASSES_ON}\nsys.stdout = PassesOn(kernels)")
+    reply = notebook.run("print('held')", browser=True)
+    notebook.run("sys.stdout = kernels")
+    assert reply.order == ["held\n", "report"]
+
+
+def test_the_report_comes_after_text_that_is_just_being_sent(notebook: Kernel) -> None:
+    notebook.run(
+        "buffers, flushes = sys.stdout._flush_buffers, threading.Event()\n"
+        "def slowly():  # as very large text is made a message of\n"
+        "    for item in buffers():\n        flushes.set(); time.sleep(1); yield item\n"
+        "sys.stdout._flush_buffers = slowly"
+    )
+    reply = notebook.run("print('large'); _ = flushes.wait()", browser=True)
+    notebook.run("del sys.stdout._flush_buffers")
+    assert reply.order == ["large\n", "report"]
+
+
+@pytest.mark.parametrize(
+    ("code", "kinds"), [("1", ["result", "display"]), ("ticks(3)", ["display"]), ("1 / 0", ["error", "display"])]
+)
+def test_a_ctrl_c_while_the_report_is_on_its_way_is_told_in_it_and_leaves_no_live_line(
+    notebook: Kernel, code: str, kinds: list[str]
+) -> None:
+    notebook.run(
+        "import signal\nstruck = []\n"
+        "def strike(message):\n"
+        "    if not struck:\n        struck.append(True); signal.raise_signal(signal.SIGINT); sum(range(3))\n"
+        "    return message"
+    )
+    reply = notebook.run(f"get_ipython().display_pub.register_hook(strike); {code}", browser=True)
+    assert notebook.run("get_ipython().display_pub.unregister_hook(strike)").result == "True"
+    assert (reply.status, reply.kinds) == ("error", kinds)
+    assert reply.displays[-1]["data"]["text/plain"].startswith("cell ")
+    assert "Error in callback" not in reply.stdout
+
+
+def test_where_output_is_captured_for_good_our_own_work_at_a_cells_end_shows_nothing(kernel: Kernel) -> None:
+    kernel.run(
+        "%load_ext ipygpumem\nfrom IPython.core.displaypub import CapturingDisplayPublisher\n"
+        "from ipygpumem.notebook import live\nfrom ipygpumem.notebook.session import current_session\n"
+        "live._WORK_SECONDS, session, shell = 0.0, current_session(), get_ipython()\n"
+        "give_back, tell, publisher = session._give_back, session._tell, shell.display_pub\n"
+        "def works(*words):\n"
+        "    with session.live.work('our own') as progress:\n        progress(0.5)\n"
+        "    return give_back(*words)\n"
+        "def releases(*words):\n    shell.display_pub = publisher\n    tell(*words)\n"
+    )
+    reply = kernel.run(
+        "session._give_back, session._tell, shell.display_pub = works, releases, CapturingDisplayPublisher()",
+        browser=True,
+    )
+    assert "steps aside" not in reply.stderr
+    assert reply.reports("cell")

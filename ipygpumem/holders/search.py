@@ -209,6 +209,7 @@ class _Search:
             level = self._next(level, rest)
             solved = sum(id(target) in self._towards for target in self._targets)
             done = max((1.0 + done) / 2, solved / len(self._targets))
+            progress(done)  # the collector looks for those that refer to few, and tells of nothing
         # An output, the last error or a module may hold what a variable holds too, by a longer path: that is no leak.
         for number, place, key in sorted(self._others, key=lambda other: (other[0], other[1].order)):
             if self._is_open(key):

@@ -1,8 +1,9 @@
-"""Who looks at the outputs of a running cell."""
+"""Who looks at the outputs of a running cell, and the streams that lead there."""
 
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any
 
 _JUPYTER_CLIENT_ID = re.compile(r"[0-9a-f]+-[0-9a-f]+_\d+_\d+")
@@ -23,3 +24,12 @@ def shows_updates(shell: Any) -> bool:
     JavaScript are UUIDs.
     """
     return not _JUPYTER_CLIENT_ID.fullmatch(shell.kernel.get_parent("shell")["header"]["msg_id"])
+
+
+def is_kernels(stream: Any) -> bool:
+    """Whether ``stream`` is the kernel's own, and nothing of a user's that passes on to it.
+
+    What passes on may have all of its attributes, and yet hold text of its own, or a lock that is held by who waits for
+    the kernel's thread.
+    """
+    return type(stream) is getattr(sys.modules.get("ipykernel.iostream"), "OutStream", None)

@@ -167,12 +167,23 @@ class Session:
             self.meter.drop(cell.measurement)
             reports += [content.interrupted_exit(item.name) for item in cell.ending if item in self.open]
         finally:
-            if cell.interrupted:
-                reports += self._interrupted(result)
-            self.screen.show(reports, place=self.live.end(cell, replace=bool(reports)))
+            self._tell(cell, result, reports)
             if self.wire is not None and not cell.nested:
                 self.wire.cell_ends()
             self.subscribers.deliver()
+
+    def _tell(self, cell: Cell, result: Any, reports: list[content.Report]) -> None:
+        """Show what there is to say of a cell, in spite of a Ctrl-C: it may wait long for much output of the cell's."""
+        place = None
+        for _ in range(2):
+            if cell.interrupted:
+                reports += self._interrupted(result)
+            try:
+                place = self.live.end(cell, replace=bool(reports)) or place
+                self.screen.show(reports, place=place)
+                break
+            except KeyboardInterrupt:
+                cell.interrupted = True
 
     def _give_back(self, cell: Cell, number: int | None, error: BaseException | None, here: list[Experiment]) -> None:
         """Release what the cell's error holds, and end the experiments that end with the cell."""

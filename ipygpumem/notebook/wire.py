@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ipygpumem.notebook.displays import is_watched, shows_updates
+from ipygpumem.notebook.displays import is_kernels, is_watched, shows_updates
 from ipygpumem.notebook.ticker import say_failed
 
 _DELIMITER = b"<IDS|MSG>"
@@ -87,14 +87,18 @@ class Wire:
         return self._unfinished.get(request, False)
 
     def place(self, *, is_last: bool = False) -> Place | None:
-        """Return a place in the outputs of the cell in whose context this is asked; None if it has shown something.
+        """Return a place in the outputs of the cell in whose context this is asked.
+
+        None if it has shown something, if its output is captured, or if this kernel's messages cannot be seen.
 
         Args:
             is_last: the cell's code is over, and what follows will take the place: it may come after other outputs.
         """
         parent = self._parent()
+        if self._send is None or self._has_failed or not parent.get("msg_id"):
+            return None
         may_follow = is_last and is_watched(self._shell) and shows_updates(self._shell)
-        return Place(self, parent, is_last=may_follow) if may_follow or parent.get("msg_id") in self._silent else None
+        return Place(self, parent, is_last=may_follow) if may_follow or parent["msg_id"] in self._silent else None
 
     def _parent(self) -> dict[str, Any]:
         found: dict[str, Any] = getattr(self._shell.display_pub, "parent_header", {})  # none where it is captured
@@ -149,7 +153,7 @@ class Wire:
 
         def after_the_users() -> None:
             for stream in (sys.stdout, sys.stderr):
-                if getattr(stream, "pub_thread", None) is self._thread:
+                if is_kernels(stream) and getattr(stream, "pub_thread", None) is self._thread:
                     stream.flush()  # in this thread it does not wait, and its message waits to be sent
             self._thread.schedule(functools.partial(self._guarded, function))
 
@@ -208,6 +212,8 @@ class Place:
         """Somebody has asked for it to be shown."""
         self._is_shown = False
         self._is_gone = False
+        self._is_left = False
+        """It is there still for a report to replace it."""
         self.id = f"ipygpumem-{os.urandom(16).hex()}"
 
     def draw(self, html: str, kind: str) -> None:
@@ -244,21 +250,24 @@ class Place:
         self._wire.send("update_display_data", self._content({}, {}), self._parent)
 
     def close(self, *, replace: bool) -> str | None:
-        """Be drawn no more; return the display's id if it is there still, to be replaced, or be gone."""
-        kept: list[str] = []
+        """Be drawn no more; return the display's id if it is there still, to be replaced, or be gone.
+
+        It may be called again, after an interrupt.
+        """
         done = threading.Event()
 
         def close() -> None:
             try:
                 is_alone = self._wire.is_alone(self._request, self)
-                if self._is_shown and not self._is_gone and replace and (is_alone or self._is_last):
-                    kept.append(self.id)
-                elif self._is_shown and not self._is_gone:
+                is_there = self._is_shown and (self._is_left or not self._is_gone)
+                self._is_left = is_there and replace and (is_alone or self._is_last)
+                if is_there and not self._is_left:
+                    self._is_gone = False
                     self.give_way(wait=False) if is_alone else self._empty()
                 self._is_gone = True
             finally:
                 done.set()
 
-        if self._is_drawn and self._wire.call(close):
-            done.wait(_PATIENCE_SECONDS)
-        return kept[0] if kept else None
+        if self._is_drawn and self._wire.call(close) and not done.wait(_PATIENCE_SECONDS):
+            replace = False  # by then the report has a display of its own
+        return self.id if self._is_left else None
