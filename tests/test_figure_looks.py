@@ -95,6 +95,24 @@ def test_the_bars_of_many_cells_stand_for_several_each() -> None:
     assert any(text.get_text() == "100 cells" for text in alone.texts)
 
 
+@pytest.mark.parametrize("kept", [6 * 2**20, -3 * 2**20])
+def test_what_an_experiment_gave_back_ends_where_its_consumption_did_also_if_it_kept_less_than_nothing(
+    kept: int,
+) -> None:
+    _, runs = split(made_up(30, gpus=0))
+    (usage,) = runs[0].usages
+    usage = dataclasses.replace(usage, after_bytes=usage.before_bytes + kept)
+    consumed = usage.peak_delta_bytes
+    run = dataclasses.replace(
+        runs[0], usages=(usage,), consumed={usage.device: consumed}, reclaimed={usage.device: consumed - kept}
+    )
+    axes = experiments.draw([run]).axes[1]
+    ((left, right, *_),) = drawn(axes, color=picture.GIVEN_BACK)
+    assert (left, right) == (kept, consumed)
+    ((left, right, *_),) = drawn(axes, color=picture.IN_USE)
+    assert (left, right) == (min(0, kept), max(0, kept))
+
+
 # -- labels -------------------------------------------------------------------------------------------------------
 
 
