@@ -19,7 +19,7 @@ from matplotlib.colors import to_rgba
 
 from ipygpumem.model import CellRecord, ExperimentRecord
 from ipygpumem.reports.figures import cells, experiments, fonts, picture, session
-from tests.test_figures import made_up, split
+from tests.test_figures import made_up, made_up_experiment, split
 
 NAMES = ("baseline", "bs=128", "a name that is longer than most bars are", "x")
 
@@ -95,6 +95,24 @@ def test_the_bars_of_many_cells_stand_for_several_each() -> None:
     assert any(text.get_text() == "100 cells" for text in alone.texts)
 
 
+@pytest.mark.parametrize("kept", [6 * 2**20, -3 * 2**20])
+def test_what_an_experiment_gave_back_ends_where_its_consumption_did_also_if_it_kept_less_than_nothing(
+    kept: int,
+) -> None:
+    _, runs = split(made_up(30, gpus=0))
+    (usage,) = runs[0].usages
+    usage = dataclasses.replace(usage, after_bytes=usage.before_bytes + kept)
+    consumed = usage.peak_delta_bytes
+    run = dataclasses.replace(
+        runs[0], usages=(usage,), consumed={usage.device: consumed}, reclaimed={usage.device: consumed - kept}
+    )
+    axes = experiments.draw([run]).axes[1]
+    ((left, right, *_),) = drawn(axes, color=picture.GIVEN_BACK)
+    assert (left, right) == (kept, consumed)
+    ((left, right, *_),) = drawn(axes, color=picture.IN_USE)
+    assert (left, right) == (min(0, kept), max(0, kept))
+
+
 # -- labels -------------------------------------------------------------------------------------------------------
 
 
@@ -131,6 +149,22 @@ def test_a_label_is_within_its_band_or_wholly_beside_it(number: int, seed: int) 
             inside = start - slack <= left and right <= end + slack
             assert inside or right <= start + slack or left >= end - slack, text
     assert named
+
+
+def test_experiments_one_after_the_other_that_are_shorter_than_their_names_have_them_in_rows_of_their_own() -> None:
+    records, _ = split(made_up(12, gpus=0))
+    runs = [made_up_experiment(f"learning rate {number}", [records[number]], {}) for number in (4, 5, 6)]
+    figure = session.draw(
+        [dataclasses.replace(item, duration_seconds=300.0) for item in records[:4]] + records[4:], runs
+    )
+    strip = figure.axes[0]
+    bars = [patch.get_bbox() for patch in strip.patches]
+    found = {text: (left, middle) for text, left, _, middle in strip_texts(figure) if text.startswith("l")}
+    assert list(found) == [run.name for run in runs]
+    for bar, (left, middle) in zip(bars, found.values(), strict=True):
+        assert min(bar.y0, bar.y1) < middle < max(bar.y0, bar.y1)
+        assert left >= bar.x1
+    assert len({middle for _, middle in found.values()}) == 3
 
 
 def test_in_a_dense_strip_no_number_leaves_it() -> None:

@@ -77,7 +77,7 @@ def card(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 def found_with(card: FakeNvml, storages: list[Storage] | None = None) -> findings.Findings:
     probe = CachingAllocatorProbe(CUDA, Nvml())
     try:
-        return findings.reconcile(read(probe), None if storages is None else (lambda: storages))
+        return findings.reconcile(lambda: read(probe), None if storages is None else (lambda: storages))
     finally:
         probe.close()
 
@@ -207,7 +207,7 @@ def test_cards_are_shown_before_torch_has_used_one(driver: FakeNvml, monkeypatch
     monkeypatch.setitem(sys.modules, "torch", None)
     driver.processes["GPU-a"] = [SimpleNamespace(pid=-7, usedGpuMemory=300)]
     driver.processes["GPU-b"] = [SimpleNamespace(pid=os.getpid(), usedGpuMemory=200)]  # CuPy's or JAX's
-    first, second = findings.reconcile({}).reconciliations
+    first, second = findings.reconcile(dict).reconciliations
     assert (first.device, second.device) == ("nvml:0", "nvml:1")
     assert sizes(first) == {"process -7": 300, "unknown": 400, "free": 300}
     assert first.notes == ("card GPU-a, by the driver's numbers: not used by this process yet",)
@@ -220,7 +220,7 @@ def test_where_processes_are_hidden_nothing_is_claimed_of_this_one(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     driver.processes["GPU-a"] = [SimpleNamespace(pid=7, usedGpuMemory=None)]
-    first, _ = findings.reconcile({}).reconciliations
+    first, _ = findings.reconcile(dict).reconciliations
     assert first.notes[0].endswith("whether this process uses it the driver does not tell")
 
 
@@ -254,7 +254,7 @@ def test_a_context_that_torch_has_but_the_driver_hides_is_not_anothers(card: Fak
     sys.modules["torch"].cuda._library.reserved[0] = 0  # type: ignore[attr-defined]  # the fake's own
     sys.modules["torch"].cuda.memory_snapshot = list  # type: ignore[attr-defined]
     card.processes["GPU-uuid-0"] = [SimpleNamespace(pid=-7, usedGpuMemory=300)]
-    (found,) = findings.reconcile(read(probe)).reconciliations
+    (found,) = findings.reconcile(lambda: read(probe)).reconciliations
     probe.close()
     assert "process -7" not in sizes(found)
     assert "process ids are hidden" in found.parts[-2].advice
@@ -270,7 +270,7 @@ def test_whatever_fails_is_named_and_the_rest_is_told(
     monkeypatch.setattr(findings, name, fail)
     host, probe = HostProbe(), CachingAllocatorProbe(CUDA, Nvml())
     readings = {**read(probe), "cpu": host.read(detail=True)[0]}
-    result = findings.reconcile(readings)
+    result = findings.reconcile(lambda: readings)
     host.close()
     probe.close()
     assert "ValueError: out of order" in result.failures.values()
@@ -285,7 +285,7 @@ def test_a_driver_that_fails_half_way_is_named(driver: FakeNvml, monkeypatch: py
 
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setattr(driver, "nvmlDeviceGetCount", fail)
-    assert findings.reconcile({}).failures == {"NVML": "NVMLError: Unknown Error"}
+    assert findings.reconcile(dict).failures == {"NVML": "NVMLError: Unknown Error"}
 
 
 def test_this_machines_ram_is_summed_exactly_with_arrays_by_kind() -> None:
@@ -293,7 +293,7 @@ def test_this_machines_ram_is_summed_exactly_with_arrays_by_kind() -> None:
     untouched = np.zeros(64 * MIB, dtype=np.uint8)
     host = HostProbe()
     storages = list(findings.storages_of([(block, "other"), (block[5:], "other"), (untouched, "buffer")]))
-    result = findings.reconcile({"cpu": host.read(detail=True)[0]}, lambda: storages)
+    result = findings.reconcile(lambda: {"cpu": host.read(detail=True)[0]}, lambda: storages)
     host.close()
     found = next(item for item in result.reconciliations if item.device == "cpu")
     assert len(storages) == 2
@@ -301,6 +301,21 @@ def test_this_machines_ram_is_summed_exactly_with_arrays_by_kind() -> None:
     if "arrays: other" in known:  # where the kernel tells which pages are there
         assert known["arrays: other"] == 64 * MIB
         assert (known.get("arrays: buffer") or 0) < 4 * MIB
+
+
+def test_what_is_in_use_is_read_once_the_objects_have_been_looked_at_as_its_parts_are() -> None:
+    kept = []
+
+    def look() -> list[Storage]:
+        kept.append(np.ones(64 * MIB, dtype=np.uint8))
+        return []
+
+    host = HostProbe()
+    result = findings.reconcile(lambda: {"cpu": host.read(detail=True)[0]}, look)
+    host.close()
+    found = next(item for item in result.reconciliations if item.device == "cpu")
+    own = ("this process", "shared memory", "libraries and mapped files")
+    assert sum(sizes(found).get(name) or 0 for name in own) - result.readings["cpu"].current_bytes < 32 * MIB
 
 
 # -- storages -------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from ipygpumem import reclaim
 from ipygpumem.errors import ExperimentError, said
 from ipygpumem.holders.freeing import steps_that_free
 from ipygpumem.inventory.survey import kinds_of_objects
-from ipygpumem.model import Reading, ReclaimStep
+from ipygpumem.model import ReclaimStep
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.session import Session
 from ipygpumem.reconcile import findings
@@ -66,16 +66,16 @@ def status(session: Session) -> list[content.Report]:
         f"{content.count(len(session.experiments), 'experiment')} measured"
     )
     lines = [_describe(experiment) for experiment in session.open] or ["no experiment is open"]
-    readings, found = reconcile(session)
+    found = reconcile(session)
     lines += [f"{probe} cannot be read: {error}" for probe, error in session.meter.failures.items()]
     lines += [f"{source} cannot be told: {error}" for source, error in found.failures.items()]
-    return [status_report(headline, lines, readings.values(), found.reconciliations)]
+    return [status_report(headline, lines, found.readings.values(), found.reconciliations)]
 
 
-def reconcile(session: Session) -> tuple[dict[str, Reading], findings.Findings]:
+def reconcile(session: Session) -> findings.Findings:
     """Return each device's memory now, and the parts that it consists of."""
-    readings = session.meter.now(detail=True)
-    return readings, findings.reconcile(readings, lambda: findings.storages_of(kinds_of_objects()))
+    read = functools.partial(session.meter.now, detail=True)
+    return findings.reconcile(read, lambda: findings.storages_of(kinds_of_objects()))
 
 
 def experiment_status(session: Session, words: list[str]) -> list[content.Report]:

@@ -123,7 +123,7 @@ def of_devices(found: Sequence[Reconciliation], device: str | None) -> Picture:
 
 def reconciliations(session: Session) -> list[Reconciliation]:
     """Return what each device's memory consists of now."""
-    return list(actions.reconcile(session)[1].reconciliations)
+    return list(actions.reconcile(session).reconciliations)
 
 
 def _last(records: Sequence[Any], number: int, what: str) -> Sequence[Any]:

@@ -36,6 +36,7 @@ _MANY_GAPS = 0.1
 class Findings:
     """What was found out, and what could not be."""
 
+    readings: Mapping[str, Reading] = field(default_factory=dict)
     reconciliations: list[Reconciliation] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
     """What could not be asked, and the error."""
@@ -49,28 +50,31 @@ class Findings:
             return otherwise
 
 
-def reconcile(readings: Mapping[str, Reading], look: Callable[[], Iterable[Storage]] | None = None) -> Findings:
-    """Return what each device's memory consists of; never raises, but names what fails.
+def reconcile(
+    read: Callable[[], Mapping[str, Reading]], look: Callable[[], Iterable[Storage]] | None = None
+) -> Findings:
+    """Return what each device's memory consists of; never raises unless ``read`` does, but names what fails.
 
     Args:
-        readings: each device as the meter has just read it, with detail.
+        read: reads each device, with detail; called after ``look``, which takes memory itself.
         look: returns the storages of the tensors and arrays that Python holds, each once; None if nobody looks.
     """
     findings = Findings()
     held: list[Storage] | None = None
     if look is not None:
         held = findings.attempt("tensors and arrays", lambda: list(look()), None)
+    findings.readings = read()
     blocks: dict[str, Snapshot] = {}
     for backend in ("cuda", "xpu"):
         none: dict[str, Snapshot] = {}
         blocks |= findings.attempt(f"allocator of {backend}", functools.partial(snapshots, backend), none)
     nvml = Nvml()
-    for device, reading in readings.items():
+    for device, reading in findings.readings.items():
         ask = functools.partial(_device, nvml, reading, blocks.get(device), held)
         if device == "cpu":
             ask = functools.partial(_host, reading, held)
         findings.reconciliations += findings.attempt(device, ask, [])
-    if not any(device.startswith("cuda:") for device in readings):
+    if not any(device.startswith("cuda:") for device in findings.readings):
         findings.reconciliations += findings.attempt("NVML", functools.partial(_cards, nvml), [])
     findings.attempt("NVML", nvml.close, None)
     return findings

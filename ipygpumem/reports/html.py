@@ -63,6 +63,8 @@ _GAP = 1.1
 _HEAD = "; font-weight: 500; opacity: 0.75"
 _WIDE = 24
 """Letters of a column from which on it takes what is left of a line, and folds."""
+_BESIDE = 11
+"""The same for the second column, which folds beside the first one rather than leave it alone; it takes most."""
 _DEEP = 14
 """Letters of a first column under which nothing stands any more: what goes on begins a little to the right."""
 _NAME = f'<code style="{_CODE}; background: transparent; padding: 0; overflow-wrap: break-word">{{}}</code>'
@@ -137,8 +139,8 @@ def _table(table: Table, *, bars: bool) -> str:
     grid = [list(map(clean, row)) for row in (table.columns, *table.rows)]
     letters = [max(map(columns, texts)) for texts in zip(*grid, strict=True)]
     looks = [
-        _look(size, number=name in table.numbers, code=name in table.code)
-        for name, size in zip(table.columns, letters, strict=True)
+        _look(size, number=name in table.numbers, code=name in table.code, is_second=place == 1)
+        for place, (name, size) in enumerate(zip(table.columns, letters, strict=True))
     ]
     drawn = [[escape(text) for text in row] for row in grid]
     if bars and table.curves:
@@ -163,14 +165,23 @@ def _em(letters: float, more: float = 0) -> str:
     return f"{letters * _LETTER + more:.4g}em"
 
 
-def _look(letters: int, *, number: bool, code: bool) -> tuple[str, str, str]:
+def _look(letters: int, *, number: bool, code: bool, is_second: bool) -> tuple[str, str, str]:
     """Return a column's width, its side, and more of its style."""
     font = f"; white-space: pre-wrap; {_CODE}" if code else ""
     if number:
         return f"0 0 {_em(letters)}", "right", f"; white-space: nowrap{font}"
     # Letters are narrower than digits, but not by the same in all fonts.
+<<<<<<< HEAD
     least = _em(min(letters if code else 0.9 * letters, _WIDE))
     return f"1 1 {least}", "left", f"; max-width: {_em(letters)}; min-width: 0; overflow-wrap: anywhere{font}"
+=======
+    least = min(letters if code else 0.9 * letters, _BESIDE if is_second else _WIDE)
+    return (
+        f"{9 if is_second else 1} 1 {least:.3g}ch",
+        "left",
+        f"; max-width: {letters}ch; min-width: 0; overflow-wrap: anywhere{font}",
+    )
+>>>>>>> trial
 
 
 def _row(row: Sequence[str], looks: Sequence[tuple[str, str, str]], indent: str, *, is_head: bool) -> str:

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from PIL import Image, ImageStat
 
+from ipygpumem.reports import html
+from ipygpumem.reports.bars import Bar
+from ipygpumem.reports.layout import Report, Table
 from ipygpumem.units import MIB
 from tests.frontends import gallery
 from tests.frontends.lab import DARK, LIGHT, Notebook, Server, notebook
@@ -93,6 +96,21 @@ def test_in_a_narrow_page_rows_stack_at_the_same_places_and_the_size_comes_first
         assert second[0] == pytest.approx(row["lefts"][1], abs=2)
         assert row["lefts"][0] < row["lefts"][1]
         assert max(row["lefts"]) < box["x"] + box["width"]
+
+
+@pytest.mark.parametrize("bars", [True, False])
+def test_in_a_narrow_page_a_long_name_begins_beside_its_size(browser: BrowserContext, bars: bool) -> None:
+    rows = (("16 MiB", 'optimizer.state[model[5].weight]["exp_avg"]', "Tensor"), ("1 KiB", "x", "Tensor"))
+    bar = Bar("", 2, 1)
+    table = Table("", ("size", "name", "type"), rows, frozenset(["size"]), bars=(bar, None) if bars else ())
+    page = browser.new_page()
+    page.set_viewport_size({"width": 310, "height": 600})
+    page.set_content(html.render([Report("tensors", "tensors", tables=(table,))]))
+    tops = "rows => rows.map(row => [...row.cells].map(cell => cell.getBoundingClientRect().top))"
+    found = page.locator("tr").evaluate_all(tops)
+    page.close()
+    for first, *others in found:
+        assert max(others[: 1 + bars]) < first + 16, found  # a line is 23
 
 
 @pytest.mark.parametrize("width", [900, 520, 330])

@@ -109,8 +109,7 @@ def _draw_device(axes: Axes, experiments: Sequence[ExperimentRecord], device: st
     peaks = [0 if usage is None else usage.peak_delta_bytes for usage in usages]
     kept = [0 if usage is None else usage.delta_bytes for usage in usages]
     back = [max(0, item.reclaimed.get(device, 0)) for item in experiments]
-    starts = [max(size, 0) for size in kept]
-    ends = [max(peak, start + given) for peak, start, given in zip(peaks, starts, back, strict=True)]
+    ends = [max(0, peak, size, size + given) for peak, size, given in zip(peaks, kept, back, strict=True)]
     labels = [
         ("not in use", "") if usage is None else (format_change(peak), f"kept {format_change(size)}")
         for usage, peak, size in zip(usages, peaks, kept, strict=True)
@@ -118,8 +117,8 @@ def _draw_device(axes: Axes, experiments: Sequence[ExperimentRecord], device: st
     _set_room(axes, min(0, *kept), max(1, *ends), labels, width)
     nothing = [0] * len(experiments)
     _draw_bars(axes, nothing, peaks, 0.62, zorder=2, **_PEAKS)
-    _draw_bars(axes, nothing, kept, 0.3, zorder=3, facecolor=picture.IN_USE, edgecolor=picture.IN_USE)
-    _draw_bars(axes, starts, back, 0.3, zorder=3, **_BACK)
+    _draw_bars(axes, kept, back, 0.3, zorder=3, **_BACK)  # what was there before may be among it
+    _draw_bars(axes, nothing, kept, 0.3, zorder=3.5, facecolor=picture.IN_USE, edgecolor=picture.IN_USE)
     _write_labels(axes, ends, labels, below=picture.FAINT_INK)
     axes.axvline(0, color=picture.FAINT_INK, linewidth=0.7, zorder=4)
     axes.set_title(picture.fit(device_label(device), width, picture.NORMAL), loc="left", size=picture.NORMAL, pad=4)

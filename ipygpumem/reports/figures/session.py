@@ -45,7 +45,8 @@ def draw(
         device: only this one, or this kind.
         earlier: how many cells before these are left out.
     """
-    line = Timeline(cells, experiments)
+    with picture.drawing():  # names are measured
+        line = Timeline(cells, experiments, _ACROSS)
     counts = _counts(line, earlier)
     devices = devices_of((usage for cell in line.cells for usage in cell.usages), device)
     strip, panel = (line.rows + 1) * _ROW, 2.0 if len(devices) == 1 else 1.45
@@ -54,7 +55,7 @@ def draw(
         figure = Picture(_WIDTH, height, _summary(line, devices, counts))
         figure.write(0.12, 0.3, "Memory over the session", size=picture.LARGE, weight="bold")
         figure.write(_WIDTH - _RIGHT, 0.3, counts, size=picture.SMALL, ha="right")
-        draw_strip(figure.panel(_LEFT, _TOP, _ACROSS, strip), line, _ACROSS)
+        draw_strip(figure.panel(_LEFT, _TOP, _ACROSS, strip), line)
         tops = [_TOP + strip + _TITLE + index * (_TITLE + panel) for index in range(len(devices))]
         panels = [figure.panel(_LEFT, top, _ACROSS, panel) for top in tops]
         for axes, name in zip(panels, devices, strict=True):

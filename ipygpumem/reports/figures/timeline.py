@@ -15,6 +15,8 @@ from ipygpumem.reports.figures.axes import Clock
 from ipygpumem.reports.figures.records import cell_name, ran_out
 
 _ROWS_AT_MOST = 4
+_LETTERS = 24
+"""For so much of a name an experiment beside it goes into another row."""
 _BANDS = ("#e8eaee", "#f4f5f7")
 _BAR, _BAR_EDGE = "#dcd6ea", "#6f5f97"
 _MARGIN = 0.04  # inches beside a text
@@ -38,14 +40,16 @@ class Timeline:
     Args:
         cells: at least one, in any order.
         experiments: those that do not overlap the cells are left out; open ones are known from their cells.
+        width: of the time axis, in inches.
     """
 
-    def __init__(self, cells: Sequence[CellRecord], experiments: Sequence[ExperimentRecord]) -> None:
+    def __init__(self, cells: Sequence[CellRecord], experiments: Sequence[ExperimentRecord], width: float) -> None:
         self.cells = sorted(cells, key=lambda cell: cell.started_at)
         self._spans = _spans(self.cells)
         self.clock = Clock(self._spans)
         self.places: list[tuple[float, float]] = self.clock.place(np.array(self._spans)).tolist()
         """Where each cell begins and ends."""
+        self.per_inch = self.clock.length / width
         self.left_out = 0
         """How many experiments there is no room for: too many run at once."""
         self.bars = self._bars(experiments)
@@ -67,22 +71,32 @@ class Timeline:
         return sum(end - start for start, end in self._spans)
 
     def _bars(self, experiments: Sequence[ExperimentRecord]) -> list[Bar]:
-        """Return the experiments, those inside others a row below them; what fits into no row is counted."""
+        """Return the experiments, those inside others a row below them; what fits into no row is counted.
+
+        One that would cover the name of the one before it goes into another row, if there is one.
+        """
         spans = [(*_span(item), item.name) for item in experiments]
         spans += self._unfinished({item.name for item in experiments})
         first, last = self._spans[0][0], self._spans[-1][1]
         within = [span for span in spans if span[1] >= first and span[0] <= last]
         bars: list[Bar] = []
-        ends = [float("-inf")] * _ROWS_AT_MOST
+        ends, named = [float("-inf")] * _ROWS_AT_MOST, [float("-inf")] * _ROWS_AT_MOST
         for start, end, name in sorted(within, key=lambda span: (span[0], -span[1])):
-            row = next((row for row, taken_until in enumerate(ends) if taken_until <= start), None)
-            if row is None:
+            left, right = map(float, self.clock.place((start, end)))
+            rows = range(max((row + 1 for row, until in enumerate(ends) if until > start), default=0), _ROWS_AT_MOST)
+            if not rows:
                 self.left_out += 1
                 continue
-            ends[row] = end
-            left, right = self.clock.place((start, end))
-            bars.append(Bar(name, float(left), float(right), row))
+            row = min(rows, key=lambda row: max(left, named[row]))
+            ends[row], named[row] = end, right + self._beside(name, right - left)
+            bars.append(Bar(name, left, right, row))
         return bars
+
+    def _beside(self, name: str, room: float) -> float:
+        """Return what a name takes beside its bar: nothing if there is ``room`` for it inside."""
+        text = picture.shorten(name, _LETTERS)
+        needed = (picture.inches(text, picture.SMALL) + 2 * _MARGIN) * self.per_inch
+        return needed if needed > room else 0.0
 
     def _unfinished(self, finished: set[str]) -> list[tuple[float, float, str]]:
         found: dict[str, tuple[float, float, str]] = {}
@@ -111,15 +125,14 @@ def _spans(cells: Sequence[CellRecord]) -> list[tuple[float, float]]:
 # -- drawing --------------------------------------------------------------------------------------------------
 
 
-def draw_strip(axes: Axes, line: Timeline, width: float) -> None:
+def draw_strip(axes: Axes, line: Timeline) -> None:
     """Draw experiments as bars, and below them the cells with those of their numbers that there is room for.
 
     Args:
         axes: where to.
         line: what.
-        width: of the axes, in inches.
     """
-    per_inch = line.clock.length / width
+    per_inch = line.per_inch
     axes.set(xlim=(0, line.clock.length), ylim=(line.rows + 1, 0))
     axes.axis("off")
     side: dict[str, Any] = {"size": picture.SMALL, "ha": "right", "va": "center", "color": picture.FAINT_INK}
