@@ -171,17 +171,9 @@ def _look(letters: int, *, number: bool, code: bool, is_second: bool) -> tuple[s
     if number:
         return f"0 0 {_em(letters)}", "right", f"; white-space: nowrap{font}"
     # Letters are narrower than digits, but not by the same in all fonts.
-<<<<<<< HEAD
-    least = _em(min(letters if code else 0.9 * letters, _WIDE))
-    return f"1 1 {least}", "left", f"; max-width: {_em(letters)}; min-width: 0; overflow-wrap: anywhere{font}"
-=======
-    least = min(letters if code else 0.9 * letters, _BESIDE if is_second else _WIDE)
-    return (
-        f"{9 if is_second else 1} 1 {least:.3g}ch",
-        "left",
-        f"; max-width: {letters}ch; min-width: 0; overflow-wrap: anywhere{font}",
-    )
->>>>>>> trial
+    least = _em(min(letters if code else 0.9 * letters, _BESIDE if is_second else _WIDE))
+    most = f"; max-width: {_em(letters)}; min-width: 0; overflow-wrap: anywhere{font}"
+    return f"{9 if is_second else 1} 1 {least}", "left", most
 
 
 def _row(row: Sequence[str], looks: Sequence[tuple[str, str, str]], indent: str, *, is_head: bool) -> str:
