@@ -122,7 +122,7 @@ def test_before_the_cells_first_output_the_line_is_gone_and_it_does_not_come_bac
         "import os, multiprocessing, warnings; from IPython.display import clear_output\n"
         "warnings.simplefilter('ignore'); fork = multiprocessing.get_context('fork')"
     )
-    reply = notebook.run(f"ticks(2)\n{code}", browser=True)
+    reply = notebook.run(f"ticks(3)\n{code}", browser=True)
     assert live_lines(reply)
     assert reply.kinds == [*kinds, "display"]
     *users, report = reply.displays
@@ -137,7 +137,7 @@ def test_what_c_code_and_child_processes_write_is_the_cells_output_too() -> None
     kernel = Kernel(env={name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"})
     kernel.run("%load_ext ipygpumem\nimport os\nfrom tests.waiting import ticks")
     for code in ("os.write(1, b'from C')", "os.system('echo child')"):
-        reply = kernel.run(f"ticks(2); _ = {code}; ticks(2)", browser=True)
+        reply = kernel.run(f"ticks(3); _ = {code}; ticks(2)", browser=True)
         assert live_lines(reply)
         assert reply.kinds == ["stdout", "display"]
     kernel.close()
