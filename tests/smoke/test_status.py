@@ -8,7 +8,7 @@ from ipygpumem.units import GIB, MIB, parse_bytes
 from tests.kernel import Kernel
 from tests.smoke.steps import fails, ok
 
-_ROW = re.compile(r"^  (\S.*?)  +([\d.]+ (?:[KMGTP]i)?B)  +\S", re.MULTILINE)
+_ROW = re.compile(r"^ +([\d.]+ (?:[KMGTP]i)?B)  +(\S.*?)  +\S", re.MULTILINE)
 _TITLE = re.compile(r"^  RAM: ([\d.]+ (?:[KMGTP]i)?B), (.+)$", re.MULTILINE)
 
 
@@ -18,7 +18,7 @@ def parts(kernel: Kernel) -> dict[str, int]:
     title = _TITLE.search(status)
     assert title is not None, status
     table = status[title.end() :].split("\n  no experiment is open")[0].split("\n  experiment ")[0]
-    rows = {name: parse_bytes(size) for name, size in _ROW.findall(table)}
+    rows = {name: parse_bytes(size) for size, name in _ROW.findall(table)}
     assert abs(sum(rows.values()) - parse_bytes(title[1])) < len(rows) * GIB // 100, status
     return rows
 

@@ -148,7 +148,7 @@ def test_no_method_of_a_users_object_runs(notebook: Kernel) -> None:
     )
     text = report(notebook, "%gpumem tensors")
     assert row(text, 'b["k"]').startswith("4 MiB")
-    assert row(text, "e").startswith("e Array 262144 float64")
+    assert row(text, "e").startswith("2 MiB e Array 262144 float64")
     assert notebook.value("touched") == []
     ok(notebook, "%gpumem tensors --by name")
     assert notebook.value("touched") == []
