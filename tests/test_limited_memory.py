@@ -17,7 +17,7 @@ from tests.kernel import Kernel
 from tests.steps import works
 
 LIMIT = GIB
-_ROW = re.compile(r"^  (\S.*?)  +([\d.]+ (?:[KMGTP]i)?B)  +\S", re.MULTILINE)
+_ROW = re.compile(r"^ +([\d.]+ (?:[KMGTP]i)?B)  +(\S.*?)  +\S", re.MULTILINE)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def status(kernel: Kernel) -> tuple[str, dict[str, int]]:
     title = re.search(r"^  (RAM: .+)$", text, re.MULTILINE)
     assert title is not None, text
     table = text[title.end() :].split("\n  no experiment is open")[0]
-    return title[1], {name: parse_bytes(size) for name, size in _ROW.findall(table)}
+    return title[1], {name: parse_bytes(size) for size, name in _ROW.findall(table)}
 
 
 def test_the_limit_is_the_total_and_the_parts_sum_to_it(group: Path, tmp_path: Path) -> None:
