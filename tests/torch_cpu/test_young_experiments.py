@@ -102,7 +102,7 @@ def ends(kernel: Kernel, code: str) -> tuple[Any, int, int]:
 
 
 _TRIES = 6
-"""While a scope begins, threads of the kernel may run: nobody can tell then what is young, and that try says nothing."""
+"""While a scope begins, threads of the kernel may run: then nobody can tell what is young; such a try says nothing."""
 
 
 @pytest.fixture
