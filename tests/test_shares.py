@@ -64,7 +64,7 @@ def longest_stand(work: Callable[[Progress], object]) -> float:
 
 
 @pytest.mark.parametrize("what", ["lists", "dicts", "objects", "arrays"])
-def test_the_bar_of_an_inventory_of_much_never_stands_for_long(what: str) -> None:
+def test_the_bar_of_an_inventory_of_much_never_stands_for_long(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     numpy = pytest.importorskip("numpy")
 
     class Plain:
@@ -77,7 +77,9 @@ def test_the_bar_of_an_inventory_of_much_never_stands_for_long(what: str) -> Non
         "objects": Plain,
         "arrays": lambda: numpy.ones(2),
     }[what]
-    gc.freeze()  # out of the survey's sight: what other tests have left in this process, arrays above all
+    # Out of the survey's sight: what other tests have left in this process, frames of threads and arrays above all.
+    monkeypatch.setattr(survey, "running_locals", tuple)
+    gc.freeze()
     try:
         keep = [make() for _ in range(30 * CHUNK)]
         assert longest_stand(lambda progress: survey.take([("keep", keep)], progress=progress)) < 0.25
