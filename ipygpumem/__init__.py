@@ -17,13 +17,12 @@ if TYPE_CHECKING:
     import os
 
     from ipygpumem import plot as plot
-    from ipygpumem.budgets import Budget
     from ipygpumem.estimating.records import Estimate, ModelSummary
+    from ipygpumem.fitting.budgets import Budget
     from ipygpumem.fitting.fit import AutofitResult
-    from ipygpumem.inventory.records import Inventory, InventoryDiff
-    from ipygpumem.model import CellRecord, ExperimentRecord
+    from ipygpumem.model import CellRecord, ExperimentRecord, History, SessionRecord
     from ipygpumem.notebook.experiments import Experiment
-    from ipygpumem.recorded import History, SessionRecord
+    from ipygpumem.objects.inventory.records import Inventory, InventoryDiff
 
 __all__ = [
     "autofit",
@@ -124,8 +123,8 @@ def history() -> History:
 
     It is a list that has ``to_pandas()``, too.
     """
+    from ipygpumem.model import History
     from ipygpumem.notebook.session import current_session
-    from ipygpumem.recorded import History
 
     return History(current_session().history)
 
@@ -196,7 +195,7 @@ def tensors(*names: str, device: str | None = None, kind: str | None = None, min
         kind: ``parameter``, ``gradient``, ``optimizer state``, ``buffer`` or ``other``.
         min_bytes: the smallest size.
     """
-    from ipygpumem.inventory import selection, survey
+    from ipygpumem.objects.inventory import selection, survey
 
     frame = sys._getframe(1)
     shell = _shell()
@@ -212,7 +211,7 @@ def tensors(*names: str, device: str | None = None, kind: str | None = None, min
 
 def diff(before: Inventory, after: Inventory) -> InventoryDiff:
     """Return what came and what went between two inventories of ``tensors``."""
-    from ipygpumem.inventory.selection import difference
+    from ipygpumem.objects.inventory.selection import difference
 
     return difference(before, after)
 
@@ -281,7 +280,7 @@ def budget(*, gpu: int | str | None = None, ram: int | str | None = None, **devi
     Raises:
         BudgetError: it names no device or no size.
     """
-    from ipygpumem import budgets
+    from ipygpumem.fitting import budgets
 
     sizes = budgets.checked({"gpu": gpu, "ram": ram, **devices})
     if _shell() is not None:

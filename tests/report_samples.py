@@ -9,16 +9,26 @@ from typing import Any
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.fitting.fit import Try
 from ipygpumem.fitting.plan import Plan, Variable
-from ipygpumem.inventory.records import Inventory, TensorGroup, TensorRecord
-from ipygpumem.lines.account import LineCost
-from ipygpumem.lines.blocks import Block, LinesRecord
-from ipygpumem.model import CellRecord, ExperimentRecord, Held, Holder, Reading, ReclaimStep, RecoveryRecord, Usage
+from ipygpumem.flight_recorder.entries import CellEnd, CellStart, Figures, Header, Sample
+from ipygpumem.flight_recorder.files import Segments
+from ipygpumem.flight_recorder.reader import Recording
+from ipygpumem.flight_recorder.verdict import Verdict
+from ipygpumem.model import (
+    CellRecord,
+    ExperimentRecord,
+    Growth,
+    Held,
+    Holder,
+    Reading,
+    ReclaimStep,
+    RecoveryRecord,
+    Usage,
+)
+from ipygpumem.objects.inventory.records import Inventory, TensorGroup, TensorRecord
+from ipygpumem.profiling.account import LineCost
+from ipygpumem.profiling.blocks import Block, LinesRecord
+from ipygpumem.profiling.statements import Cost, Run
 from ipygpumem.reconcile.records import Part, Reconciliation
-from ipygpumem.recorded import Growth
-from ipygpumem.recorder.entries import CellEnd, CellStart, Figures, Header, Sample
-from ipygpumem.recorder.files import Segments
-from ipygpumem.recorder.reader import Recording
-from ipygpumem.recorder.verdict import Verdict
 from ipygpumem.reports import content, history, postmortem
 from ipygpumem.reports.autofit import autofit_report
 from ipygpumem.reports.estimate import estimate_report, summary_report
@@ -26,7 +36,6 @@ from ipygpumem.reports.lines import lines_report
 from ipygpumem.reports.statements import statements_report
 from ipygpumem.reports.status import status_report
 from ipygpumem.reports.tensors import groups_report, tensors_report
-from ipygpumem.statements import Cost, Run
 from ipygpumem.units import GIB, MIB
 
 RAM = Usage("cpu", 3 * GIB, 3 * GIB + 512 * MIB, 3 * GIB + 1341 * MIB, 16 * GIB, "kernel")

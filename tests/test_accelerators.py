@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from ipygpumem.meter import Meter
+from ipygpumem.measuring.meter import Meter
 from ipygpumem.probes.accelerators import CUDA, CachingAllocatorProbe, MpsProbe, accelerators
 from tests.fakes import FakeAllocator, fake_module, fake_torch
 

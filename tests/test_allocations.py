@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from ipygpumem.allocations import MOST_ENTRIES, AllocationHistory
 from ipygpumem.errors import FileError
+from ipygpumem.measuring.allocations import MOST_ENTRIES, AllocationHistory
 from ipygpumem.notebook.session import session_of
 from tests.fakes import FakeAllocator, fake_torch
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ipygpumem.arrays import Array, describe, elements, slots
+from ipygpumem.objects.arrays import Array, describe, elements, slots
 
 numpy = pytest.importorskip("numpy")
 

@@ -23,11 +23,11 @@ from ipygpumem.fitting.fit import Fit, Options, Try
 from ipygpumem.fitting.functions import fit_function
 from ipygpumem.fitting.remembered import Remembered, key_of
 from ipygpumem.fitting.room import crowded_device, failed_device
-from ipygpumem.meter import Meter
+from ipygpumem.freeing.tracebacks import Failure
+from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import Reading, Usage
 from ipygpumem.reports import text
 from ipygpumem.reports.autofit import autofit_report
-from ipygpumem.tracebacks import Failure
 from tests.fakes import FakeAllocator, FakeProbe, fake_torch
 from tests.kernel import Kernel
 from tests.steps import SharedKernel, works

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ipygpumem.bindings import Bindings, bindings_of
+from ipygpumem.scopes.bindings import Bindings, bindings_of
 
 
 def found(source: str) -> Bindings:

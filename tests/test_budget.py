@@ -13,10 +13,10 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
-from ipygpumem import budgets
-from ipygpumem.budgets import Budget, DeviceLimits, checked, parse_budget
 from ipygpumem.errors import BudgetError
-from ipygpumem.meter import Meter
+from ipygpumem.fitting import budgets
+from ipygpumem.fitting.budgets import Budget, DeviceLimits, checked, parse_budget
+from ipygpumem.measuring.meter import Meter
 from tests.fakes import FakeProbe
 from tests.kernel import Kernel
 from tests.steps import works

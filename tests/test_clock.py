@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ipygpumem.clock import Clock
+from ipygpumem.measuring.worker import Clock
 
 
 def threads() -> list[str]:

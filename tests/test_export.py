@@ -23,8 +23,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import FileError
-from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, RecoveryRecord, Usage
-from ipygpumem.recorded import SessionRecord
+from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, RecoveryRecord, SessionRecord, Usage
 from ipygpumem.reports.export import csv_file, files, formats, html_page, json_file, openmetrics
 from ipygpumem.units import GIB
 from tests.test_model import _values

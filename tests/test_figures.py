@@ -22,9 +22,8 @@ from matplotlib.text import Text
 
 import ipygpumem
 from ipygpumem.errors import NotLoadedError, PlotError
-from ipygpumem.model import CellRecord, ExperimentRecord, Usage
+from ipygpumem.model import CellRecord, ExperimentRecord, SessionRecord, Usage
 from ipygpumem.reconcile.records import Part, Reconciliation
-from ipygpumem.recorded import SessionRecord
 from ipygpumem.reports.figures import axes, cells, devices, experiments, picture, session
 from ipygpumem.units import GIB, MIB
 from tests.kernel import Kernel

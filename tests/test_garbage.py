@@ -12,9 +12,9 @@ from random import Random
 
 import pytest
 
-from ipygpumem import garbage
-from ipygpumem.garbage import Garbage, made_since
-from ipygpumem.heap import live_instances
+from ipygpumem.objects import garbage
+from ipygpumem.objects.garbage import Garbage, made_since
+from ipygpumem.objects.heap import live_instances
 from tests.tracing import interrupted_at
 
 

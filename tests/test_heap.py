@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ipygpumem.heap import Heap
+from ipygpumem.objects.heap import Heap
 
 numpy = pytest.importorskip("numpy")
 
@@ -47,7 +47,7 @@ def test_lists_of_numbers_are_passed_over_and_what_is_hidden_among_them_is_found
         return gc.is_tracked(item)
 
     seen = SimpleNamespace(get_objects=gc.get_objects, get_referents=gc.get_referents, is_tracked=is_tracked)
-    monkeypatch.setattr("ipygpumem.heap.gc", seen)
+    monkeypatch.setattr("ipygpumem.objects.heap.gc", seen)
     Heap().drop()
     alone, looked_into = looked_into, 0
     hidden = [[numpy.ones(4)] if i in (50_000, 99_999) else [i] for i in range(100_000)]
@@ -98,7 +98,7 @@ def test_a_look_at_the_heap_frees_nothing_that_asyncio_keeps_for_later() -> None
     """On Python 3.12 the next collection would never end."""
     code = """
 import asyncio, gc
-from ipygpumem.heap import Heap
+from ipygpumem.objects.heap import Heap
 async def wait():
     loop = asyncio.get_running_loop()
     future = loop.create_future()

@@ -11,7 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import GpuMemError
-from ipygpumem.recorded import History
+from ipygpumem.model import History
 from ipygpumem.reports import history as reports
 from ipygpumem.reports.content import Table
 from tests.kernel import Kernel

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ipygpumem.meter import Meter
+from ipygpumem.measuring.meter import Meter
 from ipygpumem.probes import host
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.units import MIB

@@ -13,7 +13,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
-from ipygpumem.budgets import DeviceLimits
+from ipygpumem.fitting.budgets import DeviceLimits
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.session import Session
@@ -43,7 +43,7 @@ FILES = frozenset(str(path) for path in PACKAGE.rglob("*.py") if path.stem in EN
 @pytest.fixture
 def session(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     # The first look follows what users' modules hold. Here those are all tests that this process has run.
-    monkeypatch.setattr("ipygpumem.inventory.reach.users_modules", dict)
+    monkeypatch.setattr("ipygpumem.objects.inventory.reach.users_modules", dict)
     session = Session(shell, IPyGpuMem(), probes=[FakeProbe()])
     yield session
     session.abandon()
@@ -62,7 +62,7 @@ def fractions(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
         get_per_process_memory_fraction=fractions.__getitem__,
         set_per_process_memory_fraction=lambda fraction, index: fractions.update({index: fraction}),
     )
-    monkeypatch.setattr("ipygpumem.budgets._cuda", lambda: cuda)
+    monkeypatch.setattr("ipygpumem.fitting.budgets._cuda", lambda: cuda)
     return fractions
 
 

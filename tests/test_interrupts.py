@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 
 import ipygpumem
-from ipygpumem import carried, interrupts, reclaim, statements, tracebacks
 from ipygpumem.fitting.fit import Fit, Options
 from ipygpumem.fitting.functions import fit_function
-from ipygpumem.garbage import Garbage
-from ipygpumem.meter import Meter
+from ipygpumem.freeing import carried, reclaim, tracebacks
+from ipygpumem.measuring.meter import Meter
+from ipygpumem.objects import interrupts
+from ipygpumem.objects.garbage import Garbage
+from ipygpumem.profiling import statements
 from tests.fakes import FakeProbe
 from tests.kernel import Kernel
 from tests.steps import SharedKernel, works

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.columns import CHUNK, Column, Rows, at, places_of
-from ipygpumem.heap import Heap
-from ipygpumem.inventory import reach, selection, survey
-from ipygpumem.inventory.naming import Names
-from ipygpumem.inventory.records import Inventory, TensorRecord
+from ipygpumem.objects.columns import CHUNK, Column, Rows, at, places_of
+from ipygpumem.objects.heap import Heap
+from ipygpumem.objects.inventory import reach, selection, survey
+from ipygpumem.objects.inventory.naming import Names
+from ipygpumem.objects.inventory.records import Inventory, TensorRecord
 from ipygpumem.reports import html, text
 from ipygpumem.reports.tensors import difference_report, groups_report, tensors_report
 from tests.kernel import Kernel

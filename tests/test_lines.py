@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.lines.account import Account, LineCost
-from ipygpumem.lines.blocks import Block, Blocks, LinesRecord, code_of
-from ipygpumem.lines.tracing import Monitor, Tracer, watcher
-from ipygpumem.meter import Meter
+from ipygpumem.measuring.meter import Meter
+from ipygpumem.profiling.account import Account, LineCost
+from ipygpumem.profiling.blocks import Block, Blocks, LinesRecord, code_of
+from ipygpumem.profiling.tracing import Monitor, Tracer, watcher
 from ipygpumem.reports import html, text
 from ipygpumem.reports.lines import lines_report
 from tests.fakes import FakeProbe
@@ -316,8 +316,8 @@ def test_the_heap_is_trimmed_before_each_look_while_that_is_cheap(way: str, monk
         trimmed[0] += 1
         clock[0] += took[0]
 
-    monkeypatch.setattr("ipygpumem.reclaim.trim_host_heap", trim)
-    monkeypatch.setattr("ipygpumem.lines.account.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("ipygpumem.freeing.reclaim.trim_host_heap", trim)
+    monkeypatch.setattr("ipygpumem.profiling.account.time.perf_counter", lambda: clock[0])
     for seconds, times, untrimmed in ((0.0, 3, 0), (10.0, 1, 2)):
         lab, took[0], trimmed[0] = Lab(way, work), seconds, 0
         with lab.watching():

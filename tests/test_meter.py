@@ -8,7 +8,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipygpumem.meter import Measurement, Meter
+from ipygpumem.measuring.meter import Measurement, Meter
 from ipygpumem.model import Reading
 from tests.fakes import FakeProbe
 

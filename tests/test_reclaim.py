@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ipygpumem import reclaim
-from ipygpumem.meter import Meter
+from ipygpumem.freeing import reclaim
+from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import ReclaimStep
 from tests.fakes import FakeAllocator, FakeProbe, fake_module, fake_torch
 

@@ -19,11 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ipygpumem.fitting.remembered import Remembered
-from ipygpumem.model import Reading
-from ipygpumem.probes import kernel_log, pressure
-from ipygpumem.probes.kernel_log import Death
-from ipygpumem.recorder import archive, files, machine, reader, verdict
-from ipygpumem.recorder.entries import (
+from ipygpumem.flight_recorder import archive, files, machine, reader, verdict
+from ipygpumem.flight_recorder.entries import (
     CellEnd,
     CellStart,
     End,
@@ -35,11 +32,14 @@ from ipygpumem.recorder.entries import (
     encode,
     first_lines,
 )
-from ipygpumem.recorder.files import Segments
-from ipygpumem.recorder.machine import this_machine
-from ipygpumem.recorder.reader import Recording
-from ipygpumem.recorder.verdict import Scene, Verdict, judge
-from ipygpumem.recorder.writer import Writer
+from ipygpumem.flight_recorder.files import Segments
+from ipygpumem.flight_recorder.machine import this_machine
+from ipygpumem.flight_recorder.reader import Recording
+from ipygpumem.flight_recorder.verdict import Scene, Verdict, judge
+from ipygpumem.flight_recorder.writer import Writer
+from ipygpumem.model import Reading
+from ipygpumem.probes import kernel_log, pressure
+from ipygpumem.probes.kernel_log import Death
 from ipygpumem.reports import html, postmortem, text
 from ipygpumem.reports import live as live_line
 

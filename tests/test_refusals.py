@@ -10,12 +10,12 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
-from ipygpumem import budgets
-from ipygpumem.budgets import Refusal, refusal
 from ipygpumem.errors import AutofitError
+from ipygpumem.fitting import budgets
+from ipygpumem.fitting.budgets import Refusal, refusal
 from ipygpumem.fitting.fit import OUT_OF_MEMORY, OVER, Fit, Options
 from ipygpumem.fitting.functions import fit_function
-from ipygpumem.meter import Meter
+from ipygpumem.measuring.meter import Meter
 from tests.fakes import FakeProbe
 from tests.test_budget import KnowingCuda
 
@@ -172,7 +172,7 @@ def test_a_try_that_a_budget_refused_is_over_it() -> None:
 
 SCRIPT = f"""
 import ipygpumem
-from ipygpumem import budgets
+from ipygpumem.fitting import budgets
 from tests.test_budget import KnowingCuda
 cuda = KnowingCuda()
 budgets._cuda = lambda: cuda

@@ -12,9 +12,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipygpumem.bindings import bindings_of
-from ipygpumem.scope import Scope, settle, tell
-from ipygpumem.telling import LISTENER, let_tell
+from ipygpumem.scopes.bindings import bindings_of
+from ipygpumem.scopes.scope import Scope, settle, tell
+from ipygpumem.scopes.telling import LISTENER, let_tell
 
 
 class Thing:

@@ -13,15 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
 
-from ipygpumem.inventory import before
-from ipygpumem.meter import Measurement
-from ipygpumem.model import Usage
+from ipygpumem.measuring.meter import Measurement
+from ipygpumem.model import Growth, Usage
 from ipygpumem.notebook import leaks
 from ipygpumem.notebook.cells import CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.session import Session
-from ipygpumem.recorded import Growth
+from ipygpumem.objects.inventory import before
 from ipygpumem.reports import content
 from ipygpumem.reports.bars import Scales
 from ipygpumem.reports.content import Report

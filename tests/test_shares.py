@@ -10,11 +10,11 @@ from types import FrameType
 
 import pytest
 
-from ipygpumem.columns import CHUNK
-from ipygpumem.heap import Heap
-from ipygpumem.holders.search import Roots, explain
-from ipygpumem.inventory import survey
-from ipygpumem.shares import Progress, counted, every, part, parts
+from ipygpumem.objects.columns import CHUNK
+from ipygpumem.objects.heap import Heap
+from ipygpumem.objects.holders.search import Roots, explain
+from ipygpumem.objects.inventory import survey
+from ipygpumem.objects.progress import Progress, counted, every, part, parts
 
 
 def test_a_part_of_the_work_moves_the_whole_from_its_start_to_its_end() -> None:

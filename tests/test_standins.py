@@ -11,7 +11,7 @@ from types import FunctionType, TracebackType
 
 import pytest
 
-from ipygpumem.standins import stand_in_for
+from ipygpumem.freeing.stand_ins import stand_in_for
 
 
 def fail() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.meter import Meter
+from ipygpumem.measuring.meter import Meter
+from ipygpumem.profiling.statements import Statement, measure
 from ipygpumem.reports import text
 from ipygpumem.reports.statements import statements_report
-from ipygpumem.statements import Statement, measure
 from tests.fakes import FakeProbe, fake_module
 from tests.kernel import Kernel
 
@@ -179,7 +179,7 @@ def test_an_error_of_the_statement_is_shown_with_its_line(shared: Kernel) -> Non
 def test_a_traceback_has_the_users_frames_and_none_of_ours(shared: Kernel) -> None:
     reply = shared.run("def fail(x): return 1 / x\n%gpumemit fail(0)")
     plain = re.sub(r"\x1b\[[\d;]*m", "", reply.traceback)
-    assert not re.findall(r"ipygpumem/(?:notebook|statements)", plain)
+    assert not re.findall(r"ipygpumem/(?:notebook|profiling)", plain)
     shown = re.findall(r"^-+> *\d+ (.*)", plain, re.MULTILINE)  # before version 9 IPython shows frames of its own, too
     assert shown[-2:] == ["fail(0)", "def fail(x): return 1 / x"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ipygpumem.meter import Meter
+from ipygpumem.measuring.meter import Meter
 from ipygpumem.notebook import ticker as module
 from ipygpumem.notebook.cells import CellStack
 from ipygpumem.notebook.ticker import Tick, Ticker

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipygpumem.model import CellRecord, Usage
+from ipygpumem.model import CellRecord, Growth, Usage
 from ipygpumem.notebook.trends import _CELLS_MOST, Trends
-from ipygpumem.recorded import Growth
 from ipygpumem.reports.history import growth_line
 from tests.kernel import Kernel
 

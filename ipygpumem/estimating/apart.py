@@ -33,7 +33,7 @@ from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.packing import frames_to, packed, traceback_of, unpacked
 from ipygpumem.estimating.places import users_line
 from ipygpumem.estimating.ties import cut_ties
-from ipygpumem.kinds import instance_dict
+from ipygpumem.introspect import instance_dict
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.units import format_bytes
 

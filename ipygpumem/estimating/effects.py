@@ -8,8 +8,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from ipygpumem.kinds import is_kind, module_dict
-from ipygpumem.whose import is_users
+from ipygpumem.introspect import is_instance, is_users, module_dict
 
 _CALLS = frozenset(
     [
@@ -92,7 +91,7 @@ def _at(names: tuple[str, ...], namespaces: tuple[dict[str, Any], ...]) -> tuple
         value = sys.modules[names[0]]
     module = ""
     for name in names[1:]:
-        if not is_kind(value, types.ModuleType):
+        if not is_instance(value, types.ModuleType):
             return None, module
         space = module_dict(value)
         module = str(space.get("__name__", ""))

@@ -8,7 +8,7 @@ import types
 
 from torch.optim import lbfgs
 
-from ipygpumem.whose import is_users
+from ipygpumem.introspect import is_users
 
 _FILE, _KEEPS_A_STEP = lbfgs.__file__, "ys >"
 

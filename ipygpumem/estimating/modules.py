@@ -14,7 +14,7 @@ from ipygpumem.estimating.lives import Log
 from ipygpumem.estimating.purposes import tensors_in
 from ipygpumem.estimating.records import ModelSummary, ModuleRow
 from ipygpumem.estimating.running import Run
-from ipygpumem.kinds import is_kind, type_name
+from ipygpumem.introspect import is_instance, type_name
 
 
 @dataclass
@@ -32,7 +32,7 @@ def summarize(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], fron
     Raises:
         EstimateError: ``model`` is no module.
     """
-    if not is_kind(model, torch.nn.Module):
+    if not is_instance(model, torch.nn.Module):
         raise EstimateError(f"a summary takes a torch.nn.Module, and {type_name(model)} is none")
     __tracebackhide__ = True  # of the user's errors
     run = Run()

@@ -6,8 +6,7 @@ import sys
 import types
 from typing import Any
 
-from ipygpumem.kinds import instance_dict, is_atom, is_kind, module_dict, name_of
-from ipygpumem.whose import is_ours, is_users
+from ipygpumem.introspect import instance_dict, is_atom, is_instance, is_ours, is_users, module_dict, name_of
 
 _DEEPEST, _MOST_FRAMES = 8, 100
 _HEAP_TYPE = 1 << 9
@@ -155,11 +154,11 @@ def _says(error: BaseException, text: str) -> bool:
 def _class_at(module: str, path: str) -> Any:
     found: Any = sys.modules.get(module)
     for name in path.split("."):
-        if type(found) is types.ModuleType or is_kind(found, types.ModuleType):
+        if type(found) is types.ModuleType or is_instance(found, types.ModuleType):
             found = module_dict(found).get(name)
-        elif is_kind(found, type):
+        elif is_instance(found, type):
             found = (instance_dict(found) or {}).get(name)
-    return found if is_kind(found, type) and type.__subclasscheck__(BaseException, found) else None
+    return found if is_instance(found, type) and type.__subclasscheck__(BaseException, found) else None
 
 
 def _is_made_by_statement(kind: type) -> bool:

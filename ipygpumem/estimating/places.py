@@ -7,7 +7,7 @@ import sys
 import types
 from pathlib import Path
 
-from ipygpumem.whose import is_users
+from ipygpumem.introspect import is_users
 
 
 def users_line(frame: types.FrameType | None = None) -> str:

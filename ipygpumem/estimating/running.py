@@ -14,7 +14,6 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ipygpumem import interrupts
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import apart
 from ipygpumem.estimating.accelerators import Accelerators
@@ -31,6 +30,7 @@ from ipygpumem.estimating.records import DeviceEstimate, Estimate
 from ipygpumem.estimating.snapshot import Snapshot
 from ipygpumem.estimating.twins import Twins
 from ipygpumem.estimating.workspaces import Workspaces
+from ipygpumem.objects import interrupts
 
 TIMEOUT_SECONDS = 300.0
 _GUESSES_TOLD = 5

@@ -18,10 +18,19 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ipygpumem import interrupts
-from ipygpumem.kinds import instance_dict, is_atom, is_kind, module_dict, module_of, name_of, type_name
+from ipygpumem.introspect import (
+    instance_dict,
+    is_atom,
+    is_instance,
+    is_users,
+    is_users_module,
+    module_dict,
+    module_of,
+    name_of,
+    type_name,
+)
+from ipygpumem.objects import interrupts
 from ipygpumem.units import MIB
-from ipygpumem.whose import is_users, is_users_module
 
 _MOST_OBJECTS, _LARGEST_ARRAY, _MOST_NAMED = 1_000_000, 256 * MIB, 3
 _FOREIGN = {"IPython", "ipykernel", "ipygpumem", "traitlets", "zmq", "logging", "threading", "asyncio", "matplotlib"}
@@ -58,14 +67,14 @@ class Snapshot:
     def _held(self, value: Any) -> list[Any]:
         """Keep one object, and return what it holds."""
         for kind, keep in _KEEPERS:
-            if is_kind(value, kind):
+            if is_instance(value, kind):
                 return keep(self, value)
         numpys = sys.modules.get("numpy")
-        if numpys is not None and is_kind(value, numpys.ndarray):
+        if numpys is not None and is_instance(value, numpys.ndarray):
             return self._array(value)
-        if numpys is not None and is_kind(value, (numpys.random.Generator)):
+        if numpys is not None and is_instance(value, (numpys.random.Generator)):
             return self._state(value.bit_generator, "state")
-        if numpys is not None and is_kind(value, numpys.random.BitGenerator):
+        if numpys is not None and is_instance(value, numpys.random.BitGenerator):
             return self._state(value, "state")
         if module_of(value).partition(".")[0] in _FOREIGN:
             return []
@@ -74,7 +83,7 @@ class Snapshot:
     # -- kinds of objects -----------------------------------------------------------------------------------------
 
     def _dict(self, value: Any) -> list[Any]:
-        base: Any = OrderedDict if is_kind(value, OrderedDict) else dict
+        base: Any = OrderedDict if is_instance(value, OrderedDict) else dict
         kept = list(base.items(value))
 
         def undo() -> None:
@@ -88,7 +97,7 @@ class Snapshot:
         return [*(item for pair in kept for item in pair), *self._attributes(value)]
 
     def _sequence(self, value: Any) -> list[Any]:
-        base: Any = next(kind for kind in (deque, list, bytearray, set) if is_kind(value, kind))
+        base: Any = next(kind for kind in (deque, list, bytearray, set) if is_instance(value, kind))
         kept = list(base.__iter__(value))
 
         def undo() -> None:
@@ -101,7 +110,7 @@ class Snapshot:
         return [*kept, *self._attributes(value)]
 
     def _items(self, value: Any) -> list[Any]:
-        base: Any = next(kind for kind in (tuple, frozenset) if is_kind(value, kind))
+        base: Any = next(kind for kind in (tuple, frozenset) if is_instance(value, kind))
         return list(base.__iter__(value))
 
     def _class(self, value: Any) -> list[Any]:
@@ -145,7 +154,7 @@ class Snapshot:
         return [instance_dict(value) or {}]
 
     def _tensor(self, value: Any) -> list[Any]:
-        if is_kind(value, FakeTensor):
+        if is_instance(value, FakeTensor):
             return []
         with torch._C.DisableTorchFunction():  # a subclass's own code must not run
             gradient, wanted = value.grad if value.is_leaf else None, value.requires_grad
@@ -250,7 +259,7 @@ def _emptied(value: Any, slot: Any) -> None:
 def _holds_fakes(cache: Any) -> bool:
     held = gc.get_referents(cache)
     return any(
-        is_kind(item, FakeTensor)
+        is_instance(item, FakeTensor)
         for value in held
         for item in (value, *(gc.get_referents(value) if gc.is_tracked(value) else ()))
     )
@@ -268,25 +277,25 @@ def _is_users_class(kind: Any) -> bool:
 
 def named_holders() -> list[str]:
     """Return, for what holds a fake tensor, what it is and what to do about it."""
-    fakes = [value for value in gc.get_objects() if is_kind(value, FakeTensor)]
+    fakes = [value for value in gc.get_objects() if is_instance(value, FakeTensor)]
     if not fakes:
         return []
     ours = {id(fakes)}
     holders = [
         holder for holder in gc.get_referrers(*fakes) if id(holder) not in ours and type(holder) is not types.FrameType
     ]
-    names = dict.fromkeys(_name_of_holder(holder) for holder in holders if not is_kind(holder, FakeTensor))
+    names = dict.fromkeys(_name_of_holder(holder) for holder in holders if not is_instance(holder, FakeTensor))
     said = [f"{name} still holds a fake tensor of this estimate: delete or empty it" for name in names]
     return said[:_MOST_NAMED]
 
 
 def _name_of_holder(holder: Any) -> str:
     for module_name, module in list(sys.modules.items()):
-        if not is_kind(module, types.ModuleType):
+        if not is_instance(module, types.ModuleType):
             continue
         space = module_dict(module)
         if space is holder:
-            found = [name for name, value in list(space.items()) if is_kind(value, FakeTensor)]
+            found = [name for name, value in list(space.items()) if is_instance(value, FakeTensor)]
             return f"{module_name}.{found[0]}" if found else module_name
         for name, value in list(space.items()):
             if value is holder:

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.patches import COMPILED, NO_PROCESSES
-from ipygpumem.kinds import instance_dict, is_atom, is_kind, module_of, type_name
+from ipygpumem.introspect import instance_dict, is_atom, is_instance, module_of, type_name
 
 _SHARED_MODULES = {"IPython", "ipykernel", "ipygpumem", "numpy", "pandas", "matplotlib", "logging", "threading"}
 _HEAP_TYPE = 1 << 9
@@ -76,16 +76,16 @@ class Twins:
         """Return the twin of ``value``, or ``value`` itself where it can be shared."""
         if is_atom(value):
             return value
-        if is_kind(value, type):
+        if is_instance(value, type):
             return self._shared(value)
         if id(value) in self._memo:
             return self._memo[id(value)]
-        if is_kind(value, torch.Tensor):
+        if is_instance(value, torch.Tensor):
             known = self._tensors.get(id(value))
             twin = known() if known is not None else None
             return self._tensor(value) if twin is None else twin
         for kind, make in _MAKERS:
-            if is_kind(value, kind):
+            if is_instance(value, kind):
                 return make(self, value)
         return self._instance(value)
 
@@ -97,7 +97,7 @@ class Twins:
     # -- tensors ----------------------------------------------------------------------------------------------
 
     def _tensor(self, tensor: Any) -> Any:
-        if is_kind(tensor, FakeTensor):
+        if is_instance(tensor, FakeTensor):
             return tensor
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             raise EstimateError(f"an estimate cannot follow a {type_name(tensor)}: only plain tensors have fake twins")
@@ -133,7 +133,7 @@ class Twins:
 
     def _dict(self, value: Any) -> Any:
         twin = self._keep(value, self._blank(value))
-        base: Any = OrderedDict if is_kind(value, OrderedDict) else dict
+        base: Any = OrderedDict if is_instance(value, OrderedDict) else dict
         for key, item in list(base.items(value)):
             base.__setitem__(twin, self.of(key), self.of(item))
         self._fill(value, twin)
@@ -141,14 +141,14 @@ class Twins:
 
     def _list(self, value: Any) -> Any:
         twin = self._keep(value, self._blank(value))
-        base: Any = deque if is_kind(value, deque) else list
+        base: Any = deque if is_instance(value, deque) else list
         base.extend(twin, [self.of(item) for item in base.__iter__(value)])
         self._fill(value, twin)
         return twin
 
     def _items(self, value: Any) -> Any:
         """Return a tuple or set with the twins of its items; itself if all are shared and it cannot change."""
-        base: Any = next(kind for kind in (tuple, set, frozenset) if is_kind(value, kind))
+        base: Any = next(kind for kind in (tuple, set, frozenset) if is_instance(value, kind))
         items = list(base.__iter__(value))
         twins = [self.of(item) for item in items]
         if base is set:
@@ -171,11 +171,11 @@ class Twins:
         self._shared(type(value))
         self._keep(value, twin)
         self._fill(value, twin)
-        if is_kind(value, torch.optim.Optimizer):
+        if is_instance(value, torch.optim.Optimizer):
             self.optimizers.append(twin)
-        elif is_kind(value, torch.utils.data.DataLoader):
+        elif is_instance(value, torch.utils.data.DataLoader):
             vars(twin).update(NO_PROCESSES)
-        elif is_kind(value, torch.nn.Module) and vars(twin).get("_compiled_call_impl") is not None:
+        elif is_instance(value, torch.nn.Module) and vars(twin).get("_compiled_call_impl") is not None:
             self._note(COMPILED)
             vars(twin)["_compiled_call_impl"] = None
         return twin
@@ -183,9 +183,9 @@ class Twins:
     def _blank(self, value: Any) -> Any:
         """Return an empty container of the type of ``value``."""
         twin = _solid(type(value)).__new__(type(value))
-        if is_kind(value, deque):
+        if is_instance(value, deque):
             deque.__init__(twin, (), value.maxlen)
-        elif is_kind(value, defaultdict):
+        elif is_instance(value, defaultdict):
             twin.default_factory = self.of(value.default_factory)
         return twin
 

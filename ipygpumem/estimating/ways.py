@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ipygpumem.whose import is_ours
+from ipygpumem.introspect import is_ours
 
 _WRAPPERS = tuple(str(Path(torch.__file__).with_name(name)) for name in ("_compile.py", "_dynamo"))
 """torch wraps the methods of modes in these."""

@@ -7,15 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ipygpumem import interrupts, reclaim, tracebacks
-from ipygpumem.budgets import refusal
 from ipygpumem.errors import AutofitError
 from ipygpumem.fitting import plan, room
+from ipygpumem.fitting.budgets import refusal
 from ipygpumem.fitting.plan import Number, Plan, Values
-from ipygpumem.garbage import Garbage, Mark
-from ipygpumem.holders.freeing import steps_that_free
-from ipygpumem.meter import Measurement, Meter
+from ipygpumem.freeing import reclaim, tracebacks
+from ipygpumem.freeing.steps import steps_that_free
+from ipygpumem.measuring.meter import Measurement, Meter
 from ipygpumem.model import Record, Usage
+from ipygpumem.objects import interrupts
+from ipygpumem.objects.garbage import Garbage, Mark
 from ipygpumem.units import MIB, format_bytes
 
 FITS = "fits"

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
-from ipygpumem import interrupts
 from ipygpumem.errors import AutofitError
 from ipygpumem.fitting.fit import AutofitResult, Fit, Options
 from ipygpumem.fitting.remembered import Remembered, code_of, key_of
 from ipygpumem.fitting.room import Limits
-from ipygpumem.garbage import Garbage
-from ipygpumem.kinds import text_of, type_name
-from ipygpumem.meter import Meter
+from ipygpumem.introspect import text_of, type_name
+from ipygpumem.measuring.meter import Meter
+from ipygpumem.objects import interrupts
+from ipygpumem.objects.garbage import Garbage
 from ipygpumem.probes.accelerators import accelerators
 from ipygpumem.probes.host import HostProbe
 

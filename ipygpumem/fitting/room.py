@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from ipygpumem.freeing.tracebacks import Failure
 from ipygpumem.model import Usage
 from ipygpumem.probes import own_limits
 from ipygpumem.probes.host import available_bytes
-from ipygpumem.tracebacks import Failure
 from ipygpumem.units import format_bytes
 
 _NUMBERED = re.compile(r"\b(?:GPU|Allocation on device) (\d+)\b")

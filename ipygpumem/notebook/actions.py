@@ -11,13 +11,13 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from ipygpumem import reclaim
 from ipygpumem.errors import ExperimentError, said
-from ipygpumem.holders.freeing import steps_that_free
-from ipygpumem.inventory.survey import kinds_of_objects
+from ipygpumem.freeing import reclaim
+from ipygpumem.freeing.steps import steps_that_free
 from ipygpumem.model import ReclaimStep
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.session import Session
+from ipygpumem.objects.inventory.survey import kinds_of_objects
 from ipygpumem.reconcile import findings
 from ipygpumem.reports import content
 from ipygpumem.reports.status import status_report

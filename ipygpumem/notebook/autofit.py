@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from ipygpumem import interrupts
-from ipygpumem.arrays import ArraySearch
-from ipygpumem.bindings import Bindings
 from ipygpumem.errors import AutofitError, NotLoadedError
 from ipygpumem.fitting import functions
 from ipygpumem.fitting.fit import FITS, TOO_LARGE, AutofitResult, Fit, Options, shown
 from ipygpumem.fitting.plan import Number, Values
 from ipygpumem.fitting.remembered import key_of
-from ipygpumem.kinds import type_name
+from ipygpumem.introspect import type_name
 from ipygpumem.notebook.budget import limits
 from ipygpumem.notebook.lasterror import last_error, shown_since
 from ipygpumem.notebook.parsing import Parser, split
 from ipygpumem.notebook.session import Session, session_of
 from ipygpumem.notebook.sources import digest_of
+from ipygpumem.objects import interrupts
+from ipygpumem.objects.arrays import ArraySearch
 from ipygpumem.reports.autofit import autofit_report
 from ipygpumem.reports.content import Report, clean
-from ipygpumem.scope import Scope
+from ipygpumem.scopes.bindings import Bindings
+from ipygpumem.scopes.scope import Scope
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:

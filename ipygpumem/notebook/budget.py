@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ipygpumem.budgets import Budget, BudgetRecord
+from ipygpumem.fitting.budgets import Budget, BudgetRecord
 from ipygpumem.model import Usage
 from ipygpumem.reports.content import Report, note
 from ipygpumem.units import format_bytes

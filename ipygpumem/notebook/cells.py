@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ipygpumem.meter import Measurement
+    from ipygpumem.measuring.meter import Measurement
     from ipygpumem.model import RecoveryRecord, Usage
     from ipygpumem.notebook.autofit import CellFit
     from ipygpumem.notebook.experiments import Experiment

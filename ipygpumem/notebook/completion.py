@@ -7,8 +7,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING
 
-from ipygpumem.kinds import instance_dict, is_kind
-from ipygpumem.scope import is_ownable
+from ipygpumem.introspect import instance_dict, is_instance
+from ipygpumem.scopes.scope import is_ownable
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.session import Session
@@ -107,7 +107,7 @@ def _functions(session: Session) -> list[str]:
         value = session.namespace.get(name)
         if type(value) is FunctionType:
             found.append(name)
-        elif is_kind(value, type):
+        elif is_instance(value, type):
             members = (instance_dict(value) or {}).items()
             found += [f"{name}.{member}" for member, method in members if type(method) is FunctionType]
     return found

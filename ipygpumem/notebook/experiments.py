@@ -10,21 +10,21 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ipygpumem import reclaim
-from ipygpumem.arrays import ArraySearch
 from ipygpumem.errors import ExperimentError, FileError, said
-from ipygpumem.garbage import Mark
-from ipygpumem.holders.freeing import steps_that_free
-from ipygpumem.kinds import is_atom, named_objects
+from ipygpumem.freeing import reclaim
+from ipygpumem.freeing.steps import steps_that_free
+from ipygpumem.introspect import is_atom, named_objects
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Usage
 from ipygpumem.notebook import watching
 from ipygpumem.notebook.parameters import checked_parameters
 from ipygpumem.notebook.seeding import SeedOnImport, seed_generators
-from ipygpumem.scope import Outcome, Scope, is_ownable
+from ipygpumem.objects.arrays import ArraySearch
+from ipygpumem.objects.garbage import Mark
+from ipygpumem.scopes.scope import Outcome, Scope, is_ownable
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
-    from ipygpumem.allocations import AllocationHistory
+    from ipygpumem.measuring.allocations import AllocationHistory
     from ipygpumem.notebook.budget import NotebookBudget
     from ipygpumem.notebook.session import Session
 
@@ -54,14 +54,14 @@ def _check(name: object, keep: list[str], seed: object, report: object) -> None:
 
 
 def _budget_of(session: Session, sizes: Mapping[str, object], name: str) -> NotebookBudget:
-    from ipygpumem import budgets  # loading the extension must stay fast
+    from ipygpumem.fitting import budgets  # loading the extension must stay fast
     from ipygpumem.notebook.budget import NotebookBudget
 
     return NotebookBudget(session, budgets.checked(sizes), f"experiment {name}")
 
 
 def _history_in(file: str | os.PathLike[str]) -> AllocationHistory:
-    from ipygpumem.allocations import AllocationHistory  # as above
+    from ipygpumem.measuring.allocations import AllocationHistory  # as above
 
     return AllocationHistory(file)
 

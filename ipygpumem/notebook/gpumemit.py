@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
+from ipygpumem.profiling.statements import Statement, measure
 from ipygpumem.reports.content import Report, clean
 from ipygpumem.reports.statements import statements_report
-from ipygpumem.statements import Statement, measure
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.session import Session

@@ -18,7 +18,7 @@ from ipygpumem.notebook.loops import loop_over_body
 from ipygpumem.notebook.magics import GpuMemMagics
 from ipygpumem.notebook.rewriting import rewrite_cell
 from ipygpumem.notebook.session import Session, session_of
-from ipygpumem.telling import LISTENER
+from ipygpumem.scopes.telling import LISTENER
 
 _BOTH = ("experiment", "autofit", "gpumemit", "memlines")
 _MAGICS = (("line", "gpumem"), ("cell", "estimate"), *((kind, name) for name in _BOTH for kind in ("line", "cell")))

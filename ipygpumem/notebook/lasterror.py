@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ipygpumem.kinds import is_kind
+from ipygpumem.introspect import is_instance
 
 
 def error_of(result: Any) -> BaseException | None:
@@ -26,4 +26,4 @@ def shown_since(earlier: int) -> BaseException | None:
 def stored_error(name: str) -> BaseException | None:
     """Return an error that ``sys`` keeps; None if there is none, or if the user put something else there."""
     value = getattr(sys, name, None)
-    return value if is_kind(value, BaseException) else None
+    return value if is_instance(value, BaseException) else None

@@ -7,21 +7,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ipygpumem.arrays import Array, describe, watch
-from ipygpumem.heap import Heap, large_tensors
-from ipygpumem.holders.frames import running_locals
-from ipygpumem.holders.graphs import live_tensors
-from ipygpumem.holders.paths import NOTEBOOK, Place
-from ipygpumem.holders.search import Roots, explain
-from ipygpumem.kinds import module_dict, text_of, type_name
+from ipygpumem.freeing.reclaim import trim_host_heap
+from ipygpumem.introspect import is_users_module, module_dict, text_of, type_name
 from ipygpumem.model import Held, Holder
 from ipygpumem.notebook.parsing import Parser, size
 from ipygpumem.notebook.sources import cell_of_file, cell_that_bound, running_cell
 from ipygpumem.notebook.watching import Watched
-from ipygpumem.reclaim import trim_host_heap
+from ipygpumem.objects.arrays import Array, describe, watch
+from ipygpumem.objects.heap import Heap, large_tensors
+from ipygpumem.objects.holders.frames import running_locals
+from ipygpumem.objects.holders.graphs import live_tensors
+from ipygpumem.objects.holders.paths import NOTEBOOK, Place
+from ipygpumem.objects.holders.search import Roots, explain
+from ipygpumem.objects.progress import Progress, part, parts
 from ipygpumem.reports.content import Report, leaks_report
-from ipygpumem.shares import Progress, part, parts
-from ipygpumem.whose import is_users_module
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.session import Session

@@ -21,6 +21,7 @@ from ipygpumem.model import Reading
 from ipygpumem.notebook.terminal import TerminalLine, terminal_of
 from ipygpumem.notebook.ticker import Tick, Ticker, say_failed
 from ipygpumem.notebook.wire import Place, Wire
+from ipygpumem.objects.progress import Progress
 from ipygpumem.reports.live import (
     MINUTE_SECONDS,
     Sample,
@@ -31,7 +32,6 @@ from ipygpumem.reports.live import (
     work_html,
     work_text,
 )
-from ipygpumem.shares import Progress
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.cells import Cell

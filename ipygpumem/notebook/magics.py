@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
-from ipygpumem import interrupts
 from ipygpumem.errors import AutofitError, ExperimentError, GpuMemError
 from ipygpumem.notebook.parameters import parse_parameters
 from ipygpumem.notebook.parsing import Parser, split
 from ipygpumem.notebook.session import Session
+from ipygpumem.objects import interrupts
 from ipygpumem.reports.content import Report, clean, note
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _checked_patterns(prog: str, words: list[str]) -> list[str]:
 def _budget(words: list[str]) -> Any:
     if not words:
         return None
-    from ipygpumem.budgets import parse_budget  # loading the extension must stay fast
+    from ipygpumem.fitting.budgets import parse_budget  # loading the extension must stay fast
 
     return parse_budget(",".join(words))
 

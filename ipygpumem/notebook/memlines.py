@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from ipygpumem.lines.account import Account
-from ipygpumem.lines.blocks import Block, Blocks, LinesRecord, code_of
-from ipygpumem.lines.tracing import watcher
 from ipygpumem.notebook.parsing import Parser, split
+from ipygpumem.profiling.account import Account
+from ipygpumem.profiling.blocks import Block, Blocks, LinesRecord, code_of
+from ipygpumem.profiling.tracing import watcher
 from ipygpumem.reports.content import Report, clean
 from ipygpumem.reports.lines import ORDERS, lines_report
 

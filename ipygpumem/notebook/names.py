@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ipygpumem.kinds import text_of
+from ipygpumem.introspect import text_of
 from ipygpumem.notebook.loops import our_magic
-from ipygpumem.telling import HAS_DELETED, let_tell
+from ipygpumem.scopes.telling import HAS_DELETED, let_tell
 
 if TYPE_CHECKING:
     import ast
 
-    from ipygpumem.bindings import Bindings
     from ipygpumem.notebook.cells import Cell, CellStack
     from ipygpumem.notebook.experiments import Experiment
-    from ipygpumem.scope import Scope
+    from ipygpumem.scopes.bindings import Bindings
+    from ipygpumem.scopes.scope import Scope
 
 
 _MEASURES_LINES = re.compile(r"^%%memlines", re.MULTILINE)
@@ -39,7 +39,7 @@ class SeenCode:
 
     def bindings(self) -> Bindings:
         """Return what it binds."""
-        from ipygpumem.bindings import bindings_of  # loading the extension must stay fast
+        from ipygpumem.scopes.bindings import bindings_of  # loading the extension must stay fast
 
         return bindings_of(self.tree)
 
@@ -85,7 +85,7 @@ class Names:
 
     def _told(self, key: str) -> bool:
         """Take what the code tells; return whether it need not tell it again."""
-        from ipygpumem.scope import tell  # loading the extension must stay fast
+        from ipygpumem.scopes.scope import tell  # loading the extension must stay fast
 
         scopes = [experiment.scope for experiment in self.here()]
         if not scopes:
@@ -136,7 +136,7 @@ class Names:
         may_open_later = "experiment" in (source.lstrip().partition("\n")[2] if opens else source)
         if not (opens or here or may_open_later) or _MEASURES_LINES.search(source):
             return frozenset()
-        from ipygpumem.bindings import bindings_of  # loading the extension must stay fast
+        from ipygpumem.scopes.bindings import bindings_of  # loading the extension must stay fast
 
         found = bindings_of(tree)
         names = (found.bound | found.deleted) - found.shared
@@ -191,7 +191,7 @@ class Names:
                     experiment.outputs_at_start.keys.add(number)
         here = self.here()
         if here and not self._cells.running():
-            from ipygpumem.scope import settle  # loading the extension must stay fast
+            from ipygpumem.scopes.scope import settle  # loading the extension must stay fast
 
             settle([experiment.scope for experiment in here])
 

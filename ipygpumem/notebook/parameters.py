@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from ipygpumem.errors import ExperimentError
-from ipygpumem.kinds import is_kind, text_of, type_name
+from ipygpumem.introspect import is_instance, text_of, type_name
 
 _NAME = re.compile(r"[^\W\d][\w.-]{0,79}")
 _WHOLE = re.compile(r"[+-]?\d{1,300}", re.ASCII)
@@ -39,10 +39,10 @@ def checked_parameters(given: object) -> dict[str, int | float | str]:
     Raises:
         ExperimentError: it is no dictionary, or a name or value is none that a record can hold.
     """
-    if not is_kind(given, Mapping) and not is_kind(given, dict):
+    if not is_instance(given, Mapping) and not is_instance(given, dict):
         raise ExperimentError("note is a dictionary of parameters: note={'lr': 1e-3, 'bs': 64}")
     found: dict[str, int | float | str] = {}
-    for name, value in given.items():  # type: ignore[attr-defined]  # is_kind says so
+    for name, value in given.items():  # type: ignore[attr-defined]  # is_instance says so
         if not _NAME.fullmatch(text_of(name)):
             raise ExperimentError(f"note: a parameter's name is one word of text, unlike this {type_name(name)}")
         found[name] = _plain(name, value)
@@ -52,11 +52,11 @@ def checked_parameters(given: object) -> dict[str, int | float | str]:
 def _plain(name: str, value: object) -> int | float | str:
     if type(value) is bool:
         return str(value)
-    if is_kind(value, int):
+    if is_instance(value, int):
         return int.__int__(value)  # type: ignore[arg-type]  # NumPy's and enums' are made plain
-    if is_kind(value, float):
+    if is_instance(value, float):
         return _finite(float.__float__(value))  # type: ignore[arg-type]
-    if is_kind(value, str):
+    if is_instance(value, str):
         return str.__str__(value)
     raise ExperimentError(f"note: {name} is a {type_name(value)}; a parameter is a number or text, so write str(...)")
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import RecordingError
-from ipygpumem.kinds import text_of
+from ipygpumem.flight_recorder import archive, files
+from ipygpumem.flight_recorder.entries import CellEnd, CellStart, End, Entry, Figures, Header, Sample, first_lines
+from ipygpumem.flight_recorder.machine import process_started, this_machine
+from ipygpumem.flight_recorder.writer import Writer
+from ipygpumem.introspect import text_of
 from ipygpumem.model import CellRecord, Reading
 from ipygpumem.probes import cgroup, own_limits, pressure
-from ipygpumem.recorder import archive, files
-from ipygpumem.recorder.entries import CellEnd, CellStart, End, Entry, Figures, Header, Sample, first_lines
-from ipygpumem.recorder.machine import process_started, this_machine
-from ipygpumem.recorder.writer import Writer
 from ipygpumem.reports.content import clean, note
 
 if TYPE_CHECKING:

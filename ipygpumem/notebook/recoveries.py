@@ -8,21 +8,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ipygpumem import carried, reclaim, tracebacks
-from ipygpumem.garbage import Garbage, Mark
-from ipygpumem.holders.freeing import steps_that_free
-from ipygpumem.kinds import instance_dict
-from ipygpumem.meter import Meter
+from ipygpumem.freeing import carried, reclaim, tracebacks
+from ipygpumem.freeing.steps import steps_that_free
+from ipygpumem.introspect import instance_dict
+from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import Held, Reading, ReclaimStep, RecoveryRecord
 from ipygpumem.notebook.cells import Cell, CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.lasterror import error_of, stored_error
+from ipygpumem.objects.garbage import Garbage, Mark
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.reports import content
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
-    from ipygpumem.lingering import Named
+    from ipygpumem.freeing.lingering import Named
     from ipygpumem.notebook.budget import NotebookBudget
     from ipygpumem.notebook.experiments import Experiment
 
@@ -139,7 +139,7 @@ class Recoveries:
 
     def _names_now(self) -> Named | None:
         try:
-            from ipygpumem.lingering import Named  # loading the extension must stay fast
+            from ipygpumem.freeing.lingering import Named  # loading the extension must stay fast
 
             return Named(self._shell.user_ns)
         except MemoryError:
@@ -187,7 +187,7 @@ class Recoveries:
         return told.get(failure.message, "")
 
     def _who_refused(self, message: str) -> str:
-        from ipygpumem.budgets import refusal  # loading the extension must stay fast
+        from ipygpumem.fitting.budgets import refusal  # loading the extension must stay fast
 
         found = refusal(message)
         if found is None:

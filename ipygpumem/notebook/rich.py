@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from ipygpumem.reports import html, text
 
 if TYPE_CHECKING:
-    from ipygpumem.inventory.records import Inventory, InventoryDiff
+    from ipygpumem.objects.inventory.records import Inventory, InventoryDiff
     from ipygpumem.reports.layout import Report
 
 _SHOWN = 20
-_MODULE = "ipygpumem.inventory.records"
+_MODULE = "ipygpumem.objects.inventory.records"
 _NAMES = ("Inventory", "InventoryDiff")
 
 
@@ -38,7 +38,7 @@ def register(shell: Any) -> Callable[[], None]:
 
 
 def _report(found: Inventory | InventoryDiff) -> Report:
-    from ipygpumem.inventory.records import Inventory
+    from ipygpumem.objects.inventory.records import Inventory
     from ipygpumem.reports.tensors import difference_report, tensors_report
 
     if isinstance(found, Inventory):

@@ -11,11 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ipygpumem import interrupts
 from ipygpumem.errors import ExperimentError, NotLoadedError
-from ipygpumem.garbage import Garbage
-from ipygpumem.kinds import text_of, type_name
-from ipygpumem.meter import Meter
+from ipygpumem.freeing.reclaim import fallen
+from ipygpumem.introspect import text_of, type_name
+from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import CellRecord, ExperimentRecord
 from ipygpumem.notebook.cells import Cell, CellStack
 from ipygpumem.notebook.config import IPyGpuMem
@@ -30,19 +29,20 @@ from ipygpumem.notebook.subscribers import Subscribers
 from ipygpumem.notebook.ticker import Ticker
 from ipygpumem.notebook.trends import Trends
 from ipygpumem.notebook.wire import Wire
+from ipygpumem.objects import interrupts
+from ipygpumem.objects.garbage import Garbage
 from ipygpumem.probes import Probe
 from ipygpumem.probes.host import HostProbe
-from ipygpumem.reclaim import fallen
 from ipygpumem.reports import content
 from ipygpumem.reports.bars import Scales
 
 if TYPE_CHECKING:
     from ipygpumem.fitting.remembered import Remembered
+    from ipygpumem.model import SessionRecord
     from ipygpumem.notebook.budget import NotebookBudget
     from ipygpumem.notebook.experiments import Experiment
     from ipygpumem.notebook.recording import Recorder
     from ipygpumem.notebook.watching import Watched
-    from ipygpumem.recorded import SessionRecord
 
 
 class Session:
@@ -87,7 +87,7 @@ class Session:
 
     def recorded(self) -> SessionRecord:
         """Return all that has finished, as one record."""
-        from ipygpumem.recorded import SessionRecord  # loading the extension must stay fast
+        from ipygpumem.model import SessionRecord  # loading the extension must stay fast
 
         return SessionRecord(time.time(), tuple(self.history), tuple(self.experiments))
 
@@ -363,7 +363,7 @@ class Session:
             self.wire.close()
         self.meter.close()
         self.garbage.forget()
-        if graphs := sys.modules.get("ipygpumem.holders.graphs"):
+        if graphs := sys.modules.get("ipygpumem.objects.holders.graphs"):
             graphs.stop_letting_swap()
         return names
 

@@ -84,7 +84,7 @@ def _cells(shell: Any) -> list[tuple[int, str]]:
 
 
 def _bound(source: str) -> set[str]:
-    from ipygpumem.bindings import bindings_of  # loading the extension must stay fast
+    from ipygpumem.scopes.bindings import bindings_of  # loading the extension must stay fast
 
     try:
         tree = ast.parse(source)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import Any
 
-from ipygpumem.kinds import type_name
+from ipygpumem.introspect import type_name
 from ipygpumem.model import CellRecord, ExperimentRecord
 from ipygpumem.reports.content import clean
 
@@ -58,7 +58,7 @@ class Subscribers:
         except KeyboardInterrupt:
             print(f"ipygpumem: {_name(entry[0])} was interrupted; it stays subscribed", file=sys.stderr)
         except BaseException as error:  # even SystemExit: a logger must not end the session
-            from ipygpumem.tracebacks import classify  # loading the extension must stay fast
+            from ipygpumem.freeing.tracebacks import classify  # loading the extension must stay fast
 
             self._drop(entry)
             why = f"{type_name(error)}: {clean(classify(error).message)}"

@@ -8,16 +8,16 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import NotLoadedError
-from ipygpumem.inventory import selection, survey
-from ipygpumem.inventory.records import Inventory
-from ipygpumem.kinds import is_kind
+from ipygpumem.introspect import is_instance
 from ipygpumem.notebook.parsing import Parser, size
 from ipygpumem.notebook.session import session_of
 from ipygpumem.notebook.sources import cell_of_file, cell_that_bound, running_cell
+from ipygpumem.objects.inventory import selection, survey
+from ipygpumem.objects.inventory.records import Inventory
+from ipygpumem.objects.progress import Progress, unseen
 from ipygpumem.reports import tensors as reports
 from ipygpumem.reports.content import Report
-from ipygpumem.scope import is_ownable
-from ipygpumem.shares import Progress, unseen
+from ipygpumem.scopes.scope import is_ownable
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.session import Session
@@ -89,8 +89,8 @@ def _roots(shell: Any) -> Iterator[tuple[str, object]]:
     for name in sorted(plain, key=lambda name: name.startswith("_")):
         yield name, namespace[name]
     outputs = namespace.get("_oh")
-    if is_kind(outputs, dict):
-        for number, value in list(dict.items(outputs)):  # type: ignore[arg-type]  # is_kind says so
+    if is_instance(outputs, dict):
+        for number, value in list(dict.items(outputs)):  # type: ignore[arg-type]  # is_instance says so
             if type(number) is int:
                 yield f"Out[{number}]", value
 

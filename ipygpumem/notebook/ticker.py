@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ipygpumem.meter import Meter
+from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import Reading
 from ipygpumem.notebook.cells import Cell, CellStack
 

@@ -9,7 +9,7 @@ from ipygpumem.model import CellRecord, Usage
 from ipygpumem.units import MIB
 
 if TYPE_CHECKING:
-    from ipygpumem.recorded import Growth
+    from ipygpumem.model import Growth
 
 _LEAST_BYTES, _LEAST_SHARE, _ENOUGH_BYTES = 10 * MIB, 0.01, 50 * MIB
 """A run that grows the device by this share of what was in use is told; never by less, always by enough."""
@@ -105,6 +105,6 @@ def _count(devices: dict[str, _Device], usage: Usage, *, success: bool) -> Growt
     told = device.add(usage, success=success)
     if told is None:
         return None
-    from ipygpumem.recorded import Growth  # loading the extension must stay fast
+    from ipygpumem.model import Growth  # loading the extension must stay fast
 
     return Growth(usage.device, told.runs, told.least_bytes, told.most_bytes)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ipygpumem.arrays import Array, ArraySearch, describe, watch
 from ipygpumem.errors import said
-from ipygpumem.garbage import Garbage, Mark
-from ipygpumem.lingering import Named
+from ipygpumem.freeing.lingering import Named
 from ipygpumem.model import Held
+from ipygpumem.objects.arrays import Array, ArraySearch, describe, watch
+from ipygpumem.objects.garbage import Garbage, Mark
 
 if TYPE_CHECKING:
-    from ipygpumem.inventory.before import Before
+    from ipygpumem.objects.inventory.before import Before
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Start:
         self._mark = garbage.mark()
 
     def _look(self, namespace: dict[str, Any], garbage: Garbage, note: Callable[[str], None]) -> None:
-        from ipygpumem.inventory.before import Before  # loading the extension must stay fast
+        from ipygpumem.objects.inventory.before import Before  # loading the extension must stay fast
 
         try:
             self._before = Before(namespace, garbage)

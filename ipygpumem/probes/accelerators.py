@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import said
-from ipygpumem.kinds import is_kind
+from ipygpumem.introspect import is_instance
 from ipygpumem.model import Reading
 from ipygpumem.probes import Probe
 from ipygpumem.probes.counters import SharedPeaks
@@ -46,7 +46,7 @@ XPU = Backend(
 def loaded_torch() -> Any | None:
     """Return the torch module if the user's code has imported it, else None (also for a stand-in)."""
     module = sys.modules.get("torch")
-    return module if is_kind(module, ModuleType) else None
+    return module if is_instance(module, ModuleType) else None
 
 
 def uncounted() -> str:

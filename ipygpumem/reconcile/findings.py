@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ipygpumem.arrays import library_type
 from ipygpumem.errors import said
-from ipygpumem.kinds import is_kind
+from ipygpumem.introspect import is_instance
 from ipygpumem.model import Reading
+from ipygpumem.objects.arrays import library_type
 from ipygpumem.probes.accelerators import loaded_torch, uncounted
 from ipygpumem.probes.allocator import Snapshot, snapshots
 from ipygpumem.probes.host import host_figures
@@ -160,9 +160,9 @@ def storages_of(arrays: Iterable[tuple[object, str]]) -> Iterator[Storage]:
     for array, kind in arrays:
         place = None
         with contextlib.suppress(Exception):  # an exotic or half-made array is left out, as in arrays.describe
-            if tensor_type is not None and is_kind(array, tensor_type):
+            if tensor_type is not None and is_instance(array, tensor_type):
                 place = _place_of_tensor(sys.modules["torch"], array)
-            elif array_type is not None and is_kind(array, array_type):
+            elif array_type is not None and is_instance(array, array_type):
                 place = _place_of_ndarray(array_type, array)
         if place is not None and place[:2] not in seen:
             seen.add(place[:2])
@@ -185,6 +185,6 @@ def _place_of_tensor(torch: Any, tensor: Any) -> tuple[str, int, int] | None:
 
 def _place_of_ndarray(array_type: type, array: Any) -> tuple[str, int, int]:
     read = array_type.__dict__
-    while is_kind(read["base"].__get__(array), array_type):  # what it is a view of
+    while is_instance(read["base"].__get__(array), array_type):  # what it is a view of
         array = read["base"].__get__(array)
     return "cpu", int(read["__array_interface__"].__get__(array)["data"][0]), int(read["nbytes"].__get__(array))

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from ipygpumem.model import CellRecord, ExperimentRecord, Usage
-from ipygpumem.recorded import Growth, devices_of
+from ipygpumem.model import CellRecord, ExperimentRecord, Growth, Usage, devices_of
 from ipygpumem.reports.content import Report, Table, clean, count, device_label
 from ipygpumem.units import format_bytes, format_change, format_seconds
 

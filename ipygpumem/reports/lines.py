@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ipygpumem.lines.account import LineCost
-from ipygpumem.lines.blocks import Block, LinesRecord
+from ipygpumem.profiling.account import LineCost
+from ipygpumem.profiling.blocks import Block, LinesRecord
 from ipygpumem.reports.layout import Report, Table, clean, count, device_label
 from ipygpumem.units import format_change, format_seconds, format_short_seconds
 

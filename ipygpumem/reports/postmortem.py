@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ipygpumem.recorder.archive import Counts
-from ipygpumem.recorder.entries import CellEnd, CellStart, Header, Sample
-from ipygpumem.recorder.reader import Recording
-from ipygpumem.recorder.verdict import NO_DEATHS, Verdict, curve, devices, last_figures
+from ipygpumem.flight_recorder.archive import Counts
+from ipygpumem.flight_recorder.entries import CellEnd, CellStart, Header, Sample
+from ipygpumem.flight_recorder.reader import Recording
+from ipygpumem.flight_recorder.verdict import NO_DEATHS, Verdict, curve, devices, last_figures
 from ipygpumem.reports.bars import Curve, curve_of, text_spark
 from ipygpumem.reports.layout import Fact, Listing, Report, Segment, Table, clean, count, device_label
 from ipygpumem.units import format_bytes, format_seconds

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ipygpumem.profiling.statements import Cost, Spread
 from ipygpumem.reports.layout import Report, Table, clean_name, count, device_label
-from ipygpumem.statements import Cost, Spread
 from ipygpumem.units import format_bytes, format_change, format_short_seconds
 
 _FIGURES = ("kept", "peak", "all peaks", "time", "all times")

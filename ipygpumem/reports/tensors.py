@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ipygpumem.columns import Rows
-from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
+from ipygpumem.objects.columns import Rows
+from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
 from ipygpumem.reports.content import Report, Table, clean, count, device_label
 from ipygpumem.units import format_bytes, format_change
 

@@ -14,8 +14,8 @@ from typing import Any
 import pynvml
 import torch
 
-from ipygpumem.inventory.survey import kinds_of_objects
 from ipygpumem.notebook.session import current_session
+from ipygpumem.objects.inventory.survey import kinds_of_objects
 from ipygpumem.reconcile.findings import reconcile, storages_of
 from ipygpumem.reconcile.records import Reconciliation
 from ipygpumem.units import KIB, MIB

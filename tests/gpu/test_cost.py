@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.meter import Meter
+from ipygpumem.measuring.meter import Meter
 from ipygpumem.probes import Probe
 from ipygpumem.probes.accelerators import CUDA, CachingAllocatorProbe
 from ipygpumem.probes.host import HostProbe

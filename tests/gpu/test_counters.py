@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.meter import Measurement, Meter
+from ipygpumem.measuring.meter import Measurement, Meter
 from ipygpumem.model import Usage
 from ipygpumem.probes.accelerators import CUDA, CachingAllocatorProbe
 from ipygpumem.units import MIB

@@ -111,7 +111,7 @@ def test_the_seed_reaches_the_device(gpu_kernel: Kernel) -> None:
 
 GRAPH = """
 import json, torch
-from ipygpumem.reclaim import empty_device_caches
+from ipygpumem.freeing.reclaim import empty_device_caches
 
 def product():
     return left.T @ right  # long and thin: cuBLAS splits it and needs its workspace

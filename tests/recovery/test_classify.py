@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.tracebacks import classify
+from ipygpumem.freeing.tracebacks import classify
 
 
 def _named(name: str, *bases: type) -> type[BaseException]:

@@ -9,7 +9,7 @@ from tests.smoke.steps import ANNOUNCE, exist, fails, ok, open_experiments, run
 
 _SLOW_EXIT = f"""
 {ANNOUNCE}
-from ipygpumem.garbage import Garbage
+from ipygpumem.objects.garbage import Garbage
 quick = Garbage.collect
 
 def slow(self, since=None):

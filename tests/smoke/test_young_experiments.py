@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python
 
 SETUP = """
 import gc, os, sys, threading, weakref
-import ipygpumem, ipygpumem.garbage as garbage
+import ipygpumem, ipygpumem.objects.garbage as garbage
 class Node:
     def __init__(self): self.me, self.held = self, bytearray(1 << 20)
 alive, full = {}, []

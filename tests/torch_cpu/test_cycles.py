@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.garbage import Garbage
-from ipygpumem.holders import cycles
+from ipygpumem.freeing import cycles
+from ipygpumem.objects.garbage import Garbage
 from tests.fakes import fake_module
 
 torch: Any = pytest.importorskip("torch")

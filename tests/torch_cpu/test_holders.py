@@ -15,12 +15,12 @@ from typing import Any
 import numpy
 import pytest
 
-from ipygpumem.arrays import storage_key
-from ipygpumem.garbage import Garbage
-from ipygpumem.heap import Heap
-from ipygpumem.holders import cycles
-from ipygpumem.holders.paths import Place
-from ipygpumem.holders.search import Roots, explain
+from ipygpumem.freeing import cycles
+from ipygpumem.objects.arrays import storage_key
+from ipygpumem.objects.garbage import Garbage
+from ipygpumem.objects.heap import Heap
+from ipygpumem.objects.holders.paths import Place
+from ipygpumem.objects.holders.search import Roots, explain
 
 
 class Thing:

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import ipygpumem
-from ipygpumem.arrays import storage_key, watch
-from ipygpumem.columns import CHUNK
-from ipygpumem.heap import Heap
-from ipygpumem.holders.search import Roots, explain
-from ipygpumem.inventory import survey
-from ipygpumem.inventory.records import Inventory, TensorRecord
+from ipygpumem.objects.arrays import storage_key, watch
+from ipygpumem.objects.columns import CHUNK
+from ipygpumem.objects.heap import Heap
+from ipygpumem.objects.holders.search import Roots, explain
+from ipygpumem.objects.inventory import survey
+from ipygpumem.objects.inventory.records import Inventory, TensorRecord
 from ipygpumem.reconcile.findings import storages_of
 from tests.kernel import Kernel
 from tests.steps import works
@@ -281,7 +281,7 @@ def test_what_is_behind_a_frozen_tensor_has_a_name() -> None:
 
 KEPT = """
 import gc, json, torch
-from ipygpumem.inventory import survey
+from ipygpumem.objects.inventory import survey
 several = [torch.zeros(3) for _ in range(5000)]
 found = survey.take([("several", several)])
 waiting, seen, references = [found], set(), 0

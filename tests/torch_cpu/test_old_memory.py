@@ -137,7 +137,7 @@ def test_a_survivor_of_an_inner_scope_is_one_leak_also_after_the_outer_one(noteb
 
 
 def test_where_the_notebook_held_too_much_the_report_does_not_claim_what_it_does_not_know(notebook: Kernel) -> None:
-    works(notebook, "import numpy as np\nfrom ipygpumem.inventory.reach import Reach\nReach.MOST_OBJECTS = 100")
+    works(notebook, "import numpy as np\nfrom ipygpumem.objects.inventory.reach import Reach\nReach.MOST_OBJECTS = 100")
     works(notebook, "rows = [[np.zeros(1 << 18)]] + [[i] for i in range(200)]; cache = []")
     (report,) = works(notebook, "%%experiment a\nx = rows[0][0]; y = torch.ones(1 << 19); cache.append(y)").reports(
         "experiment"
@@ -177,7 +177,10 @@ def test_torchscripts_parameters_are_known_although_only_cpp_holds_them(notebook
 
 
 def test_a_first_look_that_fails_claims_nothing(notebook: Kernel) -> None:
-    works(notebook, "outer = nn.Linear(1024, 1024)\nimport ipygpumem.inventory.before as before\nreal = before.Before")
+    works(
+        notebook,
+        "outer = nn.Linear(1024, 1024)\nimport ipygpumem.objects.inventory.before as before\nreal = before.Before",
+    )
     works(notebook, "def fails(*args): raise ValueError('no look')\nbefore.Before = fails")
     (report,) = works(notebook, "%%experiment a\nm = outer").reports("experiment")
     works(notebook, "before.Before = real")

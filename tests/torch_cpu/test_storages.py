@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.arrays import describe
+from ipygpumem.objects.arrays import describe
 from tests.kernel import Kernel
 from tests.steps import works
 

@@ -7,8 +7,7 @@ import io
 from collections.abc import Iterator
 from operator import attrgetter
 
-from ipygpumem.model import CellRecord, Usage
-from ipygpumem.recorded import USAGE_BYTES, SessionRecord
+from ipygpumem.model import USAGE_BYTES, CellRecord, SessionRecord, Usage
 from ipygpumem.reports.content import clean
 
 _CELL = ("execution_count", "cell_id", "experiment", "started_at", "duration_seconds", "success", "error")

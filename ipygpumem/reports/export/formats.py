@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ipygpumem.errors import FileError
-from ipygpumem.recorded import SessionRecord
+from ipygpumem.model import SessionRecord
 from ipygpumem.reports.content import clean
 from ipygpumem.reports.export import csv_file, files, html_page, json_file, openmetrics
 

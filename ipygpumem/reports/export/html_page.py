@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timezone
 
-from ipygpumem.recorded import SessionRecord
+from ipygpumem.model import SessionRecord
 from ipygpumem.reports import content, history, html
 from ipygpumem.reports.bars import Scales
 from ipygpumem.reports.export.pictures import pictures

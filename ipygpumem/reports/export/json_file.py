@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from ipygpumem.errors import FileError
-from ipygpumem.recorded import SessionRecord
+from ipygpumem.model import SessionRecord
 
 SCHEMA = 1
 """Raised when a reader of before would misunderstand; a field more does not."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from ipygpumem.model import CellRecord, ExperimentRecord, Usage
-from ipygpumem.recorded import SessionRecord
+from ipygpumem.model import CellRecord, ExperimentRecord, SessionRecord, Usage
 from ipygpumem.reports.content import clean
 from ipygpumem.reports.history import numbered
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any
 
-from ipygpumem.recorded import SessionRecord
+from ipygpumem.model import SessionRecord
 from ipygpumem.reports.content import clean
 
 _SESSION_CELLS, _BAR_CELLS, _EXPERIMENTS = 1000, 200, 20

@@ -1,0 +1,131 @@
+"""Gives memory back, step by step, and says how much each step gave.
+
+The order is that of the references: whatever holds objects first, then the garbage collector, then the caches
+that keep the freed memory, the host's allocator last. A step that fails is reported, and the next one runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ipygpumem.errors import GpuMemError, said
+from ipygpumem.measuring.meter import Meter
+from ipygpumem.model import Reading, ReclaimStep
+from ipygpumem.objects import interrupts
+from ipygpumem.probes.accelerators import loaded_torch
+from ipygpumem.probes.allocator import snapshots
+
+Step = tuple[str, Callable[[], object]]
+
+
+def run_steps(meter: Meter, steps: list[Step], done: list[ReclaimStep]) -> None:
+    """Run ``steps`` in order and append to ``done`` what each gave back; an interrupt loses no finished step."""
+    before = _now(meter)
+    for name, action in steps:
+        started = time.perf_counter()
+        error = None
+        try:
+            with interrupts.kept():
+                action()
+        except MemoryError:
+            error = "memory ran out"
+        except Exception as problem:  # one broken step must not keep the others from running
+            error = said(problem)
+        seconds = time.perf_counter() - started
+        after = _now(meter)
+        given, returned = fallen(current(before), current(after)), fallen(reserved(before), reserved(after))
+        done.append(ReclaimStep(name, given, returned, seconds, error))
+        before = after
+
+
+def _now(meter: Meter) -> dict[str, Reading]:
+    """Return what the meter reads; nothing while there is no memory for that."""
+    try:
+        return meter.now()
+    except MemoryError:
+        return {}
+
+
+def memory_steps(*collecting: Step, devices: bool = True) -> list[Step]:
+    """Return the steps that give memory back once nothing refers to it any more.
+
+    Args:
+        collecting: those that collect garbage, which come first.
+        devices: also empty the caches of accelerators, which fails where a context is broken.
+    """
+    steps = [*collecting]
+    if devices and loaded_torch() is not None:
+        steps.append(("device caches", empty_device_caches))
+    steps.append(("malloc_trim", trim_host_heap))
+    return steps
+
+
+def current(readings: Mapping[str, Reading]) -> dict[str, int]:
+    """Return each device's bytes: RSS for the host, those of live tensors for an accelerator."""
+    return {device: reading.current_bytes for device, reading in readings.items()}
+
+
+def reserved(readings: Mapping[str, Reading]) -> dict[str, int]:
+    """Return what each accelerator's allocator reserves; the host is left out."""
+    return {
+        device: reading.reserved_bytes for device, reading in readings.items() if reading.reserved_bytes is not None
+    }
+
+
+def fallen(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """Return how far each device fell; negative where it rose."""
+    return {device: size - after[device] for device, size in before.items() if device in after}
+
+
+def empty_device_caches() -> None:
+    """Return cached device memory to the driver, for every accelerator that the user's code has initialised."""
+    torch: Any = loaded_torch()
+    for name in ("cuda", "xpu"):
+        module = getattr(torch, name, None)
+        if module is not None and module.is_initialized():
+            if _is_capturing(module):
+                raise GpuMemError("left alone while a CUDA graph is captured: to free something would spoil that")
+            if not _may_have_graphs(name):
+                _call(torch, f"_{name}_clearCublasWorkspaces")  # cuBLAS keeps some MiB per handle and stream
+            module.empty_cache()
+            _call(torch, "_host_emptyCache")  # pinned host memory
+    mps = getattr(getattr(torch, "backends", None), "mps", None)
+    if mps is not None and mps.is_available():
+        torch.mps.empty_cache()
+
+
+def _is_capturing(module: Any) -> bool:
+    """Whether the current stream is captured into a graph. Other streams are not asked: that may create contexts."""
+    ask = getattr(module, "is_current_stream_capturing", None)
+    return ask is not None and bool(ask())
+
+
+def _may_have_graphs(backend: str) -> bool:
+    """Whether a captured graph may be alive: it may have a workspace's address built in, which must stay then."""
+    try:
+        found = snapshots(backend)
+    except RuntimeError:  # an allocator without snapshots, such as cudaMallocAsync: nobody can tell
+        return True
+    return any(segment.private for snapshot in found.values() for segment in snapshot.segments)
+
+
+def _call(torch: Any, name: str) -> None:
+    function = getattr(torch._C, name, None)  # private, absent in some builds
+    if function is not None:
+        function()
+
+
+def trim_host_heap() -> None:
+    """Ask glibc to return free heap pages to the system; does nothing where there is no such call."""
+    if (trim := _malloc_trim()) is not None:
+        trim(0)
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], object] | None:
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None

@@ -1,0 +1,343 @@
+"""Exceptions that pin memory: is it an out-of-memory error, what do its frames hold, and their release.
+
+An exception keeps its traceback, the traceback its frames, and each frame its locals: after an error in a
+training loop that is the model, the batch and every activation. Nothing here asks a user's object for
+anything: exceptions are read through ``BaseException``'s own descriptors.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import gc
+import inspect
+import math
+import re
+import sys
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, TracebackType
+from typing import Any, Literal
+
+from ipygpumem.errors import UnitError
+from ipygpumem.freeing.stand_ins import stand_in_for
+from ipygpumem.introspect import is_instance, name_of, type_name
+from ipygpumem.model import Held
+from ipygpumem.objects.arrays import ArraySearch
+from ipygpumem.objects.holders.frames import stack
+from ipygpumem.units import parse_bytes
+
+_OOM_TYPES = {"OutOfMemoryError", "MemoryError"}  # torch, CuPy; MemoryError and NumPy's subclass of it
+_OOM_TEXT = re.compile(
+    r"out of memory|can't allocate memory|not enough memory|RESOURCE_EXHAUSTED|cudaErrorMemoryAllocation"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|HIPBLAS_STATUS_ALLOC_FAILED"
+    r"|(DEVICE|HOST)_ALLOCATION_FAILED",
+    re.IGNORECASE,
+)
+_TEXT_TYPES = {
+    "RuntimeError",
+    "AcceleratorError",
+    "XlaRuntimeError",
+    "JaxRuntimeError",
+    "CUDARuntimeError",
+    "CUDNNError",
+    "CUBLASError",
+}
+"""Types whose message decides; a ValueError about memory is somebody's own."""
+
+_INTERRUPTS = {"KeyboardInterrupt", "CancelledError"}
+"""The kernel ends a cell that awaits by cancelling its task."""
+
+_POISON_TEXT = re.compile(
+    r"device-side assert(ion failures)?\b|illegal memory access|illegal instruction|misaligned address"
+    r"|unspecified launch failure|hardware stack error|invalid program counter|uncorrectable ECC"
+    r"|CUDA error: unknown error|launch timed out|operation not supported on global/shared address space"
+    r"|CUDA_ERROR_(ASSERT|ILLEGAL_ADDRESS)",
+    re.IGNORECASE,
+)
+"""Says of a CUDA error that no later call can work. Below each of them torch advises about "device-side assertions"."""
+_SIZE = r"([\d.,]+ ?(?:[kmgtp]?i?b|bytes))"
+_REQUESTED = re.compile(
+    rf"tried to allocate {_SIZE}|trying to allocate {_SIZE}|unable to allocate {_SIZE}|allocating {_SIZE}"
+    rf"|^requested +: {_SIZE}",  # cudaMallocAsync
+    re.IGNORECASE | re.MULTILINE,
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What kind of failure an exception and its chain are."""
+
+    kind: Literal["oom", "interrupt", "error"]
+    error: str
+    message: str
+    requested_bytes: int | None = None
+    poisoned: bool = False
+
+
+def chain(error: BaseException, *, causes: bool = True) -> Iterator[BaseException]:
+    """Yield ``error`` and all that it keeps alive, each once: the members of groups, and causes and contexts."""
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        current = waiting.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current
+        linked = (field(current, "__cause__"), field(current, "__context__")) if causes else ()
+        waiting.extend(item for item in (*linked, *members(current)) if item is not None)
+
+
+def traceback_of(error: BaseException) -> TracebackType | None:
+    """Return the traceback of ``error``, past any ``__getattribute__`` of the user's."""
+    found: TracebackType | None = field(error, "__traceback__")
+    return found
+
+
+def field(error: BaseException, name: str) -> Any:
+    """Return a field that every exception has, past any code of the user's."""
+    return BaseException.__dict__[name].__get__(error)
+
+
+def members(error: BaseException) -> tuple[BaseException, ...]:
+    """Return the members of a group of exceptions; no other has any."""
+    group = getattr(builtins, "BaseExceptionGroup", None)  # Python 3.11
+    return group.__dict__["exceptions"].__get__(error) if group is not None and is_instance(error, group) else ()
+
+
+def _text(error: BaseException) -> str:
+    """Return the exception's message where that is plain text already; never calls the user's ``__str__``."""
+    return " ".join(part for part in field(error, "args") if type(part) is str)
+
+
+def classify(error: BaseException) -> Failure:
+    """Return what kind of failure ``error`` is; an OOM anywhere in its chain makes it one, unless it is a Ctrl-C."""
+    poisoned = any(_names(item) & _TEXT_TYPES and _POISON_TEXT.search(_text(item)) for item in chain(error))
+    is_interrupt = bool(_names(error) & _INTERRUPTS)  # it may strike while an OOM is handled, which is its context then
+    for item in chain(error):
+        if is_oom(item) and not is_interrupt:
+            requested = _requested(item)
+            return Failure("oom", type_name(item), _text(item), requested, poisoned)
+    # Causes do not count: each timeout of asyncio has one.
+    interrupted = is_interrupt or any("KeyboardInterrupt" in _names(item) for item in chain(error, causes=False))
+    return Failure("interrupt" if interrupted else "error", type_name(error), _text(error), None, poisoned)
+
+
+def is_oom(error: BaseException) -> bool:
+    """Whether ``error`` itself says that memory ran out: host, CUDA, ROCm, XPU, MPS, CuPy or JAX."""
+    names = _names(error)
+    if names & _OOM_TYPES:
+        return True
+    return bool(names & _TEXT_TYPES) and _OOM_TEXT.search(_text(error)) is not None
+
+
+def _names(error: BaseException) -> set[str]:
+    """Return the names of the exception's type and of its bases."""
+    return {name_of(kind) for kind in type.mro(type(error))}
+
+
+def _requested(error: BaseException) -> int | None:
+    match = _REQUESTED.search(_text(error))
+    if match is None:
+        return _requested_array(error)
+    try:
+        return parse_bytes(next(group for group in match.groups() if group).replace(",", ""))
+    except UnitError:
+        return None
+
+
+def _requested_array(error: BaseException) -> int | None:
+    """NumPy's error carries the shape and dtype that it could not allocate instead of a text."""
+    args = field(error, "args")
+    if len(args) != 2 or type(args[0]) is not tuple or not all(type(size) is int for size in args[0]):
+        return None
+    dtype_type = getattr(sys.modules.get("numpy"), "dtype", None)
+    if dtype_type is None or not is_instance(args[1], dtype_type):
+        return None
+    return math.prod(args[0]) * int(dtype_type.itemsize.__get__(args[1]))
+
+
+def frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    """Yield the frames of ``error`` and of its chain with their lines, outermost first, each once."""
+    seen: set[int] = set()
+    for item in chain(error):
+        traceback = traceback_of(item)
+        while traceback is not None:
+            if id(traceback.tb_frame) not in seen:
+                seen.add(id(traceback.tb_frame))
+                yield traceback.tb_frame, traceback.tb_lineno
+            traceback = traceback.tb_next
+
+
+def held(error: BaseException) -> tuple[Held, ...]:
+    """Return which function's locals hold tensors or arrays, largest first, each storage once.
+
+    The notebook's own names are left out: they are no more pinned than before the error. So are the frames of
+    generators and threads that go on.
+    """
+    search = ArraySearch()
+    found: list[Held] = []
+    own = running_here()
+    in_use = _in_use([frame for frame, _ in frames(error)]) - own
+    for frame, line in frames(error):
+        if is_shells(frame) or id(frame) in in_use:
+            continue
+        for name, value in names_in(frame, running=id(frame) in own).items():
+            entry = search.held(name, value, function=frame.f_code.co_name, line=line)
+            if entry is not None:
+                found.append(entry[0])
+    return tuple(sorted(found, key=lambda item: -item.size_bytes))
+
+
+def half_made(error: BaseException) -> tuple[str, weakref.ref[Any]] | None:
+    """Return the type and the optimizer of torch's whose state ``error`` has left half made; None if there is none.
+
+    torch notes first that a parameter has state, and fills it in then. If memory runs out between the two, the next
+    step relies on the note and ends with a ``KeyError``.
+    """
+    for frame, _ in frames(error):
+        module = frame.f_globals.get("__name__")
+        if frame.f_code.co_name == "_init_group" and type(module) is str and module.startswith("torch.optim."):
+            names = names_in(frame, running=False)
+            if type(names.get("state")) is dict and names["state"]:
+                return type_name(names["self"]), weakref.ref(names["self"])
+    return None
+
+
+def names_in(frame: FrameType, *, running: bool) -> dict[str, object]:
+    """Return the locals of a function's frame, and other names if nothing but the frame keeps them."""
+    if _is_function(frame):
+        names = dict(frame.f_locals)
+        if running:  # up to Python 3.12 the frame keeps what was read, and with it what the function lets go of next
+            for snapshot in _kept_by_frames_alone([frame.f_locals]):
+                snapshot.clear()
+        return names
+    own = _kept_by_frames_alone([frame.f_locals]) if frame.f_locals is not frame.f_globals else []
+    return dict(own[0]) if own else {}
+
+
+def _kept_by_frames_alone(mappings: list[Any]) -> list[dict[str, object]]:
+    """Return those of ``mappings``, each the locals of a frame, which are dicts that nothing else refers to."""
+    # The first is nobody's: it shows what this very line refers to.
+    counts = [
+        sys.getrefcount(item) - sum(value is item for value in list(item.values()))
+        if type(item) is dict
+        else sys.maxsize
+        for item in [{}, *mappings]
+    ]
+    # The list itself, and the frame.
+    return [item for item, count in zip(mappings, counts[1:], strict=True) if count <= counts[0] + 2]
+
+
+def _is_function(frame: FrameType) -> bool:
+    return bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
+
+
+def is_shells(frame: FrameType) -> bool:
+    """Whether the frame is IPython's own, whose locals lead to everything."""
+    name = frame.f_globals.get("__name__")
+    return type(name) is str and name.split(".")[0] in ("IPython", "ipykernel", "ipygpumem")
+
+
+def running_here() -> set[int]:
+    """Return the identities of the frames that run in this thread."""
+    return {id(frame) for frame in stack(sys._getframe(1))}
+
+
+def is_frozen() -> bool:
+    """Whether the heap was frozen (``gc.freeze``): nobody can be asked then who refers to what.
+
+    Python 3.12 freezes some hundreds of objects itself when it starts.
+    """
+    return gc.get_freeze_count() > 10_000
+
+
+_RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_OWNERS = ((GeneratorType, "gi_frame"), (CoroutineType, "cr_frame"), (AsyncGeneratorType, "ag_frame"))
+
+
+def frame_of(item: object) -> FrameType | None:
+    """Return the frame of a generator or coroutine that has not finished; None for all other objects."""
+    name = next((name for kind, name in _OWNERS if type(item) is kind), None)
+    return getattr(item, name) if name is not None else None
+
+
+def _in_use(found: list[FrameType]) -> set[int]:
+    """Return the identities of those frames that run, in any thread, or wait in a generator or coroutine."""
+    if sys.version_info >= (3, 11):
+        # A frame that has finished refers to its code; until then it is its generator or its thread that does.
+        return {id(frame) for frame in found if not any(item is frame.f_code for item in gc.get_referents(frame))}
+    running = {id(frame) for top in sys._current_frames().values() for frame in stack(top)}
+    made = [frame for frame in found if frame.f_code.co_flags & _RESUMED]
+    if is_frozen():
+        return running | {id(frame) for frame in made}
+    return running | {id(frame_of(item)) for item in (gc.get_referrers(*made) if made else ())}
+
+
+def release(error: BaseException) -> int:
+    """Drop what the frames of ``error`` and its chain hold, and return how many frames were cleared.
+
+    The traceback can still be shown; its locals are gone. The frames are cleared, for whoever else holds them, and
+    the exceptions get stand-ins for their tracebacks. Frames that are in use are left alone: clearing that of a
+    generator that waits would close it.
+    """
+    _clear_functions(traceback_of(error))
+    for item in chain(error):
+        _clear_functions(traceback_of(item))
+    cleared = 0
+    own = running_here()
+    found = [frame for frame, _ in frames(error)]
+    in_use = _in_use(found)
+    for frame in found:
+        if id(frame) not in in_use:
+            with _STILL_RUNS:
+                cleared += _clear(frame)
+    for item in list(chain(error)):
+        with contextlib.suppress(MemoryError):  # then the real one stays, with little left in its frames
+            _let_go_of_frames(item, own)
+    return cleared
+
+
+_STILL_RUNS = contextlib.suppress(RuntimeError)
+
+
+def _clear_functions(traceback: TracebackType | None) -> None:
+    """Clear the frames of functions that have ended; needs no memory, which there may only be after it."""
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if not frame.f_code.co_flags & _RESUMED:
+            with _STILL_RUNS:
+                frame.clear()
+        traceback = traceback.tb_next
+
+
+def _clear(frame: FrameType) -> bool:
+    """Clear a finished frame (RuntimeError if it is not), and return whether it had names of its own.
+
+    Clearing alone is not enough: up to Python 3.12 a frame whose ``f_locals`` was ever read keeps a copy of every
+    local, and the frame of a class's body its names. Where these are a dict of the user's, they are left as they are.
+    """
+    frame.clear()
+    kept = [
+        item
+        for item in gc.get_referents(frame)
+        if type(item) is dict and item is not frame.f_globals and item is not frame.f_builtins
+    ]
+    alone = _kept_by_frames_alone(kept)
+    for names in alone:
+        names.clear()
+    return _is_function(frame) or bool(alone)
+
+
+def _let_go_of_frames(error: BaseException, running: set[int]) -> None:
+    """Put stand-ins into the traceback of ``error``, behind the frames that still run in this thread."""
+    last_running: TracebackType | None = None
+    traceback = traceback_of(error)
+    while traceback is not None and id(traceback.tb_frame) in running:
+        last_running, traceback = traceback, traceback.tb_next
+    if last_running is None:
+        BaseException.__dict__["__traceback__"].__set__(error, stand_in_for(traceback))
+    else:
+        last_running.tb_next = stand_in_for(traceback)

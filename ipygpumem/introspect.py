@@ -1,0 +1,154 @@
+"""What a user's object is and whose code it is, without asking the object: never itself or its metaclass."""
+
+from __future__ import annotations
+
+import functools
+import site
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from operator import is_
+from pathlib import Path
+from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
+from typing import Any
+
+# By identity: comparing or hashing a type may run its metaclass's code.
+_ATOMS = {id(kind) for kind in (int, float, complex, bool, str, bytes, bytearray, type(None))}
+
+
+def is_instance(value: object, base: type) -> bool:
+    """Whether the type of ``value`` is ``base`` or derives from it."""
+    return type.__subclasscheck__(base, type(value))
+
+
+def is_atom(value: object) -> bool:
+    """Whether ``value`` is a plain number, text or None, which holds nothing else."""
+    return id(type(value)) in _ATOMS
+
+
+def named_objects(namespace: dict[str, Any]) -> Iterator[tuple[str, object]]:
+    """Yield the names that stand for more than plain numbers, text or None; most of very many names do not."""
+    now = dict(namespace)  # one object, where a list of pairs is one for each name
+    names, values = list(now), list(now.values())
+    for start in range(0, len(values), 1000):
+        part = values[start : start + 1000]
+        if not (is_atom(part[0]) and all(map(is_, map(type, part), repeat(type(part[0]))))):
+            yield from (
+                (name, value)
+                for name, value in zip(names[start : start + 1000], part, strict=True)
+                if not is_atom(value)
+            )
+
+
+def type_name(value: object) -> str:
+    """Return the name of the type of ``value``."""
+    return name_of(type(value))
+
+
+def name_of(kind: type) -> str:
+    """Return the name of a type."""
+    return str(type.__dict__["__name__"].__get__(kind))
+
+
+def text_of(value: object) -> str:
+    """Return ``value`` if it is plain text, else an empty text."""
+    return value if type(value) is str else ""
+
+
+def module_dict(module: ModuleType) -> dict[str, Any]:
+    """Return a module's namespace; ``module.__dict__`` would load a lazy one."""
+    return _read_module_dict(module)
+
+
+_read_module_dict: Callable[[ModuleType], dict[str, Any]] = vars(ModuleType)["__dict__"].__get__
+
+
+def instance_dict(value: object) -> dict[str, Any] | None:
+    """Return the attributes of an object or class that live in a dict, past any property of that name."""
+    if is_instance(value, type):
+        return dict(type.__dict__["__dict__"].__get__(value))
+    for kind in type.mro(type(value)):
+        found = type.__dict__["__dict__"].__get__(kind).get("__dict__")
+        if type(found) is GetSetDescriptorType or type(found) is MemberDescriptorType:
+            attributes = found.__get__(value)
+            return attributes if type(attributes) is dict else None
+    return None
+
+
+def module_of(value: object) -> str:
+    """Return the name of the module that the type of ``value`` says it was made in."""
+    return text_of(type.__dict__["__dict__"].__get__(type(value)).get("__module__"))
+
+
+_LONGEST_KEY = 60
+
+
+def key_text(key: object) -> str | None:
+    """Return how a dict's key is written in a path; None for one that only the user's code could show."""
+    kind = type(key)
+    if kind is str:
+        shown = key.replace('"', "'")  # type: ignore[attr-defined]  # kind says so
+        return f'"{shown}"' if len(shown) <= _LONGEST_KEY else f'"{shown[:_LONGEST_KEY]}…"'
+    return (
+        repr(key)[:_LONGEST_KEY]
+        if kind is int or kind is float or kind is bool or kind is bytes or key is None
+        else None
+    )
+
+
+# -- whose code it is: the user's, or a library's, or ours; the file says so -------------------------------------
+
+_OURS = str(Path(__file__).parent)
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    torch = getattr(sys.modules.get("torch"), "__file__", None)  # it may be a checkout
+    paths: list[str | None] = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    paths += [*site.getsitepackages(), str(Path(torch).parent) if torch else None]
+    return (*(path for path in paths if path), _OURS, "<frozen", "<string", "<__array_function__")
+
+
+def is_users(filename: str) -> bool:
+    """Whether a file is neither the standard library's, nor installed, nor ours."""
+    installed = "site-packages" in filename or "dist-packages" in filename
+    return bool(filename) and not installed and not filename.startswith(_libraries())
+
+
+def is_ours(filename: str) -> bool:
+    """Whether a file is one of this package."""
+    return filename.startswith(_OURS)
+
+
+def is_users_module(module: Any) -> bool:
+    """Whether a module is from a file of the user's, or was made by hand."""
+    if not is_instance(module, ModuleType):
+        return False
+    names = module_dict(module)
+    file = text_of(names.get("__file__"))
+    return is_users(file) if file else names.get("__spec__") is None and "." not in text_of(names.get("__name__"))
+
+
+def users_modules() -> dict[str, ModuleType]:
+    """Return the modules from the user's files by name.
+
+    A package's modules are whose the package is: there are thousands of modules, and to look into each takes longer.
+    """
+    modules: dict[str, Any] = dict(sys.modules)
+    owned: dict[str, bool | None] = {}
+    found = {}
+    for name, module in modules.items():
+        root, dot, _ = name.partition(".")
+        if root not in owned:
+            owned[root] = _is_users_package(modules.get(root))
+        if owned[root] or (owned[root] is None and dot and is_users_module(module)):
+            found[name] = module
+    return {name: module for name, module in found.items() if is_instance(module, ModuleType)}
+
+
+def _is_users_package(module: Any) -> bool | None:
+    """Whether a top module is the user's; None for one without a file, such as a package of several folders."""
+    if not is_instance(module, ModuleType):
+        return None
+    return is_users_module(module) or (None if not text_of(module_dict(module).get("__file__")) else False)

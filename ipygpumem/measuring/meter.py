@@ -1,0 +1,216 @@
+"""Measures spans of time: memory before, after, and the exact peak between, on every device.
+
+Peaks nest, or overlap in any order, over counters that can only be reset: at every start each counter is read,
+folded into every open measurement, and rearmed. A stop or a reading folds and need not rearm: what the counter
+shows was reached inside every span that is still open. The meter owns the only thread: it samples while a
+measurement is open and a probe has no counter of its own, and does for others what they ask its clock for.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+
+from ipygpumem.errors import said
+from ipygpumem.measuring.worker import Clock
+from ipygpumem.model import Reading, Usage
+from ipygpumem.probes import Probe
+
+
+class Measurement:
+    """An open span; made by ``Meter.start``."""
+
+    def __init__(self, before: dict[str, Reading]) -> None:
+        self.begin(before)
+
+    def begin(self, before: dict[str, Reading]) -> None:
+        """Begin with what the readings ``before`` say."""
+        self.before = before
+        self.peaks = {device: reading.current_bytes for device, reading in before.items()}
+        self.is_settled = False
+
+    def fold(self, readings: Sequence[Reading]) -> None:
+        """Raise the peaks of this span to those of ``readings``, unless they are final."""
+        for reading in () if self.is_settled else readings:
+            if reading.peak_bytes > self.peaks.get(reading.device, 0):
+                self.peaks[reading.device] = reading.peak_bytes
+
+    def usages(self, now: dict[str, Reading]) -> tuple[Usage, ...]:
+        """Return what each device went through from the start of the span until ``now``."""
+        return tuple([self._usage(reading) for reading in now.values()])
+
+    def _usage(self, now: Reading) -> Usage:
+        # A device that was first used inside the span held nothing before it.
+        before = self.before.get(now.device)
+        # By position, which costs half as much: every cell makes one per device.
+        return Usage(
+            now.device,
+            before.current_bytes if before else 0,
+            now.current_bytes,
+            max(self.peaks.get(now.device, 0), now.current_bytes),
+            now.total_bytes,
+            now.method,
+            now.reserved_bytes,
+            now.used_bytes,
+            now.other_bytes,
+            now.children_bytes,
+            now.note,
+        )
+
+
+class Meter:
+    """Measures overlapping spans with a set of probes; safe to use from several threads.
+
+    Args:
+        probes: what to read; the meter closes them.
+        find_more: asked at every boundary until it returns further probes.
+        sample_seconds: time between two samples where a probe has no high-water mark.
+    """
+
+    def __init__(
+        self,
+        probes: Sequence[Probe],
+        *,
+        find_more: Callable[[], Sequence[Probe]] | None = None,
+        sample_seconds: float = 0.02,
+    ) -> None:
+        self._probes = list(probes)
+        self._find_more = find_more
+        self.failures: dict[str, str] = {}
+        self._sample_seconds = sample_seconds
+        # Weak: the span of somebody who was interrupted before he had it in his hands ends by itself.
+        self._open: weakref.WeakSet[Measurement] = weakref.WeakSet()
+        self._own_lock, self._pid = threading.RLock(), os.getpid()
+        self._sampling = False
+        self.clock = Clock()
+
+    @property
+    def _lock(self) -> threading.RLock:
+        if os.getpid() != self._pid:  # our thread may have held it when the process forked
+            self._own_lock, self._pid = threading.RLock(), os.getpid()
+        return self._own_lock
+
+    def start(self) -> Measurement:
+        """Open a span."""
+        with self._lock:
+            measurement = Measurement(self._readings(peak=bool(self._open), rearm=True))
+            self._open.add(measurement)
+            self._sample_if_needed()
+            return measurement
+
+    def read(self, measurement: Measurement) -> tuple[Usage, ...]:
+        """Return the usages of an open span so far."""
+        with self._lock:
+            return measurement.usages(self._readings())
+
+    def lap(self, measurement: Measurement) -> tuple[Usage, ...]:
+        """Return the usages of an open span so far, and let it begin anew."""
+        with self._lock:
+            readings = self._readings(rearm=True)
+            usages = measurement.usages(readings)
+            measurement.begin(readings)
+            return usages
+
+    def settle(self, measurement: Measurement) -> tuple[Usage, ...]:
+        """Return the usages of an open span so far; its peaks are final, since what follows only gives memory back."""
+        with self._lock:
+            usages = self.read(measurement)
+            measurement.is_settled = True
+            return usages
+
+    def stop(self, measurement: Measurement) -> tuple[Usage, ...]:
+        """Close a span and return its usages; a span that is closed already is only read."""
+        with self._lock:
+            usages = measurement.usages(self._readings())
+            self._close(measurement)
+            return usages
+
+    def drop(self, measurement: Measurement) -> None:
+        """Close a span whose figures nobody wants."""
+        with self._lock:
+            self._close(measurement)
+
+    def _close(self, measurement: Measurement) -> None:
+        self._open.discard(measurement)
+        if self._sampling and not self._open:
+            self._sampling = False
+            self.clock.remove(self._sample)
+
+    def now(self, *, detail: bool = False) -> dict[str, Reading]:
+        """Return each device's reading; open spans keep their peaks."""
+        with self._lock:
+            return self._readings(detail=detail)
+
+    def glance(self) -> dict[str, Reading]:
+        """Return each device's memory now, while other threads use the devices; open spans do not notice."""
+        with self._lock:
+            self._find()
+            return {reading.device: reading for probe in self._probes for reading in self._glance(probe)}
+
+    def change(self, action: Callable[[], None]) -> None:
+        """Run ``action``, which changes a probe, with the peaks so far safe in the open spans."""
+        with self._lock:
+            self._readings()
+            action()
+            self._sample_if_needed()
+
+    def _readings(self, **how: bool) -> dict[str, Reading]:
+        """Read all probes into all open spans."""
+        self._find()
+        return self._read(self._probes, **how)
+
+    def _read(
+        self, probes: Sequence[Probe], *, detail: bool = False, peak: bool = True, rearm: bool = False
+    ) -> dict[str, Reading]:
+        """Read ``probes`` into all open spans; one that fails is left out and named in ``failures``."""
+        found = {}
+        for probe in probes:
+            try:
+                readings = probe.read(detail=detail, peak=peak)
+                for measurement in self._open:
+                    measurement.fold(readings)
+                if rearm:
+                    probe.rearm()
+            except Exception as error:  # a driver that broke must not take the host's figures with it
+                self._failed(probe, error)
+                continue
+            if self.failures:
+                self.failures.pop(type(probe).__name__, None)
+            for reading in readings:
+                found[reading.device] = reading
+        return found
+
+    def _find(self) -> None:
+        if self._find_more is not None and (found := self._find_more()):
+            self._probes += found
+            self._find_more = None
+
+    def _glance(self, probe: Probe) -> tuple[Reading, ...]:
+        try:
+            return probe.glance()
+        except Exception as error:  # as above
+            return self._failed(probe, error)
+
+    def _failed(self, probe: Probe, error: Exception) -> tuple[Reading, ...]:
+        self.failures[type(probe).__name__] = said(error)
+        return ()
+
+    def _sample_if_needed(self) -> None:
+        if self._open and any(probe.sampled for probe in self._probes):
+            self._sampling = True
+            self.clock.add(self._sample)  # also if it was there: a forked child has no thread
+
+    def _sample(self) -> float:
+        with self._lock:
+            self._read([probe for probe in self._probes if probe.sampled])
+        return self._sample_seconds
+
+    def close(self) -> None:
+        """Stop sampling and close the probes."""
+        with self._lock:
+            self._open.clear()
+        self.clock.close()
+        for probe in self._probes:
+            probe.close()

@@ -1,0 +1,1 @@
+"""Tensors and arrays: what they are, which are alive, what keeps them alive."""

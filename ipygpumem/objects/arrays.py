@@ -1,0 +1,404 @@
+"""Tensors and arrays: what they are, how many bytes their storage takes, and where an object holds some.
+
+The objects belong to the user. They are recognised by ``type()``, read through their base class's own
+descriptors, and never asked for their ``repr``, compared, or touched through ``__getattr__``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import gc
+import itertools
+import sys
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ipygpumem.introspect import instance_dict, is_atom, is_instance, module_of, type_name
+from ipygpumem.model import Held
+from ipygpumem.objects.columns import Column
+
+_NOT_ENTERED = (
+    type,
+    types.ModuleType,
+    types.FrameType,
+    types.CodeType,
+    types.TracebackType,
+    types.BuiltinFunctionType,
+)
+"""A search for arrays stops here: what lies behind belongs to everybody."""
+
+TOOLS = {"IPython", "ipykernel", "ipygpumem"}
+"""Objects of these lead to the shell, and so to all outputs."""
+
+StorageKey = tuple[str, int]
+"""Identity of a storage while it lives."""
+
+_LONGEST = 1_000_000
+"""How many items of one container a search looks at."""
+
+
+@dataclass(frozen=True)
+class Array:
+    """One tensor or array. Those with the same ``storage`` share their bytes."""
+
+    type_name: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    size_bytes: int
+    """Bytes of the whole storage, which a view keeps alive."""
+    storage: tuple[str, int]
+
+
+def describe(value: object) -> Array | None:
+    """Return what ``value`` is if it is a torch tensor or a NumPy array, else None."""
+    try:
+        tensor_type = library_type("torch", "Tensor")
+        if tensor_type is not None and is_instance(value, tensor_type):
+            return _describe_tensor(sys.modules["torch"], value)
+        array_type = library_type("numpy", "ndarray")
+        if array_type is not None and is_instance(value, array_type):
+            return _describe_ndarray(array_type, value)
+    except Exception:  # an exotic or half-made array is left out; it must not stop a clean-up
+        return None
+    return None
+
+
+def library_type(module: str, name: str) -> type | None:
+    """Return a class of a library that the user's code has loaded; None if that is not so, or a stand-in."""
+    found = getattr(sys.modules.get(module), name, None)
+    return found if is_instance(found, type) else None
+
+
+def _describe_tensor(torch: Any, tensor: Any) -> Array | None:
+    base = torch.Tensor
+    with torch._C.DisableTorchFunction():  # a subclass's own code must not run
+        if answers_itself(torch, type(tensor)):
+            return _describe_storage(base, tensor)
+        dtype, device = base.dtype.__get__(tensor), base.device.__get__(tensor)
+        try:
+            shape = tuple(int(size) for size in base.shape.__get__(tensor))
+        except (RuntimeError, AttributeError):  # nested tensors have no single shape
+            shape = ()
+        try:
+            storage = base.untyped_storage(tensor)
+            size, key = storage.nbytes(), ("torch", int(storage._cdata))
+        except (RuntimeError, NotImplementedError):  # sparse tensors have no storage of their own
+            size, key = _sparse_bytes(base, tensor), ("object", id(tensor))
+    if device.type == "meta":
+        size = 0
+    return Array(type_name(tensor), shape, str(dtype).removeprefix("torch."), str(device), size, key)
+
+
+_COMPRESSED_ROWS = ("crow_indices", "col_indices", "values")
+_COMPRESSED_COLUMNS = ("ccol_indices", "row_indices", "values")
+SPARSE_PARTS = {
+    "sparse_coo": ("_indices", "_values"),
+    **dict.fromkeys(("sparse_csr", "sparse_bsr"), _COMPRESSED_ROWS),
+    **dict.fromkeys(("sparse_csc", "sparse_bsc"), _COMPRESSED_COLUMNS),
+}
+"""The methods that give the tensors of which a sparse one is made, by its layout."""
+
+
+def _sparse_bytes(base: Any, tensor: Any) -> int:
+    """Return what a sparse tensor's parts take; of another layout without a storage, its elements times their size."""
+    names = SPARSE_PARTS.get(str(base.layout.__get__(tensor)).removeprefix("torch."))
+    if names is None:
+        return int(base.numel(tensor) * base.element_size(tensor))
+    return sum(int(base.untyped_storage(getattr(base, name)(tensor)).nbytes()) for name in names)
+
+
+def storage_key(value: Any) -> tuple[str, int] | None:
+    """Return the identity of a tensor's or array's storage; None for an object that has none of its own."""
+    array_type = library_type("numpy", "ndarray")
+    if array_type is not None and is_instance(value, array_type):
+        value = owner_of(array_type, value)
+        if is_instance(value, array_type):
+            return "numpy", id(value)
+    torch: Any = sys.modules["torch"]
+    try:
+        with torch._C.DisableTorchFunction():
+            return "torch", int(torch.Tensor.untyped_storage(value)._cdata)
+    except (RuntimeError, NotImplementedError, AttributeError):  # sparse, or a wrapper
+        return None
+
+
+def answers_itself(torch: Any, kind: type) -> bool:
+    """Whether a tensor class has its own ``__torch_dispatch__``, which may be asked even for a shape."""
+    below_tensor = itertools.takewhile(lambda base: base is not torch.Tensor, type.mro(kind))
+    return any("__torch_dispatch__" in type.__dict__["__dict__"].__get__(base) for base in below_tensor)
+
+
+def _describe_storage(base: Any, tensor: Any) -> Array | None:
+    """Return a tensor by its storage alone; None for a wrapper, whose memory is that of the tensors inside it."""
+    storage = base.untyped_storage(tensor)
+    if storage.device.type == "meta" or storage.data_ptr() == 0:
+        return None
+    return Array(type_name(tensor), (), "", str(storage.device), storage.nbytes(), ("torch", int(storage._cdata)))
+
+
+def _describe_ndarray(array_type: type, array: Any) -> Array:
+    def read(name: str, owner: Any) -> Any:
+        return array_type.__dict__[name].__get__(owner)
+
+    owner = owner_of(array_type, array)
+    if not is_instance(owner, array_type):  # a tensor: its storage is the memory of both
+        behind = describe(owner)
+        size, key = (0, ("object", id(owner))) if behind is None else (behind.size_bytes, behind.storage)
+    elif read("flags", owner).owndata:
+        size, key = int(read("nbytes", owner)), ("numpy", id(owner))
+    else:
+        size, key = max(_span(read, owner), _span(read, array)), ("numpy", id(owner))
+    return Array(type_name(array), tuple(read("shape", array)), str(read("dtype", array)), "cpu", size, key)
+
+
+def _span(read: Callable[[str, Any], Any], array: Any) -> int:
+    """Return the bytes from an array's first element to its last; a broadcast one has fewer than its elements."""
+    shape = read("shape", array)
+    if 0 in shape:
+        return 0
+    strides = read("strides", array)
+    return int(
+        read("itemsize", array) + sum(abs(stride) * (size - 1) for size, stride in zip(shape, strides, strict=True))
+    )
+
+
+def elements(array: Any) -> list[Any] | None:
+    """Return the objects in a NumPy array of objects, nested as the array is; None for any other array."""
+    array_type = library_type("numpy", "ndarray")
+    if array_type is None or not is_instance(array, array_type):
+        return None
+    read = array_type.__dict__
+    if not read["dtype"].__get__(array).hasobject or read["size"].__get__(array) > _LONGEST:
+        return None
+    try:
+        found = read["tolist"](array)
+    except Exception:  # a half-made array
+        return None
+    return found if type(found) is list else [found]
+
+
+def flat_elements(array: Any) -> list[Any] | None:
+    """Return the objects in a NumPy array of objects in one list, whatever its shape; None for any other array."""
+    found = elements(array)
+    if found is not None:
+        array_type: Any = library_type("numpy", "ndarray")
+        for _ in range(array_type.__dict__["ndim"].__get__(array) - 1):
+            found = list(itertools.chain.from_iterable(found))
+    return found
+
+
+def samples(kinds: Column[int], items: Sequence[Any]) -> dict[int, Any]:
+    """Return one of the tensors or arrays of each type (``kinds`` are the types' identities); there are few types."""
+    return {kind: items[kinds.first(kind)] for kind in kinds.different()}
+
+
+def slot_descriptors(kind: type) -> dict[str, Any]:
+    """Return the slots of a class and its bases by their names."""
+    found: dict[str, Any] = {}
+    for base in reversed(type.mro(kind)):
+        members = list(type.__dict__["__dict__"].__get__(base).items())
+        found.update((name, member) for name, member in members if type(member) is types.MemberDescriptorType)
+    found.pop("__dict__", None)  # some classes in C show it so; see ``instance_dict``
+    return found
+
+
+def slots(item: object, descriptors: dict[str, Any] | None = None) -> dict[str, object]:
+    """Return the attributes of an object that live in slots and are not empty.
+
+    Args:
+        item: the object.
+        descriptors: what ``slot_descriptors`` gives for its class, if that is known.
+    """
+    found: dict[str, object] = {}
+    for name, slot in (slot_descriptors(type(item)) if descriptors is None else descriptors).items():
+        with contextlib.suppress(AttributeError, TypeError):
+            found[name] = slot.__get__(item)
+    return found
+
+
+def _children(item: object) -> Iterable[object]:
+    """Return what ``item`` refers to, without copying a huge container and without entering a namespace."""
+    kind = type(item)
+    if kind is list or kind is tuple:
+        return itertools.islice(item, _LONGEST)  # type: ignore[call-overload, no-any-return]  # kind says so
+    if kind is dict:
+        # A namespace leads to everything, and a function keeps its module's and the builtins alive in any case.
+        contents: dict[object, object] = item  # type: ignore[assignment]  # kind says so
+        if "__builtins__" in contents or item is vars(builtins):
+            return ()
+        return itertools.chain.from_iterable(itertools.islice(contents.items(), _LONGEST))
+    return gc.get_referents(item)
+
+
+def memory_of(array_type: type, array: Any) -> object:
+    """Return what owns an array's memory: an array, or the bytes, the memory map or the tensor that it shows."""
+    owner = owner_of(array_type, array)
+    behind = _behind(array_type, owner) if is_instance(owner, array_type) else None
+    return behind if behind is not None and (is_atom(behind) or is_map(behind)) else owner
+
+
+def inside_pandas(item: object) -> list[object]:
+    """Return the arrays in one of pandas' own objects, or in a tuple of them."""
+    array_type = library_type("numpy", "ndarray")
+    found, seen, waiting = list[object](), set[int](), [item]
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen or array_type is None:
+            continue
+        seen.add(id(part))
+        if is_instance(part, array_type):
+            found.append(part)
+        elif is_of_pandas(part) or type(part) is tuple or type(part) is dict:
+            waiting += gc.get_referents(part)
+    return found
+
+
+def is_of_pandas(item: object) -> bool:
+    """Whether pandas has made the class of an object, which is no class itself."""
+    return module_of(item).partition(".")[0] == "pandas" and not is_instance(item, type)
+
+
+def is_map(owner: object) -> bool:
+    """Whether an object is a memory map."""
+    kind = library_type("mmap", "mmap")
+    return kind is not None and is_instance(owner, kind)
+
+
+def _is_tensor(value: object) -> bool:
+    kind = library_type("torch", "Tensor")
+    return kind is not None and is_instance(value, kind)
+
+
+def owner_of(array_type: type, array: Any) -> Any:
+    """Return the array or tensor whose memory ``array`` shows: itself, or what it is a view of."""
+    while True:
+        behind = _behind(array_type, array)
+        if _is_tensor(behind):
+            return behind
+        if not is_instance(behind, array_type):
+            return array
+        array = behind
+
+
+def _behind(array_type: type, array: Any) -> Any:
+    behind = array_type.__dict__["base"].__get__(array)
+    if type_name(behind) == "DummyArray":  # np.lib.stride_tricks puts one between a view and its array
+        behind = (instance_dict(behind) or {}).get("base")
+    return behind.obj if type(behind) is memoryview else behind
+
+
+def watch(item: object) -> Callable[[], bool]:
+    """Return a function that says whether the memory of a tensor or array is still alive; it keeps nothing alive.
+
+    A view that survives keeps its storage, so the storage is watched and not the object.
+    """
+    tensor_type, array_type = library_type("torch", "Tensor"), library_type("numpy", "ndarray")
+    if tensor_type is not None and is_instance(item, tensor_type):
+        torch: Any = sys.modules["torch"]
+        with contextlib.suppress(Exception), torch._C.DisableTorchFunction():  # some have no storage
+            return _WeakStorage(torch.Tensor.untyped_storage(item)).is_alive
+    if array_type is not None and is_instance(item, array_type):
+        item = owner_of(array_type, item)
+        if not is_instance(item, array_type):
+            return watch(item)
+    reference = weakref.ref(item)
+    return lambda: reference() is not None
+
+
+class _WeakStorage:
+    """A weak reference to a storage of torch. torch's own has a finaliser and is out of a weak reference's reach."""
+
+    def __init__(self, storage: Any) -> None:
+        self._kind: Any = type(storage)
+        self._key = storage._weak_ref()
+
+    def is_alive(self) -> bool:
+        return not self._kind._expired(self._key)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_key"):
+            self._kind._free_weak_ref(self._key)
+
+
+class ArraySearch:
+    """Finds the tensors and arrays that objects hold, each once over the life of the search.
+
+    Follows the garbage collector's references (containers, attributes, closures), not into modules and types.
+    The search is bounded, for each object and as a whole; an object that is an array itself is always found.
+
+    Args:
+        leaves_out: says of an array whether its memory is of no interest.
+    """
+
+    _PER_OBJECT = 100_000
+    _IN_ALL = 500_000
+
+    def __init__(self, leaves_out: Callable[[object, Array], bool] = lambda item, array: False) -> None:
+        self._leaves_out = leaves_out
+        self._left = self._IN_ALL
+        self._seen: set[int] = set()
+        self._storages: set[tuple[str, int]] = set()
+        self._entered: dict[int, bool] = {}
+        """Whether objects of a type (by its identity: it lives as long as they do) are looked into."""
+
+    def find(self, value: object) -> Iterator[tuple[object, Array]]:
+        """Yield the arrays that ``value`` is or refers to and that no earlier call has found."""
+        limit = min(self._left, self._PER_OBJECT)
+        queue: deque[object] = deque([value])
+        while queue:
+            item = queue.popleft()
+            if id(item) in self._seen or not self._enters(item):
+                continue
+            self._seen.add(id(item))
+            found = describe(item)
+            if found is not None and found.storage not in self._storages:
+                self._storages.add(found.storage)
+                if not self._leaves_out(item, found):
+                    yield item, found
+            if found is None and limit > 0:
+                limit -= 1
+                self._left -= 1
+                with contextlib.suppress(RuntimeError):  # a thread changes a dict while we look: take what was seen
+                    queue.extend(child for child in _children(item) if not is_atom(child))
+
+    def ignore(self, value: object) -> None:
+        """Leave the memory of ``value`` out if it is an array itself: views of it are not found either."""
+        found = describe(value)
+        if found is not None:
+            self._storages.add(found.storage)
+
+    def _enters(self, item: object) -> bool:
+        kind = id(type(item))
+        if kind not in self._entered:
+            stops = any(is_instance(item, base) for base in _NOT_ENTERED)
+            self._entered[kind] = not stops and module_of(item).partition(".")[0] not in TOOLS
+        return self._entered[kind]
+
+    def held(self, name: str, value: object, *, function: str = "", line: int = 0) -> tuple[Held, list[object]] | None:
+        """Return what ``name`` holds, and the arrays themselves; None if that is nothing new."""
+        found = list(self.find(value))
+        if not found:
+            return None
+        arrays = [array for _, array in found]
+        return _held(name, value, arrays, function, line), [item for item, _ in found]
+
+
+def _held(name: str, value: object, arrays: list[Array], function: str, line: int) -> Held:
+    alone = describe(value) is not None
+    return Held(
+        name=name,
+        type_name=type_name(value),
+        shape=arrays[0].shape if alone else None,
+        dtype=", ".join(sorted({array.dtype for array in arrays})),
+        device=", ".join(sorted({array.device for array in arrays})),
+        size_bytes=sum(array.size_bytes for array in arrays),
+        arrays=len(arrays),
+        function=function,
+        line=line,
+    )

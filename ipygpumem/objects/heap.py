@@ -1,0 +1,226 @@
+"""One look over everything that is alive, and who refers to whom.
+
+The garbage collector lists containers only. NumPy arrays are not among them, and neither is a dict or tuple that
+holds nothing but arrays, numbers and text (CPython stops tracking it): both are found as what listed objects refer to.
+Running frames and C++ code are out of sight; ``holders`` asks for the former.
+
+A heap has millions of objects, so whatever looks at each of them is a loop in C (``map``, ``compress``) over the
+identities of their types.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, compress, count, filterfalse, islice, repeat
+from operator import is_
+from typing import Any
+
+from ipygpumem.introspect import is_atom, is_instance
+from ipygpumem.objects.arrays import StorageKey, describe, elements, flat_elements, library_type
+from ipygpumem.objects.columns import by_identity, chunks, chunks_of, of_types, one_of_each, types_of
+from ipygpumem.objects.progress import Progress, counted, unseen
+
+_FEW = 50
+"""Up to so many objects the collector's own search for referrers is faster: it compares each reference with each."""
+
+
+class Heap:
+    """What was alive when it was made. It keeps all of that alive too: use it, then drop it.
+
+    Args:
+        beside: yields what else is alive, and maybe out of the collector's sight, as what running functions hold.
+        progress: told how much has been looked at.
+
+    Attributes:
+        tensors: torch tensors, also those that only another object refers to.
+        leading: the identities of tensors and arrays that lead to more than their type, as those with attributes do.
+        ndarrays: NumPy arrays.
+        modules: torch's modules.
+        optimizers: torch's optimizers.
+    """
+
+    def __init__(self, beside: Iterable[object] = (), progress: Progress = unseen) -> None:
+        # First of all: what is made from here on is ours. With itself in its own list, or a variable that an inner
+        # function shares, it would be a cycle; it must go as soon as it is dropped.
+        self._tracked: list[object] = gc.get_objects()
+        """As long as it lives here, no identity can come to mean something new."""
+        self._alive: set[int] = set()
+        self._containers: list[object] = []
+        self.tensors: list[object] = []
+        self.leading: set[int] = set()
+        self.modules: list[object] = []
+        self.optimizers: list[object] = []
+        self.ndarrays: list[object] = []
+        self._inside: list[tuple[object, set[int]]] | None = None
+        """Arrays of objects, and the identities of the containers and arrays in them."""
+        self._array_type = library_type("numpy", "ndarray")
+        # Python 3.12's asyncio shows the collector objects that it has freed and keeps for later. To be in a list even
+        # for a moment frees them again, and every collection from then on runs in a circle for ever.
+        for item in (self, sys.modules.get("_asyncio")):
+            for place in islice(compress(count(), map(is_, self._tracked, repeat(item))), 1):
+                self._tracked[place] = None
+        self._look_behind(beside, progress)
+
+    def drop(self) -> None:
+        """Let go of everything, also if whoever made the heap was alive by then: that would be a cycle otherwise."""
+        for found in (self._tracked, self._containers, self.tensors, self.modules, self.optimizers, self.ndarrays):
+            found.clear()
+        self._inside = None
+
+    def _look_behind(self, beside: Iterable[object], progress: Progress) -> None:
+        """Find the arrays and the containers that the collector does not track."""
+        # What is neither a container nor an array cannot lead to one: most of a heap is that.
+        containers, arrays = {id(dict), id(tuple)}, {id(self._array_type)}
+        behind: dict[int, object] = {}
+        level: Iterator[list[object]] = chain(self._referents(progress), [list(beside)])
+        while True:
+            known = len(behind)
+            for referents in level:
+                found = of_types(containers | arrays, list(filterfalse(gc.is_tracked, referents)))
+                behind.update(by_identity(found))
+            new = list(islice(behind.values(), known, None))
+            if not new:
+                return
+            of_new = of_types(arrays, new), of_types(containers, new)
+            self.ndarrays += of_new[0]
+            self._containers += of_new[1]
+            level = _referents_of([*of_new[1], *_contents(of_new[0])])
+
+    def _referents(self, progress: Progress) -> Iterator[list[object]]:
+        """Yield what tracked objects refer to, and note meanwhile what they are.
+
+        Most of a large heap are lists of numbers and the like: they are passed over.
+        """
+        names = (("torch", "Tensor"), ("torch.nn", "Module"), ("torch.optim", "Optimizer"), ("numpy", "ndarray"))
+        bases = [library_type(module, name) for module, name in names]
+        lists = (self.tensors, self.modules, self.optimizers, self.ndarrays)
+        roles: tuple[set[int], ...] = (set(), set(), set(), set())
+        known: set[int] = set()
+        for part in counted(chunks(self._tracked), chunks_of(self._tracked), progress):
+            referents = gc.get_referents(*part)
+            if _are_atoms(referents):
+                continue  # what has a role would refer to its class
+            several = types_of(part)
+            if not several <= known:
+                known |= several
+                new = one_of_each(part).items()
+                for base, role in zip(bases, roles, strict=True):
+                    role.update(kind for kind, item in new if base is not None and is_instance(item, base))
+            for role, found in zip(roles, lists, strict=True):
+                found += part if several <= role else () if role.isdisjoint(several) else of_types(role, part)
+            if several <= roles[0] and len(referents) == len(part):
+                continue  # tensors of which each leads to its type alone; there may be a million
+            arrays = roles[0] | roles[3]
+            if not arrays.isdisjoint(several):
+                leading = (item for item in of_types(arrays, part) if len(gc.get_referents(item)) > 1)
+                self.leading.update(map(id, leading))
+            yield referents
+        yield from _referents_of(_contents(self.ndarrays))
+
+    @property
+    def size(self) -> int:
+        """How many objects one look at who refers to whom has to see."""
+        return len(self._tracked) + len(self._containers)
+
+    def large(self, smallest: int) -> dict[StorageKey, list[object]]:
+        """Return the tensors and arrays of each storage of at least ``smallest`` bytes."""
+        found = large_tensors(self.tensors, smallest)
+        for item in self.ndarrays:
+            array = describe(item)
+            if array is not None and array.size_bytes >= smallest:
+                found.setdefault(array.storage, []).append(item)
+        return found
+
+    def referrers(self, objects: dict[int, object], progress: Progress = unseen) -> Iterator[tuple[object, list[int]]]:
+        """Yield the objects that refer to some of ``objects`` (by identity), and to which.
+
+        Only what was alive when the heap was made counts: a search must not find its own lists.
+        """
+        if not self._alive:
+            self._alive = set(map(id, self._tracked))
+        if any(not gc.is_tracked(item) for item in objects.values()):
+            # The collector's own search would miss containers that it has stopped to track since.
+            found = _that_refer_to(objects, self._tracked, progress) + _that_refer_to(objects, self._containers)
+        elif len(objects) > _FEW:
+            found = _that_refer_to(objects, self._tracked, progress)
+        else:
+            found = [item for item in gc.get_referrers(*objects.values()) if id(item) in self._alive]
+        for item in found:
+            children = [id(child) for child in gc.get_referents(item) if id(child) in objects]
+            if children:
+                yield item, list(dict.fromkeys(children))
+        if self._inside is None:
+            self._inside = [(array, _identities_inside(array)) for array in self.ndarrays]
+            self._inside = [(array, inside) for array, inside in self._inside if inside]
+        for array, inside in self._inside:  # the collector does not see into an array
+            if not inside.isdisjoint(objects):
+                yield array, [key for key in objects if key in inside]
+
+
+def _that_refer_to(objects: dict[int, object], candidates: list[object], progress: Progress = unseen) -> list[object]:
+    """Return which of ``candidates`` refer to some of ``objects``; their number does not matter here."""
+    return [
+        item
+        for part in counted(chunks(candidates), chunks_of(candidates), progress)
+        if not objects.keys().isdisjoint(map(id, gc.get_referents(*part)))
+        for item in part
+        if not objects.keys().isdisjoint(map(id, gc.get_referents(item)))
+    ]
+
+
+def _are_atoms(items: list[object]) -> bool:
+    """Whether all items are plain numbers, text and the like, of one type."""
+    return not items or (is_atom(items[0]) and all(map(is_, map(type, items), repeat(type(items[0])))))
+
+
+def _referents_of(items: list[object]) -> Iterator[list[object]]:
+    return (gc.get_referents(*part) for part in chunks(items))
+
+
+def _contents(arrays: Sequence[Any]) -> list[object]:
+    """Return the elements of object arrays, row by row: the collector does not see into an array."""
+    rows: list[object] = []
+    waiting = [found for found in map(elements, arrays) if found is not None]
+    while waiting:
+        row = waiting.pop()
+        inner = [item for item in row if type(item) is list]
+        rows.append(row)
+        waiting += inner if len(inner) == len(row) else []  # a row of lists is what a further dimension looks like
+    return rows
+
+
+def _identities_inside(array: object) -> set[int]:
+    return {id(item) for item in flat_elements(array) or () if not is_atom(item)}
+
+
+def live_instances(*bases: type) -> list[object]:
+    """Return the live objects of classes written in Python and of those derived from them.
+
+    It takes 50 ns for each object that is alive, and next to no memory: each object of such a class refers to its
+    class, so the collector finds them as those that refer to theirs.
+    """
+    kinds: list[type] = list(bases)
+    for kind in kinds:  # the list grows
+        below: list[type] = type.__subclasses__(kind)
+        kinds += [item for item in below if all(item is not known for known in kinds)]
+    return [item for item in gc.get_referrers(*kinds) if any(is_instance(item, base) for base in bases)]
+
+
+def large_tensors(tensors: Iterable[object], smallest: int) -> dict[StorageKey, list[object]]:
+    """Return which of ``tensors`` show each storage of at least ``smallest`` bytes."""
+    base: Any = library_type("torch", "Tensor")
+    found: dict[StorageKey, list[object]] = {}
+    if base is None or not (tensors := list(tensors)):
+        return found
+    untyped_storage = base.untyped_storage
+    with sys.modules["torch"]._C.DisableTorchFunction():
+        for tensor in tensors:
+            try:
+                storage = untyped_storage(tensor)
+                if storage.nbytes() >= smallest and storage.device.type != "meta":
+                    found.setdefault(("torch", storage._cdata), []).append(tensor)
+            except (RuntimeError, NotImplementedError):  # noqa: PERF203  # sparse, or a wrapper
+                continue
+    return found

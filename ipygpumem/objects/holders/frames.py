@@ -1,0 +1,70 @@
+"""Running functions: which there are, and what their names refer to, without leaving anything behind."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from ipygpumem.introspect import text_of
+
+_TOOLS = {"IPython", "ipykernel", "ipygpumem", "traitlets", "tornado", "asyncio", "jupyter_client"}
+
+
+def running_frames() -> Iterator[tuple[FrameType, str]]:
+    """Yield each running frame of a function of the user's, in every thread, and the thread's name."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, current in _all_frames():
+        if is_users(current):
+            yield current, names.get(ident, str(ident))
+
+
+def running_locals() -> Iterator[object]:
+    """Yield what the local names of running functions of the user's refer to."""
+    for frame, _ in running_frames():
+        yield from peek(frame).values()
+
+
+def running_ids() -> set[int]:
+    """Return the identities of all running frames, ours too."""
+    return {id(current) for _, current in _all_frames()}
+
+
+def _all_frames() -> Iterator[tuple[int, FrameType]]:
+    # A frame that is left in one of its own variables is a cycle, which would keep all that our callers hold.
+    stacks = sys._current_frames()
+    current: FrameType | None
+    while stacks:
+        ident, current = stacks.popitem()
+        while current is not None:
+            yield ident, current
+            current = current.f_back
+
+
+def stack(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield ``frame`` and its callers."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def is_users(frame: FrameType) -> bool:
+    """Whether a frame runs a function of the user's, and not IPython's or ours, whose names lead to everything."""
+    name = text_of(frame.f_globals.get("__name__"))
+    return bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED) and name.split(".")[0] not in _TOOLS
+
+
+def peek(frame: FrameType) -> dict[str, object]:
+    """Return what the local names of a function's frame refer to now.
+
+    Up to Python 3.12 reading ``f_locals`` leaves a copy in the frame that keeps all of it alive until the function
+    returns. It is emptied again, unless the user's code has asked for it too (``locals()``), or a debugger.
+    """
+    names = frame.f_locals
+    found = dict(names)
+    only_ours = 3  # the frame's reference, the one in ``names``, and getrefcount's own
+    if type(names) is dict and frame.f_trace is None and sys.getrefcount(names) == only_ours:
+        names.clear()
+    return found

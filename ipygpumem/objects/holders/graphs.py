@@ -1,0 +1,186 @@
+"""Tensors that autograd keeps in C++: saved for a backward pass, as a gradient, or as a graph's leaf.
+
+The garbage collector cannot see these references. They are found from the other end: every live tensor that is part of
+a graph is asked for its nodes, and each node for what it saved. Nothing is unpacked: ``SavedTensor.data`` (torch 2.1
+and later) shows the saved tensor past any hook of the user's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from ipygpumem.introspect import instance_dict, is_instance, name_of, type_name
+from ipygpumem.objects.arrays import StorageKey, library_type, storage_key
+from ipygpumem.objects.garbage import Garbage, Known
+
+_RAW = "_raw_saved_"
+_MOST_NODES = 200_000
+"""So many are looked at in one search: a second's work. A limit of time would let answers change from call to call."""
+GRADIENT = ".grad"
+DETACH = "keep loss.item() or tensor.detach() instead of a tensor with its graph"
+"""What to do about a graph that pins memory."""
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """A tensor that keeps a storage through C++, and how: the word follows the tensor's path."""
+
+    tensor: Any
+    how: str
+    advice: str
+
+
+def requiring_grad(tensors: Iterable[Any]) -> list[Any]:
+    """Return the tensors that have a graph or may have a gradient."""
+    torch: Any = sys.modules["torch"]
+    with torch._C.DisableTorchFunction():
+        return [tensor for tensor in tensors if torch.Tensor.requires_grad.__get__(tensor)]
+
+
+def keepers(tensors: Iterable[Any], wanted: set[StorageKey]) -> tuple[dict[StorageKey, Keeper], bool]:
+    """Return which of ``tensors`` keeps each of the ``wanted`` storages alive, and whether all graphs were seen.
+
+    Args:
+        tensors: all torch tensors that are alive.
+        wanted: identities of storages, see ``arrays.storage_key``.
+    """
+    torch: Any = sys.modules["torch"]
+    found: dict[StorageKey, Keeper] = {}
+    seen = _Seen()
+    with torch._C.DisableTorchFunction():
+        # Leaves first: a leaf that somebody can name is a better answer than a graph that leads to it.
+        for tensor in sorted(tensors, key=lambda tensor: torch.Tensor.grad_fn.__get__(tensor) is not None):
+            if len(found) == len(wanted):
+                break
+            for key, keeper in _kept_by(torch.Tensor, tensor, seen):
+                if key in wanted:
+                    found.setdefault(key, keeper)
+    return found, seen.complete
+
+
+def known_tensors(garbage: Garbage) -> tuple[list[Any], list[Any]]:
+    """Return all live tensors that Python knows, and TorchScript's modules."""
+    base: Any = library_type("torch", "Tensor")
+    if base is None:
+        return [], []
+    _let_swap(sys.modules.get("torch.utils"))
+    scripted = library_type("torch.jit", "RecursiveScriptModule")
+    found = garbage.instances(base, *([] if scripted is None else [scripted]))  # in one look at the heap
+    return [item for item in found if is_instance(item, base)], [item for item in found if not is_instance(item, base)]
+
+
+def _let_swap(utils: Any) -> None:
+    """Let torch swap two tensors, as ``module.to()`` may: it refuses where anybody refers to one weakly, as we do."""
+    if getattr(utils, "weakref", None) is weakref:
+        utils.weakref = SimpleNamespace(**{**vars(weakref), "getweakrefs": _references_of_others})
+
+
+def stop_letting_swap() -> None:
+    """Give torch its own module back, once nothing of ours refers to tensors any more."""
+    utils: Any = sys.modules.get("torch.utils")
+    if getattr(getattr(utils, "weakref", None), "getweakrefs", None) is _references_of_others:
+        utils.weakref = weakref
+
+
+def _references_of_others(item: object) -> list[Any]:
+    return [reference for reference in weakref.getweakrefs(item) if type(reference) is not Known]
+
+
+def live_tensors(garbage: Garbage) -> list[Any]:
+    """Return all live tensors that Python knows, and those that only graphs, leaves and TorchScript's modules keep.
+
+    What an operation has saved of its own result, and a gradient that nobody has asked for, have no object in Python
+    until now, so nobody would see them: half of a network of sigmoids. The object stays beside them from then on.
+    """
+    base: Any = library_type("torch", "Tensor")
+    if base is None:
+        return []
+    tensors, scripts = known_tensors(garbage)
+    seen, behind = _Seen(), list[Any]()
+    for module in scripts:
+        behind += _of_script(module)
+    with sys.modules["torch"]._C.DisableTorchFunction():
+        for tensor in requiring_grad(tensors):
+            with contextlib.suppress(RuntimeError):  # a view that was changed in place may refuse to tell its graph
+                if base.is_leaf.__get__(tensor) or base.retains_grad.__get__(tensor):  # others make torch warn
+                    behind.append(base.grad.__get__(tensor))
+                for node in _nodes(base, base.grad_fn.__get__(tensor), seen):
+                    behind += (_gradient_behind(base, node), *saved_by(node))
+    return list({id(tensor): tensor for tensor in (*tensors, *behind) if tensor is not None}.values())
+
+
+def _of_script(module: object) -> Iterator[Any]:
+    """Yield the parameters and buffers of one of TorchScript's modules; nothing for a tensor."""
+    inner = (instance_dict(module) or {}).get("_c")
+    functions: Any = sys.modules["torch"]._C
+    if type(inner) is functions.ScriptModule:
+        for names in (functions.ParameterDict, functions.BufferDict):
+            yield from (value for _, value in names(inner).items())
+
+
+class _Seen(dict[int, Any]):
+    """The nodes that were looked at, by identity: kept, so that identities hold; and whether there were too many."""
+
+    complete = True
+
+
+def _kept_by(base: Any, tensor: Any, seen: _Seen) -> Iterator[tuple[StorageKey | None, Keeper]]:
+    if not base.requires_grad.__get__(tensor):
+        return
+    node = base.grad_fn.__get__(tensor)
+    if node is None:
+        gradient = base.grad.__get__(tensor)
+        if gradient is not None:
+            yield storage_key(gradient), Keeper(tensor, GRADIENT, "")
+        return
+    for part in _nodes(base, node, seen):
+        gradient = _gradient_behind(base, part)
+        for saved in [*saved_by(part), *([] if gradient is None else [gradient])]:
+            yield storage_key(saved), Keeper(tensor, f": its autograd graph ({type_name(part)})", DETACH)
+
+
+def _gradient_behind(base: Any, node: Any) -> Any:
+    """Return the gradient of the leaf in which a graph ends here; None at any other node."""
+    return base.grad.__get__(node.variable) if name_of(type(node)) == "AccumulateGrad" else None
+
+
+def _nodes(base: Any, first: Any, seen: _Seen) -> Iterator[Any]:
+    """Yield the nodes of a graph that were not seen before; ``seen`` keeps them, so that identities hold."""
+    waiting = [first]
+    while waiting:
+        node = waiting.pop()
+        if node is None or id(node) in seen:
+            continue
+        if len(seen) >= _MOST_NODES:
+            seen.complete = False
+            return
+        seen[id(node)] = node
+        yield node
+        waiting.extend(following for following, _ in node.next_functions)
+        gradient = _gradient_behind(base, node)
+        if gradient is not None:  # it has a graph of its own after backward(create_graph=True)
+            waiting.append(base.grad_fn.__get__(gradient))
+
+
+def saved_by(node: Any) -> Iterator[Any]:
+    """Yield the tensors that a node has saved, once for each reference, without unpacking them."""
+    tensor_type = sys.modules["torch"].Tensor
+    if name_of(type(node)) == "AccumulateGrad":
+        yield node.variable
+    for value in (instance_dict(node) or {}).values():  # what a Function of the user's put on its ctx
+        if is_instance(value, tensor_type):
+            yield value
+    of_types = [type.__dict__["__dict__"].__get__(kind) for kind in type.mro(type(node))]
+    for name in [name for names in of_types for name in names if name.startswith(_RAW)]:
+        with contextlib.suppress(RuntimeError):  # freed by a backward pass already
+            raw = getattr(node, name)
+            for item in raw if type(raw) is list or type(raw) is tuple else [raw]:
+                data = getattr(item, "data", None)  # what the user's hook made of it, if there is one
+                if is_instance(data, tensor_type):
+                    yield data

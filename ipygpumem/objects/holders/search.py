@@ -1,0 +1,378 @@
+"""Who keeps an object alive: the shortest chain of references from something that the user can name.
+
+The search goes backwards from the objects in question, one level of referrers at a time, each level one pass of the
+garbage collector over the heap in C. It ends at roots: namespaces, modules, threads, running functions. Only what was
+alive when the ``Heap`` was made counts, so that the search never finds itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from types import FunctionType, ModuleType
+from typing import Any
+
+from ipygpumem.introspect import instance_dict, is_instance, module_dict, module_of, text_of, type_name
+from ipygpumem.model import Holder
+from ipygpumem.objects.arrays import StorageKey, storage_key
+from ipygpumem.objects.heap import Heap
+from ipygpumem.objects.holders.frames import peek, running_frames, running_ids
+from ipygpumem.objects.holders.graphs import GRADIENT, keepers, requiring_grad
+from ipygpumem.objects.holders.paths import NOTEBOOK, Place, Writer, key_of
+from ipygpumem.objects.progress import Progress, part, parts, unseen
+
+
+@dataclass(frozen=True)
+class Roots:
+    """What the user can name, besides modules, threads and running functions, which every program has.
+
+    Attributes:
+        namespaces: by the identity of a dict: makes the place of one of its keys.
+        objects: by the identity of an object: its place.
+        hidden: identities of objects that are not to be followed: they hold things for a moment only.
+        cell_of: the number of the cell that a code's file name stands for.
+    """
+
+    namespaces: Mapping[int, Callable[[object], Place]] = field(default_factory=dict)
+    objects: Mapping[int, Place] = field(default_factory=dict)
+    hidden: frozenset[int] = frozenset()
+    cell_of: Callable[[str], int | None] = lambda filename: None
+
+
+_MAKES_DICTS = (3, 11) <= sys.version_info < (3, 13)
+_MANAGED_DICT = 1 << 4
+_MOST_OWNERS = 5000
+_MOST_LOOKS = 20_000_000
+_SEARCHES = (6, 3, 1)
+"""The weights of an explanation's searches: most is found by the first."""
+_NOBODY = Holder(path="no Python object: C++ code keeps it", advice="let the library that made it free it")
+_OUT_OF_SIGHT = Holder(path="something out of sight: a running function or compiled code", advice="")
+_NOT_REACHED = Holder(
+    path="something that the search did not reach within its limits",
+    advice="ask %gpumem leaks again when less is alive",
+)
+_CYCLE = Holder(
+    path="a cycle in torch's own C++ code: a gradient that has a graph, as after backward(create_graph=True)",
+    advice="set .grad to None before the tensor's names go",
+)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A root, and the objects from it to the target."""
+
+    place: Place
+    chain: tuple[object, ...]
+
+
+def explain(
+    keys: Iterable[StorageKey], heap: Heap, roots: Roots, *, looks: int = _MOST_LOOKS, progress: Progress = unseen
+) -> dict[StorageKey, Holder]:
+    """Return for each storage who keeps it alive.
+
+    Args:
+        keys: identities of storages, see ``arrays.storage_key``.
+        heap: what is alive.
+        roots: what else the user can name.
+        looks: how many objects are asked to what they refer, in each of three searches. What is not explained then
+            stays so, and its holder says that. A limit of time would let answers change from call to call.
+        progress: told how much of it is done.
+    """
+    left_out = False
+    searches = iter(parts(progress, _SEARCHES))
+
+    def holders_of(objects: dict[StorageKey, list[object]], *, nobody: bool = False) -> dict[StorageKey, Holder]:
+        nonlocal left_out
+        found, cut = _holders(objects, heap, roots, looks, nobody=nobody, progress=next(searches))
+        left_out |= cut
+        return found
+
+    objects = _objects_of(set(keys), heap)
+    found = holders_of(objects)
+    rest = set(keys) - found.keys()
+    cycles: set[StorageKey] = set()
+    if rest and heap.tensors:
+        # What a graph has saved may be an object in Python too, which nobody but the graph holds: that is no answer.
+        candidates = requiring_grad(heap.tensors)
+        left_out |= len(candidates) > _MOST_OWNERS
+        owners = {("object", id(tensor)): [tensor] for tensor in candidates[:_MOST_OWNERS]}
+        named = holders_of(owners)
+        ordered = sorted(named, key=lambda owner: _order(named[owner]))
+        kept, complete = keepers([owners[owner][0] for owner in ordered], rest)
+        for key, keeper in kept.items():
+            found[key] = Holder(named["object", id(keeper.tensor)].path + keeper.how, keeper.advice)
+        rest -= found.keys()
+        among_themselves, _ = keepers(heap.tensors, rest)
+        left_out |= not complete
+        if any(keeper.how == GRADIENT for keeper in among_themselves.values()):
+            cycles = set(among_themselves)
+    if not left_out:  # else somebody whom the search did not reach may hold them
+        found.update(dict.fromkeys(cycles, _CYCLE))
+    rest -= found.keys() | cycles
+    found.update(holders_of({key: objects[key] for key in rest & objects.keys()}, nobody=True))
+    # The memory of an array belongs to an object in Python, which lives as long as the memory does.
+    unknown = {key: _NOT_REACHED if left_out else _OUT_OF_SIGHT if key[0] == "numpy" else _NOBODY for key in keys}
+    return {**unknown, **found}
+
+
+def _objects_of(keys: set[StorageKey], heap: Heap) -> dict[StorageKey, list[object]]:
+    """Return the tensors and arrays that show each storage."""
+    objects: dict[StorageKey, list[object]] = {}
+    for item in [*heap.tensors, *heap.ndarrays] if keys else ():
+        key = storage_key(item) or ("object", id(item))
+        if key in keys:
+            objects.setdefault(key, []).append(item)
+    return objects
+
+
+def _holders(
+    objects: dict[StorageKey, list[object]],
+    heap: Heap,
+    roots: Roots,
+    looks: int,
+    *,
+    nobody: bool,
+    progress: Progress,
+) -> tuple[dict[StorageKey, Holder], bool]:
+    """Return who holds the objects of each storage: the one that is named best; and whether some were not reached."""
+    if not objects:
+        return {}, False
+    search = _Search([item for items in objects.values() for item in items], heap, roots, looks)
+    search.run(nobody=nobody, progress=progress)
+    writer = Writer(roots.cell_of)
+    holders: dict[StorageKey, Holder] = {}
+    for key, items in objects.items():
+        found = [chain for item in items if (chain := search.found(item)) is not None]
+        if found:
+            nearest = min((item.place.rank, len(item.chain)) for item in found)
+            told = [item for item in found if (item.place.rank, len(item.chain)) == nearest]
+            holders[key] = min((writer.holder(item.place, item.chain) for item in told), key=_order)
+    return holders, search.is_cut and len(holders) < len(objects)
+
+
+def _order(holder: Holder) -> tuple[bool, int, str]:
+    """Return which of several to tell: never the one that the collector happens to list first."""
+    return (not holder.path.startswith(NOTEBOOK), len(holder.path), holder.path)
+
+
+class _Search:
+    """A breadth-first search from many targets at once, against the direction of the references."""
+
+    _MOST_LEVELS = 40
+    _WIDEST_LEVEL = 20_000
+
+    def __init__(self, targets: Sequence[object], heap: Heap, roots: Roots, looks: int) -> None:
+        self._targets = targets
+        self._heap = heap
+        self._roots = roots
+        self._looks = looks
+        self.is_cut = False
+        """Whether the search ended, somewhere, before it had seen everything."""
+        self._modules = {id(module_dict(module)): name for name, module in _modules()}
+        self._running = running_ids()
+        self._objects: dict[int, object] = {}
+        self._children: dict[int, list[tuple[int, int]]] = {}
+        """For each referrer the objects of earlier levels to which it refers, with the level at which that was seen."""
+        self._leaves: dict[int, set[int]] = {}
+        """For each object the targets that it leads to."""
+        self._towards: dict[int, int | None] = {}
+        """For each object that a root leads to the next one on the way up; None at the root's own child."""
+        self._places: dict[int, Place] = {}
+        self._level = 0
+        self._others: list[tuple[int, Place, int]] = []
+        """Roots that are no names of the notebook's, at which level, and what they keep, the nearest first."""
+        self._keys: dict[int, dict[int, list[object]]] = {}
+        """For each namespace the keys of its values, by their identities."""
+        self._tops: list[int] = []
+        """Objects that nothing seen refers to."""
+
+    def run(self, *, nobody: bool, progress: Progress) -> None:
+        """Search; with ``nobody`` also tell of objects that nothing in sight refers to."""
+        done = 0.0
+        level = {id(target): target for target in self._targets}
+        self._objects.update(level)
+        self._leaves = {key: {key} for key in level}
+        running = self._running_locals()
+        for self._level in count():
+            level = {key: item for key, item in level.items() if self._is_open(key)}
+            if not level:
+                break
+            if self._level == self._MOST_LEVELS or (self._level + 1) * self._heap.size > self._looks:
+                self.is_cut = True
+                break
+            self._others += [(self._level, running[key], key) for key in level.keys() & running.keys()]
+            rest = part(progress, done, (1.0 + done) / 2)  # of levels that nobody knows the number of
+            level = self._next(level, rest)
+            solved = sum(id(target) in self._towards for target in self._targets)
+            done = max((1.0 + done) / 2, solved / len(self._targets))
+            progress(done)  # the collector looks for those that refer to few, and tells of nothing
+        # An output, the last error or a module may hold what a variable holds too, by a longer path: that is no leak.
+        for number, place, key in sorted(self._others, key=lambda other: (other[0], other[1].order)):
+            if self._is_open(key):
+                self._towards.setdefault(key, None)
+                self._places.setdefault(key, place)
+                self._lead_on(key, number)
+        for top in self._tops if nobody else ():
+            if self._is_open(top):
+                self._solve(top, Place.of_nobody())
+
+    def _running_locals(self) -> dict[int, Place]:
+        """Return the places of what the local names of running functions refer to."""
+        return {
+            id(value): Place.of_running(frame, thread, name)
+            for frame, thread in running_frames()
+            for name, value in peek(frame).items()
+        }
+
+    def _is_open(self, key: int) -> bool:
+        """Whether an object leads to a target of which nobody knows yet who holds it."""
+        return any(leaf not in self._towards for leaf in self._leaves[key])
+
+    def _next(self, level: dict[int, object], progress: Progress) -> dict[int, object]:
+        """Look at all that refers to ``level``: solve what roots refer to, and return the rest."""
+        roots: list[tuple[Place, int]] = []
+        referred: set[int] = set()
+        seen: list[tuple[object, list[int]]] = []
+        for referrer, children in self._heap.referrers(level, progress):
+            if id(referrer) in self._roots.hidden or id(referrer) in self._running:
+                continue
+            referred.update(children)
+            for holder, held in _with_own_dict(referrer, children):
+                places = [(self._place(holder, level[child]), child) for child in held]
+                roots += [(place, child) for place, child in places if place is not None]
+                if all(place is None for place, _ in places):
+                    seen.append((holder, held))
+        following, known = self._note(seen)
+        self._objects.update(following)
+        tops = [key for key in level if key not in referred and key in self._children]
+        self._tops += sorted(tops, key=lambda key: type_name(level[key]))
+        for place, child in sorted(roots, key=lambda root: root[0].order):
+            if place.rank == 0:
+                self._solve(child, place)
+            else:
+                self._others.append((self._level, place, child))
+        for trail in sorted(map(self._trail, known), key=lambda trail: (len(trail), self._places[trail[-1]].order)):
+            self._lead_on(trail[0])
+        return following
+
+    def _note(self, seen: list[tuple[object, list[int]]]) -> tuple[dict[int, object], list[int]]:
+        """Note to what referrers lead; return those to follow, and those that a root is known to lead to.
+
+        The collector lists objects in an order that changes from call to call. Nothing told may depend on it.
+        """
+        following: dict[int, object] = {}
+        known: list[int] = []
+        leaves = [set[int]().union(*(self._leaves[child] for child in held)) for _, held in seen]
+        for (holder, held), new in zip(seen, leaves, strict=True):
+            key = id(holder)
+            if not self._is_news(key, held, new):
+                continue
+            if key in self._towards:
+                known.append(key)
+            elif len(following) < self._WIDEST_LEVEL:
+                following[key] = holder
+            else:
+                self.is_cut = True
+        return following, known
+
+    def _place(self, referrer: object, child: object) -> Place | None:
+        """Return the place where ``referrer`` keeps ``child`` if it is a root, else None."""
+        key = id(referrer)
+        if key in self._roots.namespaces:
+            places = map(self._roots.namespaces[key], self._keys_of(referrer, child))
+            return min(places, key=lambda place: place.rank, default=None)  # a variable before an output of the same
+        if key in self._roots.objects:
+            return self._roots.objects[key]
+        if key in self._modules:
+            module = self._modules[key]
+            return Place.of_module(module, key_of(referrer, child), is_home=_home(child) == module)
+        if type(referrer) is ModuleType:
+            return Place.of_module(text_of(module_dict(referrer).get("__name__")), None)
+        if is_instance(referrer, threading.Thread):
+            return Place.of_thread(referrer)
+        return None
+
+    def _keys_of(self, namespace: Any, child: object) -> list[object]:
+        """Return the keys under which a namespace, which may be large, keeps ``child``."""
+        if id(namespace) not in self._keys:
+            keys = self._keys[id(namespace)] = {}
+            for key, value in list(dict.items(namespace)):
+                keys.setdefault(id(value), []).append(key)
+        return self._keys[id(namespace)].get(id(child), [])
+
+    def _is_news(self, key: int, children: list[int], new: set[int]) -> bool:
+        """Note to what a referrer leads, and return whether it leads to a target that it was not known to lead to."""
+        leaves = self._leaves.setdefault(key, set())
+        known = len(leaves)
+        leaves |= new
+        self._children.setdefault(key, []).extend((self._level, child) for child in children)
+        return len(leaves) > known
+
+    def _solve(self, key: int, place: Place) -> None:
+        """Note that a root keeps ``key``, and so all that it leads to."""
+        if key not in self._towards:
+            self._towards[key] = None
+            self._places[key] = place
+            self._lead_on(key)
+
+    def _lead_on(self, key: int, level: int | None = None) -> None:
+        """Note that all to which ``key`` leads is kept by the root that keeps it.
+
+        Args:
+            key: of an object that a root keeps.
+            level: only what it was known to lead to by then: by longer ways it may lead to what others keep nearer.
+        """
+        waiting, done = deque([key]), set[int]()
+        while waiting:
+            parent = waiting.popleft()
+            for seen_at, child in self._children.get(parent, ()):
+                if child not in done and (child not in self._towards if level is None else seen_at <= level):
+                    done.add(child)
+                    self._towards.setdefault(child, parent)
+                    waiting.append(child)
+
+    def found(self, target: object) -> _Found | None:
+        """Return the chain from a root to ``target``, if there is one."""
+        if id(target) not in self._towards:
+            return None
+        trail = self._trail(id(target))
+        return _Found(self._places[trail[-1]], tuple(self._objects[key] for key in reversed(trail)))
+
+    def _trail(self, key: int) -> list[int]:
+        """Return the way up from an object that a root leads to: its identity first, the root's child last."""
+        trail = [key]
+        while (parent := self._towards[trail[-1]]) is not None:
+            trail.append(parent)
+        return trail
+
+
+def _with_own_dict(referrer: object, children: list[int]) -> Iterator[tuple[object, list[int]]]:
+    """Yield who holds ``children``: an object itself, or the dict of its attributes.
+
+    CPython 3.11 and 3.12 make that dict when somebody asks for it, and we do: paths must not grow by our asking.
+    """
+    if not _MAKES_DICTS or not type.__dict__["__flags__"].__get__(type(referrer)) & _MANAGED_DICT:
+        yield referrer, children
+        return
+    names = instance_dict(referrer) or {}
+    values = set(map(id, list(names.values())))
+    inside = [child for child in children if child in values]
+    if inside:
+        yield names, inside
+    if len(inside) < len(children):
+        yield referrer, [child for child in children if child not in values]
+
+
+def _home(item: object) -> str:
+    """Return the module that a function or class belongs to, or that an object's class does."""
+    if type(item) is FunctionType:
+        return text_of(item.__globals__.get("__name__"))
+    return text_of((instance_dict(item) or {}).get("__module__")) if is_instance(item, type) else module_of(item)
+
+
+def _modules() -> list[tuple[str, ModuleType]]:
+    return [(name, module) for name, module in list(sys.modules.items()) if is_instance(module, ModuleType)]

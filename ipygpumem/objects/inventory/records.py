@@ -1,0 +1,137 @@
+"""The tensors and arrays of one moment, and what changed between two, as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any, Literal, NamedTuple
+
+from ipygpumem.model import Record
+from ipygpumem.objects.columns import Rows
+from ipygpumem.units import format_bytes, format_change
+
+TensorKind = Literal["parameter", "gradient", "optimizer state", "buffer", "other"]
+"""What a tensor is for; ``other`` is everything else: data, activations, results, NumPy arrays."""
+
+
+class TensorRecord(NamedTuple):
+    """The memory of one tensor or array. There may be a million, so it must cost little.
+
+    Views and other tensors with the same storage are not listed beside it: ``aliases`` counts them.
+    """
+
+    name: str | None
+    """The shortest path that leads to it, such as ``model.fc.weight``; None if no name of the notebook does."""
+    type_name: str
+    shape: tuple[int, ...] | None
+    """None where there is no single shape, or where only the user's code could tell."""
+    dtype: str
+    device: str
+    size_bytes: int
+    """Bytes of the whole storage, or of all tensors inside it; 0 where it could not be read (see ``note``)."""
+    kind: TensorKind = "other"
+    requires_grad: bool = False
+    in_graph: bool = False
+    """Whether autograd has recorded how it was computed: then it keeps the graph behind it alive."""
+    cell: int | None = None
+    """Execution count of the last cell whose code binds the name's first part."""
+    aliases: int = 0
+    """How many other tensors or arrays share the storage."""
+    shared: bool = False
+    """Whether the storage is in memory that other processes may share; for the host only."""
+    library: str = ""
+    """``torch``, ``numpy``, or ``buffer`` for an array on another object's memory."""
+    storage: int = 0
+    """Identity of the storage among the library's: what stayed between two inventories has the same."""
+    note: str = ""
+    """Why the size is missing or not that of a storage."""
+
+
+class TensorGroup(NamedTuple):
+    """Tensors that have something in common."""
+
+    label: str
+    tensors: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, repr=False)
+class Inventory(Record):
+    """The tensors and arrays that were alive at one moment, the largest first, each storage once."""
+
+    tensors: Sequence[TensorRecord]
+    """Made into records when they are looked at, if there may be very many."""
+    taken_at: float
+    file: str | None = None
+    """The script that took it; None where a notebook's cell did."""
+    line: int | None = None
+    cell: int | None = None
+    """Execution count of the cell that took it."""
+    notes: tuple[str, ...] = ()
+    """What could not be read, in words for the user."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all tensors on all devices."""
+        return sum(self.device_bytes.values())
+
+    @property
+    def device_bytes(self) -> dict[str, int]:
+        """Bytes of the tensors on each device."""
+        rows = Rows.of(TensorRecord, self.tensors)
+        devices, sizes = rows.column("device"), rows.column("size_bytes")
+        return {
+            device: sum(compress(sizes, map(device.__eq__, devices)))
+            for device in dict.fromkeys(devices)  # few
+        }
+
+    @property
+    def place(self) -> str:
+        """Where it was taken: ``train.py:12``, ``cell 3``, or nothing where that is unknown."""
+        if self.file is not None:
+            return f"{self.file}:{self.line}"
+        return "" if self.cell is None else f"cell {self.cell}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as a dictionary of plain values, ready for JSON; each tensor is one too."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**fields, "tensors": [tensor._asdict() for tensor in self.tensors]}
+
+    def __repr__(self) -> str:
+        """Return one line: there may be a million tensors."""
+        sizes = ", ".join(f"{device} {format_bytes(size)}" for device, size in self.device_bytes.items())
+        return f"<Inventory of {len(self.tensors)} tensors and arrays: {sizes or 'no memory'}>"
+
+
+@dataclass(frozen=True, repr=False)
+class InventoryDiff(Record):
+    """What came and what went between two inventories, the largest first."""
+
+    came: tuple[TensorRecord, ...]
+    went: tuple[TensorRecord, ...]
+    before: str
+    """Where the first inventory was taken: a file with its line, or a cell; may be empty."""
+    after: str
+    """Where the second was taken."""
+
+    @property
+    def changed_bytes(self) -> dict[str, int]:
+        """How far each device's bytes rose (or fell, if negative)."""
+        changes: dict[str, int] = {}
+        for sign, tensors in ((1, self.came), (-1, self.went)):
+            for tensor in tensors:
+                changes[tensor.device] = changes.get(tensor.device, 0) + sign * tensor.size_bytes
+        return changes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as a dictionary of plain values, ready for JSON; each tensor is one too."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        rows = {name: [tensor._asdict() for tensor in fields[name]] for name in ("came", "went")}
+        return {**fields, **rows}
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        sizes = ", ".join(f"{device} {format_change(size)}" for device, size in self.changed_bytes.items())
+        return f"<InventoryDiff: {len(self.came)} came, {len(self.went)} went: {sizes or 'no change'}>"

@@ -1,0 +1,1 @@
+"""What code costs, statement by statement and line by line."""

@@ -1,0 +1,156 @@
+"""What statements cost: memory kept, its peak and the time, run after run, several statements in turns."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from types import CodeType
+from typing import Any
+
+from ipygpumem.freeing import reclaim
+from ipygpumem.measuring.meter import Meter
+from ipygpumem.model import Usage
+from ipygpumem.objects import interrupts
+from ipygpumem.probes.accelerators import loaded_torch
+
+
+@dataclass(frozen=True)
+class Statement:
+    """Code to run, and how it reads."""
+
+    text: str
+    code: CodeType
+
+
+NOTHING = Statement("pass", compile("pass", "<nothing>", "exec"))
+"""Its figures are the noise of all others."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure over several runs."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Return the spread of ``values``, of which there is one at least."""
+        return cls(median(values), min(values), max(values))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a statement."""
+
+    usages: tuple[Usage, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a statement cost in all its runs."""
+
+    text: str
+    runs: list[Run] = field(default_factory=list)
+
+    @property
+    def devices(self) -> list[str]:
+        """The host, and each accelerator on which something was allocated."""
+        used = {u.device: None for run in self.runs for u in run.usages if u.device == "cpu" or u.peak_bytes}
+        return list(used)
+
+    @property
+    def seconds(self) -> Spread:
+        """The time of a run, with the device's own where it works on after the call."""
+        return Spread.of([run.seconds for run in self.runs])
+
+    def kept_bytes(self, device: str) -> Spread:
+        """What the names that the statement bound still held after it."""
+        return Spread.of([usage.delta_bytes for usage in self._usages(device)])
+
+    def peak_bytes(self, device: str) -> Spread:
+        """How far the memory rose above its start."""
+        return Spread.of([usage.peak_delta_bytes for usage in self._usages(device)])
+
+    def is_sampled(self, device: str) -> bool:
+        """Whether peaks are samples, which may miss the highest point."""
+        return any(usage.method == "sampled" for usage in self._usages(device))
+
+    def _usages(self, device: str) -> list[Usage]:
+        return [usage for run in self.runs for usage in run.usages if usage.device == device]
+
+
+def measure(
+    meter: Meter, statements: Iterable[Statement], namespace: dict[str, Any], *, setup: CodeType | None, repeats: int
+) -> tuple[list[Cost], Cost]:
+    """Return what each statement costs in ``repeats`` runs, and what an empty one does in as many.
+
+    Each runs once before that, unmeasured: libraries load, allocators take what they will keep. Then they take turns,
+    so that what drifts meets them all alike. A run sees the names of ``namespace`` and binds its own in a copy; the
+    objects are the same ones, so what it does to them stays done.
+
+    Args:
+        meter: what measures; its open spans keep their peaks.
+        statements: what to compare.
+        namespace: the names that they see.
+        setup: runs before every run with the same names, unmeasured.
+        repeats: measured runs of each.
+    """
+    __tracebackhide__ = True  # IPython shows the frames of the statement, and not those of whoever runs it
+    nothing, costs = Cost(NOTHING.text), [(statement, Cost(statement.text)) for statement in statements]
+    runs = [(NOTHING, nothing), *costs]
+    for statement, _ in runs:
+        _run(meter, statement, namespace, setup, _wait_for([]))
+    wait = _wait_for([device for device, reading in meter.now().items() if reading.reserved_bytes])
+    for _ in range(repeats):
+        for statement, cost in runs:
+            cost.runs.append(_run(meter, statement, namespace, setup, wait))
+    return [cost for _, cost in costs], nothing
+
+
+def _run(
+    meter: Meter, statement: Statement, namespace: dict[str, Any], setup: CodeType | None, wait: Callable[[], None]
+) -> Run:
+    __tracebackhide__ = True
+    names = dict(namespace)
+    if setup is not None:
+        exec(setup, names)  # noqa: S102  # the user's own code
+    if statement is not NOTHING:
+        with interrupts.kept():
+            gc.collect()
+    reclaim.trim_host_heap()  # pages that the allocator kept would be used again without being seen
+    wait()
+    span = meter.start()
+    try:
+        started = time.perf_counter()
+        exec(statement.code, names)  # noqa: S102
+        wait()
+        seconds = time.perf_counter() - started
+        reclaim.trim_host_heap()  # what the statement has dropped is not kept; the peak is, by the kernel's mark
+        return Run(meter.stop(span), seconds)
+    finally:
+        meter.drop(span)
+
+
+def _wait_for(devices: Sequence[str]) -> Callable[[], None]:
+    """Return what waits until ``devices`` have done what they were told to do."""
+    torch: Any = loaded_torch()
+    waits: list[tuple[Callable[..., None], list[int]]] = []
+    for device in devices:
+        name, _, index = device.partition(":")
+        wait_for, arguments = getattr(torch, name).synchronize, [int(index)] if index else []
+        with contextlib.suppress(RuntimeError):  # a context that is broken already does nothing to wait for
+            wait_for(*arguments)
+            waits.append((wait_for, arguments))
+
+    def wait() -> None:
+        for synchronize, arguments in waits:
+            synchronize(*arguments)
+
+    return wait

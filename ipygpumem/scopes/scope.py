@@ -1,0 +1,256 @@
+"""Scopes over a namespace that has none: which names a scope owns, and what becomes of them at its end.
+
+A scope behaves like a Python function: what it binds is deleted at the end, and what that shadowed is back.
+It knows names only, nothing of memory or of IPython.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import filterfalse
+from operator import is_
+from types import ModuleType
+from typing import Any
+
+from ipygpumem.introspect import is_instance
+from ipygpumem.scopes.bindings import Bindings
+from ipygpumem.scopes.telling import BINDS, HAS_BOUND, HAS_DELETED
+
+Namespace = dict[str, Any]
+
+_SHELLS_OWN = re.compile(
+    r"In|Out|exit|quit|get_ipython|_ih|_oh|_dh|_sh|_exit_code|_+|_i+|_i\d+|_\d+|__(name|doc|builtin|builtins|"
+    r"nonzero|package|loader|spec|file|session|warningregistry)__|_VSCODE\w*|__VSCODE\w*|_jupyterlab_variableinspector\w*"
+)
+"""Names that IPython or a front-end keeps in the user's namespace: never a scope's."""
+
+
+def is_ownable(name: object) -> bool:
+    """Whether a scope may own ``name``: a string that neither IPython nor a front-end uses itself."""
+    return type(name) is str and _SHELLS_OWN.fullmatch(name) is None
+
+
+@dataclass
+class Outcome:
+    """What became of a scope's names. Filled while the scope closes, so that an interrupt loses nothing."""
+
+    deleted: list[str] = field(default_factory=list)
+    restored: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+
+
+class Scope:
+    """One open scope over ``namespace``.
+
+    Args:
+        namespace: the names that cells see, such as IPython's ``user_ns``.
+        keep: names or globs whose values stay at the end; the caller may add to the list later.
+        drop_imports: delete the names of imported modules too.
+    """
+
+    def __init__(self, namespace: Namespace, *, keep: list[str] | None = None, drop_imports: bool = False) -> None:
+        self._namespace = namespace
+        self._keep = keep if keep is not None else []
+        self._drop_imports = drop_imports
+        self._first = tuple(namespace)
+        self._outer = dict.fromkeys(self._first)
+        """Names that were there before, as far as is known; the collector does not look into such a dict."""
+        self._assigned: set[str] = set()
+        self._imported: set[str] = set()
+        self._shared: set[str] = set()
+        self.waiting: Namespace = {}
+        """Shadowed objects that wait to be restored."""
+        self._unsure: set[str] = set()
+        """Names among them of which it is not known yet whether the code has bound them."""
+        self.outcome = Outcome()
+
+    def note(self, bindings: Bindings) -> None:
+        """Note what code of this scope may bind: whether a name is an import is decided by that."""
+        self._assigned |= bindings.assigned
+        self._imported |= bindings.imported
+
+    def save(self, names: Iterable[str]) -> list[str]:
+        """Keep what ``names`` shadow, before code may bind them; return those that were not kept yet."""
+        saved = [name for name in names if self._shadows(name) and name in self._namespace]
+        self._unsure.update(saved)
+        self.waiting.update((name, self._namespace[name]) for name in saved)
+        return saved
+
+    def save_all(self) -> None:
+        """Like ``save`` for code that nobody has seen: it may bind any name."""
+        self.save(list(self._outer))
+
+    def unsave(self, names: Iterable[str]) -> None:
+        """Take back ``save``: the code will tell of these names itself."""
+        for name in names:
+            self.waiting.pop(name, None)
+
+    def _forget_unbound(self) -> None:
+        """Forget what was kept of names that the code may have bound, and did not."""
+        while self._unsure:
+            name = self._unsure.pop()
+            if name in self.waiting and name in self._namespace and self._namespace[name] is self.waiting[name]:
+                del self.waiting[name]
+
+    def _shadows(self, name: str) -> bool:
+        """Whether binding ``name`` now would shadow an outer object that is not kept yet."""
+        return name in self._outer and name not in self.waiting and name not in self._shared and is_ownable(name)
+
+    def outer_among(self, names: set[str]) -> set[str]:
+        """Return those of ``names`` that were there before this scope, as far as it knows."""
+        return set(filter(is_ownable, filter(self._outer.__contains__, names)))
+
+    def regain(self, names: set[str]) -> None:
+        """Take ``names`` as outer ones again: what had deleted them was taken back."""
+        self._outer.update(dict.fromkeys(names))
+
+    def share(self, names: Iterable[str]) -> None:
+        """Leave ``names`` to the notebook: ``global`` stood at the top level of a cell."""
+        self._shared.update(names)
+        for name in names:
+            self.waiting.pop(name, None)
+
+    def leave_to_others(self, bound: Iterable[str], appeared: Iterable[str]) -> None:
+        """Leave names to code that runs beside this scope and is none of its own, as another subshell's is.
+
+        Args:
+            bound: what that code binds.
+            appeared: what has appeared meanwhile, which this scope's own code may have bound as well.
+        """
+        names = {*bound, *set(appeared).difference(self._assigned, self._imported)}
+        for name in filter(is_ownable, names.intersection(self._namespace)):
+            self.waiting.pop(name, None)
+            self._outer[name] = None
+
+    def own_names(self) -> list[str]:
+        """Return the names that the end of this scope would delete, restore or keep."""
+        # There may be 100,000 names, and hardly one of them is this scope's.
+        new = filter(is_ownable, filterfalse(self._outer.__contains__, self._later_names()))
+        return [name for name in (*self.waiting, *new) if self._is_own(name)]
+
+    def _later_names(self) -> tuple[Any, ...]:
+        """Return the notebook's names without those that it began with, if these are all still there."""
+        names, first = tuple(self._namespace), len(self._first)
+        return names[first:] if self._begins_with(self._first, names) else names
+
+    def gone(self) -> list[str]:
+        """Return which of the outer names are not there any more."""
+        if len(self._outer) == len(self._first) and self._begins_with(self._first, tuple(self._namespace)):
+            return []
+        return list(filterfalse(self._namespace.__contains__, list(self._outer)))
+
+    @staticmethod
+    def _begins_with(first: tuple[Any, ...], names: tuple[Any, ...]) -> bool:
+        """Whether ``names`` begin with ``first``: a dict keeps its order. Twice as fast as to look each of them up."""
+        return len(names) >= len(first) and all(map(is_, names, first))
+
+    def names_to_delete(self, own: list[str]) -> list[str]:
+        """Return those of its ``own`` names whose values the end of this scope lets go."""
+        return [n for n in own if not self._matches_keep(n) and not self._stays_as_import(n)]
+
+    def _is_own(self, name: str) -> bool:
+        if name in self._shared:
+            return False
+        # What waits may not have been bound since: code may have been expected to bind it and did not.
+        return name not in self.waiting or self._namespace.get(name) is not self.waiting[name]
+
+    def _stays_as_import(self, name: str) -> bool:
+        if self._drop_imports or name not in self._imported:
+            return False
+        # "try: import x / except ImportError: x = None" both imports and assigns.
+        is_module = is_instance(self._namespace.get(name), ModuleType)
+        return name not in self._assigned or is_module
+
+    def _matches_keep(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self._keep)
+
+    def unmatched_keep(self) -> list[str]:
+        """Return the patterns of ``keep`` that match no name at all."""
+        names = [name for name in list(self._namespace) if is_ownable(name)] if self._keep else []
+        return [pattern for pattern in self._keep if not any(fnmatchcase(name, pattern) for name in names)]
+
+    def close(
+        self,
+        enclosing: Scope | None,
+        own: Iterable[str] | None = None,
+        *,
+        spare: Callable[[object], bool] = lambda value: False,
+    ) -> Outcome:
+        """Delete, restore and keep. An interrupted call can be repeated: it goes on where it stopped.
+
+        Args:
+            enclosing: the scope around this one, which inherits what is kept and imported.
+            own: its own names, if somebody has just asked for them.
+            spare: says of a value (by identity) that its name must stay, as for the experiment's own handle.
+        """
+        namespace, outcome = self._namespace, self.outcome
+        for name in self.own_names() if own is None else own:
+            if name not in namespace:  # a thread or a finaliser was faster
+                continue
+            if self._matches_keep(name):
+                if name not in outcome.kept:
+                    outcome.kept.append(name)
+                self._hand_over(name, enclosing)
+            elif spare(namespace[name]):
+                self.waiting.pop(name, None)
+            elif name in self.waiting:
+                self._restore(name)
+            elif self._stays_as_import(name):
+                if enclosing is not None:
+                    enclosing._imported.add(name)
+            else:
+                outcome.deleted.append(name)
+                namespace.pop(name, None)
+        for name in list(self.waiting):
+            self._restore(name)
+        return outcome
+
+    def _restore(self, name: str) -> None:
+        if name not in self._namespace or self._namespace[name] is not self.waiting[name]:
+            self._namespace[name] = self.waiting[name]
+            self.outcome.restored.append(name)
+        del self.waiting[name]
+
+    def _hand_over(self, name: str, enclosing: Scope | None) -> None:
+        """Make a kept name the enclosing scope's, which will restore what this scope had shadowed."""
+        self._outer[name] = None
+        shadowed = name in self.waiting
+        old = self.waiting.pop(name, None)
+        if enclosing is None:
+            return
+        enclosing._assigned.add(name)
+        if shadowed and name in enclosing._outer and name not in enclosing.waiting and name not in enclosing._shared:
+            enclosing.waiting[name] = old
+
+
+def tell(scopes: Sequence[Scope], what: str) -> None:
+    """Take what code in the innermost of nested ``scopes`` tells of a name (see telling.py)."""
+    scope, (word, name) = scopes[-1], what.rsplit(" ", 1)
+    if word == HAS_BOUND[:-1]:
+        scope._unsure.discard(name)
+    elif name not in scope._namespace:
+        let_go(scopes, name)
+    elif word != HAS_DELETED[:-1]:
+        scope.save([name])
+        if word == BINDS[:-1]:
+            scope._unsure.discard(name)
+
+
+def let_go(scopes: Sequence[Scope], name: str) -> None:
+    """Note that ``name`` is gone: an outer name is new from then on, to each scope that has not bound it itself."""
+    for scope in reversed(scopes):
+        if not scope._shadows(name):
+            return
+        scope._outer.pop(name, None)
+        scope._first = ()  # bound anew it may stand where it stood, and is another
+
+
+def settle(scopes: Sequence[Scope]) -> None:
+    """Once nothing runs in nested ``scopes``: forget what was kept for nothing, and what is gone."""
+    for scope in scopes:
+        scope._forget_unbound()
+    for name in {name for scope in scopes for name in scope.gone()}:
+        let_go(scopes, name)
