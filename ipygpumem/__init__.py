@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ipygpumem.fitting.budgets import Budget
     from ipygpumem.fitting.fit import AutofitResult
     from ipygpumem.model import CellRecord, ExperimentRecord, History, SessionRecord
-    from ipygpumem.notebook.experiments import Experiment
+    from ipygpumem.notebook.experiments.experiment import Experiment
     from ipygpumem.objects.inventory.records import Inventory, InventoryDiff
 
 __all__ = [
@@ -55,14 +55,14 @@ def __getattr__(name: str) -> Any:
 
 def load_ipython_extension(shell: Any) -> None:
     """Install the extension; IPython calls this for ``%load_ext ipygpumem``."""
-    from ipygpumem.notebook.hooks import load
+    from ipygpumem.notebook.extension import load
 
     load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """Remove the extension and everything it registered; open experiments are left as they are."""
-    from ipygpumem.notebook.hooks import unload
+    from ipygpumem.notebook.extension import unload
 
     unload(shell)
 
@@ -96,7 +96,7 @@ def experiment(
         BudgetError: ``budget`` names no device or no size.
         FileError: ``record`` cannot be written to; ``start`` raises it where there is no CUDA device.
     """
-    from ipygpumem.notebook.experiments import Experiment
+    from ipygpumem.notebook.experiments.experiment import Experiment
     from ipygpumem.notebook.session import current_session
 
     return Experiment(
@@ -203,7 +203,7 @@ def tensors(*names: str, device: str | None = None, kind: str | None = None, min
         code = frame.f_code
         found = survey.take(survey.names_in(frame), file=code.co_filename, line=frame.f_lineno)
     else:
-        from ipygpumem.notebook.tensors import asked_by
+        from ipygpumem.notebook.commands.tensors import asked_by
 
         found = asked_by(frame, shell)
     return selection.select(found, names, device=device, kind=kind, min_bytes=min_bytes)
@@ -256,7 +256,7 @@ def autofit(
         shell = _shell()
         if shell is None:
             return functions.autofit(function, start, options)
-        from ipygpumem.notebook.autofit import fit_function
+        from ipygpumem.notebook.commands.autofit import fit_function
 
         return fit_function(shell, function, start, options, remember=remember)
 
@@ -285,7 +285,7 @@ def budget(*, gpu: int | str | None = None, ram: int | str | None = None, **devi
     sizes = budgets.checked({"gpu": gpu, "ram": ram, **devices})
     if _shell() is not None:
         from ipygpumem.errors import NotLoadedError
-        from ipygpumem.notebook.budget import NotebookBudget
+        from ipygpumem.notebook.experiments.budget import NotebookBudget
         from ipygpumem.notebook.session import current_session
 
         with contextlib.suppress(NotLoadedError):
@@ -364,6 +364,6 @@ def _front() -> Any | None:
     shell = _shell()
     if shell is None:
         return None
-    from ipygpumem.notebook.estimate import front_of
+    from ipygpumem.notebook.commands.estimate import front_of
 
     return front_of(shell)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ipygpumem.errors import PlotError
 from ipygpumem.model import CellRecord, ExperimentRecord
-from ipygpumem.notebook import plots
+from ipygpumem.notebook.commands import plot as plots
 from ipygpumem.reconcile.records import Reconciliation
 
 if TYPE_CHECKING:

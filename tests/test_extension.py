@@ -18,8 +18,8 @@ from traitlets.config import Config
 
 import ipygpumem
 from ipygpumem.errors import NotLoadedError
-from ipygpumem.notebook import hooks
-from ipygpumem.notebook.completion import complete_experiment, complete_gpumem
+from ipygpumem.notebook import extension as hooks
+from ipygpumem.notebook.commands.completion import complete_experiment, complete_gpumem
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.session import session_of
 from tests.kernel import Kernel

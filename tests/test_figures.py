@@ -244,31 +244,31 @@ def test_memory_is_counted_in_binary_units() -> None:
 
 
 def test_long_pauses_are_shortened_and_the_axis_says_so() -> None:
-    clock = axes.Clock([(0, 10), (11, 20), (3620, 3630)])
-    assert clock.place([0, 10, 11, 20]).tolist() == [0, 10, 11, 20]
-    assert clock.shortened == [3600]
-    assert clock.place(3620) == pytest.approx(20 + clock.longest_pause)
-    assert clock.length == pytest.approx(29 / 0.75)
-    assert (clock.place(3620), "1:00:20") in clock.ticks(0.1 * clock.length)
+    axis = axes.TimeAxis([(0, 10), (11, 20), (3620, 3630)])
+    assert axis.place([0, 10, 11, 20]).tolist() == [0, 10, 11, 20]
+    assert axis.shortened == [3600]
+    assert axis.place(3620) == pytest.approx(20 + axis.longest_pause)
+    assert axis.length == pytest.approx(29 / 0.75)
+    assert (axis.place(3620), "1:00:20") in axis.ticks(0.1 * axis.length)
 
 
 def test_short_pauses_stay_as_they_are() -> None:
-    clock = axes.Clock([(100, 110), (112, 120)])
-    assert clock.shortened == []
-    assert clock.place([112, 500]).tolist() == [12, 20]
-    assert [label for _, label in clock.ticks(4)] == ["0", "0:05", "0:10", "0:15"]
+    axis = axes.TimeAxis([(100, 110), (112, 120)])
+    assert axis.shortened == []
+    assert axis.place([112, 500]).tolist() == [12, 20]
+    assert [label for _, label in axis.ticks(4)] == ["0", "0:05", "0:10", "0:15"]
 
 
 def test_times_between_seconds_have_as_many_digits_as_the_steps() -> None:
-    clock = axes.Clock([(0, 0.2), (10.253141, 10.45)])
-    assert "10.25 s" in [label for _, label in clock.ticks(0.04)]
+    axis = axes.TimeAxis([(0, 0.2), (10.253141, 10.45)])
+    assert "10.25 s" in [label for _, label in axis.ticks(0.04)]
 
 
 @pytest.mark.parametrize("spans", [[(5.0, 5.0)], [(5.0, 5.0), (9e9, 9e9)], [(0, 1e-5)], [(0, 1), (1e7, 1e7 + 1)]])
 def test_every_time_axis_has_a_beginning_and_a_length(spans: list[tuple[float, float]]) -> None:
-    clock = axes.Clock(spans)
-    assert clock.length > 0
-    assert clock.ticks(clock.length / 8)[0] == (0, "0")
+    axis = axes.TimeAxis(spans)
+    assert axis.length > 0
+    assert axis.ticks(axis.length / 8)[0] == (0, "0")
 
 
 # -- nothing stays --------------------------------------------------------------------------------------------

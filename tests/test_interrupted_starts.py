@@ -15,7 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import ipygpumem
 from ipygpumem.fitting.budgets import DeviceLimits
 from ipygpumem.notebook.config import IPyGpuMem
-from ipygpumem.notebook.experiments import Experiment
+from ipygpumem.notebook.experiments.experiment import Experiment
 from ipygpumem.notebook.session import Session
 from tests.fakes import FakeProbe
 from tests.tracing import interrupted_at

@@ -14,7 +14,8 @@ from tests.kernel import Kernel, Reply
 
 SLOW = """
 import time, sys, ipygpumem
-from ipygpumem.notebook import tensors, leaks
+from ipygpumem.notebook.commands import tensors
+from ipygpumem.notebook.commands import leaks
 from tests.waiting import ticks
 real = tensors.survey.take
 def slow(*arguments, **options):

@@ -10,9 +10,9 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import ExperimentError
-from ipygpumem.notebook.parameters import checked_parameters, parse_parameters
+from ipygpumem.notebook.experiments.parameters import checked_parameters, parse_parameters
+from ipygpumem.notebook.ipython.sources import digest_of, telling_line
 from ipygpumem.notebook.session import session_of
-from ipygpumem.notebook.sources import digest_of, telling_line
 
 
 @pytest.fixture

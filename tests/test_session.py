@@ -15,10 +15,10 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from ipygpumem.measuring.meter import Measurement
 from ipygpumem.model import Growth, Usage
-from ipygpumem.notebook import leaks
-from ipygpumem.notebook.cells import CellStack
+from ipygpumem.notebook.cell import CellStack
+from ipygpumem.notebook.commands import leaks
 from ipygpumem.notebook.config import IPyGpuMem
-from ipygpumem.notebook.experiments import Experiment
+from ipygpumem.notebook.experiments.experiment import Experiment
 from ipygpumem.notebook.session import Session
 from ipygpumem.objects.inventory import before
 from ipygpumem.reports import content

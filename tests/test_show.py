@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from ipygpumem.notebook.show import Screen, wants_colour
+from ipygpumem.notebook.screen import Screen, wants_colour
 from ipygpumem.reports import content, text
 from tests.kernel import Kernel
 from tests.report_samples import cell

@@ -11,7 +11,7 @@ import pytest
 
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.notebook import ticker as module
-from ipygpumem.notebook.cells import CellStack
+from ipygpumem.notebook.cell import CellStack
 from ipygpumem.notebook.ticker import Tick, Ticker
 from tests.fakes import FakeProbe
 from tests.kernel import Kernel

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipygpumem.model import CellRecord, Growth, Usage
-from ipygpumem.notebook.trends import _CELLS_MOST, Trends
+from ipygpumem.notebook.parts.trends import _CELLS_MOST, Trends
 from ipygpumem.reports.history import growth_line
 from tests.kernel import Kernel
 

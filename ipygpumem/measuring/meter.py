@@ -3,7 +3,7 @@
 Peaks nest, or overlap in any order, over counters that can only be reset: at every start each counter is read,
 folded into every open measurement, and rearmed. A stop or a reading folds and need not rearm: what the counter
 shows was reached inside every span that is still open. The meter owns the only thread: it samples while a
-measurement is open and a probe has no counter of its own, and does for others what they ask its clock for.
+measurement is open and a probe has no counter of its own, and does for others what they asks its worker for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from ipygpumem.errors import said
-from ipygpumem.measuring.worker import Clock
+from ipygpumem.measuring.worker import Worker
 from ipygpumem.model import Reading, Usage
 from ipygpumem.probes import Probe
 
@@ -84,7 +84,7 @@ class Meter:
         self._open: weakref.WeakSet[Measurement] = weakref.WeakSet()
         self._own_lock, self._pid = threading.RLock(), os.getpid()
         self._sampling = False
-        self.clock = Clock()
+        self.worker = Worker()
 
     @property
     def _lock(self) -> threading.RLock:
@@ -136,7 +136,7 @@ class Meter:
         self._open.discard(measurement)
         if self._sampling and not self._open:
             self._sampling = False
-            self.clock.remove(self._sample)
+            self.worker.remove(self._sample)
 
     def now(self, *, detail: bool = False) -> dict[str, Reading]:
         """Return each device's reading; open spans keep their peaks."""
@@ -200,7 +200,7 @@ class Meter:
     def _sample_if_needed(self) -> None:
         if self._open and any(probe.sampled for probe in self._probes):
             self._sampling = True
-            self.clock.add(self._sample)  # also if it was there: a forked child has no thread
+            self.worker.add(self._sample)  # also if it was there: a forked child has no thread
 
     def _sample(self) -> float:
         with self._lock:
@@ -211,6 +211,6 @@ class Meter:
         """Stop sampling and close the probes."""
         with self._lock:
             self._open.clear()
-        self.clock.close()
+        self.worker.close()
         for probe in self._probes:
             probe.close()

@@ -17,7 +17,7 @@ _FAULTS = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP"}
 _CLOSE_SECONDS = 5.0
 
 
-class Clock:
+class Worker:
     """Runs jobs, one at a time. In a forked child it is empty, and begins anew with the first job that is added."""
 
     def __init__(self) -> None:

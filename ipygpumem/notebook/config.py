@@ -8,7 +8,7 @@ from traitlets import Bool, Enum, Float, Int
 from traitlets.config import Configurable
 
 if TYPE_CHECKING:
-    from ipygpumem.notebook.hooks import Hooks
+    from ipygpumem.notebook.extension import Hooks
     from ipygpumem.notebook.session import Session
 
 

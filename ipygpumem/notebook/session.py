@@ -16,19 +16,19 @@ from ipygpumem.freeing.reclaim import fallen
 from ipygpumem.introspect import text_of, type_name
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import CellRecord, ExperimentRecord
-from ipygpumem.notebook.cells import Cell, CellStack
+from ipygpumem.notebook.cell import Cell, CellStack
 from ipygpumem.notebook.config import IPyGpuMem
-from ipygpumem.notebook.lasterror import error_of, last_error, shown_since
-from ipygpumem.notebook.live import Live
-from ipygpumem.notebook.names import Names
-from ipygpumem.notebook.outputs import Outputs
-from ipygpumem.notebook.recoveries import Recoveries
-from ipygpumem.notebook.show import Screen
-from ipygpumem.notebook.sources import digest_of, telling_line
-from ipygpumem.notebook.subscribers import Subscribers
+from ipygpumem.notebook.experiments.names import Names
+from ipygpumem.notebook.experiments.recovery import Recoveries
+from ipygpumem.notebook.ipython.outputs import Outputs
+from ipygpumem.notebook.ipython.sources import digest_of, telling_line
+from ipygpumem.notebook.ipython.stored_errors import error_of, last_error, shown_since
+from ipygpumem.notebook.ipython.wire import Wire
+from ipygpumem.notebook.parts.live import Live
+from ipygpumem.notebook.parts.subscribers import Subscribers
+from ipygpumem.notebook.parts.trends import Trends
+from ipygpumem.notebook.screen import Screen
 from ipygpumem.notebook.ticker import Ticker
-from ipygpumem.notebook.trends import Trends
-from ipygpumem.notebook.wire import Wire
 from ipygpumem.objects import interrupts
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.probes import Probe
@@ -39,10 +39,10 @@ from ipygpumem.reports.bars import Scales
 if TYPE_CHECKING:
     from ipygpumem.fitting.remembered import Remembered
     from ipygpumem.model import SessionRecord
-    from ipygpumem.notebook.budget import NotebookBudget
-    from ipygpumem.notebook.experiments import Experiment
-    from ipygpumem.notebook.recording import Recorder
-    from ipygpumem.notebook.watching import Watched
+    from ipygpumem.notebook.experiments.budget import NotebookBudget
+    from ipygpumem.notebook.experiments.experiment import Experiment
+    from ipygpumem.notebook.experiments.watching import Watched
+    from ipygpumem.notebook.parts.recorder import Recorder
 
 
 class Session:
@@ -94,7 +94,7 @@ class Session:
     @functools.cached_property
     def recorder(self) -> Recorder:
         """The flight recorder."""
-        from ipygpumem.notebook.recording import Recorder  # as above
+        from ipygpumem.notebook.parts.recorder import Recorder  # as above
 
         return Recorder(self)
 

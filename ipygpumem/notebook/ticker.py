@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import Reading
-from ipygpumem.notebook.cells import Cell, CellStack
+from ipygpumem.notebook.cell import Cell, CellStack
 
 _IDLE_SECONDS = 10.0
 """The thread rests when it has seen no cell for so long."""
@@ -72,20 +72,20 @@ class Ticker:
         entry = _Listening(listener, max(after_seconds, _SHORTEST_SECONDS), max(every_seconds, _SHORTEST_SECONDS))
         self._listening += (entry,)
         self._seen_at = time.perf_counter()
-        self._meter.clock.add(self._look)
+        self._meter.worker.add(self._look)
         self.wake()
         return lambda: self._drop(entry)
 
     def wake(self) -> None:
         """Let the thread look around now."""
         self.rests = False
-        self._meter.clock.wake(self._look)
+        self._meter.worker.wake(self._look)
 
     def _drop(self, entry: _Listening) -> None:
         self._listening = tuple(item for item in self._listening if item is not entry)
         if not self._listening:
             self.rests = False
-            self._meter.clock.remove(self._look)
+            self._meter.worker.remove(self._look)
 
     def _look(self) -> float | None:
         """Call the listeners that are due; return how long to wait, or None to rest."""

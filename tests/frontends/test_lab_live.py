@@ -118,7 +118,7 @@ def test_a_notebook_is_saved_with_exactly_the_outputs_that_it_has_without_the_ex
 
 
 SLOW = """
-from ipygpumem.notebook import tensors
+from ipygpumem.notebook.commands import tensors
 real = tensors.survey.take
 def slow(*arguments, progress, **options):
     progress(0.4)

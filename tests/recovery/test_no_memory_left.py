@@ -9,7 +9,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
-from ipygpumem.notebook.experiments import Experiment
+from ipygpumem.notebook.experiments.experiment import Experiment
 from ipygpumem.notebook.session import session_of
 from tests.kernel import Kernel
 from tests.steps import works

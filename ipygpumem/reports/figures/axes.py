@@ -57,7 +57,7 @@ def set_bytes(axis: Axis, *, count: int = 6) -> None:
     axis.set_major_formatter(BytesFormatter())
 
 
-class Clock:
+class TimeAxis:
     """Where moments lie on the time axis: pauses between spans are shortened if they would fill it.
 
     Args:

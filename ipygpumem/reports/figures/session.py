@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from ipygpumem.model import CellRecord, ExperimentRecord, Usage
 from ipygpumem.reports.content import count, device_label
 from ipygpumem.reports.figures import picture
-from ipygpumem.reports.figures.axes import Clock, set_bytes
+from ipygpumem.reports.figures.axes import TimeAxis, set_bytes
 from ipygpumem.reports.figures.picture import Picture
 from ipygpumem.reports.figures.records import cell_name, devices_of, ran_out, usage_on
 from ipygpumem.reports.figures.timeline import COLUMNS, Timeline, draw_bands, draw_strip
@@ -60,7 +60,7 @@ def draw(
         panels = [figure.panel(_LEFT, top, _ACROSS, panel) for top in tops]
         for axes, name in zip(panels, devices, strict=True):
             _draw_panel(axes, line, name)
-        _set_times(panels[-1], line.clock)
+        _set_times(panels[-1], line.axis)
         figure.legend(
             handles=_legend(line.cells, devices),
             loc="lower center",
@@ -80,11 +80,11 @@ def _draw_panel(axes: Axes, line: Timeline, device: str) -> None:
     usages = _usages(line.cells, device)
     total = _total_within_reach(usages.values())
     top = max([usage.peak_bytes for usage in usages.values()] + [total or 0]) * 1.1 or 1
-    axes.set(xlim=(0, line.clock.length), ylim=(0, top))
+    axes.set(xlim=(0, line.axis.length), ylim=(0, top))
     if not line.is_dense:
         draw_bands(axes, line, 0, top)
     spans = [(line.places[index], usage) for index, usage in usages.items()]
-    _draw_usages(axes, _together(spans, line.clock.length / COLUMNS) if line.is_dense else spans)
+    _draw_usages(axes, _together(spans, line.axis.length / COLUMNS) if line.is_dense else spans)
     if total is not None:
         axes.axhline(total, zorder=2, **_TOTAL)
     for (_, end), cell in zip(line.places, line.cells, strict=True):
@@ -164,14 +164,14 @@ def _headline(line: Timeline, device: str) -> str:
     return " · ".join(parts)
 
 
-def _set_times(axes: Axes, clock: Clock) -> None:
+def _set_times(axes: Axes, axis: TimeAxis) -> None:
     label = picture.inches("00:00:00", picture.SMALL) + 0.15
-    ticks = clock.ticks(label * clock.length / _ACROSS)
+    ticks = axis.ticks(label * axis.length / _ACROSS)
     axes.set_xticks([place for place, _ in ticks], [text for _, text in ticks])
     text = "time since the first cell"
-    if clock.shortened:
-        drawn, whole = format_seconds(clock.longest_pause), format_seconds(sum(clock.shortened))
-        text += f" ({count(len(clock.shortened), 'pause')} drawn as {drawn}; {whole} in all)"
+    if axis.shortened:
+        drawn, whole = format_seconds(axis.longest_pause), format_seconds(sum(axis.shortened))
+        text += f" ({count(len(axis.shortened), 'pause')} drawn as {drawn}; {whole} in all)"
     axes.set_xlabel(text, size=picture.SMALL)
 
 

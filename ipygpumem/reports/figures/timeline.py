@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from ipygpumem.model import CellRecord, ExperimentRecord
 from ipygpumem.reports.figures import picture
-from ipygpumem.reports.figures.axes import Clock
+from ipygpumem.reports.figures.axes import TimeAxis
 from ipygpumem.reports.figures.records import cell_name, ran_out
 
 _ROWS_AT_MOST = 4
@@ -46,10 +46,10 @@ class Timeline:
     def __init__(self, cells: Sequence[CellRecord], experiments: Sequence[ExperimentRecord], width: float) -> None:
         self.cells = sorted(cells, key=lambda cell: cell.started_at)
         self._spans = _spans(self.cells)
-        self.clock = Clock(self._spans)
-        self.places: list[tuple[float, float]] = self.clock.place(np.array(self._spans)).tolist()
+        self.axis = TimeAxis(self._spans)
+        self.places: list[tuple[float, float]] = self.axis.place(np.array(self._spans)).tolist()
         """Where each cell begins and ends."""
-        self.per_inch = self.clock.length / width
+        self.per_inch = self.axis.length / width
         self.left_out = 0
         """How many experiments there is no room for: too many run at once."""
         self.bars = self._bars(experiments)
@@ -82,7 +82,7 @@ class Timeline:
         bars: list[Bar] = []
         ends, named = [float("-inf")] * _ROWS_AT_MOST, [float("-inf")] * _ROWS_AT_MOST
         for start, end, name in sorted(within, key=lambda span: (span[0], -span[1])):
-            left, right = map(float, self.clock.place((start, end)))
+            left, right = map(float, self.axis.place((start, end)))
             rows = range(max((row + 1 for row, until in enumerate(ends) if until > start), default=0), _ROWS_AT_MOST)
             if not rows:
                 self.left_out += 1
@@ -133,7 +133,7 @@ def draw_strip(axes: Axes, line: Timeline) -> None:
         line: what.
     """
     per_inch = line.per_inch
-    axes.set(xlim=(0, line.clock.length), ylim=(line.rows + 1, 0))
+    axes.set(xlim=(0, line.axis.length), ylim=(line.rows + 1, 0))
     axes.axis("off")
     side: dict[str, Any] = {"size": picture.SMALL, "ha": "right", "va": "center", "color": picture.FAINT_INK}
     for bar, room in zip(line.bars, _rooms(line), strict=True):
@@ -143,7 +143,7 @@ def draw_strip(axes: Axes, line: Timeline) -> None:
     axes.text(-2 * _MARGIN * per_inch, line.rows + 0.5, "cells", **side)
     low, high = line.rows + 0.05, line.rows + 0.95
     if line.is_dense:
-        picture.draw_boxes(axes, [(0, line.clock.length, low, high)], facecolors=_BANDS[1], zorder=0)
+        picture.draw_boxes(axes, [(0, line.axis.length, low, high)], facecolors=_BANDS[1], zorder=0)
     else:
         draw_bands(axes, line, low, high)
     _number_cells(axes, line, per_inch)
@@ -151,7 +151,7 @@ def draw_strip(axes: Axes, line: Timeline) -> None:
 
 def _rooms(line: Timeline) -> list[float]:
     """Return how far each bar's text may reach: to the next bar in its row."""
-    ends = [line.clock.length] * (line.rows or 1)
+    ends = [line.axis.length] * (line.rows or 1)
     rooms = []
     for bar in reversed(line.bars):
         rooms.append(ends[bar.row])
@@ -182,7 +182,7 @@ def _number_cells(axes: Axes, line: Timeline, per_inch: float) -> None:
     lengths = [end - start for start, end in line.places]
     for index in sorted(range(len(line.cells)), key=lambda index: (not out[index], -lengths[index])):
         cell, (start, end) = line.cells[index], line.places[index]
-        low, high = (0.0, line.clock.length) if line.is_dense else (start, end)
+        low, high = (0.0, line.axis.length) if line.is_dense else (start, end)
         mark = "OOM " if out[index] else "" if cell.success else "× "
         weight = "bold" if out[index] else "normal"
         for text in (mark + cell_name(cell), cell_name(cell)):

@@ -61,7 +61,7 @@ def complete_experiment(session: Session, line: str) -> list[str]:
 
 
 def _finished(session: Session) -> list[str]:
-    from ipygpumem.notebook.history import names_of  # loading the extension must stay fast
+    from ipygpumem.notebook.commands.history import names_of  # loading the extension must stay fast
 
     return names_of(session)
 
@@ -131,7 +131,7 @@ def complete_gpumem(session: Session, line: str) -> list[str]:
         return ["--force", *_files("" if line.endswith(" ") else words[-1], SUFFIXES)]
     if done[1:2] == ["plot"]:
         if done[-1] == "--save":
-            from ipygpumem.notebook.plots import SUFFIXES as PICTURES  # as above
+            from ipygpumem.notebook.commands.plot import SUFFIXES as PICTURES  # as above
 
             return _files("" if line.endswith(" ") else words[-1], PICTURES)
         return [] if done[-1] == "-n" else _PLOT_VALUES.get(done[-1], list(_PLOT_OPTIONS))

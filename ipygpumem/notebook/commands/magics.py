@@ -12,14 +12,14 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
 from ipygpumem.errors import AutofitError, ExperimentError, GpuMemError
-from ipygpumem.notebook.parameters import parse_parameters
-from ipygpumem.notebook.parsing import Parser, split
+from ipygpumem.notebook.commands.parsing import Parser, split
+from ipygpumem.notebook.experiments.parameters import parse_parameters
 from ipygpumem.notebook.session import Session
 from ipygpumem.objects import interrupts
 from ipygpumem.reports.content import Report, clean, note
 
 if TYPE_CHECKING:
-    from ipygpumem.notebook.experiments import Experiment
+    from ipygpumem.notebook.experiments.experiment import Experiment
 
 _PATTERN = re.compile(r"[\w*?\[\]!-]+")
 
@@ -33,7 +33,7 @@ _COMMANDS = {
     "tensors": ("tensors", "tensors"),
     "history": ("history", "history"),
     "export": ("history", "export"),
-    "plot": ("plots", "plot"),
+    "plot": ("plot", "plot"),
     "record": ("actions", "record"),
     "postmortem": ("actions", "postmortem"),
 }
@@ -158,12 +158,12 @@ class GpuMemMagics(Magics):
             --timeout SECONDS      stop it then, and name the line; 300 without
         """
         __tracebackhide__ = True  # as above
-        from ipygpumem.notebook.estimate import estimate  # loading the extension must stay fast
+        from ipygpumem.notebook.commands.estimate import estimate  # loading the extension must stay fast
 
         self._show(estimate(self._session, self.shell, line, cell))
 
     def _new(self, prog: str, words: list[str]) -> Experiment:
-        from ipygpumem.notebook.experiments import Experiment  # loading the extension must stay fast
+        from ipygpumem.notebook.experiments.experiment import Experiment  # loading the extension must stay fast
 
         options = _experiment_parser(prog).parse_args(words)
         if not options.name:
@@ -228,7 +228,7 @@ class GpuMemMagics(Magics):
     @_one_line_errors
     def line_autofit(self, line: str) -> None:
         """Say that ``%%autofit`` is for whole cells; its first line is rewritten into a call of this."""
-        from ipygpumem.notebook.autofit import NESTED, CellFit  # loading the extension must stay fast
+        from ipygpumem.notebook.commands.autofit import NESTED, CellFit  # loading the extension must stay fast
 
         command, _, rest = line.strip().partition(" ")
         running = self._session.running()
@@ -291,7 +291,7 @@ class GpuMemMagics(Magics):
 
     def _run(self, module: str, function: str, words: list[str]) -> None:
         """Show what a command gives; its module is imported only now, since loading the extension must be fast."""
-        command = getattr(importlib.import_module(f"ipygpumem.notebook.{module}"), function)
+        command = getattr(importlib.import_module(f"ipygpumem.notebook.commands.{module}"), function)
         with interrupts.kept():
             reports = command(self._session, words)
         self._show(reports)
@@ -314,7 +314,7 @@ class GpuMemMagics(Magics):
         Names that a statement binds are its own; what it does to your objects stays done.
         """
         __tracebackhide__ = True
-        from ipygpumem.notebook.gpumemit import gpumemit  # loading the extension must stay fast
+        from ipygpumem.notebook.commands.gpumemit import gpumemit  # loading the extension must stay fast
 
         self._show(gpumemit(self._session, line, cell))
 
@@ -329,7 +329,7 @@ class GpuMemMagics(Magics):
             -f FUNCTION  a function or method to follow too: -f train Model.forward
             --sort WHAT  the lines that ran, those that cost most first
         """
-        from ipygpumem.notebook.memlines import memlines  # loading the extension must stay fast
+        from ipygpumem.notebook.commands.memlines import memlines  # loading the extension must stay fast
 
         if cell is not None:  # from run_cell_magic and its like: a cell's first line is rewritten (see rewriting.py)
             self.shell.run_cell(f"%%memlines {line}\n{cell}").raise_error()

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ipygpumem.measuring.meter import Measurement
     from ipygpumem.model import RecoveryRecord, Usage
-    from ipygpumem.notebook.autofit import CellFit
-    from ipygpumem.notebook.experiments import Experiment
-    from ipygpumem.notebook.names import SeenCode
+    from ipygpumem.notebook.commands.autofit import CellFit
+    from ipygpumem.notebook.experiments.experiment import Experiment
+    from ipygpumem.notebook.experiments.names import SeenCode
     from ipygpumem.reports.content import Report
 
 

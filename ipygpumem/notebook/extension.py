@@ -12,11 +12,11 @@ from traitlets import TraitError
 from traitlets.config import Config
 
 from ipygpumem.errors import NotLoadedError
-from ipygpumem.notebook import rich
+from ipygpumem.notebook.commands.magics import GpuMemMagics
 from ipygpumem.notebook.config import IPyGpuMem
-from ipygpumem.notebook.loops import loop_over_body
-from ipygpumem.notebook.magics import GpuMemMagics
-from ipygpumem.notebook.rewriting import rewrite_cell
+from ipygpumem.notebook.ipython import tables as rich
+from ipygpumem.notebook.ipython.loops import loop_over_body
+from ipygpumem.notebook.ipython.rewriting import rewrite_cell
 from ipygpumem.notebook.session import Session, session_of
 from ipygpumem.scopes.telling import LISTENER
 
@@ -201,7 +201,7 @@ def _put_back(magics: dict[str, Any], name: str, earlier: Any) -> None:
 
 
 def _completions(name: str, session: Session, shell: Any, event: Any) -> list[str]:
-    from ipygpumem.notebook import completion  # loading the extension must stay fast
+    from ipygpumem.notebook.commands import completion  # loading the extension must stay fast
 
     found: list[str] = getattr(completion, f"complete_{name}")(session, event.line)
     return found

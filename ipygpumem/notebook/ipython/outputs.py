@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ipygpumem.notebook.leftovers import Leftovers, StoredMark
+from ipygpumem.notebook.ipython.leftovers import Leftovers, StoredMark
 
 _NUMBERED = re.compile(r"_(\d+)")
 _COPY = re.compile(r"_\d+|_{1,3}")

@@ -8,14 +8,14 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ipygpumem.notebook.displays import is_kernels
-from ipygpumem.notebook.terminal import terminal_of, to_empty_row
+from ipygpumem.notebook.ipython.displays import is_kernels
+from ipygpumem.notebook.ipython.terminal import terminal_of, to_empty_row
 from ipygpumem.reports import html, text
 from ipygpumem.reports.content import Report
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.config import IPyGpuMem
-    from ipygpumem.notebook.wire import Wire
+    from ipygpumem.notebook.ipython.wire import Wire
     from ipygpumem.reports.figures.picture import Picture
 
 _ASCII = str.maketrans({"·": "-", "×": "x", "─": "-", "…": "...", "→": "->"})

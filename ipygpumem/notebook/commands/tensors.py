@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.introspect import is_instance
-from ipygpumem.notebook.parsing import Parser, size
+from ipygpumem.notebook.commands.parsing import Parser, size
+from ipygpumem.notebook.ipython.sources import cell_of_file, cell_that_bound, running_cell
 from ipygpumem.notebook.session import session_of
-from ipygpumem.notebook.sources import cell_of_file, cell_that_bound, running_cell
 from ipygpumem.objects.inventory import selection, survey
 from ipygpumem.objects.inventory.records import Inventory
 from ipygpumem.objects.progress import Progress, unseen

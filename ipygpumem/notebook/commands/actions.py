@@ -15,7 +15,7 @@ from ipygpumem.errors import ExperimentError, said
 from ipygpumem.freeing import reclaim
 from ipygpumem.freeing.steps import steps_that_free
 from ipygpumem.model import ReclaimStep
-from ipygpumem.notebook.experiments import Experiment
+from ipygpumem.notebook.experiments.experiment import Experiment
 from ipygpumem.notebook.session import Session
 from ipygpumem.objects.inventory.survey import kinds_of_objects
 from ipygpumem.reconcile import findings
@@ -148,13 +148,13 @@ def _is_available(torch: Any, name: str) -> bool:
 
 def record(session: Session, words: list[str]) -> list[content.Report]:
     """Do what ``%gpumem record`` asks for."""
-    from ipygpumem.notebook import postmortem  # loading the extension must stay fast
+    from ipygpumem.notebook.commands import postmortem  # loading the extension must stay fast
 
     return postmortem.record(session, words)
 
 
 def postmortem(session: Session, words: list[str]) -> list[content.Report]:
     """Return the report that ``%gpumem postmortem`` asks for."""
-    from ipygpumem.notebook import postmortem  # loading the extension must stay fast
+    from ipygpumem.notebook.commands import postmortem  # loading the extension must stay fast
 
     return postmortem.postmortem(session, words)

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ipygpumem.notebook.displays import is_kernels, is_watched, shows_updates
+from ipygpumem.notebook.ipython.displays import is_kernels, is_watched, shows_updates
 from ipygpumem.notebook.ticker import say_failed
 
 _DELIMITER = b"<IDS|MSG>"

@@ -15,9 +15,9 @@ from ipygpumem.freeing import reclaim
 from ipygpumem.freeing.steps import steps_that_free
 from ipygpumem.introspect import is_atom, named_objects
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Usage
-from ipygpumem.notebook import watching
-from ipygpumem.notebook.parameters import checked_parameters
-from ipygpumem.notebook.seeding import SeedOnImport, seed_generators
+from ipygpumem.notebook.experiments import watching
+from ipygpumem.notebook.experiments.parameters import checked_parameters
+from ipygpumem.notebook.experiments.seeding import SeedOnImport, seed_generators
 from ipygpumem.objects.arrays import ArraySearch
 from ipygpumem.objects.garbage import Mark
 from ipygpumem.scopes.scope import Outcome, Scope, is_ownable
@@ -25,7 +25,7 @@ from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
     from ipygpumem.measuring.allocations import AllocationHistory
-    from ipygpumem.notebook.budget import NotebookBudget
+    from ipygpumem.notebook.experiments.budget import NotebookBudget
     from ipygpumem.notebook.session import Session
 
 
@@ -55,7 +55,7 @@ def _check(name: object, keep: list[str], seed: object, report: object) -> None:
 
 def _budget_of(session: Session, sizes: Mapping[str, object], name: str) -> NotebookBudget:
     from ipygpumem.fitting import budgets  # loading the extension must stay fast
-    from ipygpumem.notebook.budget import NotebookBudget
+    from ipygpumem.notebook.experiments.budget import NotebookBudget
 
     return NotebookBudget(session, budgets.checked(sizes), f"experiment {name}")
 
@@ -346,7 +346,7 @@ class Experiment:
         values = [self._session.namespace.get(name) for name in self.scope.outcome.kept]
         kept = {array.storage for value in values for _, array in search.find(value)}
         try:
-            from ipygpumem.notebook import leaks  # loading the extension must stay fast
+            from ipygpumem.notebook.commands import leaks  # loading the extension must stay fast
 
             return leaks.survivors(
                 self._session,

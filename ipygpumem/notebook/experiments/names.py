@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.introspect import text_of
-from ipygpumem.notebook.loops import our_magic
+from ipygpumem.notebook.ipython.loops import our_magic
 from ipygpumem.scopes.telling import HAS_DELETED, let_tell
 
 if TYPE_CHECKING:
     import ast
 
-    from ipygpumem.notebook.cells import Cell, CellStack
-    from ipygpumem.notebook.experiments import Experiment
+    from ipygpumem.notebook.cell import Cell, CellStack
+    from ipygpumem.notebook.experiments.experiment import Experiment
     from ipygpumem.scopes.bindings import Bindings
     from ipygpumem.scopes.scope import Scope
 

@@ -13,9 +13,9 @@ from ipygpumem.freeing.steps import steps_that_free
 from ipygpumem.introspect import instance_dict
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import Held, Reading, ReclaimStep, RecoveryRecord
-from ipygpumem.notebook.cells import Cell, CellStack
+from ipygpumem.notebook.cell import Cell, CellStack
 from ipygpumem.notebook.config import IPyGpuMem
-from ipygpumem.notebook.lasterror import error_of, stored_error
+from ipygpumem.notebook.ipython.stored_errors import error_of, stored_error
 from ipygpumem.objects.garbage import Garbage, Mark
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.reports import content
@@ -23,8 +23,8 @@ from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
     from ipygpumem.freeing.lingering import Named
-    from ipygpumem.notebook.budget import NotebookBudget
-    from ipygpumem.notebook.experiments import Experiment
+    from ipygpumem.notebook.experiments.budget import NotebookBudget
+    from ipygpumem.notebook.experiments.experiment import Experiment
 
 
 class Recoveries:

@@ -16,11 +16,11 @@ from ipygpumem.fitting.fit import FITS, TOO_LARGE, AutofitResult, Fit, Options, 
 from ipygpumem.fitting.plan import Number, Values
 from ipygpumem.fitting.remembered import key_of
 from ipygpumem.introspect import type_name
-from ipygpumem.notebook.budget import limits
-from ipygpumem.notebook.lasterror import last_error, shown_since
-from ipygpumem.notebook.parsing import Parser, split
+from ipygpumem.notebook.commands.parsing import Parser, split
+from ipygpumem.notebook.experiments.budget import limits
+from ipygpumem.notebook.ipython.sources import digest_of
+from ipygpumem.notebook.ipython.stored_errors import last_error, shown_since
 from ipygpumem.notebook.session import Session, session_of
-from ipygpumem.notebook.sources import digest_of
 from ipygpumem.objects import interrupts
 from ipygpumem.objects.arrays import ArraySearch
 from ipygpumem.reports.autofit import autofit_report
@@ -30,7 +30,7 @@ from ipygpumem.scopes.scope import Scope
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
-    from ipygpumem.notebook.cells import Cell
+    from ipygpumem.notebook.cell import Cell
 
 _MISSING = object()
 NESTED = "%%autofit: one runs already; several variables on its line are reduced in turn"

@@ -14,7 +14,7 @@ from ipygpumem.reports.content import Report, note
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
-    from ipygpumem.notebook.cells import Cell
+    from ipygpumem.notebook.cell import Cell
     from ipygpumem.notebook.session import Session
     from ipygpumem.notebook.ticker import Tick
 

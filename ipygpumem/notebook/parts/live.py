@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ipygpumem.model import Reading
-from ipygpumem.notebook.terminal import TerminalLine, terminal_of
+from ipygpumem.notebook.ipython.terminal import TerminalLine, terminal_of
+from ipygpumem.notebook.ipython.wire import Place, Wire
 from ipygpumem.notebook.ticker import Tick, Ticker, say_failed
-from ipygpumem.notebook.wire import Place, Wire
 from ipygpumem.objects.progress import Progress
 from ipygpumem.reports.live import (
     MINUTE_SECONDS,
@@ -34,7 +34,7 @@ from ipygpumem.reports.live import (
 )
 
 if TYPE_CHECKING:
-    from ipygpumem.notebook.cells import Cell
+    from ipygpumem.notebook.cell import Cell
     from ipygpumem.notebook.config import IPyGpuMem
 
 _PATIENCE_SECONDS = 2.0

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import PlotError
 from ipygpumem.model import CellRecord, ExperimentRecord
-from ipygpumem.notebook import actions
-from ipygpumem.notebook.parsing import Parser
+from ipygpumem.notebook.commands import actions
+from ipygpumem.notebook.commands.parsing import Parser
 from ipygpumem.reconcile.records import Reconciliation
 from ipygpumem.reports.content import Report, clean, device_label
 from ipygpumem.reports.export import files

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from ipygpumem.notebook.parsing import Parser, split
+from ipygpumem.notebook.commands.parsing import Parser, split
 from ipygpumem.profiling.account import Account
 from ipygpumem.profiling.blocks import Block, Blocks, LinesRecord, code_of
 from ipygpumem.profiling.tracing import watcher
@@ -19,7 +19,7 @@ from ipygpumem.reports.content import Report, clean
 from ipygpumem.reports.lines import ORDERS, lines_report
 
 if TYPE_CHECKING:
-    from ipygpumem.notebook.cells import Cell
+    from ipygpumem.notebook.cell import Cell
     from ipygpumem.notebook.session import Session
 
 _PROG = "%%memlines"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.notebook.parsing import Parser, size, split
+from ipygpumem.notebook.commands.parsing import Parser, size, split
 from ipygpumem.reports.layout import Report
 
 if TYPE_CHECKING:

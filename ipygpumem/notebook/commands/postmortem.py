@@ -10,7 +10,7 @@ from IPython.core.error import UsageError
 from ipygpumem.errors import RecordingError
 from ipygpumem.flight_recorder import archive, files, reader, verdict
 from ipygpumem.flight_recorder.machine import this_machine
-from ipygpumem.notebook.parsing import Parser
+from ipygpumem.notebook.commands.parsing import Parser
 from ipygpumem.reports import postmortem as reports
 from ipygpumem.reports.content import Report, clean, count, note
 from ipygpumem.units import format_bytes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ipygpumem.errors import ExperimentError
 from ipygpumem.model import CellRecord
-from ipygpumem.notebook.parsing import Parser
+from ipygpumem.notebook.commands.parsing import Parser
 from ipygpumem.reports import content
 from ipygpumem.reports import history as reports
 from ipygpumem.units import format_bytes

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ipygpumem.measuring.worker import Clock
+from ipygpumem.measuring.worker import Worker
 
 
 def threads() -> list[str]:
@@ -25,7 +25,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 10) -> None:
 
 
 def test_jobs_run_when_they_are_due_in_one_thread_that_ends_with_the_last_of_them() -> None:
-    clock, often, seldom = Clock(), [0], [0]
+    worker, often, seldom = Worker(), [0], [0]
 
     def every_millisecond() -> float:
         often[0] += 1
@@ -36,100 +36,100 @@ def test_jobs_run_when_they_are_due_in_one_thread_that_ends_with_the_last_of_the
         return 3600.0
 
     assert threads() == []
-    clock.add(every_millisecond)
-    clock.add(every_hour)
+    worker.add(every_millisecond)
+    worker.add(every_hour)
     wait_for(lambda: often[0] > 20)
     assert len(threads()) == 1
     assert seldom == [1]
-    clock.remove(every_millisecond)
-    clock.remove(every_hour)
+    worker.remove(every_millisecond)
+    worker.remove(every_hour)
     wait_for(lambda: not threads())
 
 
 def test_a_job_that_rests_runs_again_when_it_is_woken() -> None:
-    clock, runs = Clock(), [0]
+    worker, runs = Worker(), [0]
 
     def job() -> None:
         runs[0] += 1
 
-    clock.add(job)
+    worker.add(job)
     wait_for(lambda: runs == [1])
     time.sleep(0.02)
     assert runs == [1]
-    clock.wake(job)
+    worker.wake(job)
     wait_for(lambda: runs == [2])
-    clock.close()
+    worker.close()
     assert threads() == []
 
 
 def test_a_wake_while_the_job_runs_is_not_lost() -> None:
-    clock, runs = Clock(), [0]
+    worker, runs = Worker(), [0]
 
     def job() -> None:
         runs[0] += 1
         if runs[0] == 1:
-            clock.wake(job)
+            worker.wake(job)
 
-    clock.add(job)
+    worker.add(job)
     wait_for(lambda: runs == [2])
-    clock.close()
+    worker.close()
 
 
 def test_a_closed_clock_can_be_used_again() -> None:
-    clock, done = Clock(), threading.Event()
-    clock.add(lambda: done.set())
+    worker, done = Worker(), threading.Event()
+    worker.add(lambda: done.set())
     assert done.wait(10)
-    clock.close()
+    worker.close()
     again = threading.Event()
-    clock.add(lambda: again.set())
+    worker.add(lambda: again.set())
     assert again.wait(10)
-    clock.close()
+    worker.close()
 
 
 def test_a_job_may_close_its_own_clock() -> None:
-    clock = Clock()
-    clock.add(lambda: clock.close())
+    worker = Worker()
+    worker.add(lambda: worker.close())
     wait_for(lambda: not threads())
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no signal masks on this system")
 def test_signals_are_left_to_the_main_thread() -> None:
-    clock, blocked = Clock(), threading.Event()
+    worker, blocked = Worker(), threading.Event()
 
     def job() -> None:
         if {signal.SIGINT, signal.SIGTERM, signal.SIGALRM} <= signal.pthread_sigmask(signal.SIG_BLOCK, ()):
             blocked.set()
 
-    clock.add(job)
+    worker.add(job)
     assert blocked.wait(10)
-    clock.close()
+    worker.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_has_an_empty_clock_that_works_even_if_the_lock_was_held() -> None:
-    clock, started = Clock(), threading.Event()
+    worker, started = Worker(), threading.Event()
 
     def job() -> float:
         started.set()
         return 0.001
 
-    clock.add(job)
+    worker.add(job)
     assert started.wait(10)
-    with clock._changed:
+    with worker._changed:
         child = os.fork()
         if child == 0:
             code = 1
             try:
                 signal.alarm(20)
                 again = threading.Event()
-                clock.wake(job)
-                clock.remove(job)
-                clock.add(lambda: again.set())
-                if again.wait(10) and not clock._due.keys() & {job}:
-                    clock.close()
+                worker.wake(job)
+                worker.remove(job)
+                worker.add(lambda: again.set())
+                if again.wait(10) and not worker._due.keys() & {job}:
+                    worker.close()
                     code = 0
             finally:
                 os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
-    clock.close()
+    worker.close()

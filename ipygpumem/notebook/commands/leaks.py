@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ipygpumem.freeing.reclaim import trim_host_heap
 from ipygpumem.introspect import is_users_module, module_dict, text_of, type_name
 from ipygpumem.model import Held, Holder
-from ipygpumem.notebook.parsing import Parser, size
-from ipygpumem.notebook.sources import cell_of_file, cell_that_bound, running_cell
-from ipygpumem.notebook.watching import Watched
+from ipygpumem.notebook.commands.parsing import Parser, size
+from ipygpumem.notebook.experiments.watching import Watched
+from ipygpumem.notebook.ipython.sources import cell_of_file, cell_that_bound, running_cell
 from ipygpumem.objects.arrays import Array, describe, watch
 from ipygpumem.objects.heap import Heap, large_tensors
 from ipygpumem.objects.holders.frames import running_locals

@@ -1,0 +1,1 @@
+"""The magics: their words, their completion, and a file for each command."""

@@ -1,0 +1,1 @@
+"""What ipygpumem knows of IPython and its front-ends: their outputs, errors, sources, displays."""
