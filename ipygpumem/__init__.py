@@ -224,7 +224,6 @@ def autofit(
     step: str | float = "halve",
     headroom: str | float | None = None,
     max_tries: int = 10,
-    remember: bool = False,
     **start: float,
 ) -> AutofitResult | Callable[..., Any]:
     """Call a function with smaller and smaller values until it fits in memory, and return what fits.
@@ -241,7 +240,6 @@ def autofit(
         step: ``halve``, a factor such as 0.9, or ``search``: by halves, then up to the largest that fits.
         headroom: share of the device's memory that must stay free at the peak; by default ``5%`` for a search.
         max_tries: the most tries after the first.
-        remember: in IPython, begin with what fitted last time for this function, options, devices and free memory.
         **start: the variables, whole numbers or floats, and what to try first; several are reduced in turn.
 
     Raises:
@@ -258,7 +256,7 @@ def autofit(
             return functions.autofit(function, start, options)
         from ipygpumem.notebook.commands.autofit import fit_function
 
-        return fit_function(shell, function, start, options, remember=remember)
+        return fit_function(shell, function, start, options)
 
     if function is None:
         return lambda decorated: functions.decorated(decorated, start, run)

@@ -77,10 +77,10 @@ class Options:
     headroom: Any = None
     max_tries: Any = 10
 
-    def plan(self, start: Values, first: Values | None = None) -> Plan:
+    def plan(self, start: Values) -> Plan:
         """Return the plan that reduces ``start`` (``AutofitError`` where that makes no sense)."""
         of = plan.variables(start, self.min)
-        return Plan(of, step=plan.parse_step(self.step), most=self.max_tries, first=first)
+        return Plan(of, step=plan.parse_step(self.step), most=self.max_tries)
 
     @property
     def share(self) -> float:

@@ -135,12 +135,12 @@ class Plan:
         AutofitError: ``step`` or ``most`` makes no sense.
     """
 
-    def __init__(self, of: list[Variable], *, step: Step = 0.5, most: int = 10, first: Values | None = None) -> None:
+    def __init__(self, of: list[Variable], *, step: Step = 0.5, most: int = 10) -> None:
         if type(most) is not int or most < 0:
             raise AutofitError("the most tries after the first is a whole number from 0 on")
         self._variables = of
         self._factor = 0.5 if step == "search" else step
-        self._searches = step == "search" and first is None
+        self._searches = step == "search"
         self._left = most
         self._turn = 0
         self._failures: list[Values] = []
@@ -149,7 +149,7 @@ class Plan:
         """Whether it ended for want of tries."""
         self.repeats = False
         """Whether ``values`` are tried again because they are the ones that were found."""
-        self.values: Values = first or {variable.name: variable.start for variable in of}
+        self.values: Values = {variable.name: variable.start for variable in of}
 
     @property
     def found(self) -> Values | None:

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import ExperimentError, NotLoadedError
@@ -37,7 +36,6 @@ from ipygpumem.reports import content
 from ipygpumem.reports.bars import Scales
 
 if TYPE_CHECKING:
-    from ipygpumem.fitting.remembered import Remembered
     from ipygpumem.model import SessionRecord
     from ipygpumem.notebook.experiments.budget import NotebookBudget
     from ipygpumem.notebook.experiments.experiment import Experiment
@@ -97,14 +95,6 @@ class Session:
         from ipygpumem.notebook.parts.recorder import Recorder  # as above
 
         return Recorder(self)
-
-    @functools.cached_property
-    def fitted(self) -> Remembered:
-        """What %%autofit --remember has found, in this profile."""
-        from ipygpumem.fitting.remembered import Remembered  # as above
-
-        profile = getattr(self.shell.profile_dir, "location", None)  # an embedded shell may have none
-        return Remembered(None if profile is None else Path(profile) / "ipygpumem" / "fitted.json")
 
     def running(self) -> list[Cell]:
         """Return the cells that run in this thread, innermost last."""

@@ -250,7 +250,6 @@ class GpuMemMagics(Magics):
             --step STEP      halve, a factor such as 0.9, or search: down by halves, then up to the largest that fits
             --headroom 5%    the share of the device's memory that must stay free at the peak
             --max-tries 10   the most tries after the first
-            --remember       begin with what fitted last time: the same cell, devices and free memory
         """
         # A cell's first line never comes here (see rewriting.py): this serves run_cell_magic and its like.
         self.shell.run_cell(f"%%autofit {line}\n{cell}").raise_error()
