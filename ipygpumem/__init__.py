@@ -362,6 +362,6 @@ def _front() -> Any | None:
     shell = _shell()
     if shell is None:
         return None
-    from ipygpumem.notebook.commands.estimate import front_of
+    from ipygpumem.notebook.commands.estimate import ShellFront
 
-    return front_of(shell)
+    return ShellFront(shell)

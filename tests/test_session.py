@@ -16,8 +16,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from ipygpumem.measuring.meter import Measurement
 from ipygpumem.model import Growth, Usage
 from ipygpumem.notebook.cell import CellStack
-from ipygpumem.notebook.commands import leaks
 from ipygpumem.notebook.config import IPyGpuMem
+from ipygpumem.notebook.experiments import experiment
 from ipygpumem.notebook.experiments.experiment import Experiment
 from ipygpumem.notebook.session import Session
 from ipygpumem.objects.inventory import before
@@ -165,10 +165,10 @@ def test_an_end_that_cannot_tell_what_survived_is_an_end_all_the_same(
 
     pytest.importorskip("numpy")  # else there is nothing to look for
     monkeypatch.setattr(before, "Before", fail)
-    monkeypatch.setattr(leaks, "survivors", fail)
-    experiment = Experiment(session, "a").start()
+    monkeypatch.setattr(experiment, "survivors", fail)
+    opened = Experiment(session, "a").start()
     run(session, "x = 1")
-    record = experiment.finish()
+    record = opened.finish()
     assert (record.deleted, session.open) == (("x",), [])
     assert record.notes == (
         "what survives cannot be told, since a first look failed: ValueError: out of order",

@@ -17,13 +17,9 @@ from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.ipython import tables as rich
 from ipygpumem.notebook.ipython.loops import loop_over_body
 from ipygpumem.notebook.ipython.rewriting import rewrite_cell
+from ipygpumem.notebook.registry import MAGICS, Magic
 from ipygpumem.notebook.session import Session, session_of
 from ipygpumem.scopes.telling import LISTENER
-
-_BOTH = ("experiment", "autofit", "gpumemit", "memlines")
-_MAGICS = (("line", "gpumem"), ("cell", "estimate"), *((kind, name) for name in _BOTH for kind in ("line", "cell")))
-_COMPLETED = ("experiment", "gpumem", "autofit", "estimate", "gpumemit", "memlines")
-"""Magics whose options ``completion`` knows, each by a function ``complete_NAME``."""
 
 
 def load(shell: Any) -> Session:
@@ -80,9 +76,9 @@ class Hooks:
         self._event("post_run_cell", session.cell_ends)
         self._append(shell.input_transformers_cleanup, rewrite_cell)
         self._magics()
-        for name in _COMPLETED:
+        for magic in MAGICS:
             for prefix in ("%", "%%"):
-                self._completer(prefix + name, functools.partial(_completions, name, session))
+                self._completer(prefix + magic.name, functools.partial(_completions, session, magic))
         self._undo.append(rich.register(shell))
         self._undo.append(lambda: session.recorder.unload() if "recorder" in vars(session) else None)
         if config.record:
@@ -121,7 +117,8 @@ class Hooks:
 
     def _magics(self) -> None:
         magics = self._shell.magics_manager.magics
-        before = {(kind, name): magics[kind].get(name) for kind, name in _MAGICS}
+        names = [(kind, magic.name) for magic in MAGICS for kind in magic.kinds]
+        before = {(kind, name): magics[kind].get(name) for kind, name in names}
         ours = GpuMemMagics(self._shell, self.session)
         self._undo.append(lambda: self._shell.configurables.remove(ours))  # where every Magics object adds itself
         self._shell.register_magics(ours)
@@ -200,8 +197,7 @@ def _put_back(magics: dict[str, Any], name: str, earlier: Any) -> None:
         magics[name] = earlier
 
 
-def _completions(name: str, session: Session, shell: Any, event: Any) -> list[str]:
+def _completions(session: Session, magic: Magic, shell: Any, event: Any) -> list[str]:
     from ipygpumem.notebook.commands import completion  # loading the extension must stay fast
 
-    found: list[str] = getattr(completion, f"complete_{name}")(session, event.line)
-    return found
+    return completion.complete(session, magic, event)

@@ -18,6 +18,7 @@ from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Usa
 from ipygpumem.notebook.experiments import watching
 from ipygpumem.notebook.experiments.parameters import checked_parameters
 from ipygpumem.notebook.experiments.seeding import SeedOnImport, seed_generators
+from ipygpumem.notebook.experiments.survivors import survivors
 from ipygpumem.objects.arrays import ArraySearch
 from ipygpumem.objects.garbage import Mark
 from ipygpumem.scopes.scope import Outcome, Scope, is_ownable
@@ -346,9 +347,7 @@ class Experiment:
         values = [self._session.namespace.get(name) for name in self.scope.outcome.kept]
         kept = {array.storage for value in values for _, array in search.find(value)}
         try:
-            from ipygpumem.notebook.commands import leaks  # loading the extension must stay fast
-
-            return leaks.survivors(
+            return survivors(
                 self._session,
                 at_end.watched,
                 known=lambda item, array: array.storage in kept or self._start.was_there(item, array),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.introspect import text_of
-from ipygpumem.notebook.ipython.loops import our_magic
+from ipygpumem.notebook.ipython.rewriting import our_magic
 from ipygpumem.scopes.telling import HAS_DELETED, let_tell
 
 if TYPE_CHECKING:

@@ -1,0 +1,107 @@
+"""``%experiment start``, ``end``, ``keep`` and ``status``, and the first line ``%%experiment`` of a cell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from IPython.core.error import UsageError
+
+from ipygpumem.errors import ExperimentError
+from ipygpumem.fitting.budgets import parse_budget
+from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.experiments.experiment import Experiment
+from ipygpumem.notebook.experiments.parameters import parse_parameters
+from ipygpumem.notebook.session import Session
+from ipygpumem.reports.content import Report, clean, name_list, note, usage_parts
+from ipygpumem.units import format_bytes, format_seconds
+
+_PATTERN = re.compile(r"[\w*?\[\]!-]+")
+
+
+def start(session: Session, options: Options) -> list[Report]:
+    """Open an experiment; say what its budget cannot limit, since its report may be many cells away."""
+    experiment = _new(session, options).start()
+    return [note(text) for text in experiment.limit_notes]
+
+
+def start_cell(session: Session, options: Options) -> list[Report]:
+    """Open an experiment that ends with the running cell."""
+    experiment = _new(session, options)
+    session.end_with_cell(experiment)
+    experiment.start()
+    return []
+
+
+def _new(session: Session, options: Options) -> Experiment:
+    return Experiment(
+        session,
+        options.name,
+        keep=_checked("--keep", options.keep),
+        drop_imports=options.drop_imports,
+        seed=options.seed,
+        report=options.report,
+        note=parse_parameters(options.note),
+        budget=parse_budget(",".join(options.budget)) if options.budget else None,
+        record=options.record,
+    )
+
+
+def _checked(what: str, words: Iterable[str]) -> list[str]:
+    """Return the names and globs in words with commas."""
+    patterns = [part for word in words for part in word.split(",") if part]
+    for pattern in patterns:
+        if not _PATTERN.fullmatch(pattern):
+            raise UsageError(clean(f"{what}: {pattern!r} is no name and no glob; write names such as x or 'y*'"))
+    return patterns
+
+
+def end(session: Session, options: Options) -> list[Report]:
+    """End the innermost experiment, or the one that is named."""
+    if not options.name or not session.open:
+        experiment = _innermost(session)
+    else:
+        named = [item for item in session.open if item.name == options.name]
+        if not named:
+            raise ExperimentError(f"no experiment {options.name!r} is open; open are: {_open_names(session)}")
+        experiment = named[0]
+    experiment.finish()
+    return []
+
+
+def keep(session: Session, options: Options) -> list[Report]:
+    """Let names stay at the end of the innermost experiment."""
+    _innermost(session).keep(*_checked("%experiment keep", options.names))
+    return []
+
+
+def status(session: Session, options: Options) -> list[Report]:
+    """Return what is open and what it costs so far."""
+    return [note(described(experiment)) for experiment in session.open] or [note("no experiment is open")]
+
+
+def _innermost(session: Session) -> Experiment:
+    here = session.names.here()
+    if not here:
+        raise ExperimentError(
+            f"no experiment is open in this subshell; open elsewhere: {_open_names(session)}"
+            if session.open
+            else "no experiment is open: %experiment start NAME opens one"
+        )
+    return here[-1]
+
+
+def _open_names(session: Session) -> str:
+    return ", ".join(repr(item.name) for item in session.open)
+
+
+def described(experiment: Experiment) -> str:
+    """Return one line on an open experiment: its costs, its names, and what waits to be restored."""
+    parts = [f"experiment {experiment.name}", format_seconds(experiment.elapsed_seconds)]
+    parts += usage_parts(experiment.usage())
+    parts.append(f"names: {name_list(experiment.scope.own_names()) or 'none yet'}")
+    waiting = experiment.waiting()
+    if waiting:
+        held = ", ".join(f"{item.name} {format_bytes(item.size_bytes)}" for item in waiting)
+        parts.append(f"waiting to be restored: {held}")
+    return " · ".join(parts)
