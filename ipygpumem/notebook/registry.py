@@ -87,6 +87,12 @@ class Magic:
     is_rewritten: bool = False
     """Whether ``%%name`` as a cell's first line becomes a call, so that the body is a plain cell: see rewriting.py."""
 
+    def command(self, kind: str) -> Command:
+        """Return what ``line`` or ``cell`` does; of a magic that is only the other, that."""
+        found = self.line or self.cell if kind == "line" else self.cell or self.line
+        assert found is not None
+        return found
+
     @property
     def kinds(self) -> tuple[str, ...]:
         """What IPython is to know it as; the call that a first line becomes is one of a line magic."""

@@ -1,4 +1,4 @@
-"""``%%autofit``: a cell that runs again with a smaller value until it fits. The loop itself is made by ``loops``."""
+"""``%%autofit``: a cell runs again with a smaller value until it fits. ``loops`` makes the loop itself."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ipygpumem.introspect import type_name
 from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.experiments.budget import limits
+from ipygpumem.notebook.ipython.rewriting import first_lines
 from ipygpumem.notebook.ipython.stored_errors import last_error, shown_since
 from ipygpumem.notebook.session import Session, session_of
 from ipygpumem.objects import interrupts
@@ -109,8 +110,8 @@ class CellFit:
         self._session = session
         self._start, wanted = _given(options, session.namespace)
         plan = wanted.plan(self._start)
-        head, self._source = _split(str(getattr(cell.info, "raw_cell", "")))
-        if sum(text.startswith("%%autofit") for text in head) > 1:
+        names, self._source = first_lines(str(getattr(cell.info, "raw_cell", "")))
+        if names.count("autofit") > 1:
             raise AutofitError(NESTED)
         if not self._source.strip():
             raise AutofitError("the cell has no code to fit: it stands below the line with %%autofit")
@@ -256,14 +257,6 @@ class CellFit:
             size = format_bytes(self._waiting_bytes)
             found.append(f"what stood under the cell's names before held {size} during the tries: del frees it first")
         return found
-
-
-def _split(source: str) -> tuple[list[str], str]:
-    """Return the lines of our magics at the top of a cell, and its source without them."""
-    lines, head = source.lstrip().splitlines(keepends=True), []
-    while lines and lines[0].startswith(("%%autofit", "%%experiment")):
-        head.append(lines.pop(0))
-    return head, "".join(lines)
 
 
 def fit_function(

@@ -36,28 +36,24 @@ class GpuMemMagics(Magics):
         """The autofit of the running cell; the loop that it puts around the body asks for it."""
         return self._session.running()[-1].fit
 
-    def call_line(self, magic: Magic, line: str) -> None:
-        """Do what ``%name line`` asks for, or the first line ``%%name`` of a running cell."""
+    def call(self, magic: Magic, line: str, cell: str | None) -> None:
+        """Do what ``%name line`` asks for, ``%%name line`` with a cell, or the first line ``%%name`` of a running one."""
         __tracebackhide__ = True
-        if magic.is_rewritten and is_first_line(line):
-            self._run(magic.cell, words_of(line))
+        if cell is not None and magic.is_rewritten:  # from run_cell_magic and its like: a first line never comes here
+            parse(magic.command("cell"), line)  # a mistake would be shown by the cell, and once more by its result
+            self.shell.run_cell(f"%%{magic.name} {line}\n{cell}").raise_error()
+        elif cell is not None:
+            self._run(magic.command("cell"), line, cell)
+        elif magic.is_rewritten and is_first_line(line):
+            self._run(magic.command("cell"), words_of(line))
         elif magic.line is None:
             raise UsageError(f"%{magic.name}: write %%{magic.name} as the first line of a cell")
         else:
             self._run(magic.line, line)
 
-    def call_cell(self, magic: Magic, line: str, cell: str) -> None:
-        """Do what ``%%name line`` asks for with a cell."""
-        __tracebackhide__ = True
-        if magic.is_rewritten:  # from run_cell_magic and its like: a cell's first line never comes here
-            self.shell.run_cell(f"%%{magic.name} {line}\n{cell}").raise_error()
-        else:
-            self._run(magic.cell, line, cell)
-
-    def _run(self, magic: Command | None, line: str, *cell: str) -> None:
+    def _run(self, magic: Command, line: str, *cell: str) -> None:
         """Show what a command gives; its module is imported only now, since loading the extension must be fast."""
         __tracebackhide__ = True  # for errors of the user's code: IPython leaves this frame out
-        assert magic is not None
         try:
             command, options = parse(magic, line)
             module, _, function = command.run.partition(".")
@@ -72,15 +68,12 @@ class GpuMemMagics(Magics):
 
 def _method(magic: Magic, kind: str) -> Any:
     """Return the method that IPython calls for a magic, with the help that ``?`` shows."""
-    command = magic.line if kind == "line" and magic.line is not None else magic.cell
+    command = magic.command(kind)
 
     def call(self: GpuMemMagics, line: str, cell: str | None = None) -> None:
         __tracebackhide__ = True
-        if cell is None:
-            self.call_line(magic, line)
-        else:
-            self.call_cell(magic, line, cell)
+        self.call(magic, line, cell)
 
     call.__name__ = magic.name
-    call.__doc__ = help_of(command) if command is not None else None
-    return no_var_expand(call) if command is not None and command.ends_in_code else call
+    call.__doc__ = help_of(command)
+    return no_var_expand(call) if command.ends_in_code else call

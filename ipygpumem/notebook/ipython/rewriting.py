@@ -52,3 +52,12 @@ def is_first_line(line: str) -> bool:
 def words_of(line: str) -> str:
     """Return what the user wrote in such a first line."""
     return line.partition(" ")[2]
+
+
+def first_lines(source: str) -> tuple[list[str], str]:
+    """Return the names of our magics at the top of a cell, and its source without their lines."""
+    lines, names = source.lstrip().splitlines(keepends=True), []
+    while lines and (match := _FIRST_LINE.fullmatch(lines[0])):
+        names.append(match[1])
+        lines.pop(0)
+    return names, "".join(lines)
