@@ -18,7 +18,6 @@ from ipygpumem.reconcile.records import Reconciliation
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ipygpumem.notebook.session import Session
 
 __all__ = ["cells", "devices", "experiments", "session"]
 
@@ -73,9 +72,9 @@ def devices(reconciliations: Sequence[Reconciliation] | None = None, *, device: 
 
 
 def _current() -> Session:
-    from ipygpumem.notebook.session import current_session
+    from ipygpumem.notebook.notebook import current_notebook
 
-    return current_session()
+    return current_notebook()
 
 
 def _parts(records: Records) -> tuple[list[CellRecord], list[ExperimentRecord]]:

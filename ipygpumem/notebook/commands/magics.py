@@ -14,7 +14,7 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, 
 from ipygpumem.errors import AutofitError, ExperimentError, GpuMemError
 from ipygpumem.notebook.commands.parsing import Parser, split
 from ipygpumem.notebook.experiments.parameters import parse_parameters
-from ipygpumem.notebook.session import Session
+from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.objects import interrupts
 from ipygpumem.reports.content import Report, clean, note
 
@@ -87,9 +87,9 @@ def _one_line_errors(magic: Callable[..., Any]) -> Callable[..., Any]:
 class GpuMemMagics(Magics):
     """``%experiment``, ``%%experiment``, ``%gpumem``, ``%gpumemit`` and ``%%memlines``."""
 
-    def __init__(self, shell: Any, session: Session) -> None:
+    def __init__(self, shell: Any, notebook: Notebook) -> None:
         super().__init__(shell)
-        self._session = session
+        self._notebook = notebook
 
     @line_magic("experiment")
     @_one_line_errors
@@ -160,7 +160,7 @@ class GpuMemMagics(Magics):
         __tracebackhide__ = True  # as above
         from ipygpumem.notebook.commands.estimate import estimate  # loading the extension must stay fast
 
-        self._show(estimate(self._session, self.shell, line, cell))
+        self._show(estimate(self._notebook, self.shell, line, cell))
 
     def _new(self, prog: str, words: list[str]) -> Experiment:
         from ipygpumem.notebook.experiments.experiment import Experiment  # loading the extension must stay fast
@@ -169,7 +169,7 @@ class GpuMemMagics(Magics):
         if not options.name:
             raise UsageError(f"{prog}: which name? It stands before the options: {prog} NAME --keep x y")
         return Experiment(
-            self._session,
+            self._notebook,
             " ".join(options.name),
             keep=_checked_patterns(prog, options.keep),
             drop_imports=options.drop_imports,
@@ -186,13 +186,13 @@ class GpuMemMagics(Magics):
 
     def _start_cell(self, words: list[str]) -> None:
         experiment = self._new("%%experiment", words)
-        self._session.end_with_cell(experiment)
+        self._notebook.experiments.end_with_cell(experiment)
         experiment.start()
 
     def _innermost(self) -> Experiment:
-        here = self._session.names.here()
+        here = self._notebook.experiments.here()
         if not here:
-            others = ", ".join(repr(item.name) for item in self._session.open)
+            others = ", ".join(repr(item.name) for item in self._notebook.experiments.open)
             raise ExperimentError(
                 f"no experiment is open in this subshell; open elsewhere: {others}"
                 if others
@@ -201,13 +201,13 @@ class GpuMemMagics(Magics):
         return here[-1]
 
     def _end(self, words: list[str]) -> None:
-        if not words or not self._session.open:
+        if not words or not self._notebook.experiments.open:
             experiment = self._innermost()
         else:
             name = " ".join(words)
-            named = [item for item in self._session.open if item.name == name]
+            named = [item for item in self._notebook.experiments.open if item.name == name]
             if not named:
-                names = ", ".join(repr(item.name) for item in self._session.open)
+                names = ", ".join(repr(item.name) for item in self._notebook.experiments.open)
                 raise ExperimentError(f"no experiment {name!r} is open; open are: {names}")
             experiment = named[0]
         experiment.finish()
@@ -222,21 +222,21 @@ class GpuMemMagics(Magics):
         self._run("actions", "experiment_status", words)
 
     def _show(self, reports: list[Report]) -> None:
-        self._session.screen.show(reports)
+        self._notebook.tools.screen.show(reports)
 
     @line_magic("autofit")
     @_one_line_errors
     def line_autofit(self, line: str) -> None:
         """Say that ``%%autofit`` is for whole cells; its first line is rewritten into a call of this."""
-        from ipygpumem.notebook.commands.autofit import NESTED, CellFit  # loading the extension must stay fast
+        from ipygpumem.notebook.commands.autofit import NESTED, CellFit, FitOfCell  # loading the extension must stay fast
 
         command, _, rest = line.strip().partition(" ")
-        running = self._session.running()
+        running = self._notebook.tools.cells.running()
         if command != "cell" or not running:
             raise UsageError("%autofit: write %%autofit as the first line of a cell; a function is ipygpumem.autofit's")
-        if any(cell.fit is not None for cell in running):
+        if any(cell.of(FitOfCell).fit is not None for cell in running):
             raise AutofitError(NESTED)
-        running[-1].fit = CellFit(self._session, running[-1], rest)
+        running[-1].of(FitOfCell).fit = CellFit(self._notebook, running[-1], rest)
 
     @cell_magic("autofit")
     @_one_line_errors
@@ -258,7 +258,7 @@ class GpuMemMagics(Magics):
     @property
     def fit(self) -> Any:
         """The autofit of the running cell; the loop that it puts around the body asks for it."""
-        return self._session.running()[-1].fit
+        return self._notebook.tools.cells.running()[-1].of(FitOfCell).fit
 
     @line_magic
     @_one_line_errors
@@ -293,7 +293,7 @@ class GpuMemMagics(Magics):
         """Show what a command gives; its module is imported only now, since loading the extension must be fast."""
         command = getattr(importlib.import_module(f"ipygpumem.notebook.commands.{module}"), function)
         with interrupts.kept():
-            reports = command(self._session, words)
+            reports = command(self._notebook, words)
         self._show(reports)
 
     @line_cell_magic
@@ -316,7 +316,7 @@ class GpuMemMagics(Magics):
         __tracebackhide__ = True
         from ipygpumem.notebook.commands.gpumemit import gpumemit  # loading the extension must stay fast
 
-        self._show(gpumemit(self._session, line, cell))
+        self._show(gpumemit(self._notebook, line, cell))
 
     @line_cell_magic
     @_one_line_errors
@@ -336,4 +336,4 @@ class GpuMemMagics(Magics):
         elif line.split()[:1] != ["cell"]:
             raise UsageError("%memlines: write %%memlines as the first line of a cell")
         else:
-            memlines(self._session, line.split(maxsplit=1)[1] if len(line.split()) > 1 else "")
+            memlines(self._notebook, line.split(maxsplit=1)[1] if len(line.split()) > 1 else "")
