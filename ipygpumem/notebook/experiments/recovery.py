@@ -187,7 +187,7 @@ class Recoveries:
         return told.get(failure.message, "")
 
     def _who_refused(self, message: str) -> str:
-        from ipygpumem.fitting.budgets import refusal  # loading the extension must stay fast
+        from ipygpumem.fitting.refusals import refusal  # loading the extension must stay fast
 
         found = refusal(message)
         if found is None:
