@@ -1,4 +1,4 @@
-"""All that ipygpumem is in one shell: its tools, the parts that go along with cells, and the session that leads them."""
+"""What ipygpumem is in one shell: its tools, the session, and the parts that go along with cells."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -12,12 +11,10 @@ from IPython.core.error import UsageError
 
 from ipygpumem.errors import AutofitError, NotLoadedError
 from ipygpumem.fitting import functions
-from ipygpumem.fitting.fit import FITS, TOO_LARGE, AutofitResult, Fit, Options, shown
+from ipygpumem.fitting.fit import FITS, TOO_LARGE, AutofitResult, Fit, Options
 from ipygpumem.fitting.plan import Number, Values
-from ipygpumem.fitting.remembered import key_of
 from ipygpumem.introspect import type_name
 from ipygpumem.notebook.commands.parsing import Parser, split
-from ipygpumem.notebook.ipython.sources import digest_of
 from ipygpumem.notebook.ipython.stored_errors import last_error, shown_since
 from ipygpumem.notebook.notebook import Notebook, notebook_of
 from ipygpumem.objects import interrupts
@@ -35,8 +32,8 @@ _MISSING = object()
 NESTED = "%%autofit: one runs already; several variables on its line are reduced in turn"
 
 
-def parse(line: str, namespace: dict[str, Any]) -> tuple[Values, Options, bool]:
-    """Return the variables with their starts, the options, and whether to remember, that ``line`` asks for.
+def parse(line: str, namespace: dict[str, Any]) -> tuple[Values, Options]:
+    """Return the variables with their starts, and the options, that ``line`` asks for.
 
     Raises:
         UsageError: an option that there is not.
@@ -48,11 +45,9 @@ def parse(line: str, namespace: dict[str, Any]) -> tuple[Values, Options, bool]:
     parser.add_argument("--step", default="halve")
     parser.add_argument("--headroom")
     parser.add_argument("--max-tries", type=int, default=10)
-    parser.add_argument("--remember", action="store_true")
     found = parser.parse_args(split("%%autofit", line))
     start = dict(_variable(word, namespace) for word in found.variables)
-    options = Options(_minima(found.min), found.step, found.headroom, found.max_tries)
-    return start, options, found.remember
+    return start, Options(_minima(found.min), found.step, found.headroom, found.max_tries)
 
 
 def _variable(word: str, namespace: dict[str, Any]) -> tuple[str, Number]:
@@ -112,16 +107,13 @@ class CellFit:
 
     def __init__(self, notebook: Notebook, cell: Cell, line: str) -> None:
         self._notebook = notebook
-        self._start, options, remember = parse(line, notebook.tools.namespace)
-        options.plan(self._start)  # a mistake is told before anything is measured
+        self._start, options = parse(line, notebook.tools.namespace)
+        plan = options.plan(self._start)
         head, self._source = _split(str(getattr(cell.info, "raw_cell", "")))
         if sum(text.startswith("%%autofit") for text in head) > 1:
             raise AutofitError(NESTED)
         if not self._source.strip():
             raise AutofitError("the cell has no code to fit: it stands below the line with %%autofit")
-        self._key = self._make_key(options) if remember else ""
-        first = notebook.fitted.get(self._key, self._start) if remember else None
-        plan = options.plan(self._start, first)
         self._fit = Fit(
             plan,
             notebook.tools.meter,
@@ -130,7 +122,6 @@ class CellFit:
             ran_out=notebook.experiments.ran_out_in_try,
             garbage=notebook.tools.garbage,
         )
-        self._notes = [f"started from what fitted last time: {shown(first)}"] if first else []
         self._bindings = cell.code[-1].bindings() if cell.code else Bindings()
         self._before = {name: notebook.tools.namespace.get(name, _MISSING) for name in self._start}
         self._given: Values = {}
@@ -148,10 +139,6 @@ class CellFit:
         if here := notebook.experiments.here():  # the variables are bound as if a statement of the cell did it
             here[-1].scope.note(Bindings(assigned=set(self._start)))
             here[-1].scope.save(self._start)
-
-    def _make_key(self, options: Options) -> str:
-        readings = self._notebook.tools.meter.now(detail=True).values()
-        return key_of(digest_of(self._source), self._start, options, readings, self._notebook.budgets.limits())
 
     # -- called by the loop -----------------------------------------------------------------------------------
 
@@ -255,9 +242,7 @@ class CellFit:
             self._scope.waiting.clear()  # the names of the last try stay
         if not self._fit.tries:
             return []
-        if self._key and self._fit.tries[-1].outcome == FITS:
-            self._notebook.fitted.put(self._key, self._given)
-        return [autofit_report(self._fit.tries, [*self._notes, *self._remarks()], self._fit.plan)]
+        return [autofit_report(self._fit.tries, self._remarks(), self._fit.plan)]
 
     def _remarks(self) -> list[str]:
         found = [
@@ -281,9 +266,7 @@ def _split(source: str) -> tuple[list[str], str]:
     return head, "".join(lines)
 
 
-def fit_function(
-    shell: Any, function: Callable[..., Any], start: Mapping[str, Any], options: Options, *, remember: bool
-) -> AutofitResult:
+def fit_function(shell: Any, function: Callable[..., Any], start: Mapping[str, Any], options: Options) -> AutofitResult:
     """Return what fits for a function, measured by the session of ``shell`` if the extension is loaded there.
 
     Raises:
@@ -295,7 +278,6 @@ def fit_function(
         return functions.autofit(function, start, options)
     if any(cell.of(FitOfCell).fit is not None for cell in notebook.tools.cells.running()):
         raise AutofitError("the cell runs under %%autofit: give both variables to one of the two")
-    remembered = notebook.fitted if remember else None
     return functions.autofit(
         function,
         start,
@@ -303,6 +285,5 @@ def fit_function(
         meter=notebook.tools.meter,
         limits=notebook.budgets.limits,
         ran_out=notebook.experiments.ran_out_in_try,
-        remembered=remembered,
         garbage=notebook.tools.garbage,
     )

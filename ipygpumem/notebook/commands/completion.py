@@ -23,7 +23,7 @@ _TENSOR_VALUES = {
 _PLOT_OPTIONS = ("--device", "-n", "--save", "--dark", "--force")
 _PLOT_VALUES = {"plot": ["session", "cells", "devices", "experiments", *_PLOT_OPTIONS], "--device": ["RAM", "cuda"]}
 _NUMBERS = (int, float)
-_AUTOFIT_OPTIONS = ["--min", "--step", "--headroom", "--max-tries", "--remember"]
+_AUTOFIT_OPTIONS = ["--min", "--step", "--headroom", "--max-tries"]
 _STYLES = ["full", "compact", "none"]
 _COMMANDS = [
     "on",

@@ -20,6 +20,7 @@ from ipygpumem.reports.content import Report, clean, note
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.experiments.experiment import Experiment
+    from ipygpumem.notebook.experiments.open_experiment import OpenExperiment
 
 _PATTERN = re.compile(r"[\w*?\[\]!-]+")
 
@@ -169,7 +170,7 @@ class GpuMemMagics(Magics):
         if not options.name:
             raise UsageError(f"{prog}: which name? It stands before the options: {prog} NAME --keep x y")
         return Experiment(
-            self._notebook,
+            self._notebook.experiments,
             " ".join(options.name),
             keep=_checked_patterns(prog, options.keep),
             drop_imports=options.drop_imports,
@@ -186,10 +187,10 @@ class GpuMemMagics(Magics):
 
     def _start_cell(self, words: list[str]) -> None:
         experiment = self._new("%%experiment", words)
-        self._notebook.experiments.end_with_cell(experiment)
+        self._notebook.experiments.end_with_cell(experiment.opened)
         experiment.start()
 
-    def _innermost(self) -> Experiment:
+    def _innermost(self) -> OpenExperiment:
         here = self._notebook.experiments.here()
         if not here:
             others = ", ".join(repr(item.name) for item in self._notebook.experiments.open)
@@ -210,13 +211,13 @@ class GpuMemMagics(Magics):
                 names = ", ".join(repr(item.name) for item in self._notebook.experiments.open)
                 raise ExperimentError(f"no experiment {name!r} is open; open are: {names}")
             experiment = named[0]
-        experiment.finish()
+        self._notebook.experiments.finish(experiment)
 
     def _keep(self, words: list[str]) -> None:
         patterns = _checked_patterns("%experiment keep", words)
         if not patterns:
             raise UsageError("%experiment keep: which names? For instance: %experiment keep model 'loss*'")
-        self._innermost().keep(*patterns)
+        self._innermost().options.keep.extend(patterns)
 
     def _status(self, words: list[str]) -> None:
         self._run("actions", "experiment_status", words)
@@ -228,7 +229,11 @@ class GpuMemMagics(Magics):
     @_one_line_errors
     def line_autofit(self, line: str) -> None:
         """Say that ``%%autofit`` is for whole cells; its first line is rewritten into a call of this."""
-        from ipygpumem.notebook.commands.autofit import NESTED, CellFit, FitOfCell  # loading the extension must stay fast
+        from ipygpumem.notebook.commands.autofit import (  # loading the extension must stay fast
+            NESTED,
+            CellFit,
+            FitOfCell,
+        )
 
         command, _, rest = line.strip().partition(" ")
         running = self._notebook.tools.cells.running()
@@ -250,7 +255,6 @@ class GpuMemMagics(Magics):
             --step STEP      halve, a factor such as 0.9, or search: down by halves, then up to the largest that fits
             --headroom 5%    the share of the device's memory that must stay free at the peak
             --max-tries 10   the most tries after the first
-            --remember       begin with what fitted last time: the same cell, devices and free memory
         """
         # A cell's first line never comes here (see rewriting.py): this serves run_cell_magic and its like.
         self.shell.run_cell(f"%%autofit {line}\n{cell}").raise_error()
@@ -258,6 +262,8 @@ class GpuMemMagics(Magics):
     @property
     def fit(self) -> Any:
         """The autofit of the running cell; the loop that it puts around the body asks for it."""
+        from ipygpumem.notebook.commands.autofit import FitOfCell  # loading the extension must stay fast
+
         return self._notebook.tools.cells.running()[-1].of(FitOfCell).fit
 
     @line_magic

@@ -103,7 +103,7 @@ def _cell_of(shell: Any, root: str, covered: Container[int | None]) -> int | Non
 def _covered(shell: Any) -> dict[str, set[int | None]]:
     """Return, for names that experiments restored, the cells whose bindings of them are gone."""
     try:
-        experiments = notebook_of(shell).experiments
+        experiments = notebook_of(shell).experiments.finished
     except NotLoadedError:
         return {}
     covered: dict[str, set[int | None]] = {}

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
-from ipygpumem.fitting.budgets import Budget, BudgetRecord, refusal
+from ipygpumem.fitting.budgets import Budget, BudgetRecord
+from ipygpumem.fitting.refusals import refusal
 from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.recovery import Recovery
