@@ -283,10 +283,11 @@ def budget(*, gpu: int | str | None = None, ram: int | str | None = None, **devi
     sizes = budgets.checked({"gpu": gpu, "ram": ram, **devices})
     if _shell() is not None:
         from ipygpumem.errors import NotLoadedError
+        from ipygpumem.notebook.experiments.budget import NotebookBudget
         from ipygpumem.notebook.notebook import current_notebook
 
         with contextlib.suppress(NotLoadedError):
-            return current_notebook().budgets.make(sizes)
+            return NotebookBudget(current_notebook().budgets, sizes)
     return budgets.ScriptBudget(sizes)
 
 
