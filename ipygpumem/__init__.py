@@ -97,10 +97,10 @@ def experiment(
         FileError: ``record`` cannot be written to; ``start`` raises it where there is no CUDA device.
     """
     from ipygpumem.notebook.experiments.experiment import Experiment
-    from ipygpumem.notebook.session import current_session
+    from ipygpumem.notebook.notebook import current_notebook
 
     return Experiment(
-        current_session(),
+        current_notebook().experiments,
         name,
         keep=keep,
         drop_imports=drop_imports,
@@ -124,16 +124,16 @@ def history() -> History:
     It is a list that has ``to_pandas()``, too.
     """
     from ipygpumem.model import History
-    from ipygpumem.notebook.session import current_session
+    from ipygpumem.notebook.notebook import current_notebook
 
-    return History(current_session().history)
+    return History(current_notebook().session.history)
 
 
 def experiments() -> list[ExperimentRecord]:
     """Return the records of the finished experiments, oldest first."""
-    from ipygpumem.notebook.session import current_session
+    from ipygpumem.notebook.notebook import current_notebook
 
-    return list(current_session().experiments)
+    return list(current_notebook().experiments.finished)
 
 
 def export(path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -147,10 +147,10 @@ def export(path: str | os.PathLike[str], *, force: bool = False) -> None:
         NotLoadedError: the extension is not loaded in this IPython, or there is no IPython.
         FileError: the suffix is none of these, the file there is another's, or it cannot be written.
     """
-    from ipygpumem.notebook.session import current_session
+    from ipygpumem.notebook.notebook import current_notebook
     from ipygpumem.reports.export import formats
 
-    formats.save(path, current_session().recorded(), force=force)
+    formats.save(path, current_notebook().records(), force=force)
 
 
 def load(path: str | os.PathLike[str]) -> SessionRecord:
@@ -177,11 +177,11 @@ def subscribe(subscriber: Callable[[CellRecord | ExperimentRecord], object]) -> 
         GpuMemError: ``subscriber`` cannot be called.
     """
     from ipygpumem.errors import GpuMemError
-    from ipygpumem.notebook.session import current_session
+    from ipygpumem.notebook.notebook import current_notebook
 
     if not callable(subscriber):
         raise GpuMemError("subscribe takes something that can be called with a record: subscribe(print)")
-    return current_session().subscribers.subscribe(subscriber)
+    return current_notebook().subscribers.subscribe(subscriber)
 
 
 def tensors(*names: str, device: str | None = None, kind: str | None = None, min_bytes: int = 0) -> Inventory:
@@ -224,7 +224,6 @@ def autofit(
     step: str | float = "halve",
     headroom: str | float | None = None,
     max_tries: int = 10,
-    remember: bool = False,
     **start: float,
 ) -> AutofitResult | Callable[..., Any]:
     """Call a function with smaller and smaller values until it fits in memory, and return what fits.
@@ -241,7 +240,6 @@ def autofit(
         step: ``halve``, a factor such as 0.9, or ``search``: by halves, then up to the largest that fits.
         headroom: share of the device's memory that must stay free at the peak; by default ``5%`` for a search.
         max_tries: the most tries after the first.
-        remember: in IPython, begin with what fitted last time for this function, options, devices and free memory.
         **start: the variables, whole numbers or floats, and what to try first; several are reduced in turn.
 
     Raises:
@@ -258,7 +256,7 @@ def autofit(
             return functions.autofit(function, start, options)
         from ipygpumem.notebook.commands.autofit import fit_function
 
-        return fit_function(shell, function, start, options, remember=remember)
+        return fit_function(shell, function, start, options)
 
     if function is None:
         return lambda decorated: functions.decorated(decorated, start, run)
@@ -285,11 +283,10 @@ def budget(*, gpu: int | str | None = None, ram: int | str | None = None, **devi
     sizes = budgets.checked({"gpu": gpu, "ram": ram, **devices})
     if _shell() is not None:
         from ipygpumem.errors import NotLoadedError
-        from ipygpumem.notebook.experiments.budget import NotebookBudget
-        from ipygpumem.notebook.session import current_session
+        from ipygpumem.notebook.notebook import current_notebook
 
         with contextlib.suppress(NotLoadedError):
-            return NotebookBudget(current_session(), sizes)
+            return current_notebook().budgets.make(sizes)
     return budgets.ScriptBudget(sizes)
 
 

@@ -14,8 +14,9 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import BudgetError
-from ipygpumem.fitting import budgets
-from ipygpumem.fitting.budgets import Budget, DeviceLimits, checked, parse_budget
+from ipygpumem.fitting import device_limits
+from ipygpumem.fitting.budgets import Budget, checked, parse_budget
+from ipygpumem.fitting.device_limits import DeviceLimits
 from ipygpumem.measuring.meter import Meter
 from tests.fakes import FakeProbe
 from tests.kernel import Kernel
@@ -81,7 +82,7 @@ class KnowingCuda(LimitedCuda):
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Let budgets see this ``torch.cuda``."""
-    return lambda cuda: monkeypatch.setattr(budgets, "_cuda", lambda: cuda)
+    return lambda cuda: monkeypatch.setattr(device_limits, "_cuda", lambda: cuda)
 
 
 @pytest.fixture

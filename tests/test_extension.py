@@ -21,7 +21,7 @@ from ipygpumem.errors import NotLoadedError
 from ipygpumem.notebook import extension as hooks
 from ipygpumem.notebook.commands.completion import complete_experiment, complete_gpumem
 from ipygpumem.notebook.config import IPyGpuMem
-from ipygpumem.notebook.session import session_of
+from ipygpumem.notebook.notebook import notebook_of
 from tests.kernel import Kernel
 
 PACKAGE = Path(ipygpumem.__file__).parent
@@ -84,14 +84,14 @@ def test_reloading_works_and_begins_a_new_history(shell: InteractiveShell) -> No
     shell.run_cell("x = 1")
     shell.run_cell("%reload_ext ipygpumem")
     shell.run_cell("x = 2")
-    assert len(session_of(shell).history) == 1
+    assert len(notebook_of(shell).history) == 1
 
 
 def test_a_hook_that_fails_warns_once_and_the_cell_goes_on(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shell.run_cell("%load_ext ipygpumem")
-    session = session_of(shell)
+    session = notebook_of(shell)
 
     def broken(*arguments: Any) -> None:
         raise RuntimeError("probe gone")
@@ -114,13 +114,13 @@ def test_every_option_has_help_and_can_be_set_from_a_config_file(shell: Interact
     assert all(trait.help for trait in traits.values())
     shell.config = Config({"IPyGpuMem": {"report": False, "host_peak": "sampled", "history_length": 2}})
     shell.run_cell("%load_ext ipygpumem")
-    session = session_of(shell)
+    session = notebook_of(shell)
     assert (session.config.report, session.host.sampled, session.history.maxlen) == (False, True, 2)
 
 
 def test_options_change_at_once_and_bad_values_are_refused(shell: InteractiveShell) -> None:
     shell.run_cell("%load_ext ipygpumem")
-    session = session_of(shell)
+    session = notebook_of(shell)
     was_sampled = session.host.sampled
     shell.run_cell("%config IPyGpuMem.host_peak = 'sampled'")
     assert session.host.sampled
@@ -141,7 +141,7 @@ def test_a_value_that_was_refused_does_not_keep_the_extension_from_being_loaded_
     shell.run_line_magic("reload_ext", "ipygpumem")
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("ipygpumem: the option release_frames has its default: ")
-    config = session_of(shell).config
+    config = notebook_of(shell).config
     assert (config.release_frames, config.report) == ("oom+interrupt", False)
     shell.run_line_magic("reload_ext", "ipygpumem")
     assert capsys.readouterr().err == ""
@@ -149,7 +149,7 @@ def test_a_value_that_was_refused_does_not_keep_the_extension_from_being_loaded_
 
 def test_completion_offers_commands_options_and_names(shell: InteractiveShell) -> None:
     shell.run_cell("%load_ext ipygpumem")
-    session = session_of(shell)
+    session = notebook_of(shell)
     shell.run_cell("%experiment start alpha\nweights = 1; _hidden = 2")
     assert complete_experiment(session, "%experiment ") == ["start", "end", "keep", "status", "list", "compare"]
     assert complete_experiment(session, "%experiment st") == ["start", "end", "keep", "status", "list", "compare"]

@@ -13,7 +13,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
-from ipygpumem.fitting.budgets import DeviceLimits
+from ipygpumem.fitting.device_limits import DeviceLimits
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments.experiment import Experiment
 from ipygpumem.notebook.session import Session
@@ -31,6 +31,7 @@ ENTERING = (
     "meter",
     "budget",
     "budgets",
+    "device_limits",
     "before",
     "watching",
     "lingering",
@@ -62,7 +63,7 @@ def fractions(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
         get_per_process_memory_fraction=fractions.__getitem__,
         set_per_process_memory_fraction=lambda fraction, index: fractions.update({index: fraction}),
     )
-    monkeypatch.setattr("ipygpumem.fitting.budgets._cuda", lambda: cuda)
+    monkeypatch.setattr("ipygpumem.fitting.device_limits._cuda", lambda: cuda)
     return fractions
 
 

@@ -349,8 +349,8 @@ def test_a_ctrl_c_while_the_report_is_on_its_way_is_told_in_it_and_leaves_no_liv
 def test_where_output_is_captured_for_good_our_own_work_at_a_cells_end_shows_nothing(kernel: Kernel) -> None:
     kernel.run(
         "%load_ext ipygpumem\nfrom IPython.core.displaypub import CapturingDisplayPublisher\n"
-        "from ipygpumem.notebook import live\nfrom ipygpumem.notebook.session import current_session\n"
-        "live._WORK_SECONDS, session, shell = 0.0, current_session(), get_ipython()\n"
+        "from ipygpumem.notebook import live\nfrom ipygpumem.notebook.notebook import current_notebook\n"
+        "live._WORK_SECONDS, session, shell = 0.0, current_notebook(), get_ipython()\n"
         "give_back, tell, publisher = session._give_back, session._tell, shell.display_pub\n"
         "def works(*words):\n"
         "    with session.live.work('our own') as progress:\n        progress(0.5)\n"

@@ -162,7 +162,7 @@ def test_many_short_cells_neither_start_nor_wake_a_thread(bench: Bench, monkeypa
 def test_forked_children_and_the_end_of_the_kernel_do_not_hang_on_the_thread(kernel: Kernel) -> None:
     kernel.run(
         "import multiprocessing, ipygpumem\n"
-        "session = ipygpumem.notebook.session.current_session()\n"
+        "session = ipygpumem.notebook.notebook.current_notebook()\n"
         "ticks = []\n"
         "_ = session.ticker.listen(ticks.append, after_seconds=0.25, every_seconds=0.25)"
     )

@@ -12,7 +12,6 @@ from typing import Any
 
 from ipygpumem.errors import AutofitError
 from ipygpumem.fitting.fit import AutofitResult, Fit, Options
-from ipygpumem.fitting.remembered import Remembered, code_of, key_of
 from ipygpumem.fitting.room import Limits
 from ipygpumem.introspect import text_of, type_name
 from ipygpumem.measuring.meter import Meter
@@ -32,7 +31,6 @@ def autofit(
     meter: Meter | None = None,
     limits: Callable[[], Limits] = dict,
     ran_out: Callable[[BaseException], object] = id,
-    remembered: Remembered | None = None,
     garbage: Garbage | None = None,
 ) -> AutofitResult:
     """Return the values that fit and what ``function`` gives with them.
@@ -44,7 +42,6 @@ def autofit(
         meter: measures the tries; by default one of our own, for as long as that takes.
         limits: gives the budgets by device.
         ran_out: is called with each out-of-memory error before anything that it holds is released.
-        remembered: found values, to be used and added to.
         garbage: collects it.
 
     Raises:
@@ -54,21 +51,12 @@ def autofit(
     meter = meter or own
     assert meter is not None
     try:
-        options.plan(dict(start))  # a mistake is told before anything is measured
-        share = options.share
-        key, first = "", None
-        if remembered is not None:
-            key = key_of(code_of(function), start, options, meter.now(detail=True).values(), limits())
-            first = remembered.get(key, start)
-        plan = options.plan(dict(start), first)
-        fit = Fit(plan, meter, headroom=share, limits=limits, ran_out=ran_out, garbage=garbage)
+        plan = options.plan(dict(start))
+        fit = Fit(plan, meter, headroom=options.share, limits=limits, ran_out=ran_out, garbage=garbage)
         try:
-            found = fit_function(function, fit)
+            return fit_function(function, fit)
         finally:
             fit.abandon()
-        if remembered is not None:
-            remembered.put(key, found.values)
-        return found
     finally:
         if own is not None:
             own.close()
@@ -90,7 +78,7 @@ def fit_function(function: Callable[..., Any], fit: Fit) -> AutofitResult:
         with interrupts.kept():
             result = None
             fit.give_back()
-    if fit.plan.found is None:
+    if fit.plan.best is None:
         with interrupts.kept():
             result = None
             fit.give_back()

@@ -73,11 +73,11 @@ def test_a_pending_ctrl_c_that_strikes_in_the_exit_itself_is_mended_by_another_e
 
 INTERRUPT_EVERY_LINE = '''
 import sys, ipygpumem, ipygpumem.notebook.experiments.experiment as experiments
-from ipygpumem.notebook.session import current_session
+from ipygpumem.notebook.notebook import current_notebook
 
 def interrupt_every_line(limit):
     """Finish nested scopes with a Ctrl-C at the n-th line of our own code, for every n; return what was lost."""
-    shell, session = get_ipython(), current_session()
+    shell, session = get_ipython(), current_notebook()
     space, report = shell.user_ns, session.config.report
     steps, experiments.steps_that_free = experiments.steps_that_free, lambda *_, **__: []
     session.config.report = False

@@ -14,7 +14,7 @@ from typing import Any
 import pynvml
 import torch
 
-from ipygpumem.notebook.session import current_session
+from ipygpumem.notebook.notebook import current_notebook
 from ipygpumem.objects.inventory.survey import kinds_of_objects
 from ipygpumem.reconcile.findings import reconcile, storages_of
 from ipygpumem.reconcile.records import Reconciliation
@@ -101,7 +101,7 @@ class States:
 
     def _faults(self, *, as_status: bool) -> list[str]:
         """Return what the parts say that cannot be; looked for ``as_status`` does it, or in less time."""
-        session = current_session()
+        session = current_notebook()
         assert session is not None
         memory = pynvml.nvmlDeviceGetMemoryInfo(self._card)
         processes = {item.pid: item.usedGpuMemory for item in pynvml.nvmlDeviceGetComputeRunningProcesses(self._card)}

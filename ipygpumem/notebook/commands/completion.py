@@ -11,7 +11,7 @@ from ipygpumem.introspect import instance_dict, is_instance
 from ipygpumem.scopes.scope import is_ownable
 
 if TYPE_CHECKING:
-    from ipygpumem.notebook.session import Session
+    from ipygpumem.notebook.notebook import Notebook
 
 _EXPERIMENT_OPTIONS = ["--keep", "--drop-imports", "--seed", "--report", "--note", "--budget", "--record"]
 _TENSOR_OPTIONS = ("--device", "--min", "--kind", "--by", "--top")
@@ -23,7 +23,7 @@ _TENSOR_VALUES = {
 _PLOT_OPTIONS = ("--device", "-n", "--save", "--dark", "--force")
 _PLOT_VALUES = {"plot": ["session", "cells", "devices", "experiments", *_PLOT_OPTIONS], "--device": ["RAM", "cuda"]}
 _NUMBERS = (int, float)
-_AUTOFIT_OPTIONS = ["--min", "--step", "--headroom", "--max-tries", "--remember"]
+_AUTOFIT_OPTIONS = ["--min", "--step", "--headroom", "--max-tries"]
 _STYLES = ["full", "compact", "none"]
 _COMMANDS = [
     "on",
@@ -41,41 +41,43 @@ _COMMANDS = [
 ]
 
 
-def complete_experiment(session: Session, line: str) -> list[str]:
+def complete_experiment(notebook: Notebook, line: str) -> list[str]:
     """Return what may follow on a line that begins with ``%experiment`` or ``%%experiment``."""
     words = line.split()
     done = words if line.endswith(" ") else words[:-1]
     if done[-1:] == ["--report"]:
         return _STYLES
     if done[-1:] == ["--keep"] or done[1:2] == ["keep"]:
-        return _names(session)
+        return _names(notebook)
     if next((word for word in reversed(done) if word.startswith("--")), None) == "--keep":
-        return [*_names(session), *_EXPERIMENT_OPTIONS]
+        return [*_names(notebook), *_EXPERIMENT_OPTIONS]
     if done[1:2] == ["end"]:
-        return [experiment.name for experiment in session.open]
+        return [experiment.name for experiment in notebook.experiments.open]
     if done[1:2] == ["compare"]:
-        return _finished(session)
+        return _finished(notebook)
     if line.startswith("%%") or done[1:2] == ["start"]:
         return _EXPERIMENT_OPTIONS
     return ["start", "end", "keep", "status", "list", "compare"] if len(done) <= 1 else []
 
 
-def _finished(session: Session) -> list[str]:
+def _finished(notebook: Notebook) -> list[str]:
     from ipygpumem.notebook.commands.history import names_of  # loading the extension must stay fast
 
-    return names_of(session)
+    return names_of(notebook)
 
 
-def complete_autofit(session: Session, line: str) -> list[str]:
+def complete_autofit(notebook: Notebook, line: str) -> list[str]:
     """Return what may follow on a line that begins with ``%%autofit``."""
     done = line.split() if line.endswith(" ") else line.split()[:-1]
     if done[-1:] == ["--step"]:
         return ["halve", "search", "0.9"]
-    numbers = [name for name, value in list(session.namespace.items()) if is_ownable(name) and type(value) in _NUMBERS]
+    numbers = [
+        name for name, value in list(notebook.tools.namespace.items()) if is_ownable(name) and type(value) in _NUMBERS
+    ]
     return [*sorted(name for name in numbers if not name.startswith("_")), *_AUTOFIT_OPTIONS]
 
 
-def complete_estimate(session: Session, line: str) -> list[str]:
+def complete_estimate(notebook: Notebook, line: str) -> list[str]:
     """Return what may follow on a line that begins with ``%%estimate``."""
     done = line.split() if line.endswith(" ") else line.split()[:-1]
     return {"--device": ["cpu", "cuda:0"], "--device-memory": [], "--timeout": []}.get(
@@ -83,13 +85,13 @@ def complete_estimate(session: Session, line: str) -> list[str]:
     )
 
 
-def complete_gpumemit(session: Session, line: str) -> list[str]:
+def complete_gpumemit(notebook: Notebook, line: str) -> list[str]:
     """Return what may follow on a line that begins with ``%gpumemit``: options, and names for the statement."""
     done = line.split() if line.endswith(" ") else line.split()[:-1]
-    return [] if done[-1] in ("-r", "-s") else ["-r", "-s", *_names(session)]
+    return [] if done[-1] in ("-r", "-s") else ["-r", "-s", *_names(notebook)]
 
 
-def complete_memlines(session: Session, line: str) -> list[str]:
+def complete_memlines(notebook: Notebook, line: str) -> list[str]:
     """Return what may follow on a line that begins with ``%%memlines``."""
     done = line.split() if line.endswith(" ") else line.split()[:-1]
     if done[-1] == "--sort":
@@ -97,14 +99,14 @@ def complete_memlines(session: Session, line: str) -> list[str]:
 
         return list(ORDERS)
     following = "-f" in done and "--sort" not in done[done.index("-f") :]
-    return ["-f", "--sort", *(_functions(session) if following else ())]
+    return ["-f", "--sort", *(_functions(notebook) if following else ())]
 
 
-def _functions(session: Session) -> list[str]:
+def _functions(notebook: Notebook) -> list[str]:
     """Return the functions of the notebook, and the methods of its classes."""
     found = []
-    for name in _names(session):
-        value = session.namespace.get(name)
+    for name in _names(notebook):
+        value = notebook.tools.namespace.get(name)
         if type(value) is FunctionType:
             found.append(name)
         elif is_instance(value, type):
@@ -113,18 +115,18 @@ def _functions(session: Session) -> list[str]:
     return found
 
 
-def _names(session: Session) -> list[str]:
-    return sorted(name for name in list(session.namespace) if is_ownable(name) and not name.startswith("_"))
+def _names(notebook: Notebook) -> list[str]:
+    return sorted(name for name in list(notebook.tools.namespace) if is_ownable(name) and not name.startswith("_"))
 
 
-def complete_gpumem(session: Session, line: str) -> list[str]:
+def complete_gpumem(notebook: Notebook, line: str) -> list[str]:
     """Return what may follow on a line that begins with ``%gpumem``."""
     words = line.split()
     done = words if line.endswith(" ") else words[:-1]
     if done[1:2] == ["tensors"]:
         return _TENSOR_VALUES.get(done[-1], list(_TENSOR_OPTIONS))
     if done[1:2] == ["history"]:
-        return _finished(session) if done[-1] == "--experiment" else ["-n", "--experiment"]
+        return _finished(notebook) if done[-1] == "--experiment" else ["-n", "--experiment"]
     if done[1:2] == ["export"]:
         from ipygpumem.reports.export.formats import SUFFIXES  # loading the extension must stay fast
 
@@ -138,7 +140,7 @@ def complete_gpumem(session: Session, line: str) -> list[str]:
     if done[1:2] == ["record"]:
         return ["--delete"] if done[2:] == ["off"] else ["on", "off", "status"] if len(done) == 2 else []
     if done[1:2] == ["postmortem"]:
-        return ["--all", *session.recorder.names()]
+        return ["--all", *notebook.recorder.names()]
     return _COMMANDS if len(done) <= 1 else []
 
 

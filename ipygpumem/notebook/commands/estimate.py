@@ -13,13 +13,13 @@ from ipygpumem.notebook.commands.parsing import Parser, size, split
 from ipygpumem.reports.layout import Report
 
 if TYPE_CHECKING:
-    from ipygpumem.notebook.session import Session
+    from ipygpumem.notebook.notebook import Notebook
 
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 _MAGIC = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(\w+)'")
 
 
-def estimate(session: Session, shell: Any, line: str, cell: str) -> list[Report]:
+def estimate(notebook: Notebook, shell: Any, line: str, cell: str) -> list[Report]:
     """Return the report on a cell.
 
     Raises:
@@ -40,7 +40,7 @@ def estimate(session: Session, shell: Any, line: str, cell: str) -> list[Report]
     try:
         found = module.estimate_code(
             _compiled(shell, cell),
-            session.namespace,
+            notebook.tools.namespace,
             device=options.device,
             room_bytes=options.device_memory,
             timeout_seconds=options.timeout or module.TIMEOUT_SECONDS,

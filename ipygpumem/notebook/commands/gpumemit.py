@@ -14,14 +14,14 @@ from ipygpumem.reports.content import Report, clean
 from ipygpumem.reports.statements import statements_report
 
 if TYPE_CHECKING:
-    from ipygpumem.notebook.session import Session
+    from ipygpumem.notebook.notebook import Notebook
 
 _REPEATS = 5
 _OPTION = re.compile(r"""\s*-(?P<name>[rs])[\s=]*(?P<value>'[^']*'|"[^"]*"|\S+)(?:\s+|$)""")
 _RULE = re.compile(r"^---[ \t]*$", re.MULTILINE)
 
 
-def gpumemit(session: Session, line: str, cell: str | None = None) -> list[Report]:
+def gpumemit(notebook: Notebook, line: str, cell: str | None = None) -> list[Report]:
     """Return what the statement of a line costs, or those of a cell side by side.
 
     Raises:
@@ -32,12 +32,16 @@ def gpumemit(session: Session, line: str, cell: str | None = None) -> list[Repor
     repeats, setup, rest = _options(prog, line)
     if cell is not None and rest:
         raise UsageError(f"{prog}: {clean(rest)!r} is too much for its line: statements stand below, setup after -s")
-    shell = session.shell
+    shell = notebook.tools.shell
     statements = [Statement(rest, _compiled(shell, rest))] if cell is None else _statements(shell, cell)
     if not statements or not statements[0].text.strip():
         raise UsageError(f"{prog}: which statement? For instance: %gpumemit -r 3 torch.relu(x)")
     code = _compiled(shell, setup) if setup else None
-    return [statements_report(*measure(session.meter, statements, session.namespace, setup=code, repeats=repeats))]
+    return [
+        statements_report(
+            *measure(notebook.tools.meter, statements, notebook.tools.namespace, setup=code, repeats=repeats)
+        )
+    ]
 
 
 def _options(prog: str, line: str) -> tuple[int, str, str]:

@@ -14,21 +14,21 @@ from ipygpumem.reports import history as reports
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
-    from ipygpumem.notebook.session import Session
+    from ipygpumem.notebook.notebook import Notebook
 
 _SHOWN = 20
 _NAMES_SHOWN = 10
 
 
-def history(session: Session, words: list[str]) -> list[content.Report]:
+def history(notebook: Notebook, words: list[str]) -> list[content.Report]:
     """Return one row per finished cell, the last ones."""
     parser = Parser(prog="%gpumem history", add_help=False, allow_abbrev=False)
     parser.add_argument("-n", type=_positive, default=_SHOWN, metavar="N")
     parser.add_argument("--experiment", metavar="NAME")
     options = parser.parse_args(words)
-    cells = list(session.history)
+    cells = list(notebook.session.history)
     if options.experiment is not None:
-        cells = _cells_of(session, options.experiment, cells)
+        cells = _cells_of(notebook, options.experiment, cells)
     return [reports.history_report(cells[-options.n :], total=len(cells), experiment=options.experiment)]
 
 
@@ -38,28 +38,34 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _cells_of(session: Session, pattern: str, cells: list[CellRecord]) -> list[CellRecord]:
+def _cells_of(notebook: Notebook, pattern: str, cells: list[CellRecord]) -> list[CellRecord]:
     """Return the cells that ran in experiments whose name fits, or in an experiment inside them.
 
     Raises:
         ExperimentError: no experiment has that name.
     """
-    known = [(item.name, item.cells) for item in session.experiments] + [(e.name, e.cells) for e in session.open]
+    known = [(item.name, item.cells) for item in notebook.experiments.finished] + [
+        (e.name, e.cells) for e in notebook.experiments.open
+    ]
     inside = {id(cell) for name, own in known for cell in own if fnmatchcase(name, pattern)}
     if not any(fnmatchcase(name, pattern) for name, _ in known):
         raise ExperimentError(f"no experiment fits {pattern!r}; {_there_are([name for name, _ in known])}")
     return [cell for cell in cells if id(cell) in inside]
 
 
-def list_experiments(session: Session, words: list[str]) -> list[content.Report]:
+def list_experiments(notebook: Notebook, words: list[str]) -> list[content.Report]:
     """Return one row per finished experiment."""
     Parser(prog="%experiment list", add_help=False).parse_args(words)
-    return [reports.experiments_report(list(session.experiments), [item.name for item in session.open])]
+    return [
+        reports.experiments_report(
+            list(notebook.experiments.finished), [item.name for item in notebook.experiments.open]
+        )
+    ]
 
 
-def compare(session: Session, words: list[str]) -> list[content.Report]:
+def compare(notebook: Notebook, words: list[str]) -> list[content.Report]:
     """Return finished experiments side by side: those that names, globs or ``name#2`` say; all without any."""
-    runs = reports.numbered(session.experiments)
+    runs = reports.numbered(notebook.experiments.finished)
     if not runs:
         raise ExperimentError("no experiment has finished yet: there is nothing to compare")
     for pattern in words:
@@ -79,7 +85,7 @@ def _there_are(names: list[str]) -> str:
     return f"there are: {', '.join(unique[:_NAMES_SHOWN])}{more}" if unique else "there is none"
 
 
-def export(session: Session, words: list[str]) -> list[content.Report]:
+def export(notebook: Notebook, words: list[str]) -> list[content.Report]:
     """Write what has finished to a file."""
     from ipygpumem.reports.export import formats  # loading the extension must stay fast
 
@@ -87,12 +93,12 @@ def export(session: Session, words: list[str]) -> list[content.Report]:
     parser.add_argument("file")
     parser.add_argument("--force", action="store_true")
     options = parser.parse_args(words)
-    record = session.recorded()
+    record = notebook.records()
     place, size_bytes = formats.save(options.file, record, force=options.force)
     cells, experiments = content.count(len(record.cells), "cell"), content.count(len(record.experiments), "experiment")
     return [content.note(f"{cells} and {experiments} are in {place} ({format_bytes(size_bytes)})")]
 
 
-def names_of(session: Session) -> list[str]:
+def names_of(notebook: Notebook) -> list[str]:
     """Return the names of the finished experiments."""
-    return sorted({item.name for item in session.experiments})
+    return sorted({item.name for item in notebook.experiments.finished})

@@ -14,12 +14,13 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, 
 from ipygpumem.errors import AutofitError, ExperimentError, GpuMemError
 from ipygpumem.notebook.commands.parsing import Parser, split
 from ipygpumem.notebook.experiments.parameters import parse_parameters
-from ipygpumem.notebook.session import Session
+from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.objects import interrupts
 from ipygpumem.reports.content import Report, clean, note
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.experiments.experiment import Experiment
+    from ipygpumem.notebook.experiments.open_experiment import OpenExperiment
 
 _PATTERN = re.compile(r"[\w*?\[\]!-]+")
 
@@ -87,9 +88,9 @@ def _one_line_errors(magic: Callable[..., Any]) -> Callable[..., Any]:
 class GpuMemMagics(Magics):
     """``%experiment``, ``%%experiment``, ``%gpumem``, ``%gpumemit`` and ``%%memlines``."""
 
-    def __init__(self, shell: Any, session: Session) -> None:
+    def __init__(self, shell: Any, notebook: Notebook) -> None:
         super().__init__(shell)
-        self._session = session
+        self._notebook = notebook
 
     @line_magic("experiment")
     @_one_line_errors
@@ -160,7 +161,7 @@ class GpuMemMagics(Magics):
         __tracebackhide__ = True  # as above
         from ipygpumem.notebook.commands.estimate import estimate  # loading the extension must stay fast
 
-        self._show(estimate(self._session, self.shell, line, cell))
+        self._show(estimate(self._notebook, self.shell, line, cell))
 
     def _new(self, prog: str, words: list[str]) -> Experiment:
         from ipygpumem.notebook.experiments.experiment import Experiment  # loading the extension must stay fast
@@ -169,7 +170,7 @@ class GpuMemMagics(Magics):
         if not options.name:
             raise UsageError(f"{prog}: which name? It stands before the options: {prog} NAME --keep x y")
         return Experiment(
-            self._session,
+            self._notebook.experiments,
             " ".join(options.name),
             keep=_checked_patterns(prog, options.keep),
             drop_imports=options.drop_imports,
@@ -186,13 +187,13 @@ class GpuMemMagics(Magics):
 
     def _start_cell(self, words: list[str]) -> None:
         experiment = self._new("%%experiment", words)
-        self._session.end_with_cell(experiment)
+        self._notebook.experiments.end_with_cell(experiment.opened)
         experiment.start()
 
-    def _innermost(self) -> Experiment:
-        here = self._session.names.here()
+    def _innermost(self) -> OpenExperiment:
+        here = self._notebook.experiments.here()
         if not here:
-            others = ", ".join(repr(item.name) for item in self._session.open)
+            others = ", ".join(repr(item.name) for item in self._notebook.experiments.open)
             raise ExperimentError(
                 f"no experiment is open in this subshell; open elsewhere: {others}"
                 if others
@@ -201,42 +202,46 @@ class GpuMemMagics(Magics):
         return here[-1]
 
     def _end(self, words: list[str]) -> None:
-        if not words or not self._session.open:
+        if not words or not self._notebook.experiments.open:
             experiment = self._innermost()
         else:
             name = " ".join(words)
-            named = [item for item in self._session.open if item.name == name]
+            named = [item for item in self._notebook.experiments.open if item.name == name]
             if not named:
-                names = ", ".join(repr(item.name) for item in self._session.open)
+                names = ", ".join(repr(item.name) for item in self._notebook.experiments.open)
                 raise ExperimentError(f"no experiment {name!r} is open; open are: {names}")
             experiment = named[0]
-        experiment.finish()
+        self._notebook.experiments.finish(experiment)
 
     def _keep(self, words: list[str]) -> None:
         patterns = _checked_patterns("%experiment keep", words)
         if not patterns:
             raise UsageError("%experiment keep: which names? For instance: %experiment keep model 'loss*'")
-        self._innermost().keep(*patterns)
+        self._innermost().options.keep.extend(patterns)
 
     def _status(self, words: list[str]) -> None:
         self._run("actions", "experiment_status", words)
 
     def _show(self, reports: list[Report]) -> None:
-        self._session.screen.show(reports)
+        self._notebook.tools.screen.show(reports)
 
     @line_magic("autofit")
     @_one_line_errors
     def line_autofit(self, line: str) -> None:
         """Say that ``%%autofit`` is for whole cells; its first line is rewritten into a call of this."""
-        from ipygpumem.notebook.commands.autofit import NESTED, CellFit  # loading the extension must stay fast
+        from ipygpumem.notebook.commands.autofit import (  # loading the extension must stay fast
+            NESTED,
+            CellFit,
+            FitOfCell,
+        )
 
         command, _, rest = line.strip().partition(" ")
-        running = self._session.running()
+        running = self._notebook.tools.cells.running()
         if command != "cell" or not running:
             raise UsageError("%autofit: write %%autofit as the first line of a cell; a function is ipygpumem.autofit's")
-        if any(cell.fit is not None for cell in running):
+        if any(cell.of(FitOfCell).fit is not None for cell in running):
             raise AutofitError(NESTED)
-        running[-1].fit = CellFit(self._session, running[-1], rest)
+        running[-1].of(FitOfCell).fit = CellFit(self._notebook, running[-1], rest)
 
     @cell_magic("autofit")
     @_one_line_errors
@@ -250,7 +255,6 @@ class GpuMemMagics(Magics):
             --step STEP      halve, a factor such as 0.9, or search: down by halves, then up to the largest that fits
             --headroom 5%    the share of the device's memory that must stay free at the peak
             --max-tries 10   the most tries after the first
-            --remember       begin with what fitted last time: the same cell, devices and free memory
         """
         # A cell's first line never comes here (see rewriting.py): this serves run_cell_magic and its like.
         self.shell.run_cell(f"%%autofit {line}\n{cell}").raise_error()
@@ -258,7 +262,9 @@ class GpuMemMagics(Magics):
     @property
     def fit(self) -> Any:
         """The autofit of the running cell; the loop that it puts around the body asks for it."""
-        return self._session.running()[-1].fit
+        from ipygpumem.notebook.commands.autofit import FitOfCell  # loading the extension must stay fast
+
+        return self._notebook.tools.cells.running()[-1].of(FitOfCell).fit
 
     @line_magic
     @_one_line_errors
@@ -293,7 +299,7 @@ class GpuMemMagics(Magics):
         """Show what a command gives; its module is imported only now, since loading the extension must be fast."""
         command = getattr(importlib.import_module(f"ipygpumem.notebook.commands.{module}"), function)
         with interrupts.kept():
-            reports = command(self._session, words)
+            reports = command(self._notebook, words)
         self._show(reports)
 
     @line_cell_magic
@@ -316,7 +322,7 @@ class GpuMemMagics(Magics):
         __tracebackhide__ = True
         from ipygpumem.notebook.commands.gpumemit import gpumemit  # loading the extension must stay fast
 
-        self._show(gpumemit(self._session, line, cell))
+        self._show(gpumemit(self._notebook, line, cell))
 
     @line_cell_magic
     @_one_line_errors
@@ -336,4 +342,4 @@ class GpuMemMagics(Magics):
         elif line.split()[:1] != ["cell"]:
             raise UsageError("%memlines: write %%memlines as the first line of a cell")
         else:
-            memlines(self._session, line.split(maxsplit=1)[1] if len(line.split()) > 1 else "")
+            memlines(self._notebook, line.split(maxsplit=1)[1] if len(line.split()) > 1 else "")

@@ -16,10 +16,10 @@ from ipygpumem.reports.content import Report, clean, count, note
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
-    from ipygpumem.notebook.session import Session
+    from ipygpumem.notebook.notebook import Notebook
 
 
-def record(session: Session, words: list[str]) -> list[Report]:
+def record(notebook: Notebook, words: list[str]) -> list[Report]:
     """Do what ``%gpumem record`` asks for: on, off (and delete), or status.
 
     Raises:
@@ -31,20 +31,20 @@ def record(session: Session, words: list[str]) -> list[Report]:
     options = parser.parse_args(words)
     if options.delete and options.command != "off":
         raise UsageError("%gpumem record: --delete goes with off: %gpumem record off --delete")
-    recorder = session.recorder
+    recorder = notebook.recorder
     if options.command == "on":
         recorder.start()
-        session.config.record = True
+        notebook.tools.config.record = True
     elif options.command == "off":
         own = recorder.segments
-        session.config.record = False
+        notebook.tools.config.record = False
         if options.delete:
             return [_delete(recorder.folder, own)]
-    return [_status(session)]
+    return [_status(notebook)]
 
 
-def _status(session: Session) -> Report:
-    segments, folder = session.recorder.segments, session.recorder.folder
+def _status(notebook: Notebook) -> Report:
+    segments, folder = notebook.recorder.segments, notebook.recorder.folder
     sizes = [found.size_bytes for found in files.listed(folder)]
     kept = f"{count(len(sizes), 'recording')}, {format_bytes(sum(sizes))}, in {folder}"
     return note(f"recording is {'off' if segments is None else f'on: {segments.name}'} · {kept}")
@@ -68,7 +68,7 @@ def _delete(folder: Path, own: files.Segments | None) -> Report:
     return note(text)
 
 
-def postmortem(session: Session, words: list[str]) -> list[Report]:
+def postmortem(notebook: Notebook, words: list[str]) -> list[Report]:
     """Return the report that ``%gpumem postmortem`` and its options ask for.
 
     Raises:
@@ -80,7 +80,7 @@ def postmortem(session: Session, words: list[str]) -> list[Report]:
     options = parser.parse_args(words)
     if options.all and options.file:
         raise UsageError("%gpumem postmortem: write --all, or a file, and not both")
-    folder = session.recorder.folder
+    folder = notebook.recorder.folder
     if options.file:
         return [_report(_named(folder, options.file))]
     if options.all:
@@ -91,7 +91,7 @@ def postmortem(session: Session, words: list[str]) -> list[Report]:
         tails.append(reader.read_tail(segments))
         if archive.died(tails[-1], archive.state_of(tails[-1], here)):
             return [_report(reader.read(segments))]
-    return [reports.nothing_report(archive.counts(tails, here), on=session.recorder.segments is not None)]
+    return [reports.nothing_report(archive.counts(tails, here), on=notebook.recorder.segments is not None)]
 
 
 def _named(folder: Path, name: str) -> reader.Recording:

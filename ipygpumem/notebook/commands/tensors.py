@@ -11,7 +11,7 @@ from ipygpumem.errors import NotLoadedError
 from ipygpumem.introspect import is_instance
 from ipygpumem.notebook.commands.parsing import Parser, size
 from ipygpumem.notebook.ipython.sources import cell_of_file, cell_that_bound, running_cell
-from ipygpumem.notebook.session import session_of
+from ipygpumem.notebook.notebook import notebook_of
 from ipygpumem.objects.inventory import selection, survey
 from ipygpumem.objects.inventory.records import Inventory
 from ipygpumem.objects.progress import Progress, unseen
@@ -20,7 +20,7 @@ from ipygpumem.reports.content import Report
 from ipygpumem.scopes.scope import is_ownable
 
 if TYPE_CHECKING:
-    from ipygpumem.notebook.session import Session
+    from ipygpumem.notebook.notebook import Notebook
 
 _SHOWN = 20
 _WORK = "tensors and arrays"
@@ -28,11 +28,11 @@ _OUTPUT = re.compile(r"_+\d*|_i+\d*")
 _OUTPUT_NAME = re.compile(r"Out\[(\d+)\]")
 
 
-def tensors(session: Session, words: list[str]) -> list[Report]:
+def tensors(notebook: Notebook, words: list[str]) -> list[Report]:
     """Return the report that ``%gpumem tensors`` and its options ask for."""
     options = _parser().parse_args(words)
-    with session.live.work(_WORK) as progress:
-        found = take(session.shell, progress=progress)
+    with notebook.tools.live.work(_WORK) as progress:
+        found = take(notebook.tools.shell, progress=progress)
     found = selection.select(found, options.names, device=options.device, kind=options.kind, min_bytes=options.min)
     if options.by is None:
         return [reports.tensors_report(found, top=options.top)]
@@ -43,10 +43,10 @@ def tensors(session: Session, words: list[str]) -> list[Report]:
 def asked_by(frame: FrameType, shell: Any) -> Inventory:
     """Return the inventory that code at ``frame`` asks for; where the extension is loaded, with a bar if it lasts."""
     try:
-        session = session_of(shell)
+        notebook = notebook_of(shell)
     except NotLoadedError:
         return take(shell, frame)
-    with session.live.work(_WORK) as progress:
+    with notebook.tools.live.work(_WORK) as progress:
         return take(shell, frame, progress=progress)
 
 
@@ -103,7 +103,7 @@ def _cell_of(shell: Any, root: str, covered: Container[int | None]) -> int | Non
 def _covered(shell: Any) -> dict[str, set[int | None]]:
     """Return, for names that experiments restored, the cells whose bindings of them are gone."""
     try:
-        experiments = session_of(shell).experiments
+        experiments = notebook_of(shell).experiments.finished
     except NotLoadedError:
         return {}
     covered: dict[str, set[int | None]] = {}
