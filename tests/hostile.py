@@ -70,7 +70,7 @@ Function = type("Function", (), {name: body[name] for name in ("__call__", "__ge
 
 def made(kind: Any, content: object = None) -> Any:
     """Return a new object of one of these classes, with what ``content`` is where that can be said."""
-    bases = (dict, list, types.ModuleType, object)
+    bases = (dict, list, types.ModuleType, MemoryError, object)
     base: Any = next(base for base in bases if type.__subclasscheck__(base, kind))
     thing = base.__new__(kind)
     if base is types.ModuleType:
