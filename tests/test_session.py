@@ -17,9 +17,9 @@ from ipygpumem.measuring.meter import Measurement
 from ipygpumem.model import Growth, Usage
 from ipygpumem.notebook.cell import CellStack
 from ipygpumem.notebook.config import IPyGpuMem
+from ipygpumem.notebook.experiments import watching
 from ipygpumem.notebook.experiments.experiment import Experiment
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.objects.inventory import before
 from ipygpumem.reports import content
 from ipygpumem.reports.bars import Scales
 from ipygpumem.reports.content import Report
@@ -175,7 +175,7 @@ def test_an_end_that_cannot_tell_what_survived_is_an_end_all_the_same(
         raise ValueError("out of order")
 
     pytest.importorskip("numpy")  # else there is nothing to look for
-    monkeypatch.setattr(before, "Before", fail)
+    monkeypatch.setattr(watching, "Before", fail)
     monkeypatch.setattr(notebook.experiments.survivors, "of_experiment", fail)
     experiment = Experiment(notebook.experiments, "a").start()
     run(notebook, "x = 1")

@@ -14,6 +14,8 @@ from typing import Any
 
 from IPython.core.inputtransformer2 import TransformerManager
 
+from ipygpumem.scopes.bindings import bindings_of
+
 _NUMBERED = re.compile(r"<ipython-input-(\d+)-")
 _RUN_CODE = ("time", "capture", "prun", "experiment")
 """Magics whose code binds names of the notebook. That of %timeit runs in a function; of others nothing is known."""
@@ -84,8 +86,6 @@ def _cells(shell: Any) -> list[tuple[int, str]]:
 
 
 def _bound(source: str) -> set[str]:
-    from ipygpumem.scopes.bindings import bindings_of  # loading the extension must stay fast
-
     try:
         tree = ast.parse(source)
         found = bindings_of(tree)
