@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Protocol
 from ipygpumem.errors import PlotError
 from ipygpumem.model import CellRecord, ExperimentRecord
 from ipygpumem.notebook.commands import plot as plots
+from ipygpumem.notebook.notebook import Notebook, current_notebook
 from ipygpumem.reconcile.records import Reconciliation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from ipygpumem.notebook.notebook import Notebook
 
 
 __all__ = ["cells", "devices", "experiments", "session"]
@@ -74,8 +73,6 @@ def devices(reconciliations: Sequence[Reconciliation] | None = None, *, device: 
 
 
 def _current() -> Notebook:
-    from ipygpumem.notebook.notebook import current_notebook
-
     return current_notebook()
 
 

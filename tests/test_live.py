@@ -351,14 +351,15 @@ def test_where_output_is_captured_for_good_our_own_work_at_a_cells_end_shows_not
         "%load_ext ipygpumem\nfrom IPython.core.displaypub import CapturingDisplayPublisher\n"
         "from ipygpumem.notebook import live\nfrom ipygpumem.notebook.notebook import current_notebook\n"
         "live._WORK_SECONDS, session, shell = 0.0, current_notebook(), get_ipython()\n"
-        "give_back, tell, publisher = session._give_back, session._tell, shell.display_pub\n"
+        "give_back, tell, publisher = session.session._give_back, session.session._tell, shell.display_pub\n"
         "def works(*words):\n"
-        "    with session.live.work('our own') as progress:\n        progress(0.5)\n"
+        "    with session.tools.live.work('our own') as progress:\n        progress(0.5)\n"
         "    return give_back(*words)\n"
         "def releases(*words):\n    shell.display_pub = publisher\n    tell(*words)\n"
     )
     reply = kernel.run(
-        "session._give_back, session._tell, shell.display_pub = works, releases, CapturingDisplayPublisher()",
+        "session.session._give_back, session.session._tell = works, releases\n"
+        "shell.display_pub = CapturingDisplayPublisher()",
         browser=True,
     )
     assert "steps aside" not in reply.stderr

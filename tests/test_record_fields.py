@@ -70,7 +70,7 @@ def test_an_interrupted_recovery_loses_no_cell(loaded: InteractiveShell, monkeyp
     def interrupted(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(notebook_of(loaded).recoveries, "recover", interrupted)
+    monkeypatch.setattr(notebook_of(loaded).recovery, "_recover", interrupted)
     loaded.run_cell("%%experiment one\nraise MemoryError")
     last = ipygpumem.last()
     assert last is not None

@@ -23,7 +23,7 @@ def ticks(count: int) -> None:
     from ipygpumem.notebook.notebook import current_notebook
 
     heard: list[object] = []
-    undo = current_notebook().ticker.listen(heard.append)
+    undo = current_notebook().tools.ticker.listen(heard.append)
     while len(heard) < count:
         time.sleep(0.01)
     undo()

@@ -6,25 +6,25 @@ import functools
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython import get_ipython
 
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.model import SessionRecord
 from ipygpumem.notebook.config import IPyGpuMem
-from ipygpumem.notebook.experiments.budget import Budgets
-from ipygpumem.notebook.experiments.open_experiment import Services
+from ipygpumem.notebook.experiments.budgets import Budgets
 from ipygpumem.notebook.experiments.stack import Experiments
-from ipygpumem.notebook.experiments.survivors import Survivors
 from ipygpumem.notebook.part import Part
-from ipygpumem.notebook.parts.recorder import Recorder
 from ipygpumem.notebook.parts.subscribers import Subscribers
 from ipygpumem.notebook.parts.trends import Trends
 from ipygpumem.notebook.recovery import Recovery
 from ipygpumem.notebook.session import Session
 from ipygpumem.notebook.tools import tools_for
 from ipygpumem.probes import Probe
+
+if TYPE_CHECKING:
+    from ipygpumem.notebook.parts.recorder import Recorder
 
 
 class Notebook:
@@ -42,18 +42,17 @@ class Notebook:
         self.budgets = Budgets(tools, self.recovery)
         self.recovery.who_refused = self.budgets.who_refused
         self.subscribers = Subscribers(shell)
-        self.survivors = Survivors(tools)
-        services = Services(tools, self.recovery, self.budgets, self.survivors)
-        self.experiments = Experiments(services, self.subscribers)
-        self.survivors.waiting = lambda: [(item.name, item.scope.waiting) for item in self.experiments.open]
+        self.experiments = Experiments(tools, self.recovery, self.budgets, self.subscribers)
+        self.trends = Trends()
         # In this order they are asked, and say what they have to say.
-        self._parts: list[Part] = [tools.live, self.subscribers, self.budgets, self.experiments, Trends()]
+        self._parts: list[Part] = [tools.live, self.subscribers, self.budgets, self.experiments, self.trends]
         self.session = Session(tools, self.recovery, self._parts)
-        self.survivors.ours = (self, self.session)
 
     @functools.cached_property
     def recorder(self) -> Recorder:
         """The flight recorder, which goes along from now on."""
+        from ipygpumem.notebook.parts.recorder import Recorder  # loading the extension must stay fast
+
         recorder = Recorder(self.tools)
         self._parts.append(recorder)
         return recorder

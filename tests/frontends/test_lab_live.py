@@ -23,7 +23,7 @@ def pause():
     if 'ipygpumem' in sys.modules:
         from ipygpumem.notebook.notebook import current_notebook
         heard = []
-        undo = current_notebook().ticker.listen(heard.append)
+        undo = current_notebook().tools.ticker.listen(heard.append)
         while len(heard) < 2:
             time.sleep(0.01)
         undo()

@@ -129,7 +129,7 @@ def _live(kernel: Kernel, kept: dict[int, int]) -> None:
     """The line of a cell that runs for long has the cards in use, each with its use by NVML."""
     reply = run_ok(
         kernel,
-        "ticks = []\nundo = current_notebook().ticker.listen(ticks.append)\n"
+        "ticks = []\nundo = current_notebook().tools.ticker.listen(ticks.append)\n"
         "while len(ticks) < 3: time.sleep(0.05)\nundo()",
         browser=True,
     )

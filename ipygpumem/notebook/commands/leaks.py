@@ -36,9 +36,9 @@ def leaks(notebook: Notebook, words: list[str]) -> list[Report]:
     parser.add_argument("--min", type=size, default=notebook.tools.config.min_held_bytes)
     smallest: int = parser.parse_args(words).min
     with notebook.tools.live.work("leaks") as progress:
-        begun = 0.0 if notebook.survivors.known else 0.5
+        begun = 0.0 if notebook.experiments.survivors.known else 0.5
         found, beyond = _look(notebook, smallest, part(progress, 0.0, begun)) if begun else ([], [])
-        if notebook.survivors.known or found or beyond:
+        if notebook.experiments.survivors.known or found or beyond:
             # What nobody holds is no leak; where nothing is found before, nothing is after it.
             notebook.tools.garbage.collect()
             found, beyond = _look(notebook, smallest, part(progress, begun, 1.0))
@@ -51,9 +51,9 @@ def _look(notebook: Notebook, smallest: int, progress: Progress) -> tuple[list[H
     live_tensors(notebook.tools.garbage)  # from now on each has an object
     of_heap, of_known, of_others = parts(progress, (4, 2, 4))
     heap = Heap(running_locals(), of_heap)
-    notebook.survivors.known = [item for item in notebook.survivors.known if item.alive()]
-    known = [item for item in notebook.survivors.known if size_of(item.alive()) >= smallest]
-    found = notebook.survivors.explained(known, heap, of_known)
+    notebook.experiments.survivors.known = [item for item in notebook.experiments.survivors.known if item.alive()]
+    known = [item for item in notebook.experiments.survivors.known if size_of(item.alive()) >= smallest]
+    found = notebook.experiments.survivors.explained(known, heap, of_known)
     unnamed, beyond = _unnamed(notebook, heap, known, smallest, of_others)
     heap.drop()
     return [*found, *unnamed], beyond
@@ -69,7 +69,7 @@ def _unnamed(
     storages = {array.storage for item in known for array in item.alive()}
     found = {key: held_of(same[0]) for key, same in heap.large(smallest).items() if key not in storages}
     ordered = sorted(found, key=lambda key: -found[key].size_bytes)
-    holders = explain(ordered[:MOST], heap, notebook.survivors.roots(), progress=progress)
+    holders = explain(ordered[:MOST], heap, notebook.experiments.survivors.roots(), progress=progress)
     modules = _users_modules(notebook.tools.namespace)
     unnamed = [key for key in ordered[:MOST] if not _is_plain(holders[key].path, modules)]
     told = [replace(found[key], holder=_without_advice(holders[key])) for key in unnamed]

@@ -1,4 +1,4 @@
-"""Budgets over a notebook's cells: of an experiment, or over a ``with`` block."""
+"""A budget over a notebook's cells: of an experiment, or over a ``with`` block."""
 
 from __future__ import annotations
 
@@ -8,69 +8,17 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from ipygpumem.fitting.budgets import Budget, BudgetRecord
-from ipygpumem.fitting.refusals import refusal
 from ipygpumem.notebook.cell import Cell
-from ipygpumem.notebook.part import Part
-from ipygpumem.notebook.recovery import Recovery
+from ipygpumem.notebook.experiments.budgets import Budgets
 from ipygpumem.notebook.ticker import Tick
-from ipygpumem.notebook.tools import Tools
 from ipygpumem.reports.content import note
 from ipygpumem.units import format_bytes
-
-
-class Budgets(Part):
-    """The budgets in force in one shell.
-
-    Args:
-        tools: the shell's.
-        recovery: tells of errors that leave a budget's block.
-    """
-
-    def __init__(self, tools: Tools, recovery: Recovery) -> None:
-        self.tools = tools
-        self.recovery = recovery
-        self.in_force: list[NotebookBudget] = []
-        """Innermost last."""
-
-    def make(self, sizes: Mapping[str, int], of: str = "the with block") -> NotebookBudget:
-        """Return a budget of ``sizes``; ``of`` says whose it is."""
-        return NotebookBudget(self, sizes, of)
-
-    def limits(self) -> dict[str, int]:
-        """Return the limits in force, by device: the tightest of all budgets."""
-        found: dict[str, int] = {}
-        for budget in self.in_force:
-            for device, limit in budget.limits.items():
-                found[device] = min(limit, found.get(device, limit))
-        return found
-
-    def who_refused(self, message: str) -> str:
-        """Return which budget or other limit an out-of-memory error tells of, in words; empty if it is none."""
-        refused = refusal(message)
-        if refused is None:
-            return ""
-        by = [text for budget in self.in_force if (text := budget.note_refusal(refused))]
-        return by[-1] if by else refused.told(f"the limit of {format_bytes(refused.limit_bytes)} on torch's allocator")
-
-    def code_ended(self, cell: Cell, *, failed: bool) -> None:
-        """Say which budgets the cell has crossed; an experiment that ends with it says so, too."""
-        if not self.in_force or cell.nested:
-            return
-        usages = self.tools.meter.read(cell.measurement)
-        peak = max((usage.peak_bytes for usage in usages if usage.device == "cpu"), default=0)
-        where = "a cell" if cell.number is None else f"cell {cell.number}"
-        cell.below += [note(item.note_crossing(where, peak)) for item in self.in_force if item.crossed(peak)]
-
-    def close(self) -> None:
-        """Put back what was there before."""
-        for budget in list(self.in_force):
-            budget.abandon()
 
 
 class NotebookBudget(Budget):
     """A budget whose crossing is told while the cell runs, once it is noticed, and at the cell's end for sure."""
 
-    def __init__(self, budgets: Budgets, sizes: Mapping[str, int], of: str) -> None:
+    def __init__(self, budgets: Budgets, sizes: Mapping[str, int], of: str = "the with block") -> None:
         super().__init__(sizes, budgets.tools.meter, budgets.limits, of)
         self._budgets = budgets
         self._told: Cell | None = None

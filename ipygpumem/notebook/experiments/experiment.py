@@ -131,7 +131,7 @@ class Experiment:
         try:
             if error is not None:
                 opened.failed = True
-                if remark := self._experiments.services.recovery.failed_inside(error, opened):
+                if remark := self._experiments.recovery.failed_inside(error, opened):
                     opened.note(remark)
         finally:
             if opened.record is None:

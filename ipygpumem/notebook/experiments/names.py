@@ -10,16 +10,18 @@ import re
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ipygpumem.introspect import text_of
 from ipygpumem.notebook.cell import Cell, SeenCode
-from ipygpumem.notebook.experiments.open_experiment import OpenExperiment
 from ipygpumem.notebook.ipython.loops import our_magic
 from ipygpumem.notebook.tools import Tools
 from ipygpumem.scopes.bindings import Bindings, bindings_of
 from ipygpumem.scopes.scope import Scope, settle, tell
 from ipygpumem.scopes.telling import HAS_DELETED, let_tell
+
+if TYPE_CHECKING:
+    from ipygpumem.notebook.experiments.open_experiment import OpenExperiment
 
 _MEASURES_LINES = re.compile(r"^%%memlines", re.MULTILINE)
 """In such a cell there must be no lines but the user's."""

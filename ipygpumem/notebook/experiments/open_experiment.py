@@ -15,7 +15,8 @@ from ipygpumem.introspect import is_atom, named_objects
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Usage
 from ipygpumem.notebook.experiments import watching
 from ipygpumem.notebook.experiments.allocation_file import AllocationFile
-from ipygpumem.notebook.experiments.budget import Budgets
+from ipygpumem.notebook.experiments.budget import NotebookBudget
+from ipygpumem.notebook.experiments.budgets import Budgets
 from ipygpumem.notebook.experiments.seeding import SeedOnImport, seed_generators
 from ipygpumem.notebook.experiments.survivors import Survivors
 from ipygpumem.notebook.recovery import Recovery
@@ -84,7 +85,7 @@ class OpenExperiment:
         self.thread = threading.get_ident()
         """The thread whose cells are the experiment's: that in which it starts."""
         sizes = options.budget
-        self._budget = services.budgets.make(sizes, f"experiment {self.name}") if sizes else None
+        self._budget = NotebookBudget(services.budgets, sizes, f"experiment {self.name}") if sizes else None
         self._cells: list[CellRecord] = []
         self._remarks: list[str] = []
         self._steps: list[ReclaimStep] = []

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import ExperimentError
 from ipygpumem.model import CellRecord, ExperimentRecord
 from ipygpumem.notebook.cell import Cell
+from ipygpumem.notebook.experiments.budgets import Budgets
 from ipygpumem.notebook.experiments.names import Names
-from ipygpumem.notebook.experiments.open_experiment import OpenExperiment, Services
 from ipygpumem.notebook.ipython.stored_errors import last_error
 from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.parts.subscribers import Subscribers
+from ipygpumem.notebook.recovery import Recovery
+from ipygpumem.notebook.tools import Tools
 from ipygpumem.objects import interrupts
 from ipygpumem.reports import content
+
+if TYPE_CHECKING:
+    from ipygpumem.notebook.experiments.open_experiment import OpenExperiment, Services
+    from ipygpumem.notebook.experiments.survivors import Survivors
 
 
 @dataclass
@@ -34,19 +41,36 @@ class Experiments(Part):
     """Opens and ends the experiments of one shell.
 
     Args:
-        services: what experiments work with.
-        subscribers: get their records.
+        tools: the shell's.
+        recovery: tells of errors that run out of memory.
+        budgets: those in force.
+        subscribers: get the records.
     """
 
-    def __init__(self, services: Services, subscribers: Subscribers) -> None:
-        self.services = services
-        self._tools = services.tools
+    def __init__(self, tools: Tools, recovery: Recovery, budgets: Budgets, subscribers: Subscribers) -> None:
+        self._tools = tools
+        self.recovery = recovery
+        self._budgets = budgets
         self._subscribers = subscribers
         self.open: list[OpenExperiment] = []
         self.finished: deque[ExperimentRecord] = deque(maxlen=self._tools.config.history_length)
         self.names = Names(self._tools, self.open)
         self._oom_count = _OomCount()
-        services.recovery.on_oom.append(self._ran_out_of_memory)
+        recovery.on_oom.append(self._ran_out_of_memory)
+
+    @functools.cached_property
+    def survivors(self) -> Survivors:
+        """What outlived the experiments."""
+        from ipygpumem.notebook.experiments.survivors import Survivors  # loading the extension must stay fast
+
+        return Survivors(self._tools, lambda: [(item.name, item.scope.waiting) for item in self.open], ours=self)
+
+    @functools.cached_property
+    def services(self) -> Services:
+        """What experiments work with."""
+        from ipygpumem.notebook.experiments.open_experiment import Services  # as above
+
+        return Services(self._tools, self.recovery, self._budgets, self.survivors)
 
     def here(self) -> list[OpenExperiment]:
         """Return the open experiments around the code that asks, innermost last."""
@@ -57,7 +81,7 @@ class Experiments(Part):
 
     def ran_out_in_try(self, error: BaseException) -> None:
         """A try of an autofit ran out of memory: the open experiments count it, unless it left them already."""
-        self.services.recovery.saw(error)
+        self.recovery.saw(error)
         self._oom_count = _OomCount()  # the error of the next try may come to have the identity of this one
 
     # -- with cells -------------------------------------------------------------------------------------------

@@ -32,15 +32,15 @@ class Survivors:
 
     Args:
         tools: the shell's.
+        waiting: returns the open experiments' names, and where each keeps what it gives back.
+        ours: an object of ours that leads to all others.
     """
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Tools, waiting: Callable[[], Iterable[tuple[str, object]]], ours: object) -> None:
         self._tools = tools
+        self._waiting = waiting
+        self._ours = ours
         self.known: list[Watched] = []
-        self.waiting: Callable[[], Iterable[tuple[str, object]]] = lambda: ()
-        """Returns the open experiments' names, and where each keeps what it gives back."""
-        self.ours: tuple[object, ...] = ()
-        """Objects of ours that lead to all others."""
 
     def of_experiment(
         self,
@@ -112,10 +112,12 @@ class Survivors:
         }
         if type(outputs) is dict:
             namespaces[id(outputs)] = _output
-        for name, waiting in self.waiting():
+        for name, waiting in self._waiting():
             namespaces[id(waiting)] = _waits_in(name)
-        objects = {id(shell): Place("IPython's shell", 3, "%gpumem free")}
-        objects |= {id(item): Place("ipygpumem itself", 4, "report this: it should not") for item in self.ours}
+        objects = {
+            id(shell): Place("IPython's shell", 3, "%gpumem free"),
+            id(self._ours): Place("ipygpumem itself", 4, "report this: it should not"),
+        }
         return Roots(namespaces, objects, cell_of=lambda filename: cell_of_file(shell, filename))
 
 
