@@ -120,11 +120,12 @@ def test_the_index_of_the_documentation_has_every_page() -> None:
     assert pages - set(_LINK.findall(read("docs/README.md"))) == set()
 
 
-def test_the_rooms_of_the_package_are_listed() -> None:
-    rows = re.findall(r"^\| (`.+?) \| ", read("CONTRIBUTING.md").split("## Rooms")[1].split("\n## ")[0], re.MULTILINE)
-    listed = set(re.findall(r"`([\w.]+?)/?`", "".join(rows)))
-    files = {path.name for path in (ROOT / "ipygpumem").iterdir()}
-    assert listed == files - {"py.typed", "__pycache__"}
+@pytest.mark.parametrize("folder", ["ipygpumem", "ipygpumem/notebook"])
+def test_the_rooms_of_the_package_are_listed(folder: str) -> None:
+    _, table = read("CONTRIBUTING.md").split(f"| room of `{folder}/` | does |\n| --- | --- |\n")
+    rooms = "".join(re.findall(r"^\| (`.+?) \| ", table.split("\n\n")[0], re.MULTILINE))
+    files = {path.name for path in (ROOT / folder).iterdir()} | {"__init__.py"}
+    assert {*re.findall(r"`([\w.]+?)/?`", rooms), "__init__.py"} == files - {"py.typed", "__pycache__"}
 
 
 def test_every_option_is_listed_with_its_default() -> None:
