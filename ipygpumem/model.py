@@ -336,8 +336,8 @@ class History(list[CellRecord]):
     def _usage_columns(self) -> dict[str, list[int | None]]:
         """Return each device's columns, without those that are empty in every row."""
         found: dict[str, list[int | None]] = {}
-        for device in devices_of(self):
-            usages = [_usage_of(cell, device) for cell in self]
+        for device in devices_of(usage for cell in self for usage in cell.usages):
+            usages = [usage_on(cell.usages, device) for cell in self]
             for name in USAGE_BYTES:
                 read = attrgetter(name)
                 values = [None if usage is None else read(usage) for usage in usages]
@@ -346,14 +346,14 @@ class History(list[CellRecord]):
         return found
 
 
-def devices_of(records: Iterable[CellRecord | ExperimentRecord]) -> list[str]:
-    """Return the devices of all records, the host first, then in the order in which they come."""
-    found = dict.fromkeys(usage.device for record in records for usage in record.usages)
-    return sorted(found, key=lambda device: device != "cpu")
+def devices_of(usages: Iterable[Usage]) -> list[str]:
+    """Return the devices of all ``usages``, the host first, then in the order in which they come."""
+    return sorted(dict.fromkeys(usage.device for usage in usages), key=lambda device: device != "cpu")
 
 
-def _usage_of(cell: CellRecord, device: str) -> Usage | None:
-    return next((usage for usage in cell.usages if usage.device == device), None)
+def usage_on(usages: Iterable[Usage], device: str) -> Usage | None:
+    """Return what happened on ``device``; None where it was not there."""
+    return next((usage for usage in usages if usage.device == device), None)
 
 
 @dataclass(frozen=True, repr=False)

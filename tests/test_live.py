@@ -63,7 +63,7 @@ def test_a_narrow_terminal_gets_shorter_curves_then_none_then_less_words() -> No
     long = samples(*[512 * MIB] * 120)
     lengths = [len(live_text([HOST], long, width=width)) for width in (100, 50, 33, 10)]
     assert lengths == [56, 46, 33, 10]
-    assert live_text([HOST], long, width=10) == "1 min 0 s…"
+    assert live_text([HOST], long, width=10) == "1 min 0 s "
     assert live_text([HOST], long, width=10, ascii_only=True).isascii()
     assert live_text([HOST], long, width=100, ascii_only=True).isascii()
 
