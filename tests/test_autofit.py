@@ -37,7 +37,7 @@ def tried(start: dict[str, Any], fits: Callable[..., bool], **options: Any) -> l
     values = []
     while True:
         values.append(tuple(plan.values.values()) if len(start) > 1 else next(iter(plan.values.values())))
-        if not plan.tell(fits=fits(**plan.values)):
+        if not plan.note(fits=fits(**plan.values)):
             return values
 
 
@@ -91,7 +91,7 @@ def test_ten_tries_after_the_first_are_the_most_and_enough_from_1024_on() -> Non
     assert tried({"n": 2048}, lambda n: n <= 1) == [2048 >> turn for turn in range(11)]
     for largest in range(1, 1025):
         plan = Options(step="search").plan({"n": 1024})
-        while plan.tell(fits=plan.values["n"] <= largest):
+        while plan.note(fits=plan.values["n"] <= largest):
             pass
         assert (plan.values["n"], plan.exhausted) == (largest, False)
 
@@ -112,7 +112,7 @@ def test_a_value_that_fitted_in_a_search_and_then_does_not_is_halved() -> None:
     values = []
     for answer in answers:
         values.append(plan.values["n"])
-        if not plan.tell(fits=answer):
+        if not plan.note(fits=answer):
             break
     assert values == [8, 4, 6, 5, 4, 2]
 
@@ -144,7 +144,7 @@ def test_a_search_of_several_variables_stops_at_their_starts() -> None:
 
 def test_a_search_of_several_variables_that_has_no_tries_left_says_that_more_may_fit() -> None:
     plan = Options(step="search", max_tries=3).plan({"batch": 8, "length": 8})
-    while plan.tell(fits=plan.values["length"] <= 5):
+    while plan.note(fits=plan.values["length"] <= 5):
         pass
     assert (plan.values, plan.exhausted) == ({"batch": 6, "length": 4}, True)
     report = text.render([autofit_report([Try(plan.values, "fits", 1.0, ())], [], plan)])

@@ -11,10 +11,10 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import AutofitError
-from ipygpumem.fitting import budgets
-from ipygpumem.fitting.budgets import Refusal, refusal
+from ipygpumem.fitting import device_limits
 from ipygpumem.fitting.fit import OUT_OF_MEMORY, OVER, Fit, Options
 from ipygpumem.fitting.functions import fit_function
+from ipygpumem.fitting.refusals import Refusal, refusal
 from ipygpumem.measuring.meter import Meter
 from tests.fakes import FakeProbe
 from tests.test_budget import KnowingCuda
@@ -91,7 +91,7 @@ FAIL = f"class OutOfMemoryError(RuntimeError): pass\ndef fail(): raise OutOfMemo
 def limited(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> InteractiveShell:
     """A shell with the extension, with limits that take effect on nothing, and ``fail()``."""
     cuda = KnowingCuda()
-    monkeypatch.setattr(budgets, "_cuda", lambda: cuda)
+    monkeypatch.setattr(device_limits, "_cuda", lambda: cuda)
     shell.run_line_magic("load_ext", "ipygpumem")
     shell.run_cell(FAIL)
     return shell
@@ -172,10 +172,10 @@ def test_a_try_that_a_budget_refused_is_over_it() -> None:
 
 SCRIPT = f"""
 import ipygpumem
-from ipygpumem.fitting import budgets
+from ipygpumem.fitting import device_limits
 from tests.test_budget import KnowingCuda
 cuda = KnowingCuda()
-budgets._cuda = lambda: cuda
+device_limits._cuda = lambda: cuda
 {FAIL}
 with ipygpumem.budget(gpu="1GiB"):
     fail()

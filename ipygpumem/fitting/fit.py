@@ -9,8 +9,8 @@ from typing import Any
 
 from ipygpumem.errors import AutofitError
 from ipygpumem.fitting import plan, room
-from ipygpumem.fitting.budgets import refusal
 from ipygpumem.fitting.plan import Number, Plan, Values
+from ipygpumem.fitting.refusals import refusal
 from ipygpumem.freeing import reclaim, tracebacks
 from ipygpumem.freeing.steps import steps_that_free
 from ipygpumem.measuring.meter import Measurement, Meter
@@ -144,7 +144,7 @@ class Fit:
             headroom = 0.0 if self.plan.repeats else self._headroom
             crowded = room.crowded_device(usages, headroom, self._allowed)
             self._add(self._outcome(crowded, usages), seconds, usages, crowded)
-            self.more = self.plan.tell(fits=crowded is None)
+            self.more = self.plan.note(fits=crowded is None)
             return False
         failure = tracebacks.classify(error)
         if failure.kind != "oom" or failure.poisoned:
@@ -159,7 +159,7 @@ class Fit:
         outcome = OVER if found is not None and limit is not None and found.is_by(limit) else OUT_OF_MEMORY
         device, limit = room.failed_device(failure, usages), found.limit_bytes if found is not None else None
         self._add(outcome, seconds, usages, device, failure.requested_bytes, limit)
-        self.more = self.plan.tell(fits=False)
+        self.more = self.plan.note(fits=False)
         return True
 
     def _outcome(self, crowded: str | None, usages: Sequence[Usage]) -> str:
@@ -199,7 +199,7 @@ class Fit:
 
     def check(self) -> None:
         """Raise ``AutofitError`` if nothing fits."""
-        if self.plan.found is None:
+        if self.plan.best is None:
             raise AutofitError(_nothing_fits(self.tries, self._allowed, exhausted=self.plan.exhausted))
 
     def abandon(self) -> None:

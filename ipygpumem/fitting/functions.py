@@ -78,7 +78,7 @@ def fit_function(function: Callable[..., Any], fit: Fit) -> AutofitResult:
         with interrupts.kept():
             result = None
             fit.give_back()
-    if fit.plan.found is None:
+    if fit.plan.best is None:
         with interrupts.kept():
             result = None
             fit.give_back()

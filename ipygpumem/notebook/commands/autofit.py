@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -17,10 +16,9 @@ from ipygpumem.fitting.plan import Number, Values
 from ipygpumem.introspect import type_name
 from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.experiments.budget import limits
 from ipygpumem.notebook.ipython.rewriting import first_lines
 from ipygpumem.notebook.ipython.stored_errors import last_error, shown_since
-from ipygpumem.notebook.session import Session, session_of
+from ipygpumem.notebook.notebook import Notebook, notebook_of
 from ipygpumem.objects import interrupts
 from ipygpumem.objects.arrays import ArraySearch
 from ipygpumem.reports.autofit import autofit_report
@@ -33,20 +31,25 @@ _MISSING = object()
 NESTED = "%%autofit: one runs already; several variables on its line are reduced in turn"
 
 
-def fit_cell(session: Session, options: Options) -> list[Report]:
+def fit_cell(notebook: Notebook, options: Options) -> list[Report]:
     """Fit the running cell: the loop that stands around its body asks for what begins here.
 
     Raises:
         UsageError: no cell is running.
         AutofitError: what is asked for makes no sense, or the cell is fitted already.
     """
-    running = session.running()
+    running = notebook.tools.cells.running()
     if not running:
         raise UsageError("%%autofit needs a cell with events: write it as the cell's first line")
-    if any(cell.fit is not None for cell in running):
+    if any(cell.of(FitOfCell).fit is not None for cell in running):
         raise AutofitError(NESTED)
-    running[-1].fit = CellFit(session, running[-1], options)
+    running[-1].of(FitOfCell).fit = CellFit(notebook, running[-1], options)
     return []
+
+
+def fit_of(notebook: Notebook) -> CellFit | None:
+    """Return the autofit of the running cell."""
+    return notebook.tools.cells.running()[-1].of(FitOfCell).fit
 
 
 def _given(options: Options, namespace: dict[str, Any]) -> tuple[Values, fit.Options]:
@@ -94,11 +97,18 @@ def _number(what: str, text: str) -> Number:
         raise AutofitError(f"{what}: {text[:40]!r} is no number; write one such as 1024 or 0.5") from None
 
 
+class FitOfCell:
+    """Keeps the autofit of a cell, if it has one."""
+
+    def __init__(self) -> None:
+        self.fit: CellFit | None = None
+
+
 class CellFit:
     """The autofit of one running cell; the loop in its tree calls ``again`` and enters it.
 
     Args:
-        session: the shell's.
+        notebook: the shell's.
         cell: the running cell.
         options: of the line ``%%autofit``.
 
@@ -106,9 +116,9 @@ class CellFit:
         AutofitError: what is asked for makes no sense.
     """
 
-    def __init__(self, session: Session, cell: Cell, options: Options) -> None:
-        self._session = session
-        self._start, wanted = _given(options, session.namespace)
+    def __init__(self, notebook: Notebook, cell: Cell, options: Options) -> None:
+        self._notebook = notebook
+        self._start, wanted = _given(options, notebook.tools.namespace)
         plan = wanted.plan(self._start)
         names, self._source = first_lines(str(getattr(cell.info, "raw_cell", "")))
         if names.count("autofit") > 1:
@@ -117,14 +127,14 @@ class CellFit:
             raise AutofitError("the cell has no code to fit: it stands below the line with %%autofit")
         self._fit = Fit(
             plan,
-            session.meter,
+            notebook.tools.meter,
             headroom=wanted.share,
-            limits=functools.partial(limits, session),
-            ran_out=session.recoveries.ran_out_in_try,
-            garbage=session.garbage,
+            limits=notebook.budgets.limits,
+            ran_out=notebook.experiments.ran_out_in_try,
+            garbage=notebook.tools.garbage,
         )
         self._bindings = cell.code[-1].bindings() if cell.code else Bindings()
-        self._before = {name: session.namespace.get(name, _MISSING) for name in self._start}
+        self._before = {name: notebook.tools.namespace.get(name, _MISSING) for name in self._start}
         self._given: Values = {}
         self._scope: Scope | None = None
         self._closing = False
@@ -135,9 +145,9 @@ class CellFit:
         """What the open scopes took for outer names before the try."""
         self._last_error = 0
         self._value: object = None
-        self.interrupted = False
-        """A Ctrl-C struck after a cell inside the try, where nothing can be raised."""
-        if here := session.names.here():  # the variables are bound as if a statement of the cell did it
+        self._cell = cell
+        cell.enders.append(self.end)
+        if here := notebook.experiments.here():  # the variables are bound as if a statement of the cell did it
             here[-1].scope.note(Bindings(assigned=set(self._start)))
             here[-1].scope.save(self._start)
 
@@ -149,7 +159,7 @@ class CellFit:
         Raises:
             UsageError: nothing fits, or the cell itself undoes what is reduced.
         """
-        if self.interrupted:
+        if self._cell.interrupted_inside:
             raise KeyboardInterrupt
         if self._fit.tries and not self._fit.more and self._fit.tries[-1].outcome not in TOO_LARGE:
             return False
@@ -161,13 +171,13 @@ class CellFit:
         except AutofitError as error:
             raise UsageError(clean(f"%%autofit: {error}")) from None
         self._given = dict(self._fit.plan.values)
-        self._session.namespace.update(self._given)
-        self._scope = Scope(self._session.namespace)
+        self._notebook.tools.namespace.update(self._given)
+        self._scope = Scope(self._notebook.tools.namespace)
         self._scope.note(self._bindings)
         self._scope.save(self._bindings.bound)
-        here = [experiment.scope for experiment in self._session.names.here()]
+        here = [experiment.scope for experiment in self._notebook.experiments.here()]
         names = self._bindings.bound | self._bindings.deleted
-        self._outer = [(scope, scope.outer_among(names) & self._session.namespace.keys()) for scope in here]
+        self._outer = [(scope, scope.outer_among(names) & self._notebook.tools.namespace.keys()) for scope in here]
         self._depth = len(here)
         self._last_error = last_error()
         return True
@@ -178,7 +188,7 @@ class CellFit:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        namespace = self._session.namespace
+        namespace = self._notebook.tools.namespace
         self._undone = [name for name, value in self._given.items() if namespace.get(name) is not value]
         # Magics such as %run show an error and go on.
         return self._fit.end(error or shown_since(self._last_error))
@@ -197,9 +207,9 @@ class CellFit:
     def _take_back(self) -> None:
         """Let the names of the last try go, and what it opened, and give its memory back."""
         self._value = None
-        session, scope = self._session, self._scope
-        while len(here := session.names.here()) > self._depth:
-            session.close(here[-1])
+        notebook, scope = self._notebook, self._scope
+        while len(here := notebook.experiments.here()) > self._depth:
+            notebook.experiments.close_experiment(here[-1])
         if scope is not None:
             search = ArraySearch()
             held = [search.held(name, value) for name, value in list(scope.waiting.items())]
@@ -210,10 +220,10 @@ class CellFit:
     def _close(self, scope: Scope) -> None:
         """Let the names of a try go; after an interrupt ``end`` calls it again, and it goes on where it stopped."""
         self._closing = True
-        here = self._session.names.here()
+        here = self._notebook.experiments.here()
         scope.close(here[-1].scope if here else None)
         for outer, names in self._outer:
-            outer.regain(names & self._session.namespace.keys())
+            outer.regain(names & self._notebook.tools.namespace.keys())
         self._closing = False
         self._scope = None
 
@@ -223,9 +233,9 @@ class CellFit:
             return
         for name, value in self._before.items():
             if value is _MISSING:
-                self._session.namespace.pop(name, None)
+                self._notebook.tools.namespace.pop(name, None)
             else:
-                self._session.namespace[name] = value
+                self._notebook.tools.namespace[name] = value
         if self._undone:
             raise AutofitError(
                 f"the cell binds {self._undone[0]} itself, so that each try would be the same: take that out of it"
@@ -253,7 +263,7 @@ class CellFit:
         ]
         if self._fit.tries[-1].outcome == FITS:
             found += [f"the cell has bound {name} itself: it is not the value that was tried" for name in self._undone]
-        if self._waiting_bytes >= self._session.config.min_held_bytes:
+        if self._waiting_bytes >= self._notebook.tools.config.min_held_bytes:
             size = format_bytes(self._waiting_bytes)
             found.append(f"what stood under the cell's names before held {size} during the tries: del frees it first")
         return found
@@ -268,17 +278,17 @@ def fit_function(
         AutofitError: nothing fits, what is asked for makes no sense, or the running cell is fitted itself.
     """
     try:
-        session = session_of(shell)
+        notebook = notebook_of(shell)
     except NotLoadedError:
         return functions.autofit(function, start, options)
-    if any(cell.fit is not None for cell in session.running()):
+    if any(cell.of(FitOfCell).fit is not None for cell in notebook.tools.cells.running()):
         raise AutofitError("the cell runs under %%autofit: give both variables to one of the two")
     return functions.autofit(
         function,
         start,
         options,
-        meter=session.meter,
-        limits=functools.partial(limits, session),
-        ran_out=session.recoveries.ran_out_in_try,
-        garbage=session.garbage,
+        meter=notebook.tools.meter,
+        limits=notebook.budgets.limits,
+        ran_out=notebook.experiments.ran_out_in_try,
+        garbage=notebook.tools.garbage,
     )

@@ -6,21 +6,22 @@ from fnmatch import fnmatchcase
 
 from ipygpumem.errors import ExperimentError
 from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.session import Session
+from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.reports import history as reports
 from ipygpumem.reports.content import Report
 
 _NAMES_SHOWN = 10
 
 
-def list_experiments(session: Session, options: Options) -> list[Report]:
+def list_experiments(notebook: Notebook, options: Options) -> list[Report]:
     """Return one row per finished experiment."""
-    return [reports.experiments_report(list(session.experiments), [item.name for item in session.open])]
+    still_open = [item.name for item in notebook.experiments.open]
+    return [reports.experiments_report(list(notebook.experiments.finished), still_open)]
 
 
-def compare(session: Session, options: Options) -> list[Report]:
+def compare(notebook: Notebook, options: Options) -> list[Report]:
     """Return finished experiments side by side: those that names, globs or ``name#2`` say; all without any."""
-    runs = reports.numbered(session.experiments)
+    runs = reports.numbered(notebook.experiments.finished)
     if not runs:
         raise ExperimentError("no experiment has finished yet: there is nothing to compare")
     for pattern in options.names:

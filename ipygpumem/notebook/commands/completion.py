@@ -9,17 +9,17 @@ from typing import Any
 
 from ipygpumem.introspect import instance_dict, is_instance
 from ipygpumem.notebook.commands.plot import SUFFIXES
+from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.notebook.registry import Argument, Command, Magic
-from ipygpumem.notebook.session import Session
 from ipygpumem.reports.export import formats
 from ipygpumem.scopes.scope import is_ownable
 
 
-def complete(session: Session, magic: Magic, event: Any) -> list[str]:
+def complete(notebook: Notebook, magic: Magic, event: Any) -> list[str]:
     """Return what may stand at the cursor in a line that begins with a magic's name.
 
     Args:
-        session: the shell's.
+        notebook: the shell's.
         magic: what IPython took the line for.
         event: IPython's: the line, and its text up to the cursor.
     """
@@ -28,7 +28,7 @@ def complete(session: Session, magic: Magic, event: Any) -> list[str]:
         line = event.line
     words = line.split()
     begun = "" if line[-1:].isspace() else words.pop()
-    if not words or words[0] in session.namespace:  # its name is being typed, or it is a variable's
+    if not words or words[0] in notebook.tools.namespace:  # its name is being typed, or it is a variable's
         return []
     command = magic.cell if words.pop(0).startswith("%%") else magic.line
     while command is not None and command.commands:
@@ -36,10 +36,10 @@ def complete(session: Session, magic: Magic, event: Any) -> list[str]:
             return [below.name for below in command.commands]
         name = words.pop(0)
         command = next((below for below in command.commands if below.name == name), None)
-    return [] if command is None else _arguments(session, command, words, begun)
+    return [] if command is None else _arguments(notebook, command, words, begun)
 
 
-def _arguments(session: Session, command: Command, words: Iterable[str], begun: str) -> list[str]:
+def _arguments(notebook: Notebook, command: Command, words: Iterable[str], begun: str) -> list[str]:
     """Return what may follow ``words`` of a command."""
     options = {item.name: item for item in command.arguments if item.name}
     places = [item for item in command.arguments if not item.name]
@@ -54,30 +54,30 @@ def _arguments(session: Session, command: Command, words: Iterable[str], begun: 
         elif places and not places[0].takes_several:
             places.pop(0)
     if option is not None and needs_value:
-        return _offers(session, option, begun)
+        return _offers(notebook, option, begun)
     place = option or next(iter(places), None)
-    return [*(_offers(session, place, begun) if place is not None else ()), *options]
+    return [*(_offers(notebook, place, begun) if place is not None else ()), *options]
 
 
-def _offers(session: Session, argument: Argument, begun: str) -> list[str]:
+def _offers(notebook: Notebook, argument: Argument, begun: str) -> list[str]:
     offers = argument.offers or argument.choices
-    return SOURCES[offers](session, begun) if isinstance(offers, str) else list(offers)
+    return SOURCES[offers](notebook, begun) if isinstance(offers, str) else list(offers)
 
 
-def _names(session: Session, begun: str = "") -> list[str]:
-    return sorted(name for name in list(session.namespace) if is_ownable(name) and not name.startswith("_"))
+def _names(notebook: Notebook, begun: str = "") -> list[str]:
+    return sorted(name for name in list(notebook.tools.namespace) if is_ownable(name) and not name.startswith("_"))
 
 
-def _numbers(session: Session, begun: str) -> list[str]:
+def _numbers(notebook: Notebook, begun: str) -> list[str]:
     """Return the notebook's names of numbers."""
-    return [name for name in _names(session) if type(session.namespace.get(name)) in (int, float)]
+    return [name for name in _names(notebook) if type(notebook.tools.namespace.get(name)) in (int, float)]
 
 
-def _functions(session: Session, begun: str) -> list[str]:
+def _functions(notebook: Notebook, begun: str) -> list[str]:
     """Return the functions of the notebook, and the methods of its classes."""
     found = []
-    for name in _names(session):
-        value = session.namespace.get(name)
+    for name in _names(notebook):
+        value = notebook.tools.namespace.get(name)
         if type(value) is FunctionType:
             found.append(name)
         elif is_instance(value, type):
@@ -97,13 +97,13 @@ def _files(begun: str, suffixes: Sequence[str]) -> list[str]:
         return []
 
 
-SOURCES: dict[str, Callable[[Session, str], list[str]]] = {
+SOURCES: dict[str, Callable[[Notebook, str], list[str]]] = {
     "names": _names,
     "numbers": _numbers,
     "functions": _functions,
-    "open": lambda session, _: [experiment.name for experiment in session.open],
-    "finished": lambda session, _: sorted({experiment.name for experiment in session.experiments}),
-    "recordings": lambda session, _: session.recorder.names(),
+    "open": lambda notebook, _: [experiment.name for experiment in notebook.experiments.open],
+    "finished": lambda notebook, _: sorted({experiment.name for experiment in notebook.experiments.finished}),
+    "recordings": lambda notebook, _: notebook.recorder.names(),
     "exports": lambda _, begun: _files(begun, formats.SUFFIXES),
     "pictures": lambda _, begun: _files(begun, SUFFIXES),
 }

@@ -13,7 +13,7 @@ from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.apart import Front
 from ipygpumem.estimating.packing import users_part
 from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.session import Session
+from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.reports.estimate import estimate_report
 from ipygpumem.reports.layout import Report
 
@@ -21,7 +21,7 @@ _WIDGET = "application/vnd.jupyter.widget-view+json"
 _MAGIC = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(\w+)'")
 
 
-def estimate(session: Session, options: Options, cell: str) -> list[Report]:
+def estimate(notebook: Notebook, options: Options, cell: str) -> list[Report]:
     """Return the report on a cell.
 
     Raises:
@@ -30,12 +30,12 @@ def estimate(session: Session, options: Options, cell: str) -> list[Report]:
     if not cell.strip():
         raise EstimateError("%%estimate: the cell is empty; write the code to estimate below the first line")
     __tracebackhide__ = True  # of the user's errors
-    shell = session.shell
+    shell = notebook.tools.shell
     module = estimating.estimator()
     try:
         found = module.estimate_code(
             _compiled(shell, cell),
-            session.namespace,
+            notebook.tools.namespace,
             device=options.device,
             room_bytes=options.device_memory,
             timeout_seconds=options.timeout or module.TIMEOUT_SECONDS,

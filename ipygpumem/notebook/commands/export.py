@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.session import Session
+from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.reports.content import Report, count, note
 from ipygpumem.reports.export import formats
 from ipygpumem.units import format_bytes
 
 
-def export(session: Session, options: Options) -> list[Report]:
+def export(notebook: Notebook, options: Options) -> list[Report]:
     """Write what has finished to a file."""
-    record = session.recorded()
+    record = notebook.records()
     place, size_bytes = formats.save(options.file, record, force=options.force)
     cells, experiments = count(len(record.cells), "cell"), count(len(record.experiments), "experiment")
     return [note(f"{cells} and {experiments} are in {place} ({format_bytes(size_bytes)})")]

@@ -10,7 +10,7 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.session import Session
+from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.profiling.statements import Statement, measure
 from ipygpumem.reports.content import Report, clean
 from ipygpumem.reports.statements import statements_report
@@ -18,17 +18,17 @@ from ipygpumem.reports.statements import statements_report
 _RULE = re.compile(r"^---[ \t]*$", re.MULTILINE)
 
 
-def statement(session: Session, options: Options) -> list[Report]:
+def statement(notebook: Notebook, options: Options) -> list[Report]:
     """Return what the statement of a line costs.
 
     Raises:
         UsageError: it is no Python.
     """
     __tracebackhide__ = True
-    return _measured(session, options, [Statement(options.code, _compiled(session.shell, options.code))])
+    return _measured(notebook, options, [Statement(options.code, _compiled(notebook.tools.shell, options.code))])
 
 
-def statements(session: Session, options: Options, cell: str) -> list[Report]:
+def statements(notebook: Notebook, options: Options, cell: str) -> list[Report]:
     """Return what the statements of a cell cost, side by side.
 
     Raises:
@@ -38,16 +38,17 @@ def statements(session: Session, options: Options, cell: str) -> list[Report]:
     if options.code:
         word = clean(options.code)
         raise UsageError(f"%%gpumemit: {word!r} is too much for its line: statements stand below, setup after -s")
-    found = _statements(session.shell, cell)
+    found = _statements(notebook.tools.shell, cell)
     if not found:
         raise UsageError("%%gpumemit: which statements? They stand below, one on each line")
-    return _measured(session, options, found)
+    return _measured(notebook, options, found)
 
 
-def _measured(session: Session, options: Options, found: list[Statement]) -> list[Report]:
+def _measured(notebook: Notebook, options: Options, found: list[Statement]) -> list[Report]:
     __tracebackhide__ = True
-    setup = _compiled(session.shell, options.s) if options.s else None
-    return [statements_report(*measure(session.meter, found, session.namespace, setup=setup, repeats=options.r))]
+    tools = notebook.tools
+    setup = _compiled(tools.shell, options.s) if options.s else None
+    return [statements_report(*measure(tools.meter, found, tools.namespace, setup=setup, repeats=options.r))]
 
 
 def _statements(shell: Any, cell: str) -> list[Statement]:

@@ -8,26 +8,27 @@ from ipygpumem.errors import ExperimentError
 from ipygpumem.model import CellRecord
 from ipygpumem.notebook.commands.compare import there_are
 from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.session import Session
+from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.reports.content import Report
 from ipygpumem.reports.history import history_report
 
 
-def history(session: Session, options: Options) -> list[Report]:
+def history(notebook: Notebook, options: Options) -> list[Report]:
     """Return one row per finished cell, the last ones."""
-    cells = list(session.history)
+    cells = list(notebook.session.history)
     if options.experiment is not None:
-        cells = _cells_of(session, options.experiment, cells)
+        cells = _cells_of(notebook, options.experiment, cells)
     return [history_report(cells[-options.n :], total=len(cells), experiment=options.experiment)]
 
 
-def _cells_of(session: Session, pattern: str, cells: list[CellRecord]) -> list[CellRecord]:
+def _cells_of(notebook: Notebook, pattern: str, cells: list[CellRecord]) -> list[CellRecord]:
     """Return the cells that ran in experiments whose name fits, or in an experiment inside them.
 
     Raises:
         ExperimentError: no experiment has that name.
     """
-    known = [(item.name, item.cells) for item in session.experiments] + [(e.name, e.cells) for e in session.open]
+    known = [(item.name, item.cells) for item in notebook.experiments.finished]
+    known += [(item.name, item.cells) for item in notebook.experiments.open]
     inside = {id(cell) for name, own in known for cell in own if fnmatchcase(name, pattern)}
     if not any(fnmatchcase(name, pattern) for name, _ in known):
         raise ExperimentError(f"no experiment fits {pattern!r}; {there_are([name for name, _ in known])}")

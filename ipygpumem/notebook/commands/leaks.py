@@ -11,9 +11,9 @@ from ipygpumem.freeing.reclaim import trim_host_heap
 from ipygpumem.introspect import is_users_module, module_dict, text_of
 from ipygpumem.model import Held, Holder
 from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.experiments.survivors import MOST_EXPLAINED, explained, held_without_name, roots, size_of
+from ipygpumem.notebook.experiments.survivors import MOST, held_of, size_of
 from ipygpumem.notebook.experiments.watching import Watched
-from ipygpumem.notebook.session import Session
+from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.objects.heap import Heap
 from ipygpumem.objects.holders.frames import running_locals
 from ipygpumem.objects.holders.graphs import live_tensors
@@ -26,48 +26,48 @@ _OF_MODULE = re.compile(r"module ([\w.]+), global [^:]+")
 _QUOTED = re.compile(r'"[^"]*"')
 
 
-def leaks(session: Session, options: Options) -> list[Report]:
+def leaks(notebook: Notebook, options: Options) -> list[Report]:
     """Return what survived experiments, and what no notebook name leads to, with who holds it."""
-    smallest = session.config.min_held_bytes if options.min is None else options.min
-    with session.live.work("leaks") as progress:
-        begun = 0.0 if session.survivors else 0.5
-        found, beyond = _look(session, smallest, part(progress, 0.0, begun)) if begun else ([], [])
-        if session.survivors or found or beyond:
+    smallest = notebook.tools.config.min_held_bytes if options.min is None else options.min
+    with notebook.tools.live.work("leaks") as progress:
+        begun = 0.0 if notebook.experiments.survivors.known else 0.5
+        found, beyond = _look(notebook, smallest, part(progress, 0.0, begun)) if begun else ([], [])
+        if notebook.experiments.survivors.known or found or beyond:
             # What nobody holds is no leak; where nothing is found before, nothing is after it.
-            session.garbage.collect()
-            found, beyond = _look(session, smallest, part(progress, begun, 1.0))
+            notebook.tools.garbage.collect()
+            found, beyond = _look(notebook, smallest, part(progress, begun, 1.0))
     trim_host_heap()
     return [leaks_report(sorted(found, key=lambda held: -held.size_bytes), smallest, beyond)]
 
 
-def _look(session: Session, smallest: int, progress: Progress) -> tuple[list[Held], list[Held]]:
+def _look(notebook: Notebook, smallest: int, progress: Progress) -> tuple[list[Held], list[Held]]:
     """Return what leaks, and what is too small to be looked into beside all that; forget survivors that are gone."""
-    live_tensors(session.garbage)  # from now on each has an object
+    live_tensors(notebook.tools.garbage)  # from now on each has an object
     of_heap, of_known, of_others = parts(progress, (4, 2, 4))
     heap = Heap(running_locals(), of_heap)
-    session.survivors = [item for item in session.survivors if item.alive()]
-    known = [item for item in session.survivors if size_of(item.alive()) >= smallest]
-    found = explained(session, known, heap, of_known)
-    unnamed, beyond = _unnamed(session, heap, known, smallest, of_others)
+    notebook.experiments.survivors.known = [item for item in notebook.experiments.survivors.known if item.alive()]
+    known = [item for item in notebook.experiments.survivors.known if size_of(item.alive()) >= smallest]
+    found = notebook.experiments.survivors.explained(known, heap, of_known)
+    unnamed, beyond = _unnamed(notebook, heap, known, smallest, of_others)
     heap.drop()
     return [*found, *unnamed], beyond
 
 
 def _unnamed(
-    session: Session, heap: Heap, known: Sequence[Watched], smallest: int, progress: Progress
+    notebook: Notebook, heap: Heap, known: Sequence[Watched], smallest: int, progress: Progress
 ) -> tuple[list[Held], list[Held]]:
     """Return the tensors and arrays that no notebook name leads to and that are not among ``known``.
 
     Beside them those that are too many to be looked into, the smallest.
     """
     storages = {array.storage for item in known for array in item.alive()}
-    found = {key: held_without_name(same[0]) for key, same in heap.large(smallest).items() if key not in storages}
+    found = {key: held_of(same[0]) for key, same in heap.large(smallest).items() if key not in storages}
     ordered = sorted(found, key=lambda key: -found[key].size_bytes)
-    holders = explain(ordered[:MOST_EXPLAINED], heap, roots(session), progress=progress)
-    modules = _users_modules(session.namespace)
-    unnamed = [key for key in ordered[:MOST_EXPLAINED] if not _is_plain(holders[key].path, modules)]
+    holders = explain(ordered[:MOST], heap, notebook.experiments.survivors.roots(), progress=progress)
+    modules = _users_modules(notebook.tools.namespace)
+    unnamed = [key for key in ordered[:MOST] if not _is_plain(holders[key].path, modules)]
     told = [replace(found[key], holder=_without_advice(holders[key])) for key in unnamed]
-    return told, [found[key] for key in ordered[MOST_EXPLAINED:]]
+    return told, [found[key] for key in ordered[MOST:]]
 
 
 def _without_advice(holder: Holder) -> Holder:

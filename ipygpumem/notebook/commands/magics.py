@@ -14,8 +14,8 @@ from ipygpumem.errors import GpuMemError
 from ipygpumem.notebook.commands.help import help_of
 from ipygpumem.notebook.commands.parsing import parse
 from ipygpumem.notebook.ipython.rewriting import is_first_line, words_of
+from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.notebook.registry import MAGICS, Command, Magic
-from ipygpumem.notebook.session import Session
 from ipygpumem.objects import interrupts
 from ipygpumem.reports.content import clean
 
@@ -24,9 +24,9 @@ from ipygpumem.reports.content import clean
 class GpuMemMagics(Magics):
     """All magics of the registry, for one shell."""
 
-    def __init__(self, shell: Any, session: Session) -> None:
+    def __init__(self, shell: Any, notebook: Notebook) -> None:
         super().__init__(shell)
-        self._session = session
+        self._notebook = notebook
         for magic in MAGICS:
             for kind in magic.kinds:
                 self.magics[kind][magic.name] = MethodType(_method(magic, kind), self)
@@ -34,10 +34,10 @@ class GpuMemMagics(Magics):
     @property
     def fit(self) -> Any:
         """The autofit of the running cell; the loop that it puts around the body asks for it."""
-        return self._session.running()[-1].fit
+        return _named("autofit.fit_of")(self._notebook)
 
     def call(self, magic: Magic, line: str, cell: str | None) -> None:
-        """Do what ``%name line`` asks for, ``%%name line`` with a cell, or the first line ``%%name`` of a running one."""
+        """Do what ``%name``, ``%%name`` with a cell, or the first line ``%%name`` of a running one asks for."""
         __tracebackhide__ = True
         if cell is not None and magic.is_rewritten:  # from run_cell_magic and its like: a first line never comes here
             parse(magic.command("cell"), line)  # a mistake would be shown by the cell, and once more by its result
@@ -52,18 +52,22 @@ class GpuMemMagics(Magics):
             self._run(magic.line, line)
 
     def _run(self, magic: Command, line: str, *cell: str) -> None:
-        """Show what a command gives; its module is imported only now, since loading the extension must be fast."""
+        """Show what a command gives."""
         __tracebackhide__ = True  # for errors of the user's code: IPython leaves this frame out
         try:
             command, options = parse(magic, line)
-            module, _, function = command.run.partition(".")
-            run = getattr(importlib.import_module(f"ipygpumem.notebook.commands.{module}"), function)
             runs_users_code = cell or command.ends_in_code
             with contextlib.nullcontext() if runs_users_code else interrupts.kept():
-                reports = run(self._session, options, *cell)
+                reports = _named(command.run)(self._notebook, options, *cell)
         except GpuMemError as error:
             raise UsageError(clean(str(error))) from None
-        self._session.screen.show(reports)
+        self._notebook.tools.screen.show(reports)
+
+
+def _named(place: str) -> Any:
+    """Return a command's function; its module is imported only now, since loading the extension must be fast."""
+    module, _, name = place.partition(".")
+    return getattr(importlib.import_module(f"ipygpumem.notebook.commands.{module}"), name)
 
 
 def _method(magic: Magic, kind: str) -> Any:

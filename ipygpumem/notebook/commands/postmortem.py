@@ -10,12 +10,12 @@ from ipygpumem.errors import RecordingError
 from ipygpumem.flight_recorder import archive, files, reader, verdict
 from ipygpumem.flight_recorder.machine import this_machine
 from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.session import Session
+from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.reports import postmortem as reports
 from ipygpumem.reports.content import Report, clean
 
 
-def postmortem(session: Session, options: Options) -> list[Report]:
+def postmortem(notebook: Notebook, options: Options) -> list[Report]:
     """Return the report that ``%gpumem postmortem`` and its options ask for.
 
     Raises:
@@ -23,7 +23,7 @@ def postmortem(session: Session, options: Options) -> list[Report]:
     """
     if options.all and options.file:
         raise UsageError("%gpumem postmortem: write --all, or a file, and not both")
-    folder = session.recorder.folder
+    folder = notebook.recorder.folder
     if options.file:
         return [_report(_named(folder, options.file))]
     if options.all:
@@ -34,7 +34,7 @@ def postmortem(session: Session, options: Options) -> list[Report]:
         tails.append(reader.read_tail(segments))
         if archive.died(tails[-1], archive.state_of(tails[-1], here)):
             return [_report(reader.read(segments))]
-    return [reports.nothing_report(archive.counts(tails, here), on=session.recorder.segments is not None)]
+    return [reports.nothing_report(archive.counts(tails, here), on=notebook.recorder.segments is not None)]
 
 
 def _named(folder: Path, name: str) -> reader.Recording:

@@ -10,12 +10,12 @@ from typing import Any
 from ipygpumem.errors import ExperimentError, said
 from ipygpumem.model import Usage
 from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.session import Session
+from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.reports.content import Report, note
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 
-def preload(session: Session, options: Options) -> list[Report]:
+def preload(notebook: Notebook, options: Options) -> list[Report]:
     """Create the context of torch's accelerator now, so that no cell pays for it, and say what it costs.
 
     Raises:
@@ -28,13 +28,13 @@ def preload(session: Session, options: Options) -> list[Report]:
     if name is None:
         return [note("torch sees no accelerator here: there is nothing to preload")]
     started = time.perf_counter()
-    span = session.meter.start()
+    span = notebook.tools.meter.start()
     try:
         torch.ones(1, device=name).add_(1).cpu()
     except RuntimeError as error:
-        session.meter.stop(span)
+        notebook.tools.meter.stop(span)
         raise ExperimentError(f"{name} cannot be used ({said(error)})") from None
-    costs = map(_cost, session.meter.stop(span))
+    costs = map(_cost, notebook.tools.meter.stop(span))
     seconds = format_seconds(time.perf_counter() - started)
     return [note(" · ".join([f"{name} is ready", seconds, *filter(None, costs)]))]
 

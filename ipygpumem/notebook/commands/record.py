@@ -7,32 +7,32 @@ from pathlib import Path
 from ipygpumem.flight_recorder import archive, files, reader
 from ipygpumem.flight_recorder.machine import this_machine
 from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.session import Session
+from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.reports.content import Report, count, note
 from ipygpumem.units import format_bytes
 
 
-def record_on(session: Session, options: Options) -> list[Report]:
+def record_on(notebook: Notebook, options: Options) -> list[Report]:
     """Begin to record.
 
     Raises:
         RecordingError: a recording cannot be written.
     """
-    session.recorder.start()
-    session.config.record = True
-    return record_status(session, options)
+    notebook.recorder.start()
+    notebook.tools.config.record = True
+    return record_status(notebook, options)
 
 
-def record_off(session: Session, options: Options) -> list[Report]:
+def record_off(notebook: Notebook, options: Options) -> list[Report]:
     """End the recording, and with ``--delete`` delete what has been recorded."""
-    own = session.recorder.segments
-    session.config.record = False
-    return [_delete(session.recorder.folder, own)] if options.delete else record_status(session, options)
+    own = notebook.recorder.segments
+    notebook.tools.config.record = False
+    return [_delete(notebook.recorder.folder, own)] if options.delete else record_status(notebook, options)
 
 
-def record_status(session: Session, options: Options) -> list[Report]:
+def record_status(notebook: Notebook, options: Options) -> list[Report]:
     """Return whether it records, and where recordings are."""
-    segments, folder = session.recorder.segments, session.recorder.folder
+    segments, folder = notebook.recorder.segments, notebook.recorder.folder
     sizes = [found.size_bytes for found in files.listed(folder)]
     kept = f"{count(len(sizes), 'recording')}, {format_bytes(sum(sizes))}, in {folder}"
     return [note(f"recording is {'off' if segments is None else f'on: {segments.name}'} · {kept}")]

@@ -6,29 +6,30 @@ import functools
 
 from ipygpumem.notebook.commands.experiment import described
 from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.session import Session
+from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.objects.inventory.survey import kinds_of_objects
 from ipygpumem.reconcile import findings
 from ipygpumem.reports.content import Report, count
 from ipygpumem.reports.status import status_report
 
 
-def status(session: Session, options: Options) -> list[Report]:
+def status(notebook: Notebook, options: Options) -> list[Report]:
     """Return what is on, what is open, and each device's memory now."""
-    config = session.config
+    config = notebook.tools.config
     lines_shown = "off" if not config.report else "on, quiet" if config.quiet else "on"
+    cells, experiments = len(notebook.session.history), len(notebook.experiments.finished)
     headline = (
         f"ipygpumem · reports {lines_shown} · frames released after: {config.release_frames} · "
-        f"{count(len(session.history), 'cell')} and {count(len(session.experiments), 'experiment')} measured"
+        f"{count(cells, 'cell')} and {count(experiments, 'experiment')} measured"
     )
-    lines = [described(experiment) for experiment in session.open] or ["no experiment is open"]
-    found = reconcile(session)
-    lines += [f"{probe} cannot be read: {error}" for probe, error in session.meter.failures.items()]
+    lines = [described(experiment) for experiment in notebook.experiments.open] or ["no experiment is open"]
+    found = reconcile(notebook)
+    lines += [f"{probe} cannot be read: {error}" for probe, error in notebook.tools.meter.failures.items()]
     lines += [f"{source} cannot be told: {error}" for source, error in found.failures.items()]
     return [status_report(headline, lines, found.readings.values(), found.reconciliations)]
 
 
-def reconcile(session: Session) -> findings.Findings:
+def reconcile(notebook: Notebook) -> findings.Findings:
     """Return each device's memory now, and the parts that it consists of."""
-    read = functools.partial(session.meter.now, detail=True)
+    read = functools.partial(notebook.tools.meter.now, detail=True)
     return findings.reconcile(read, lambda: findings.storages_of(kinds_of_objects()))

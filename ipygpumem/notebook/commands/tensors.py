@@ -11,7 +11,7 @@ from ipygpumem.introspect import is_instance
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.ipython.outputs import cell_of_output, is_of_ipython
 from ipygpumem.notebook.ipython.sources import cell_of_file, cell_that_bound, running_cell
-from ipygpumem.notebook.session import Session, session_of
+from ipygpumem.notebook.notebook import Notebook, notebook_of
 from ipygpumem.objects.inventory import selection, survey
 from ipygpumem.objects.inventory.records import Inventory
 from ipygpumem.objects.progress import Progress, unseen
@@ -22,11 +22,11 @@ from ipygpumem.scopes.scope import is_ownable
 _WORK = "tensors and arrays"
 
 
-def tensors(session: Session, options: Options) -> list[Report]:
+def tensors(notebook: Notebook, options: Options) -> list[Report]:
     """Return the report that ``%gpumem tensors`` and its options ask for."""
     kind = next((kind for kind in selection.KINDS if options.kind and kind.startswith(options.kind)), None)
-    with session.live.work(_WORK) as progress:
-        found = take(session.shell, progress=progress)
+    with notebook.tools.live.work(_WORK) as progress:
+        found = take(notebook.tools.shell, progress=progress)
     found = selection.select(found, options.names, device=options.device, kind=kind, min_bytes=options.min or 0)
     if options.by is None:
         return [reports.tensors_report(found, top=options.top)]
@@ -37,10 +37,10 @@ def tensors(session: Session, options: Options) -> list[Report]:
 def asked_by(frame: FrameType, shell: Any) -> Inventory:
     """Return the inventory that code at ``frame`` asks for; where the extension is loaded, with a bar if it lasts."""
     try:
-        session = session_of(shell)
+        notebook = notebook_of(shell)
     except NotLoadedError:
         return take(shell, frame)
-    with session.live.work(_WORK) as progress:
+    with notebook.tools.live.work(_WORK) as progress:
         return take(shell, frame, progress=progress)
 
 
@@ -81,7 +81,7 @@ def _cell_of(shell: Any, root: str, covered: Container[int | None]) -> int | Non
 def _covered(shell: Any) -> dict[str, set[int | None]]:
     """Return, for names that experiments restored, the cells whose bindings of them are gone."""
     try:
-        experiments = session_of(shell).experiments
+        experiments = notebook_of(shell).experiments.finished
     except NotLoadedError:
         return {}
     covered: dict[str, set[int | None]] = {}
