@@ -196,6 +196,6 @@ def _front() -> Any | None:
     if shell is None:
         return None
 
-    from ipygpumem.notebook.commands.estimate import front_of  # as above
+    from ipygpumem.notebook.commands.estimate import ShellFront  # as above
 
-    return front_of(shell)
+    return ShellFront(shell)

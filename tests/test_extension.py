@@ -19,7 +19,6 @@ from traitlets.config import Config
 import ipygpumem
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.notebook import extension as hooks
-from ipygpumem.notebook.commands.completion import complete_experiment, complete_gpumem
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.notebook import notebook_of
 from tests.kernel import Kernel
@@ -145,26 +144,6 @@ def test_a_value_that_was_refused_does_not_keep_the_extension_from_being_loaded_
     assert (config.release_frames, config.report) == ("oom+interrupt", False)
     shell.run_line_magic("reload_ext", "ipygpumem")
     assert capsys.readouterr().err == ""
-
-
-def test_completion_offers_commands_options_and_names(shell: InteractiveShell) -> None:
-    shell.run_cell("%load_ext ipygpumem")
-    session = notebook_of(shell)
-    shell.run_cell("%experiment start alpha\nweights = 1; _hidden = 2")
-    assert complete_experiment(session, "%experiment ") == ["start", "end", "keep", "status", "list", "compare"]
-    assert complete_experiment(session, "%experiment st") == ["start", "end", "keep", "status", "list", "compare"]
-    assert "--seed" in complete_experiment(session, "%experiment start run --")
-    assert "--keep" in complete_experiment(session, "%%experiment run --k")
-    assert complete_experiment(session, "%%experiment run --report ") == ["full", "compact", "none"]
-    assert "weights" in complete_experiment(session, "%experiment keep ")
-    assert complete_experiment(session, "%experiment end ") == ["alpha"]
-    assert "_hidden" not in complete_experiment(session, "%%experiment b --keep ")
-    assert {"on", "off", "status", "tensors", "history", "export"} <= set(complete_gpumem(session, "%gpumem "))
-    assert complete_gpumem(session, "%gpumem on ") == []
-    assert complete_gpumem(session, "%gpumem record ") == ["on", "off", "status"]
-    assert complete_gpumem(session, "%gpumem record off ") == ["--delete"]
-    assert complete_gpumem(session, "%gpumem record on ") == []
-    assert complete_gpumem(session, "%gpumem postmortem --")[0] == "--all"
 
 
 def test_the_tab_key_completes_in_a_real_kernel(kernel: Kernel) -> None:

@@ -19,12 +19,8 @@ from ipygpumem.notebook.ipython import tables as rich
 from ipygpumem.notebook.ipython.loops import loop_over_body
 from ipygpumem.notebook.ipython.rewriting import rewrite_cell
 from ipygpumem.notebook.notebook import Notebook, notebook_of
+from ipygpumem.notebook.registry import MAGICS, Magic
 from ipygpumem.scopes.telling import LISTENER
-
-_BOTH = ("experiment", "autofit", "gpumemit", "memlines")
-_MAGICS = (("line", "gpumem"), ("cell", "estimate"), *((kind, name) for name in _BOTH for kind in ("line", "cell")))
-_COMPLETED = ("experiment", "gpumem", "autofit", "estimate", "gpumemit", "memlines")
-"""Magics whose options ``completion`` knows, each by a function ``complete_NAME``."""
 
 
 def load(shell: Any) -> Notebook:
@@ -82,9 +78,9 @@ class Extension:
         self._event("post_run_cell", notebook.session.cell_ends)
         self._append(shell.input_transformers_cleanup, rewrite_cell)
         self._magics()
-        for name in _COMPLETED:
+        for magic in MAGICS:
             for prefix in ("%", "%%"):
-                self._completer(prefix + name, functools.partial(_completions, name, notebook))
+                self._completer(prefix + magic.name, functools.partial(_completions, notebook, magic))
         self._undo.append(rich.register(shell))
         if config.record:
             notebook.recorder.load()
@@ -122,7 +118,8 @@ class Extension:
 
     def _magics(self) -> None:
         magics = self._shell.magics_manager.magics
-        before = {(kind, name): magics[kind].get(name) for kind, name in _MAGICS}
+        names = [(kind, magic.name) for magic in MAGICS for kind in magic.kinds]
+        before = {(kind, name): magics[kind].get(name) for kind, name in names}
         ours = GpuMemMagics(self._shell, self.notebook)
         self._undo.append(lambda: self._shell.configurables.remove(ours))  # where every Magics object adds itself
         self._shell.register_magics(ours)
@@ -183,8 +180,7 @@ def _put_back(magics: dict[str, Any], name: str, earlier: Any) -> None:
         magics[name] = earlier
 
 
-def _completions(name: str, notebook: Notebook, shell: Any, event: Any) -> list[str]:
+def _completions(notebook: Notebook, magic: Magic, shell: Any, event: Any) -> list[str]:
     from ipygpumem.notebook.commands import completion  # loading the extension must stay fast
 
-    found: list[str] = getattr(completion, f"complete_{name}")(notebook, event.line)
-    return found
+    return completion.complete(notebook, magic, event)

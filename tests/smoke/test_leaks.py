@@ -54,7 +54,7 @@ def test_a_survivor_is_told_at_the_end_of_its_experiment_and_later(notebook: Ker
 
 
 def test_leaks_says_what_it_did_not_look_into(notebook: Kernel) -> None:
-    works(notebook, "import ipygpumem.notebook.commands.leaks\nipygpumem.notebook.leaks._MOST = 2")
+    works(notebook, "from ipygpumem.notebook.commands import leaks\nleaks.MOST_EXPLAINED = 2")
     for _ in range(3):
         works(notebook, f"{BIG}[:5]")
     first, *_, last = leaks(notebook).splitlines()

@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from IPython.core.error import UsageError
 
 from ipygpumem.errors import AutofitError, NotLoadedError
-from ipygpumem.fitting import functions
-from ipygpumem.fitting.fit import FITS, TOO_LARGE, AutofitResult, Fit, Options
+from ipygpumem.fitting import fit, functions
+from ipygpumem.fitting.fit import FITS, TOO_LARGE, AutofitResult, Fit
 from ipygpumem.fitting.plan import Number, Values
 from ipygpumem.introspect import type_name
-from ipygpumem.notebook.commands.parsing import Parser, split
+from ipygpumem.notebook.cell import Cell
+from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.ipython.loops import LoopOfCell
 from ipygpumem.notebook.ipython.stored_errors import last_error, shown_since
 from ipygpumem.notebook.notebook import Notebook, notebook_of
 from ipygpumem.objects import interrupts
@@ -25,29 +27,34 @@ from ipygpumem.scopes.bindings import Bindings
 from ipygpumem.scopes.scope import Scope
 from ipygpumem.units import format_bytes
 
-if TYPE_CHECKING:
-    from ipygpumem.notebook.cell import Cell
-
 _MISSING = object()
 NESTED = "%%autofit: one runs already; several variables on its line are reduced in turn"
 
 
-def parse(line: str, namespace: dict[str, Any]) -> tuple[Values, Options]:
-    """Return the variables with their starts, and the options, that ``line`` asks for.
+def fit_cell(notebook: Notebook, options: Options) -> list[Report]:
+    """Fit the running cell: the loop that stands around its body asks for what begins here.
 
     Raises:
-        UsageError: an option that there is not.
+        UsageError: no cell is running.
+        AutofitError: what is asked for makes no sense, or the cell is fitted already.
+    """
+    running = notebook.tools.cells.running()
+    if not running:
+        raise UsageError("%%autofit needs a cell with events: write it as the cell's first line")
+    if any(cell.of(LoopOfCell).fit is not None for cell in running):
+        raise AutofitError(NESTED)
+    running[-1].of(LoopOfCell).fit = CellFit(notebook, running[-1], options)
+    return []
+
+
+def _given(options: Options, namespace: dict[str, Any]) -> tuple[Values, fit.Options]:
+    """Return the variables with their starts, and what the options say.
+
+    Raises:
         AutofitError: what stands for a variable or a number is none.
     """
-    parser = Parser(prog="%%autofit", add_help=False, allow_abbrev=False)
-    parser.add_argument("variables", nargs="+", metavar="NAME=VALUE")
-    parser.add_argument("--min", nargs="+", metavar="VALUE")
-    parser.add_argument("--step", default="halve")
-    parser.add_argument("--headroom")
-    parser.add_argument("--max-tries", type=int, default=10)
-    found = parser.parse_args(split("%%autofit", line))
-    start = dict(_variable(word, namespace) for word in found.variables)
-    return start, Options(_minima(found.min), found.step, found.headroom, found.max_tries)
+    start = dict(_variable(word, namespace) for word in options.variables)
+    return start, fit.Options(_minima(options.min), options.step, options.headroom, options.max_tries)
 
 
 def _variable(word: str, namespace: dict[str, Any]) -> tuple[str, Number]:
@@ -64,8 +71,8 @@ def _variable(word: str, namespace: dict[str, Any]) -> tuple[str, Number]:
     return name, value
 
 
-def _minima(words: list[str] | None) -> Number | dict[str, Number] | None:
-    if words is None:
+def _minima(words: list[str]) -> Number | dict[str, Number] | None:
+    if not words:
         return None
     if len(words) == 1 and "=" not in words[0]:
         return _number("--min", words[0])
@@ -85,30 +92,22 @@ def _number(what: str, text: str) -> Number:
         raise AutofitError(f"{what}: {text[:40]!r} is no number; write one such as 1024 or 0.5") from None
 
 
-class FitOfCell:
-    """Keeps the autofit of a cell, if it has one."""
-
-    def __init__(self) -> None:
-        self.fit: CellFit | None = None
-
-
 class CellFit:
     """The autofit of one running cell; the loop in its tree calls ``again`` and enters it.
 
     Args:
         notebook: the shell's.
         cell: the running cell.
-        line: what follows ``%%autofit``.
+        options: of the line ``%%autofit``.
 
     Raises:
-        UsageError: an option that there is not.
         AutofitError: what is asked for makes no sense.
     """
 
-    def __init__(self, notebook: Notebook, cell: Cell, line: str) -> None:
+    def __init__(self, notebook: Notebook, cell: Cell, options: Options) -> None:
         self._notebook = notebook
-        self._start, options = parse(line, notebook.tools.namespace)
-        plan = options.plan(self._start)
+        self._start, wanted = _given(options, notebook.tools.namespace)
+        plan = wanted.plan(self._start)
         head, self._source = _split(str(getattr(cell.info, "raw_cell", "")))
         if sum(text.startswith("%%autofit") for text in head) > 1:
             raise AutofitError(NESTED)
@@ -117,7 +116,7 @@ class CellFit:
         self._fit = Fit(
             plan,
             notebook.tools.meter,
-            headroom=options.share,
+            headroom=wanted.share,
             limits=notebook.budgets.limits,
             ran_out=notebook.experiments.ran_out_in_try,
             garbage=notebook.tools.garbage,
@@ -266,7 +265,9 @@ def _split(source: str) -> tuple[list[str], str]:
     return head, "".join(lines)
 
 
-def fit_function(shell: Any, function: Callable[..., Any], start: Mapping[str, Any], options: Options) -> AutofitResult:
+def fit_function(
+    shell: Any, function: Callable[..., Any], start: Mapping[str, Any], options: fit.Options
+) -> AutofitResult:
     """Return what fits for a function, measured by the session of ``shell`` if the extension is loaded there.
 
     Raises:
@@ -276,7 +277,7 @@ def fit_function(shell: Any, function: Callable[..., Any], start: Mapping[str, A
         notebook = notebook_of(shell)
     except NotLoadedError:
         return functions.autofit(function, start, options)
-    if any(cell.of(FitOfCell).fit is not None for cell in notebook.tools.cells.running()):
+    if any(cell.of(LoopOfCell).fit is not None for cell in notebook.tools.cells.running()):
         raise AutofitError("the cell runs under %%autofit: give both variables to one of the two")
     return functions.autofit(
         function,

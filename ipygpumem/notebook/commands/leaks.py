@@ -1,18 +1,19 @@
-"""What did not come back, and who holds it: ``%gpumem leaks``, and the survivors that an experiment's end lists."""
+"""``%gpumem leaks``: what did not come back, and who holds it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ipygpumem.freeing.reclaim import trim_host_heap
 from ipygpumem.introspect import is_users_module, module_dict, text_of
 from ipygpumem.model import Held, Holder
-from ipygpumem.notebook.commands.parsing import Parser, size
-from ipygpumem.notebook.experiments.survivors import MOST, held_of, size_of
+from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.experiments.survivors import MOST_EXPLAINED, held_without_name, size_of
 from ipygpumem.notebook.experiments.watching import Watched
+from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.objects.heap import Heap
 from ipygpumem.objects.holders.frames import running_locals
 from ipygpumem.objects.holders.graphs import live_tensors
@@ -21,20 +22,13 @@ from ipygpumem.objects.holders.search import explain
 from ipygpumem.objects.progress import Progress, part, parts
 from ipygpumem.reports.content import Report, leaks_report
 
-if TYPE_CHECKING:
-    from ipygpumem.notebook.notebook import Notebook
-
 _OF_MODULE = re.compile(r"module ([\w.]+), global [^:]+")
 _QUOTED = re.compile(r'"[^"]*"')
-_SCOPES_OUTPUT = re.compile(r"Out\[(\d+)\]")
-_OUTPUT = re.compile(r"_\d*|_{2,3}|_i*\d*")
 
 
-def leaks(notebook: Notebook, words: list[str]) -> list[Report]:
+def leaks(notebook: Notebook, options: Options) -> list[Report]:
     """Return what survived experiments, and what no notebook name leads to, with who holds it."""
-    parser = Parser(prog="%gpumem leaks", add_help=False, allow_abbrev=False)
-    parser.add_argument("--min", type=size, default=notebook.tools.config.min_held_bytes)
-    smallest: int = parser.parse_args(words).min
+    smallest = notebook.tools.config.min_held_bytes if options.min is None else options.min
     with notebook.tools.live.work("leaks") as progress:
         begun = 0.0 if notebook.experiments.survivors.known else 0.5
         found, beyond = _look(notebook, smallest, part(progress, 0.0, begun)) if begun else ([], [])
@@ -67,13 +61,13 @@ def _unnamed(
     Beside them those that are too many to be looked into, the smallest.
     """
     storages = {array.storage for item in known for array in item.alive()}
-    found = {key: held_of(same[0]) for key, same in heap.large(smallest).items() if key not in storages}
+    found = {key: held_without_name(same[0]) for key, same in heap.large(smallest).items() if key not in storages}
     ordered = sorted(found, key=lambda key: -found[key].size_bytes)
-    holders = explain(ordered[:MOST], heap, notebook.experiments.survivors.roots(), progress=progress)
+    holders = explain(ordered[:MOST_EXPLAINED], heap, notebook.experiments.survivors.roots(), progress=progress)
     modules = _users_modules(notebook.tools.namespace)
-    unnamed = [key for key in ordered[:MOST] if not _is_plain(holders[key].path, modules)]
+    unnamed = [key for key in ordered[:MOST_EXPLAINED] if not _is_plain(holders[key].path, modules)]
     told = [replace(found[key], holder=_without_advice(holders[key])) for key in unnamed]
-    return told, [found[key] for key in ordered[MOST:]]
+    return told, [found[key] for key in ordered[MOST_EXPLAINED:]]
 
 
 def _without_advice(holder: Holder) -> Holder:

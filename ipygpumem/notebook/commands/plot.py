@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import PlotError
 from ipygpumem.model import CellRecord, ExperimentRecord
-from ipygpumem.notebook.commands import actions
-from ipygpumem.notebook.commands.parsing import Parser
+from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.commands.status import reconcile
 from ipygpumem.reconcile.records import Reconciliation
 from ipygpumem.reports.content import Report, clean, device_label
 from ipygpumem.reports.export import files
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ipygpumem.notebook.notebook import Notebook
     from ipygpumem.reports.figures.picture import Picture
 
-PICTURES = ("session", "cells", "devices", "experiments")
 SHOWN = {"session": 2000, "cells": 200, "experiments": 20}
 """How many of the last records are drawn, unless told otherwise."""
 SUFFIXES = (".png", ".svg")
@@ -29,11 +28,10 @@ _MARK = "ipygpumem"
 """Stands at the head of the files that ``--save`` has written, and may write over."""
 
 
-def plot(notebook: Notebook, words: list[str]) -> list[Report]:
+def plot(notebook: Notebook, options: Options) -> list[Report]:
     """Show the picture that ``%gpumem plot`` and its options ask for, or write it; return what there is to say."""
-    options = _parser().parse_args(words)
     target = None if options.save is None else _target(options.save)
-    last = SHOWN.get(options.picture, 0) if options.last is None else options.last
+    last = SHOWN.get(options.picture, 0) if options.n is None else options.n
     picture = _draw(notebook, options.picture, options.device, last)
     try:
         if target is None:
@@ -44,17 +42,6 @@ def plot(notebook: Notebook, words: list[str]) -> list[Report]:
         return [*_shown(notebook, picture), saved] if notebook.tools.screen.has_images else [saved]
     finally:
         picture.release()
-
-
-def _parser() -> Parser:
-    parser = Parser(prog="%gpumem plot", add_help=False, allow_abbrev=False)
-    parser.add_argument("picture", nargs="?", choices=PICTURES, default="session")
-    parser.add_argument("--device")
-    parser.add_argument("-n", dest="last", type=int, metavar="N")
-    parser.add_argument("--save", metavar="FILE")
-    parser.add_argument("--dark", action="store_true")
-    parser.add_argument("--force", action="store_true")
-    return parser
 
 
 def _target(path: str) -> Path:
@@ -123,7 +110,7 @@ def of_devices(found: Sequence[Reconciliation], device: str | None) -> Picture:
 
 def reconciliations(notebook: Notebook) -> list[Reconciliation]:
     """Return what each device's memory consists of now."""
-    return list(actions.reconcile(notebook).reconciliations)
+    return list(reconcile(notebook).reconciliations)
 
 
 def _last(records: Sequence[Any], number: int, what: str) -> Sequence[Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipygpumem.introspect import text_of
 from ipygpumem.notebook.cell import Cell, SeenCode
-from ipygpumem.notebook.ipython.loops import our_magic
+from ipygpumem.notebook.ipython.rewriting import our_magic
 from ipygpumem.notebook.tools import Tools
 from ipygpumem.scopes.bindings import Bindings, bindings_of
 from ipygpumem.scopes.scope import Scope, settle, tell
