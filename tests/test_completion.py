@@ -13,8 +13,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from ipygpumem.notebook.commands import parsing
 from ipygpumem.notebook.commands.completion import SOURCES, complete
+from ipygpumem.notebook.notebook import notebook_of
 from ipygpumem.notebook.registry import MAGICS, Argument, Command
-from ipygpumem.notebook.session import session_of
 from ipygpumem.objects.inventory import selection
 from ipygpumem.reports import lines
 
@@ -76,7 +76,7 @@ def test_a_variable_named_as_a_magic_is_no_magic(loaded: InteractiveShell) -> No
 
 
 def test_commands_options_and_names_are_offered(loaded: InteractiveShell) -> None:
-    session = session_of(loaded)
+    session = notebook_of(loaded)
 
     def after(line: str) -> list[str]:
         (magic,) = [magic for magic in MAGICS if magic.name == line.split()[0].strip("%")]
