@@ -16,6 +16,7 @@ from ipygpumem.fitting.plan import Number, Values
 from ipygpumem.introspect import type_name
 from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.ipython.loops import LoopOfCell
 from ipygpumem.notebook.ipython.rewriting import first_lines
 from ipygpumem.notebook.ipython.stored_errors import last_error, shown_since
 from ipygpumem.notebook.notebook import Notebook, notebook_of
@@ -41,15 +42,10 @@ def fit_cell(notebook: Notebook, options: Options) -> list[Report]:
     running = notebook.tools.cells.running()
     if not running:
         raise UsageError("%%autofit needs a cell with events: write it as the cell's first line")
-    if any(cell.of(FitOfCell).fit is not None for cell in running):
+    if any(cell.of(LoopOfCell).fit is not None for cell in running):
         raise AutofitError(NESTED)
-    running[-1].of(FitOfCell).fit = CellFit(notebook, running[-1], options)
+    running[-1].of(LoopOfCell).fit = CellFit(notebook, running[-1], options)
     return []
-
-
-def fit_of(notebook: Notebook) -> CellFit | None:
-    """Return the autofit of the running cell."""
-    return notebook.tools.cells.running()[-1].of(FitOfCell).fit
 
 
 def _given(options: Options, namespace: dict[str, Any]) -> tuple[Values, fit.Options]:
@@ -95,13 +91,6 @@ def _number(what: str, text: str) -> Number:
         return int(value) if "." not in text and value.is_integer() else value  # 1e3 is as whole as 1000
     except ValueError:
         raise AutofitError(f"{what}: {text[:40]!r} is no number; write one such as 1024 or 0.5") from None
-
-
-class FitOfCell:
-    """Keeps the autofit of a cell, if it has one."""
-
-    def __init__(self) -> None:
-        self.fit: CellFit | None = None
 
 
 class CellFit:
@@ -281,7 +270,7 @@ def fit_function(
         notebook = notebook_of(shell)
     except NotLoadedError:
         return functions.autofit(function, start, options)
-    if any(cell.of(FitOfCell).fit is not None for cell in notebook.tools.cells.running()):
+    if any(cell.of(LoopOfCell).fit is not None for cell in notebook.tools.cells.running()):
         raise AutofitError("the cell runs under %%autofit: give both variables to one of the two")
     return functions.autofit(
         function,

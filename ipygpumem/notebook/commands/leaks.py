@@ -11,7 +11,7 @@ from ipygpumem.freeing.reclaim import trim_host_heap
 from ipygpumem.introspect import is_users_module, module_dict, text_of
 from ipygpumem.model import Held, Holder
 from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.experiments.survivors import MOST, held_of, size_of
+from ipygpumem.notebook.experiments.survivors import MOST_EXPLAINED, held_without_name, size_of
 from ipygpumem.notebook.experiments.watching import Watched
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.objects.heap import Heap
@@ -61,13 +61,13 @@ def _unnamed(
     Beside them those that are too many to be looked into, the smallest.
     """
     storages = {array.storage for item in known for array in item.alive()}
-    found = {key: held_of(same[0]) for key, same in heap.large(smallest).items() if key not in storages}
+    found = {key: held_without_name(same[0]) for key, same in heap.large(smallest).items() if key not in storages}
     ordered = sorted(found, key=lambda key: -found[key].size_bytes)
-    holders = explain(ordered[:MOST], heap, notebook.experiments.survivors.roots(), progress=progress)
+    holders = explain(ordered[:MOST_EXPLAINED], heap, notebook.experiments.survivors.roots(), progress=progress)
     modules = _users_modules(notebook.tools.namespace)
-    unnamed = [key for key in ordered[:MOST] if not _is_plain(holders[key].path, modules)]
+    unnamed = [key for key in ordered[:MOST_EXPLAINED] if not _is_plain(holders[key].path, modules)]
     told = [replace(found[key], holder=_without_advice(holders[key])) for key in unnamed]
-    return told, [found[key] for key in ordered[MOST:]]
+    return told, [found[key] for key in ordered[MOST_EXPLAINED:]]
 
 
 def _without_advice(holder: Holder) -> Holder:

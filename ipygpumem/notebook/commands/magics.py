@@ -13,6 +13,7 @@ from IPython.core.magic import Magics, magics_class, no_var_expand
 from ipygpumem.errors import GpuMemError
 from ipygpumem.notebook.commands.help import help_of
 from ipygpumem.notebook.commands.parsing import parse
+from ipygpumem.notebook.ipython.loops import LoopOfCell
 from ipygpumem.notebook.ipython.rewriting import is_first_line, words_of
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.notebook.registry import MAGICS, Command, Magic
@@ -34,7 +35,7 @@ class GpuMemMagics(Magics):
     @property
     def fit(self) -> Any:
         """The autofit of the running cell; the loop that it puts around the body asks for it."""
-        return _named("autofit.fit_of")(self._notebook)
+        return self._notebook.tools.cells.running()[-1].of(LoopOfCell).fit
 
     def call(self, magic: Magic, line: str, cell: str | None) -> None:
         """Do what ``%name``, ``%%name`` with a cell, or the first line ``%%name`` of a running one asks for."""

@@ -17,12 +17,12 @@ def status(notebook: Notebook, options: Options) -> list[Report]:
     """Return what is on, what is open, and each device's memory now."""
     config = notebook.tools.config
     lines_shown = "off" if not config.report else "on, quiet" if config.quiet else "on"
-    cells, experiments = len(notebook.session.history), len(notebook.experiments.finished)
+    experiments = notebook.experiments
     headline = (
         f"ipygpumem · reports {lines_shown} · frames released after: {config.release_frames} · "
-        f"{count(cells, 'cell')} and {count(experiments, 'experiment')} measured"
+        f"{count(len(notebook.session.history), 'cell')} and {count(len(experiments.finished), 'experiment')} measured"
     )
-    lines = [described(experiment) for experiment in notebook.experiments.open] or ["no experiment is open"]
+    lines = [described(experiment) for experiment in experiments.open] or ["no experiment is open"]
     found = reconcile(notebook)
     lines += [f"{probe} cannot be read: {error}" for probe, error in notebook.tools.meter.failures.items()]
     lines += [f"{source} cannot be told: {error}" for source, error in found.failures.items()]

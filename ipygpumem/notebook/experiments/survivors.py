@@ -20,7 +20,7 @@ from ipygpumem.objects.holders.paths import Place
 from ipygpumem.objects.holders.search import Roots, explain
 from ipygpumem.objects.progress import Progress, part
 
-MOST = 2000
+MOST_EXPLAINED = 2000
 """How many are explained at once, the largest first."""
 
 
@@ -64,7 +64,7 @@ class Survivors:
         for key, tensors in large_tensors(live_tensors(tools.garbage), smallest).items():
             array = describe(tensors[0]) if key not in named else None
             if array is not None and not known(tensors[0], array):
-                alive.append(Watched(held_of(tensors[0]), ((watch(tensors[0]), array),)))
+                alive.append(Watched(held_without_name(tensors[0]), ((watch(tensors[0]), array),)))
         if not alive:
             return ()
         told = {array.storage for item in self.known for array in item.alive()}  # by an experiment inside this one
@@ -79,15 +79,17 @@ class Survivors:
     def _with_cell(self, item: Watched, first_cell: int, *, certain: bool) -> Watched:
         """Return what a name held with the cell that bound it: later ones may bind the name to something else."""
         is_old_perhaps = not certain and any(array.storage[0] == "numpy" for array in item.alive())
-        shell, name = self._tools.shell, item.held.name
-        cell = cell_of_output(name) or cell_that_bound(shell, name, range(first_cell))
+        name = item.held.name
+        cell = cell_of_output(name) or cell_that_bound(self._tools.shell, name, range(first_cell))
         return replace(item, held=replace(item.held, cell=cell), is_old_perhaps=is_old_perhaps)
 
     def explained(self, watched: Sequence[Watched], heap: Heap, progress: Progress) -> tuple[Held, ...]:
         """Return what is alive of each, largest first, with who holds its largest array."""
         alive = sorted(((item, item.alive()) for item in watched), key=lambda pair: -size_of(pair[1]))
         alive = [(item, arrays) for item, arrays in alive if arrays]
-        holders = explain([arrays[0].storage for _, arrays in alive[:MOST]], heap, self.roots(), progress=progress)
+        holders = explain(
+            [arrays[0].storage for _, arrays in alive[:MOST_EXPLAINED]], heap, self.roots(), progress=progress
+        )
         return tuple(
             replace(
                 item.held,
@@ -126,7 +128,7 @@ def _in_doubt(holder: Holder | None) -> Holder | None:
     return holder and Holder(f"{holder.path}, perhaps since before the experiment", "")
 
 
-def held_of(item: object) -> Held:
+def held_without_name(item: object) -> Held:
     """Return what a tensor or array without a name is."""
     array = describe(item)
     if array is None:  # it was readable a moment ago
