@@ -11,7 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import ipygpumem
 from ipygpumem.errors import ExperimentError
 from ipygpumem.notebook.experiments.parameters import checked_parameters, parse_parameters
-from ipygpumem.notebook.ipython.sources import digest_of, telling_line
+from ipygpumem.notebook.ipython.sources import cell_that_bound, digest_of, telling_line
 from ipygpumem.notebook.notebook import notebook_of
 
 
@@ -154,3 +154,12 @@ def test_a_note_from_python_is_made_plain() -> None:
     found = checked_parameters(given)
     assert found == {"lr": 0.5, "mode": "fast", "loss": "nan", "n": 2**70}
     assert [type(value) for value in found.values()] == [float, str, str, int]
+
+
+@pytest.mark.parametrize("line", ["%%experiment a --keep x", "%%autofit n=3"])
+def test_a_cell_in_which_time_runs_one_of_our_magics_has_bound_what_its_code_binds(
+    loaded: InteractiveShell, line: str
+) -> None:
+    loaded.run_cell("x = 0", store_history=True)
+    loaded.run_cell(f"%%time\n{line}\nx = 1", store_history=True)
+    assert cell_that_bound(loaded, "x") == 2

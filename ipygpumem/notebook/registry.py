@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# No comparison, no text: making these methods takes time while the extension loads.
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Argument:
     """What a command takes: an option, a switch, or words without a name.
 
@@ -61,7 +63,7 @@ class Argument:
         return self.is_many or self.type == "line"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Command:
     """A magic's line, or a command of a magic."""
 
@@ -77,7 +79,7 @@ class Command:
     """What stands below the help."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Magic:
     """A magic as ``%name``, as ``%%name``, or as both."""
 
