@@ -53,10 +53,14 @@ def shell() -> Iterator[InteractiveShell]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind() -> Iterator[None]:
-    """After every test: no thread of ours or of a shell's history, no import hook, no wrapped torch function."""
-    hooks = list(sys.meta_path)
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After every test: no thread of ours or of a shell's history, no import hook, no wrapped torch function.
+
+    And no torch, unless the test is one for which it is imported here: all looks at the heap would take longer then.
+    """
+    hooks, had_torch = list(sys.meta_path), "torch" in sys.modules
     yield
+    assert had_torch or "torch" not in sys.modules or {"torch_cpu", "gpu"} & set(request.path.parts)
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if "ipygpumem" in name or name == "IPythonHistorySavingThread"]
     assert sys.meta_path == hooks

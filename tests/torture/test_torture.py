@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,6 +14,17 @@ from tests.torture.runner import CELL, OURS, PLAIN, Runner, TortureKernel, Way
 from tests.torture.scenario import Scenario
 
 _CASES = [(way, scenario) for way in OURS for scenario in SCENARIOS if way.serves(scenario)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Kernels share what the C++ compiler has made, which takes longer than all else; each makes its own graphs."""
+    folder = tmp_path_factory.getbasetemp()
+    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(shared / "inductor"))
+        patch.setenv("TORCHINDUCTOR_FX_GRAPH_CACHE", "0")
+        yield
 
 
 @pytest.fixture(scope="module")
