@@ -23,19 +23,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 @pytest.fixture
 def kernel() -> Iterator[Kernel]:
     """A fresh kernel with the extension loaded."""
-    kernel = Kernel()
-    reply = kernel.run("%load_ext ipygpumem")
-    assert reply.status == "ok", reply.traceback
-    yield kernel
-    kernel.close()
+    with Kernel() as kernel:
+        reply = kernel.run("%load_ext ipygpumem")
+        assert reply.status == "ok", reply.traceback
+        yield kernel
 
 
 @pytest.fixture
 def bare_kernel() -> Iterator[Kernel]:
     """A fresh kernel without the extension."""
-    kernel = Kernel()
-    yield kernel
-    kernel.close()
+    with Kernel() as kernel:
+        yield kernel
 
 
 @pytest.fixture
