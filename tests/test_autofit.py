@@ -26,7 +26,7 @@ from ipygpumem.reports import text
 from ipygpumem.reports.autofit import autofit_report
 from tests.fakes import FakeProbe
 from tests.kernel import Kernel
-from tests.steps import SharedKernel, works
+from tests.steps import tidied_kernel, works
 
 # -- which values are tried -----------------------------------------------------------------------------------
 
@@ -483,18 +483,8 @@ def alive():
 """
 
 
-@pytest.fixture(scope="module")
-def shared_kernel() -> Iterator[SharedKernel]:
-    """One kernel that the tests below share."""
-    shared = SharedKernel("%reset -f", "%reload_ext ipygpumem\n" + SETUP)
-    yield shared
-    shared.close()
-
-
-@pytest.fixture
-def notebook(shared_kernel: SharedKernel) -> Kernel:
-    """A kernel with the extension and ``work``, of which no size above 100 fits."""
-    return shared_kernel.get()
+shared_kernel, notebook = tidied_kernel("%reset -f", "%reload_ext ipygpumem\n" + SETUP)
+"""A kernel with the extension and ``work``, of which no size above 100 fits."""
 
 
 def rows(reply: Any) -> list[list[str]]:

@@ -22,7 +22,7 @@ from ipygpumem.objects.garbage import Garbage
 from ipygpumem.profiling import statements
 from tests.fakes import FakeProbe
 from tests.kernel import Kernel
-from tests.steps import SharedKernel, works
+from tests.steps import tidied_kernel, works
 
 # -- the guard ------------------------------------------------------------------------------------------------
 
@@ -223,16 +223,7 @@ def fails(n):
 """
 
 
-@pytest.fixture(scope="module")
-def shared_kernel() -> Iterator[SharedKernel]:
-    shared = SharedKernel("%reset -f", "%reload_ext ipygpumem\n" + SETUP)
-    yield shared
-    shared.close()
-
-
-@pytest.fixture
-def notebook(shared_kernel: SharedKernel) -> Kernel:
-    return shared_kernel.get()
+shared_kernel, notebook = tidied_kernel("%reset -f", "%reload_ext ipygpumem\n" + SETUP)
 
 
 @pytest.mark.parametrize("kind", ["Big", "Plain"])

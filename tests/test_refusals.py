@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -88,13 +89,14 @@ FAIL = f"class OutOfMemoryError(RuntimeError): pass\ndef fail(): raise OutOfMemo
 
 
 @pytest.fixture
-def limited(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> InteractiveShell:
+def limited(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
     """A shell with the extension, with limits that take effect on nothing, and ``fail()``."""
     cuda = KnowingCuda()
     monkeypatch.setattr(device_limits, "_cuda", lambda: cuda)
     shell.run_line_magic("load_ext", "ipygpumem")
     shell.run_cell(FAIL)
-    return shell
+    yield shell
+    shell.run_line_magic("unload_ext", "ipygpumem")  # what is still open puts its limits back: there is no torch for it
 
 
 def refused_by() -> str:

@@ -125,8 +125,7 @@ def test_a_users_module_is_left_alone_after_a_backward_on_the_device(users: Kern
 
 def test_a_context_alone_is_no_reason_against_a_child(tmp_path: Path) -> None:
     (tmp_path / "gpu_users_module.py").write_text(MODULE)
-    kernel = Kernel()
-    try:
+    with Kernel() as kernel:
         kernel.run("%load_ext ipygpumem")
         code = f"import sys, torch\nsys.path.insert(0, {str(tmp_path)!r})\nimport gpu_users_module as m"
         run_ok(kernel, f"{code}\nx = torch.ones(8, 512, device='cuda')")
@@ -135,8 +134,6 @@ def test_a_context_alone_is_no_reason_against_a_child(tmp_path: Path) -> None:
         # Whether a driver lets a child's autograd start its threads is the driver's affair: either way is right.
         assert "made in a child process" in report or "made in this process" in report
         assert kernel.value(STATE) == (0, 0, [], None, True, True, 0)
-    finally:
-        kernel.close()
 
 
 @pytest.mark.parametrize(

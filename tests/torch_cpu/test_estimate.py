@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from ipygpumem.estimating.free import free_bytes
 from ipygpumem.probes.nvml import Card, DeviceWide, Nvml
 from ipygpumem.units import MIB
 from tests.kernel import Kernel
+from tests.steps import kernel_with
 from tests.torch_cpu.networks import MODELS, OPTIMIZERS, RealStorages, images, residual, training
 
 MEMORY = "24GiB"
@@ -355,13 +355,7 @@ scale = 2
 """
 
 
-@pytest.fixture(scope="module")
-def trainer() -> Iterator[Kernel]:
-    kernel = Kernel()
-    kernel.run("%load_ext ipygpumem")
-    assert kernel.run(SETUP).status == "ok"
-    yield kernel
-    kernel.close()
+trainer = kernel_with("%load_ext ipygpumem", SETUP)
 
 
 CELL = """%%estimate --device-memory 24GiB --device cuda:0

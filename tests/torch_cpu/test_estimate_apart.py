@@ -8,7 +8,6 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import ipygpumem
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import lives, running, snapshot
 from tests.kernel import Kernel
+from tests.steps import kernel_with
 
 MODULE = """
 import collections, functools, random, threading
@@ -208,13 +208,9 @@ def test_the_figures_are_the_same_in_both_ways(kernel: Kernel, tmp_path: Path) -
 # -- the child ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def trainer() -> Iterator[Kernel]:
-    kernel = Kernel()
-    kernel.run("%load_ext ipygpumem")
-    kernel.run("import os, sys, time, signal, warnings\nimport torch, ipygpumem\nx = torch.ones(4, 4)")
-    yield kernel
-    kernel.close()
+trainer = kernel_with(
+    "%load_ext ipygpumem", "import os, sys, time, signal, warnings\nimport torch, ipygpumem\nx = torch.ones(4, 4)"
+)
 
 
 def test_a_childs_text_comes_in_order(trainer: Kernel) -> None:
