@@ -329,17 +329,10 @@ def estimate(
     from ipygpumem.units import parse_bytes
 
     __tracebackhide__ = True  # of the function's errors
-    found = estimating.estimator().estimate_call(
-        function,
-        args,
-        kwargs,
-        (vars(sys.modules["__main__"]), sys._getframe(1).f_globals),
-        device=device,
-        room_bytes=parse_bytes(device_memory) if isinstance(device_memory, str) else device_memory,
-        timeout_seconds=timeout,
-        front=_front(),
-    )
-    return ShownEstimate(**vars(found))
+    room_bytes = parse_bytes(device_memory) if isinstance(device_memory, str) else device_memory
+    estimation = estimating.loaded("running").Estimation(device, room_bytes, timeout, _front())
+    namespaces = (vars(sys.modules["__main__"]), sys._getframe(1).f_globals)
+    return ShownEstimate(**vars(estimation.of_call(function, args, kwargs, namespaces)))
 
 
 def summary(model: object, /, *inputs: object, **kwargs: object) -> ModelSummary:
@@ -354,7 +347,7 @@ def summary(model: object, /, *inputs: object, **kwargs: object) -> ModelSummary
     from ipygpumem.reports.estimate import ShownSummary
 
     __tracebackhide__ = True  # of the model's errors
-    return ShownSummary(**vars(estimating.summarizer().summarize(model, inputs, kwargs, _front())))
+    return ShownSummary(**vars(estimating.loaded("modules").summarize(model, inputs, kwargs, _front())))
 
 
 def _front() -> Any | None:

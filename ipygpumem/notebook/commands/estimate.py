@@ -36,24 +36,19 @@ def estimate(session: Session, shell: Any, line: str, cell: str) -> list[Report]
     from ipygpumem.reports.estimate import estimate_report
 
     __tracebackhide__ = True  # of the user's errors
-    module = estimating.estimator()
+    module = estimating.loaded("running")
     try:
-        found = module.estimate_code(
-            _compiled(shell, cell),
-            session.namespace,
-            device=options.device,
-            room_bytes=options.device_memory,
-            timeout_seconds=options.timeout or module.TIMEOUT_SECONDS,
-            front=front_of(shell),
-        )
+        timeout = options.timeout or module.TIMEOUT_SECONDS
+        estimation = module.Estimation(options.device, options.device_memory, timeout, front_of(shell))
+        estimate = estimation.of_code(_compiled(shell, cell), session.namespace)
     except SyntaxError as error:
         raise _as_in_a_cell(shell, error) from None
-    return [estimate_report(found)]
+    return [estimate_report(estimate)]
 
 
 def front_of(shell: Any) -> Any:
     """Return what takes a child off a shell: it uses none of its sockets, and what it displays is displayed here."""
-    from ipygpumem.estimating.apart import Front
+    from ipygpumem.estimating.child import Front
 
     class ShellFront(Front):
         def detach(self, show: Callable[[Any], None]) -> None:
