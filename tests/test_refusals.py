@@ -14,7 +14,7 @@ import ipygpumem
 from ipygpumem.errors import AutofitError
 from ipygpumem.fitting import device_limits
 from ipygpumem.fitting.fit import OUT_OF_MEMORY, OVER, Fit, Options
-from ipygpumem.fitting.functions import fit_function
+from ipygpumem.fitting.functions import run_tries
 from ipygpumem.fitting.refusals import Refusal, refusal
 from ipygpumem.measuring.meter import Meter
 from tests.fakes import FakeProbe
@@ -166,7 +166,7 @@ def test_a_try_that_a_budget_refused_is_over_it() -> None:
     for limits["cuda:0"] in (GIB - 1, 4 * GIB):
         fit = Fit(Options(max_tries=0).plan({"n": 2}), meter, limits=lambda: limits)
         with pytest.raises(AutofitError, match=r"of cuda:0, of which it may have 1\.00 GiB"):
-            fit_function(train, fit)
+            run_tries(train, fit)
         outcomes.append((fit.tries[-1].outcome, fit.tries[-1].limit_bytes))
     assert outcomes == [(OVER, GIB), (OUT_OF_MEMORY, GIB)]
     meter.close()

@@ -194,6 +194,24 @@ def test_in_a_fresh_process_the_peak_and_what_is_reserved_are_the_allocators(fig
     assert found["context_bytes"] == 0  # this process has its own already
 
 
+def test_mixed_precision_counts_where_the_device_is_named_as_where_the_code_puts_the_tensors() -> None:
+    """Autocast for CUDA is followed on a card that is here, with ``device=`` as well as without it."""
+    code = """
+import json, torch, ipygpumem
+model, x = torch.nn.Linear(1024, 4096).cuda(), torch.ones(512, 1024, device="cuda")
+
+def step():
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        y = model(x)
+    assert y.dtype is torch.bfloat16
+    y.sum().backward()
+
+print(json.dumps([ipygpumem.estimate(step, device=device).peak_bytes for device in (None, "cuda:0")]))
+"""
+    here, named = script(code)
+    assert here == named > 0
+
+
 def test_workspaces_that_are_there_already_count_as_there_before() -> None:
     """What torch has taken for cuBLAS already counts as there before, and not once more."""
     found = script(f"{STEP}\nfirst = figures()\nprint(json.dumps([first, figures()]))")
