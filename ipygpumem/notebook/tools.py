@@ -17,6 +17,7 @@ from ipygpumem.notebook.screen import Screen
 from ipygpumem.notebook.ticker import Ticker
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.probes import Probe
+from ipygpumem.probes.accelerators import accelerators
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.reports.bars import Scales
 
@@ -68,8 +69,4 @@ def tools_for(shell: Any, config: IPyGpuMem, probes: Sequence[Probe] = ()) -> To
 
 def _accelerators() -> Sequence[Probe]:
     """Return the probes of accelerators once torch is there; until then a cell pays for none."""
-    if "torch" not in sys.modules:
-        return ()
-    from ipygpumem.probes.accelerators import accelerators  # loading the extension must stay fast
-
-    return accelerators()
+    return accelerators() if "torch" in sys.modules else ()
