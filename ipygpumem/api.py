@@ -165,17 +165,10 @@ def estimate(
         UnitError: ``device_memory`` is no size.
     """
     __tracebackhide__ = True  # of the function's errors
-    found = estimating.estimator().estimate_call(
-        function,
-        args,
-        kwargs,
-        (vars(sys.modules["__main__"]), sys._getframe(1).f_globals),
-        device=device,
-        room_bytes=parse_bytes(device_memory) if isinstance(device_memory, str) else device_memory,
-        timeout_seconds=timeout,
-        front=_front(),
-    )
-    return ShownEstimate(**vars(found))
+    room_bytes = parse_bytes(device_memory) if isinstance(device_memory, str) else device_memory
+    estimation = estimating.loaded("running").Estimation(device, room_bytes, timeout, _front())
+    namespaces = (vars(sys.modules["__main__"]), sys._getframe(1).f_globals)
+    return ShownEstimate(**vars(estimation.of_call(function, args, kwargs, namespaces)))
 
 
 def summary(model: object, /, *inputs: object, **kwargs: object) -> ModelSummary:
@@ -187,7 +180,7 @@ def summary(model: object, /, *inputs: object, **kwargs: object) -> ModelSummary
         EstimateError: torch is missing or too old, ``model`` is no module, or needs the values of tensors.
     """
     __tracebackhide__ = True  # of the model's errors
-    return ShownSummary(**vars(estimating.summarizer().summarize(model, inputs, kwargs, _front())))
+    return ShownSummary(**vars(estimating.loaded("modules").summarize(model, inputs, kwargs, _front())))
 
 
 def _front() -> Any | None:

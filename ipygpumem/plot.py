@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from ipygpumem.errors import PlotError
 from ipygpumem.model import CellRecord, ExperimentRecord
-from ipygpumem.notebook.commands import plot as plots
-from ipygpumem.notebook.notebook import Notebook, current_notebook
 from ipygpumem.reconcile.records import Reconciliation
+from ipygpumem.reports import figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +37,7 @@ class Recorded(Protocol):
 Records = Recorded | ExperimentRecord | Iterable[CellRecord | ExperimentRecord] | None
 
 
-def session(records: Records = None, *, device: str | None = None, last: int = plots.SHOWN["session"]) -> Figure:
+def session(records: Records = None, *, device: str | None = None, last: int = figures.SHOWN["session"]) -> Figure:
     """Return memory over time: a panel for each device, with cells and experiments above.
 
     Args:
@@ -50,44 +49,44 @@ def session(records: Records = None, *, device: str | None = None, last: int = p
         PlotError: matplotlib is not installed, or there is nothing to draw.
         NotLoadedError: ``records`` are not given, and the extension is not loaded.
     """
-    return plots.of_session(*_parts(records), device, last)
+    own, runs = _parts(records)
+    return figures.draw("session", cells=own, experiments=runs, device=device, last=last)
 
 
-def cells(records: Records = None, *, device: str | None = None, last: int = plots.SHOWN["cells"]) -> Figure:
+def cells(records: Records = None, *, device: str | None = None, last: int = figures.SHOWN["cells"]) -> Figure:
     """Return peak and kept memory of each cell as bars; arguments and errors as those of ``session``."""
-    return plots.of_cells(_parts(records)[0], device, last)
+    return figures.draw("cells", cells=_parts(records)[0], device=device, last=last)
 
 
 def experiments(
-    records: Records = None, *, device: str | None = None, last: int = plots.SHOWN["experiments"]
+    records: Records = None, *, device: str | None = None, last: int = figures.SHOWN["experiments"]
 ) -> Figure:
     """Return experiments side by side; arguments and errors as those of ``session``, ``last`` counts experiments."""
-    return plots.of_experiments(_parts(records)[1], device, last)
+    return figures.draw("experiments", experiments=_parts(records)[1], device=device, last=last)
 
 
 def devices(reconciliations: Sequence[Reconciliation] | None = None, *, device: str | None = None) -> Figure:
-    """Return what each device's memory consists of as stacked bars: by default now, as ``%gpumem status`` tells it."""
+    """Return what each device's memory consists of as stacked bars: by default now, as ``%gpumem status`` lists it."""
     if reconciliations is None:
-        reconciliations = plots.reconciliations(_current())
-    return plots.of_devices(reconciliations, device)
+        from ipygpumem.notebook.python import reconciliations_now  # records in a script need no IPython
 
-
-def _current() -> Notebook:
-    return current_notebook()
+        reconciliations = reconciliations_now()
+    return figures.draw("devices", reconciliations=reconciliations, device=device)
 
 
 def _parts(records: Records) -> tuple[list[CellRecord], list[ExperimentRecord]]:
     if records is None:
-        current = _current()
-        return list(current.session.history), list(current.experiments.finished)
+        from ipygpumem.notebook.python import experiments, history  # as above
+
+        return list(history()), experiments()
     if isinstance(records, ExperimentRecord):
         return list(records.cells), [records]
     if isinstance(records, Iterable):
         items = list(records)
         found = [item for item in items if isinstance(item, CellRecord)]
-        experiments = [item for item in items if isinstance(item, ExperimentRecord)]
-        if len(found) + len(experiments) == len(items):
-            return found, experiments
+        runs = [item for item in items if isinstance(item, ExperimentRecord)]
+        if len(found) + len(runs) == len(items):
+            return found, runs
     elif hasattr(records, "cells") and hasattr(records, "experiments"):
         return list(records.cells), list(records.experiments)
     raise PlotError("records are those of cells and experiments: ipygpumem.history(), or what ipygpumem.load gave")

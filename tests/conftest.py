@@ -23,19 +23,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 @pytest.fixture
 def kernel() -> Iterator[Kernel]:
     """A fresh kernel with the extension loaded."""
-    kernel = Kernel()
-    reply = kernel.run("%load_ext ipygpumem")
-    assert reply.status == "ok", reply.traceback
-    yield kernel
-    kernel.close()
+    with Kernel() as kernel:
+        reply = kernel.run("%load_ext ipygpumem")
+        assert reply.status == "ok", reply.traceback
+        yield kernel
 
 
 @pytest.fixture
 def bare_kernel() -> Iterator[Kernel]:
     """A fresh kernel without the extension."""
-    kernel = Kernel()
-    yield kernel
-    kernel.close()
+    with Kernel() as kernel:
+        yield kernel
 
 
 @pytest.fixture
@@ -53,10 +51,14 @@ def shell() -> Iterator[InteractiveShell]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind() -> Iterator[None]:
-    """After every test: no thread of ours or of a shell's history, no import hook, no wrapped torch function."""
-    hooks = list(sys.meta_path)
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After every test: no thread of ours or of a shell's history, no import hook, no wrapped torch function.
+
+    And no torch, unless the test is one for which it is imported here: all looks at the heap would take longer then.
+    """
+    hooks, had_torch = list(sys.meta_path), "torch" in sys.modules
     yield
+    assert had_torch or "torch" not in sys.modules or {"torch_cpu", "gpu"} & set(request.path.parts)
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if "ipygpumem" in name or name == "IPythonHistorySavingThread"]
     assert sys.meta_path == hooks

@@ -17,7 +17,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import ipygpumem
 from ipygpumem.errors import AutofitError
 from ipygpumem.fitting.fit import Fit, Options, Try
-from ipygpumem.fitting.functions import fit_function
+from ipygpumem.fitting.functions import run_tries
 from ipygpumem.fitting.room import crowded_device, failed_device
 from ipygpumem.freeing.tracebacks import Failure
 from ipygpumem.measuring.meter import Meter
@@ -26,7 +26,7 @@ from ipygpumem.reports import text
 from ipygpumem.reports.autofit import autofit_report
 from tests.fakes import FakeProbe
 from tests.kernel import Kernel
-from tests.steps import SharedKernel, works
+from tests.steps import tidied_kernel, works
 
 # -- which values are tried -----------------------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ def test_a_function_is_called_until_it_fits_and_its_result_comes_back(meter: Met
             raise MemoryError
         return f"trained with {batch_size}"
 
-    found = fit_function(train, fit(meter, {"batch_size": 512}))
+    found = run_tries(train, fit(meter, {"batch_size": 512}))
     assert (found.value, found.values, found.result) == (64, {"batch_size": 64}, "trained with 64")
     assert [(item.values["batch_size"], item.outcome) for item in found.tries] == [
         (512, "out of memory"),
@@ -272,7 +272,7 @@ def test_what_a_failed_call_held_is_gone_before_the_next_even_what_an_except_kee
             except MemoryError as error:
                 raise RuntimeError("the step failed") from error
 
-    fit_function(train, fit(meter, {"n": 8}))
+    run_tries(train, fit(meter, {"n": 8}))
     assert len(alive) == 4
     assert seen == [0, 0, 0]
 
@@ -290,7 +290,7 @@ def test_an_oom_inside_an_except_block_of_the_caller_is_released_as_well(meter: 
     try:
         raise ValueError("the user's own")
     except ValueError:
-        found = fit_function(train, fit(meter, {"n": 4}))
+        found = run_tries(train, fit(meter, {"n": 4}))
     assert found.result == 0
 
 
@@ -305,7 +305,7 @@ def test_another_error_stops_at_once_and_keeps_its_frames(meter: Meter) -> None:
         raise MemoryError
 
     with pytest.raises(ValueError, match="not 4") as caught:
-        fit_function(train, fit(meter, {"n": 8}))
+        run_tries(train, fit(meter, {"n": 8}))
     assert calls == [8, 4]
     assert caught.traceback[-1].frame.f_locals["precious"] == 4
 
@@ -320,7 +320,7 @@ def test_nothing_fits_says_what_would_be_needed() -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 500 bytes")
 
     with pytest.raises(AutofitError) as caught:
-        fit_function(train, fit(meter, {"n": 2}))
+        run_tries(train, fit(meter, {"n": 2}))
     assert str(caught.value) == (
         "even n=1 does not fit (out of memory): it needs at least 1.2 KiB of RAM, which has 1000 B"
     )
@@ -335,7 +335,7 @@ def test_too_little_headroom_is_no_fit(meter: Meter) -> None:
         probe.spike(n)
         return n
 
-    found = fit_function(train, Fit(Options(step="search").plan({"n": 1000}), meter, headroom=0.1))
+    found = run_tries(train, Fit(Options(step="search").plan({"n": 1000}), meter, headroom=0.1))
     assert found.result == 900
     assert found.tries[0] == Try({"n": 1000}, "too little headroom", found.tries[0].duration_seconds, *found_in(found))
     meter.close()
@@ -350,7 +350,7 @@ def test_a_try_above_a_budget_is_called_so_and_one_that_leaves_no_headroom_in_it
         return n
 
     plan = Options(step="search", max_tries=5).plan({"n": 1000})
-    found = fit_function(train, Fit(plan, meter, headroom=0.1, limits=lambda: {"cuda:0": 500}))
+    found = run_tries(train, Fit(plan, meter, headroom=0.1, limits=lambda: {"cuda:0": 500}))
     outcomes = {item.values["n"]: item.outcome for item in found.tries}
     assert outcomes == {
         1000: "over the budget",
@@ -377,7 +377,7 @@ def test_the_last_run_of_a_search_may_take_of_the_headroom_and_not_more(meter: M
         plan = Options(step="search", max_tries=2).plan({"n": 1000})
         found = Fit(plan, meter, headroom=0.1, limits=lambda: {"cuda:0": 600})
         with contextlib.suppress(AutofitError):
-            fit_function(train, found)
+            run_tries(train, found)
         return [(item.values["n"], item.outcome) for item in found.tries]
 
     began = [(1000, "over the budget"), (500, "fits"), (750, "over the budget")]
@@ -483,18 +483,8 @@ def alive():
 """
 
 
-@pytest.fixture(scope="module")
-def shared_kernel() -> Iterator[SharedKernel]:
-    """One kernel that the tests below share."""
-    shared = SharedKernel("%reset -f", "%reload_ext ipygpumem\n" + SETUP)
-    yield shared
-    shared.close()
-
-
-@pytest.fixture
-def notebook(shared_kernel: SharedKernel) -> Kernel:
-    """A kernel with the extension and ``work``, of which no size above 100 fits."""
-    return shared_kernel.get()
+shared_kernel, notebook = tidied_kernel("%reset -f", "%reload_ext ipygpumem\n" + SETUP)
+"""A kernel with the extension and ``work``, of which no size above 100 fits."""
 
 
 def rows(reply: Any) -> list[list[str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,6 +11,7 @@ from ipygpumem.model import Reading
 from ipygpumem.reports.live import Sample, live_html, live_text, sample_of
 from ipygpumem.units import GIB, MIB
 from tests.kernel import Kernel, Reply
+from tests.steps import kernel_with
 
 # -- what it says ----------------------------------------------------------------------------------------------------
 
@@ -76,13 +76,7 @@ def test_the_html_escapes_what_a_device_is_called() -> None:
 # -- where it is shown -----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def notebook() -> Iterator[Kernel]:
-    kernel = Kernel()
-    reply = kernel.run("%load_ext ipygpumem\nimport time, sys, threading\nfrom tests.waiting import ticks")
-    assert reply.status == "ok", reply.traceback
-    yield kernel
-    kernel.close()
+notebook = kernel_with("%load_ext ipygpumem\nimport time, sys, threading\nfrom tests.waiting import ticks")
 
 
 def live_lines(reply: Reply) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 
 from ipygpumem.reports.live import Work, work_html, work_text
 from tests.kernel import Kernel, Reply
+from tests.steps import kernel_with
 
 SLOW = """
 import time, sys, ipygpumem
@@ -46,13 +47,7 @@ def test_a_narrow_terminal_gets_no_bar_then_less_words() -> None:
     assert work_text(Work("leaks", 1.0), width=10, ascii_only=True) == "ipygpumem:"
 
 
-@pytest.fixture(scope="module")
-def notebook() -> Iterator[Kernel]:
-    kernel = Kernel()
-    reply = kernel.run("%load_ext ipygpumem\n" + SLOW)
-    assert reply.status == "ok", reply.traceback
-    yield kernel
-    kernel.close()
+notebook = kernel_with("%load_ext ipygpumem\n" + SLOW)
 
 
 @pytest.fixture

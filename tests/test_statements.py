@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +15,7 @@ from ipygpumem.reports import text
 from ipygpumem.reports.statements import statements_report
 from tests.fakes import FakeProbe, fake_module
 from tests.kernel import Kernel
+from tests.steps import kernel_with
 
 MIB = 1 << 20
 
@@ -98,13 +98,7 @@ def test_the_report_shows_the_range_only_where_runs_differ_and_states_the_noise(
     assert lines[5].startswith("  noise: an empty statement came to RAM 0 B and ")
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Kernel]:
-    """One kernel with a block of 64 MiB, for the tests below."""
-    kernel = Kernel()
-    kernel.run("%load_ext ipygpumem\nimport numpy\nblock = numpy.ones(8 << 20)")
-    yield kernel
-    kernel.close()
+shared = kernel_with("%load_ext ipygpumem\nimport numpy\nblock = numpy.ones(8 << 20)")
 
 
 def rows(kernel: Kernel, cell: str) -> list[str]:

@@ -7,6 +7,7 @@ crossed.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -59,25 +60,25 @@ def checked(sizes: Mapping[str, object]) -> dict[str, int]:
     Raises:
         BudgetError: it is empty, names something else than ``gpu``, ``ram`` or ``cuda:N``, or a size is none.
     """
-    found = {name: _size(name, size) for name, size in sizes.items() if size is not None}
-    for name in found:
+    given = {name: _size(name, size) for name, size in sizes.items() if size is not None}
+    for name in given:
         if name not in ("gpu", "ram") and not is_device(name):
             raise BudgetError(f"budget: {name!r} is no device; write gpu, ram, or one device such as cuda:1")
-    if not found:
+    if not given:
         raise BudgetError("budget: of what? Write for instance gpu=8GiB,ram=4GiB")
-    return found
+    return given
 
 
 def _size(name: str, size: object) -> int:
     try:
-        found = parse_bytes(size) if type(size) is str else size
+        size_bytes = parse_bytes(size) if type(size) is str else size
     except UnitError as error:
         raise BudgetError(f"budget: {name}: {error}") from None
-    if type(found) is not int or found <= 0:
+    if type(size_bytes) is not int or size_bytes <= 0:
         raise BudgetError(f"budget: {name} is a size such as 8GiB, more than nothing")
-    if type(size) is str and size[-1:].isdigit() and found < MIB:
-        raise BudgetError(f"budget: {name}={size} means {format_bytes(found)}; write a unit, such as {size}GiB")
-    return found
+    if type(size) is str and size[-1:].isdigit() and size_bytes < MIB:
+        raise BudgetError(f"budget: {name}={size} means {format_bytes(size_bytes)}; write a unit, such as {size}GiB")
+    return size_bytes
 
 
 class Budget:
@@ -140,12 +141,12 @@ class Budget:
         """Whether the host's memory is above its limit."""
         return "ram" in self.sizes and rss_bytes > self.sizes["ram"]
 
-    def note_refusal(self, found: Refusal) -> str:
+    def note_refusal(self, refused: Refusal) -> str:
         """Remember that this budget refused memory, and return that in words; empty if another limit did."""
-        size = self.sizes.get(found.device, self.sizes.get("gpu"))
-        if size is None or found.device not in self.limits or not found.is_by(size):
+        size = self.sizes.get(refused.device, self.sizes.get("gpu"))
+        if size is None or refused.device not in self.limits or not refused.is_by(size):
             return ""
-        text = found.told(f"the budget of {self._of} ({format_bytes(size)})")
+        text = refused.told(f"the budget of {self._of} ({format_bytes(size)})")
         if text not in self.refusals:
             self.refusals.append(text)
         return text
@@ -196,8 +197,6 @@ class ScriptBudget(Budget):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        import warnings  # only a crossing needs it
-
         try:
             if error is not None:
                 with contextlib.suppress(MemoryError):  # the user's own error matters more
@@ -212,8 +211,8 @@ class ScriptBudget(Budget):
 
     def _add_refusal(self, error: BaseException) -> None:
         """Say in the error that this budget refused the memory: its own text speaks of the device."""
-        found = refusal(tracebacks.classify(error).message)
-        text = self.note_refusal(found) if found is not None else ""
+        refused = refusal(tracebacks.classify(error).message)
+        text = self.note_refusal(refused) if refused is not None else ""
         add_note: Any = getattr(BaseException, "add_note", None)  # Python 3.11
         if text and add_note is not None:
             add_note(error, f"ipygpumem: {text}")

@@ -1,4 +1,4 @@
-"""One autofit: its tries, what each needed, and the memory that comes back between them."""
+"""Runs an autofit's tries: notes what each needed, and gives its memory back before the next."""
 
 from __future__ import annotations
 
@@ -154,10 +154,10 @@ class Fit:
         self._ran_out(error)
         with interrupts.kept():
             tracebacks.release(error)
-        found = refusal(failure.message)
-        limit = self._allowed.get(found.device) if found is not None else None
-        outcome = OVER if found is not None and limit is not None and found.is_by(limit) else OUT_OF_MEMORY
-        device, limit = room.failed_device(failure, usages), found.limit_bytes if found is not None else None
+        refused = refusal(failure.message)
+        limit = self._allowed.get(refused.device) if refused is not None else None
+        outcome = OVER if refused is not None and limit is not None and refused.is_by(limit) else OUT_OF_MEMORY
+        device, limit = room.failed_device(failure, usages), refused.limit_bytes if refused is not None else None
         self._add(outcome, seconds, usages, device, failure.requested_bytes, limit)
         self.more = self.plan.note(fits=False)
         return True

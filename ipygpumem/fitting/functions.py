@@ -1,4 +1,4 @@
-"""Autofit for functions: in scripts as in notebooks."""
+"""Fits functions into memory, in scripts as in notebooks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def autofit(
         plan = options.plan(dict(start))
         fit = Fit(plan, meter, headroom=options.share, limits=limits, ran_out=ran_out, garbage=garbage)
         try:
-            return fit_function(function, fit)
+            return run_tries(function, fit)
         finally:
             fit.abandon()
     finally:
@@ -62,7 +62,7 @@ def autofit(
             own.close()
 
 
-def fit_function(function: Callable[..., Any], fit: Fit) -> AutofitResult:
+def run_tries(function: Callable[..., Any], fit: Fit) -> AutofitResult:
     """Call ``function`` with the values of each try until ``fit`` has found those that it looks for.
 
     Raises:
@@ -103,7 +103,7 @@ def _is_nested() -> bool:
     """Whether one of our callers runs an autofit in this thread."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        if frame.f_code is fit_function.__code__:
+        if frame.f_code is run_tries.__code__:
             return True
         frame = frame.f_back
     return False

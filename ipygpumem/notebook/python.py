@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ipygpumem.errors import GpuMemError
 from ipygpumem.model import CellRecord, ExperimentRecord, History
+from ipygpumem.notebook.commands.status import reconcile
 from ipygpumem.notebook.experiments.experiment import Experiment
 from ipygpumem.notebook.notebook import current_notebook
+from ipygpumem.reconcile.records import Reconciliation
 from ipygpumem.reports.export import formats
 
 
@@ -102,3 +104,8 @@ def subscribe(subscriber: Callable[[CellRecord | ExperimentRecord], object]) -> 
     if not callable(subscriber):
         raise GpuMemError("subscribe takes something that can be called with a record: subscribe(print)")
     return current_notebook().subscribers.subscribe(subscriber)
+
+
+def reconciliations_now() -> Sequence[Reconciliation]:
+    """Return what each device's memory consists of, as ``%gpumem status`` lists it."""
+    return reconcile(current_notebook()).reconciliations

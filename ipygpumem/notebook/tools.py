@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from ipygpumem.notebook.screen import Screen
 from ipygpumem.notebook.ticker import Ticker
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.probes import Probe
+from ipygpumem.probes.accelerators import accelerators
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.reports.bars import Scales
 
@@ -46,7 +46,7 @@ class Tools:
 def tools_for(shell: Any, config: IPyGpuMem, probes: Sequence[Probe] = ()) -> Tools:
     """Return the tools of a shell, which measure with ``probes``: by default the host and all accelerators."""
     host = HostProbe(exact=config.host_peak == "kernel")
-    find_more = None if probes else _accelerators
+    find_more = None if probes else accelerators
     meter = Meter(probes or [host], find_more=find_more, sample_seconds=config.sample_seconds)
     cells = CellStack()
     ticker = Ticker(cells, meter)
@@ -64,12 +64,3 @@ def tools_for(shell: Any, config: IPyGpuMem, probes: Sequence[Probe] = ()) -> To
         live=Live(shell, config, ticker, wire),
         scales=Scales(),
     )
-
-
-def _accelerators() -> Sequence[Probe]:
-    """Return the probes of accelerators once torch is there; until then a cell pays for none."""
-    if "torch" not in sys.modules:
-        return ()
-    from ipygpumem.probes.accelerators import accelerators  # loading the extension must stay fast
-
-    return accelerators()

@@ -55,8 +55,7 @@ def test_each_cards_figures_are_its_own(
     machine(cards=2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    kernel = Kernel()
-    try:
+    with Kernel() as kernel:
         run_ok(kernel, "%load_ext ipygpumem")
         run_ok(kernel, SETUP)
         _line(kernel, kept)
@@ -66,8 +65,6 @@ def test_each_cards_figures_are_its_own(
         _live(kernel, kept)
         assert kernel.value("with_context()") == list(kept)
         _record_until_killed(kernel, kept, tmp_path)
-    finally:
-        kernel.close()
     _postmortem(kept)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 
 import pytest
 
@@ -104,7 +103,7 @@ def given_back(kernel: Kernel) -> tuple[int, int]:
 def test_segments_that_grow_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """With expandable_segments free pages between tensors are cache: %gpumem free gives back just that."""
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    with closing(Kernel()) as kernel:
+    with Kernel() as kernel:
         run_ok(kernel, "%load_ext ipygpumem")
         ready(kernel)
         run_ok(kernel, SPREAD)

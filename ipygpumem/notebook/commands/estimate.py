@@ -10,7 +10,7 @@ from typing import Any
 
 from ipygpumem import estimating
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating.apart import Front
+from ipygpumem.estimating.child import Front
 from ipygpumem.estimating.packing import users_part
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
@@ -30,20 +30,14 @@ def estimate(notebook: Notebook, options: Options, cell: str) -> list[Report]:
     if not cell.strip():
         raise EstimateError("%%estimate: the cell is empty; write the code to estimate below the first line")
     __tracebackhide__ = True  # of the user's errors
-    shell = notebook.tools.shell
-    module = estimating.estimator()
+    shell, module = notebook.tools.shell, estimating.loaded("running")
     try:
-        found = module.estimate_code(
-            _compiled(shell, cell),
-            notebook.tools.namespace,
-            device=options.device,
-            room_bytes=options.device_memory,
-            timeout_seconds=options.timeout or module.TIMEOUT_SECONDS,
-            front=ShellFront(shell),
-        )
+        timeout = options.timeout or module.TIMEOUT_SECONDS
+        estimation = module.Estimation(options.device, options.device_memory, timeout, ShellFront(shell))
+        estimate = estimation.of_code(_compiled(shell, cell), notebook.tools.namespace)
     except SyntaxError as error:
         raise _as_in_a_cell(shell, error) from None
-    return [estimate_report(found)]
+    return [estimate_report(estimate)]
 
 
 class ShellFront(Front):

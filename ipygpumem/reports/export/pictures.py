@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import re
 from collections.abc import Iterator
 from html import escape
-from typing import Any
 
 from ipygpumem.model import SessionRecord
+from ipygpumem.reports import figures
 from ipygpumem.reports.layout import clean
-
-_SESSION_CELLS, _BAR_CELLS, _EXPERIMENTS = 1000, 200, 20
-"""How many of the last are drawn."""
 
 _REFERENCE = re.compile(r'(\bid="|href="#|url\(#)')
 
 
 def pictures(record: SessionRecord) -> Iterator[str]:
     """Yield the session, its cells and its experiments as figures; nothing without matplotlib."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return
-    if record.cells:
-        yield _figure("session", record.cells[-_SESSION_CELLS:], record.experiments)
-        yield _figure("cells", record.cells[-_BAR_CELLS:])
-    if record.experiments:
-        yield _figure("experiments", record.experiments[-_EXPERIMENTS:])
+    if figures.is_installed():
+        names = ["session", "cells"] * bool(record.cells) + ["experiments"] * bool(record.experiments)
+        yield from (_figure(name, record) for name in names)
 
 
-def _figure(name: str, *records: Any) -> str:
+def _figure(name: str, record: SessionRecord) -> str:
     try:
-        picture = importlib.import_module(f"ipygpumem.reports.figures.{name}").draw(*records)
+        picture = figures.draw(name, cells=record.cells, experiments=record.experiments)
         summary, svg = escape(clean(" ".join(picture.summary.split()))), picture.svg()
         picture.release()
     except Exception as error:  # matplotlib has many versions; the tables are worth having without it

@@ -8,43 +8,40 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
-from ipygpumem.model import CellRecord
+from ipygpumem.model import CellRecord, usage_on
 from ipygpumem.reports.figures import picture
 from ipygpumem.reports.figures.axes import set_bytes
 from ipygpumem.reports.figures.picture import Picture
-from ipygpumem.reports.figures.records import cell_name, devices_of, ran_out, usage_on
+from ipygpumem.reports.figures.records import cell_name, devices_in, ran_out
 from ipygpumem.reports.layout import count, device_label
 from ipygpumem.units import format_change
 
-_WIDTH, _LEFT, _RIGHT = 9.0, 0.85, 0.2
-_ACROSS = _WIDTH - _LEFT - _RIGHT
-_TOP, _TITLE, _BOTTOM = 0.4, 0.34, 0.7
 _BARS = 100
 """Where there are more cells, each bar stands for several: as many as it takes."""
 _NAMED = 4
 """So many of the highest peaks carry their figure, where there is room."""
+_FIGURE_SHARE = 0.085
+"""The share of a panel's width that such a figure takes."""
 
 
 def draw(cells: Sequence[CellRecord], *, device: str | None = None) -> Picture:
     """Return peak and kept memory of each of ``cells`` (at least one), a panel for each device."""
-    devices = devices_of((usage for cell in cells for usage in cell.usages), device)
-    panel = 2.2 if len(devices) == 1 else 1.6
-    height = _TOP + len(devices) * (_TITLE + panel) + _BOTTOM
+    devices = devices_in((usage for cell in cells for usage in cell.usages), device)
+    each = -(-len(cells) // _BARS)
+    groups = [cells[start : start + each] for start in range(0, len(cells), each)]
+    number = count(len(cells), "cell") + f", {each} in each bar" * (each > 1)
     with picture.drawing():
-        figure = Picture(_WIDTH, height, _summary(cells, devices))
-        figure.write(0.12, 0.3, "Memory of each cell", size=picture.LARGE, weight="bold")
-        each = -(-len(cells) // _BARS)
-        number = count(len(cells), "cell") + f", {each} in each bar" * (each > 1)
-        figure.write(_WIDTH - _RIGHT, 0.3, number, size=picture.SMALL, ha="right")
-        tops = [_TOP + _TITLE + index * (_TITLE + panel) for index in range(len(devices))]
-        panels = [figure.panel(_LEFT, top, _ACROSS, panel) for top in tops]
-        groups = [cells[start : start + each] for start in range(0, len(cells), each)]
+        height = 0.6 + (2.5 if len(devices) == 1 else 1.95 * len(devices))
+        figure = Picture(height, _summary(cells, devices), "Memory of each cell", number)
+        panels = figure.subplots(len(devices), sharex=True, squeeze=False)[:, 0]
         for axes, name in zip(panels, devices, strict=True):
             _draw_panel(axes, groups, name)
             axes.set_title(_headline(cells, name), loc="left", size=picture.NORMAL, pad=4)
-        _set_numbers(panels[-1], groups)
-        figure.legend(handles=_legend(cells, each), loc="lower center", bbox_to_anchor=(0.5, 0.03 / height), ncol=3)
+        _number(panels[-1], groups)
+        figure.legend(handles=_legend(cells, each), loc="outside lower center", ncol=3)
+        figure.lay_out()
     return figure
 
 
@@ -69,7 +66,7 @@ def _draw_panel(axes: Axes, groups: Groups, device: str) -> None:
             axes.axvline(index, zorder=1, **picture.OUT)
     axes.axhline(0, color=picture.FAINT_INK, linewidth=0.7, zorder=4)
     axes.spines["bottom"].set_visible(False)
-    axes.set_xticks([])
+    axes.tick_params(axis="x", length=0)
     set_bytes(axes.yaxis)
     _name_highest(axes, peaks)
 
@@ -81,42 +78,21 @@ def _draw_bars(axes: Axes, heights: Sequence[int], width: float, **look: Any) ->
 
 def _name_highest(axes: Axes, peaks: Sequence[int]) -> None:
     """Write their figures over the highest peaks, where no higher one is in the way."""
-    left, right = axes.get_xlim()
-    per_inch = (right - left) / _ACROSS
-    taken: list[tuple[float, float]] = []
-    for index in sorted(range(len(peaks)), key=lambda index: -peaks[index])[:_NAMED]:
-        text = format_change(peaks[index])
-        half = (picture.inches(text, picture.SMALL) / 2 + 0.04) * per_inch
-        middle = min(max(index, left + half), right - half)
-        start, end = middle - half, middle + half
-        if peaks[index] and all(start >= other_end or end <= other_start for other_start, other_end in taken):
-            above: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "ha": "center"}
-            axes.annotate(
-                text,
-                (middle, peaks[index]),
-                size=picture.SMALL,
-                zorder=5,
-                **above,
-                bbox={"facecolor": picture.PAPER, "edgecolor": "none", "pad": 0.8},
-            )
-        taken.append((start, end))
+    width = _FIGURE_SHARE * (axes.get_xlim()[1] - axes.get_xlim()[0])
+    highest = sorted(range(len(peaks)), key=lambda index: -peaks[index])[:_NAMED]
+    for place, index in enumerate(highest):
+        if peaks[index] and all(abs(index - other) >= width for other in highest[:place]):
+            above: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "zorder": 5, "size": picture.SMALL}
+            paper = {"facecolor": picture.PAPER, "edgecolor": "none", "pad": 0.8}
+            axes.annotate(format_change(peaks[index]), (index, peaks[index]), (0, 3), bbox=paper, **above)
 
 
-def _set_numbers(axes: Axes, groups: Groups) -> None:
+def _number(axes: Axes, groups: Groups) -> None:
     """Number as many bars as there is room for, evenly: each by its first cell."""
-    per_inch = (axes.get_xlim()[1] - axes.get_xlim()[0]) / _ACROSS
-    widest = picture.inches("0", picture.SMALL) * max(len(cell_name(cells[0])) for cells in groups) + 0.1
-    step = next(step for step in _steps() if step >= widest * per_inch)
-    first = groups[0][0].execution_count or 0
-    offset = -first % step if len(groups[0]) == 1 else 0  # round numbers, where that is easy
-    placed = range(offset, len(groups), step)
-    axes.set_xticks(list(placed), [cell_name(groups[index][0]) for index in placed])
-    axes.tick_params(axis="x", length=0)
+    names = [cell_name(cells[0]) for cells in groups]
+    axes.xaxis.set_major_locator(MaxNLocator(60 // max(map(len, names)), integer=True))
+    axes.xaxis.set_major_formatter(lambda place, _: names[int(place)] if 0 <= place < len(names) else "")
     axes.set_xlabel("cell" if len(groups[0]) == 1 else "first cell of a bar", size=picture.SMALL)
-
-
-def _steps() -> list[int]:
-    return [digit * 10**power for power in range(8) for digit in (1, 2, 5)]
 
 
 def _legend(cells: Sequence[CellRecord], each: int) -> list[Patch | Line2D]:

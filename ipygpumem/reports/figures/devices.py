@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
 
@@ -11,13 +12,14 @@ from ipygpumem.reconcile.records import Part, Reconciliation
 from ipygpumem.reports.figures import picture
 from ipygpumem.reports.figures.axes import set_bytes
 from ipygpumem.reports.figures.picture import Picture
+from ipygpumem.reports.figures.records import chosen
 from ipygpumem.reports.layout import clean, device_label
 from ipygpumem.units import format_bytes
 
-_WIDTH, _LEFT, _RIGHT = 9.0, 0.35, 0.35
-_ACROSS = _WIDTH - _LEFT - _RIGHT
-_TOP, _TITLE, _BAR, _TICKS, _ROW, _GAP = 0.5, 0.3, 0.42, 0.34, 0.2, 0.2
-_COLUMNS = 2
+_ABOUT_ACROSS = 8.6
+_BAR, _ROW, _COLUMNS = 0.42, 0.16, 2
+"""Inches that a bar takes and a row of names below it, and how many names are side by side."""
+_NAMES: dict[str, Any] = {"ncol": _COLUMNS, "loc": "upper left", "columnspacing": 8, "borderpad": 0, "borderaxespad": 0}
 _SMALL_SHARE = 0.004
 """Parts with less of the device are drawn as one."""
 
@@ -62,20 +64,23 @@ _ANY = _Look("#a3a8b0")
 _MERGED = _Look("#7a7f87")
 
 
-def draw(reconciliations: Sequence[Reconciliation]) -> Picture:
+def draw(reconciliations: Sequence[Reconciliation], *, device: str | None = None) -> Picture:
     """Return one bar for each device; at least one."""
+    names = chosen((found.device for found in reconciliations), device, "is not known")
+    reconciliations = [found for found in reconciliations if found.device in names]
     parts = [_parts(found) for found in reconciliations]
-    heights = [_TITLE + _BAR + _TICKS + _ROW * -(-len(own) // _COLUMNS) + _GAP for own in parts]
+    heights = [inches for own in parts for inches in (_BAR, _ROW * -(-len(own) // _COLUMNS))]
     with picture.drawing():
-        figure = Picture(_WIDTH, _TOP + sum(heights), _summary(reconciliations))
-        figure.write(0.12, 0.3, "What the memory consists of", size=picture.LARGE, weight="bold")
-        top = _TOP
-        for found, own, height in zip(reconciliations, parts, heights, strict=True):
+        figure = Picture(sum(heights) + 0.85 * len(parts), _summary(reconciliations), "What the memory consists of")
+        panels = figure.subplots(len(heights), height_ratios=heights)
+        for axes, below, found, own in zip(panels[::2], panels[1::2], reconciliations, parts, strict=True):
             title = f"{_label(found)} · {format_bytes(found.total_bytes)}, {clean(found.basis)}"
-            figure.write(_LEFT, top + _TITLE - 0.1, picture.fit(title, _ACROSS, picture.NORMAL), size=picture.NORMAL)
-            _draw_bar(figure.panel(_LEFT, top + _TITLE, _ACROSS, _BAR), own, found.total_bytes)
-            _draw_names(figure, own, top + _TITLE + _BAR + _TICKS, found.total_bytes)
-            top += height
+            title = picture.fit(title, _ABOUT_ACROSS, picture.NORMAL)
+            axes.set_title(title, loc="left", size=picture.NORMAL, pad=4)
+            _draw_bar(axes, own, found.total_bytes)
+            below.axis("off")
+            below.legend(*axes.get_legend_handles_labels(), **_NAMES)
+        figure.lay_out()
     return figure
 
 
@@ -103,57 +108,25 @@ def _look(part: Part) -> _Look:
 
 
 def _draw_bar(axes: Axes, parts: Sequence[Part], total: int) -> None:
-    axes.set(xlim=(0, total or 1), ylim=(0, 1))
+    """Draw the parts one after the other."""
+    axes.set(xlim=(0, total or 1), ylim=(-0.5, 0.5), yticks=[])
     left = 0
     for part in parts:
-        size = part.size_bytes or 0
-        _box(axes, left, size, _look(part))
-        left += size
-    axes.set_yticks([])
+        look, size = _look(part), _size(part, total)
+        name = picture.fit(part.name, _ABOUT_ACROSS / _COLUMNS - 1.8, picture.SMALL)
+        options: dict[str, Any] = {"facecolor": look.color, "hatch": look.hatch, "edgecolor": picture.INK}
+        axes.barh(0, part.size_bytes or 0, 1, left, label=f"{name} · {size}", linewidth=0.5, **options)
+        left += part.size_bytes or 0
     axes.grid(visible=False)
     axes.spines[["left", "bottom"]].set_visible(False)
-    set_bytes(axes.xaxis, count=6)
-
-
-def _box(axes: Axes, left: float, width: float, look: _Look) -> None:
-    axes.barh(
-        0.5, width, left=left, height=1, facecolor=look.color, hatch=look.hatch, edgecolor=picture.INK, linewidth=0.5
-    )
-
-
-def _draw_names(figure: Picture, parts: Sequence[Part], top: float, total: int) -> None:
-    """Write the parts' names and sizes below the bar, column by column, each beside its look."""
-    rows = -(-len(parts) // _COLUMNS)
-    axes = figure.panel(_LEFT, top, _ACROSS, max(rows, 1) * _ROW)
-    axes.set(xlim=(0, _ACROSS), ylim=(max(rows, 1), 0))
-    axes.axis("off")
-    column = _ACROSS / _COLUMNS
-    for index, part in enumerate(parts):
-        left, row = index // rows * column, index % rows + 0.5
-        look = _look(part)
-        axes.barh(
-            row,
-            0.2,
-            left=left,
-            height=0.62,
-            facecolor=look.color,
-            hatch=look.hatch,
-            edgecolor=picture.INK,
-            linewidth=0.5,
-        )
-        size = _size(part, total)
-        room = column - 0.63 - picture.inches(size, picture.SMALL)
-        axes.text(left + 0.28, row, picture.fit(part.name, room, picture.SMALL), size=picture.SMALL, va="center")
-        axes.text(left + column - 0.25, row, size, size=picture.SMALL, va="center", ha="right", color=picture.FAINT_INK)
+    set_bytes(axes.xaxis)
 
 
 def _size(part: Part, total: int) -> str:
     if part.size_bytes is None:
         return "unknown"
     share = 100 * part.size_bytes / total if total else 0.0
-    return (
-        f"{format_bytes(part.size_bytes)}  {share:.0f} %" if share >= 0.5 else f"{format_bytes(part.size_bytes)}  <1 %"
-    )
+    return f"{format_bytes(part.size_bytes)}, {f'{share:.0f}' if share >= 0.5 else '<1'} %"
 
 
 def _label(found: Reconciliation) -> str:

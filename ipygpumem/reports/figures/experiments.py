@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from ipygpumem.model import ExperimentRecord
+from ipygpumem.model import ExperimentRecord, usage_on
 from ipygpumem.reports.figures import picture
 from ipygpumem.reports.figures.picture import Picture
-from ipygpumem.reports.figures.records import devices_of, usage_on
+from ipygpumem.reports.figures.records import devices_in
+from ipygpumem.reports.history import numbered
 from ipygpumem.reports.layout import count, device_label
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
-_WIDTH, _LEFT, _RIGHT, _TIME, _BETWEEN = 9.0, 2.25, 0.25, 1.3, 0.25
-_TOP, _TITLE, _BOTTOM, _ROW = 0.45, 0.3, 0.5, 0.42
+_ROW, _NAMES, _NARROWEST = 0.42, 1.95, 1.85
+"""In inches: how high a row is, how wide names may be, and how wide the panel of a device must be at least."""
 _AT_MOST = 40
 """More rows than this make no picture that anybody looks at."""
 _LINE = 0.2
 """Half the distance of a row's two lines of text, in rows."""
-_NARROWEST = 1.6
 _BACK: dict[str, Any] = {"facecolor": picture.GIVEN_BACK, "edgecolor": "#2f7d63", "hatch": "////"}
 _TIMES: dict[str, Any] = {"facecolor": "#c3c7cd", "edgecolor": picture.FAINT_INK}
 _PEAKS: dict[str, Any] = {"facecolor": picture.PEAK, "edgecolor": picture.PEAK_EDGE}
@@ -31,28 +30,26 @@ _PEAKS: dict[str, Any] = {"facecolor": picture.PEAK, "edgecolor": picture.PEAK_E
 def draw(experiments: Sequence[ExperimentRecord], *, device: str | None = None) -> Picture:
     """Return the last 40 of ``experiments`` (at least one), the oldest on top."""
     shown = experiments[-_AT_MOST:]
-    devices = devices_of((usage for item in shown for usage in item.usages), device)
-    height = _TOP + _TITLE + _ROW * len(shown) + _BOTTOM
-    width = max(_NARROWEST, (_WIDTH - _LEFT - _RIGHT - _TIME - _BETWEEN * len(devices)) / len(devices))
-    across = _LEFT + _TIME + (_BETWEEN + width) * len(devices) + _RIGHT
+    devices = devices_in((usage for item in shown for usage in item.usages), device)
+    all_of_them = count(len(experiments), "experiment")
+    number = f"the last {len(shown)} of {all_of_them}" if len(shown) < len(experiments) else all_of_them
+    names = [run.label for run in numbered(shown)]
     with picture.drawing():
-        figure = Picture(across, height, _summary(shown, devices))
-        figure.write(0.12, 0.3, "Experiments", size=picture.LARGE, weight="bold")
-        all_of_them = count(len(experiments), "experiment")
-        number = f"the last {len(shown)} of {all_of_them}" if len(shown) < len(experiments) else all_of_them
-        figure.write(across - _RIGHT, 0.3, number, size=picture.SMALL, ha="right")
-        lefts = [_LEFT, *(_LEFT + _TIME + _BETWEEN + index * (width + _BETWEEN) for index in range(len(devices)))]
-        widths = [_TIME] + [width] * len(devices)
-        panels = [
-            figure.panel(left, _TOP + _TITLE, wide, _ROW * len(shown)) for left, wide in zip(lefts, widths, strict=True)
-        ]
-        for axes in panels:
+        width = max(9.0, _NAMES + 1.8 + _NARROWEST * len(devices))
+        height = _ROW * len(shown) + 0.65
+        figure = Picture(height, _summary(shown, names, devices), "Experiments", number, width=width)
+        ratios = [1.3, *[5.25 / len(devices)] * len(devices)]
+        times, *panels = figure.subplots(1, len(ratios), width_ratios=ratios)
+        for axes, name in zip((times, *panels), ("time", *map(device_label, devices)), strict=True):
             _prepare(axes, len(shown))
-        _draw_names(panels[0], shown)
-        _draw_times(panels[0], shown, _TIME)
-        for axes, name in zip(panels[1:], devices, strict=True):
-            _draw_device(axes, shown, name, width)
-        figure.legend(handles=_legend(), loc="lower center", bbox_to_anchor=(0.5, 0.03 / height), ncol=3)
+            name = picture.fit(name, _NARROWEST - 0.35, picture.NORMAL)
+            axes.set_title(name, loc="left", size=picture.NORMAL, pad=4)
+        _draw_names(times, shown, names)
+        figure.legend(handles=_legend(), loc="outside lower center", ncol=3)
+        figure.lay_out()
+        _draw_times(times, shown)
+        for axes, name in zip(panels, devices, strict=True):
+            _draw_device(axes, shown, name)
     return figure
 
 
@@ -64,46 +61,26 @@ def _prepare(axes: Axes, rows: int) -> None:
     picture.draw_boxes(axes, bands, facecolors=picture.BAND, zorder=0, transform=axes.get_yaxis_transform())
 
 
-def _draw_names(axes: Axes, experiments: Sequence[ExperimentRecord]) -> None:
+def _draw_names(axes: Axes, experiments: Sequence[ExperimentRecord], names: Sequence[str]) -> None:
     """Write each experiment's name, and below it its parameters."""
-    left: dict[str, Any] = {
-        "xycoords": ("axes fraction", "data"),
-        "textcoords": "offset points",
-        "ha": "right",
-        "va": "center",
-    }
-    for row, (item, name) in enumerate(zip(experiments, _names(experiments), strict=True)):
+    place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+    place |= {"ha": "right", "va": "center"}
+    for row, (item, name) in enumerate(zip(experiments, names, strict=True)):
         below = ", ".join(f"{key}={value}" for key, value in item.parameters.items())
-        name = picture.fit(name, _LEFT - 0.3, picture.NORMAL)
-        if not below:
-            axes.annotate(name, (0, row), (-6, 0), size=picture.NORMAL, **left)
-            continue
-        below = picture.fit(below, _LEFT - 0.3, picture.SMALL)
-        axes.annotate(name, (0, row - _LINE), (-6, 0), size=picture.NORMAL, **left)
-        axes.annotate(below, (0, row + _LINE), (-6, 0), size=picture.SMALL, color=picture.FAINT_INK, **left)
+        name, below = picture.fit(name, _NAMES, picture.NORMAL), picture.fit(below, _NAMES, picture.SMALL)
+        axes.annotate(name, (0, row - _LINE if below else row), (-6, 0), size=picture.NORMAL, **place)
+        axes.annotate(below, (0, row + _LINE), (-6, 0), size=picture.SMALL, color=picture.FAINT_INK, **place)
 
 
-def _names(experiments: Sequence[ExperimentRecord]) -> list[str]:
-    """Return the experiments' names; those that occur again are numbered."""
-    number = Counter(item.name for item in experiments)
-    seen: Counter[str] = Counter()
-    names = []
-    for item in experiments:
-        seen[item.name] += 1
-        names.append(f"{picture.shorten(item.name, 60)} #{seen[item.name]}" if number[item.name] > 1 else item.name)
-    return names
-
-
-def _draw_times(axes: Axes, experiments: Sequence[ExperimentRecord], width: float) -> None:
+def _draw_times(axes: Axes, experiments: Sequence[ExperimentRecord]) -> None:
     times = [item.duration_seconds for item in experiments]
     labels = [(format_seconds(item.duration_seconds), f"{item.ooms} OOM" if item.ooms else "") for item in experiments]
-    _set_room(axes, 0, max(times) or 1, labels, width)
+    _set_room(axes, 0, max(times) or 1, labels)
     _draw_bars(axes, [0] * len(times), times, 0.36, zorder=2, **_TIMES)
     _write_labels(axes, times, labels, below=picture.TROUBLE)
-    axes.set_title("time", loc="left", size=picture.NORMAL, pad=4)
 
 
-def _draw_device(axes: Axes, experiments: Sequence[ExperimentRecord], device: str, width: float) -> None:
+def _draw_device(axes: Axes, experiments: Sequence[ExperimentRecord], device: str) -> None:
     """Draw peaks as wide bars, and on them what was kept and what the end gave back, one after the other."""
     usages = [usage_on(item.usages, device) for item in experiments]
     peaks = [0 if usage is None else usage.peak_delta_bytes for usage in usages]
@@ -114,14 +91,13 @@ def _draw_device(axes: Axes, experiments: Sequence[ExperimentRecord], device: st
         ("not in use", "") if usage is None else (format_change(peak), f"kept {format_change(size)}")
         for usage, peak, size in zip(usages, peaks, kept, strict=True)
     ]
-    _set_room(axes, min(0, *kept), max(1, *ends), labels, width)
+    _set_room(axes, min(0, *kept), max(1, *ends), labels)
     nothing = [0] * len(experiments)
     _draw_bars(axes, nothing, peaks, 0.62, zorder=2, **_PEAKS)
     _draw_bars(axes, kept, back, 0.3, zorder=3, **_BACK)  # what was there before may be among it
     _draw_bars(axes, nothing, kept, 0.3, zorder=3.5, facecolor=picture.IN_USE, edgecolor=picture.IN_USE)
     _write_labels(axes, ends, labels, below=picture.FAINT_INK)
     axes.axvline(0, color=picture.FAINT_INK, linewidth=0.7, zorder=4)
-    axes.set_title(picture.fit(device_label(device), width, picture.NORMAL), loc="left", size=picture.NORMAL, pad=4)
 
 
 def _draw_bars(axes: Axes, starts: Sequence[float], lengths: Sequence[float], thick: float, **look: Any) -> None:
@@ -130,8 +106,9 @@ def _draw_bars(axes: Axes, starts: Sequence[float], lengths: Sequence[float], th
     picture.draw_boxes(axes, boxes, linewidths=0.6, **look)
 
 
-def _set_room(axes: Axes, low: float, high: float, labels: Sequence[tuple[str, str]], width: float) -> None:
+def _set_room(axes: Axes, low: float, high: float, labels: Sequence[tuple[str, str]]) -> None:
     """Leave room for the labels behind the bars."""
+    width = picture.width_of(axes)
     longest = sorted({text for label in labels for text in label}, key=len)[-5:]
     room = max(picture.inches(text, picture.SMALL) for text in longest) + 0.12
     axes.set_xlim(low, high + (high - low) * room / (width - room))
@@ -154,9 +131,9 @@ def _legend() -> list[Patch]:
     ]
 
 
-def _summary(experiments: Sequence[ExperimentRecord], devices: Sequence[str]) -> str:
+def _summary(experiments: Sequence[ExperimentRecord], names: Sequence[str], devices: Sequence[str]) -> str:
     lines = [count(len(experiments), "experiment")]
-    for item, name in list(zip(experiments, _names(experiments), strict=True))[-20:]:
+    for item, name in list(zip(experiments, names, strict=True))[-20:]:
         parts = [picture.shorten(name, 60), format_seconds(item.duration_seconds)]
         for device in devices:
             usage = usage_on(item.usages, device)

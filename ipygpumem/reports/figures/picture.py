@@ -21,11 +21,13 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
+from ipygpumem.reports import layout
 from ipygpumem.reports.figures import fonts
 from ipygpumem.reports.html import DARK_PICTURE
-from ipygpumem.reports.layout import clean
 
 PAPER = "#fcfcfa"  # pages with a dark theme turn it dark
 INK = "#26292e"
@@ -51,6 +53,9 @@ _MARK = "ipygpumem-picture"
 _DPI = 96
 _SCALE = 2
 """Pixels of a picture per pixel of the page: sharp on dense screens."""
+
+_TOP, _EDGE = 0.5, 0.12
+"""Inches that the title takes with the line below it, and those at the sides."""
 
 _COLOUR = re.compile(r"#[0-9a-f]{6}\b")
 
@@ -98,15 +103,30 @@ class Picture(Figure):
     """A figure that notebooks show as an image with a text beside it. pyplot does not know of it.
 
     Args:
-        width: in inches.
-        height: in inches.
+        height: of what is below the title, in inches.
         summary: the main figures in words, for who cannot see the picture.
+        title: stands at the left.
+        number: stands at the right: of how much the picture is.
+        width: in inches.
     """
 
-    def __init__(self, width: float, height: float, summary: str) -> None:
-        super().__init__(figsize=(width, height), dpi=_DPI)
+    def __init__(self, height: float, summary: str, title: str, number: str = "", *, width: float = 9.0) -> None:
+        super().__init__(figsize=(width, height + _TOP), dpi=_DPI)
+        below = (_EDGE / width, 0, 1 - 2 * _EDGE / width, height / (height + _TOP))
+        self._layout = ConstrainedLayoutEngine(rect=below, w_pad=0.06, h_pad=0.05)
         FigureCanvasAgg(self)
         self.summary = summary
+        self._write(0.3, title, x=_EDGE / width, size=LARGE, weight="bold")
+        self._write(0.3, number, x=1 - _EDGE / width, ha="right", size=SMALL)
+
+    def _write(self, top: float, text: str, **options: Any) -> None:
+        self.text(y=1 - top / self.get_figheight(), s=text, **options)
+
+    def lay_out(self) -> None:
+        """Give all panels their places, so that texts can be fitted into them; they stay there."""
+        self._layout.execute(self)
+        for axes in self.axes:  # the solver's last digits differ from run to run: equal pictures are equal files
+            axes.set_position(Bbox(axes.get_position().get_points().round(6)))
 
     def draw(self, renderer: RendererBase) -> None:
         """Draw in the style that the picture was made in."""
@@ -124,19 +144,8 @@ class Picture(Figure):
                 missing.update(dict.fromkeys(found))
         line = fonts.missing_line(missing)
         if line:
-            self.write(0.12, 0.46, line, size=SMALL, color=FAINT_INK)
+            self._write(0.46, line, x=_EDGE / self.get_figwidth(), size=SMALL, color=FAINT_INK)
             self.summary += f"\n  {line}"
-
-    def panel(self, left: float, top: float, width: float, height: float, **options: Any) -> Axes:
-        """Add axes at a place in inches, counted from the left and from the top."""
-        full_width, full_height = self.get_size_inches()
-        place = (left / full_width, 1 - (top + height) / full_height, width / full_width, height / full_height)
-        return self.add_axes(place, **options)
-
-    def write(self, left: float, top: float, text: str, **options: Any) -> None:
-        """Write ``text`` with its baseline at a place in inches, counted from the left and from the top."""
-        width, height = self.get_size_inches()
-        self.text(left / width, 1 - top / height, text, **options)
 
     def render(self, kind: str = "png", *, dark: bool = False) -> bytes:
         """Return the picture as a file of ``kind``: ``png``, ``svg`` or ``pdf``. Equal pictures give equal files.
@@ -235,14 +244,16 @@ def draw_boxes(axes: Axes, boxes: Iterable[tuple[float, float, float, float]], *
     axes.add_collection(PolyCollection(corners, **look), autolim=False)
 
 
+def width_of(axes: Axes) -> float:
+    """Return how many inches wide ``axes`` are, once they are laid out."""
+    return float(axes.get_window_extent().width) / _DPI
+
+
 def shorten(text: str, letters: int) -> str:
-    """Return ``text`` on one line in at most ``letters`` letters: the middle gives way, since ends tell names apart."""
-    text = clean(text[:4096])
+    """Return ``text`` shortened, with a font for each of its letters."""
+    text = layout.shorten(text, letters)
     fonts.provide(text)
-    if len(text) <= letters:
-        return text
-    tail = (letters - 1) // 3
-    return f"{text[: letters - 1 - tail]}…{text[len(text) - tail :]}"
+    return text
 
 
 def fit(text: str, width: float, size: float) -> str:

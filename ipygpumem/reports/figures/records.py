@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from ipygpumem.errors import PlotError
-from ipygpumem.model import CellRecord, Usage
-from ipygpumem.reports.layout import clean, device_label
+from ipygpumem.model import CellRecord, Usage, devices_of
+from ipygpumem.reports.layout import clean, device_label, in_use
 
 _OUT_OF_MEMORY = frozenset({"MemoryError", "OutOfMemoryError", "_ArrayMemoryError"})
 
 
-def devices_of(usages: Iterable[Usage], wanted: str | None = None) -> list[str]:
-    """Return the devices that were in use, the host first.
+def devices_in(usages: Iterable[Usage], wanted: str | None = None) -> list[str]:
+    """Return the devices that were in use, the host first; none but the ``wanted`` one (``PlotError``)."""
+    return chosen(["cpu", *devices_of(filter(in_use, usages))], wanted, "was not in use")
 
-    Args:
-        usages: of any number of cells.
-        wanted: only ``cuda:0``, or all that are ``cuda``; ``RAM`` is the host.
+
+def chosen(devices: Iterable[str], wanted: str | None, why_not: str) -> list[str]:
+    """Return the devices that ``wanted`` names: ``RAM``, ``cuda:0``, ``cuda`` for all of its kind; None names all.
 
     Raises:
-        PlotError: none of the devices is the wanted one.
+        PlotError: it names none of them.
     """
-    found = {"cpu": True}
-    for usage in usages:
-        if usage.peak_bytes or usage.before_bytes or usage.reserved_bytes:
-            found[usage.device] = True
-    if wanted is None:
-        return list(found)
-    chosen = [device for device in found if wanted in (device, device.partition(":")[0], device_label(device))]
-    if not chosen:
-        there = ", ".join(clean(device_label(device)) for device in found)
-        raise PlotError(f"device {clean(wanted)!r} was not in use; there are: {there}")
-    return chosen
-
-
-def usage_on(usages: Sequence[Usage], device: str) -> Usage | None:
-    """Return what happened on ``device``; None where it was not there yet."""
-    return next((usage for usage in usages if usage.device == device), None)
+    there = list(dict.fromkeys(devices))
+    found = [name for name in there if wanted in (None, name, name.partition(":")[0], device_label(name))]
+    if not found:
+        names = ", ".join(clean(device_label(device)) for device in there) or "none"
+        raise PlotError(f"device {clean(str(wanted))!r} {why_not}; there are: {names}")
+    return found
 
 
 def ran_out(cell: CellRecord) -> bool:

@@ -11,20 +11,22 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from ipygpumem.model import CellRecord, ExperimentRecord, Usage
+from ipygpumem.model import CellRecord, ExperimentRecord, Usage, usage_on
 from ipygpumem.reports.figures import picture
 from ipygpumem.reports.figures.axes import TimeAxis, set_bytes
 from ipygpumem.reports.figures.picture import Picture
-from ipygpumem.reports.figures.records import cell_name, devices_of, ran_out, usage_on
-from ipygpumem.reports.figures.timeline import COLUMNS, Timeline, draw_bands, draw_strip
+from ipygpumem.reports.figures.records import cell_name, devices_in, ran_out
+from ipygpumem.reports.figures.timeline import COLUMNS, Timeline, draw_bands, draw_strip, prepare_strip
 from ipygpumem.reports.layout import count, device_label
 from ipygpumem.units import format_bytes, format_seconds
 
-_WIDTH, _LEFT, _RIGHT = 9.0, 0.85, 0.2
-_ACROSS = _WIDTH - _LEFT - _RIGHT
-_TOP, _ROW, _TITLE, _BOTTOM = 0.5, 0.21, 0.32, 0.72
+_ROW = 0.21
+"""Inches that a row of the time line takes."""
 _REACH = 2.0
 """A device's total is drawn if it is at most so many times the highest peak."""
+
+_LABELS = 12
+"""So many times find room on the time axis."""
 
 _RESERVED: dict[str, Any] = {"color": picture.INK, "linewidth": 0.9, "linestyle": ":"}
 _TOTAL: dict[str, Any] = {"color": picture.INK, "linewidth": 0.9, "linestyle": (0, (6, 3))}
@@ -45,30 +47,22 @@ def draw(
         device: only this one, or this kind.
         earlier: how many cells before these are left out.
     """
-    with picture.drawing():  # names are measured
-        line = Timeline(cells, experiments, _ACROSS)
-    counts = _counts(line, earlier)
-    devices = devices_of((usage for cell in line.cells for usage in cell.usages), device)
-    strip, panel = (line.rows + 1) * _ROW, 2.0 if len(devices) == 1 else 1.45
-    height = _TOP + strip + len(devices) * (_TITLE + panel) + _BOTTOM
+    devices = devices_in((usage for cell in cells for usage in cell.usages), device)
     with picture.drawing():
-        figure = Picture(_WIDTH, height, _summary(line, devices, counts))
-        figure.write(0.12, 0.3, "Memory over the session", size=picture.LARGE, weight="bold")
-        figure.write(_WIDTH - _RIGHT, 0.3, counts, size=picture.SMALL, ha="right")
-        draw_strip(figure.panel(_LEFT, _TOP, _ACROSS, strip), line)
-        tops = [_TOP + strip + _TITLE + index * (_TITLE + panel) for index in range(len(devices))]
-        panels = [figure.panel(_LEFT, top, _ACROSS, panel) for top in tops]
+        line = Timeline(cells, experiments)
+        counts = _counts(line, earlier)
+        heights = [(line.rows + 1) * _ROW, *([2.0] if len(devices) == 1 else [1.45] * len(devices))]
+        height = sum(heights) + 0.35 * len(devices) + 0.75
+        figure = Picture(height, _summary(line, devices, counts), "Memory over the session", counts)
+        strip, *panels = figure.subplots(len(heights), height_ratios=heights, sharex=True)
+        prepare_strip(strip, line)
         for axes, name in zip(panels, devices, strict=True):
             _draw_panel(axes, line, name)
         _set_times(panels[-1], line.axis)
-        figure.legend(
-            handles=_legend(line.cells, devices),
-            loc="lower center",
-            bbox_to_anchor=(0.5, 0.03 / height),
-            ncol=5,
-            columnspacing=1.6,
-            handlelength=1.8,
-        )
+        options: dict[str, Any] = {"ncol": 5, "columnspacing": 1.6, "handlelength": 1.8}
+        figure.legend(handles=_legend(line.cells, devices), loc="outside lower center", **options)
+        figure.lay_out()
+        draw_strip(strip, line)
     return figure
 
 
@@ -80,7 +74,7 @@ def _draw_panel(axes: Axes, line: Timeline, device: str) -> None:
     usages = _usages(line.cells, device)
     total = _total_within_reach(usages.values())
     top = max([usage.peak_bytes for usage in usages.values()] + [total or 0]) * 1.1 or 1
-    axes.set(xlim=(0, line.axis.length), ylim=(0, top))
+    axes.set_ylim(0, top)
     if not line.is_dense:
         draw_bands(axes, line, 0, top)
     spans = [(line.places[index], usage) for index, usage in usages.items()]
@@ -90,7 +84,7 @@ def _draw_panel(axes: Axes, line: Timeline, device: str) -> None:
     for (_, end), cell in zip(line.places, line.cells, strict=True):
         if ran_out(cell):
             axes.axvline(end, zorder=6, **picture.OUT)
-    axes.set_xticks([])
+    axes.tick_params(axis="x", length=0)
     set_bytes(axes.yaxis)
     axes.set_title(_headline(line, device), loc="left", size=picture.NORMAL, pad=4)
 
@@ -120,14 +114,7 @@ def _draw_usages(axes: Axes, usages: _Spans) -> None:
         places += [start, start, end, end]
         sizes += [sizes[-1] if sizes else 0, usage.before_bytes, usage.before_bytes, usage.after_bytes]
     axes.fill_between(places, sizes, color=picture.IN_USE_AREA, linewidth=0, zorder=1)
-    axes.plot(
-        places,
-        sizes,
-        color=picture.IN_USE,
-        linewidth=1.4,
-        solid_joinstyle="miter",
-        zorder=4,
-    )
+    axes.plot(places, sizes, color=picture.IN_USE, linewidth=1.4, solid_joinstyle="miter", zorder=4)
     peaks = [(start, end, usage.before_bytes, usage.peak_bytes) for (start, end), usage in usages]
     outlined: dict[str, Any] = {"facecolors": picture.PEAK, "edgecolors": picture.PEAK_EDGE, "linewidths": 0.6}
     picture.draw_boxes(axes, peaks, zorder=3, **outlined)
@@ -165,9 +152,9 @@ def _headline(line: Timeline, device: str) -> str:
 
 
 def _set_times(axes: Axes, axis: TimeAxis) -> None:
-    label = picture.inches("00:00:00", picture.SMALL) + 0.15
-    ticks = axis.ticks(label * axis.length / _ACROSS)
+    ticks = axis.ticks(axis.length / _LABELS)
     axes.set_xticks([place for place, _ in ticks], [text for _, text in ticks])
+    axes.tick_params(axis="x", length=3)
     text = "time since the first cell"
     if axis.shortened:
         drawn, whole = format_seconds(axis.longest_pause), format_seconds(sum(axis.shortened))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,6 +19,8 @@ _LETTERS = 24
 _BANDS = ("#e8eaee", "#f4f5f7")
 _BAR, _BAR_EDGE = "#dcd6ea", "#6f5f97"
 _MARGIN = 0.04  # inches beside a text
+_ABOUT_ACROSS = 7.8
+"""Inches of a time line, about: in which rows the experiments go is asked before it is laid out."""
 COLUMNS = 120
 """Where there are more cells they are drawn together, in so many columns."""
 
@@ -40,16 +41,14 @@ class Timeline:
     Args:
         cells: at least one, in any order.
         experiments: those that do not overlap the cells are left out; open ones are known from their cells.
-        width: of the time axis, in inches.
     """
 
-    def __init__(self, cells: Sequence[CellRecord], experiments: Sequence[ExperimentRecord], width: float) -> None:
+    def __init__(self, cells: Sequence[CellRecord], experiments: Sequence[ExperimentRecord]) -> None:
         self.cells = sorted(cells, key=lambda cell: cell.started_at)
         self._spans = _spans(self.cells)
         self.axis = TimeAxis(self._spans)
         self.places: list[tuple[float, float]] = self.axis.place(np.array(self._spans)).tolist()
         """Where each cell begins and ends."""
-        self.per_inch = self.axis.length / width
         self.left_out = 0
         """How many experiments there is no room for: too many run at once."""
         self.bars = self._bars(experiments)
@@ -95,7 +94,7 @@ class Timeline:
     def _beside(self, name: str, room: float) -> float:
         """Return what a name takes beside its bar: nothing if there is ``room`` for it inside."""
         text = picture.shorten(name, _LETTERS)
-        needed = (picture.inches(text, picture.SMALL) + 2 * _MARGIN) * self.per_inch
+        needed = (picture.inches(text, picture.SMALL) + 2 * _MARGIN) * self.axis.length / _ABOUT_ACROSS
         return needed if needed > room else 0.0
 
     def _unfinished(self, finished: set[str]) -> list[tuple[float, float, str]]:
@@ -125,27 +124,22 @@ def _spans(cells: Sequence[CellRecord]) -> list[tuple[float, float]]:
 # -- drawing --------------------------------------------------------------------------------------------------
 
 
-def draw_strip(axes: Axes, line: Timeline) -> None:
-    """Draw experiments as bars, and below them the cells with those of their numbers that there is room for.
-
-    Args:
-        axes: where to.
-        line: what.
-    """
-    per_inch = line.per_inch
+def prepare_strip(axes: Axes, line: Timeline) -> None:
+    """Give ``axes`` their limits and the names of their rows."""
+    rows = {0.46: "experiments", line.rows + 0.5: "cells"} if line.rows else {0.5: "cells"}
     axes.set(xlim=(0, line.axis.length), ylim=(line.rows + 1, 0))
-    axes.axis("off")
-    side: dict[str, Any] = {"size": picture.SMALL, "ha": "right", "va": "center", "color": picture.FAINT_INK}
+    axes.set_yticks(list(rows), list(rows.values()), color=picture.FAINT_INK)
+    axes.tick_params(axis="x", length=0)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.grid(visible=False)
+
+
+def draw_strip(axes: Axes, line: Timeline) -> None:
+    """Draw experiments as bars, and below them the cells with those of their numbers that there is room for."""
+    per_inch = line.axis.length / picture.width_of(axes)
     for bar, room in zip(line.bars, _rooms(line), strict=True):
         _draw_bar(axes, bar, room, per_inch)
-    if line.rows:
-        axes.text(-2 * _MARGIN * per_inch, 0.46, "experiments", **side)
-    axes.text(-2 * _MARGIN * per_inch, line.rows + 0.5, "cells", **side)
-    low, high = line.rows + 0.05, line.rows + 0.95
-    if line.is_dense:
-        picture.draw_boxes(axes, [(0, line.axis.length, low, high)], facecolors=_BANDS[1], zorder=0)
-    else:
-        draw_bands(axes, line, low, high)
+    draw_bands(axes, line, line.rows + 0.05, line.rows + 0.95)
     _number_cells(axes, line, per_inch)
 
 
@@ -198,7 +192,9 @@ def _number_cells(axes: Axes, line: Timeline, per_inch: float) -> None:
 
 
 def draw_bands(axes: Axes, line: Timeline, low: float, high: float) -> None:
-    """Shade every cell, neighbours differently."""
+    """Shade every cell, neighbours differently; all alike where they could not be told apart."""
     for parity, color in enumerate(_BANDS):
-        boxes = [(start, end, low, high) for start, end in line.places[parity::2]]
-        picture.draw_boxes(axes, boxes, facecolors=color, edgecolors=color, linewidths=0.3, zorder=0)
+        spans = [(start, end - start) for start, end in line.places[parity::2]]
+        if line.is_dense:
+            spans = [(0, line.axis.length)] * parity
+        axes.broken_barh(spans, (low, high - low), facecolors=color, edgecolors=color, linewidths=0.3, zorder=0)
