@@ -6,7 +6,6 @@ Each record is a frozen dataclass. Bytes are ``int`` and end in ``_bytes``, time
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -15,7 +14,7 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, SupportsIndex, TypeVar, overload
+from typing import Any, ClassVar, Literal, NamedTuple, SupportsIndex, TypeVar, overload
 
 from ipygpumem.errors import GpuMemError
 
@@ -32,32 +31,60 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as a dictionary of plain values, ready for JSON."""
-        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]  # subclasses are dataclasses
+        return {name: _plain(getattr(self, name)) for name in _hints(type(self))}  # type: ignore[arg-type]  # classes are hashable
 
     @classmethod
     def from_dict(cls: type[T], data: Mapping[str, Any]) -> T:
-        """Return the record that ``to_dict`` made ``data`` from; unknown keys are ignored."""
-        return cls(**{name: _decode(hint, data[name]) for name, hint in _hints(cls).items() if name in data})  # type: ignore[arg-type]  # classes are hashable
+        """Return the record that ``to_dict`` made ``data`` from; unknown keys are ignored.
+
+        Raises:
+            ValueError: a value is not of its field's type.
+            TypeError: a field is missing.
+        """
+        return _decoded(cls, dict(data))  # type: ignore[no-any-return]  # an instance of the class it is given
 
 
 @functools.cache  # of the classes here; an export holds thousands of records
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+def _hints(record: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(record)
+    return {name: hint for name, hint in hints.items() if typing.get_origin(hint) is not ClassVar}
 
 
-def _decode(hint: Any, value: Any) -> Any:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+def _plain(value: Any) -> Any:
+    if isinstance(value, Record):
+        return value.to_dict()
+    if isinstance(value, (tuple, list)):
+        if hasattr(value, "_asdict"):  # a NamedTuple
+            return {name: _plain(item) for name, item in value._asdict().items()}
+        return tuple([_plain(item) for item in value])
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _decoded(hint: Any, value: Any) -> Any:
+    """Return what a field declared as ``hint`` holds, from its plain value."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return None if value is None else _decode(arguments[0], value)
+        return value if type(value) in inner else _decoded(inner[0], value)
     if origin in (tuple, Sequence):
-        return tuple(_decode(arguments[0], item) for item in value)
+        return tuple([_decoded(inner[0], item) for item in _checked(value, list, tuple)])
     if origin in (dict, Mapping):
-        return dict(value)
-    if isinstance(hint, type) and issubclass(hint, Record):
-        return hint.from_dict(value)
-    if isinstance(hint, type) and issubclass(hint, tuple):
-        fields = _hints(hint).items()  # a NamedTuple, kept as a dictionary
-        return hint(**{name: _decode(inner, value[name]) for name, inner in fields if name in value})
+        return {key: _decoded(inner[1], item) for key, item in _checked(value, dict).items()}
+    if origin is Literal and value not in inner:
+        raise ValueError(f"{value!r} where one of {inner} belongs")
+    if origin is Literal or hint is Any:
+        return value
+    if hint is float:
+        return float(_checked(value, float, int))
+    if hint in (int, str, bool):
+        return _checked(value, hint)
+    fields = _hints(hint)
+    values = {name: _decoded(fields[name], item) for name, item in _checked(value, dict).items() if name in fields}
+    return hint(**values)
+
+
+def _checked(value: Any, *types_: type) -> Any:
+    if type(value) not in types_:
+        raise ValueError(f"{type(value).__name__} where {types_[0].__name__} belongs")
     return value
 
 
@@ -309,8 +336,8 @@ class History(list[CellRecord]):
     def _usage_columns(self) -> dict[str, list[int | None]]:
         """Return each device's columns, without those that are empty in every row."""
         found: dict[str, list[int | None]] = {}
-        for device in devices_of(self):
-            usages = [_usage_of(cell, device) for cell in self]
+        for device in devices_of(usage for cell in self for usage in cell.usages):
+            usages = [usage_on(cell.usages, device) for cell in self]
             for name in USAGE_BYTES:
                 read = attrgetter(name)
                 values = [None if usage is None else read(usage) for usage in usages]
@@ -319,14 +346,14 @@ class History(list[CellRecord]):
         return found
 
 
-def devices_of(records: Iterable[CellRecord | ExperimentRecord]) -> list[str]:
-    """Return the devices of all records, the host first, then in the order in which they come."""
-    found = dict.fromkeys(usage.device for record in records for usage in record.usages)
-    return sorted(found, key=lambda device: device != "cpu")
+def devices_of(usages: Iterable[Usage]) -> list[str]:
+    """Return the devices of all ``usages``, the host first, then in the order in which they come."""
+    return sorted(dict.fromkeys(usage.device for usage in usages), key=lambda device: device != "cpu")
 
 
-def _usage_of(cell: CellRecord, device: str) -> Usage | None:
-    return next((usage for usage in cell.usages if usage.device == device), None)
+def usage_on(usages: Iterable[Usage], device: str) -> Usage | None:
+    """Return what happened on ``device``; None where it was not there."""
+    return next((usage for usage in usages if usage.device == device), None)
 
 
 @dataclass(frozen=True, repr=False)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Protocol
 from ipygpumem.errors import PlotError
 from ipygpumem.model import CellRecord, ExperimentRecord
 from ipygpumem.notebook.commands import plot as plots
+from ipygpumem.notebook.notebook import Notebook, current_notebook
 from ipygpumem.reconcile.records import Reconciliation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ipygpumem.notebook.session import Session
 
 __all__ = ["cells", "devices", "experiments", "session"]
 
@@ -72,16 +72,14 @@ def devices(reconciliations: Sequence[Reconciliation] | None = None, *, device: 
     return plots.of_devices(reconciliations, device)
 
 
-def _current() -> Session:
-    from ipygpumem.notebook.session import current_session
-
-    return current_session()
+def _current() -> Notebook:
+    return current_notebook()
 
 
 def _parts(records: Records) -> tuple[list[CellRecord], list[ExperimentRecord]]:
     if records is None:
         current = _current()
-        return list(current.history), list(current.experiments)
+        return list(current.session.history), list(current.experiments.finished)
     if isinstance(records, ExperimentRecord):
         return list(records.cells), [records]
     if isinstance(records, Iterable):

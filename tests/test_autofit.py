@@ -658,7 +658,7 @@ def test_around_an_experiment_each_try_is_one(notebook: Kernel) -> None:
         ("%%autofit size=4 --min 8\nwork(1)", "the minimum of size is 8, above its start 4"),
         ("%%autofit size=4 --min other=8\nwork(1)", "the minimum of other"),
         ("%%autofit size=4 --step up\nwork(1)", "write halve, search, or a factor"),
-        ("%%autofit\nwork(1)", "required: NAME=VALUE"),
+        ("%%autofit\nwork(1)", "which variable? For instance: %%autofit batch_size=1024"),
         ("%%autofit size=4\n", "the cell has no code to fit"),
         ("%%autofit size=4\n%%autofit other=4\nwork(1)", "one runs already"),
         ("%autofit size=4", "write %%autofit as the first line of a cell"),

@@ -395,6 +395,10 @@ def test_whatever_stops_the_write_leaves_no_file_behind(
         (b'{"format": "ipygpumem", "schema": 1}', "damaged"),
         (b'{"format": "ipygpumem", "schema": 1, "saved_at": 0, "cells": 5, "experiments": []}', "damaged"),
         (b'{"format": "ipygpumem", "schema": 1, "saved_at": 0, "cells": [1], "experiments": []}', "damaged"),
+        (
+            b'{"format": "ipygpumem", "schema": 1, "saved_at": "x", "cells": [], "experiments": []}',
+            "damaged: str where",
+        ),
         (b"\xff\xfe", "no text"),
     ],
 )

@@ -142,6 +142,13 @@ def test_lines_of_a_cell_are_statements_and_a_block_is_one(shared: Kernel) -> No
     assert [row.split("RAM")[0].strip() for row in found] == ["first = 1; first", "for _ in range(2): pass"]
 
 
+def test_braces_are_pythons_and_no_variable_of_ipythons(shared: Kernel) -> None:
+    """IPython would put a value's text where ``{name}`` stands: another statement, and a ``repr`` of the user's."""
+    for line in ("%gpumemit -r 1 {1}", "%%gpumemit -r 1 -s 'x = {1}'\n{1}"):
+        (row,) = rows(shared, line)
+        assert row.strip().startswith("{1}")
+
+
 def test_setup_and_magics_work(shared: Kernel) -> None:
     assert len(rows(shared, "%gpumemit -r 1 -s 'left = [1]' left.pop()")) == 1
     assert len(rows(shared, '%%gpumemit -r 1 -s "left = [1]"\nleft.pop()\n%env HOME')) == 2

@@ -6,21 +6,24 @@ Fields that are None are left out. Nothing here trusts a file: what does not dec
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
+
+from ipygpumem.model import Record
 
 VERSION = 1
 
 _LINES_KEPT = 12
 _LETTERS_KEPT = 160
-_quoted = json.encoder.encode_basestring_ascii
+_MOST = 1 << 63
+"""Sizes and counts stay below it."""
+_LATEST = 1e11
+"""No calendar has later times."""
 
 
-class Figures(NamedTuple):
+@dataclass(frozen=True)
+class Figures(Record):
     """One device at one moment: RSS for the host (``cpu``), live tensors for an accelerator."""
 
     device: str
@@ -31,10 +34,7 @@ class Figures(NamedTuple):
     total_bytes: int | None = None
 
 
-_SIZES = Figures._fields[1:]
-
-
-class Entry:
+class Entry(Record):
     """Base of all entries."""
 
     kind: ClassVar[str]
@@ -130,7 +130,7 @@ class End(Entry):
     reason: str
 
 
-KINDS: dict[str, type[Entry]] = {kind.kind: kind for kind in (Header, CellStart, Sample, CellEnd, End)}
+ENTRIES: dict[str, type[Entry]] = {entry.kind: entry for entry in (Header, CellStart, Sample, CellEnd, End)}
 
 
 def first_lines(source: str) -> str:
@@ -143,99 +143,36 @@ def first_lines(source: str) -> str:
 
 def encode(entry: Entry, number: int) -> bytes:
     """Return the line of ``entry``, which is the kernel's ``number``-th."""
-    # By hand: a JSON encoder takes three times as long, and each cell pays for two lines.
-    text = f'{{"kind":"{entry.kind}","n":{number}'
-    for name, value in vars(entry).items():
-        if value is not None:
-            text += f',"{name}":{_json(value)}'
-    return f"{text}}}\n".encode("ascii")
+    line = {"kind": entry.kind, "n": number, **entry.to_dict()}
+    return f"{json.dumps(_known(line), separators=(',', ':'))}\n".encode("ascii")
 
 
-def _json(value: Any) -> str:
-    kind = type(value)
-    if kind is int or (kind is float and math.isfinite(value)):
-        return repr(value)
-    if kind is str:
-        return _quoted(value)
-    if kind is tuple:
-        return f"[{','.join([_figures_json(item) for item in value])}]"
-    return json.dumps(value)
-
-
-def _figures_json(item: Figures) -> str:
-    text = f'{{"device":{_quoted(item.device)}'
-    for name, size in zip(_SIZES, item[1:], strict=True):
-        if size is not None:
-            text += f',"{name}":{size}'
-    return f"{text}}}"
+def _known(value: Any) -> Any:
+    """Return plain values without the fields that are None."""
+    if type(value) is dict:
+        return {name: _known(item) for name, item in value.items() if item is not None}
+    return [_known(item) for item in value] if type(value) is tuple else value
 
 
 def decode(line: bytes) -> tuple[int, Entry] | None:
     """Return the number and the entry of a line; None if it is none of ours, or damaged."""
     try:
-        data = json.loads(line)
-        if type(data) is not dict or type(data["n"]) is not int:
-            return None
-        kind = KINDS[data["kind"]]
-        return data["n"], kind(**_known(data, _CHECKS[kind]))
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return None
+        data = json.loads(line, parse_int=_int)
+        entry = ENTRIES[data["kind"]].from_dict({name: item for name, item in data.items() if item is not None})
+        if type(data["n"]) is int and _has_times(entry):
+            return data["n"], entry
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        pass
+    return None
 
 
-def _known(data: Any, checks: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
-    """Return the fields of an object that are known and not null, each of its kind (TypeError, ValueError)."""
-    if type(data) is not dict:
-        raise TypeError("no object")
-    return {name: checks[name](value) for name, value in data.items() if value is not None and name in checks}
-
-
-def _exactly(kind: type) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        if type(value) is not kind:
-            raise ValueError(f"no {kind.__name__}")
-        return value
-
-    return check
-
-
-def _int(value: Any) -> int:
-    if type(value) is not int or not -_MOST < value < _MOST:
+def _int(digits: str) -> int:
+    number = int(digits)
+    if abs(number) >= _MOST:
         raise ValueError("no size or count")
-    return value
+    return number
 
 
-def _float(value: Any) -> float:
-    # As a time it must be one that a calendar has.
-    if type(value) not in (int, float) or not 0 <= value < _LATEST:
-        raise ValueError("no time")
-    return float(value)
-
-
-def _sizes(value: Any) -> dict[str, int]:
-    if type(value) is not dict:
-        raise TypeError("no object")
-    return {key: _int(size) for key, size in value.items()}
-
-
-def _devices(value: Any) -> tuple[Figures, ...]:
-    if type(value) is not list:
-        raise TypeError("no list")
-    return tuple([Figures(**_known(item, _FIGURES)) for item in value])
-
-
-_MOST = 1 << 63
-_LATEST = 1e11
-_str, _bool = _exactly(str), _exactly(bool)
-_BY_TYPE: dict[str, Callable[[Any], Any]] = {
-    "int": _int,
-    "float": _float,
-    "str": _str,
-    "bool": _bool,
-    "dict[str, int]": _sizes,
-    "tuple[Figures, ...]": _devices,
-}
-_FIGURES = {"device": _str, **dict.fromkeys(_SIZES, _int)}
-_CHECKS: dict[type[Entry], dict[str, Callable[[Any], Any]]] = {
-    kind: {field.name: _BY_TYPE[str(field.type).removesuffix(" | None")] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # dataclasses
-    for kind in KINDS.values()
-}
+def _has_times(entry: Entry) -> bool:
+    """Whether each time of an entry is one that a calendar has."""
+    return all(0 <= value < _LATEST for value in vars(entry).values() if type(value) is float)

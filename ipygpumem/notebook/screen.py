@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ipygpumem.notebook.ipython.wire import Wire
     from ipygpumem.reports.figures.picture import Picture
 
-_ASCII = str.maketrans({"·": "-", "×": "x", "─": "-", "…": "...", "→": "->"})
-
 
 class Screen:
     """Where the reports of one shell go."""
@@ -80,13 +78,12 @@ class Screen:
                 width=shutil.get_terminal_size().columns,
                 colour=wants_colour(stream, self._shell),
                 bars=self._config.bar,
-                ascii_only=narrow,
             )
             shown = text.render(reports, style)
         elif wants_colour(stream, self._shell):
             shown = text.render(reports, text.Style(colour=True))
         if narrow:
-            shown = shown.translate(_ASCII).encode(encoding, "replace").decode(encoding)
+            shown = shown.translate(text.ASCII).encode(encoding, "replace").decode(encoding)
         return plain if shown == plain else _Styled(plain, shown)
 
 

@@ -5,6 +5,7 @@ The colours are middle tones with an equal contrast to light and dark pages, sin
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -14,22 +15,22 @@ from ipygpumem.reports.cleaning import clean
 from ipygpumem.units import format_bytes
 
 _CELLS = 8
+BAR_COLUMNS = _CELLS + 2
+"""What a bar takes in a terminal, with its two ends."""
 _GRAINS = 1024
 """No bar shows a smaller part of its length: those that look the same are equal, and need not be drawn twice."""
 _LEAST_SHARE = 0.01
 """A smaller part of a bar's length is no piece, and a smaller change no bar."""
 _BLOCKS = ("▒", "█", "░")
-_ASCII_BLOCKS = ("=", "#", "-")
-_ENDS, _ASCII_ENDS = ("▕", "▏", "┃"), ("[", "]", "|")
+_START, _ENDS = "▕", ("▏", "┃")
 """The left end, and the right one without and with the tick that is the device's total."""
 _ANSI = ("\x1b[2m", "\x1b[36m", "\x1b[33m")
 _RESET = "\x1b[0m"
 
 _STEPS = "▁▂▃▄▅▆▇█"
-_ASCII_STEPS = "_.-=+*#@"
 
 _TRACK = (
-    '<span role="img" title="{label}" aria-label="{label}" style="display: inline-block; width: {width}; height: 8px; '
+    '<span role="img" title="{label}" aria-label="{label}" style="display: inline-block; width: 64px; height: 8px; '
     "line-height: 8px; font-size: 0; text-align: left; white-space: nowrap; overflow: hidden; "
     'background: rgba(128, 128, 128, 0.22); border-radius: 2px{tick}">{pieces}</span>'
 )
@@ -130,32 +131,30 @@ def _rounded_up(size: int) -> int:
     return -(-size // step) * step or 1
 
 
-def text_bar(bar: Bar, *, cells: int = _CELLS, ascii_only: bool = False, colour: bool = False) -> str:
-    """Return ``bar`` in ``cells`` characters and two ends, such as ``▕▒▒█░    ▏``, or ``▕▒▒█░    ┃`` up to the total.
+def text_bar(bar: Bar, *, colour: bool = False) -> str:
+    """Return ``bar`` in characters, such as ``▕▒▒█░    ▏``, or ``▕▒▒█░    ┃`` up to the total.
 
     In use before is ``▒``, kept ``█``, the peak above ``░``; a piece has one character at least, where there is room.
     """
-    blocks, ends = (_ASCII_BLOCKS, _ASCII_ENDS) if ascii_only else (_BLOCKS, _ENDS)
-    drawn = [block * number for block, number in zip(blocks, _lengths(bar, cells), strict=True)]
-    free = " " * (cells - sum(map(len, drawn)))
+    drawn = [block * number for block, number in zip(_BLOCKS, _lengths(bar), strict=True)]
+    free = " " * (_CELLS - sum(map(len, drawn)))
     if colour:
         drawn = [code + piece + _RESET if piece else "" for code, piece in zip(_ANSI, drawn, strict=True)]
-    return ends[0] + "".join(drawn) + free + ends[1 + bar.is_whole]
+    return _START + "".join(drawn) + free + _ENDS[bar.is_whole]
 
 
-def _lengths(bar: Bar, cells: int) -> list[int]:
+def _lengths(bar: Bar) -> list[int]:
     pieces = bar.pieces
-    ends = [round(sum(pieces[: index + 1]) * cells / bar.length_bytes) for index in range(3)]
-    found = [ends[0], ends[1] - ends[0], ends[2] - ends[1]]
+    ends = [0, *(round(sum(pieces[:number]) * _CELLS / bar.length_bytes) for number in (1, 2, 3))]
+    found = [end - start for start, end in itertools.pairwise(ends)]
     for index in sorted(range(3), key=lambda index: -pieces[index]):
         if pieces[index] and not found[index]:  # at the cost of what is free, else of the longest piece
-            longest = found.index(max(found))
-            found[index] = int(sum(found) < cells or found[longest] > 1)
-            found[longest] -= int(sum(found) > cells)
+            found[index] = 1
+            found[found.index(max(found))] -= sum(found) > _CELLS
     return found
 
 
-def html_bar(bar: Bar, *, width: str = "64px") -> str:
+def html_bar(bar: Bar) -> str:
     """Return ``bar`` as spans; its label is what a pointer shows and a screen reader says."""
     pieces = "".join(
         _PIECE.format(height, 100 * size / bar.length_bytes, colour)
@@ -163,7 +162,7 @@ def html_bar(bar: Bar, *, width: str = "64px") -> str:
         if size
     )
     tick = _TICK if bar.is_whole else ""
-    return _TRACK.format(label=escape(clean(bar.label)), width=width, pieces=pieces, tick=tick)
+    return _TRACK.format(label=escape(clean(bar.label)), pieces=pieces, tick=tick)
 
 
 @dataclass(frozen=True)
@@ -182,10 +181,9 @@ def curve_of(label: str, sizes: Sequence[int], total_bytes: int | None) -> Curve
     return Curve(label, heights, max(*heights, int(_QUIET_SHARE * (total_bytes or 0)), 1))
 
 
-def text_spark(curve: Curve, *, ascii_only: bool = False) -> str:
+def text_spark(curve: Curve) -> str:
     """Return one character for each value of ``curve``."""
-    steps = _ASCII_STEPS if ascii_only else _STEPS
-    return "".join(steps[_level(value, curve.top, len(steps) - 1)] for value in curve.heights)
+    return "".join(_STEPS[_level(value, curve.top, len(_STEPS) - 1)] for value in curve.heights)
 
 
 def html_spark(curve: Curve) -> str:

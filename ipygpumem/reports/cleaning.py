@@ -15,6 +15,15 @@ def clean(text: str) -> str:
     return "".join([letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text])
 
 
+def shorten(text: str, letters: int) -> str:
+    """Return ``text`` as ``clean`` does, but shorter: the middle gives way, since ends tell names apart."""
+    text = clean(text)
+    if len(text) <= letters:
+        return text
+    tail = (letters - 1) // 3
+    return f"{text[: letters - 1 - tail]}…{text[len(text) - tail :]}"
+
+
 def clean_name(text: str) -> str:
-    """Return a name, a type or the like as ``clean`` does, cut to a length that leaves room for what stands beside."""
-    return clean(text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…")
+    """Return a name, a type or the like in a length that leaves room for what stands beside it."""
+    return shorten(text, _LONGEST_NAME)

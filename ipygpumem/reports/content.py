@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, RecoveryRecord, Usage
 from ipygpumem.reports.bars import Bar, Scales
-from ipygpumem.reports.layout import SEPARATOR, Fact, Listing, Segment, clean_name, headline
+from ipygpumem.reports.layout import SEPARATOR, Fact, Listing, Segment, clean_name, headline, in_use, shape_label
 from ipygpumem.reports.layout import Report as Report
 from ipygpumem.reports.layout import Table as Table
 from ipygpumem.reports.layout import clean as clean
 from ipygpumem.reports.layout import count as count
 from ipygpumem.reports.layout import device_label as device_label
+from ipygpumem.reports.layout import note as note
 from ipygpumem.units import MIB, format_bytes, format_change, format_seconds, format_share
 
 _NAMES_SHOWN = 40
@@ -31,7 +32,7 @@ def cell_report(record: CellRecord, scales: Scales | None = None) -> Report:
     segments = [Segment(head), Segment(format_seconds(record.duration_seconds))]
     if record.error is not None:
         segments.append(Segment(clean_name(record.error)))
-    segments += [_usage_segment(usage, scales) for usage in record.usages if _is_in_use(usage)]
+    segments += [_usage_segment(usage, scales) for usage in record.usages if in_use(usage)]
     return Report("cell", headline(segments), segments=tuple(segments))
 
 
@@ -43,7 +44,7 @@ def is_quiet(record: CellRecord) -> bool:
 
 def usage_parts(usages: Iterable[Usage]) -> list[str]:
     """Return one part of a line per device; accelerators that hold nothing and held nothing are left out."""
-    return [_usage_part(usage) for usage in usages if _is_in_use(usage)]
+    return [_usage_part(usage) for usage in usages if in_use(usage)]
 
 
 def _usage_segment(usage: Usage, scales: Scales) -> Segment:
@@ -55,10 +56,6 @@ def _usage_segment(usage: Usage, scales: Scales) -> Segment:
 def _has_moved(usage: Usage) -> bool:
     """Whether what was kept, given back or needed meanwhile comes to a MiB: less is mostly not the cell's doing."""
     return max(abs(usage.delta_bytes), usage.peak_delta_bytes) >= MIB
-
-
-def _is_in_use(usage: Usage) -> bool:
-    return usage.device == "cpu" or bool(usage.peak_bytes or usage.before_bytes or usage.reserved_bytes)
 
 
 def _usage_part(usage: Usage) -> str:
@@ -91,7 +88,7 @@ def experiment_reports(record: ExperimentRecord, style: str, scales: Scales | No
     if record.cells:
         segments.insert(1, Segment(count(len(record.cells), "cell")))
     notes = tuple(map(clean, record.notes))
-    used = [usage for usage in record.usages if _is_in_use(usage)]
+    used = [usage for usage in record.usages if in_use(usage)]
     bars = tuple(scales.bar(device_label(usage.device), usage) for usage in used)
     if style == "compact":
         segments += [Segment(_experiment_part(record, usage), bar) for usage, bar in zip(used, bars, strict=True)]
@@ -241,7 +238,7 @@ def _held_table(title: str, held: tuple[Held, ...]) -> Table:
             format_bytes(item.size_bytes),
             clean_name(item.name),
             clean_name(item.type_name),
-            " × ".join(map(str, item.shape)) if item.shape else _count(item),
+            _shape(item),
             clean_name(item.dtype),
             clean_name(item.device),
         )
@@ -267,8 +264,8 @@ def _held_table(title: str, held: tuple[Held, ...]) -> Table:
     )
 
 
-def _count(item: Held) -> str:
-    return "scalar" if item.shape == () else count(item.arrays, "array")
+def _shape(item: Held) -> str:
+    return count(item.arrays, "array") if item.shape is None else shape_label(item.shape)
 
 
 # -- the rest ------------------------------------------------------------------------------------------------
@@ -278,11 +275,6 @@ def name_list(names: Sequence[str]) -> str:
     """Return names with commas, and how many more there are where they are too many."""
     rest = len(names) - _NAMES_SHOWN
     return ", ".join(names[:_NAMES_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def note(text: str) -> Report:
-    """Return a report of one line."""
-    return Report("note", clean(text))
 
 
 def freed_report(
@@ -350,7 +342,7 @@ def _leak_line(group: Sequence[Held]) -> str:
 
 
 def _what(item: Held) -> str:
-    kind = clean_name(item.type_name) if item.shape is not None else f"{clean_name(item.type_name)} with {_count(item)}"
+    kind = clean_name(item.type_name) if item.shape is not None else f"{clean_name(item.type_name)} with {_shape(item)}"
     shape = " × ".join(map(str, item.shape or ()))
     words = " ".join(clean_name(word) for word in (kind, item.dtype, shape, f"on {item.device}") if word)
     return f"{clean_name(item.name)}: {words}" if item.name else words

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.reports import html, text
-from ipygpumem.reports.layout import Fact, Report, Segment, Table, clean, device_label, headline
+from ipygpumem.reports.layout import Fact, Report, Segment, Table, clean, device_label, headline, shape_label
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 _GUESSES_SHOWN = 5
@@ -78,12 +78,11 @@ def summary_report(summary: ModelSummary) -> Report:
 
 def _row(row: ModuleRow, share_of: int) -> tuple[str, ...]:
     own = row.parameter_bytes + row.buffer_bytes + row.activation_bytes
-    shape = "" if row.output_shape is None else " × ".join(map(str, row.output_shape)) or "scalar"
     again = f" (×{row.calls})" if row.calls > 1 else "" if row.calls else " (not called)"
     return (
         clean(f"{'· ' * row.depth}{row.name.rpartition('.')[2] or '(whole)'}{again}"),
         clean(row.type_name),
-        shape,
+        "" if row.output_shape is None else shape_label(row.output_shape),
         f"{row.parameters:,}" if row.parameters else "",
         format_bytes(row.parameter_bytes + row.buffer_bytes) if row.parameter_bytes + row.buffer_bytes else "",
         format_bytes(row.activation_bytes) if row.activation_bytes else "",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from ipygpumem.model import CellRecord, ExperimentRecord, Growth, Usage, devices_of
-from ipygpumem.reports.content import Report, Table, clean, count, device_label
+from ipygpumem.model import CellRecord, ExperimentRecord, Growth, Usage, devices_of, usage_on
+from ipygpumem.reports.layout import Report, Table, clean, count, device_label, in_use, shorten
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 _SOURCE_SHOWN = 40
@@ -35,13 +35,14 @@ def cells_table(cells: Sequence[CellRecord]) -> Table:
             "" if cell.execution_count is None else str(cell.execution_count),
             *_figures(cell.usages, devices, _kept, _peak),
             format_seconds(cell.duration_seconds),
-            _cut(cell.source_line, _SOURCE_SHOWN),
+            shorten(cell.source_line, _SOURCE_SHOWN),
             clean(cell.experiment or ""),
             clean(cell.error or ""),
         )
         for cell in cells
     ]
-    return _without_empty(columns, rows, {"cell", "time", *figures})
+    numbers = frozenset({"cell", "time", *figures})
+    return Table("", columns, tuple(rows), numbers, frozenset({"source"})).without_empty()
 
 
 def growth_line(growth: Growth) -> str:
@@ -70,12 +71,12 @@ def experiments_report(records: Sequence[ExperimentRecord], still_open: Iterable
             str(len(item.cells)),
             *_figures(item.usages, devices, _peak, _kept),
             str(item.ooms) if item.ooms else "",
-            ", ".join(f"{_cut(key, _VALUE_SHOWN)}={_value(value)}" for key, value in item.parameters.items()),
+            ", ".join(f"{shorten(key, _VALUE_SHOWN)}={_value(value)}" for key, value in item.parameters.items()),
         )
         for _, _, label, item in numbered(records)
     ]
-    table = _without_empty(columns, rows, {"time", "cells", "OOMs", *figures})
-    return Report("experiments", count(len(records), "experiment"), lines, (table,))
+    table = Table("", columns, tuple(rows), frozenset({"time", "cells", "OOMs", *figures}))
+    return Report("experiments", count(len(records), "experiment"), lines, (table.without_empty(),))
 
 
 def comparison_report(runs: Sequence[Run]) -> Report:
@@ -85,7 +86,7 @@ def comparison_report(runs: Sequence[Run]) -> Report:
     """
     records = [run.record for run in runs]
     parameters = list(dict.fromkeys(key for item in records for key in item.parameters))
-    columns = ("experiment", *(_cut(key, _VALUE_SHOWN) for key in parameters), "time", "cells", "OOMs")
+    columns = ("experiment", *(shorten(key, _VALUE_SHOWN) for key in parameters), "time", "cells", "OOMs")
     rows = [
         (
             run.label,
@@ -103,7 +104,7 @@ def comparison_report(runs: Sequence[Run]) -> Report:
 
 def _device_table(runs: Sequence[Run], device: str) -> Table:
     columns = ("experiment", "consumed", "peak", "reclaimed", "kept")
-    found = ((run, next((u for u in run.record.usages if u.device == device), None)) for run in runs)
+    found = ((run, usage_on(run.record.usages, device)) for run in runs)
     rows = [
         (
             run.label,
@@ -145,17 +146,12 @@ def numbered(records: Iterable[ExperimentRecord]) -> list[Run]:
 
 def _in_use(records: Sequence[CellRecord | ExperimentRecord]) -> list[str]:
     """Return the host and the accelerators that held something."""
-    used = {usage.device for record in records for usage in record.usages if usage.peak_bytes or usage.reserved_bytes}
-    return [device for device in devices_of(records) if device == "cpu" or device in used]
+    return devices_of(usage for record in records for usage in record.usages if in_use(usage))
 
 
-def _figures(usages: Iterable[Usage], devices: Iterable[str], *figures: object) -> list[str]:
-    found = {usage.device: usage for usage in usages}
-    return [
-        figure(found[device]) if device in found else ""  # type: ignore[operator]  # one of the functions below
-        for device in devices
-        for figure in figures
-    ]
+def _figures(usages: Sequence[Usage], devices: Iterable[str], *figures: Callable[[Usage], str]) -> list[str]:
+    of_devices = [usage_on(usages, device) for device in devices]
+    return ["" if usage is None else figure(usage) for usage in of_devices for figure in figures]
 
 
 def _kept(usage: Usage) -> str:
@@ -167,20 +163,4 @@ def _peak(usage: Usage) -> str:
 
 
 def _value(value: object) -> str:
-    return _cut(value, _VALUE_SHOWN) if type(value) is str else f"{value:g}" if type(value) is float else str(value)
-
-
-def _cut(text: str, length: int) -> str:
-    text = clean(text)
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def _without_empty(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], numbers: set[str]) -> Table:
-    filled = [index for index in range(len(columns)) if any(row[index] for row in rows)]
-    return Table(
-        "",
-        tuple(columns[index] for index in filled),
-        tuple(tuple(row[index] for index in filled) for row in rows),
-        frozenset(numbers),
-        code=frozenset({"source"}),
-    )
+    return shorten(value, _VALUE_SHOWN) if type(value) is str else f"{value:g}" if type(value) is float else str(value)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from ipygpumem.model import Usage
 from ipygpumem.reports.bars import Bar, Curve
 from ipygpumem.reports.cleaning import clean as clean
 from ipygpumem.reports.cleaning import clean_name as clean_name
+from ipygpumem.reports.cleaning import shorten as shorten
 
 SEPARATOR = " · "
 
@@ -39,6 +41,12 @@ class Table:
     """Whether a front-end that can fold shows the title only, at first."""
     echo: bool = False
     """Whether it says what the headline's ``tabled`` segments say: text leaves it out."""
+
+    def without_empty(self) -> Table:
+        """Return the table without the columns that are empty in every row; without rows it stays as it is."""
+        filled = [place for place in range(len(self.columns)) if not self.rows or any(row[place] for row in self.rows)]
+        rows = tuple(tuple(row[place] for place in filled) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[place] for place in filled), rows=rows)
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,11 @@ class Report:
         return self.segments or (Segment(self.headline),)
 
 
+def note(text: str) -> Report:
+    """Return a report of one line."""
+    return Report("note", clean(text))
+
+
 def headline(segments: Sequence[Segment]) -> str:
     """Return the parts as one line."""
     return SEPARATOR.join([segment.text for segment in segments])
@@ -97,6 +110,16 @@ def headline(segments: Sequence[Segment]) -> str:
 def count(number: int, thing: str) -> str:
     """Return ``1 cell``, ``2 cells``."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def shape_label(shape: Sequence[int]) -> str:
+    """Return a shape as reports show it, ``512 × 1024``; none is that of a scalar."""
+    return " × ".join(map(str, shape)) or "scalar"
+
+
+def in_use(usage: Usage) -> bool:
+    """Whether a device is worth a word: the host is, and an accelerator that holds or held something."""
+    return usage.device == "cpu" or bool(usage.peak_bytes or usage.before_bytes or usage.reserved_bytes)
 
 
 def device_label(device: str) -> str:

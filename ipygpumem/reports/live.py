@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from ipygpumem.model import Reading
 from ipygpumem.reports.bars import Curve, curve_of, html_spark, text_spark
-from ipygpumem.reports.content import device_label
+from ipygpumem.reports.layout import SEPARATOR, device_label
+from ipygpumem.reports.text import ASCII
 from ipygpumem.units import format_bytes, format_seconds, format_share
 
 MINUTE_SECONDS = 60.0
@@ -24,8 +25,6 @@ _LINE = (
 )
 
 _PART = '<span style="white-space: nowrap">{}</span>'
-
-
 _BAR = (
     '<span style="display: inline-block; width: 8em; height: 0.7em; margin-left: 0.6em; '
     'border: 1px solid currentColor">'
@@ -62,19 +61,18 @@ def live_html(readings: Sequence[Reading], samples: Sequence[Sample]) -> str:
     for reading in _in_use(readings):
         curve = _curve(samples, reading, _HTML_COLUMNS)
         parts.append(_PART.format(escape(_words(reading)) + html_spark(curve)))
-    return _LINE.format(" · ".join(parts))
+    return _LINE.format(SEPARATOR.join(parts))
 
 
 def live_text(readings: Sequence[Reading], samples: Sequence[Sample], *, width: int, ascii_only: bool = False) -> str:
     """Return the line for a terminal, at most ``width`` characters: curves get shorter first, then the line does."""
-    separator, rest = (" | ", "...") if ascii_only else (" · ", "…")
     text = ""
     for columns in _TEXT_COLUMNS:
-        parts = [_text_part(reading, samples, columns, ascii_only=ascii_only) for reading in _in_use(readings)]
-        text = separator.join([_time(samples[-1]), *parts])
+        parts = [_text_part(reading, samples, columns) for reading in _in_use(readings)]
+        text = SEPARATOR.join([_time(samples[-1]), *parts])
         if len(text) <= width:
             break
-    return text if len(text) <= width else text[: width - len(rest)] + rest
+    return _for_row(text, width, ascii_only=ascii_only)
 
 
 def work_html(work: Work) -> str:
@@ -84,17 +82,18 @@ def work_html(work: Work) -> str:
 
 def work_text(work: Work, *, width: int, ascii_only: bool = False) -> str:
     """Return the line for a terminal while ipygpumem itself works, at most ``width`` characters."""
-    full, empty, rest = ("#", "-", "...") if ascii_only else ("█", "░", "…")
-    text, done = str(work), round(_TEXT_BAR * work.share)
-    if len(text) > width:
-        return text[: width - len(rest)] + rest
-    bar = f" {full * done}{empty * (_TEXT_BAR - done)}"
-    return text + bar if len(text + bar) <= width else text
+    done = round(_TEXT_BAR * work.share)
+    text = f"{work} {'█' * done}{'░' * (_TEXT_BAR - done)}"
+    return _for_row(text if len(text) <= width else str(work), width, ascii_only=ascii_only)
 
 
-def _text_part(reading: Reading, samples: Sequence[Sample], columns: int, *, ascii_only: bool) -> str:
+def _for_row(text: str, width: int, *, ascii_only: bool) -> str:
+    return (text.translate(ASCII) if ascii_only else text)[:width]
+
+
+def _text_part(reading: Reading, samples: Sequence[Sample], columns: int) -> str:
     words = _words(reading)
-    return f"{words} {text_spark(_curve(samples, reading, columns), ascii_only=ascii_only)}" if columns else words
+    return f"{words} {text_spark(_curve(samples, reading, columns))}" if columns else words
 
 
 def _time(now: Sample) -> str:

@@ -11,10 +11,20 @@ from ipygpumem.flight_recorder.entries import CellEnd, CellStart, Header, Sample
 from ipygpumem.flight_recorder.reader import Recording
 from ipygpumem.flight_recorder.verdict import NO_DEATHS, Verdict, curve, devices, last_figures
 from ipygpumem.reports.bars import Curve, curve_of, text_spark
-from ipygpumem.reports.layout import Fact, Listing, Report, Segment, Table, clean, count, device_label
+from ipygpumem.reports.layout import (
+    SEPARATOR,
+    Fact,
+    Listing,
+    Report,
+    Segment,
+    Table,
+    clean,
+    count,
+    device_label,
+    shorten,
+)
 from ipygpumem.units import format_bytes, format_seconds
 
-_SEPARATOR = " · "
 _COLUMNS = 24
 """Width of a curve in characters."""
 _CELLS_BEFORE = 5
@@ -80,7 +90,7 @@ def postmortem_report(recording: Recording, verdict: Verdict) -> Report:
     tables = [table for table in (_memory_table(recording), _before_table(recording)) if table is not None]
     return Report(
         "postmortem",
-        _SEPARATOR.join(headline),
+        SEPARATOR.join(headline),
         tuple(lines),
         tuple(tables),
         facts=tuple(Fact("evidence", (clean(text),)) for text in verdict.evidence),
@@ -201,7 +211,7 @@ def _before_table(recording: Recording) -> Table | None:
                 clean(end.error or ""),
                 "" if rss is None else format_bytes(rss.current_bytes),
                 "" if rss is None or rss.peak_bytes is None else format_bytes(rss.peak_bytes),
-                clean(first_line[:60]),
+                shorten(first_line, 60),
             )
         )
     columns = ("cell", "time", "error", "RAM after", "peak", "source")

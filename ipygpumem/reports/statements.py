@@ -15,17 +15,10 @@ def statements_report(costs: Sequence[Cost], nothing: Cost) -> Report:
     """Return statements side by side, each figure the median of its runs, with the least and the most."""
     rows = [_row(cost, device) for cost in costs for device in cost.devices]
     columns = ("statement", "device", *_FIGURES)
-    shown = [number for number in range(len(columns)) if any(row[number] for row in rows)]
-    table = Table(
-        "",
-        tuple(columns[number] for number in shown),
-        tuple(tuple(row[number] for number in shown) for row in rows),
-        frozenset(_FIGURES),
-        frozenset({"statement"}),
-    )
+    table = Table("", columns, tuple(rows), frozenset(_FIGURES), frozenset({"statement"}))
     runs = count(len(nothing.runs), "run")
     headline = f"{count(len(costs), 'statement')} · {runs}{' of each' if len(costs) > 1 else ''} after one to warm up"
-    return Report("gpumemit", headline, (_noise(nothing),), (table,))
+    return Report("gpumemit", headline, (_noise(nothing),), (table.without_empty(),))
 
 
 def _row(cost: Cost, device: str) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ def status_report(
     notes = [f"{device_label(item.device)}: {clean(item.note)}" for item in readings if item.note]
     for item in reconciliations:
         notes += [f"{_label(item)}: {clean(note)}" for note in item.notes]
-    tables = (_readings_table(readings), *(_parts_table(item) for item in reconciliations))
+    tables = (_readings_table(readings), *map(_parts_table, reconciliations))
     segments = tuple(map(Segment, headline.split(SEPARATOR)))
     return Report("status", headline, (*map(clean, lines), *notes), tables, segments=segments)
 
@@ -32,16 +32,9 @@ def status_report(
 def _readings_table(readings: Iterable[Reading]) -> Table:
     """Return a table of all devices, without the columns that are empty for each."""
     readings = list(readings)
-    rows = [_reading_row(reading) for reading in readings]
     columns = ("device", "in use", "reserved", "device used", "others", "total", "children")
-    filled = [index for index in range(len(columns)) if index < 2 or any(row[index] for row in rows)]
-    return Table(
-        "",
-        tuple(columns[index] for index in filled),
-        tuple(tuple(row[index] for index in filled) for row in rows),
-        frozenset(columns[1:]),
-        bars=tuple(_use(reading) for reading in readings),
-    )
+    rows = tuple(map(_reading_row, readings))
+    return Table("", columns, rows, frozenset(columns[1:]), bars=tuple(map(_use, readings))).without_empty()
 
 
 def _use(reading: Reading) -> Bar | None:

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 from ipygpumem.objects.columns import Rows
 from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
-from ipygpumem.reports.content import Report, Table, clean, count, device_label
+from ipygpumem.reports.layout import SEPARATOR, Report, Table, clean, count, device_label, shape_label
 from ipygpumem.units import format_bytes, format_change
-
-_SEPARATOR = " · "
 
 
 def tensors_report(inventory: Inventory, *, top: int) -> Report:
@@ -35,13 +33,13 @@ def difference_report(difference: InventoryDiff, *, top: int) -> Report:
     changes = [f"{device_label(device)} {format_change(size)}" for device, size in difference.changed_bytes.items()]
     parts = ((f"came: {len(difference.came):,}", difference.came), (f"went: {len(difference.went):,}", difference.went))
     tables = tuple(_table(title, tensors, top) for title, tensors in parts if tensors)
-    headline = _SEPARATOR.join(["tensors and arrays", *map(clean, places), *(changes or ["no change"])])
+    headline = SEPARATOR.join(["tensors and arrays", *map(clean, places), *(changes or ["no change"])])
     return Report("difference", headline, (), tables)
 
 
 def _headline(inventory: Inventory) -> str:
     sizes = [f"{device_label(device)} {format_bytes(size)}" for device, size in inventory.device_bytes.items()]
-    return _SEPARATOR.join([f"tensors and arrays: {count(len(inventory.tensors), 'storage')}", *sizes])
+    return SEPARATOR.join([f"tensors and arrays: {count(len(inventory.tensors), 'storage')}", *sizes])
 
 
 def _lines(inventory: Inventory) -> tuple[str, ...]:
@@ -57,19 +55,16 @@ def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:
     if rest:
         size = format_bytes(sum(rest.column("size_bytes")))
         rows.append((size, f"and {len(rest):,} smaller", *[""] * (len(columns) - 2)))
-    filled = [number for number in range(len(columns)) if any(row[number] for row in rows)]
-    shown = tuple(tuple(row[number] for number in filled) for row in rows)
-    return Table(title, tuple(columns[number] for number in filled), shown, frozenset({"cell", "size"}))
+    return Table(title, columns, tuple(rows), frozenset({"cell", "size"})).without_empty()
 
 
 def _row(row: TensorRecord) -> tuple[str, ...]:
-    shape = "" if row.shape is None else " × ".join(map(str, row.shape)) or "scalar"
     marks = [f"+{row.aliases}"] * bool(row.aliases) + ["shared"] * row.shared
     return (
         "?" if row.note.startswith("could not") else format_bytes(row.size_bytes),
         clean(" ".join([row.name or "(no name)", *marks])),
         clean(row.type_name),
-        shape,
+        "" if row.shape is None else shape_label(row.shape),
         clean(row.dtype),
         clean(row.device),
         row.kind,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ipygpumem.reports.bars import text_bar
+from ipygpumem.reports.bars import BAR_COLUMNS, text_bar
 from ipygpumem.reports.grid import columns, draw, fold
 from ipygpumem.reports.layout import SEPARATOR, Report, Segment, Table, clean
 
@@ -20,12 +20,12 @@ class Style:
     """Columns to keep within; None where nobody knows: then lines are never broken."""
     colour: bool = False
     bars: bool = False
-    ascii_only: bool = False
-    """Whether bars are drawn in ASCII."""
 
 
 PLAIN = Style()
-ALL_GLYPHS = "·×─…▒█░▕▏┃▁▂▃▄▅▆▇"
+ASCII = str.maketrans({"…": "...", "→": "->", **dict(zip("·×─▒█░▕▏┃▁▂▃▄▅▆▇", "-x-=#-[]|_.-=+*#", strict=True))})
+"""What stands for our own characters where a stream cannot carry them."""
+ALL_GLYPHS = "".join(map(chr, ASCII))
 """What a stream must be able to carry for reports as they are."""
 
 _TABLE_WIDTH = 120
@@ -67,8 +67,7 @@ def _headline(segments: tuple[Segment, ...], style: Style) -> str:
 def _with_bar(part: tuple[str, int], segment: Segment, style: Style) -> tuple[str, int]:
     if segment.bar is None:
         return part
-    bar = text_bar(segment.bar, ascii_only=style.ascii_only, colour=style.colour)
-    return f"{part[0]} {bar}", part[1] + 1 + len(text_bar(segment.bar))
+    return f"{part[0]} {text_bar(segment.bar, colour=style.colour)}", part[1] + 1 + BAR_COLUMNS
 
 
 def _broken(parts: list[tuple[str, int]], plain: list[tuple[str, int]], width: int | None) -> list[str]:
@@ -114,8 +113,8 @@ def _titled(title: str, text: str, style: Style) -> str:
 
 def _table(table: Table, style: Style) -> str:
     width = max(_NARROWEST, style.width or _TABLE_WIDTH) - 2
-    lines = draw(table, width, bars=style.bars, ascii_only=style.ascii_only, colour=style.colour)
+    lines = draw(table, width, bars=style.bars, colour=style.colour)
     if style.colour:
-        rule = next((number for number, line in enumerate(lines) if line and not line.strip("─-")), -1)
+        rule = next((number for number, line in enumerate(lines) if line and not line.strip("─")), -1)
         lines = [f"{_DIM}{line}{_RESET}" if number <= rule else line for number, line in enumerate(lines)]
     return "\n".join([_wrapped(table.title, style)] * bool(table.title) + [f"  {line}" for line in lines])

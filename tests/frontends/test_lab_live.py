@@ -21,9 +21,9 @@ from tqdm import tqdm
 def pause():
     "Wait until the live line has been drawn twice, if it is; without the extension go on at once."
     if 'ipygpumem' in sys.modules:
-        from ipygpumem.notebook.session import current_session
+        from ipygpumem.notebook.notebook import current_notebook
         heard = []
-        undo = current_session().ticker.listen(heard.append)
+        undo = current_notebook().tools.ticker.listen(heard.append)
         while len(heard) < 2:
             time.sleep(0.01)
         undo()

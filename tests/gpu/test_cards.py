@@ -22,7 +22,7 @@ pytestmark = pytest.mark.simulated
 SETUP = """
 import os, time, pynvml, torch
 import ipygpumem
-from ipygpumem.notebook.session import current_session
+from ipygpumem.notebook.notebook import current_notebook
 pynvml.nvmlInit()
 visible = [int(word) for word in os.environ["CUDA_VISIBLE_DEVICES"].split(",")]
 cards = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in visible]
@@ -129,7 +129,7 @@ def _live(kernel: Kernel, kept: dict[int, int]) -> None:
     """The line of a cell that runs for long has the cards in use, each with its use by NVML."""
     reply = run_ok(
         kernel,
-        "ticks = []\nundo = current_session().ticker.listen(ticks.append)\n"
+        "ticks = []\nundo = current_notebook().tools.ticker.listen(ticks.append)\n"
         "while len(ticks) < 3: time.sleep(0.05)\nundo()",
         browser=True,
     )

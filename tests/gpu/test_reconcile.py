@@ -14,7 +14,7 @@ from tests.kernel import Kernel
 
 LOOK = """
 import gc as _gc
-from ipygpumem.notebook.session import current_session as _session
+from ipygpumem.notebook.notebook import current_notebook as _session
 from ipygpumem.reconcile.findings import reconcile as _reconcile, storages_of as _storages
 def _look():
     kinds = ((t, "parameter" if type(t) is torch.nn.Parameter else "other") for t in _gc.get_objects()

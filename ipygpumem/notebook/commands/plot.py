@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import PlotError
 from ipygpumem.model import CellRecord, ExperimentRecord
-from ipygpumem.notebook.commands import actions
-from ipygpumem.notebook.commands.parsing import Parser
+from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.commands.status import reconcile
 from ipygpumem.reconcile.records import Reconciliation
 from ipygpumem.reports.content import Report, clean, device_label
 from ipygpumem.reports.export import files
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
-    from ipygpumem.notebook.session import Session
+    from ipygpumem.notebook.notebook import Notebook
     from ipygpumem.reports.figures.picture import Picture
 
-PICTURES = ("session", "cells", "devices", "experiments")
 SHOWN = {"session": 2000, "cells": 200, "experiments": 20}
 """How many of the last records are drawn, unless told otherwise."""
 SUFFIXES = (".png", ".svg")
@@ -29,32 +28,20 @@ _MARK = "ipygpumem"
 """Stands at the head of the files that ``--save`` has written, and may write over."""
 
 
-def plot(session: Session, words: list[str]) -> list[Report]:
+def plot(notebook: Notebook, options: Options) -> list[Report]:
     """Show the picture that ``%gpumem plot`` and its options ask for, or write it; return what there is to say."""
-    options = _parser().parse_args(words)
     target = None if options.save is None else _target(options.save)
-    last = SHOWN.get(options.picture, 0) if options.last is None else options.last
-    picture = _draw(session, options.picture, options.device, last)
+    last = SHOWN.get(options.picture, 0) if options.n is None else options.n
+    picture = _draw(notebook, options.picture, options.device, last)
     try:
         if target is None:
-            return _shown(session, picture)
+            return _shown(notebook, picture)
         content = picture.render(target.suffix[1:].lower(), dark=options.dark)
         size = files.write(target, content, is_ours=lambda head: _MARK in head, force=options.force)
         saved = Report("plot", f"saved: {clean(str(target))} ({format_bytes(size)})")
-        return [*_shown(session, picture), saved] if session.screen.has_images else [saved]
+        return [*_shown(notebook, picture), saved] if notebook.tools.screen.has_images else [saved]
     finally:
         picture.release()
-
-
-def _parser() -> Parser:
-    parser = Parser(prog="%gpumem plot", add_help=False, allow_abbrev=False)
-    parser.add_argument("picture", nargs="?", choices=PICTURES, default="session")
-    parser.add_argument("--device")
-    parser.add_argument("-n", dest="last", type=int, metavar="N")
-    parser.add_argument("--save", metavar="FILE")
-    parser.add_argument("--dark", action="store_true")
-    parser.add_argument("--force", action="store_true")
-    return parser
 
 
 def _target(path: str) -> Path:
@@ -64,19 +51,19 @@ def _target(path: str) -> Path:
     return target
 
 
-def _draw(session: Session, picture: str, device: str | None, last: int) -> Picture:
+def _draw(notebook: Notebook, picture: str, device: str | None, last: int) -> Picture:
     if picture == "devices":
-        return of_devices(reconciliations(session), device)
-    cells, experiments = list(session.history), list(session.experiments)
+        return of_devices(reconciliations(notebook), device)
+    cells, experiments = list(notebook.session.history), list(notebook.experiments.finished)
     if picture == "experiments":
         return of_experiments(experiments, device, last)
     return of_cells(cells, device, last) if picture == "cells" else of_session(cells, experiments, device, last)
 
 
-def _shown(session: Session, picture: Picture) -> list[Report]:
+def _shown(notebook: Notebook, picture: Picture) -> list[Report]:
     """Show the picture; where there are no images, return what it says in words."""
-    if session.screen.has_images:
-        session.screen.show_image(picture)
+    if notebook.tools.screen.has_images:
+        notebook.tools.screen.show_image(picture)
         return []
     headline, *lines = picture.summary.splitlines()
     hint = "a terminal shows no pictures: --save FILE.png writes this one to a file"
@@ -121,9 +108,9 @@ def of_devices(found: Sequence[Reconciliation], device: str | None) -> Picture:
     return drawn
 
 
-def reconciliations(session: Session) -> list[Reconciliation]:
+def reconciliations(notebook: Notebook) -> list[Reconciliation]:
     """Return what each device's memory consists of now."""
-    return list(actions.reconcile(session).reconciliations)
+    return list(reconcile(notebook).reconciliations)
 
 
 def _last(records: Sequence[Any], number: int, what: str) -> Sequence[Any]:

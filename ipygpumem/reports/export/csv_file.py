@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from ipygpumem.model import USAGE_BYTES, CellRecord, SessionRecord, Usage
-from ipygpumem.reports.content import clean
+from ipygpumem.reports.layout import clean
 
 _CELL = ("execution_count", "cell_id", "experiment", "started_at", "duration_seconds", "success", "error")
 _SOURCE = ("source_line", "source_digest", "recovery")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ipygpumem.errors import FileError
-from ipygpumem.reports.content import clean
+from ipygpumem.reports.layout import clean
 
 _HEAD_BYTES = 4096
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ipygpumem.errors import FileError
 from ipygpumem.model import SessionRecord
-from ipygpumem.reports.content import clean
 from ipygpumem.reports.export import csv_file, files, html_page, json_file, openmetrics
+from ipygpumem.reports.layout import clean
 
 
 @dataclass(frozen=True)

@@ -40,5 +40,5 @@ def parse(text: str, name: str) -> SessionRecord:
         raise FileError(f"{name} has schema {data['schema']} and this ipygpumem reads up to {SCHEMA}: upgrade it")
     try:
         return SessionRecord.from_dict(data)
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise FileError(f"{name} is damaged: {error}") from None

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ipygpumem.model import CellRecord, ExperimentRecord, SessionRecord, Usage
-from ipygpumem.reports.content import clean
 from ipygpumem.reports.history import numbered
+from ipygpumem.reports.layout import clean
 
 _HEAD = "# TYPE ipygpumem_"
 

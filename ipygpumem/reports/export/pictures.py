@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from ipygpumem.model import SessionRecord
-from ipygpumem.reports.content import clean
+from ipygpumem.reports.layout import clean
 
 _SESSION_CELLS, _BAR_CELLS, _EXPERIMENTS = 1000, 200, 20
 """How many of the last are drawn."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import math
 from collections.abc import Sequence
@@ -10,51 +9,27 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axis import Axis
-from matplotlib.ticker import Formatter, Locator
+from matplotlib.ticker import MultipleLocator
 
 from ipygpumem.units import GIB, KIB, MIB, PIB, TIB, format_seconds
 
 _UNITS = ((PIB, "PiB"), (TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"), (1, "B"))
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+_SMALL_STEPS = tuple(digit * 10.0**power for power in range(-4, 0) for digit in (1, 2, 5))
 _PAUSES_SHARE = 0.25
 """How much of the time axis pauses may take before they are shortened."""
 
 
-class BytesLocator(Locator):
-    """Ticks at multiples of a power of two, at most ``count`` of them and zero."""
-
-    def __init__(self, count: int = 6) -> None:
-        self._count = count
-
-    def __call__(self) -> Sequence[float]:
-        """Return the ticks of the axis as it is now."""
-        assert self.axis is not None
-        return self.tick_values(*sorted(self.axis.get_view_interval()))
-
-    def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
-        """Return the ticks between two values."""
-        step = 1.0
-        while (vmax - vmin) / step > self._count:
-            step *= 2
-        first, last = int(np.ceil(vmin / step)), int(np.floor(vmax / step))
-        return [index * step for index in range(first, last + 1)]
-
-
-class BytesFormatter(Formatter):
-    """Bytes in one unit for the whole axis."""
-
-    def __call__(self, x: float, pos: int | None = None) -> str:
-        """Return one tick's label."""
-        assert self.axis is not None
-        largest = max(map(abs, self.axis.get_view_interval()))
-        size, name = next(item for item in _UNITS if largest >= item[0] or item[0] == 1)
-        return "0" if x == 0 else f"{x / size:g} {name}".replace("-", "\N{MINUS SIGN}")
-
-
 def set_bytes(axis: Axis, *, count: int = 6) -> None:
-    """Let ``axis`` count bytes."""
-    axis.set_major_locator(BytesLocator(count))
-    axis.set_major_formatter(BytesFormatter())
+    """Let ``axis`` count bytes: ticks at multiples of a power of two within its limits, and one unit for all."""
+    low, high = sorted(axis.get_view_interval())
+    step = 2 ** max(0, math.ceil(math.log2((high - low) / count)))
+    largest = max(-low, high)
+    size, unit = next(item for item in _UNITS if largest >= item[0] or item[0] == 1)
+    axis.set_major_locator(MultipleLocator(step))
+    axis.set_major_formatter(
+        lambda value, _: "0" if value == 0 else f"{value / size:g} {unit}".replace("-", "\N{MINUS SIGN}")
+    )
 
 
 class TimeAxis:
@@ -92,27 +67,20 @@ class TimeAxis:
     def ticks(self, width: float) -> list[tuple[float, str]]:
         """Return places and labels of time since the first span, no two nearer than ``width`` seconds of the axis."""
         first = float(self._moments[0])
-        resumed = [
-            (after[0] - before[1], after[0])
-            for before, after in itertools.pairwise(self._spans)
-            if after[0] - before[1] > self.longest_pause
-        ]
-        wanted = [first, *(moment for _, moment in sorted(resumed, reverse=True))]
-        step = next((step for step in _small_steps() if step >= width), _STEPS[-1])
+        pauses = [(after[0] - before[1], after[0]) for before, after in itertools.pairwise(self._spans)]
+        resumed = sorted((pause for pause in pauses if pause[0] > self.longest_pause), reverse=True)
+        step = next((step for step in _SMALL_STEPS + _STEPS if step >= width), _STEPS[-1])
+        wanted = [first, *(moment for _, moment in resumed)]
         for start, end in self._spans if resumed else [(first, float(self._moments[-1]))]:
             count = np.arange(np.ceil((start - first) / step), np.floor((end - first) / step) + 1)
             wanted += [first + step * number for number in count[:1000]]
-        taken: list[float] = []
-        ticks: list[tuple[float, str]] = []
+        ticks: dict[float, str] = {}
         for moment in wanted:
             place = float(self.place(moment))
-            index = bisect.bisect(taken, place)
-            if place + width / 2 > self.length and ticks:
-                continue  # its label would stick out
-            if all(abs(place - other) >= width for other in taken[max(0, index - 1) : index + 1]):
-                taken.insert(index, place)
-                ticks.append((place, elapsed(moment - first, step)))
-        return sorted(ticks)
+            sticks_out = place + width / 2 > self.length and ticks
+            if not sticks_out and all(abs(place - other) >= width for other in ticks):
+                ticks[place] = elapsed(moment - first, step)
+        return sorted(ticks.items())
 
 
 def _longest(pauses: Sequence[float], room: float) -> float:
@@ -125,10 +93,6 @@ def _longest(pauses: Sequence[float], room: float) -> float:
             return share
         left -= pause
     return float("inf")
-
-
-def _small_steps() -> list[float]:
-    return [digit * 10.0**power for power in range(-4, 0) for digit in (1, 2, 5)] + [float(step) for step in _STEPS]
 
 
 def elapsed(seconds: float, step: float = 1) -> str:

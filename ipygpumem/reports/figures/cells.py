@@ -10,11 +10,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from ipygpumem.model import CellRecord
-from ipygpumem.reports.content import count, device_label
 from ipygpumem.reports.figures import picture
 from ipygpumem.reports.figures.axes import set_bytes
 from ipygpumem.reports.figures.picture import Picture
 from ipygpumem.reports.figures.records import cell_name, devices_of, ran_out, usage_on
+from ipygpumem.reports.layout import count, device_label
 from ipygpumem.units import format_change
 
 _WIDTH, _LEFT, _RIGHT = 9.0, 0.85, 0.2

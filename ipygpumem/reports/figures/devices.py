@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 
 from ipygpumem.reconcile.records import Part, Reconciliation
-from ipygpumem.reports.content import clean, device_label
 from ipygpumem.reports.figures import picture
 from ipygpumem.reports.figures.axes import set_bytes
 from ipygpumem.reports.figures.picture import Picture
+from ipygpumem.reports.layout import clean, device_label
 from ipygpumem.units import format_bytes
 
 _WIDTH, _LEFT, _RIGHT = 9.0, 0.35, 0.35

@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from ipygpumem.model import ExperimentRecord
-from ipygpumem.reports.content import count, device_label
 from ipygpumem.reports.figures import picture
 from ipygpumem.reports.figures.picture import Picture
 from ipygpumem.reports.figures.records import devices_of, usage_on
+from ipygpumem.reports.layout import count, device_label
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 _WIDTH, _LEFT, _RIGHT, _TIME, _BETWEEN = 9.0, 2.25, 0.25, 1.3, 0.25

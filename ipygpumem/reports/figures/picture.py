@@ -23,9 +23,9 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.text import Text
 
-from ipygpumem.reports.content import clean
 from ipygpumem.reports.figures import fonts
 from ipygpumem.reports.html import DARK_PICTURE
+from ipygpumem.reports.layout import clean
 
 PAPER = "#fcfcfa"  # pages with a dark theme turn it dark
 INK = "#26292e"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ipygpumem.errors import PlotError
 from ipygpumem.model import CellRecord, Usage
-from ipygpumem.reports.content import clean, device_label
+from ipygpumem.reports.layout import clean, device_label
 
 _OUT_OF_MEMORY = frozenset({"MemoryError", "OutOfMemoryError", "_ArrayMemoryError"})
 

@@ -12,12 +12,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from ipygpumem.model import CellRecord, ExperimentRecord, Usage
-from ipygpumem.reports.content import count, device_label
 from ipygpumem.reports.figures import picture
 from ipygpumem.reports.figures.axes import TimeAxis, set_bytes
 from ipygpumem.reports.figures.picture import Picture
 from ipygpumem.reports.figures.records import cell_name, devices_of, ran_out, usage_on
 from ipygpumem.reports.figures.timeline import COLUMNS, Timeline, draw_bands, draw_strip
+from ipygpumem.reports.layout import count, device_label
 from ipygpumem.units import format_bytes, format_seconds
 
 _WIDTH, _LEFT, _RIGHT = 9.0, 0.85, 0.2
