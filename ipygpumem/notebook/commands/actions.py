@@ -17,7 +17,7 @@ from ipygpumem.freeing.steps import steps_that_free
 from ipygpumem.model import ReclaimStep
 from ipygpumem.notebook.experiments.experiment import Experiment
 from ipygpumem.notebook.session import Session
-from ipygpumem.objects.inventory.survey import kinds_of_objects
+from ipygpumem.objects.inventory.survey import roles_of_objects
 from ipygpumem.reconcile import findings
 from ipygpumem.reports import content
 from ipygpumem.reports.status import status_report
@@ -75,7 +75,7 @@ def status(session: Session) -> list[content.Report]:
 def reconcile(session: Session) -> findings.Findings:
     """Return each device's memory now, and the parts that it consists of."""
     read = functools.partial(session.meter.now, detail=True)
-    return findings.reconcile(read, lambda: findings.storages_of(kinds_of_objects()))
+    return findings.reconcile(read, lambda: findings.storages_of(roles_of_objects()))
 
 
 def experiment_status(session: Session, words: list[str]) -> list[content.Report]:
