@@ -6,15 +6,15 @@ import functools
 import site
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import repeat
 from operator import is_
 from pathlib import Path
 from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
-# By identity: comparing or hashing a type may run its metaclass's code.
-_ATOMS = {id(kind) for kind in (int, float, complex, bool, str, bytes, bytearray, type(None))}
+ATOMS = frozenset(id(kind) for kind in (int, float, complex, bool, str, bytes, bytearray, type(None)))
+"""Types of plain numbers, text and None, by identity: to compare or hash a type may run its metaclass's code."""
 
 _HEAP_TYPE = 1 << 9
 """CPython's flag of classes that are made at run time."""
@@ -29,7 +29,7 @@ def is_instance(value: object, base: type) -> bool:
 
 def is_atom(value: object) -> bool:
     """Whether ``value`` is a plain number, text or None, which holds nothing else."""
-    return id(type(value)) in _ATOMS
+    return id(type(value)) in ATOMS
 
 
 def named_objects(namespace: dict[str, Any]) -> Iterator[tuple[str, object]]:
@@ -44,6 +44,15 @@ def named_objects(namespace: dict[str, Any]) -> Iterator[tuple[str, object]]:
                 for name, value in zip(names[start : start + 1000], part, strict=True)
                 if not is_atom(value)
             )
+
+
+HAS_REFERENCES = 1 << 14
+"""Of a type's ``__flags__``, Py_TPFLAGS_HAVE_GC: objects of other types refer to nothing."""
+
+
+def class_dict(kind: Any) -> Mapping[str, Any]:
+    """Return the attributes of a class itself, past its metaclass."""
+    return type.__dict__["__dict__"].__get__(kind)  # type: ignore[no-any-return]
 
 
 def type_name(value: object) -> str:

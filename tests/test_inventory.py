@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.objects.columns import CHUNK, Column, Rows, at, places_of
-from ipygpumem.objects.heap import Heap
+from ipygpumem.objects.bulk import CHUNK
 from ipygpumem.objects.inventory import reach, selection, survey
 from ipygpumem.objects.inventory.naming import Names
 from ipygpumem.objects.inventory.records import Inventory, TensorRecord
@@ -34,9 +33,9 @@ def take(**names: object) -> dict[str, TensorRecord]:
 
 
 def names(**roots: object) -> list[str]:
-    found = Names(Heap().leading)
+    found = Names()
     found.walk(roots.items())
-    return [found.names[place] for place in found.once(range(len(found.arrays)))]
+    return [one.path for one in found.arrays.values()]
 
 
 def script(folder: Path, code: str) -> list[str]:
@@ -164,6 +163,14 @@ class Plain:
         self.number, self.more = number, [number]
 
 
+class OfTheNotebook(Plain):
+    """Its class leads to functions, and they to all names."""
+
+    __module__ = "__main__"
+
+    def method(self) -> None: ...
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -172,6 +179,7 @@ class Plain:
         lambda i: (i, [str(i)]),
         lambda i: [[{"a": {i}}]],
         Plain,
+        OfTheNotebook,
         lambda i: slice(i, [i]),
     ],
 )
@@ -305,42 +313,6 @@ def test_a_difference_is_shown_with_what_came_what_went_and_the_places() -> None
     assert text.render([difference_report(same, top=5)]) == "tensors and arrays · from before to after · no change"
 
 
-def test_a_column_is_like_the_list_of_its_values() -> None:
-    column = Column(["a", "a", "a"])
-    column.extend(["a", "b"])
-    column.extend(Column.same("b", 4))
-    column.extend([])
-    values = ["a"] * 4 + ["b"] * 5
-    assert list(column) == [column[place] for place in range(len(column))] == values
-    assert (len(column), column.different(), column.first("b")) == (9, {"a", "b"}, 4)
-    assert ("b" in column, "c" in column) == (True, False)
-    assert list(column.map(str.upper)) == ["A"] * 4 + ["B"] * 5
-    assert list(at([1, 4, 8], column)) == ["a", "b", "b"]
-    assert list(places_of({"b"}, column)) == [4, 5, 6, 7, 8]
-    assert (list(places_of({"c"}, column)), list(places_of({"a", "b"}, column))) == ([], list(range(9)))
-    assert at(range(9), column) is column
-
-
-def test_equal_values_in_a_row_take_the_place_of_one() -> None:
-    assert len(pickle.dumps(Column.same("cpu", 100_000))) < 300
-    alike = Column(["cpu"] * 50_000)
-    alike.extend(["cpu"] * 50_000)
-    assert len(pickle.dumps(alike)) < 300
-
-
-def test_rows_are_like_the_tuple_of_their_records() -> None:
-    records = (WEIGHT, LOSS, ARRAY)
-    rows = Rows.of(TensorRecord, records)
-    assert rows == records
-    assert records == rows
-    assert hash(rows) == hash(records)
-    assert (list(rows), rows[-1], list(rows[1:]), len(rows[:2])) == (list(records), ARRAY, [LOSS, ARRAY], 2)
-    assert rows != records[:2]
-    assert rows.where([False, True, True]).column("name") == ["losses[0]", None]
-    assert pickle.loads(pickle.dumps(rows)) == records
-    assert Rows.of(TensorRecord, ()) == ()
-
-
 def test_an_inventory_survives_its_dictionary_and_a_copy() -> None:
     box = {"x": [numpy.ones(10), numpy.ones(20)]}
     found = survey.take([("box", box)])
@@ -375,6 +347,6 @@ def test_users_text_cannot_break_a_report() -> None:
 
 
 def test_an_inventory_that_a_magic_takes_knows_its_cell_by_its_input_number(kernel: Kernel) -> None:
-    works(kernel, "from ipygpumem.notebook import tensors")
+    works(kernel, "from ipygpumem.notebook.commands import tensors")
     shown = works(kernel, "print(tensors.take(get_ipython()).cell)\nlen(In) - 1")
     assert (shown.stdout, shown.result) == ("3\n", "3")

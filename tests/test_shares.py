@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from ipygpumem.objects.columns import CHUNK
+from ipygpumem.objects.bulk import CHUNK
 from ipygpumem.objects.heap import Heap
 from ipygpumem.objects.holders.search import Roots, explain
 from ipygpumem.objects.inventory import survey

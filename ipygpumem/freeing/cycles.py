@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from itertools import compress
 from typing import Any
 
-from ipygpumem.introspect import is_instance
+from ipygpumem.introspect import class_dict, is_instance
 from ipygpumem.objects.arrays import library_type
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.objects.heap import live_instances
@@ -204,7 +204,7 @@ def _nodes_with_objects() -> list[Any]:
 
 
 def _is_node(kind: type) -> bool:
-    return any("next_functions" in type.__dict__["__dict__"].__get__(base) for base in type.mro(kind))
+    return any("next_functions" in class_dict(base) for base in type.mro(kind))
 
 
 def _from_python(nodes: list[Any]) -> list[bool]:

@@ -14,13 +14,12 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ipygpumem.introspect import instance_dict, is_atom, is_instance, module_of, type_name
+from ipygpumem.introspect import class_dict, instance_dict, is_atom, is_instance, module_of, type_name
 from ipygpumem.model import Held
-from ipygpumem.objects.columns import Column
 
 _NOT_ENTERED = (
     type,
@@ -131,7 +130,7 @@ def storage_key(value: Any) -> tuple[str, int] | None:
 def answers_itself(torch: Any, kind: type) -> bool:
     """Whether a tensor class has its own ``__torch_dispatch__``, which may be asked even for a shape."""
     below_tensor = itertools.takewhile(lambda base: base is not torch.Tensor, type.mro(kind))
-    return any("__torch_dispatch__" in type.__dict__["__dict__"].__get__(base) for base in below_tensor)
+    return any("__torch_dispatch__" in class_dict(base) for base in below_tensor)
 
 
 def _describe_storage(base: Any, tensor: Any) -> Array | None:
@@ -193,16 +192,11 @@ def flat_elements(array: Any) -> list[Any] | None:
     return found
 
 
-def samples(kinds: Column[int], items: Sequence[Any]) -> dict[int, Any]:
-    """Return one of the tensors or arrays of each type (``kinds`` are the types' identities); there are few types."""
-    return {kind: items[kinds.first(kind)] for kind in kinds.different()}
-
-
 def slot_descriptors(kind: type) -> dict[str, Any]:
     """Return the slots of a class and its bases by their names."""
     found: dict[str, Any] = {}
     for base in reversed(type.mro(kind)):
-        members = list(type.__dict__["__dict__"].__get__(base).items())
+        members = list(class_dict(base).items())
         found.update((name, member) for name, member in members if type(member) is types.MemberDescriptorType)
     found.pop("__dict__", None)  # some classes in C show it so; see ``instance_dict``
     return found

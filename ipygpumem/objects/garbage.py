@@ -20,8 +20,9 @@ from math import prod
 from operator import is_
 from typing import Any
 
+from ipygpumem.introspect import class_dict
 from ipygpumem.objects import interrupts
-from ipygpumem.objects.columns import of_types, one_of_each
+from ipygpumem.objects.bulk import of_types, one_of_each
 from ipygpumem.objects.heap import live_instances
 from ipygpumem.objects.holders.frames import stack
 
@@ -267,7 +268,7 @@ def _that_run_code(items: Sequence[object]) -> list[Callable[[], object]]:
 
 
 def _has_finaliser(kind: type) -> bool:
-    return any("__del__" in type.__dict__["__dict__"].__get__(base) for base in type.mro(kind))
+    return any("__del__" in class_dict(base) for base in type.mro(kind))
 
 
 def weak(item: object) -> weakref.ref[object] | None:

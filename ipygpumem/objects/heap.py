@@ -4,8 +4,7 @@ The garbage collector lists containers only. NumPy arrays are not among them, an
 holds nothing but arrays, numbers and text (CPython stops tracking it): both are found as what listed objects refer to.
 Running frames and C++ code are out of sight; ``holders`` asks for the former.
 
-A heap has millions of objects, so whatever looks at each of them is a loop in C (``map``, ``compress``) over the
-identities of their types.
+A heap has millions of objects, so whatever looks at each of them is a loop in C (see ``bulk``).
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from itertools import chain, compress, count, filterfalse, islice, repeat
 from operator import is_
 from typing import Any
 
-from ipygpumem.introspect import is_atom, is_instance
+from ipygpumem.introspect import ATOMS, is_atom, is_instance
 from ipygpumem.objects.arrays import StorageKey, describe, elements, flat_elements, library_type
-from ipygpumem.objects.columns import by_identity, chunks, chunks_of, of_types, one_of_each, types_of
+from ipygpumem.objects.bulk import CHUNK, by_identity, chunks, of_types, one_of_each, types_of
 from ipygpumem.objects.progress import Progress, counted, unseen
 
 _FEW = 50
@@ -35,7 +34,6 @@ class Heap:
 
     Attributes:
         tensors: torch tensors, also those that only another object refers to.
-        leading: the identities of tensors and arrays that lead to more than their type, as those with attributes do.
         ndarrays: NumPy arrays.
         modules: torch's modules.
         optimizers: torch's optimizers.
@@ -48,14 +46,13 @@ class Heap:
         """As long as it lives here, no identity can come to mean something new."""
         self._alive: set[int] = set()
         self._containers: list[object] = []
+        """Untracked ones that hold more than plain numbers and text."""
         self.tensors: list[object] = []
-        self.leading: set[int] = set()
         self.modules: list[object] = []
         self.optimizers: list[object] = []
         self.ndarrays: list[object] = []
         self._inside: list[tuple[object, set[int]]] | None = None
         """Arrays of objects, and the identities of the containers and arrays in them."""
-        self._array_type = library_type("numpy", "ndarray")
         # Python 3.12's asyncio shows the collector objects that it has freed and keeps for later. To be in a list even
         # for a moment frees them again, and every collection from then on runs in a circle for ever.
         for item in (self, sys.modules.get("_asyncio")):
@@ -71,51 +68,45 @@ class Heap:
 
     def _look_behind(self, beside: Iterable[object], progress: Progress) -> None:
         """Find the arrays and the containers that the collector does not track."""
-        # What is neither a container nor an array cannot lead to one: most of a heap is that.
-        containers, arrays = {id(dict), id(tuple)}, {id(self._array_type)}
+        arrays = {id(library_type("numpy", "ndarray"))}
         behind: dict[int, object] = {}
-        level: Iterator[list[object]] = chain(self._referents(progress), [list(beside)])
+        level: Iterator[Sequence[object]] = chain(self._referents(progress), [list(beside)])
         while True:
             known = len(behind)
             for referents in level:
-                found = of_types(containers | arrays, list(filterfalse(gc.is_tracked, referents)))
-                behind.update(by_identity(found))
+                behind.update(by_identity(list(filterfalse(gc.is_tracked, of_types(arrays, referents)))))
+                behind.update(by_identity(_containers_of_more(referents)))
             new = list(islice(behind.values(), known, None))
             if not new:
                 return
-            of_new = of_types(arrays, new), of_types(containers, new)
+            of_new = of_types(arrays, new), of_types(_CONTAINERS, new)
             self.ndarrays += of_new[0]
             self._containers += of_new[1]
             level = _referents_of([*of_new[1], *_contents(of_new[0])])
 
     def _referents(self, progress: Progress) -> Iterator[list[object]]:
-        """Yield what tracked objects refer to, and note meanwhile what they are.
+        """Yield what tracked objects refer to, and note the tensors, arrays, modules and optimizers among them.
 
         Most of a large heap are lists of numbers and the like: they are passed over.
         """
-        names = (("torch", "Tensor"), ("torch.nn", "Module"), ("torch.optim", "Optimizer"), ("numpy", "ndarray"))
-        bases = [library_type(module, name) for module, name in names]
-        lists = (self.tensors, self.modules, self.optimizers, self.ndarrays)
-        roles: tuple[set[int], ...] = (set(), set(), set(), set())
+        roles: list[tuple[type | None, list[object], set[int]]] = [
+            (library_type("torch", "Tensor"), self.tensors, set()),
+            (library_type("torch.nn", "Module"), self.modules, set()),
+            (library_type("torch.optim", "Optimizer"), self.optimizers, set()),
+            (library_type("numpy", "ndarray"), self.ndarrays, set()),
+        ]
         known: set[int] = set()
-        for part in counted(chunks(self._tracked), chunks_of(self._tracked), progress):
+        for part in _parts(self._tracked, progress):
             referents = gc.get_referents(*part)
-            if _are_atoms(referents):
+            if ATOMS.issuperset(types_of(referents)):
                 continue  # what has a role would refer to its class
-            several = types_of(part)
-            if not several <= known:
-                known |= several
-                new = one_of_each(part).items()
-                for base, role in zip(bases, roles, strict=True):
-                    role.update(kind for kind, item in new if base is not None and is_instance(item, base))
-            for role, found in zip(roles, lists, strict=True):
-                found += part if several <= role else () if role.isdisjoint(several) else of_types(role, part)
-            if several <= roles[0] and len(referents) == len(part):
-                continue  # tensors of which each leads to its type alone; there may be a million
-            arrays = roles[0] | roles[3]
-            if not arrays.isdisjoint(several):
-                leading = (item for item in of_types(arrays, part) if len(gc.get_referents(item)) > 1)
-                self.leading.update(map(id, leading))
+            several = one_of_each(part)
+            new = several.keys() - known
+            known |= new
+            for base, found, kinds in roles:
+                kinds.update(kind for kind in new if base is not None and is_instance(several[kind], base))
+                if not kinds.isdisjoint(several):
+                    found += of_types(kinds, part)
             yield referents
         yield from _referents_of(_contents(self.ndarrays))
 
@@ -163,19 +154,30 @@ def _that_refer_to(objects: dict[int, object], candidates: list[object], progres
     """Return which of ``candidates`` refer to some of ``objects``; their number does not matter here."""
     return [
         item
-        for part in counted(chunks(candidates), chunks_of(candidates), progress)
+        for part in _parts(candidates, progress)
         if not objects.keys().isdisjoint(map(id, gc.get_referents(*part)))
         for item in part
         if not objects.keys().isdisjoint(map(id, gc.get_referents(item)))
     ]
 
 
-def _are_atoms(items: list[object]) -> bool:
-    """Whether all items are plain numbers, text and the like, of one type."""
-    return not items or (is_atom(items[0]) and all(map(is_, map(type, items), repeat(type(items[0])))))
+_CONTAINERS = {id(dict), id(tuple)}
+"""Of which the collector stops tracking those that hold nothing but arrays, numbers and text."""
 
 
-def _referents_of(items: list[object]) -> Iterator[list[object]]:
+def _containers_of_more(items: Sequence[object]) -> list[object]:
+    """Return the untracked containers among ``items`` that hold more than plain numbers and text: few of them."""
+    found = list(filterfalse(gc.is_tracked, of_types(_CONTAINERS, items)))
+    if ATOMS.issuperset(types_of(gc.get_referents(*found))):
+        return []
+    return [item for item in found if not ATOMS.issuperset(types_of(gc.get_referents(item)))]
+
+
+def _parts(items: Sequence[object], progress: Progress) -> Iterator[Sequence[object]]:
+    return counted(chunks(items), -(-len(items) // CHUNK), progress)
+
+
+def _referents_of(items: Sequence[object]) -> Iterator[list[object]]:
     return (gc.get_referents(*part) for part in chunks(items))
 
 

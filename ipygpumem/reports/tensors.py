@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ipygpumem.objects.columns import Rows
 from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
 from ipygpumem.reports.layout import SEPARATOR, Report, Table, clean, count, device_label, shape_label
 from ipygpumem.units import format_bytes, format_change
@@ -51,9 +50,9 @@ def _lines(inventory: Inventory) -> tuple[str, ...]:
 def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:
     columns = ("size", "name", "type", "shape", "dtype", "device", "kind", "grad", "cell")
     rows = [_row(row) for row in tensors[:top]]
-    rest = Rows.of(TensorRecord, tensors[top:])
+    rest = tensors[top:]
     if rest:
-        size = format_bytes(sum(rest.column("size_bytes")))
+        size = format_bytes(sum(row.size_bytes for row in rest))
         rows.append((size, f"and {len(rest):,} smaller", *[""] * (len(columns) - 2)))
     return Table(title, columns, tuple(rows), frozenset({"cell", "size"})).without_empty()
 

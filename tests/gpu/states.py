@@ -15,7 +15,7 @@ import pynvml
 import torch
 
 from ipygpumem.notebook.notebook import current_notebook
-from ipygpumem.objects.inventory.survey import kinds_of_objects
+from ipygpumem.objects.inventory.survey import roles_of_objects
 from ipygpumem.reconcile.findings import reconcile, storages_of
 from ipygpumem.reconcile.records import Reconciliation
 from ipygpumem.units import KIB, MIB
@@ -108,7 +108,7 @@ class States:
         tensors = [item for item in gc.get_objects() if type(item) is torch.Tensor and item.is_cuda]
         found = reconcile(
             lambda: session.tools.meter.now(detail=True),
-            lambda: storages_of(kinds_of_objects() if as_status else [(item, "other") for item in tensors]),
+            lambda: storages_of(roles_of_objects() if as_status else [(item, "other") for item in tensors]),
         )
         told = next(item for item in found.reconciliations if item.device == "cuda:0")
         self.seen |= {part.name.split(" ")[0] for part in told.parts if part.size_bytes}

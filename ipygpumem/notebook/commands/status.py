@@ -7,7 +7,7 @@ import functools
 from ipygpumem.notebook.commands.experiment import described
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.objects.inventory.survey import kinds_of_objects
+from ipygpumem.objects.inventory.survey import roles_of_objects
 from ipygpumem.reconcile import findings
 from ipygpumem.reports.content import Report, count
 from ipygpumem.reports.status import status_report
@@ -32,4 +32,4 @@ def status(notebook: Notebook, options: Options) -> list[Report]:
 def reconcile(notebook: Notebook) -> findings.Findings:
     """Return each device's memory now, and the parts that it consists of."""
     read = functools.partial(notebook.tools.meter.now, detail=True)
-    return findings.reconcile(read, lambda: findings.storages_of(kinds_of_objects()))
+    return findings.reconcile(read, lambda: findings.storages_of(roles_of_objects()))

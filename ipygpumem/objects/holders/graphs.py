@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from ipygpumem.introspect import instance_dict, is_instance, name_of, type_name
+from ipygpumem.introspect import class_dict, instance_dict, is_instance, name_of, type_name
 from ipygpumem.objects.arrays import StorageKey, library_type, storage_key
 from ipygpumem.objects.garbage import Garbage, Known
 
@@ -176,7 +176,7 @@ def saved_by(node: Any) -> Iterator[Any]:
     for value in (instance_dict(node) or {}).values():  # what a Function of the user's put on its ctx
         if is_instance(value, tensor_type):
             yield value
-    of_types = [type.__dict__["__dict__"].__get__(kind) for kind in type.mro(type(node))]
+    of_types = [class_dict(kind) for kind in type.mro(type(node))]
     for name in [name for names in of_types for name in names if name.startswith(_RAW)]:
         with contextlib.suppress(RuntimeError):  # freed by a backward pass already
             raw = getattr(node, name)

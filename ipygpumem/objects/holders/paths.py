@@ -25,7 +25,16 @@ from types import (
 )
 from typing import Any
 
-from ipygpumem.introspect import instance_dict, is_instance, key_text, module_of, name_of, text_of, type_name
+from ipygpumem.introspect import (
+    class_dict,
+    instance_dict,
+    is_instance,
+    key_text,
+    module_of,
+    name_of,
+    text_of,
+    type_name,
+)
 from ipygpumem.model import Holder
 from ipygpumem.objects.arrays import elements, is_of_pandas, library_type, slots
 from ipygpumem.objects.holders.frames import peek
@@ -310,12 +319,8 @@ def _without_dicts(chain: Sequence[object]) -> list[object]:
 
 def _owns(owner: object, names: dict[str, object]) -> bool:
     if is_instance(owner, type):
-        return any(item is names for item in gc.get_referents(_class_dict(owner)))
+        return any(item is names for item in gc.get_referents(class_dict(owner)))
     return type(owner) is not FunctionType and instance_dict(owner) is names
-
-
-def _class_dict(kind: object) -> Any:
-    return type.__dict__["__dict__"].__get__(kind)
 
 
 def _article(noun: str) -> str:

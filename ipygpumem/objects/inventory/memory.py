@@ -1,7 +1,4 @@
-"""The memory of torch tensors, many at a time: their storages, and what is inside those that have none.
-
-A loop in C over a million tensors takes 0.1 s for each question, one in Python ten times that. So each question is
-asked of many strided tensors at once; sparse, quantized and wrapper tensors are looked at singly.
+"""The memory of torch tensors: their storages, and what is inside those that have none.
 
 torch makes a small object in Python for each storage it is asked for, and keeps it as long as the storage lives.
 """
@@ -9,23 +6,16 @@ torch makes a small object in Python for each storage it is asked for, and keeps
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import compress, count, repeat
-from operator import attrgetter, is_
-from typing import Any
+from typing import Any, NamedTuple
 
-from ipygpumem.introspect import instance_dict, is_instance, text_of
-from ipygpumem.objects.arrays import SPARSE_PARTS, answers_itself, library_type, samples, slots
-from ipygpumem.objects.columns import CHUNK, Column, at, chunks, chunks_of, places_of, type_identities
-from ipygpumem.objects.progress import Progress, counted, unseen
+from ipygpumem.introspect import class_dict, instance_dict, is_instance, text_of
+from ipygpumem.objects.arrays import SPARSE_PARTS, answers_itself, slots
 
 _DEEPEST = 4
-_PLAIN_ACCESS = object.__getattribute__
 _QUANTIZED = ("qint", "quint")
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """The storages of one tensor: its own, or those inside it."""
 
     storages: dict[int, int]
@@ -33,41 +23,10 @@ class Memory:
     device: str = ""
     """Of the first storage."""
     shared: bool = False
+    """Whether other processes may have it, too; on the host."""
     note: str = ""
-
-
-@dataclass
-class Columns:
-    """Plain tensors, and the storage of each."""
-
-    sizes: Column[int | None] = field(default_factory=Column)
-    """Of the storages; None where there is none, or none that can be read."""
-    keys: list[int] = field(default_factory=list)
-    """The storages' identities, of those that have a size."""
-    shapes: Column[tuple[int, ...] | None] = field(default_factory=Column)
-    dtypes: Column[str] = field(default_factory=Column)
-    devices: Column[str] = field(default_factory=Column)
-    shared: set[int] = field(default_factory=set)
-    """The identities of those that other processes may have, too; on the host."""
-    addresses: dict[int, int] = field(default_factory=dict)
-    """By identity, where storages begin that other code than torch's allocators has made on the host."""
-
-    def keep(self, places: Sequence[int]) -> None:
-        """Leave out all but those at ``places``."""
-        for name in ("keys", "sizes", "shapes", "dtypes", "devices"):
-            setattr(self, name, at(places, getattr(self, name)))
-
-
-class _Plain(dict[Any, Any]):
-    """Plain values instead of torch's, each made once: there are few different ones."""
-
-    def __init__(self, make: Callable[[Any], Any]) -> None:
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, value: Any) -> Any:
-        self[value] = self._make(value)
-        return self[value]
+    is_plain: bool = False
+    """Whether it is the tensor's own storage alone."""
 
 
 class Reader:
@@ -77,99 +36,49 @@ class Reader:
         self._torch = torch
         self.base: Any = torch.Tensor
         self._storage_type: Any = torch.UntypedStorage
-        self._key: Callable[[Any], int] = attrgetter("_cdata")
-        self._answering: dict[int, bool] = {}
-        own = (self.base, library_type("torch.nn", "Parameter"))
-        self._own_types = {id(kind) for kind in own if getattr(kind, "__getattribute__", None) is _PLAIN_ACCESS}
+        self._getters: dict[str, Callable[[Any], Any]] = {}
+        self._foreign: dict[int, bool] = {}
+        """By a type's identity, whether its tensors answer for themselves."""
+        self._texts: dict[Any, str] = {None: ""}
+        self._shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
+        """Each once: there are few different ones."""
 
-    def column(self, name: str, tensors: Sequence[object], kinds: Column[int] | None = None) -> list[Any]:
-        """Return one property of each tensor; None where it cannot be read.
+    def read(self, name: str, tensor: object) -> Any:
+        """Return a property of a tensor; None if it cannot be read."""
+        if name not in self._getters:
+            self._getters[name] = getattr(self.base, name).__get__
+        try:
+            return self._getters[name](tensor)
+        except Exception:  # a sparse or broken tensor
+            return None
 
-        Args:
-            name: the property.
-            tensors: all of which are asked.
-            kinds: the identities of their types, if there may be many tensors.
-        """
-        return each(self._getter(kinds)(name), tensors)
+    def text(self, value: Any) -> str:
+        """Return the name of a dtype or device."""
+        if value not in self._texts:
+            self._texts[value] = str(value).removeprefix("torch.")
+        return self._texts[value]
 
-    def _getter(self, kinds: Column[int] | None) -> Callable[[str], Callable[[Any], Any]]:
-        """Return what makes a function of a property's name: the fastest that runs no code of a user's class."""
-        if kinds is not None and self._own_types.issuperset(kinds.different()):
-            return attrgetter
-        return lambda name: getattr(self.base, name).__get__
-
-    def own(self, kinds: Column[int], several: dict[int, Any]) -> Sequence[int]:
-        """Return the places of the tensors that torch's own code answers for.
-
-        Args:
-            kinds: the identity of each tensor's type.
-            several: one tensor of each type.
-        """
-        return places_of({kind for kind, one in several.items() if not self._is_foreign(one)}, kinds)
-
-    def read(
-        self, tensors: Sequence[object], kinds: Column[int], *, with_addresses: bool, progress: Progress = unseen
-    ) -> Columns:
-        """Return what there is to know of torch's own tensors (of types ``kinds``) and their storages."""
-        shapes, texts = _Plain(lambda shape: None if shape is None else tuple(shape)), _Plain(self.text)
-        found = Columns()
-        get = self._getter(kinds)
-        told = counted(chunks(tensors), chunks_of(tensors), progress)
-        for start, part in zip(count(0, CHUNK), told):
-            storages = each(self.base.untyped_storage, part)
-            found.keys += each(self._key, storages)
-            # A size that torch.compile has not decided cannot be looked up; to compare it would decide it.
-            sizes = each(self._storage_type.nbytes, storages)
-            if not {int, type(None)}.issuperset(map(type, sizes)):
-                sizes = [size if type(size) is int else None for size in sizes]
-            found.sizes.extend(sizes)
-            found.shapes.extend(each(shapes.__getitem__, each(get("shape"), part)))
-            found.dtypes.extend(Column(each(get("dtype"), part)).map(texts.__getitem__))
-            if all(each(get("is_cpu"), part)):  # to ask for a device makes an object
-                found.devices.extend(Column.same("cpu", len(part)))
-            else:
-                found.devices.extend(Column(each(get("device"), part)).map(texts.__getitem__))
-            resizable = each(self._storage_type.resizable, storages) if with_addresses else ()
-            for place in () if all(resizable) else compress(count(), map(is_, resizable, repeat(False))):
-                if found.devices[start + place] == "cpu":
-                    found.addresses[self._key(storages[place])] = storages[place].data_ptr()
-            shared = each(self._storage_type.is_shared, storages)
-            for place in compress(count(), shared) if any(shared) else ():
-                if found.devices[start + place] == "cpu":  # every one of an accelerator is said to be
-                    found.shared.add(self._key(storages[place]))
-        return found
-
-    def is_odd(self, dtype: str) -> bool:
-        """Whether tensors of this type have memory beside their storage."""
-        return dtype.startswith(_QUANTIZED)
-
-    def keys(self, tensors: Sequence[object]) -> Iterator[int]:
-        """Yield what the memory of ``tensors`` is known by: their storages, or the objects that have none."""
-        kinds = type_identities(tensors)
-        own = self.own(kinds, samples(kinds, tensors))
-        plain = at(own, list(tensors))
-        storages = each(self.base.untyped_storage, plain)
-        yield from (self._key(storage) for storage in storages if storage is not None)
-        odd = set(range(len(tensors))) - set(own) if len(own) < len(tensors) else ()
-        without = [tensor for tensor, storage in zip(plain, storages, strict=True) if storage is None]
-        for tensor in [*(tensors[place] for place in odd), *without]:
-            yield from (id(tensor), *self.memory(tensor).storages)
+    def keys(self, tensor: object) -> tuple[int, ...]:
+        """Return what the memory of a tensor is known by: its storages, or the object if it has none."""
+        return tuple(self.memory(tensor).storages) or (id(tensor),)
 
     def _is_foreign(self, tensor: object) -> bool:
         kind = id(type(tensor))
-        if kind not in self._answering:
-            self._answering[kind] = answers_itself(self._torch, type(tensor))
-        return self._answering[kind]
+        if kind not in self._foreign:
+            self._foreign[kind] = answers_itself(self._torch, type(tensor))
+        return self._foreign[kind]
 
-    def text(self, value: object) -> str:
-        """Return the name of a dtype or device."""
-        return "" if value is None else str(value).removeprefix("torch.")
-
-    # -- one at a time ----------------------------------------------------------------------------------------
+    def address_of_others(self, tensor: object) -> int | None:
+        """Return where a plain tensor's storage begins if other code than torch has allocated it on the host."""
+        storage = self.base.untyped_storage(tensor)
+        is_others = storage.device.type == "cpu" and not self._storage_type.resizable(storage)
+        return int(storage.data_ptr()) if is_others else None
 
     def memory(self, tensor: object, depth: int = 0) -> Memory:
         """Return the storages of one tensor, whatever it is."""
         try:
+            if self._is_simple(tensor):
+                return self._own(tensor)  # type: ignore[return-value]  # it has a storage
             inner = list(self.inside(tensor)) if depth < _DEEPEST else []
             own = self._own(tensor)
         except Exception as error:  # a broken device, or a layout that nobody knows
@@ -182,21 +91,28 @@ class Reader:
         note = next((memory.note for memory in found if memory.note), "")
         return Memory(storages, device, any(memory.shared for memory in found), note)
 
+    def _is_simple(self, tensor: Any) -> bool:
+        """Whether a tensor is strided, torch's own code answers for it, and nothing is inside it."""
+        is_strided = not self._is_foreign(tensor) and self.read("layout", tensor) is self._torch.strided
+        return is_strided and not self._is_quantized(tensor)
+
     def _own(self, tensor: object) -> Memory | None:
         """Return the storage of the tensor itself; None if it is a wrapper or in another layout."""
         foreign = self._is_foreign(tensor)
         if not foreign and self.base.layout.__get__(tensor) is not self._torch.strided:
             return self._opaque(tensor)
         storage = self.base.untyped_storage(tensor)
-        device = str(storage.device)
+        key, device = int(storage._cdata), self.text(storage.device)
         if device == "meta":
-            return Memory({}, "meta")
+            return Memory({} if foreign else {key: 0}, "meta")
         if foreign and not _has_memory(storage):
             return None
+        # A size that torch.compile has not decided cannot be looked up; to compare it would decide it.
         size = storage.nbytes()
         if type(size) is not int:
             return Memory({}, device, note="a size that is not known yet")
-        return Memory({self._key(storage): size}, device, device == "cpu" and storage.is_shared())
+        is_shared = device == "cpu" and self._storage_type.is_shared(storage)  # each of an accelerator is said to be
+        return Memory({key: size}, device, is_shared, "", not foreign)
 
     def _opaque(self, tensor: object) -> Memory | None:
         layout = str(self.base.layout.__get__(tensor)).removeprefix("torch.")
@@ -225,7 +141,7 @@ class Reader:
             yield from (self.base.q_per_channel_scales(tensor), self.base.q_per_channel_zero_points(tensor))
 
     def _is_quantized(self, tensor: object) -> bool:
-        return self.text(self.base.dtype.__get__(tensor)).startswith(_QUANTIZED)
+        return self.text(self.read("dtype", tensor)).startswith(_QUANTIZED)
 
     def _attributes(self, tensor: object) -> Iterator[object]:
         """Yield the tensors among a wrapper's attributes, also those in a plain container of its own."""
@@ -244,7 +160,9 @@ class Reader:
             sizes = tuple(self.base.shape.__get__(tensor))
         except Exception:  # nested tensors have no single shape
             return None
-        return sizes if all(type(size) is int for size in sizes) else None
+        if any(type(size) is not int for size in sizes):
+            return None
+        return self._shapes.setdefault(sizes, sizes)
 
 
 def _has_memory(storage: Any) -> bool:
@@ -267,7 +185,7 @@ def each(get: Callable[[Any], Any], items: Sequence[object]) -> list[Any]:
 
 
 def _is_torchs(kind: type) -> bool:
-    module = text_of(type.__dict__["__dict__"].__get__(kind).get("__module__"))
+    module = text_of(class_dict(kind).get("__module__"))
     return module == "torch" or module.startswith("torch.")
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import gc
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
-from itertools import count, islice
+from collections.abc import Callable, Iterable, Sequence
+from itertools import compress, count, islice
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -21,25 +21,11 @@ from types import (
     ModuleType,
     TracebackType,
 )
-from typing import Any
+from typing import Any, NamedTuple
 
-from ipygpumem.introspect import instance_dict, is_instance, key_text, text_of, type_name
-from ipygpumem.objects.arrays import elements, inside_pandas, library_type, samples, slot_descriptors, slots
-from ipygpumem.objects.columns import (
-    CHUNK,
-    Column,
-    all_different,
-    at,
-    by_identity,
-    chunks,
-    identities,
-    of_types,
-    one_of_each,
-    places_of,
-    type_identities,
-    types_of,
-)
-from ipygpumem.objects.inventory.labels import Indexed, Label, Paths
+from ipygpumem.introspect import HAS_REFERENCES, class_dict, instance_dict, is_instance, key_text, text_of, type_name
+from ipygpumem.objects.arrays import elements, inside_pandas, library_type, slot_descriptors, slots
+from ipygpumem.objects.bulk import CHUNK, by_identity, chunks, of_types, one_of_each, types_of
 from ipygpumem.objects.progress import Progress, unseen
 
 _COLLAPSED = ("_parameters", "_buffers", "_modules")
@@ -70,19 +56,23 @@ _LEVELS = 4
 _WIDEST = 100_000
 """So many objects are looked at, at most, to see that."""
 
+Label = Callable[[int], str]
+"""Returns the path to the item at a position."""
+
+
+class Named(NamedTuple):
+    """An array and the path that leads to it, which begins with the name ``root``."""
+
+    array: object
+    path: str
+    root: str
+
 
 class Names:
-    """Finds arrays under names, by their shortest paths; those with several may come several times, the shortest first.
-
-    Args:
-        leading: the identities of the arrays that lead to more than their type; None if each is to be asked.
+    """Finds arrays under names, by their shortest paths.
 
     Attributes:
-        arrays: the tensors and arrays that were found.
-        kinds: the identities of their types.
-        samples: one array of each type.
-        names: the path of each.
-        roots: the name that each path begins with.
+        arrays: the tensors and arrays that were found, by identity; those on the shortest paths first.
         complete: False if the walk ended before it had seen everything.
     """
 
@@ -91,20 +81,12 @@ class Names:
     LONGEST = 10_000_000
     """How many items of one container are looked at."""
 
-    def __init__(self, leading: Collection[int] | None) -> None:
-        self._leading = leading
-        self.arrays: list[object] = []
-        self.kinds: Column[int] = Column()
-        self.samples: dict[int, object] = {}
-        self.names = Paths()
-        self.roots: Column[str] = Column()
+    def __init__(self) -> None:
+        self.arrays: dict[int, Named] = {}
         self.complete = True
-        self._entered: list[object] = []  # as long as they live here, no identity can come to mean something new
-        self._seen: set[int] = set()
-        self._places: dict[int, int] = {}
-        """By an array's identity, of the first ones."""
-        self._placed = 0
-        self._how: dict[int, str] = {}
+        self._seen: dict[int, object] = {}
+        """What is looked into or will be, by identity, which cannot come to mean something new meanwhile."""
+        self._categories: dict[int, str] = {}
         """By a type's identity: ``tensor``, ``ndarray``, ``skip``, or how to look into its objects."""
         self._slots: dict[int, dict[str, Any]] = {}
         """By a type's identity, what ``slot_descriptors`` gives."""
@@ -118,11 +100,11 @@ class Names:
             ("pandas", "DataFrame", "frame"),
             ("pandas", "Series", "frame"),
         )
-        found = [(library_type(module, name), how) for module, name, how in bases]
-        self._bases: list[tuple[type, str]] = [(base, how) for base, how in found if base is not None]
+        known = [(library_type(module, name), category) for module, name, category in bases]
+        self._bases = [*((base, category) for base, category in known if base is not None), *_CONTAINERS]
 
     def walk(self, roots: Iterable[tuple[str, object]], size: int = 1, progress: Progress = unseen) -> None:
-        """Find what is behind ``roots``, names and their objects, those that are reached first by the fewest steps.
+        """Find what is behind ``roots``, what is reached by the fewest steps first.
 
         Args:
             roots: names and their objects.
@@ -133,170 +115,137 @@ class Names:
         for name, value in roots:
             self._take([value], [name].__getitem__, name)
         while self._queue:
-            if len(self._entered) >= self.MOST_OBJECTS:
-                self.complete = False
-                self._queue.clear()
-                return
-            if not len(self._entered) % _TELLING:
+            if not (len(self._seen) - len(self._queue)) % _TELLING:
                 self._tell()
-            item, path, root = self._queue.popleft()
             try:
-                self._enter(item, path, root)
+                self._enter(*self._queue.popleft())
             except RuntimeError:  # a thread changes a container while we look: its other items go unnamed
                 self.complete = False
 
     def _tell(self) -> None:
         """Say how far the walk is: it ends when enough objects are looked into, or all are looked at."""
-        entered = len(self._entered) / min(self.MOST_OBJECTS, self._size)
+        entered = (len(self._seen) - len(self._queue)) / min(self.MOST_OBJECTS, self._size)
         self._progress(max(entered, self._looked_at / self._size))
 
     def drop(self) -> None:
         """Let go of all objects."""
-        for found in (self.arrays, self.samples, self._seen, self._entered, self._places):
-            found.clear()
-
-    def once(self, places: Sequence[int]) -> Sequence[int]:
-        """Return ``places`` of arrays, without those of an array that is at an earlier one, too."""
-        keys = list(identities(at(places, self.arrays)))
-        if all_different(keys):
-            return places
-        return sorted(dict(zip(reversed(keys), reversed(places), strict=True)).values())
+        self.arrays.clear()
+        self._seen.clear()
 
     # -- what to do with an object ----------------------------------------------------------------------------
 
     def _take(self, items: Sequence[object], label: Label, root: str) -> None:
         """Note the arrays among ``items`` and queue what may lead to more; most items are neither."""
-        if not items:
-            return
-        leading: list[int] = []
         for start, part in zip(count(0, CHUNK), chunks(items)):
             self._looked_at += len(part)
             if start:
                 self._tell()
-            kinds = type_identities(part)
-            several = samples(kinds, part)
-            for kind, item in several.items():
-                if kind not in self._how:
-                    self._how[kind] = self._way(item)
-            arrays = {kind: item for kind, item in several.items() if self._how[kind] in _ARRAYS}
-            others = {kind for kind in several if self._how[kind] != "skip"} - arrays.keys()
-            if arrays:
-                self.samples.update(arrays)
-                places = places_of(arrays, kinds)
-                self.kinds.extend(at(places, kinds))
-                self.roots.extend(Column.same(root, len(places)))
-                self.names.add(label, _shifted(places, start))
-                self._take_arrays(at(places, part), arrays)
-            places = places_of(others, kinds)
-            if len(places) < _FEW or self._may_lead_on(at(places, part)):
-                leading += [start + place for place in places]
-        for position in leading:
-            candidate: Any = items[position]
-            is_empty = self._how[id(type(candidate))] == "dict" and not dict.__len__(candidate)  # a module has many
-            if not is_empty and self._is_new(candidate):
-                self._queue.append((candidate, label(position), root))
+            wanted = self._wanted(part)
+            of_interest = map(wanted.__contains__, map(id, map(type, part)))
+            for position in compress(range(len(part)), of_interest) if wanted else ():
+                self._note(part[position], label, start + position, root)
+
+    def _wanted(self, items: Sequence[object]) -> set[int]:
+        """Return the types of which ``items`` are arrays, or may lead to some."""
+        wanted = self._categorize(items)
+        arrays = {kind for kind in wanted if self._categories[kind] in _ARRAYS}
+        if len(items) >= _FEW and wanted > arrays:
+            others = of_types(wanted - arrays, items)
+            return arrays if len(others) >= _FEW and not self._may_lead_on(others) else wanted
+        return wanted
+
+    def _categorize(self, items: Sequence[object]) -> set[int]:
+        """Know how to look into each of the items' types; return those that are not to be skipped."""
+        several = one_of_each(items)
+        for kind in several.keys() - self._categories.keys():
+            self._categories[kind] = self._category(several[kind])
+        return {kind for kind in several if self._categories[kind] != "skip"}
 
     def _may_lead_on(self, items: list[object]) -> bool:
         """Whether there may be arrays behind ``items`` that nothing else leads to; many are looked into at once."""
         level: dict[int, object] = dict(enumerate(items))
         for _ in range(_LEVELS):
             referents = gc.get_referents(*level.values())
-            several = types_of(referents)
-            if not several <= self._how.keys():
-                new = one_of_each(referents).items()
-                self._how.update((kind, self._way(item)) for kind, item in new if kind not in self._how)
-            ways = {kind: self._how[kind] for kind in several if self._how[kind] != "skip"}
-            if not ways:
-                return False
-            if not _ARRAYS.isdisjoint(ways.values()) or len(referents) > _WIDEST:
+            wanted = self._categorize(referents)
+            if any(self._categories[kind] in _ARRAYS for kind in wanted) or (wanted and len(referents) > _WIDEST):
                 return True
-            classes = {kind for kind, how in ways.items() if how == "class"}
-            found = of_types(ways.keys() - classes, referents)
-            found += filter(_is_main, by_identity(of_types(classes, referents)).values())
+            classes = {kind for kind in wanted if self._categories[kind] == "class"}
+            own = types_of(list(level.values()))  # an object refers to its class, which has a name of its own
+            found = of_types(wanted - classes, referents)
+            several = by_identity(of_types(classes, referents))
+            found += [kind for key, kind in several.items() if key not in own and _is_main(kind)]
             level = by_identity(found)
-            for key in level.keys() & self._seen:  # it has its place in the queue, or had
+            for key in level.keys() & self._seen.keys():  # it has its place in the queue, or had
                 del level[key]
+            if not level:
+                return False
         return True
 
-    def _take_arrays(self, new: list[object], kinds: Iterable[int]) -> None:
-        """Note arrays, which are of some ``kinds``, and queue those that have attributes, or objects for elements."""
-        start = len(self.arrays)
-        self.arrays += new
-        leading = self._leading
-        if leading is None:
-            leading = {id(item) for item in new if len(gc.get_referents(item)) > 1}
-        if not leading and all(self._how[kind] != "ndarray" for kind in kinds):
-            return  # a million of them costs nothing here
-        for place, item in enumerate(new, start):
-            if (id(item) in leading or elements(item) is not None) and self._is_new(item):
-                self._queue.append((item, self.names[place], self.roots[place]))
+    def _note(self, item: object, label: Label, position: int, root: str) -> None:
+        """Note an array, and queue what may lead to more, if it is seen for the first time."""
+        key, category = id(item), self._categories[id(type(item))]
+        if key in self._seen:
+            return
+        if category in _ARRAYS:
+            if key in self.arrays:
+                return
+            self.arrays[key] = Named(item, label(position), root)
+            if len(gc.get_referents(item)) <= 1 and (category == "tensor" or elements(item) is None):
+                return  # it leads to its type alone
+        elif category == "dict" and not dict.__len__(item):  # type: ignore[arg-type]  # the category says so
+            return  # a module has many
+        if len(self._seen) >= self.MOST_OBJECTS:
+            self.complete = False
+            return
+        self._seen[key] = item
+        self._queue.append((item, label(position), root))
 
-    def _is_new(self, item: object) -> bool:
-        """Whether ``item`` is seen for the first time."""
-        (identity,) = identities([item])
-        before = len(self._seen)
-        self._seen.add(identity)
-        return len(self._seen) > before
-
-    def _way(self, item: object) -> str:
+    def _category(self, item: object) -> str:
         if any(is_instance(item, kind) for kind in _NOT_ENTERED):
             return "skip"
-        ways = (how for base, how in (*self._bases, *_CONTAINERS) if is_instance(item, base))
-        how = next(ways, "object")
-        if how == "object" and not type.__dict__["__flags__"].__get__(type(item)) & _HAS_REFERENCES:
-            return "skip"
-        return how
+        category = next((category for base, category in self._bases if is_instance(item, base)), "object")
+        may_refer = type.__dict__["__flags__"].__get__(type(item)) & HAS_REFERENCES
+        return category if category != "object" or may_refer else "skip"
 
     def _enter(self, item: object, path: str, root: str) -> None:
-        self._entered.append(item)
-        kind = id(type(item))
-        how = self._how[kind]
-        if how == "sequence":
+        category = self._categories[id(type(item))]
+        if category == "sequence":
             self._sequence(item, path, root)
-        elif how == "dict":
+        elif category == "dict":
             self._dict(item, path, root)
-        elif how == "set":
+        elif category == "set":
             base: Any = set if is_instance(item, set) else frozenset
             self._take(list(islice(base.__iter__(item), self.LONGEST)), lambda position: f"{path}{{…}}", root)
-        elif how == "class":
+        elif category == "class":
             if _is_main(item):
-                self._attributes(dict(_class_dict(item)), path, root)
-        elif how == "ndarray" and (found := elements(item)) is not None:
-            self._entered.append(found)
+                self._attributes(dict(class_dict(item)), path, root)
+        elif category == "ndarray" and (found := elements(item)) is not None:
             self._sequence(found, path, root)
         else:
-            self._object(item, path, root, is_module=how == "module")
+            self._object(item, path, root, is_module=category == "module")
 
     # -- what is inside ---------------------------------------------------------------------------------------
 
     def _sequence(self, item: object, path: str, root: str) -> None:
         base: Any = next(base for base in (list, tuple, deque) if is_instance(item, base))
         found = list(islice(base.__iter__(item), self.LONGEST))
-        self._take(found, Indexed(path), root)
+        self._take(found, lambda position: f"{path}[{position}]", root)
 
     def _dict(self, item: Any, path: str, root: str) -> None:
         if "__builtins__" in dict.keys(item):
             return  # a namespace: it leads to everything
-        pairs = list(islice(dict.items(item), self.LONGEST))
-        keys = [key for key, _ in pairs]
-        self._take([value for _, value in pairs], lambda position: f"{path}[{self._key(keys[position])}]", root)
+        both: tuple[Iterable[object], ...] = (dict.keys(item), dict.values(item))
+        keys, values = map(list, both)  # one call in C: a thread may change the dict between two
+        self._take(values, lambda position: f"{path}[{self._key(keys[position], path)}]", root)
         self._take(keys, lambda position: f"list({path})[{position}]", root)
 
-    def _key(self, key: object) -> str:
+    def _key(self, key: object, path: str) -> str:
+        """Return how a key of the dict at ``path`` is written."""
         text = key_text(key)
-        if text is not None:
-            return text
-        if self._how.get(id(type(key))) == "tensor":  # an optimizer's state: its key has a name
-            text = self._name_of(key)
+        named = self.arrays.get(id(key)) if text is None else None
+        if named is not None and not named.path.startswith(f"{path}["):  # an optimizer's state: its key has a name
+            return named.path
         return f"<{type_name(key)}>" if text is None else text
-
-    def _name_of(self, array: object) -> str | None:
-        """Return the name of an array; None for one that is among those that are just being named."""
-        for new in range(self._placed, len(self.arrays)):
-            self._places.setdefault(id(self.arrays[new]), new)
-        self._placed = len(self.arrays)
-        place = self._places.get(id(array))
-        return None if place is None else self.names[place]
 
     def _object(self, item: Any, path: str, root: str, *, is_module: bool) -> None:
         if type(item) is FunctionType:
@@ -306,7 +255,7 @@ class Names:
             self._take([item.__kwdefaults__], lambda position: f"{path}.__kwdefaults__", root)
         elif type(item) is CellType:
             self._take(gc.get_referents(item), lambda position: f"{path}.cell_contents", root)
-        elif self._how[id(type(item))] == "frame":
+        elif self._categories[id(type(item))] == "frame":
             self._frame(item, path, root)
         elif type(item) is MethodType:
             self._take([item.__self__, item.__func__], _labels(path, ["__self__", "__func__"]), root)
@@ -335,36 +284,22 @@ class Names:
                     self._take(inside_pandas(axis), lambda position, name=path + end: name, root)  # type: ignore[misc]
 
     def _holds_something(self, item: object) -> bool:
-        return any(self._how.get(id(type(child))) != "skip" for child in gc.get_referents(item))
+        return any(self._categories.get(id(type(child))) != "skip" for child in gc.get_referents(item))
 
     def _attributes(self, found: dict[str, Any], path: str, root: str, *, is_module: bool = False) -> None:
         if is_module:
             for collapsed in _COLLAPSED:
                 inner = found.get(collapsed)
-                if inner is not None and is_instance(inner, dict) and self._is_new(inner):
-                    self._entered.append(inner)
+                if inner is not None and is_instance(inner, dict) and id(inner) not in self._seen:
+                    self._seen[id(inner)] = inner
                     parts = dict(dict.items(inner))
                     self._take(list(parts.values()), _labels(path, list(parts)), root)
         self._take(list(found.values()), _labels(path, list(found)), root)
 
 
-def _shifted(places: Sequence[int], by: int) -> Sequence[int]:
-    if type(places) is range:
-        return range(places.start + by, places.stop + by)
-    return [place + by for place in places]
-
-
-_HAS_REFERENCES = 1 << 14
-"""Py_TPFLAGS_HAVE_GC: objects of other types refer to nothing."""
-
-
-def _class_dict(kind: object) -> Any:
-    return type.__dict__["__dict__"].__get__(kind)
-
-
 def _is_main(kind: object) -> bool:
     """Whether a class is the notebook's or the script's own: others are not entered."""
-    return text_of(_class_dict(kind).get("__module__")) == "__main__"
+    return text_of(class_dict(kind).get("__module__")) == "__main__"
 
 
 def _labels(path: str, names: Sequence[object]) -> Label:

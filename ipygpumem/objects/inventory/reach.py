@@ -10,13 +10,22 @@ import contextlib
 import gc
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, compress, islice
 from typing import Any
 
-from ipygpumem.introspect import is_instance, module_dict, module_of, named_objects, text_of, users_modules
+from ipygpumem.introspect import (
+    HAS_REFERENCES,
+    class_dict,
+    is_instance,
+    module_dict,
+    module_of,
+    named_objects,
+    text_of,
+    users_modules,
+)
 from ipygpumem.objects.arrays import TOOLS, flat_elements, library_type
-from ipygpumem.objects.columns import CHUNK, by_identity, chunks, identities, of_types, one_of_each, types_of
+from ipygpumem.objects.bulk import CHUNK, by_identity, chunks, of_types, one_of_each, types_of
 
 _NOT_ENTERED = (
     types.FrameType,
@@ -24,8 +33,6 @@ _NOT_ENTERED = (
     types.TracebackType,
     types.BuiltinFunctionType,
 )
-_HAS_REFERENCES = 1 << 14
-"""Py_TPFLAGS_HAVE_GC: objects of other types refer to nothing."""
 _AT_ONCE = 500
 _MANY = 20_000
 """A container of more comes last: a list of a million must not hide what is beside it. If so many of its items in a row
@@ -59,7 +66,7 @@ class Reach:
         own = users_modules()
         self._users = {"__main__", *own}
         self._array_type: Any = library_type("numpy", "ndarray")
-        self._seen = set(identities([namespace, *map(module_dict, own.values())]))
+        self._seen = set(map(id, [namespace, *map(module_dict, own.values())]))
         """Of what is not entered any more, namespaces first: what lies in them belongs to everybody."""
         self._known: set[int] = set()
         self._entered: list[list[object]] = []
@@ -123,7 +130,7 @@ class Reach:
             if plain >= _MANY or barren >= _BARREN:
                 return
 
-    def _enter(self, items: list[Any], most: int) -> list[object]:
+    def _enter(self, items: Sequence[Any], most: int) -> list[object]:
         """Note the arrays among ``items``, and return at most so many others that may lead to more."""
         found = self._sift(items)
         if len(found) > most:
@@ -133,7 +140,7 @@ class Reach:
         self._entered.append(found)
         return found
 
-    def _sift(self, items: list[Any]) -> list[object]:
+    def _sift(self, items: Sequence[Any]) -> list[object]:
         """Note the arrays among ``items``, and return what may lead to more and was not seen before."""
         several = types_of(items)
         if not several <= self._types:
@@ -142,7 +149,7 @@ class Reach:
                     self._classify(kind, item)
         found: list[object] = []
         if _FUNCTION in several:
-            self._seen.update(identities(function.__globals__ for function in of_types({_FUNCTION}, items)))
+            self._seen.update(id(function.__globals__) for function in of_types({_FUNCTION}, items))
         if not self._wanted.isdisjoint(several):
             found += self._new(of_types(self._wanted, items))
         if not self._classes.isdisjoint(several):
@@ -160,14 +167,14 @@ class Reach:
         elif is_instance(item, types.ModuleType):
             self._modules.add(kind)
         elif (
-            type.__dict__["__flags__"].__get__(type(item)) & _HAS_REFERENCES
+            type.__dict__["__flags__"].__get__(type(item)) & HAS_REFERENCES
             and not any(is_instance(item, base) for base in _NOT_ENTERED)
             and module_of(item).partition(".")[0] not in TOOLS
         ):
             self._wanted.add(kind)
 
     def _is_users_class(self, kind: object) -> bool:
-        return text_of(type.__dict__["__dict__"].__get__(kind).get("__module__")) in self._users
+        return text_of(class_dict(kind).get("__module__")) in self._users
 
     def _new(self, items: list[object]) -> list[object]:
         found = by_identity(items)
@@ -177,7 +184,7 @@ class Reach:
 
     def _take(self, arrays: list[Any]) -> list[object]:
         """Note arrays, and return what may lead to more: attributes of a subclass, elements that are objects."""
-        by_key = dict(zip(identities(arrays), arrays, strict=True))
+        by_key = by_identity(arrays)
         new = list(map(by_key.__getitem__, by_key.keys() - self._known))
         self._known |= by_key.keys()
         self.arrays += new
@@ -193,7 +200,7 @@ class Reach:
         return found
 
 
-def _pieces(container: Any) -> Iterator[list[Any]]:
+def _pieces(container: Any) -> Iterator[Sequence[Any]]:
     """Yield what a list, tuple, dict or set holds, some at a time."""
     if type(container) is list or type(container) is tuple:
         yield from chunks(container)

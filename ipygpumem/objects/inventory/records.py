@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress
 from typing import Any, Literal, NamedTuple
 
 from ipygpumem.model import Record
-from ipygpumem.objects.columns import Rows
 from ipygpumem.units import format_bytes, format_change
 
-TensorKind = Literal["parameter", "gradient", "optimizer state", "buffer", "other"]
+Role = Literal["parameter", "gradient", "optimizer state", "buffer", "other"]
 """What a tensor is for; ``other`` is everything else: data, activations, results, NumPy arrays."""
 
 
 class TensorRecord(NamedTuple):
-    """The memory of one tensor or array. There may be a million, so it must cost little.
+    """The memory of one tensor or array.
 
     Views and other tensors with the same storage are not listed beside it: ``aliases`` counts them.
     """
@@ -31,7 +28,7 @@ class TensorRecord(NamedTuple):
     device: str
     size_bytes: int
     """Bytes of the whole storage, or of all tensors inside it; 0 where it could not be read (see ``note``)."""
-    kind: TensorKind = "other"
+    kind: Role = "other"
     requires_grad: bool = False
     in_graph: bool = False
     """Whether autograd has recorded how it was computed: then it keeps the graph behind it alive."""
@@ -61,8 +58,7 @@ class TensorGroup(NamedTuple):
 class Inventory(Record):
     """The tensors and arrays that were alive at one moment, the largest first, each storage once."""
 
-    tensors: Sequence[TensorRecord]
-    """Made into records when they are looked at, if there may be very many."""
+    tensors: tuple[TensorRecord, ...]
     taken_at: float
     file: str | None = None
     """The script that took it; None where a notebook's cell did."""
@@ -80,12 +76,10 @@ class Inventory(Record):
     @property
     def device_bytes(self) -> dict[str, int]:
         """Bytes of the tensors on each device."""
-        rows = Rows.of(TensorRecord, self.tensors)
-        devices, sizes = rows.column("device"), rows.column("size_bytes")
-        return {
-            device: sum(compress(sizes, map(device.__eq__, devices)))
-            for device in dict.fromkeys(devices)  # few
-        }
+        sizes: dict[str, int] = {}
+        for tensor in self.tensors:
+            sizes[tensor.device] = sizes.get(tensor.device, 0) + tensor.size_bytes
+        return sizes
 
     @property
     def place(self) -> str:
@@ -100,7 +94,7 @@ class Inventory(Record):
         return {**fields, "tensors": [tensor._asdict() for tensor in self.tensors]}
 
     def __repr__(self) -> str:
-        """Return one line: there may be a million tensors."""
+        """Return one line: there may be very many tensors."""
         sizes = ", ".join(f"{device} {format_bytes(size)}" for device, size in self.device_bytes.items())
         return f"<Inventory of {len(self.tensors)} tensors and arrays: {sizes or 'no memory'}>"
 

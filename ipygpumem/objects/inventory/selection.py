@@ -6,14 +6,13 @@ import dataclasses
 import fnmatch
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
+from typing import get_args
 
-from ipygpumem.objects.columns import Rows
-from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
+from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, Role, TensorGroup, TensorRecord
 
-KINDS = ("parameter", "gradient", "optimizer state", "buffer", "other")
-GROUPS = ("name", "shape", "kind", "cell", "device")
+KINDS: tuple[str, ...] = get_args(Role)
 
 
 def select(
@@ -33,50 +32,51 @@ def select(
         kind: one of ``KINDS``.
         min_bytes: the smallest size.
     """
-    rows = Rows.of(TensorRecord, inventory.tensors)
-    if min_bytes:
-        rows = rows.where(size >= min_bytes for size in rows.column("size_bytes"))
-    if device is not None:
-        rows = rows.where(name == device or name.partition(":")[0] == device for name in rows.column("device"))
-    if kind is not None:
-        rows = rows.where(name == kind for name in rows.column("kind"))
-    if patterns:
-        matches = re.compile("|".join(fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns)).match
-        rows = rows.where(name is not None and matches(name) for name in rows.column("name"))
-    return dataclasses.replace(inventory, tensors=rows)
+    matches = re.compile("|".join(fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns)).match
+    tensors = tuple(
+        row
+        for row in inventory.tensors
+        if row.size_bytes >= min_bytes
+        and device in (None, row.device, row.device.partition(":")[0])
+        and kind in (None, row.kind)
+        and (not patterns or (row.name is not None and matches(row.name)))
+    )
+    return dataclasses.replace(inventory, tensors=tensors)
 
 
 def group(tensors: Iterable[TensorRecord], by: str) -> tuple[TensorGroup, ...]:
     """Return tensors added up by one of ``GROUPS``, the largest first; by name, by the name's first part."""
-    fields, label = _LABELS[by]
-    rows = Rows.of(TensorRecord, tensors)
-    values = list(zip(*map(rows.column, fields), strict=True))
-    texts = {value: label(*value) for value in set(values)}
+    label = _LABELS[by]
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    for value, size in zip(values, rows.column("size_bytes"), strict=True):
-        text = texts[value]
+    for tensor in tensors:
+        text = label(tensor)
         counts[text] += 1
-        sizes[text] += size
+        sizes[text] += tensor.size_bytes
     groups = [TensorGroup(text, counts[text], size) for text, size in sizes.items()]
     return tuple(sorted(groups, key=attrgetter("size_bytes"), reverse=True))
 
 
-def _shape(shape: tuple[int, ...] | None, dtype: str) -> str:
-    sizes = "no single shape" if shape is None else " × ".join(map(str, shape)) or "scalar"
-    return f"{sizes} {dtype}".strip()
+def _first_part(tensor: TensorRecord) -> str:
+    return "(no name)" if tensor.name is None else _FIRST_PART.split(tensor.name, maxsplit=1)[0]
+
+
+def _shape(tensor: TensorRecord) -> str:
+    sizes = "no single shape" if tensor.shape is None else " × ".join(map(str, tensor.shape)) or "scalar"
+    return f"{sizes} {tensor.dtype}".strip()
 
 
 _FIRST_PART = re.compile(r"(?<!^Out)[.\[]")
 
-_LABELS: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
-    "name": (("name",), lambda name: "(no name)" if name is None else _FIRST_PART.split(name, maxsplit=1)[0]),
-    "shape": (("shape", "dtype"), _shape),
-    "kind": (("kind",), str),
-    "cell": (("cell",), lambda cell: "(unknown)" if cell is None else f"cell {cell}"),
-    "device": (("device",), str),
+_LABELS: dict[str, Callable[[TensorRecord], str]] = {
+    "name": _first_part,
+    "shape": _shape,
+    "kind": attrgetter("kind"),
+    "cell": lambda tensor: "(unknown)" if tensor.cell is None else f"cell {tensor.cell}",
+    "device": attrgetter("device"),
 }
-"""The fields that make a group, and what it is called."""
+"""What a tensor's group is called."""
+GROUPS = tuple(_LABELS)
 
 
 def difference(before: Inventory, after: Inventory) -> InventoryDiff:
@@ -85,15 +85,11 @@ def difference(before: Inventory, after: Inventory) -> InventoryDiff:
     A storage is the same if its place in memory, its size and its device are: one that was freed and another of the
     same size that took its place cannot be told apart, and change nothing.
     """
-    rows = [Rows.of(TensorRecord, inventory.tensors) for inventory in (before, after)]
-    old, new = (set(_identities(part)) for part in rows)
+    identity = attrgetter("library", "storage", "size_bytes", "device")
+    old, new = (set(map(identity, inventory.tensors)) for inventory in (before, after))
     return InventoryDiff(
-        came=tuple(rows[1].where(key not in old for key in _identities(rows[1]))),
-        went=tuple(rows[0].where(key not in new for key in _identities(rows[0]))),
+        came=tuple(tensor for tensor in after.tensors if identity(tensor) not in old),
+        went=tuple(tensor for tensor in before.tensors if identity(tensor) not in new),
         before=before.place,
         after=after.place,
     )
-
-
-def _identities(rows: Rows[TensorRecord]) -> Iterator[tuple[object, ...]]:
-    return zip(*map(rows.column, ("library", "storage", "size_bytes", "device")), strict=True)

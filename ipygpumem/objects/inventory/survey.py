@@ -11,29 +11,25 @@ import gc
 import inspect
 import sys
 import time
-from array import array
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import compress
-from operator import not_
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from operator import attrgetter
 from types import FrameType, ModuleType
 from typing import Any
 
 from ipygpumem.introspect import is_instance, module_dict
-from ipygpumem.objects.arrays import describe, is_map, library_type, memory_of, samples
-from ipygpumem.objects.columns import Column, Picked, Rows, all_different, at, identities, places_of, type_identities
+from ipygpumem.objects.arrays import library_type
 from ipygpumem.objects.heap import Heap
 from ipygpumem.objects.holders.frames import peek, running_locals
-from ipygpumem.objects.inventory.labels import NameColumn
+from ipygpumem.objects.inventory.listing import Labels, TensorList, add_gradients, array_records
 from ipygpumem.objects.inventory.memory import Reader
 from ipygpumem.objects.inventory.naming import Names
-from ipygpumem.objects.inventory.records import Inventory, TensorKind, TensorRecord
-from ipygpumem.objects.inventory.rows import Subjects, Table, add_gradients, kinds_of
-from ipygpumem.objects.progress import Progress, every, part, parts, unseen
+from ipygpumem.objects.inventory.records import Inventory, Role, TensorRecord
+from ipygpumem.objects.inventory.roles import roles_of
+from ipygpumem.objects.progress import Progress, part, parts, unseen
 from ipygpumem.probes.accelerators import loaded_torch
 
 CellOf = Callable[[str], "int | None"]
-_TELLING = 1000
 _HEAPS_SHARE = 0.25
 _MICROSECONDS = {"object": 5.0, "tensor": 3.0, "array": 40.0}
 """About so long it takes to walk over one of the objects, or to describe a tensor or array: only a bar's pace."""
@@ -61,25 +57,20 @@ def take(
     with _collector_paused():
         survey = _Survey(roots, cell_of, progress)
         try:
-            columns = survey.columns()
+            return Inventory(tuple(survey.records()), time.time(), file, line, cell, tuple(survey.notes))
         finally:
             survey.drop()
-        sizes = columns[TensorRecord._fields.index("size_bytes")]
-        order: Sequence[int] = range(len(sizes))
-        if len(sizes.different()) > 1:
-            order = array("Q", sorted(order, key=list(sizes).__getitem__, reverse=True))
-        return Inventory(Rows(TensorRecord, columns, order), time.time(), file, line, cell, tuple(survey.notes))
 
 
-def kinds_of_objects() -> list[tuple[object, TensorKind]]:
-    """Return all tensors and arrays that are alive, those inside sparse and wrapper tensors too, and their kinds.
+def roles_of_objects() -> list[tuple[object, Role]]:
+    """Return all tensors and arrays that are alive, those inside sparse and wrapper tensors too, and their roles.
 
     It keeps them alive: use it, then drop it.
     """
     with _collector_paused():
         survey = _Survey((), lambda root: None, unseen)
         try:
-            return survey.kinds()
+            return survey.roles()
         finally:
             survey.drop()
 
@@ -114,159 +105,78 @@ class _Survey:
 
     def __init__(self, roots: Iterable[tuple[str, object]], cell_of: CellOf, progress: Progress) -> None:
         self.notes: list[str] = []
-        self._cell_of = cell_of
-        self._cells: dict[str, int | None] = {}
         self._heap = Heap(running_locals(), part(progress, 0.0, _HEAPS_SHARE))
-        walk = self._divide(part(progress, _HEAPS_SHARE, 1.0))
-        self._names = Names(None if gc.get_freeze_count() else self._heap.leading)  # the heap is without what is frozen
-        self._names.walk(roots, self._number, walk)
-        self._shown: set[int] = set()
-        """Identities of what owns the memory that was listed as a tensor's."""
+        tensors, arrays = len(self._heap.tensors), len(self._heap.ndarrays)
+        number = self._heap.size + arrays
+        counts = {"object": number - tensors, "tensor": tensors, "array": arrays}
+        weights = [count * _MICROSECONDS[what] for what, count in counts.items()]
+        walk, self._of_tensors, self._of_arrays = parts(part(progress, _HEAPS_SHARE, 1.0), weights)
+        self._names = Names()
+        self._names.walk(roots, number, walk)
+        named = self._names.arrays.values()
+        cells = {root: cell_of(root) for root in dict.fromkeys(one.root for one in named)}
+        self._labels = Labels(
+            {id(one.array): one.path for one in named}, {id(one.array): cells[one.root] for one in named}
+        )
         if not self._names.complete:
             self.notes.append("the search for names ended early: some tensors that have one are listed without")
-
-    def _divide(self, progress: Progress) -> Progress:
-        """Divide what is left to do by how many objects, tensors and arrays there are; return the walk's part."""
-        tensors, arrays = len(self._heap.tensors), len(self._heap.ndarrays)
-        self._number = self._heap.size + arrays
-        counts = {"object": self._number - tensors, "tensor": tensors, "array": arrays}
-        weights = [count * _MICROSECONDS[what] for what, count in counts.items()]
-        walk, self._of_tensors, self._of_arrays = parts(progress, weights)
-        return walk
 
     def drop(self) -> None:
         """Let go of everything but names, so that a collection that was due needs not look at it."""
         self._heap.drop()
         self._names.drop()
 
-    def _subjects(self, base: type, on_heap: Sequence[object], *, exactly: bool = True) -> Subjects:
-        """Return all objects of one library, those with a name first.
+    def _all(self, base: type, on_heap: Iterable[object]) -> list[Any]:
+        """Return all objects of a library's class, those with a name first; ``on_heap`` the collector knows."""
+        named = (one.array for one in self._names.arrays.values() if is_instance(one.array, base))
+        return list({id(item): item for item in chain(named, on_heap)}.values())
 
-        Args:
-            base: the library's class.
-            on_heap: those that the collector knows.
-            exactly: if not, as many with a name as there are on the heap are taken for all. That is wrong if one of
-                them has two names, which shows later without a search among a million: its storage comes twice.
-        """
-        found = self._names
-        several = {kind: item for kind, item in found.samples.items() if is_instance(item, base)}
-        places = places_of(several.keys(), found.kinds)
-        named, rest = at(places, found.arrays), []
-        if exactly or len(named) != len(on_heap) or gc.get_freeze_count():
-            places = found.once(places)
-            named = at(places, found.arrays)
-            known = set(identities(named))
-            rest = list(compress(on_heap, map(not_, map(known.__contains__, identities(on_heap)))))
-        kinds, cells = at(places, found.kinds), at(places, found.roots).map(self._cell)
-        other_kinds = type_identities(rest)
-        return Subjects(
-            named + rest,
-            Column.joined(kinds, other_kinds),
-            {**several, **samples(other_kinds, rest)},
-            NameColumn(Picked(found.names, places), len(rest)),
-            Column.joined(cells, Column.same(None, len(rest))),
-        )
-
-    def _cell(self, root: str) -> int | None:
-        if root not in self._cells:
-            self._cells[root] = self._cell_of(root)
-        return self._cells[root]
-
-    def columns(self) -> list[Column[Any]]:
-        """Return the fields of the records of all tensors and arrays, one after the other."""
+    def records(self) -> list[TensorRecord]:
+        """Return the records of all tensors and arrays, the largest first."""
         array_type = library_type("numpy", "ndarray")
-        arrays = None if array_type is None else self._subjects(array_type, self._heap.ndarrays)
-        columns, records = self._tensors([] if arrays is None else arrays.items)
+        arrays = [] if array_type is None else self._all(array_type, self._heap.ndarrays)
+        shown: set[int] = set()
+        records: list[TensorRecord] = []
+        with _torch_reader() as reader:
+            if reader is not None:
+                tensors = self._all(reader.base, self._heap.tensors)
+                gradients = add_gradients(reader, tensors, self._labels)
+                roles = roles_of(reader, self._heap, tensors, gradients)
+                self._of_tensors(0.2)
+                found = TensorList(reader, tensors, self._labels, part(self._of_tensors, 0.2, 0.6))
+                shown = found.match(array_type, arrays)
+                records += found.records(roles)
+                if found.unread:
+                    self.notes.append(f"the memory of {len(found.unread)} tensors {found.unread[0]}")
         self._of_tensors(1.0)
-        records += [] if arrays is None else self._ndarrays(arrays)
-        for column, values in zip(columns, zip(*records, strict=True), strict=True) if records else ():
-            column.extend(values)
-        return columns
+        records += array_records(array_type, arrays, self._labels, shown, self._of_arrays)
+        return sorted(records, key=attrgetter("size_bytes"), reverse=True)
 
-    def _tensors(self, arrays: list[object], *, exactly: bool = False) -> tuple[list[Column[Any]], list[TensorRecord]]:
-        """Return torch's plain tensors as columns, and the others; ``arrays`` may show their memory."""
-        base, torch = library_type("torch", "Tensor"), loaded_torch()
-        if base is None or torch is None or not hasattr(getattr(torch, "_C", None), "DisableTorchFunction"):
-            return [Column() for _ in TensorRecord._fields], []  # not imported, or not yet
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # no code of the user's must run
-            reader = Reader(torch)
-            subjects = self._subjects(base, self._heap.tensors, exactly=exactly)
-            gradients = add_gradients(reader, subjects)
-            kinds = kinds_of(reader, self._heap, subjects, gradients)
-            self._of_tensors(0.2)
-            reading = part(self._of_tensors, 0.2, 0.8)
-            table = Table(reader, subjects, with_addresses=bool(arrays), progress=reading)
-            if not (exactly or table.is_unshared or all_different(map(id, subjects.items))):
-                return self._tensors(arrays, exactly=True)
-            self._match(arrays, reader, table)
-            found = table.plain_columns(kinds), table.odd_rows(kinds)
-        if table.unread:
-            self.notes.append(f"the memory of {len(table.unread)} tensors {table.unread[0]}")
-        return found
-
-    def kinds(self) -> list[tuple[object, TensorKind]]:
+    def roles(self) -> list[tuple[object, Role]]:
         """Return each object that has memory, or parts that do, and what it is for."""
-        other: TensorKind = "other"
-        found: list[tuple[object, TensorKind]] = [(array, other) for array in self._heap.ndarrays]
-        base, torch = library_type("torch", "Tensor"), loaded_torch()
-        if base is None or torch is None or not hasattr(getattr(torch, "_C", None), "DisableTorchFunction"):
-            return found
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            reader, subjects = Reader(torch), self._subjects(base, self._heap.tensors)
-            kinds = kinds_of(reader, self._heap, subjects, add_gradients(reader, subjects))
-            for tensor in subjects.items:
-                keys = [id(tensor), *reader.memory(tensor).storages]
-                kind = next((kinds[key] for key in keys if key in kinds), other)
-                found += [(part, kind) for part in (tensor, *reader.inside(tensor))]
+        other: Role = "other"
+        found: list[tuple[object, Role]] = [(array, other) for array in self._heap.ndarrays]
+        with _torch_reader() as reader:
+            if reader is not None:
+                tensors = self._all(reader.base, self._heap.tensors)
+                roles = roles_of(reader, self._heap, tensors, add_gradients(reader, tensors, self._labels))
+                for tensor in tensors:
+                    keys = (id(tensor), *reader.keys(tensor))
+                    role = next((roles[key] for key in keys if key in roles), other)
+                    found += [(item, role) for item in (tensor, *reader.parts(tensor))]
         return found
 
-    # -- NumPy ------------------------------------------------------------------------------------------------
 
-    def _match(self, arrays: list[object], reader: Reader, table: Table) -> None:
-        """Find the arrays that show a tensor's memory, or a tensor an array's: such memory counts once."""
-        array_type: Any = library_type("numpy", "ndarray")
-        by_address: dict[int, tuple[int, int]] = {}
-        for item in arrays:
-            owner = memory_of(array_type, item)
-            if is_instance(owner, reader.base):  # tensor.numpy()
-                table.aliases.update(reader.memory(owner).storages.keys())
-                self._shown.add(id(owner))
-            elif is_instance(owner, array_type):
-                interface: Any = array_type.__dict__["__array_interface__"].__get__(owner)
-                by_address[interface["data"][0]] = (int(array_type.__dict__["nbytes"].__get__(owner)), id(owner))
-        addresses = sorted(by_address)
-        for key, address in table.addresses.items() if addresses else ():  # torch.from_numpy(array)
-            start = addresses[max(0, bisect_right(addresses, address) - 1)]
-            size, owner_id = by_address[start]
-            if start <= address < start + size:
-                table.aliases[key] += 1
-                self._shown.add(owner_id)
-
-    def _ndarrays(self, subjects: Subjects) -> list[TensorRecord]:
-        """Return NumPy's arrays; those that show a tensor's memory were counted there."""
-        array_type: Any = library_type("numpy", "ndarray")
-        rows: dict[int, TensorRecord] = {}
-        for place, item in enumerate(every(_TELLING, subjects.items, self._of_arrays)):
-            owner = memory_of(array_type, item)
-            found, key = describe(item), id(owner)
-            if key in self._shown or found is None:
-                continue
-            if key in rows:
-                rows[key] = rows[key]._replace(aliases=rows[key].aliases + 1)
-                continue
-            rows[key] = TensorRecord(
-                name=subjects.names[place],
-                type_name=found.type_name,
-                shape=found.shape,
-                dtype=found.dtype,
-                device="cpu",
-                size_bytes=found.size_bytes,
-                cell=subjects.cells[place],
-                library="numpy" if is_instance(owner, array_type) else "buffer",
-                storage=key,
-                note=_MAPPED if is_map(owner) else "",
-            )
-        return list(rows.values())
-
-
-_MAPPED = "a memory map: bytes of the file, not all of them in RAM"
+@contextlib.contextmanager
+def _torch_reader() -> Iterator[Reader | None]:
+    """Open a block in which tensors are read and no code of the user's runs; None if torch is not there, or not yet."""
+    torch = loaded_torch()
+    if (
+        torch is None
+        or library_type("torch", "Tensor") is None
+        or not hasattr(getattr(torch, "_C", None), "DisableTorchFunction")
+    ):
+        yield None
+        return
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        yield Reader(torch)
