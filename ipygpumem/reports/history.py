@@ -1,4 +1,4 @@
-"""What happened so far as tables: one row per cell, one row per experiment."""
+"""Reports what happened so far: one row per cell, one row per experiment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each device's memory consists of: one stacked bar for each, with the parts' names and sizes below it."""
+"""Draws what each device's memory consists of: one stacked bar for each, the parts' names below it."""
 
 from __future__ import annotations
 
