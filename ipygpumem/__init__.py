@@ -6,23 +6,15 @@ In a notebook: ``%load_ext ipygpumem``, then ``%%experiment NAME``. From Python:
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterable, Mapping
+import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    import os
-
     from ipygpumem import plot as plot
-    from ipygpumem.estimating.records import Estimate, ModelSummary
-    from ipygpumem.fitting.budgets import Budget
-    from ipygpumem.fitting.fit import AutofitResult
-    from ipygpumem.model import CellRecord, ExperimentRecord, History, SessionRecord
-    from ipygpumem.notebook.experiments.experiment import Experiment
-    from ipygpumem.objects.inventory.records import Inventory, InventoryDiff
+    from ipygpumem.api import autofit, budget, diff, estimate, load, summary, tensors
+    from ipygpumem.notebook.python import experiment, experiments, export, history, last, subscribe
 
 __all__ = [
     "autofit",
@@ -42,328 +34,34 @@ __all__ = [
     "tensors",
     "unload_ipython_extension",
 ]
+_OF_NOTEBOOKS = {"experiment", "experiments", "export", "history", "last", "subscribe"}
+"""The others work in scripts, too, where nothing imports IPython."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import ``ipygpumem.plot`` when it is first asked for: what loads the extension need not pay for it."""
+    """Import what users call when it is first asked for: what loads the extension need not pay for it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "plot":
-        import importlib
-
         return importlib.import_module("ipygpumem.plot")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    place = "ipygpumem.notebook.python" if name in _OF_NOTEBOOKS else "ipygpumem.api"
+    found = globals()[name] = getattr(importlib.import_module(place), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
 
 
 def load_ipython_extension(shell: Any) -> None:
     """Install the extension; IPython calls this for ``%load_ext ipygpumem``."""
-    from ipygpumem.notebook.extension import load
+    from ipygpumem.notebook.extension import load  # who only reads an export needs no IPython
 
     load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """Remove the extension and everything it registered; open experiments are left as they are."""
-    from ipygpumem.notebook.extension import unload
+    from ipygpumem.notebook.extension import unload  # as above
 
     unload(shell)
-
-
-def experiment(
-    name: str,
-    *,
-    keep: str | Iterable[str] = (),
-    drop_imports: bool = False,
-    seed: int | None = None,
-    report: str | None = None,
-    note: Mapping[str, int | float | str] | None = None,
-    budget: Mapping[str, int | str] | None = None,
-    record: str | os.PathLike[str] | None = None,
-) -> Experiment:
-    """Return an experiment, to be opened by ``with`` or by ``start()`` and closed by ``finish()``.
-
-    Args:
-        name: any one-line text; an open experiment of the same name is finished first.
-        keep: names or globs whose values stay at the end.
-        drop_imports: delete the names of modules that the experiment imported.
-        seed: reset Python's, NumPy's and torch's generators to this before every cell.
-        report: ``full``, ``compact`` or ``none``; None means as configured.
-        note: parameters to remember with it: numbers or text by name.
-        budget: pretend to have less memory: ``{"gpu": "8GiB", "ram": "4GiB"}``; see ``budget``.
-        record: a file, ``.pickle``, for where CUDA memory was allocated, as torch's memory viewer reads it.
-
-    Raises:
-        NotLoadedError: the extension is not loaded in this IPython, or there is no IPython.
-        ExperimentError: ``report`` is none of the three, or ``note`` holds more than numbers and text.
-        BudgetError: ``budget`` names no device or no size.
-        FileError: ``record`` cannot be written to; ``start`` raises it where there is no CUDA device.
-    """
-    from ipygpumem.notebook.experiments.experiment import Experiment
-    from ipygpumem.notebook.session import current_session
-
-    return Experiment(
-        current_session(),
-        name,
-        keep=keep,
-        drop_imports=drop_imports,
-        seed=seed,
-        report=report,
-        note=note,
-        budget=budget,
-        record=record,
-    )
-
-
-def last() -> CellRecord | None:
-    """Return the record of the last finished cell, or None before there is one."""
-    cells = history()
-    return cells[-1] if cells else None
-
-
-def history() -> History:
-    """Return the records of the finished cells, oldest first; the number kept is bounded.
-
-    It is a list that has ``to_pandas()``, too.
-    """
-    from ipygpumem.model import History
-    from ipygpumem.notebook.session import current_session
-
-    return History(current_session().history)
-
-
-def experiments() -> list[ExperimentRecord]:
-    """Return the records of the finished experiments, oldest first."""
-    from ipygpumem.notebook.session import current_session
-
-    return list(current_session().experiments)
-
-
-def export(path: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Write the finished cells and experiments to a file, whole or not at all; its suffix says the format.
-
-    Args:
-        path: ends in ``.json`` (all of it, for ``load``), ``.csv``, ``.html`` or ``.prom`` (OpenMetrics).
-        force: replace a file that ipygpumem did not write.
-
-    Raises:
-        NotLoadedError: the extension is not loaded in this IPython, or there is no IPython.
-        FileError: the suffix is none of these, the file there is another's, or it cannot be written.
-    """
-    from ipygpumem.notebook.session import current_session
-    from ipygpumem.reports.export import formats
-
-    formats.save(path, current_session().recorded(), force=force)
-
-
-def load(path: str | os.PathLike[str]) -> SessionRecord:
-    """Return what was exported to a .json file; it needs neither IPython nor the extension.
-
-    Raises:
-        FileError: the file cannot be read, is no export, or was written by a newer ipygpumem.
-    """
-    from ipygpumem.reports.export import formats
-
-    return formats.load(path)
-
-
-def subscribe(subscriber: Callable[[CellRecord | ExperimentRecord], object]) -> Callable[[], None]:
-    """Call ``subscriber`` with the record of every cell and experiment that finishes, until the undo is called.
-
-    It is called after the report is shown. If it raises, that is said once and it gets no more records.
-
-    Returns:
-        The undo, which may be called more than once.
-
-    Raises:
-        NotLoadedError: the extension is not loaded in this IPython, or there is no IPython.
-        GpuMemError: ``subscriber`` cannot be called.
-    """
-    from ipygpumem.errors import GpuMemError
-    from ipygpumem.notebook.session import current_session
-
-    if not callable(subscriber):
-        raise GpuMemError("subscribe takes something that can be called with a record: subscribe(print)")
-    return current_session().subscribers.subscribe(subscriber)
-
-
-def tensors(*names: str, device: str | None = None, kind: str | None = None, min_bytes: int = 0) -> Inventory:
-    """Return the tensors and arrays that are alive, each storage once, the largest first.
-
-    It works in a script as well. In IPython the notebook's names and cells are told too, loaded or not.
-
-    Args:
-        names: globs, of which one must fit a tensor's name: ``"model.*"``; none: also tensors without a name.
-        device: ``cpu``, ``cuda:0``, or ``cuda`` for all of its kind.
-        kind: ``parameter``, ``gradient``, ``optimizer state``, ``buffer`` or ``other``.
-        min_bytes: the smallest size.
-    """
-    from ipygpumem.objects.inventory import selection, survey
-
-    frame = sys._getframe(1)
-    shell = _shell()
-    if shell is None:
-        code = frame.f_code
-        found = survey.take(survey.names_in(frame), file=code.co_filename, line=frame.f_lineno)
-    else:
-        from ipygpumem.notebook.commands.tensors import asked_by
-
-        found = asked_by(frame, shell)
-    return selection.select(found, names, device=device, kind=kind, min_bytes=min_bytes)
-
-
-def diff(before: Inventory, after: Inventory) -> InventoryDiff:
-    """Return what came and what went between two inventories of ``tensors``."""
-    from ipygpumem.objects.inventory.selection import difference
-
-    return difference(before, after)
-
-
-def autofit(
-    function: Callable[..., Any] | None = None,
-    /,
-    *,
-    min: float | Mapping[str, float] | None = None,  # noqa: A002  # as the magic's --min; the built-in is not used
-    step: str | float = "halve",
-    headroom: str | float | None = None,
-    max_tries: int = 10,
-    remember: bool = False,
-    **start: float,
-) -> AutofitResult | Callable[..., Any]:
-    """Call a function with smaller and smaller values until it fits in memory, and return what fits.
-
-    ``autofit(train, batch_size=1024)`` calls ``train(batch_size=1024)``, then, each time that memory runs out, gives
-    back what the call held and halves the value. Any other error is raised as it is. It works in scripts, too.
-
-    Without a function it is a decorator: each call of the decorated function looks for what fits and returns what
-    the function returns; ``train.fitted`` says what was found.
-
-    Args:
-        function: takes the variables by name.
-        min: the smallest value, for all variables or for each by name; by default 1, for floats 0.
-        step: ``halve``, a factor such as 0.9, or ``search``: by halves, then up to the largest that fits.
-        headroom: share of the device's memory that must stay free at the peak; by default ``5%`` for a search.
-        max_tries: the most tries after the first.
-        remember: in IPython, begin with what fitted last time for this function, options, devices and free memory.
-        **start: the variables, whole numbers or floats, and what to try first; several are reduced in turn.
-
-    Raises:
-        AutofitError: nothing fits, or what is asked for makes no sense.
-    """
-    from ipygpumem.fitting import functions
-    from ipygpumem.fitting.fit import Options
-
-    options = Options(min, step, headroom, max_tries)
-
-    def run(function: Callable[..., Any], start: Mapping[str, Any]) -> AutofitResult:
-        shell = _shell()
-        if shell is None:
-            return functions.autofit(function, start, options)
-        from ipygpumem.notebook.commands.autofit import fit_function
-
-        return fit_function(shell, function, start, options, remember=remember)
-
-    if function is None:
-        return lambda decorated: functions.decorated(decorated, start, run)
-    return run(function, start)
-
-
-def budget(*, gpu: int | str | None = None, ram: int | str | None = None, **devices: int | str) -> Budget:
-    """Return a budget to use in ``with``: pretend to have less memory meanwhile. It works in scripts, too.
-
-    torch's allocator refuses what the accelerator's part does not allow, as if the card were smaller. The host's part
-    only tells when the process goes above it: while the cell runs, at its end, and in ``record`` when the block is
-    over; in a script by a ``ResourceWarning``.
-
-    Args:
-        gpu: for each CUDA device that the process uses, and the current one: ``"8GiB"`` or bytes.
-        ram: for the RSS of this process.
-        **devices: single devices: ``**{"cuda:1": "8GiB"}``.
-
-    Raises:
-        BudgetError: it names no device or no size.
-    """
-    from ipygpumem.fitting import budgets
-
-    sizes = budgets.checked({"gpu": gpu, "ram": ram, **devices})
-    if _shell() is not None:
-        from ipygpumem.errors import NotLoadedError
-        from ipygpumem.notebook.experiments.budget import NotebookBudget
-        from ipygpumem.notebook.session import current_session
-
-        with contextlib.suppress(NotLoadedError):
-            return NotebookBudget(current_session(), sizes)
-    return budgets.ScriptBudget(sizes)
-
-
-def _shell() -> Any | None:
-    """Return IPython's shell; None in a script."""
-    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    return get_ipython() if get_ipython is not None else None
-
-
-def estimate(
-    function: Callable[..., object],
-    /,
-    *args: object,
-    device: str | None = None,
-    device_memory: int | str | None = None,
-    timeout: float = 300.0,
-    **kwargs: object,
-) -> Estimate:
-    """Return what ``function(*args, **kwargs)`` would take, without running it on a device.
-
-    Its Python runs, on fake tensors without values: in a forked child process, so that nothing here is changed. Where
-    there can be none (on Windows, or once a backward pass ran where torch sees a device), it runs here, and what it
-    changed is put back; ``found.forked`` says which.
-
-    Args:
-        function: what to estimate, such as a training step.
-        args: its arguments.
-        device: take all tensors to be on this device, such as ``cuda:0``, which need not be here.
-        device_memory: what the device has, such as ``"24GiB"``; without it, what each device here has free.
-        timeout: seconds, after which the estimate is stopped.
-        kwargs: its further arguments; for one of its own called ``device``, take ``functools.partial``.
-
-    Raises:
-        EstimateError: torch is missing or too old, the function needs the values of tensors, or it did not end.
-        UnitError: ``device_memory`` is no size.
-    """
-    from ipygpumem import estimating
-    from ipygpumem.reports.estimate import ShownEstimate
-    from ipygpumem.units import parse_bytes
-
-    __tracebackhide__ = True  # of the function's errors
-    found = estimating.estimator().estimate_call(
-        function,
-        args,
-        kwargs,
-        (vars(sys.modules["__main__"]), sys._getframe(1).f_globals),
-        device=device,
-        room_bytes=parse_bytes(device_memory) if isinstance(device_memory, str) else device_memory,
-        timeout_seconds=timeout,
-        front=_front(),
-    )
-    return ShownEstimate(**vars(found))
-
-
-def summary(model: object, /, *inputs: object, **kwargs: object) -> ModelSummary:
-    """Return a table of a model's modules: parameters, output shapes and what a forward pass keeps for backward.
-
-    ``model(*inputs, **kwargs)`` runs on fake tensors: nothing is computed, and the model stays as it is.
-
-    Raises:
-        EstimateError: torch is missing or too old, ``model`` is no module, or needs the values of tensors.
-    """
-    from ipygpumem import estimating
-    from ipygpumem.reports.estimate import ShownSummary
-
-    __tracebackhide__ = True  # of the model's errors
-    return ShownSummary(**vars(estimating.summarizer().summarize(model, inputs, kwargs, _front())))
-
-
-def _front() -> Any | None:
-    """Return what takes a child process off IPython; None in a script."""
-    shell = _shell()
-    if shell is None:
-        return None
-    from ipygpumem.notebook.commands.estimate import front_of
-
-    return front_of(shell)

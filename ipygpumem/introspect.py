@@ -16,6 +16,11 @@ from typing import Any
 # By identity: comparing or hashing a type may run its metaclass's code.
 _ATOMS = {id(kind) for kind in (int, float, complex, bool, str, bytes, bytearray, type(None))}
 
+_HEAP_TYPE = 1 << 9
+"""CPython's flag of classes that are made at run time."""
+_POINTER_BYTES = 8
+"""Of a slot; a class may add two of its own, for attributes and weak references."""
+
 
 def is_instance(value: object, base: type) -> bool:
     """Whether the type of ``value`` is ``base`` or derives from it."""
@@ -152,3 +157,16 @@ def _is_users_package(module: Any) -> bool | None:
     if not is_instance(module, ModuleType):
         return None
     return is_users_module(module) or (None if not text_of(module_dict(module).get("__file__")) else False)
+
+
+def solid_base(kind: type) -> Any:
+    """Return the first base of a class that is built in: it makes the objects."""
+    return next(base for base in type.mro(kind) if not _is_made_by_statement(base))
+
+
+def _is_made_by_statement(kind: type) -> bool:
+    """Whether a ``class`` statement made a class: some in C are on the heap too, with a state of their own."""
+    of = type.__dict__
+    added = of["__basicsize__"].__get__(kind) - of["__basicsize__"].__get__(of["__base__"].__get__(kind) or object)
+    slots = sum(type(item) is MemberDescriptorType for item in of["__dict__"].__get__(kind).values())
+    return bool(of["__flags__"].__get__(kind) & _HEAP_TYPE) and added <= _POINTER_BYTES * (slots + 2)

@@ -18,7 +18,6 @@ from ipygpumem.reports import figures
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ipygpumem.notebook.session import Session
 
 __all__ = ["cells", "devices", "experiments", "session"]
 
@@ -69,30 +68,25 @@ def experiments(
 def devices(reconciliations: Sequence[Reconciliation] | None = None, *, device: str | None = None) -> Figure:
     """Return what each device's memory consists of as stacked bars: by default now, as ``%gpumem status`` lists it."""
     if reconciliations is None:
-        from ipygpumem.notebook.commands import actions
+        from ipygpumem.notebook.python import reconciliations_now  # records in a script need no IPython
 
-        reconciliations = actions.reconcile(_current()).reconciliations
+        reconciliations = reconciliations_now()
     return figures.draw("devices", reconciliations=reconciliations, device=device)
-
-
-def _current() -> Session:
-    from ipygpumem.notebook.session import current_session
-
-    return current_session()
 
 
 def _parts(records: Records) -> tuple[list[CellRecord], list[ExperimentRecord]]:
     if records is None:
-        current = _current()
-        return list(current.history), list(current.experiments)
+        from ipygpumem.notebook.python import experiments, history  # as above
+
+        return list(history()), experiments()
     if isinstance(records, ExperimentRecord):
         return list(records.cells), [records]
     if isinstance(records, Iterable):
         items = list(records)
         found = [item for item in items if isinstance(item, CellRecord)]
-        experiments = [item for item in items if isinstance(item, ExperimentRecord)]
-        if len(found) + len(experiments) == len(items):
-            return found, experiments
+        runs = [item for item in items if isinstance(item, ExperimentRecord)]
+        if len(found) + len(runs) == len(items):
+            return found, runs
     elif hasattr(records, "cells") and hasattr(records, "experiments"):
         return list(records.cells), list(records.experiments)
     raise PlotError("records are those of cells and experiments: ipygpumem.history(), or what ipygpumem.load gave")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
 from tests.kernel import Kernel
 
@@ -21,40 +23,44 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 @pytest.fixture
 def kernel() -> Iterator[Kernel]:
     """A fresh kernel with the extension loaded."""
-    kernel = Kernel()
-    reply = kernel.run("%load_ext ipygpumem")
-    assert reply.status == "ok", reply.traceback
-    yield kernel
-    kernel.close()
+    with Kernel() as kernel:
+        reply = kernel.run("%load_ext ipygpumem")
+        assert reply.status == "ok", reply.traceback
+        yield kernel
 
 
 @pytest.fixture
 def bare_kernel() -> Iterator[Kernel]:
     """A fresh kernel without the extension."""
-    kernel = Kernel()
-    yield kernel
-    kernel.close()
+    with Kernel() as kernel:
+        yield kernel
 
 
 @pytest.fixture
 def shell() -> Iterator[InteractiveShell]:
-    """An IPython shell in this process, without the extension."""
+    """An IPython shell in this process, without the extension; nothing of it is left for the tests that follow."""
     InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance()
-    shell.history_manager.enabled = False
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))  # no thread, no file
     yield shell
     if "ipygpumem" in shell.extension_manager.loaded:
         shell.run_line_magic("unload_ext", "ipygpumem")
-    shell.history_manager.end_session()
+    atexit.unregister(shell.atexit_operations)  # which would keep it
+    shell.atexit_operations()
+    shell.cleanup()
     InteractiveShell.clear_instance()
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind() -> Iterator[None]:
-    """After every test: no sampler thread, no import hook, no wrapped torch function."""
-    hooks = list(sys.meta_path)
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After every test: no thread of ours or of a shell's history, no import hook, no wrapped torch function.
+
+    And no torch, unless the test is one for which it is imported here: all looks at the heap would take longer then.
+    """
+    hooks, had_torch = list(sys.meta_path), "torch" in sys.modules
     yield
-    assert not [thread.name for thread in threading.enumerate() if "ipygpumem" in thread.name]
+    assert had_torch or "torch" not in sys.modules or {"torch_cpu", "gpu"} & set(request.path.parts)
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if "ipygpumem" in name or name == "IPythonHistorySavingThread"]
     assert sys.meta_path == hooks
     torch = sys.modules.get("torch")
     functions = vars(torch._C).values() if torch is not None else ()

@@ -165,6 +165,12 @@ class Kernel:
             if message["parent_header"].get("msg_id") == message_id:
                 return list(message["content"]["matches"])
 
+    def __enter__(self) -> Kernel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """End the kernel."""
         self._client.stop_channels()

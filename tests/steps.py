@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Iterator
 from typing import Any
+
+import pytest
 
 from tests.kernel import Kernel, Reply
 
@@ -39,6 +42,35 @@ class SharedKernel:
         except (TimeoutError, queue.Empty):
             return False
         return replies[-1].status == "ok"
+
+
+def kernel_with(*cells: str) -> Any:
+    """Return a fixture: one kernel for all tests of a module, in which these cells have run."""
+
+    @pytest.fixture(scope="module")
+    def fixture() -> Iterator[Kernel]:
+        with Kernel() as kernel:
+            for cell in cells:
+                works(kernel, cell)
+            yield kernel
+
+    return fixture
+
+
+def tidied_kernel(*tidy: str, timeout: float = 15) -> tuple[Any, Any]:
+    """Return two fixtures, ``shared_kernel`` of a module and ``notebook``: its kernel after these cells."""
+
+    @pytest.fixture(scope="module")
+    def shared_kernel() -> Iterator[SharedKernel]:
+        shared = SharedKernel(*tidy, timeout=timeout)
+        yield shared
+        shared.close()
+
+    @pytest.fixture
+    def notebook(shared_kernel: SharedKernel) -> Kernel:
+        return shared_kernel.get()
+
+    return shared_kernel, notebook
 
 
 def works(kernel: Kernel, code: str, **options: Any) -> Reply:

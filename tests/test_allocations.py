@@ -12,7 +12,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from ipygpumem.errors import FileError
 from ipygpumem.measuring.allocations import MOST_ENTRIES, AllocationHistory
-from ipygpumem.notebook.session import session_of
+from ipygpumem.notebook.notebook import notebook_of
 from tests.fakes import FakeAllocator, fake_torch
 
 SNAPSHOT = {"segments": [], "device_traces": [[]]}
@@ -72,7 +72,7 @@ def test_an_experiment_records_its_scope_and_writes_while_it_still_records(
     assert load(path) == {**SNAPSHOT, "history": ["step"], "enabled": True}
     options = {"context": "all", "stacks": "python", "max_entries": MOST_ENTRIES}
     assert memory.calls == [("all", options), (None, {})]
-    note = session_of(loaded).experiments[-1].notes[0]
+    note = notebook_of(loaded).experiments.finished[-1].notes[0]
     assert note.startswith(f"allocations: {path} (")
     assert [file.name for file in tmp_path.iterdir()] == ["a.pickle"]
 
@@ -90,7 +90,7 @@ def test_out_of_memory_writes_before_anything_is_given_back_and_that_stays(
     assert memory.history == ["freed"]
     loaded.run_cell("%experiment end")
     assert load(path)["history"] == []
-    assert "written when memory ran out" in session_of(loaded).experiments[-1].notes[0]
+    assert "written when memory ran out" in notebook_of(loaded).experiments.finished[-1].notes[0]
     assert not memory.enabled
 
 
@@ -120,7 +120,7 @@ def test_an_out_of_memory_error_in_a_try_is_counted_and_written_before_it_is_rel
     loaded.run_cell(FAILS).raise_error()
     loaded.run_cell(f"%%experiment a --record {path}\n%%autofit n=8\ntrain(n)").raise_error()
     assert load(path)["history"] == [8, "freed", 4]
-    (record,) = session_of(loaded).experiments
+    (record,) = notebook_of(loaded).experiments.finished
     assert record.ooms == 2
     assert ["written when memory ran out" in note for note in record.notes if note.startswith("alloc")] == [True]
 
@@ -133,7 +133,7 @@ def test_each_try_that_is_an_experiment_counts_its_own(
     loaded.run_cell("%experiment start outer").raise_error()
     loaded.run_cell(f"%%autofit n=8\n%%experiment a --record {path}\ntrain(n)").raise_error()
     loaded.run_cell("%experiment end").raise_error()
-    counted = [(record.name, record.ooms) for record in session_of(loaded).experiments]
+    counted = [(record.name, record.ooms) for record in notebook_of(loaded).experiments.finished]
     assert counted == [("a", 1), ("a", 1), ("a", 0), ("outer", 2)]
 
 
@@ -148,7 +148,7 @@ def test_an_out_of_memory_error_of_a_fitted_function_is_counted_once(
         "ipygpumem.autofit(inside, n=8).value"
     ).raise_error()
     assert load(path)["history"][-1] == 4
-    counted = [(record.name, record.ooms) for record in session_of(loaded).experiments]
+    counted = [(record.name, record.ooms) for record in notebook_of(loaded).experiments.finished]
     assert counted == [("b", 1), ("b", 1), ("b", 0), ("a", 2)]
 
 
@@ -171,7 +171,7 @@ def test_a_recording_of_the_users_own_is_used_and_goes_on(
     assert memory.calls == []
     assert memory.enabled
     assert load(path)["history"] == ["theirs"]
-    assert "a recording of your own, which goes on" in session_of(loaded).experiments[-1].notes[0]
+    assert "a recording of your own, which goes on" in notebook_of(loaded).experiments.finished[-1].notes[0]
 
 
 def test_a_failure_to_write_is_told_and_leaves_the_old_file(
@@ -181,7 +181,7 @@ def test_a_failure_to_write_is_told_and_leaves_the_old_file(
     path.write_bytes(pickle.dumps(SNAPSHOT))
     memory.broken = True
     loaded.run_cell(f"%%experiment a --record {path}\nx = 1").raise_error()
-    assert "cannot be written: OSError: no space left" in session_of(loaded).experiments[-1].notes[0]
+    assert "cannot be written: OSError: no space left" in notebook_of(loaded).experiments.finished[-1].notes[0]
     assert load(path) == SNAPSHOT
     assert [file.name for file in tmp_path.iterdir()] == ["a.pickle"]
     assert not memory.enabled
@@ -201,7 +201,7 @@ def test_without_a_device_the_cell_does_not_run(
     loaded.run_cell(f"%%experiment a --record {tmp_path / 'a.pickle'}\nx = 1")
     assert "--record needs a CUDA device, and torch sees none here" in capsys.readouterr().err
     assert "x" not in loaded.user_ns
-    assert session_of(loaded).open == []
+    assert notebook_of(loaded).experiments.open == []
     assert memory.calls == []
 
 
@@ -211,7 +211,7 @@ def test_an_experiment_that_cannot_begin_leaves_no_recording_on(
     def fail() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(session_of(loaded).meter, "start", fail)
+    monkeypatch.setattr(notebook_of(loaded).tools.meter, "start", fail)
     loaded.run_cell(f"%experiment start a --record {tmp_path / 'a.pickle'}")
     assert memory.calls[0][0] == "all"
     assert not memory.enabled

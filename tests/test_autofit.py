@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,17 +17,16 @@ from IPython.core.interactiveshell import InteractiveShell
 import ipygpumem
 from ipygpumem.errors import AutofitError
 from ipygpumem.fitting.fit import Fit, Options, Try
-from ipygpumem.fitting.functions import fit_function
-from ipygpumem.fitting.remembered import Remembered, key_of
+from ipygpumem.fitting.functions import run_tries
 from ipygpumem.fitting.room import crowded_device, failed_device
 from ipygpumem.freeing.tracebacks import Failure
 from ipygpumem.measuring.meter import Meter
-from ipygpumem.model import Reading, Usage
+from ipygpumem.model import Usage
 from ipygpumem.reports import text
 from ipygpumem.reports.autofit import autofit_report
-from tests.fakes import FakeAllocator, FakeProbe, fake_torch
+from tests.fakes import FakeProbe
 from tests.kernel import Kernel
-from tests.steps import SharedKernel, works
+from tests.steps import tidied_kernel, works
 
 # -- which values are tried -----------------------------------------------------------------------------------
 
@@ -41,7 +37,7 @@ def tried(start: dict[str, Any], fits: Callable[..., bool], **options: Any) -> l
     values = []
     while True:
         values.append(tuple(plan.values.values()) if len(start) > 1 else next(iter(plan.values.values())))
-        if not plan.tell(fits=fits(**plan.values)):
+        if not plan.note(fits=fits(**plan.values)):
             return values
 
 
@@ -95,7 +91,7 @@ def test_ten_tries_after_the_first_are_the_most_and_enough_from_1024_on() -> Non
     assert tried({"n": 2048}, lambda n: n <= 1) == [2048 >> turn for turn in range(11)]
     for largest in range(1, 1025):
         plan = Options(step="search").plan({"n": 1024})
-        while plan.tell(fits=plan.values["n"] <= largest):
+        while plan.note(fits=plan.values["n"] <= largest):
             pass
         assert (plan.values["n"], plan.exhausted) == (largest, False)
 
@@ -116,7 +112,7 @@ def test_a_value_that_fitted_in_a_search_and_then_does_not_is_halved() -> None:
     values = []
     for answer in answers:
         values.append(plan.values["n"])
-        if not plan.tell(fits=answer):
+        if not plan.note(fits=answer):
             break
     assert values == [8, 4, 6, 5, 4, 2]
 
@@ -148,7 +144,7 @@ def test_a_search_of_several_variables_stops_at_their_starts() -> None:
 
 def test_a_search_of_several_variables_that_has_no_tries_left_says_that_more_may_fit() -> None:
     plan = Options(step="search", max_tries=3).plan({"batch": 8, "length": 8})
-    while plan.tell(fits=plan.values["length"] <= 5):
+    while plan.note(fits=plan.values["length"] <= 5):
         pass
     assert (plan.values, plan.exhausted) == ({"batch": 6, "length": 4}, True)
     report = text.render([autofit_report([Try(plan.values, "fits", 1.0, ())], [], plan)])
@@ -247,7 +243,7 @@ def test_a_function_is_called_until_it_fits_and_its_result_comes_back(meter: Met
             raise MemoryError
         return f"trained with {batch_size}"
 
-    found = fit_function(train, fit(meter, {"batch_size": 512}))
+    found = run_tries(train, fit(meter, {"batch_size": 512}))
     assert (found.value, found.values, found.result) == (64, {"batch_size": 64}, "trained with 64")
     assert [(item.values["batch_size"], item.outcome) for item in found.tries] == [
         (512, "out of memory"),
@@ -276,7 +272,7 @@ def test_what_a_failed_call_held_is_gone_before_the_next_even_what_an_except_kee
             except MemoryError as error:
                 raise RuntimeError("the step failed") from error
 
-    fit_function(train, fit(meter, {"n": 8}))
+    run_tries(train, fit(meter, {"n": 8}))
     assert len(alive) == 4
     assert seen == [0, 0, 0]
 
@@ -294,7 +290,7 @@ def test_an_oom_inside_an_except_block_of_the_caller_is_released_as_well(meter: 
     try:
         raise ValueError("the user's own")
     except ValueError:
-        found = fit_function(train, fit(meter, {"n": 4}))
+        found = run_tries(train, fit(meter, {"n": 4}))
     assert found.result == 0
 
 
@@ -309,7 +305,7 @@ def test_another_error_stops_at_once_and_keeps_its_frames(meter: Meter) -> None:
         raise MemoryError
 
     with pytest.raises(ValueError, match="not 4") as caught:
-        fit_function(train, fit(meter, {"n": 8}))
+        run_tries(train, fit(meter, {"n": 8}))
     assert calls == [8, 4]
     assert caught.traceback[-1].frame.f_locals["precious"] == 4
 
@@ -324,7 +320,7 @@ def test_nothing_fits_says_what_would_be_needed() -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 500 bytes")
 
     with pytest.raises(AutofitError) as caught:
-        fit_function(train, fit(meter, {"n": 2}))
+        run_tries(train, fit(meter, {"n": 2}))
     assert str(caught.value) == (
         "even n=1 does not fit (out of memory): it needs at least 1.2 KiB of RAM, which has 1000 B"
     )
@@ -339,7 +335,7 @@ def test_too_little_headroom_is_no_fit(meter: Meter) -> None:
         probe.spike(n)
         return n
 
-    found = fit_function(train, Fit(Options(step="search").plan({"n": 1000}), meter, headroom=0.1))
+    found = run_tries(train, Fit(Options(step="search").plan({"n": 1000}), meter, headroom=0.1))
     assert found.result == 900
     assert found.tries[0] == Try({"n": 1000}, "too little headroom", found.tries[0].duration_seconds, *found_in(found))
     meter.close()
@@ -354,7 +350,7 @@ def test_a_try_above_a_budget_is_called_so_and_one_that_leaves_no_headroom_in_it
         return n
 
     plan = Options(step="search", max_tries=5).plan({"n": 1000})
-    found = fit_function(train, Fit(plan, meter, headroom=0.1, limits=lambda: {"cuda:0": 500}))
+    found = run_tries(train, Fit(plan, meter, headroom=0.1, limits=lambda: {"cuda:0": 500}))
     outcomes = {item.values["n"]: item.outcome for item in found.tries}
     assert outcomes == {
         1000: "over the budget",
@@ -381,7 +377,7 @@ def test_the_last_run_of_a_search_may_take_of_the_headroom_and_not_more(meter: M
         plan = Options(step="search", max_tries=2).plan({"n": 1000})
         found = Fit(plan, meter, headroom=0.1, limits=lambda: {"cuda:0": 600})
         with contextlib.suppress(AutofitError):
-            fit_function(train, found)
+            run_tries(train, found)
         return [(item.values["n"], item.outcome) for item in found.tries]
 
     began = [(1000, "over the budget"), (500, "fits"), (750, "over the budget")]
@@ -487,18 +483,8 @@ def alive():
 """
 
 
-@pytest.fixture(scope="module")
-def shared_kernel() -> Iterator[SharedKernel]:
-    """One kernel that the tests below share."""
-    shared = SharedKernel("%reset -f", "%reload_ext ipygpumem\n" + SETUP)
-    yield shared
-    shared.close()
-
-
-@pytest.fixture
-def notebook(shared_kernel: SharedKernel) -> Kernel:
-    """A kernel with the extension and ``work``, of which no size above 100 fits."""
-    return shared_kernel.get()
+shared_kernel, notebook = tidied_kernel("%reset -f", "%reload_ext ipygpumem\n" + SETUP)
+"""A kernel with the extension and ``work``, of which no size above 100 fits."""
 
 
 def rows(reply: Any) -> list[list[str]]:
@@ -652,70 +638,6 @@ def test_around_an_experiment_each_try_is_one(notebook: Kernel) -> None:
     assert len(reply.reports("experiment")) == 1
 
 
-def test_a_found_value_is_remembered_for_the_same_cell_and_by_the_next_kernel(tmp_path: Path) -> None:
-    head = "%%autofit size=400 --remember"
-    body = "\nremembered = work(size)"
-    for session in range(2):
-        kernel = Kernel(env={**os.environ, "IPYTHONDIR": str(tmp_path)})
-        with contextlib.closing(kernel):
-            works(kernel, "%load_ext ipygpumem\nimport ipygpumem\n" + SETUP)
-            if session == 0:
-                assert len(rows(works(kernel, head + body))) == 3
-                works(kernel, "found = ipygpumem.autofit(work, size=400, remember=True)")
-                assert kernel.value("found.values, found.result, len(found.tries)") == ({"size": 100}, 100, 3)
-            again = works(kernel, head + body).reports("autofit")[0]
-            assert "size=100 fits · 1 try" in again
-            assert "started from what fitted last time: size=100" in again
-            works(kernel, "found = ipygpumem.autofit(work, size=400, remember=True)")
-            assert kernel.value("found.value, len(found.tries)") == (100, 1)
-    (file,) = tmp_path.glob("profile_*/ipygpumem/fitted.json")
-    assert "work" not in file.read_text("utf-8")
-
-
-def test_another_source_start_way_budget_or_card_looks_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = fake_torch(FakeAllocator())
-    name = ["GPU A"]
-    torch.cuda.get_device_properties = lambda index: SimpleNamespace(name=name[0])
-    monkeypatch.setitem(sys.modules, "torch", torch)
-
-    def key(code: str = "x", n: int = 8, used: int = 900, limits: Any = None, **options: Any) -> str:
-        reading = Reading("cuda:0", 1, 1, "allocator", 1000, used_bytes=used)
-        return key_of(code, {"n": n}, Options(**options), [reading], limits or {})
-
-    same = key()
-    assert key(used=920) == same  # 80 and 100 bytes free are about as much
-    others = [key("y"), key(n=9), key(used=990), key(limits={"cuda:0": 5}), key(step="search"), key(min=2)]
-    name[0] = "GPU B"
-    assert len({same, key(), *others}) == 8
-
-
-def test_a_remembered_value_survives_no_file_a_broken_one_and_one_that_cannot_be_written(tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "fitted.json"
-    assert Remembered(path).get("a", ["n"]) is None
-    Remembered(path).put("a", {"n": 3})
-    assert Remembered(path).get("a", ["n"]) == {"n": 3}
-    assert (path.stat().st_mode & 0o777, [file.name for file in path.parent.iterdir()]) == (0o600, ["fitted.json"])
-    for broken in (b"{", b"[1]", b"\xff", b'{"a": {"n": "3"}}', b'{"a": {"m": 3}}', b'{"a": {"n": -1}}', b'{"a": 3}'):
-        path.write_bytes(broken)
-        assert Remembered(path).get("a", ["n"]) is None
-        Remembered(path).put("a", {"n": 4})
-        assert Remembered(path).get("a", ["n"]) == {"n": 4}
-    elsewhere = Remembered(path / "below" / "fitted.json")
-    with pytest.warns(RuntimeWarning, match="for this session only"):
-        elsewhere.put("a", {"n": 5})
-    assert elsewhere.get("a", ["n"]) == {"n": 5}
-
-
-def test_the_file_holds_the_last_500_values(tmp_path: Path) -> None:
-    path = tmp_path / "fitted.json"
-    path.write_text(json.dumps({str(number): {"n": number} for number in range(1, 501)}))
-    remembered = Remembered(path)
-    remembered.put("2", {"n": 7})
-    remembered.put("new", {"n": 8})
-    found = json.loads(path.read_bytes())
-    assert (len(found), next(iter(found)), list(found)[-2:]) == (500, "3", ["2", "new"])
-
-
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -726,7 +648,7 @@ def test_the_file_holds_the_last_500_values(tmp_path: Path) -> None:
         ("%%autofit size=4 --min 8\nwork(1)", "the minimum of size is 8, above its start 4"),
         ("%%autofit size=4 --min other=8\nwork(1)", "the minimum of other"),
         ("%%autofit size=4 --step up\nwork(1)", "write halve, search, or a factor"),
-        ("%%autofit\nwork(1)", "required: NAME=VALUE"),
+        ("%%autofit\nwork(1)", "which variable? For instance: %%autofit batch_size=1024"),
         ("%%autofit size=4\n", "the cell has no code to fit"),
         ("%%autofit size=4\n%%autofit other=4\nwork(1)", "one runs already"),
         ("%autofit size=4", "write %%autofit as the first line of a cell"),

@@ -14,9 +14,11 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import BudgetError
-from ipygpumem.fitting import budgets
-from ipygpumem.fitting.budgets import Budget, DeviceLimits, checked, parse_budget
+from ipygpumem.fitting import device_limits
+from ipygpumem.fitting.budgets import Budget, checked, parse_budget
+from ipygpumem.fitting.device_limits import DeviceLimits
 from ipygpumem.measuring.meter import Meter
+from ipygpumem.notebook.notebook import notebook_of
 from tests.fakes import FakeProbe
 from tests.kernel import Kernel
 from tests.steps import works
@@ -81,7 +83,7 @@ class KnowingCuda(LimitedCuda):
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Let budgets see this ``torch.cuda``."""
-    return lambda cuda: monkeypatch.setattr(budgets, "_cuda", lambda: cuda)
+    return lambda cuda: monkeypatch.setattr(device_limits, "_cuda", lambda: cuda)
 
 
 @pytest.fixture
@@ -404,10 +406,10 @@ def test_a_mistake_is_one_line_and_unloading_puts_everything_back(shell: Interac
     assert not result.success
     assert "'tpu' is no device" in capsys.readouterr().err
     shell.run_cell("%experiment start b --budget ram=1TiB")
-    session = shell.magics_manager.registry["GpuMemMagics"]._session
-    assert len(session.budgets) == 1
+    budgets = notebook_of(shell).budgets
+    assert len(budgets.in_force) == 1
     shell.run_line_magic("unload_ext", "ipygpumem")
-    assert session.budgets == []
+    assert budgets.in_force == []
 
 
 def test_a_budget_from_python_is_checked() -> None:

@@ -8,11 +8,10 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbformat import NotebookNode
 
 from ipygpumem.units import MIB, parse_bytes
+from tests.notebooks import Node, read
 from tests.test_demo import EXAMPLES, outputs
 
 # Asked for, not imported: what this process holds makes each collection of garbage of the tests after these slower.
@@ -22,14 +21,14 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> NotebookNode:
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Node:
     """The notebook, run from top to bottom; every cell succeeded."""
     folder = tmp_path_factory.mktemp("calibrate")
     command = [sys.executable, EXAMPLES / "run_demo.py", folder, "calibrate"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert run.returncode == 0, run.stderr
     assert (folder / "calibrate.html").exists()
-    return nbformat.read(folder / "calibrate.ipynb", as_version=4)
+    return read(folder / "calibrate.ipynb")
 
 
 def sizes(text: str) -> list[float]:
@@ -37,14 +36,14 @@ def sizes(text: str) -> list[float]:
     return [parse_bytes(size) / MIB for size in re.findall(r"[\d.]+ (?:[KMG]iB|B)", text)]
 
 
-def test_the_estimate_is_near_what_the_first_try_really_took(notebook: NotebookNode) -> None:
+def test_the_estimate_is_near_what_the_first_try_really_took(notebook: Node) -> None:
     (estimated,) = re.findall(r"^estimate · RAM peak ([\d.]+ MiB), fits", outputs(notebook, "estimate"), re.MULTILINE)
     (risen,) = re.findall(r"^cell \d+ · .* peak \+([\d.]+ \w+),", outputs(notebook, "autofit"), re.MULTILINE)
     # The process has more than its tensors: what the heap keeps, and what kernels use inside themselves.
     assert sizes(risen)[0] == pytest.approx(sizes(estimated)[0], rel=0.3)
 
 
-def test_a_batch_of_1024_is_over_the_budget_and_a_smaller_one_fits_and_is_kept(notebook: NotebookNode) -> None:
+def test_a_batch_of_1024_is_over_the_budget_and_a_smaller_one_fits_and_is_kept(notebook: Node) -> None:
     text = outputs(notebook, "autofit")
     rows = re.findall(r"^ +(\d+) +([\d.]+ \w+) +(over the budget|fits) ", text, re.MULTILINE)
     assert [row[2] for row in rows] == [*["over the budget"] * (len(rows) - 1), "fits"]
@@ -53,7 +52,7 @@ def test_a_batch_of_1024_is_over_the_budget_and_a_smaller_one_fits_and_is_kept(n
     assert outputs(notebook, "found").splitlines()[0] == rows[-1][0]
 
 
-def test_relu_in_place_takes_nothing_and_the_other_a_tensor(notebook: NotebookNode) -> None:
+def test_relu_in_place_takes_nothing_and_the_other_a_tensor(notebook: Node) -> None:
     found = int(outputs(notebook, "found").splitlines()[0])
     text = outputs(notebook, "gpumemit")
     (copy,) = re.findall(r"^ +F\.relu\(x\) .*", text, re.MULTILINE)
@@ -62,19 +61,19 @@ def test_relu_in_place_takes_nothing_and_the_other_a_tensor(notebook: NotebookNo
     assert max(sizes(in_place), default=0) < 2
 
 
-def test_the_lines_of_the_step_and_the_blocks_are_followed(notebook: NotebookNode) -> None:
+def test_the_lines_of_the_step_and_the_blocks_are_followed(notebook: Node) -> None:
     text = outputs(notebook, "memlines")
     (forward,) = re.findall(r"^ +\d+ +1 .* loss = F\.cross_entropy\(model\(x\), y\)$", text, re.MULTILINE)
     assert sizes(forward)[1] > 50
     assert re.search(r"^ +\d+ +3 .* return F\.relu", text, re.MULTILINE)
 
 
-def test_the_network_learns_with_the_batch_that_was_found(notebook: NotebookNode) -> None:
+def test_the_network_learns_with_the_batch_that_was_found(notebook: Node) -> None:
     ((first, last),) = re.findall(r"from ([\d.]+) to ([\d.]+) in \d steps", outputs(notebook, "train"))
     assert float(last) < float(first)
     assert re.match(r"allowed \d+ MiB, peak \d+ MiB", outputs(notebook, "record"))
 
 
 def test_the_notebook_is_committed_without_outputs() -> None:
-    cells = nbformat.read(Path(EXAMPLES) / "calibrate.ipynb", as_version=4).cells
+    cells = read(Path(EXAMPLES) / "calibrate.ipynb").cells
     assert [cell.id for cell in cells if cell.get("outputs") or cell.get("execution_count") is not None] == []

@@ -8,9 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbformat import NotebookNode
+
+from tests.notebooks import Node, code, read, write
+from tests.notebooks import notebook as made
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -27,12 +28,12 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @pytest.fixture(scope="module")
-def notebook(demo: tuple[Path, str]) -> NotebookNode:
+def notebook(demo: tuple[Path, str]) -> Node:
     """The executed notebook."""
-    return nbformat.read(demo[0] / "quickstart.ipynb", as_version=4)
+    return read(demo[0] / "quickstart.ipynb")
 
 
-def outputs(notebook: NotebookNode, cell_id: str) -> str:
+def outputs(notebook: Node, cell_id: str) -> str:
     """All that a cell shows as text."""
     (cell,) = [cell for cell in notebook.cells if cell.id == cell_id]
     return "\n".join(
@@ -60,13 +61,13 @@ def test_the_page_holds_the_reports_and_needs_no_network(demo: tuple[Path, str])
     assert not re.findall(r"<script|<link|\bsrc=|@import", page)
 
 
-def test_the_networks_learn(notebook: NotebookNode) -> None:
+def test_the_networks_learn(notebook: Node) -> None:
     accuracies = re.findall(r"([\d.]+)%", outputs(notebook, "after"))
     assert len(accuracies) == 2
     assert min(map(float, accuracies)) > 90
 
 
-def test_experiments_give_their_memory_back(notebook: NotebookNode) -> None:
+def test_experiments_give_their_memory_back(notebook: Node) -> None:
     text = outputs(notebook, "large-end")
     assert "deleted: model, optimizer, epoch" in text
     assert "restored: epochs" in text
@@ -78,7 +79,7 @@ def test_experiments_give_their_memory_back(notebook: NotebookNode) -> None:
     assert "epochs = 6\nFalse False" in outputs(notebook, "after")
 
 
-def test_the_recovery_lists_what_the_frames_held_and_brings_it_back(notebook: NotebookNode) -> None:
+def test_the_recovery_lists_what_the_frames_held_and_brings_it_back(notebook: Node) -> None:
     text = outputs(notebook, "oom")
     assert "asked for 1.00 PiB" in text
     assert re.search(r"256 MiB +closest_pair +8 +points +Tensor +16777216 × 4 +float32 +\S+$", text, re.MULTILINE)
@@ -92,12 +93,12 @@ def test_the_recovery_lists_what_the_frames_held_and_brings_it_back(notebook: No
     assert reclaimed > 300
 
 
-def test_the_kernel_goes_on_after_the_failure(notebook: NotebookNode) -> None:
+def test_the_kernel_goes_on_after_the_failure(notebook: Node) -> None:
     assert 0.9 < float(outputs(notebook, "go-on").splitlines()[0]) <= 1.001
 
 
 def test_the_notebook_is_committed_without_outputs() -> None:
-    cells = [cell for cell in nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4).cells if "outputs" in cell]
+    cells = [cell for cell in read(EXAMPLES / "quickstart.ipynb").cells if "outputs" in cell]
     assert [cell.id for cell in cells if cell.outputs or cell.execution_count is not None] == []
 
 
@@ -108,8 +109,7 @@ def test_the_notebook_is_committed_without_outputs() -> None:
 def test_a_cell_that_does_what_it_should_not_fails_the_demo(
     tmp_path: Path, source: str, tags: list[str], message: str
 ) -> None:
-    cell = nbformat.v4.new_code_cell(source, metadata={"tags": tags})
-    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "quickstart.ipynb")
+    write(made(code(source, *tags)), tmp_path / "quickstart.ipynb")
     script = shutil.copy(EXAMPLES / "run_demo.py", tmp_path)
     run = subprocess.run([sys.executable, script, tmp_path / "out"], capture_output=True, text=True, check=False)
     assert run.returncode == 1

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import importlib.util
 import re
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,11 @@ _MOVED = re.compile(r"(?<=RAM #), peak #, # now$", re.MULTILINE)
 _CROSSED = re.compile(r"ipygpumem: cell \d+ has crossed the RAM budget of .+\n")
 """What a budget says while the cell runs, if that takes long enough."""
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+_ANCHOR = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_CODE_BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_DOTTED = re.compile(r"\bipygpumem(?:\.[A-Za-z_]\w*)+")
+_FILE = re.compile(r"(?<![\w./-])(?:benchmarks|docs|examples|ipygpumem|tests)/(?:[\w-]+/)*[\w-]+(?:\.\w+)?\b(?!\()")
 
 
 def read(name: str) -> str:
@@ -52,7 +60,7 @@ def check(reply: Reply, cell: str, shown: str) -> None:
         assert without_figures("\n".join(reply.reports()))[-len(expected_lines) :] == expected_lines
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/experiments.md", "docs/calibrate.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/experiments.md", "docs/calibrate.md", "docs/python.md"])
 def test_the_examples_of_a_page_run_and_show_what_it_says(page: str, bare_kernel: Kernel) -> None:
     for cell, shown in _CELL.findall(read(page)):
         check(bare_kernel.run(cell), cell, shown)
@@ -68,6 +76,56 @@ def test_the_example_of_the_records_runs(kernel: Kernel) -> None:
 def test_links_between_pages_lead_somewhere(page: str) -> None:
     folder = (ROOT / page).parent
     assert [link for link in _LINK.findall(read(page)) if not (folder / link).exists()] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to a page's headings."""
+    headings = _HEADING.findall(_CODE_BLOCK.sub("", page.read_text("utf-8")))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_into_pages_find_their_heading(page: str) -> None:
+    place = ROOT / page
+    links = [(place.parent / target if target else place, anchor) for target, anchor in _ANCHOR.findall(read(page))]
+    assert [anchor for target, anchor in links if anchor not in anchors(target)] == []
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module's, or what a module has."""
+    names = name.split(".")
+    for length in range(len(names), 0, -1):
+        if _finds(".".join(names[:length])):
+            module = importlib.import_module(".".join(names[:length]))
+            return reduce(lambda owner, part: owner and getattr(owner, part, None), names[length:], module) is not None
+    return False
+
+
+def _finds(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # what stands before the last dot is no package
+        return False
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_modules_functions_and_files_that_a_page_names_are_there(page: str) -> None:
+    text = read(page)
+    assert sorted(name for name in set(_DOTTED.findall(text)) if not exists(name)) == []
+    assert sorted(name for name in set(_FILE.findall(text)) if not (ROOT / name).exists()) == []
+
+
+def test_the_index_of_the_documentation_has_every_page() -> None:
+    pages = {path.name for path in ROOT.glob("docs/*.md")} - {"README.md"}
+    assert pages - set(_LINK.findall(read("docs/README.md"))) == set()
+
+
+@pytest.mark.parametrize("folder", ["ipygpumem", "ipygpumem/notebook"])
+def test_the_rooms_of_the_package_are_listed(folder: str) -> None:
+    _, table = read("CONTRIBUTING.md").split(f"| room of `{folder}/` | does |\n| --- | --- |\n")
+    rooms = "".join(re.findall(r"^\| (`.+?) \| ", table.split("\n\n")[0], re.MULTILINE))
+    files = {path.name for path in (ROOT / folder).iterdir()} | {"__init__.py"}
+    assert {*re.findall(r"`([\w.]+?)/?`", rooms), "__init__.py"} == files - {"py.typed", "__pycache__"}
 
 
 def test_every_option_is_listed_with_its_default() -> None:

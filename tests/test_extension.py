@@ -19,9 +19,8 @@ from traitlets.config import Config
 import ipygpumem
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.notebook import extension as hooks
-from ipygpumem.notebook.commands.completion import complete_experiment, complete_gpumem
 from ipygpumem.notebook.config import IPyGpuMem
-from ipygpumem.notebook.session import session_of
+from ipygpumem.notebook.notebook import notebook_of
 from tests.kernel import Kernel
 
 PACKAGE = Path(ipygpumem.__file__).parent
@@ -70,10 +69,10 @@ def test_loading_twice_installs_once(shell: InteractiveShell) -> None:
 def test_a_load_that_fails_half_way_leaves_nothing(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
     before = registered(shell)
 
-    def broken(self: hooks.Hooks) -> None:
+    def broken(self: hooks.Extension) -> None:
         raise RuntimeError("half-way")
 
-    monkeypatch.setattr(hooks.Hooks, "_magics", broken)
+    monkeypatch.setattr(hooks.Extension, "_magics", broken)
     with pytest.raises(RuntimeError, match="half-way"):
         hooks.load(shell)
     assert registered(shell) == before
@@ -84,19 +83,19 @@ def test_reloading_works_and_begins_a_new_history(shell: InteractiveShell) -> No
     shell.run_cell("x = 1")
     shell.run_cell("%reload_ext ipygpumem")
     shell.run_cell("x = 2")
-    assert len(session_of(shell).history) == 1
+    assert len(notebook_of(shell).session.history) == 1
 
 
 def test_a_hook_that_fails_warns_once_and_the_cell_goes_on(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shell.run_cell("%load_ext ipygpumem")
-    session = session_of(shell)
+    session = notebook_of(shell)
 
     def broken(*arguments: Any) -> None:
         raise RuntimeError("probe gone")
 
-    monkeypatch.setattr(session.meter, "start", broken)
+    monkeypatch.setattr(session.tools.meter, "start", broken)
     results = [shell.run_cell(f"x = {number}") for number in range(3)]
     assert all(result.success for result in results)
     assert shell.user_ns["x"] == 2
@@ -114,21 +113,21 @@ def test_every_option_has_help_and_can_be_set_from_a_config_file(shell: Interact
     assert all(trait.help for trait in traits.values())
     shell.config = Config({"IPyGpuMem": {"report": False, "host_peak": "sampled", "history_length": 2}})
     shell.run_cell("%load_ext ipygpumem")
-    session = session_of(shell)
-    assert (session.config.report, session.host.sampled, session.history.maxlen) == (False, True, 2)
+    session = notebook_of(shell)
+    assert (session.tools.config.report, session.tools.host.sampled, session.session.history.maxlen) == (False, True, 2)
 
 
 def test_options_change_at_once_and_bad_values_are_refused(shell: InteractiveShell) -> None:
     shell.run_cell("%load_ext ipygpumem")
-    session = session_of(shell)
-    was_sampled = session.host.sampled
+    session = notebook_of(shell)
+    was_sampled = session.tools.host.sampled
     shell.run_cell("%config IPyGpuMem.host_peak = 'sampled'")
-    assert session.host.sampled
+    assert session.tools.host.sampled
     shell.run_cell("%config IPyGpuMem.host_peak = 'kernel'")
-    assert session.host.sampled is was_sampled
+    assert session.tools.host.sampled is was_sampled
     for name, value in (("release_frames", "sometimes"), ("garbage_share", -1.0), ("history_length", 0)):
         with pytest.raises(TraitError):
-            setattr(session.config, name, value)
+            setattr(session.tools.config, name, value)
 
 
 def test_a_value_that_was_refused_does_not_keep_the_extension_from_being_loaded_again(
@@ -141,30 +140,10 @@ def test_a_value_that_was_refused_does_not_keep_the_extension_from_being_loaded_
     shell.run_line_magic("reload_ext", "ipygpumem")
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("ipygpumem: the option release_frames has its default: ")
-    config = session_of(shell).config
+    config = notebook_of(shell).tools.config
     assert (config.release_frames, config.report) == ("oom+interrupt", False)
     shell.run_line_magic("reload_ext", "ipygpumem")
     assert capsys.readouterr().err == ""
-
-
-def test_completion_offers_commands_options_and_names(shell: InteractiveShell) -> None:
-    shell.run_cell("%load_ext ipygpumem")
-    session = session_of(shell)
-    shell.run_cell("%experiment start alpha\nweights = 1; _hidden = 2")
-    assert complete_experiment(session, "%experiment ") == ["start", "end", "keep", "status", "list", "compare"]
-    assert complete_experiment(session, "%experiment st") == ["start", "end", "keep", "status", "list", "compare"]
-    assert "--seed" in complete_experiment(session, "%experiment start run --")
-    assert "--keep" in complete_experiment(session, "%%experiment run --k")
-    assert complete_experiment(session, "%%experiment run --report ") == ["full", "compact", "none"]
-    assert "weights" in complete_experiment(session, "%experiment keep ")
-    assert complete_experiment(session, "%experiment end ") == ["alpha"]
-    assert "_hidden" not in complete_experiment(session, "%%experiment b --keep ")
-    assert {"on", "off", "status", "tensors", "history", "export"} <= set(complete_gpumem(session, "%gpumem "))
-    assert complete_gpumem(session, "%gpumem on ") == []
-    assert complete_gpumem(session, "%gpumem record ") == ["on", "off", "status"]
-    assert complete_gpumem(session, "%gpumem record off ") == ["--delete"]
-    assert complete_gpumem(session, "%gpumem record on ") == []
-    assert complete_gpumem(session, "%gpumem postmortem --")[0] == "--all"
 
 
 def test_the_tab_key_completes_in_a_real_kernel(kernel: Kernel) -> None:

@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
-import nbformat
 import pytest
-from nbconvert import HTMLExporter
 
 from ipygpumem.model import Usage
 from ipygpumem.reports import content, html, text
 from ipygpumem.units import GIB
 from tests.kernel import Kernel
+from tests.notebooks import node, notebook, write
 from tests.report_samples import RAM, cell, every_report
 from tests.test_reports import Page
 
@@ -176,13 +178,17 @@ def test_jupyterlab_keeps_elements_words_folding_and_bars_of_a_notebook_that_is_
     ]
 
 
-def test_nbconvert_with_and_without_its_sanitizer_shows_the_same_words() -> None:
+def test_nbconvert_with_and_without_its_sanitizer_shows_the_same_words(tmp_path: Path) -> None:
     reports = every_report()
     bundle = {"text/plain": text.render(reports), "text/html": html.render(reports)}
-    output = nbformat.v4.new_output("display_data", bundle)
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1", outputs=[output])])
+    made = notebook("1")
+    made.cells[0].outputs = [node(output_type="display_data", data=bundle, metadata={})]
+    write(made, tmp_path / "shown.ipynb")
+    command = [sys.executable, "-m", "nbconvert", "--to", "html", tmp_path / "shown.ipynb"]
     for sanitize in (False, True):
-        page, _ = HTMLExporter(sanitize_html=sanitize).from_notebook_node(notebook)
+        options = [f"--HTMLExporter.sanitize_html={sanitize}"]
+        subprocess.run([*command, *options], check=True, capture_output=True)
+        page = (tmp_path / "shown.html").read_text("utf-8")
         for words in ("cell 12", "peak +1.31 GiB", "the frames of the traceback held", "what it is, what you can do"):
             assert words in page
         assert page.count("<td") >= PAGE.count("<td")

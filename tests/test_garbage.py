@@ -15,6 +15,7 @@ import pytest
 from ipygpumem.objects import garbage
 from ipygpumem.objects.garbage import Garbage, made_since
 from ipygpumem.objects.heap import live_instances
+from tests.alone import in_a_process_of_its_own
 from tests.tracing import interrupted_at
 
 
@@ -254,15 +255,19 @@ def walk(random: Random, collector: Garbage, held: list[Made]) -> None:
     random.choice(actions)()
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_instances_are_those_that_a_walk_over_the_heap_finds(seed: int) -> None:
-    random, collector, held = Random(seed), Garbage(), list[Made]()
-    for _ in range(15):
-        for _ in range(random.randrange(5)):
-            walk(random, collector, held)
-        found = collector.instances(Made)
-        assert sorted(map(id, found)) == sorted(map(id, live_instances(Made)))
-        del found
+def walks(seeds: int) -> None:
+    for seed in range(seeds):
+        random, collector, held = Random(seed), Garbage(), list[Made]()
+        for _ in range(15):
+            for _ in range(random.randrange(5)):
+                walk(random, collector, held)
+            found = collector.instances(Made)
+            assert sorted(map(id, found)) == sorted(map(id, live_instances(Made))), seed
+            del found
+
+
+def test_the_instances_are_those_that_a_walk_over_the_heap_finds() -> None:
+    in_a_process_of_its_own(walks, 20)
 
 
 def test_what_a_thread_makes_between_a_list_and_the_collection_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

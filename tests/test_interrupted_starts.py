@@ -13,24 +13,28 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
-from ipygpumem.fitting.budgets import DeviceLimits
+from ipygpumem.fitting.device_limits import DeviceLimits
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments.experiment import Experiment
-from ipygpumem.notebook.session import Session
+from ipygpumem.notebook.notebook import Notebook
 from tests.fakes import FakeProbe
 from tests.tracing import interrupted_at
 
 PACKAGE = Path(ipygpumem.__file__).parent
 ENTERING = (
     "session",
-    "experiments",
-    "cells",
+    "stack",
+    "open_experiment",
+    "experiment",
+    "allocation_file",
+    "cell",
     "names",
     "scope",
     "seeding",
     "meter",
     "budget",
     "budgets",
+    "device_limits",
     "before",
     "watching",
     "lingering",
@@ -41,12 +45,12 @@ FILES = frozenset(str(path) for path in PACKAGE.rglob("*.py") if path.stem in EN
 
 
 @pytest.fixture
-def session(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+def notebook(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
     # The first look follows what users' modules hold. Here those are all tests that this process has run.
     monkeypatch.setattr("ipygpumem.objects.inventory.reach.users_modules", dict)
-    session = Session(shell, IPyGpuMem(), probes=[FakeProbe()])
-    yield session
-    session.abandon()
+    notebook = Notebook(shell, IPyGpuMem(), probes=[FakeProbe()])
+    yield notebook
+    notebook.close()
 
 
 @pytest.fixture
@@ -62,7 +66,7 @@ def fractions(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
         get_per_process_memory_fraction=fractions.__getitem__,
         set_per_process_memory_fraction=lambda fraction, index: fractions.update({index: fraction}),
     )
-    monkeypatch.setattr("ipygpumem.fitting.budgets._cuda", lambda: cuda)
+    monkeypatch.setattr("ipygpumem.fitting.device_limits._cuda", lambda: cuda)
     return fractions
 
 
@@ -85,31 +89,38 @@ def every_interrupt(action: Callable[[], object]) -> Iterator[int]:
     yield line
 
 
-def test_no_measurement_is_left_open_by_an_interrupt_while_a_cell_begins(session: Session) -> None:
-    for _ in every_interrupt(lambda: session.cell_begins(SimpleNamespace(raw_cell="x", cell_id=None))):
-        session.cell_ends(None)
+def test_no_measurement_is_left_open_by_an_interrupt_while_a_cell_begins(notebook: Notebook) -> None:
+    for _ in every_interrupt(lambda: notebook.session.cell_begins(SimpleNamespace(raw_cell="x", cell_id=None))):
+        notebook.session.cell_ends(None)
         gc.collect(1)
-        assert len(session.meter._open) == 0
-        assert session.running() == []
+        assert len(notebook.tools.meter._open) == 0
+        assert notebook.tools.cells.running() == []
 
 
-def test_an_experiment_whose_start_is_interrupted_is_not_open(session: Session, fractions: dict[int, float]) -> None:
-    session.namespace["shadowed"] = object()
+def test_an_experiment_whose_start_is_interrupted_is_not_open(notebook: Notebook, fractions: dict[int, float]) -> None:
+    notebook.tools.namespace["shadowed"] = object()
     experiment, meta_path = None, list(sys.meta_path)
 
     def start() -> None:
         nonlocal experiment
-        experiment = Experiment(session, "a", budget={"gpu": 500, "ram": 10**12}, seed=1)
+        experiment = Experiment(notebook.experiments, "a", budget={"gpu": 500, "ram": 10**12}, seed=1)
         experiment.start()
 
     for _ in every_interrupt(start):
-        if experiment is not None and experiment in session.open:  # not interrupted, or once it was open
+        if (
+            experiment is not None and experiment.opened in notebook.experiments.open
+        ):  # not interrupted, or once it was open
             assert fractions == {0: 0.5}
-            experiment._abandon()
-            session.open.clear()
+            experiment.opened.abandon()
+            notebook.experiments.open.clear()
         experiment = None
         gc.collect(1)
-        assert (session.open, session.budgets, fractions, len(session.meter._open)) == ([], [], {0: 1.0}, 0)
+        assert (notebook.experiments.open, notebook.budgets.in_force, fractions, len(notebook.tools.meter._open)) == (
+            [],
+            [],
+            {0: 1.0},
+            0,
+        )
         assert sys.meta_path == meta_path
 
 

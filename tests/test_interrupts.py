@@ -14,7 +14,7 @@ import pytest
 
 import ipygpumem
 from ipygpumem.fitting.fit import Fit, Options
-from ipygpumem.fitting.functions import fit_function
+from ipygpumem.fitting.functions import run_tries
 from ipygpumem.freeing import carried, reclaim, tracebacks
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.objects import interrupts
@@ -22,7 +22,7 @@ from ipygpumem.objects.garbage import Garbage
 from ipygpumem.profiling import statements
 from tests.fakes import FakeProbe
 from tests.kernel import Kernel
-from tests.steps import SharedKernel, works
+from tests.steps import tidied_kernel, works
 
 # -- the guard ------------------------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ def release_in_a_try(meter: Meter) -> None:
         if n > 2:
             raise MemoryError(len(str(held)))
 
-    fit_function(train, Fit(Options().plan({"n": 8}), meter))
+    run_tries(train, Fit(Options().plan({"n": 8}), meter))
 
 
 def drop_a_result_that_was_too_large(meter: Meter) -> None:
@@ -161,7 +161,7 @@ def drop_a_result_that_was_too_large(meter: Meter) -> None:
         return struck_when_it_dies(Plain) if n > 900 else None
 
     with contextlib.closing(own):
-        fit_function(train, Fit(Options().plan({"n": 1000}), own, headroom=0.1))
+        run_tries(train, Fit(Options().plan({"n": 1000}), own, headroom=0.1))
 
 
 PLACES = (
@@ -223,16 +223,7 @@ def fails(n):
 """
 
 
-@pytest.fixture(scope="module")
-def shared_kernel() -> Iterator[SharedKernel]:
-    shared = SharedKernel("%reset -f", "%reload_ext ipygpumem\n" + SETUP)
-    yield shared
-    shared.close()
-
-
-@pytest.fixture
-def notebook(shared_kernel: SharedKernel) -> Kernel:
-    return shared_kernel.get()
+shared_kernel, notebook = tidied_kernel("%reset -f", "%reload_ext ipygpumem\n" + SETUP)
 
 
 @pytest.mark.parametrize("kind", ["Big", "Plain"])

@@ -22,6 +22,7 @@ from ipygpumem.objects.inventory.naming import Names
 from ipygpumem.objects.inventory.records import Inventory, TensorRecord
 from ipygpumem.reports import html, text
 from ipygpumem.reports.tensors import difference_report, groups_report, tensors_report
+from tests import hostile
 from tests.kernel import Kernel
 from tests.steps import works
 
@@ -215,16 +216,9 @@ def test_a_first_look_stops_in_a_huge_container_that_leads_to_no_array(monkeypat
 
 
 def test_objects_with_hostile_attributes_are_never_asked() -> None:
-    def fail(*args: object) -> Any:
-        raise AssertionError("a method ran")
-
-    hostile_class = property(fail)
-    body = {"__getattr__": fail, "__getattribute__": fail, "__class__": hostile_class, "__dict__": property(fail)}
-    Hostile = type("Hostile", (), {**body, "__slots__": ("x",)})  # noqa: N806  # a class
-    hostile = object.__new__(Hostile)
-    Hostile.__dict__["x"].__set__(hostile, numpy.ones(3))
-    lazy = type("Lazy", (ModuleType,), {"__getattr__": fail})("lazy")
-    assert names(hostile=hostile, lazy=lazy) == ["hostile.x"]
+    strange, lazy = hostile.made(hostile.Slotted, numpy.ones(3)), hostile.made(hostile.Lazy)
+    with hostile.untouched():
+        assert names(strange=strange, lazy=lazy) == ["strange.content"]
 
 
 def test_a_dict_that_another_thread_changes_stops_nothing() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,6 +11,7 @@ from ipygpumem.model import Reading
 from ipygpumem.reports.live import Sample, live_html, live_text, sample_of
 from ipygpumem.units import GIB, MIB
 from tests.kernel import Kernel, Reply
+from tests.steps import kernel_with
 
 # -- what it says ----------------------------------------------------------------------------------------------------
 
@@ -76,13 +76,7 @@ def test_the_html_escapes_what_a_device_is_called() -> None:
 # -- where it is shown -----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def notebook() -> Iterator[Kernel]:
-    kernel = Kernel()
-    reply = kernel.run("%load_ext ipygpumem\nimport time, sys, threading\nfrom tests.waiting import ticks")
-    assert reply.status == "ok", reply.traceback
-    yield kernel
-    kernel.close()
+notebook = kernel_with("%load_ext ipygpumem\nimport time, sys, threading\nfrom tests.waiting import ticks")
 
 
 def live_lines(reply: Reply) -> list[str]:
@@ -349,16 +343,17 @@ def test_a_ctrl_c_while_the_report_is_on_its_way_is_told_in_it_and_leaves_no_liv
 def test_where_output_is_captured_for_good_our_own_work_at_a_cells_end_shows_nothing(kernel: Kernel) -> None:
     kernel.run(
         "%load_ext ipygpumem\nfrom IPython.core.displaypub import CapturingDisplayPublisher\n"
-        "from ipygpumem.notebook import live\nfrom ipygpumem.notebook.session import current_session\n"
-        "live._WORK_SECONDS, session, shell = 0.0, current_session(), get_ipython()\n"
-        "give_back, tell, publisher = session._give_back, session._tell, shell.display_pub\n"
+        "from ipygpumem.notebook import live\nfrom ipygpumem.notebook.notebook import current_notebook\n"
+        "live._WORK_SECONDS, session, shell = 0.0, current_notebook(), get_ipython()\n"
+        "give_back, tell, publisher = session.session._give_back, session.session._tell, shell.display_pub\n"
         "def works(*words):\n"
-        "    with session.live.work('our own') as progress:\n        progress(0.5)\n"
+        "    with session.tools.live.work('our own') as progress:\n        progress(0.5)\n"
         "    return give_back(*words)\n"
         "def releases(*words):\n    shell.display_pub = publisher\n    tell(*words)\n"
     )
     reply = kernel.run(
-        "session._give_back, session._tell, shell.display_pub = works, releases, CapturingDisplayPublisher()",
+        "session.session._give_back, session.session._tell = works, releases\n"
+        "shell.display_pub = CapturingDisplayPublisher()",
         browser=True,
     )
     assert "steps aside" not in reply.stderr

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
 
 from tests.kernel import Kernel
+from tests.steps import kernel_with
 
 MIB = 1 << 20
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Kernel]:
-    """One kernel for the tests below; each leaves it as it found it."""
-    kernel = Kernel()
-    kernel.run("%load_ext ipygpumem\nimport ipygpumem, mmap\ndef block(mib): return bytearray(b'x') * (mib << 20)")
-    yield kernel
-    kernel.close()
+shared = kernel_with(
+    "%load_ext ipygpumem\nimport ipygpumem, mmap\ndef block(mib): return bytearray(b'x') * (mib << 20)"
+)
+"""Each of the tests below leaves it as it found it."""
 
 
 def test_gpumem_off_silences_the_line_and_on_brings_it_back(shared: Kernel) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from ipygpumem.units import parse_bytes
 from tests.kernel import Kernel, Reply
+from tests.steps import kernel_with
 
 MIB = 1 << 20
 _SETUP = """\
@@ -37,14 +37,8 @@ async def slow():
 """
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Kernel]:
-    """One kernel for the tests below; each leaves it as it found it."""
-    kernel = Kernel()
-    kernel.run(_SETUP)
-    kernel.run(_FUNCTIONS)
-    yield kernel
-    kernel.close()
+shared = kernel_with(_SETUP, _FUNCTIONS)
+"""Each of the tests below leaves it as it found it."""
 
 
 def sizes(reply: Reply) -> dict[str, tuple[int, int]]:

@@ -11,7 +11,7 @@ import warnings
 import pytest
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating.apart import Front, UnfitError, run
+from ipygpumem.estimating.child import Front, UnfitError, run
 from ipygpumem.estimating.packing import packed, unpacked
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")

@@ -11,11 +11,12 @@ import pytest
 
 from ipygpumem.reports.live import Work, work_html, work_text
 from tests.kernel import Kernel, Reply
+from tests.steps import kernel_with
 
 SLOW = """
 import time, sys, ipygpumem
 from ipygpumem.notebook.commands import tensors
-from ipygpumem.notebook.commands import leaks
+from ipygpumem.notebook.experiments import survivors
 from tests.waiting import ticks
 real = tensors.survey.take
 def slow(*arguments, **options):
@@ -46,13 +47,7 @@ def test_a_narrow_terminal_gets_no_bar_then_less_words() -> None:
     assert work_text(Work("leaks", 1.0), width=10, ascii_only=True) == "ipygpumem:"
 
 
-@pytest.fixture(scope="module")
-def notebook() -> Iterator[Kernel]:
-    kernel = Kernel()
-    reply = kernel.run("%load_ext ipygpumem\n" + SLOW)
-    assert reply.status == "ok", reply.traceback
-    yield kernel
-    kernel.close()
+notebook = kernel_with("%load_ext ipygpumem\n" + SLOW)
 
 
 @pytest.fixture
@@ -105,12 +100,12 @@ def test_there_is_no_line_where_it_is_not_wanted(notebook: Kernel, how: str) -> 
 @pytest.mark.parametrize("prints", [False, True])
 def test_work_at_the_end_of_a_cell_is_shown_where_its_report_will_be(notebook: Kernel, prints: bool) -> None:
     notebook.run(
-        "real_heap = leaks.Heap\ndef heap_slowly(beside, progress):\n    slow_search(progress)\n"
-        "    return real_heap(beside, progress)\nleaks.Heap = heap_slowly\nimport numpy\nkept = []"
+        "real_heap = survivors.Heap\ndef heap_slowly(beside, progress):\n    slow_search(progress)\n"
+        "    return real_heap(beside, progress)\nsurvivors.Heap = heap_slowly\nimport numpy\nkept = []"
     )
     code = "print('text', end='')\n" * prints + "part = numpy.ones(2**20); kept.append(part)"
     reply = notebook.run(f"%%experiment trial\n{code}", browser=True)
-    notebook.run("leaks.Heap = real_heap")
+    notebook.run("survivors.Heap = real_heap")
     assert "ipygpumem: who holds what is still alive 6%" in lines(reply)
     assert reply.kinds == ["stdout"] * prints + ["display"]
     assert len(reply.reports("experiment")) == 1
@@ -122,7 +117,7 @@ def test_a_terminal_shows_the_share_in_its_lowest_row(tmp_path: Path) -> None:
     from tests.terminal import Terminal
 
     terminal = Terminal(tmp_path)
-    terminal.run("from tests.waiting import until; from ipygpumem.notebook import tensors")
+    terminal.run("from tests.waiting import until; from ipygpumem.notebook.commands import tensors")
     terminal.run("real = tensors.survey.take")
     terminal.run(f"tensors.survey.take = lambda *a, **k: (until({str(tmp_path / 'seen')!r}), real(*a, **k))[1]")
     terminal.type("%gpumem tensors")

@@ -12,7 +12,7 @@ import ipygpumem
 from ipygpumem.errors import ExperimentError
 from ipygpumem.notebook.experiments.parameters import checked_parameters, parse_parameters
 from ipygpumem.notebook.ipython.sources import digest_of, telling_line
-from ipygpumem.notebook.session import session_of
+from ipygpumem.notebook.notebook import notebook_of
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_an_interrupted_recovery_loses_no_cell(loaded: InteractiveShell, monkeyp
     def interrupted(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(session_of(loaded).recoveries, "recover", interrupted)
+    monkeypatch.setattr(notebook_of(loaded).recovery, "_recover", interrupted)
     loaded.run_cell("%%experiment one\nraise MemoryError")
     last = ipygpumem.last()
     assert last is not None

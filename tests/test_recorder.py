@@ -18,7 +18,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ipygpumem.fitting.remembered import Remembered
 from ipygpumem.flight_recorder import archive, files, machine, reader, verdict
 from ipygpumem.flight_recorder.entries import (
     CellEnd,
@@ -177,12 +176,11 @@ def test_a_recording_is_readable_by_its_owner_only(writer: Writer) -> None:
 
 
 def test_a_folder_that_is_there_already_becomes_the_owners_alone(tmp_path: Path) -> None:
-    for make in (files.new, lambda folder: Remembered(folder / "fitted.json").put("a", {"n": 1})):
-        folder = tmp_path / "r"
-        folder.mkdir(mode=0o755, exist_ok=True)
-        folder.chmod(0o755)
-        make(folder)
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder = tmp_path / "r"
+    folder.mkdir()
+    folder.chmod(0o755)
+    files.new(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_what_is_written_can_be_read_at_once(writer: Writer) -> None:

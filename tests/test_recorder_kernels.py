@@ -315,8 +315,8 @@ def test_children_of_a_fork_leave_the_recording_alone(start: Start, folder: Path
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("%gpumem record", "the following arguments are required: command"),
-        ("%gpumem record on --delete", "--delete goes with off"),
+        ("%gpumem record", "a command is missing; use on, off, status"),
+        ("%gpumem record on --delete", "'--delete' is one word too many"),
         ("%gpumem postmortem --all x", "--all, or a file, and not both"),
         ("%gpumem postmortem nowhere.jsonl", "there is no such file"),
         ("%gpumem postmortem /dev/null", "it is no recording"),

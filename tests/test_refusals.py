@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,10 +12,10 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import AutofitError
-from ipygpumem.fitting import budgets
-from ipygpumem.fitting.budgets import Refusal, refusal
+from ipygpumem.fitting import device_limits
 from ipygpumem.fitting.fit import OUT_OF_MEMORY, OVER, Fit, Options
-from ipygpumem.fitting.functions import fit_function
+from ipygpumem.fitting.functions import run_tries
+from ipygpumem.fitting.refusals import Refusal, refusal
 from ipygpumem.measuring.meter import Meter
 from tests.fakes import FakeProbe
 from tests.test_budget import KnowingCuda
@@ -88,13 +89,14 @@ FAIL = f"class OutOfMemoryError(RuntimeError): pass\ndef fail(): raise OutOfMemo
 
 
 @pytest.fixture
-def limited(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> InteractiveShell:
+def limited(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
     """A shell with the extension, with limits that take effect on nothing, and ``fail()``."""
     cuda = KnowingCuda()
-    monkeypatch.setattr(budgets, "_cuda", lambda: cuda)
+    monkeypatch.setattr(device_limits, "_cuda", lambda: cuda)
     shell.run_line_magic("load_ext", "ipygpumem")
     shell.run_cell(FAIL)
-    return shell
+    yield shell
+    shell.run_line_magic("unload_ext", "ipygpumem")  # what is still open puts its limits back: there is no torch for it
 
 
 def refused_by() -> str:
@@ -164,7 +166,7 @@ def test_a_try_that_a_budget_refused_is_over_it() -> None:
     for limits["cuda:0"] in (GIB - 1, 4 * GIB):
         fit = Fit(Options(max_tries=0).plan({"n": 2}), meter, limits=lambda: limits)
         with pytest.raises(AutofitError, match=r"of cuda:0, of which it may have 1\.00 GiB"):
-            fit_function(train, fit)
+            run_tries(train, fit)
         outcomes.append((fit.tries[-1].outcome, fit.tries[-1].limit_bytes))
     assert outcomes == [(OVER, GIB), (OUT_OF_MEMORY, GIB)]
     meter.close()
@@ -172,10 +174,10 @@ def test_a_try_that_a_budget_refused_is_over_it() -> None:
 
 SCRIPT = f"""
 import ipygpumem
-from ipygpumem.fitting import budgets
+from ipygpumem.fitting import device_limits
 from tests.test_budget import KnowingCuda
 cuda = KnowingCuda()
-budgets._cuda = lambda: cuda
+device_limits._cuda = lambda: cuda
 {FAIL}
 with ipygpumem.budget(gpu="1GiB"):
     fail()

@@ -16,11 +16,10 @@ from IPython.core.interactiveshell import InteractiveShell
 from ipygpumem.measuring.meter import Measurement
 from ipygpumem.model import Growth, Usage
 from ipygpumem.notebook.cell import CellStack
-from ipygpumem.notebook.commands import leaks
 from ipygpumem.notebook.config import IPyGpuMem
+from ipygpumem.notebook.experiments import watching
 from ipygpumem.notebook.experiments.experiment import Experiment
-from ipygpumem.notebook.session import Session
-from ipygpumem.objects.inventory import before
+from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.reports import content
 from ipygpumem.reports.bars import Scales
 from ipygpumem.reports.content import Report
@@ -51,222 +50,232 @@ def probe() -> FakeProbe:
     return FakeProbe()
 
 
+def notebook_in(shell: InteractiveShell, config: IPyGpuMem, probe: FakeProbe) -> tuple[Notebook, Recorder]:
+    """Return a notebook without the extension around it, and what keeps all that it shows."""
+    notebook, recorder = Notebook(shell, config, probes=[probe]), Recorder()
+    vars(notebook.tools)["screen"] = recorder
+    return notebook, recorder
+
+
 @pytest.fixture
-def session(shell: InteractiveShell, probe: FakeProbe) -> Session:
-    session = Session(shell, IPyGpuMem(), probes=[probe])
-    session.screen = Recorder()  # type: ignore[assignment]  # what is shown, kept
-    return session
+def notebook(shell: InteractiveShell, probe: FakeProbe) -> Notebook:
+    return notebook_in(shell, IPyGpuMem(), probe)[0]
 
 
-def test_a_cell_is_measured_remembered_and_reported(session: Session, probe: FakeProbe) -> None:
+def shown_in(notebook: Notebook) -> list[Report]:
+    """Return all that was shown."""
+    screen: Any = notebook.tools.screen
+    shown: list[Report] = screen.shown
+    return shown
+
+
+def test_a_cell_is_measured_remembered_and_reported(notebook: Notebook, probe: FakeProbe) -> None:
     info = info_of("x = 1")
-    session.cell_begins(info)
+    notebook.session.cell_begins(info)
     probe.spike(500)
     probe.set(100)
-    session.cell_ends(result_of(info, 7))
-    (record,) = session.history
+    notebook.session.cell_ends(result_of(info, 7))
+    (record,) = notebook.session.history
     assert (record.execution_count, record.success, record.usages[0].delta_bytes) == (7, True, 100)
     assert record.usages[0].peak_delta_bytes == 500
-    assert [report.kind for report in session.screen.shown] == ["cell"]
+    assert [report.kind for report in shown_in(notebook)] == ["cell"]
 
 
-def test_a_nested_cell_is_measured_with_its_cell_and_not_reported(session: Session, probe: FakeProbe) -> None:
+def test_a_nested_cell_is_measured_with_its_cell_and_not_reported(notebook: Notebook, probe: FakeProbe) -> None:
     outer, inner = info_of("%%capture"), info_of("x = 1")
-    session.cell_begins(outer)
+    notebook.session.cell_begins(outer)
     probe.spike(300)
-    session.cell_begins(inner)
-    session.cell_ends(result_of(inner))
-    session.cell_ends(result_of(outer))
-    assert len(session.history) == 1
-    assert session.history[0].usages[0].peak_bytes == 300
+    notebook.session.cell_begins(inner)
+    notebook.session.cell_ends(result_of(inner))
+    notebook.session.cell_ends(result_of(outer))
+    assert len(notebook.session.history) == 1
+    assert notebook.session.history[0].usages[0].peak_bytes == 300
 
 
-def test_an_end_without_a_beginning_is_ignored(session: Session) -> None:
-    session.cell_ends(result_of(info_of("")))
-    session.cell_ends(None)
-    assert not session.history
+def test_an_end_without_a_beginning_is_ignored(notebook: Notebook) -> None:
+    notebook.session.cell_ends(result_of(info_of("")))
+    notebook.session.cell_ends(None)
+    assert not notebook.session.history
 
 
-def test_an_end_without_a_result_ends_the_innermost_cell(session: Session) -> None:
-    session.cell_begins(info_of("cancelled"))
-    session.cell_ends(None)
-    assert [record.success for record in session.history] == [True]
-    assert session.history[0].execution_count is None
+def test_an_end_without_a_result_ends_the_innermost_cell(notebook: Notebook) -> None:
+    notebook.session.cell_begins(info_of("cancelled"))
+    notebook.session.cell_ends(None)
+    assert [record.success for record in notebook.session.history] == [True]
+    assert notebook.session.history[0].execution_count is None
 
 
-def test_a_result_with_a_new_info_is_found_by_its_source(session: Session) -> None:
-    session.cell_begins(info_of("raise KeyboardInterrupt"))
-    session.cell_ends(result_of(info_of("raise KeyboardInterrupt"), error=KeyboardInterrupt()))
-    assert session.history[0].error == "KeyboardInterrupt"
+def test_a_result_with_a_new_info_is_found_by_its_source(notebook: Notebook) -> None:
+    notebook.session.cell_begins(info_of("raise KeyboardInterrupt"))
+    notebook.session.cell_ends(result_of(info_of("raise KeyboardInterrupt"), error=KeyboardInterrupt()))
+    assert notebook.session.history[0].error == "KeyboardInterrupt"
 
 
-def test_a_cell_that_never_ends_does_not_make_the_next_ones_nested(session: Session) -> None:
+def test_a_cell_that_never_ends_does_not_make_the_next_ones_nested(notebook: Notebook) -> None:
     outer = info_of("outer")
-    session.cell_begins(outer)
-    session.cell_begins(info_of("lost"))
-    session.cell_ends(result_of(outer))
+    notebook.session.cell_begins(outer)
+    notebook.session.cell_begins(info_of("lost"))
+    notebook.session.cell_ends(result_of(outer))
     following = info_of("next")
-    session.cell_begins(following)
-    session.cell_ends(result_of(following))
-    assert len(session.history) == 2
+    notebook.session.cell_begins(following)
+    notebook.session.cell_ends(result_of(following))
+    assert len(notebook.session.history) == 2
 
 
-@pytest.mark.parametrize("step", ["_measure", "_remember", "recover"])
+@pytest.mark.parametrize("step", ["_measure", "_line", "_recover"])
 def test_an_interrupt_in_our_own_work_still_ends_what_ends_with_the_cell(
-    session: Session, monkeypatch: pytest.MonkeyPatch, step: str
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
 
     info = info_of("x")
-    session.cell_begins(info)
-    experiment = Experiment(session, "one cell").start()
-    session.end_with_cell(experiment)
-    monkeypatch.setattr(session.recoveries if step == "recover" else session, step, interrupted)
-    session.cell_ends(result_of(info))
-    assert session.open == []
+    notebook.session.cell_begins(info)
+    experiment = Experiment(notebook.experiments, "one cell").start()
+    notebook.experiments.end_with_cell(experiment.opened)
+    monkeypatch.setattr(notebook.recovery if step == "_recover" else notebook.session, step, interrupted)
+    notebook.session.cell_ends(result_of(info))
+    assert notebook.experiments.open == []
     assert experiment.record is not None
-    assert "experiment" in [report.kind for report in session.screen.shown]
-    assert len(session.meter._open) == 0
+    assert "experiment" in [report.kind for report in shown_in(notebook)]
+    assert len(notebook.tools.meter._open) == 0
 
 
-def run(session: Session, source: str) -> None:
+def run(notebook: Notebook, source: str) -> None:
     """Let the session see a cell with ``source`` run."""
     info = info_of(source)
-    session.cell_begins(info)
+    notebook.session.cell_begins(info)
     tree = ast.parse(source)
-    session.names.code_seen(tree, may_change=False, is_timed=False)
-    exec(compile(tree, "cell", "exec"), session.namespace)
-    session.cell_ends(result_of(info))
+    notebook.session.code_seen(tree, may_change=False, is_timed=False)
+    exec(compile(tree, "cell", "exec"), notebook.tools.namespace)
+    notebook.session.cell_ends(result_of(info))
 
 
 class Thing:
     """Something that can be referred to weakly."""
 
 
-def test_abandoned_experiments_let_go_of_what_they_shadowed(session: Session) -> None:
+def test_abandoned_experiments_let_go_of_what_they_shadowed(notebook: Notebook) -> None:
     shadowed = Thing()
-    session.namespace["x"] = shadowed
+    notebook.tools.namespace["x"] = shadowed
     alive = weakref.ref(shadowed)
     del shadowed
-    Experiment(session, "left open").start()
-    run(session, "x = 1")
+    Experiment(notebook.experiments, "left open").start()
+    run(notebook, "x = 1")
     assert alive() is not None
-    session.abandon()
+    notebook.close()
     assert alive() is None
-    assert session.namespace["x"] == 1
+    assert notebook.tools.namespace["x"] == 1
 
 
 def test_an_end_that_cannot_tell_what_survived_is_an_end_all_the_same(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: object, **options: object) -> None:
         raise ValueError("out of order")
 
     pytest.importorskip("numpy")  # else there is nothing to look for
-    monkeypatch.setattr(before, "Before", fail)
-    monkeypatch.setattr(leaks, "survivors", fail)
-    experiment = Experiment(session, "a").start()
-    run(session, "x = 1")
+    monkeypatch.setattr(watching, "Before", fail)
+    monkeypatch.setattr(notebook.experiments.survivors, "of_experiment", fail)
+    experiment = Experiment(notebook.experiments, "a").start()
+    run(notebook, "x = 1")
     record = experiment.finish()
-    assert (record.deleted, session.open) == (("x",), [])
+    assert (record.deleted, notebook.experiments.open) == (("x",), [])
     assert record.notes == (
         "what survives cannot be told, since a first look failed: ValueError: out of order",
         "what survived could not be told: ValueError: out of order",
     )
 
 
-def test_an_experiment_that_a_finaliser_opens_during_an_exit_stays_open(session: Session) -> None:
+def test_an_experiment_that_a_finaliser_opens_during_an_exit_stays_open(notebook: Notebook) -> None:
     class OpensOne:
         def __del__(self) -> None:
-            Experiment(session, "late").start()
+            Experiment(notebook.experiments, "late").start()
 
-    session.namespace["make"] = OpensOne
-    experiment = Experiment(session, "early").start()
-    run(session, "x = make()")
+    notebook.tools.namespace["make"] = OpensOne
+    experiment = Experiment(notebook.experiments, "early").start()
+    run(notebook, "x = make()")
     experiment.finish()
-    assert [item.name for item in session.open] == ["late"]
-    session.open[0].finish()
-    assert [record.name for record in session.experiments] == ["early", "late"]
+    assert [item.name for item in notebook.experiments.open] == ["late"]
+    notebook.experiments.finish(notebook.experiments.open[0])
+    assert [record.name for record in notebook.experiments.finished] == ["early", "late"]
 
 
 def test_history_is_bounded_and_drops_the_oldest(shell: InteractiveShell) -> None:
-    session = Session(shell, IPyGpuMem(history_length=3), probes=[FakeProbe()])
-    session.screen = Recorder()  # type: ignore[assignment]  # what is shown, kept
+    notebook, _ = notebook_in(shell, IPyGpuMem(history_length=3), FakeProbe())
     for number in range(5):
         info = info_of("x")
-        session.cell_begins(info)
-        session.cell_ends(result_of(info, number))
-    assert [record.execution_count for record in session.history] == [2, 3, 4]
+        notebook.session.cell_begins(info)
+        notebook.session.cell_ends(result_of(info, number))
+    assert [record.execution_count for record in notebook.session.history] == [2, 3, 4]
 
 
-def test_reports_can_be_off_while_measuring_goes_on(session: Session) -> None:
-    session.config.report = False
+def test_reports_can_be_off_while_measuring_goes_on(notebook: Notebook) -> None:
+    notebook.tools.config.report = False
     info = info_of("x")
-    session.cell_begins(info)
-    session.cell_ends(result_of(info))
-    assert len(session.history) == 1
-    assert session.screen.shown == []
+    notebook.session.cell_begins(info)
+    notebook.session.cell_ends(result_of(info))
+    assert len(notebook.session.history) == 1
+    assert shown_in(notebook) == []
 
 
-def test_short_cells_can_go_without_a_line(session: Session) -> None:
-    session.config.min_cell_seconds = 60.0
+def test_short_cells_can_go_without_a_line(notebook: Notebook) -> None:
+    notebook.tools.config.min_cell_seconds = 60.0
     info = info_of("x")
-    session.cell_begins(info)
-    session.cell_ends(result_of(info))
-    assert session.screen.shown == []
+    notebook.session.cell_begins(info)
+    notebook.session.cell_ends(result_of(info))
+    assert shown_in(notebook) == []
 
 
-def run_cell(session: Session, number: int = 1, error: BaseException | None = None) -> list[str]:
+def run_cell(notebook: Notebook, number: int = 1, error: BaseException | None = None) -> list[str]:
     """Run a cell that does nothing, and return the headlines of what is shown."""
-    shown = session.screen.shown  # type: ignore[attr-defined]  # the recorder's
+    shown = shown_in(notebook)
     shown.clear()
     info = info_of("x")
-    session.cell_begins(info)
-    session.cell_ends(result_of(info, number, error))
+    notebook.session.cell_begins(info)
+    notebook.session.cell_ends(result_of(info, number, error))
     return [report.headline for report in shown]
 
 
-def test_quiet_hides_the_lines_of_cells_that_moved_nothing(session: Session, probe: FakeProbe) -> None:
-    assert re.fullmatch(r"cell 1 · [\d.]+ ms · RAM 0 B", *run_cell(session))
-    session.config.quiet = True
-    assert run_cell(session) == []
+def test_quiet_hides_the_lines_of_cells_that_moved_nothing(notebook: Notebook, probe: FakeProbe) -> None:
+    assert re.fullmatch(r"cell 1 · [\d.]+ ms · RAM 0 B", *run_cell(notebook))
+    notebook.tools.config.quiet = True
+    assert run_cell(notebook) == []
     info = info_of("x")
-    session.cell_begins(info)
+    notebook.session.cell_begins(info)
     probe.spike(MIB)
-    session.cell_ends(result_of(info))
-    (report,) = session.screen.shown  # type: ignore[attr-defined]  # the recorder's
+    notebook.session.cell_ends(result_of(info))
+    (report,) = shown_in(notebook)
     assert "RAM +0, peak +1 MiB, 0 B now" in report.headline
-    assert len(session.history) == 3
+    assert len(notebook.session.history) == 3
 
 
 def test_quiet_hides_no_error_and_no_growth_and_nothing_else_that_is_said(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session.config.quiet = True
-    (line,) = run_cell(session, error=ValueError())
+    notebook.tools.config.quiet = True
+    (line,) = run_cell(notebook, error=ValueError())
     assert "ValueError" in line
-    monkeypatch.setattr(session._trends, "add", lambda record: [Growth("cpu", 3, 1, 2)])
-    (line,) = run_cell(session)
+    monkeypatch.setattr(notebook.trends, "add", lambda record: [Growth("cpu", 3, 1, 2)])
+    (line,) = run_cell(notebook)
     assert line.startswith("cell 1")
-    assert "has grown RAM" in session.screen.shown[0].lines[0]  # type: ignore[attr-defined]  # the recorder's
-    session.config.min_cell_seconds = 60.0
-    assert len(run_cell(session)) == 1
+    assert "has grown RAM" in shown_in(notebook)[0].lines[0]
+    notebook.tools.config.min_cell_seconds = 60.0
+    assert len(run_cell(notebook)) == 1
     monkeypatch.undo()
-    session.config.min_cell_seconds = 0.0
+    notebook.tools.config.min_cell_seconds = 0.0
     told = content.note("a budget was crossed")
-    session.budgets.append(SimpleNamespace(cell_ended=lambda *_: [told]))  # type: ignore[arg-type]  # a stand-in
-    assert run_cell(session) == [told.headline]
-    session.budgets.clear()
+    monkeypatch.setattr(notebook.budgets, "code_ended", lambda cell, *, failed: cell.below.append(told))
+    assert run_cell(notebook) == [told.headline]
 
 
-def test_bars_are_as_long_as_the_highest_use_of_all_cells_shown_or_not(session: Session, probe: FakeProbe) -> None:
-    session.config.report = False
+def test_bars_are_as_long_as_the_highest_use_of_all_cells_shown_or_not(notebook: Notebook, probe: FakeProbe) -> None:
+    notebook.tools.config.report = False
     info = info_of("x")
-    session.cell_begins(info)
+    notebook.session.cell_begins(info)
     probe.spike(700)
-    session.cell_ends(result_of(info))
-    assert session._scales.bar("RAM", Usage("cpu", 100, 106, 106, 1000, "kernel")) is None
+    notebook.session.cell_ends(result_of(info))
+    assert notebook.tools.scales.bar("RAM", Usage("cpu", 100, 106, 106, 1000, "kernel")) is None
     assert Scales().bar("RAM", Usage("cpu", 100, 106, 106, 1000, "kernel")) is not None
 
 

@@ -10,7 +10,6 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +20,7 @@ from ipygpumem.notebook.screen import Screen, wants_colour
 from ipygpumem.reports import content, text
 from tests.kernel import Kernel
 from tests.report_samples import cell
+from tests.steps import kernel_with
 
 REPORT = content.cell_report(cell())
 
@@ -193,12 +193,7 @@ CONSOLE_CELLS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def console() -> Iterator[Kernel]:
-    kernel = Kernel()
-    kernel.run("%load_ext ipygpumem\nimport sys")
-    yield kernel
-    kernel.close()
+console = kernel_with("%load_ext ipygpumem\nimport sys")
 
 
 @pytest.mark.parametrize(("code", "unfinished"), CONSOLE_CELLS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +15,7 @@ from ipygpumem.reports import text
 from ipygpumem.reports.statements import statements_report
 from tests.fakes import FakeProbe, fake_module
 from tests.kernel import Kernel
+from tests.steps import kernel_with
 
 MIB = 1 << 20
 
@@ -98,13 +98,7 @@ def test_the_report_shows_the_range_only_where_runs_differ_and_states_the_noise(
     assert lines[5].startswith("  noise: an empty statement came to RAM 0 B and ")
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Kernel]:
-    """One kernel with a block of 64 MiB, for the tests below."""
-    kernel = Kernel()
-    kernel.run("%load_ext ipygpumem\nimport numpy\nblock = numpy.ones(8 << 20)")
-    yield kernel
-    kernel.close()
+shared = kernel_with("%load_ext ipygpumem\nimport numpy\nblock = numpy.ones(8 << 20)")
 
 
 def rows(kernel: Kernel, cell: str) -> list[str]:
@@ -140,6 +134,13 @@ def test_longer_statements_stand_between_rules(shared: Kernel) -> None:
 def test_lines_of_a_cell_are_statements_and_a_block_is_one(shared: Kernel) -> None:
     found = rows(shared, "%%gpumemit -r 1\n# compare\nfirst = 1; first\nfor _ in range(2):\n    pass\n")
     assert [row.split("RAM")[0].strip() for row in found] == ["first = 1; first", "for _ in range(2): pass"]
+
+
+def test_braces_are_pythons_and_no_variable_of_ipythons(shared: Kernel) -> None:
+    """IPython would put a value's text where ``{name}`` stands: another statement, and a ``repr`` of the user's."""
+    for line in ("%gpumemit -r 1 {1}", "%%gpumemit -r 1 -s 'x = {1}'\n{1}"):
+        (row,) = rows(shared, line)
+        assert row.strip().startswith("{1}")
 
 
 def test_setup_and_magics_work(shared: Kernel) -> None:

@@ -15,7 +15,7 @@ from ipygpumem.notebook.cell import CellStack
 from ipygpumem.notebook.ticker import Tick, Ticker
 from tests.fakes import FakeProbe
 from tests.kernel import Kernel
-from tests.test_clock import threads, wait_for
+from tests.test_worker import threads, wait_for
 
 
 class Bench:
@@ -162,15 +162,15 @@ def test_many_short_cells_neither_start_nor_wake_a_thread(bench: Bench, monkeypa
 def test_forked_children_and_the_end_of_the_kernel_do_not_hang_on_the_thread(kernel: Kernel) -> None:
     kernel.run(
         "import multiprocessing, ipygpumem\n"
-        "session = ipygpumem.notebook.session.current_session()\n"
+        "session = ipygpumem.notebook.notebook.current_notebook()\n"
         "ticks = []\n"
-        "_ = session.ticker.listen(ticks.append, after_seconds=0.25, every_seconds=0.25)"
+        "_ = session.tools.ticker.listen(ticks.append, after_seconds=0.25, every_seconds=0.25)"
     )
     reply = kernel.run(
         "context = multiprocessing.get_context('fork')\n"
         "codes = set()\n"
         "while len(ticks) < 3:\n"
-        "    child = context.Process(target=session.meter.now); child.start(); child.join(20)\n"
+        "    child = context.Process(target=session.tools.meter.now); child.start(); child.join(20)\n"
         "    codes.add(child.exitcode)\n"
     )
     assert reply.status == "ok", reply.traceback

@@ -20,10 +20,10 @@ def until(path: str) -> None:
 
 def ticks(count: int) -> None:
     """Wait for so many ticks of the running cell, the first after a second; who listened before has had them, too."""
-    from ipygpumem.notebook.session import current_session
+    from ipygpumem.notebook.notebook import current_notebook
 
     heard: list[object] = []
-    undo = current_session().ticker.listen(heard.append)
+    undo = current_notebook().tools.ticker.listen(heard.append)
     while len(heard) < count:
         time.sleep(0.01)
     undo()

@@ -1,4 +1,4 @@
-"""What code would take on a device, found without running it there: fake tensors, and a log of their storages."""
+"""Estimates what code would take on a device without running it there: on fake tensors, whose storages it logs."""
 
 from __future__ import annotations
 
@@ -9,25 +9,12 @@ from typing import Any
 from ipygpumem.errors import EstimateError
 
 
-def estimator() -> Any:
-    """Return the module that makes estimates; it imports torch.
+def loaded(name: str) -> Any:
+    """Return a module of this package that imports torch: ``running`` makes estimates, ``modules`` summarizes models.
 
     Raises:
         EstimateError: torch is not installed, or lacks what fake tensors need.
     """
-    return _loaded("running")
-
-
-def summarizer() -> Any:
-    """Return the module that summarizes models; it imports torch.
-
-    Raises:
-        EstimateError: torch is not installed, or lacks what fake tensors need.
-    """
-    return _loaded("modules")
-
-
-def _loaded(name: str) -> Any:
     if importlib.util.find_spec("torch") is None:
         raise EstimateError("an estimate needs torch, which is not installed")
     try:

@@ -1,4 +1,4 @@
-"""The CUDA caching allocator of torch, as far as sizes go: what it would reserve, and with how little it gets through.
+"""Imitates torch's CUDA caching allocator, as far as sizes go: what it reserves, and with how little it gets through.
 
 Rules and sizes are those of torch 2.11's ``CUDACachingAllocator``, seen to be the same from 2.0 on.
 """
@@ -41,9 +41,9 @@ class Rules:
 
 def users_rules() -> Rules:
     """Return what is set in this process, or by its environment."""
-    found = {name: int(number) for name, number in re.findall(r"(\w+) *: *(\d+)", _settings())}
-    most = found.get("max_split_size_mb", 0) * MIB or _NO_LIMIT
-    return Rules(most, found.get("roundup_power2_divisions", 0))
+    settings = {name: int(number) for name, number in re.findall(r"(\w+) *: *(\d+)", _settings())}
+    most = settings.get("max_split_size_mb", 0) * MIB or _NO_LIMIT
+    return Rules(most, settings.get("roundup_power2_divisions", 0))
 
 
 def unfollowed() -> list[str]:
@@ -62,7 +62,7 @@ class OutOfRoomError(Exception):
     """The device has less than the allocator needs."""
 
 
-class Block:
+class CachedBlock:
     """A piece of a segment; its neighbours join it when all are free."""
 
     __slots__ = ("address", "after", "before", "free", "size", "small")
@@ -72,8 +72,8 @@ class Block:
         self.size = size
         self.small = small
         self.free = False
-        self.before: Block | None = None
-        self.after: Block | None = None
+        self.before: CachedBlock | None = None
+        self.after: CachedBlock | None = None
 
 
 class Allocator:
@@ -88,10 +88,10 @@ class Allocator:
         self._rules = rules
         self._limit_bytes = limit_bytes
         self._next_address = 0
-        self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
+        self._free: dict[bool, list[tuple[int, int, CachedBlock]]] = {True: [], False: []}
         self.reserved_bytes = self.most_reserved_bytes = 0
 
-    def take(self, size_bytes: int) -> Block:
+    def take(self, size_bytes: int) -> CachedBlock:
         """Return a block for ``size_bytes``; it may be larger.
 
         Raises:
@@ -105,17 +105,17 @@ class Allocator:
             self._split(block, size)
         return block
 
-    def _cached(self, size: int) -> Block | None:
+    def _cached(self, size: int) -> CachedBlock | None:
         free = self._free[size <= _SMALL]
         place = bisect_left(free, (size, 0))
         if place == len(free):
             return None
-        found, most = free[place][0], self._rules.most_split_bytes
-        if found >= most > size or (size >= most and found >= size + _MIDDLE_SEGMENT):
+        available, most = free[place][0], self._rules.most_split_bytes
+        if available >= most > size or (size >= most and available >= size + _MIDDLE_SEGMENT):
             return None
         return free.pop(place)[2]
 
-    def _from_device(self, size: int) -> Block:
+    def _from_device(self, size: int) -> CachedBlock:
         small = size <= _SMALL
         segment = _SMALL_SEGMENT if small else _MIDDLE_SEGMENT if size < _MIDDLE else -(-size // _STEP) * _STEP
         if self.reserved_bytes + segment > self._limit_bytes:
@@ -125,7 +125,7 @@ class Allocator:
         self.reserved_bytes += segment
         self.most_reserved_bytes = max(self.most_reserved_bytes, self.reserved_bytes)
         self._next_address += segment
-        return Block(self._next_address - segment, segment, small=small)
+        return CachedBlock(self._next_address - segment, segment, small=small)
 
     def _empty(self) -> None:
         """Give segments back to the device of which nothing is in use."""
@@ -134,23 +134,23 @@ class Allocator:
             self._free[small] = [entry for entry in blocks if entry[2].before or entry[2].after]
             self.reserved_bytes -= sum(block.size for block in whole)
 
-    def _split(self, block: Block, size: int) -> None:
-        rest = Block(block.address + size, block.size - size, small=block.small)
+    def _split(self, block: CachedBlock, size: int) -> None:
+        rest = CachedBlock(block.address + size, block.size - size, small=block.small)
         rest.before, rest.after = block, block.after
         if block.after is not None:
             block.after.before = rest
         block.after, block.size = rest, size
         self._add(rest)
 
-    def _add(self, block: Block) -> None:
+    def _add(self, block: CachedBlock) -> None:
         block.free = True
         insort(self._free[block.small], (block.size, block.address, block))
 
-    def _remove(self, block: Block) -> None:
+    def _remove(self, block: CachedBlock) -> None:
         free = self._free[block.small]
         free.pop(bisect_left(free, (block.size, block.address)))
 
-    def give(self, block: Block) -> None:
+    def give(self, block: CachedBlock) -> None:
         """Take a block back."""
         if block.after is not None and block.after.free:
             self._remove(block.after)
@@ -161,7 +161,7 @@ class Allocator:
             self._join(block, rest)
         self._add(block)
 
-    def _join(self, block: Block, rest: Block) -> None:
+    def _join(self, block: CachedBlock, rest: CachedBlock) -> None:
         block.size, block.after = block.size + rest.size, rest.after
         if rest.after is not None:
             rest.after.before = block
@@ -193,7 +193,7 @@ def least_bytes(events: Iterable[Event], rules: Rules, allocated_bytes: int, res
 
 def _gets_through(events: Iterable[Event], rules: Rules, limit_bytes: int) -> bool:
     allocator = Allocator(rules, limit_bytes)
-    blocks: dict[int, Block] = {}
+    blocks: dict[int, CachedBlock] = {}
     try:
         for number, size in events:
             if size:

@@ -1,4 +1,4 @@
-"""What code does beyond its tensors, by the calls that it names: reading, writing, printing, starting processes."""
+"""Finds what code does beyond its tensors, by the calls that it names: reads, writes, prints, starts processes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,13 @@ from ipygpumem.introspect import is_instance, is_users, module_dict
 
 _CALLS = frozenset(
     [
-        *(
-            "Popen",
-            "add_scalar",
-            "add_image",
-            "add_histogram",
-            "input",
-            "open",
-            "print",
-            "savefig",
-            "system",
-            "urlopen",
-        ),
+        *("Popen", "add_scalar", "add_image", "add_histogram", "input", "open", "print", "savefig", "system"),
         *("load", "read_bytes", "read_csv", "read_parquet", "read_text", "write", "write_bytes", "write_text"),
         *("to_csv", "to_excel", "to_feather", "to_hdf", "to_parquet", "to_pickle", "to_sql", "tofile", "writelines"),
         *("dump", "save", "save_model", "save_pretrained", "savetxt", "savez", "savez_compressed", "push_to_hub"),
         *("imsave", "imwrite", "makedirs", "mkdir", "mkdtemp", "mkstemp", "rmdir", "rmtree", "touch", "unlink"),
-        *("urlretrieve", "copyfile", "copytree", "NamedTemporaryFile", "SummaryWriter", "TemporaryDirectory"),
+        *("urlopen", "urlretrieve", "copyfile", "copytree", "NamedTemporaryFile", "SummaryWriter"),
+        "TemporaryDirectory",
     ]
 )
 """Names whose calls reach beyond the estimate, whatever they belong to."""
@@ -46,26 +36,23 @@ _HARMLESS = frozenset([("torch", "save")])
 
 def effects_of(code: types.CodeType, namespaces: tuple[dict[str, Any], ...]) -> list[str]:
     """Return the calls that ``code`` names, and functions of the user's that it names, in order of their names."""
-    found: set[str] = set()
-    _look(code, namespaces, found, {})
-    return sorted(found)
-
-
-def _look(
-    code: types.CodeType, namespaces: tuple[dict[str, Any], ...], found: set[str], seen: dict[int, types.CodeType]
-) -> None:
-    seen[id(code)] = code
-    inner = [(item, namespaces) for item in code.co_consts if type(item) is types.CodeType]
-    for names in _paths(code):
-        value, module = _at(names, namespaces)
-        if _reaches_out(names, module):
-            found.add(".".join(names))
-        # Libraries' own functions name much that they seldom do.
-        if type(value) is types.FunctionType and is_users(value.__code__.co_filename):
-            inner.append((value.__code__, (value.__globals__,)))
-    for item, spaces in inner:
-        if id(item) not in seen:
-            _look(item, spaces, found, seen)
+    effects: set[str] = set()
+    seen: dict[int, types.CodeType] = {}
+    waiting = [(code, namespaces)]
+    while waiting:
+        code, spaces = waiting.pop()
+        if id(code) in seen:
+            continue
+        seen[id(code)] = code
+        waiting += [(item, spaces) for item in code.co_consts if type(item) is types.CodeType]
+        for names in _paths(code):
+            value, module = _at(names, spaces)
+            if _reaches_out(names, module):
+                effects.add(".".join(names))
+            # Libraries' own functions name much that they seldom do.
+            if type(value) is types.FunctionType and is_users(value.__code__.co_filename):
+                waiting.append((value.__code__, (value.__globals__,)))
+    return sorted(effects)
 
 
 def _paths(code: types.CodeType) -> Iterator[tuple[str, ...]]:

@@ -1,23 +1,46 @@
-"""How much of a device is free, asked without making a context on it."""
+"""Says how much of a device is free, without making a context on it, and what an estimate sets aside of that."""
 
 from __future__ import annotations
 
 from contextlib import closing
+from typing import Any
 
 import torch
 
+from ipygpumem.estimating.records import DeviceEstimate
 from ipygpumem.probes.allocator import snapshots
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.probes.nvml import DeviceWide, Nvml
 from ipygpumem.units import MIB
 
-CONTEXT_BYTES = 768 * MIB
+_CONTEXT_BYTES = 768 * MIB
 """What a device is taken to lose beside what the allocator reserves: to a process's context, to the code of libraries
 and to the driver. Nobody tells it before; 400 to 700 MiB are usual for torch's builds with CUDA 12 and 13."""
 
-SPARE_SHARE = 50
+_SPARE_SHARE = 50
 """One part in so many is set aside for what kernels take while they run. On a simulated card a training of GPT-2 XL
 with checkpoints ran out of memory with nothing set aside, and ran with 1.3 % more."""
+
+
+def with_room(figures: dict[str, Any], room_bytes: int | None) -> DeviceEstimate:
+    """Return a device's estimate with what it has for the code.
+
+    Args:
+        figures: of the estimate, and ``there_bytes``: what of this process's memory there it counts anew.
+        room_bytes: what the device has, if that was said; else what is free there now.
+    """
+    name = figures["device"]
+    context = _CONTEXT_BYTES if name.startswith("cuda") else 0
+    if room_bytes is None and (free := free_bytes(name)) is not None:
+        room_bytes = free + figures["there_bytes"]
+        if context and torch.cuda.memory_reserved(torch.device(name).index or 0) > 0:
+            context = 0  # this process certainly has its own there
+    elif room_bytes is None:
+        context = 0
+    spare = figures["needed_bytes"] // _SPARE_SHARE if name != "cpu" else 0
+    return DeviceEstimate.from_dict(
+        {**figures, "room_bytes": room_bytes, "context_bytes": context, "spare_bytes": spare}
+    )
 
 
 def free_bytes(name: str) -> int | None:
@@ -41,11 +64,6 @@ def free_bytes(name: str) -> int | None:
     except Exception:  # a broken context or driver must not take the estimate with it
         return None
     return None if wide.total_bytes is None or wide.used_bytes is None else wide.total_bytes - wide.used_bytes
-
-
-def has_context(name: str) -> bool:
-    """Whether this process certainly has a context on the device ``name``; the host needs none."""
-    return name == "cpu" or torch.cuda.memory_reserved(torch.device(name).index or 0) > 0
 
 
 def _by_driver(index: int) -> DeviceWide:

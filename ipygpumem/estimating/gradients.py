@@ -1,4 +1,4 @@
-"""How autograd adds up gradients: in the first one's place if nobody else has it, which it refuses for fake tensors."""
+"""Tells where autograd adds up gradients in the first one's place, which it does not do with fake tensors."""
 
 from __future__ import annotations
 

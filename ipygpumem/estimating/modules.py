@@ -1,4 +1,4 @@
-"""A model module by module: what each has and what its forward pass leaves alive, found with fake tensors."""
+"""Summarizes a model: what each module has, and what its forward pass leaves alive, seen with fake tensors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating.apart import Front
-from ipygpumem.estimating.lives import Log
-from ipygpumem.estimating.purposes import tensors_in
+from ipygpumem.estimating.child import Front
 from ipygpumem.estimating.records import ModelSummary, ModuleRow
-from ipygpumem.estimating.running import Run
+from ipygpumem.estimating.roles import tensors_in
+from ipygpumem.estimating.running import Estimation
+from ipygpumem.estimating.storage_log import StorageLog
 from ipygpumem.introspect import is_instance, type_name
 
 
@@ -35,28 +35,28 @@ def summarize(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], fron
     if not is_instance(model, torch.nn.Module):
         raise EstimateError(f"a summary takes a torch.nn.Module, and {type_name(model)} is none")
     __tracebackhide__ = True  # of the user's errors
-    run = Run()
+    run = Estimation(front=front)
     calls: dict[str, _Calls] = {}
 
     def forward() -> Any:
-        twin = run.twins.of(model)
-        for name, module in twin.named_modules():
+        copy = run.copies.of(model)
+        for name, module in copy.named_modules():
             calls[name] = _Calls()
             _listen(module, calls[name], run.log)
         with torch.enable_grad():
-            return twin(*run.twins.of(args), **run.twins.of(dict(kwargs)))
+            return copy(*run.copies.of(args), **run.copies.of(dict(kwargs)))
 
-    def rows() -> dict[str, Any]:
-        run.of(forward)
-        found = [_row(name, module, calls[name], run.log) for name, module in model.named_modules()]
+    def summarized() -> dict[str, Any]:
+        run.run(forward)
+        rows = [_row(name, module, calls[name], run.log) for name, module in model.named_modules()]
         trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        return ModelSummary(tuple(found), trainable).to_dict()
+        return ModelSummary(tuple(rows), trainable).to_dict()
 
-    found, _ = run.carry_out(rows, front)
-    return ModelSummary.from_dict(found)
+    summary, _ = run.carry_out(summarized)
+    return ModelSummary.from_dict(summary)
 
 
-def _listen(module: Any, calls: _Calls, log: Log) -> None:
+def _listen(module: Any, calls: _Calls, log: StorageLog) -> None:
     def begins(*_: Any) -> None:
         calls.begun.append(log.clock)
 
@@ -69,7 +69,7 @@ def _listen(module: Any, calls: _Calls, log: Log) -> None:
     module.register_forward_hook(ends)
 
 
-def _row(name: str, module: Any, calls: _Calls, log: Log) -> ModuleRow:
+def _row(name: str, module: Any, calls: _Calls, log: StorageLog) -> ModuleRow:
     parameters, buffers = list(module.parameters()), list(module.buffers())
     return ModuleRow(
         name=name,
@@ -88,7 +88,7 @@ def _bytes_of(tensors: Iterable[Any]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _left_alive(log: Log, spans: list[tuple[int, int]]) -> int:
+def _left_alive(log: StorageLog, spans: list[tuple[int, int]]) -> int:
     """Return the bytes that forward passes made for backward and that are alive at the end."""
     kept = [life for life in log.lives if life.recorded and life.died is None]
     return sum(life.size_bytes for life in kept if any(begin < life.born <= end for begin, end in spans))

@@ -1,4 +1,4 @@
-"""An error as plain data, and the error again, with its class, text, causes and lines: to cross between processes."""
+"""Turns an error into plain data and back, with its class, text, causes and lines: to cross between processes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import sys
 import types
 from typing import Any
 
-from ipygpumem.introspect import instance_dict, is_atom, is_instance, is_ours, is_users, module_dict, name_of
+from ipygpumem.introspect import (
+    instance_dict,
+    is_atom,
+    is_instance,
+    is_ours,
+    is_users,
+    module_dict,
+    name_of,
+    solid_base,
+)
 
 _DEEPEST, _MOST_FRAMES = 8, 100
-_HEAP_TYPE = 1 << 9
-"""CPython's flag of classes made by a ``class`` statement."""
 
 Frame = tuple[str, str, int, int, str]
 """File, function, its first line, the line that runs, module."""
@@ -41,24 +48,19 @@ def packed(error: BaseException | None, depth: int = 0) -> dict[str, Any] | None
         "args": error.args if is_plain(error.args) else (text,),
         "members": {name: value for name, slot in _members(type(error)) if is_plain(value := slot.__get__(error))},
         "attributes": {name: value for name, value in attributes.items() if is_plain(name) and is_plain(value)},
-        "frames": frames_of(error.__traceback__),
+        "frames": _shortened([_frame(step.tb_frame, step.tb_lineno) for step in _users_steps(error.__traceback__)]),
         "cause": packed(error.__cause__, depth + 1),
         "context": packed(error.__context__, depth + 1),
         "suppressed": bool(error.__suppress_context__),
     }
 
 
-def frames_of(traceback: types.TracebackType | None) -> list[Frame]:
-    """Return the lines of a traceback that the user's code wrote or called, the outermost first."""
-    return _shortened([_frame(step.tb_frame, step.tb_lineno) for step in _users_steps(traceback)])
-
-
 def users_part(traceback: types.TracebackType | None) -> types.TracebackType | None:
     """Return a traceback with the lines alone that the user's code wrote or called."""
-    found = None
+    kept = None
     for step in reversed(_users_steps(traceback)):
-        found = types.TracebackType(found, step.tb_frame, step.tb_lasti, step.tb_lineno)
-    return found
+        kept = types.TracebackType(kept, step.tb_frame, step.tb_lasti, step.tb_lineno)
+    return kept
 
 
 def _users_steps(traceback: types.TracebackType | None) -> list[types.TracebackType]:
@@ -75,12 +77,12 @@ def _users_steps(traceback: types.TracebackType | None) -> list[types.TracebackT
 
 def frames_to(frame: types.FrameType | None) -> list[Frame]:
     """Return the lines that led to a frame, the outermost first, from the last of ours on."""
-    found: list[Frame] = []
-    while frame is not None and not (found and is_ours(frame.f_code.co_filename)):
+    frames: list[Frame] = []
+    while frame is not None and not (frames and is_ours(frame.f_code.co_filename)):
         if not is_ours(frame.f_code.co_filename):
-            found.append(_frame(frame, frame.f_lineno))
+            frames.append(_frame(frame, frame.f_lineno))
         frame = frame.f_back
-    return _shortened(found[::-1])
+    return _shortened(frames[::-1])
 
 
 def _frame(frame: types.FrameType, line: int) -> Frame:
@@ -100,7 +102,7 @@ def unpacked(data: dict[str, Any]) -> BaseException:
     Its class is the one of that name here; where there is none, one of the same name that derives from the first base
     that is here.
     """
-    error = next(found for found in (_made(data, *names) for names in data["classes"]) if found is not None)
+    error = next(made for made in (_made(data, *names) for names in data["classes"]) if made is not None)
     error.__traceback__ = traceback_of(data["frames"])
     for name in ("cause", "context"):
         if data[name] is not None:
@@ -114,7 +116,7 @@ def _made(data: dict[str, Any], module: str, path: str) -> BaseException | None:
     if kind is None:
         return None
     text = data["text"]
-    solid: Any = next(base for base in type.mro(kind) if not _is_made_by_statement(base))
+    solid = solid_base(kind)
     for args in (data["args"], (text,)):
         try:
             error: BaseException = solid.__new__(kind, *args)
@@ -139,7 +141,7 @@ def _made(data: dict[str, Any], module: str, path: str) -> BaseException | None:
 
 def _members(kind: type) -> list[tuple[str, Any]]:
     """Return what Python's own exceptions have beside their arguments, such as a file's name."""
-    solid = [base for base in type.mro(kind) if not _is_made_by_statement(base)]
+    solid = [base for base in type.mro(kind) if solid_base(base) is base]
     slots = [item for base in solid for item in type.__dict__["__dict__"].__get__(base).items()]
     return [(name, slot) for name, slot in slots if type(slot) is types.MemberDescriptorType]
 
@@ -152,22 +154,18 @@ def _says(error: BaseException, text: str) -> bool:
 
 
 def _class_at(module: str, path: str) -> Any:
-    found: Any = sys.modules.get(module)
+    value: Any = sys.modules.get(module)
     for name in path.split("."):
-        if type(found) is types.ModuleType or is_instance(found, types.ModuleType):
-            found = module_dict(found).get(name)
-        elif is_instance(found, type):
-            found = (instance_dict(found) or {}).get(name)
-    return found if is_instance(found, type) and type.__subclasscheck__(BaseException, found) else None
-
-
-def _is_made_by_statement(kind: type) -> bool:
-    return bool(type.__dict__["__flags__"].__get__(kind) & _HEAP_TYPE)
+        if type(value) is types.ModuleType or is_instance(value, types.ModuleType):
+            value = module_dict(value).get(name)
+        elif is_instance(value, type):
+            value = (instance_dict(value) or {}).get(name)
+    return value if is_instance(value, type) and type.__subclasscheck__(BaseException, value) else None
 
 
 def _text(kind: type, name: str) -> str:
-    found = type.__dict__[name].__get__(kind)
-    return found if type(found) is str else ""
+    text = type.__dict__[name].__get__(kind)
+    return text if type(text) is str else ""
 
 
 class _HereError(Exception):
@@ -176,7 +174,7 @@ class _HereError(Exception):
 
 def traceback_of(frames: list[Frame]) -> types.TracebackType | None:
     """Return a traceback that shows these lines; its frames hold nothing."""
-    found = None
+    made = None
     for name, function, first, line, module in reversed(frames):
         code = compile("\n" * max(0, line - first) + "raise here", name, "exec", dont_inherit=True)
         names = {"co_name": function} if sys.version_info < (3, 11) else {"co_name": function, "co_qualname": function}
@@ -186,6 +184,6 @@ def traceback_of(frames: list[Frame]) -> types.TracebackType | None:
         except _HereError as error:
             here = error.__traceback__.tb_next if error.__traceback__ is not None else None
             if here is not None:
-                found = types.TracebackType(found, here.tb_frame, here.tb_lasti, line)
+                made = types.TracebackType(made, here.tb_frame, here.tb_lasti, line)
             error.__traceback__ = None
-    return found
+    return made

@@ -1,9 +1,10 @@
-"""What stands in for functions of torch's that fake tensors would break, or that would do harm with them."""
+"""Replaces functions of torch's that fake tensors would break, or that would do harm with them."""
 
 from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -16,9 +17,9 @@ import torch
 from torch._subclasses import fake_tensor
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating.accelerators import dynamo
-from ipygpumem.estimating.elsewhere import functions_there
-from ipygpumem.estimating.places import users_line
+from ipygpumem.estimating.as_on_cuda import functions_as_there
+from ipygpumem.estimating.devices import Devices
+from ipygpumem.estimating.users_line import users_line
 
 COMPILED = "torch.compile: the figures are those of eager code"
 
@@ -35,20 +36,27 @@ NO_PROCESSES = {
 
 @contextmanager
 def patched(
-    note: Callable[[str], None],
-    *,
-    accelerated: bool,
-    is_elsewhere: Callable[[], bool],
-    following: Callable[[], AbstractContextManager[Any]],
+    note: Callable[[str], None], devices: Devices, following: Callable[[], AbstractContextManager[Any]]
 ) -> Iterator[None]:
     """Replace the few functions of torch's that fake tensors would break, or that would do harm with them.
 
     Args:
         note: takes what the report is to say.
-        accelerated: whether operations on an accelerator are followed; if not, autocast is that of the CPU's.
-        is_elsewhere: whether code runs now as if it were on another device than the CPU.
+        devices: say where tensors are.
         following: the modes, for threads that the code starts.
     """
+    with ExitStack() as stack:
+        for place, name, value in _changes(note, devices, following):
+            stack.enter_context(patch.object(place, name, value))
+        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+def _changes(
+    note: Callable[[str], None], devices: Devices, following: Callable[[], AbstractContextManager[Any]]
+) -> list[tuple[Any, str, Any]]:
+    """Return where functions are, what they are called there and what stands in for them."""
     fakes, tensor = fake_tensor.FakeTensor, torch.Tensor
     changes: list[tuple[Any, str, Any]] = [
         (torch.utils, "swap_tensors", _swap(torch.utils.swap_tensors)),
@@ -62,22 +70,17 @@ def patched(
         (torch.utils.data.DataLoader, "__init__", _without_processes(torch.utils.data.DataLoader.__init__)),
         (threading.Thread, "start", _followed(threading.Thread.start, following)),
         (torch.amp.GradScaler, "_maybe_opt_step", _step_always),
-        *functions_there(is_elsewhere),
+        *functions_as_there(devices),
     ]
     if torch.cuda.is_initialized() and hasattr(fake_tensor, "init_gpu_context"):
         changes.append((fake_tensor, "init_gpu_context", lambda *_: None))  # it takes memory there
     if hasattr(torch, "compile"):
         changes.append((torch, "compile", _uncompiled(note)))
         changes.append((torch.nn.Module, "compile", lambda *_, **__: note(COMPILED)))
-    if not accelerated:
+    if devices.on_cpu:
         cast = torch.amp.autocast_mode.autocast
         changes.append((cast, "__init__", _cast_here(cast.__init__)))
-    with ExitStack() as stack:
-        for place, name, value in changes:
-            stack.enter_context(patch.object(place, name, value))
-        if dynamo() is not None and hasattr(torch.compiler, "set_stance"):
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        yield
+    return changes
 
 
 def _swap(swap: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
@@ -115,11 +118,11 @@ def _without_files(load: Callable[..., Any], note: Callable[[str], None]) -> tup
 
 
 def _tolist(tensor: Any) -> Any:
-    found: Any = torch.ops.aten._local_scalar_dense(tensor)  # so that the guess is told
-    found = 0 if type(found) is int else found  # it may be an index
+    values: Any = torch.ops.aten._local_scalar_dense(tensor)  # so that the guess is told
+    values = 0 if type(values) is int else values  # it may be an index
     for length in reversed(tensor.shape):
-        found = [found] * length
-    return found
+        values = [values] * length
+    return values
 
 
 def _format(method: Callable[[Any, str], str]) -> Callable[[Any, str], str]:

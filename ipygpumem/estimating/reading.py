@@ -1,21 +1,21 @@
-"""Reads a log of storages: the peak, what was alive then, and what the CUDA caching allocator would do about them."""
+"""Reads the log of storages: the peak, what was alive then, and what CUDA's caching allocator would reserve."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from ipygpumem.estimating.caching import Allocator, Block, Rules, least_bytes
-from ipygpumem.estimating.lives import ACTIVATIONS, OTHER, PARTS, TEMPORARIES, Life
+from ipygpumem.estimating.caching import Allocator, CachedBlock, least_bytes, users_rules
 from ipygpumem.estimating.records import DeviceEstimate
+from ipygpumem.estimating.storage_log import ACTIVATIONS, OTHER, ROLES, TEMPORARIES, StorageLife, StorageLog
 
 
-def read(lives: Sequence[Life], backwards: Sequence[int], device: str, label: str, rules: Rules) -> DeviceEstimate:
-    """Return the figures of one device; the host's storages are no more than their sizes."""
-    own = [life for life in lives if life.device == device]
+def read(log: StorageLog, device: str, label: str) -> DeviceEstimate:
+    """Return the figures of one device, to be called ``label``; the host's storages are no more than their sizes."""
+    own, rules = [life for life in log.lives if life.device == device], users_rules()
     events = _events(own)
     allocator = Allocator(rules) if label != "cpu" else None
-    blocks: dict[int, Block] = {}
+    blocks: dict[int, CachedBlock] = {}
     sizes = [life.size_bytes for life in own]
     allocated = peak = peak_at = 0
     for moment, born, number in events:
@@ -30,10 +30,10 @@ def read(lives: Sequence[Life], backwards: Sequence[int], device: str, label: st
             allocated -= sizes[number]
         if allocated > peak:
             peak, peak_at = allocated, moment
-    parts = dict.fromkeys(PARTS, 0)
+    parts = dict.fromkeys(ROLES, 0)
     for life, size in zip(own, sizes, strict=True):
         if life.born <= peak_at and (life.died is None or life.died > peak_at):
-            parts[_part(life, backwards)] += size
+            parts[_role(life, log.backwards)] += size
     before = sum(size for life, size in zip(own, sizes, strict=True) if life.before)
     reserved = needed = peak
     if allocator is not None:
@@ -43,16 +43,16 @@ def read(lives: Sequence[Life], backwards: Sequence[int], device: str, label: st
     return DeviceEstimate(label, before, peak, allocated, reserved, needed, parts)
 
 
-def _events(lives: Sequence[Life]) -> list[tuple[int, bool, int]]:
+def _events(lives: Sequence[StorageLife]) -> list[tuple[int, bool, int]]:
     born = [(life.born, True, number) for number, life in enumerate(lives) if life.size_bytes]
     died = [(life.died, False, number) for number, life in enumerate(lives) if life.size_bytes and life.died]
     return sorted([*born, *died])
 
 
-def _part(life: Life, backwards: Sequence[int]) -> str:
+def _role(life: StorageLife, backwards: Sequence[int]) -> str:
     """Return what a storage was for, if no hook has said it: by when it came, and whether a backward pass met it."""
-    if life.part:
-        return life.part
+    if life.role:
+        return life.role
     if life.before:
         return OTHER
     begun = bisect_left(backwards, life.born)

@@ -1,4 +1,4 @@
-"""What an estimate and a summary say, as plain data."""
+"""The records of an estimate and of a summary."""
 
 from __future__ import annotations
 

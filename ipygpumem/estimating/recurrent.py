@@ -1,4 +1,4 @@
-"""What kernels of recurrent layers give and keep, where no fake tensor tells."""
+"""Knows what kernels of recurrent layers give and keep, where no fake tensor tells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs code on twins under fake tensors, in a child process where it can, and reads the estimate off the log."""
+"""Runs code on fake copies of its tensors, in a child process where it can, and reads the estimate off the log."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import apart
+from ipygpumem.estimating import child
 from ipygpumem.estimating.accelerators import Accelerators
-from ipygpumem.estimating.caching import unfollowed, users_rules
+from ipygpumem.estimating.as_on_cuda import choose_loop
+from ipygpumem.estimating.caching import unfollowed
+from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.effects import effects_of
-from ipygpumem.estimating.following import Devices, Follower
-from ipygpumem.estimating.free import CONTEXT_BYTES, SPARE_SHARE, free_bytes, has_context
-from ipygpumem.estimating.lives import PARAMETERS, WORKSPACES, Log
+from ipygpumem.estimating.fake_copies import FakeCopies
+from ipygpumem.estimating.following import Follower
+from ipygpumem.estimating.free import with_room
 from ipygpumem.estimating.packing import users_part
 from ipygpumem.estimating.patches import patched
-from ipygpumem.estimating.places import users_line_of
 from ipygpumem.estimating.reading import read
-from ipygpumem.estimating.records import DeviceEstimate, Estimate
-from ipygpumem.estimating.snapshot import Snapshot
-from ipygpumem.estimating.twins import Twins
+from ipygpumem.estimating.records import Estimate
+from ipygpumem.estimating.restoring import Restorer
+from ipygpumem.estimating.storage_log import PARAMETERS, WORKSPACES, StorageLog
+from ipygpumem.estimating.users_line import users_line_of
 from ipygpumem.estimating.workspaces import Workspaces
 from ipygpumem.objects import interrupts
 
@@ -45,49 +47,14 @@ _AFTER_GUESSES = (
 )
 
 
-def estimate_call(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    namespaces: tuple[dict[str, Any], ...],
-    *,
-    device: str | None,
-    room_bytes: int | None,
-    timeout_seconds: float = TIMEOUT_SECONDS,
-    front: apart.Front | None = None,
-) -> Estimate:
-    """Return what a call would take; functions that live in ``namespaces`` see their twins."""
-    __tracebackhide__ = True  # of the user's errors
-    run = Run(device, room_bytes, timeout_seconds)
-    for namespace in namespaces:
-        run.twins.namespace(namespace)
-    run.note_effects(getattr(function, "__code__", None), namespaces)
-    return run.estimate(lambda: run.twins.of(function)(*run.twins.of(args), **run.twins.of(dict(kwargs))), front)
-
-
-def estimate_code(
-    code: types.CodeType,
-    namespace: dict[str, Any],
-    *,
-    device: str | None,
-    room_bytes: int | None,
-    timeout_seconds: float = TIMEOUT_SECONDS,
-    front: apart.Front | None = None,
-) -> Estimate:
-    """Return what ``code`` would take in ``namespace``, which stays as it is."""
-    __tracebackhide__ = True  # of the user's errors
-    run = Run(device, room_bytes, timeout_seconds)
-    run.note_effects(code, (namespace,))
-    return run.estimate(lambda: exec(code, run.twins.namespace(namespace)), front)  # noqa: S102  # the user's own cell
-
-
-class Run:
-    """One estimate: the twins that code works on, and the log of what becomes of them.
+class Estimation:
+    """One estimate: the fake copies that code works on, and the log of what becomes of them.
 
     Args:
         device: where all tensors are taken to be; None: where the code puts them.
         room_bytes: what that device has; None: what it has now, if it is here.
         timeout_seconds: how long it may take.
+        front: takes a child process off the front-end; None: there is no front-end.
     """
 
     def __init__(
@@ -95,109 +62,131 @@ class Run:
         device: str | None = None,
         room_bytes: int | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
+        front: child.Front | None = None,
     ) -> None:
-        self._label = _checked(device)
+        self._devices = Devices(device)
         self._room_bytes = room_bytes
         self._timeout_seconds = timeout_seconds
-        self.log = Log()
-        has_cuda = torch.cuda.is_available()
-        # Without the device its tensors are followed on the CPU: torch's kernels for it may not even be there.
-        self._target = torch.device(device if device and has_cuda else "cpu") if device or not has_cuda else None
-        self._devices = Devices(self._target, everything=device is not None)
+        self._front = front or child.Front()
+        self.log = StorageLog()
         self._notes: dict[str, None] = {}
         # What torch cannot tell of an operation it would try with zeros: on a device, that takes memory there.
-        tries = self._target is not None and self._target.type == "cpu"
+        tries = self._devices.on_cpu
         self._fakes = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=tries)
-        self._kept: Callable[[Any], None] = lambda _: None
-        self.twins = Twins(self._made, self._place, self._quietly, shared=self._keep, note=self._note)
-        kind = self._label.partition(":")[0] if self._label is not None else None
-        self._accelerators = Accelerators(self.log, kind, self._name, room_bytes, self._note)
-        workspaces = Workspaces(self.log, self._cuda_place, self._accelerators.capability, self._note)
+        self._restorer: Restorer | None = None
+        self.copies = FakeCopies(self._made, self._devices.place, self._quietly, shared=self._keep, note=self._note)
+        self._accelerators = Accelerators(self.log, self._devices, room_bytes, self._note)
+        workspaces = Workspaces(self.log, self._devices, self._accelerators.capability, self._note)
         self._follower = Follower(
             self.log,
-            self._name,
+            self._devices,
             workspaces=workspaces,
             note=self._note,
-            twin_of=self._twin_of_stray,
+            copy_of=self._copy_of_stray,
             timeout_seconds=timeout_seconds,
         )
-        self._there: dict[str, int] = {}
+        self._originals_bytes: dict[str, int] = {}
         """Bytes of the originals, by device."""
-
-    def note_effects(self, code: types.CodeType | None, namespaces: tuple[dict[str, Any], ...]) -> None:
-        """Note what ``code`` and the functions that it names do beyond the estimate."""
-        found = effects_of(code, namespaces) if code is not None else []
-        if found:
-            self._note(f"only tensors are fake, the rest ran for real: {', '.join(found)}")
 
     def _note(self, text: str) -> None:
         self._notes[text] = None
 
+    # -- what fake copies are made of -----------------------------------------------------------------------------
+
     def _keep(self, value: Any) -> None:
-        self._kept(value)
+        """Keep what code may change in this process, to put it back."""
+        if self._restorer is not None:
+            self._restorer.take(value)
 
-    def _twin_of_stray(self, tensor: Any) -> Any:
-        self._kept(tensor)
-        return self.twins.of(tensor)
+    def _copy_of_stray(self, tensor: Any) -> Any:
+        self._keep(tensor)
+        return self.copies.of(tensor)
 
-    def _name(self, device: Any) -> str:
-        """Return what the log calls a device."""
-        if self._label is not None and device.type != "meta":
-            return str(self._target)
-        return "cpu" if self._target is not None else str(device)
-
-    def _place(self, device: Any) -> Any:
-        everywhere = self._label is not None or device.type == "meta"
-        return self._target or torch.device("cpu") if everywhere else device
-
-    def _cuda_place(self, tensor: Any) -> tuple[Any, str] | None:
-        """Return the CUDA device that a tensor is taken to be on, and what the log calls it."""
-        device = tensor.device
-        there = self._label or (next(iter(self._devices.asked), "cpu") if self._target is not None else str(device))
-        return (torch.device(there), self._name(device)) if there.startswith("cuda") else None
-
-    def _made(self, original: Any, twin: Any) -> None:
-        life = self.log.see(twin, self._name(twin.device), before=True)
+    def _made(self, original: Any, copy: Any) -> None:
+        life = self.log.see(copy, self._devices.name(copy.device), before=True)
         if life is not None:
             place = str(original.device)
-            self._there[place] = self._there.get(place, 0) + life.size_bytes
-        if isinstance(twin, torch.nn.Parameter):
-            self.log.mark(twin, PARAMETERS)
+            self._originals_bytes[place] = self._originals_bytes.get(place, 0) + life.size_bytes
+        if isinstance(copy, torch.nn.Parameter):
+            self.log.mark(copy, PARAMETERS)
 
     @contextmanager
     def _quietly(self) -> Iterator[None]:
-        # A twin that is made inside torch.func's grad or vmap is not of it.
+        # A copy that is made inside torch.func's grad or vmap is not of it.
         with self._follower.lock, torch._C._DisableFuncTorch():
             before, self._follower.paused = self._follower.paused, True
-            # torch's cache of results would hold a storage for good that a twin lies in.
+            # torch's cache of results would hold a storage for good that a copy lies in.
             caching, self._fakes.cache_enabled = getattr(self._fakes, "cache_enabled", False), False
             try:
                 yield
             finally:
                 self._follower.paused, self._fakes.cache_enabled = before, caching
 
-    # -- apart, or in place ---------------------------------------------------------------------------------------
+    # -- what is estimated ----------------------------------------------------------------------------------------
 
-    def estimate(self, code: Callable[[], Any], front: apart.Front | None) -> Estimate:
-        """Run ``code`` under fake tensors and return what it would take."""
+    def of_call(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        namespaces: tuple[dict[str, Any], ...],
+    ) -> Estimate:
+        """Return what a call would take; functions that live in ``namespaces`` see fake copies of their names."""
         __tracebackhide__ = True  # of the user's errors
-        started = time.perf_counter()
-        found, forked = self.carry_out(lambda: self._figures(code), front)
-        devices = tuple(self._with_room(device) for device in found["devices"])
-        notes = tuple(dict.fromkeys([*found["notes"], *self._notes]))
-        seconds = time.perf_counter() - started
-        return Estimate(devices, seconds, tuple(found["guesses"]), notes, forked)
+        of = self.copies.of
+        for namespace in namespaces:
+            self.copies.namespace(namespace)
+        code = getattr(function, "__code__", None)
+        return self._of(lambda: of(function)(*of(args), **of(dict(kwargs))), code, namespaces)
 
-    def carry_out(self, work: Callable[[], Any], front: apart.Front | None = None) -> tuple[Any, bool]:
+    def of_code(self, code: types.CodeType, namespace: dict[str, Any]) -> Estimate:
+        """Return what ``code`` would take in ``namespace``, which stays as it is."""
+        __tracebackhide__ = True  # of the user's errors
+        run = lambda: exec(code, self.copies.namespace(namespace))  # noqa: E731, S102  # the user's own cell
+        return self._of(run, code, (namespace,))
+
+    def _of(
+        self, run: Callable[[], Any], code: types.CodeType | None, namespaces: tuple[dict[str, Any], ...]
+    ) -> Estimate:
+        __tracebackhide__ = True  # of the user's errors
+        if code is not None and (effects := effects_of(code, namespaces)):
+            self._note(f"only tensors are fake, the rest ran for real: {', '.join(effects)}")
+        started = time.perf_counter()
+        result, forked = self.carry_out(lambda: self._figures(run))
+        devices = tuple(with_room(figures, self._room_bytes) for figures in result["devices"])
+        notes = tuple(dict.fromkeys([*result["notes"], *self._notes]))
+        return Estimate(devices, time.perf_counter() - started, tuple(result["guesses"]), notes, forked)
+
+    def _figures(self, code: Callable[[], Any]) -> dict[str, Any]:
+        """Run ``code`` and return the estimate as plain data."""
+        self.run(code)
+        if self._devices.label is None and self._devices.asked:
+            names = ", ".join(self._devices.asked)
+            self._note(f"{names} is not here: tensors on it and on the host are counted together")
+        devices = []
+        for place in dict.fromkeys(life.device for life in self.log.lives):
+            device = read(self.log, place, self._devices.named or place)
+            devices.append({**device.to_dict(), "there_bytes": self._there_bytes(device.device)})
+        if any(figures["device"].startswith("cuda") for figures in devices) and (settings := unfollowed()):
+            what = ", ".join(settings)
+            self._note(f"{what}: not followed, what is reserved and needed is that of the allocator without it")
+        return {"devices": devices, "guesses": list(self._follower.answers.guesses), "notes": list(self._notes)}
+
+    def _there_bytes(self, place: str) -> int:
+        """Return what of this process's own memory on a device the estimate counts anew."""
+        held = [life for life in self.log.lives if life.before and life.role == WORKSPACES and life.device == place]
+        return self._originals_bytes.get(place, 0) + sum(life.size_bytes for life in held)
+
+    # -- in a child, or in place ----------------------------------------------------------------------------------
+
+    def carry_out(self, work: Callable[[], Any]) -> tuple[Any, bool]:
         """Return the plain data of ``work``, and whether it ran in a child: if not, what it changed is put back."""
         __tracebackhide__ = True  # of the user's errors
         try:
-            timeout = self._timeout_seconds
-            return apart.run(work, self._probe, timeout_seconds=timeout, front=front or apart.Front()), True
-        except apart.UnfitError as why:
+            return child.run(work, self._probe, timeout_seconds=self._timeout_seconds, front=self._front), True
+        except child.UnfitError as why:
             self._note(f"made in this process, not in a child: {why}")
-        snapshot = Snapshot()
-        self._kept = snapshot.take
+        restorer = self._restorer = Restorer()
         try:
             with interrupts.kept():  # among the user's code runs ours, at each death of a tensor
                 return work(), False
@@ -205,11 +194,11 @@ class Run:
             error.__traceback__ = users_part(error.__traceback__)
             raise
         finally:
-            self.twins.forget()
+            self.copies.forget()
             self._follower.forget()
-            self._kept = lambda _: None
-            for told in snapshot.put_back():
-                self._note(told)
+            self._restorer = None
+            for problem in restorer.put_back():
+                self._note(problem)
 
     def _probe(self) -> None:
         """Do in a child what an estimate does, for torch may refuse it there.
@@ -219,50 +208,30 @@ class Run:
         """
         torch.set_num_threads(1)  # the others are not in a child
         torch.ones(1, requires_grad=True).sum().backward()
-        if self._target is not None and self._target.type == "cpu":
+        if self._devices.on_cpu:
             return
         if hasattr(fake_tensor, "init_gpu_context"):
             fake_tensor.init_gpu_context = lambda *_: None  # a child makes no context, and needs none
         with FakeTensorMode():
             torch.ones(1, device="cuda", requires_grad=True).sum().backward()
 
-    def _figures(self, code: Callable[[], Any]) -> dict[str, Any]:
-        self.of(code)
-        if self._label is None and self._devices.asked and self._target is not None:
-            self._note(
-                f"{', '.join(self._devices.asked)} is not here: tensors on it and on the host are counted together"
-            )
-        devices = [(place, figures.to_dict()) for place, figures in self._read()]
-        if any(figures["device"].startswith("cuda") for _, figures in devices) and (settings := unfollowed()):
-            what = ", ".join(settings)
-            self._note(f"{what}: not followed, what is reserved and needed is that of the allocator without it")
-        return {
-            "devices": [{**figures, "there_bytes": self._there_bytes(figures["device"])} for _, figures in devices],
-            "guesses": list(self._follower.guesses),
-            "notes": list(self._notes),
-        }
-
-    def _there_bytes(self, place: str) -> int:
-        """Return what of this process's own memory on a device the estimate counts anew."""
-        held = [life for life in self.log.lives if life.before and life.part == WORKSPACES and life.device == place]
-        return self._there.get(place, 0) + sum(life.size_bytes for life in held)
-
-    def of(self, code: Callable[[], Any]) -> None:
+    def run(self, code: Callable[[], Any]) -> None:
         """Run ``code`` under fake tensors."""
         with ExitStack() as stack:
             stack.callback(register_optimizer_step_pre_hook(self._before_step).remove)
-            stack.callback(register_optimizer_step_post_hook(self._follower.purposes.stepped).remove)
+            stack.callback(register_optimizer_step_post_hook(self._follower.roles.stepped).remove)
             stack.enter_context(self._accelerators.standing_in())
-            accelerated, elsewhere = self._target is None, self._is_elsewhere
-            replaced = patched(self._note, accelerated=accelerated, is_elsewhere=elsewhere, following=self._modes)
-            stack.enter_context(replaced)
+            stack.enter_context(patched(self._note, self._devices, self._modes))
             stack.enter_context(self._modes())
             with self._guesses_told():
                 result = code()
-            for optimizer in self.twins.optimizers:
-                self._follower.purposes.stepped(optimizer)
+            for optimizer in self.copies.optimizers:
+                self._follower.roles.stepped(optimizer)
             self.log.close()
             del result  # it was kept until here, as the code's caller would
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        choose_loop(optimizer, self._devices)
 
     @contextmanager
     def _guesses_told(self) -> Iterator[None]:
@@ -281,7 +250,7 @@ class Run:
                 if words in text:
                     line = users_line_of(error.__traceback__)
                     raise EstimateError(f"an estimate cannot follow {what} in {line}") from error
-            lines = list(self._follower.guesses)[-_GUESSES_TOLD:]
+            lines = list(self._follower.answers.guesses)[-_GUESSES_TOLD:]
             if lines:
                 told = "".join(f"  {line}\n" for line in lines)
                 with suppress(Exception):  # whatever stands for stderr now
@@ -293,56 +262,3 @@ class Run:
         # What the modes inside it are not asked for goes through to fake tensors.
         with self._fakes, self._follower, self._devices:
             yield
-
-    def _before_step(self, optimizer: Any, *_: Any) -> None:
-        """Choose the loop that torch chooses on accelerators, where it sees that the parameters are fake."""
-        kinds = type.mro(type(optimizer))
-        modules = [sys.modules.get(kind.__module__) for kind in kinds if kind is not torch.optim.Optimizer]
-        if not any(hasattr(module, "_default_to_fused_or_foreach") for module in modules):
-            return  # such as Adafactor, which takes the plain loop everywhere
-        for group in optimizer.param_groups:
-            one_way = group.get("fused") or group.get("differentiable")
-            unset = "foreach" in group and group["foreach"] is None
-            if unset and not one_way and self._is_accelerated(group["params"]):
-                group["foreach"] = True
-
-    def _is_elsewhere(self) -> bool:
-        """Whether code runs now as if it were on a device that is not here: on the CPU in its place."""
-        named = self._label or next(iter(self._devices.asked), "cpu")
-        return named != "cpu" and self._target is not None and self._target.type == "cpu"
-
-    def _is_accelerated(self, parameters: list[Any]) -> bool:
-        named = (self._label or next(iter(self._devices.asked), "cpu")).partition(":")[0]
-        return named != "cpu" or any(parameter.device.type != "cpu" for parameter in parameters)
-
-    def _read(self) -> list[tuple[str, DeviceEstimate]]:
-        lives, backwards = self.log.lives, self.log.backwards
-        label = self._label or (next(iter(self._devices.asked), "cpu") if self._target is not None else None)
-        places, rules = dict.fromkeys(life.device for life in lives), users_rules()
-        return [(place, read(lives, backwards, place, label or place, rules)) for place in places]
-
-    def _with_room(self, figures: dict[str, Any]) -> DeviceEstimate:
-        """Return a device's figures with the bytes that are free there, or taken by what the estimate counts anew."""
-        name, room = figures["device"], self._room_bytes
-        context = CONTEXT_BYTES if name.startswith("cuda") else 0
-        if room is None:
-            free = free_bytes(name)
-            room = None if free is None else free + figures["there_bytes"]
-            context = 0 if room is None or has_context(name) else context
-        spare = figures["needed_bytes"] // SPARE_SHARE if name != "cpu" else 0
-        return DeviceEstimate.from_dict({**figures, "room_bytes": room, "context_bytes": context, "spare_bytes": spare})
-
-
-def _checked(device: str | None) -> str | None:
-    """Return the full name of a device.
-
-    Raises:
-        EstimateError: there is no such device.
-    """
-    if device is None:
-        return None
-    try:
-        found = torch.device(device)
-    except RuntimeError:
-        raise EstimateError(f"{device!r} is no device: write cuda:0, cuda, xpu, mps or cpu") from None
-    return str(found) if found.type in ("cpu", "mps") or found.index is not None else f"{found.type}:0"

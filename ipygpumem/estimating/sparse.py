@@ -1,4 +1,4 @@
-"""Sparse tensors under fake ones: torch forgets how many entries a result has, so it is taken from the arguments."""
+"""Gives sparse results their number of entries, which torch forgets for fake tensors: that of the arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operations take from torch's allocator beside their results: workspaces of cuBLAS, columns of convolutions.
+"""Logs what operations take from torch's allocator beside their results: for cuBLAS, and columns of convolutions.
 
 Seen with torch 2.11 on simulated cards of each capability: a thread that multiplies gets a handle of cuBLAS, and the
 handle its workspace, for good. Backward passes run in a thread of torch's own. A sum with a vector (the bias of a
@@ -17,28 +17,17 @@ from typing import Any
 
 import torch
 
-from ipygpumem.estimating.lives import WORKSPACES, Log
+from ipygpumem.estimating.devices import Devices
+from ipygpumem.estimating.storage_log import WORKSPACES, StorageLog
 from ipygpumem.probes.allocator import snapshots
 from ipygpumem.units import KIB, MIB, format_bytes
 
 _HOPPER, _LARGE, _SMALL, _LIGHT = (9, 0), 32 * MIB, 8320 * KIB, MIB
 _MULTIPLY = frozenset(
     [
-        *(
-            "mm",
-            "bmm",
-            "addmm",
-            "baddbmm",
-            "addbmm",
-            "mv",
-            "addmv",
-            "dot",
-            "vdot",
-            "linear",
-            "matmul",
-            "_addmm_activation",
-        ),
-        *("_scaled_mm", "_int_mm", "_transformer_encoder_layer_fwd", "_native_multi_head_attention"),
+        *("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "matmul"),
+        *("_addmm_activation", "_scaled_mm", "_int_mm", "_transformer_encoder_layer_fwd"),
+        "_native_multi_head_attention",
     ]
 )
 _BIASES = {"addmm": 0, "_addmm_activation": 0, "linear": 2}
@@ -71,20 +60,20 @@ class Workspaces:
 
     Args:
         log: the storages.
-        place_of: returns the CUDA device that a tensor is taken to be on, and what the log calls it; None: no such.
-        capability_of: returns what is known of a device's; None: nothing.
+        devices: say which device a tensor is taken to be on, and what the log calls it.
+        capability_of: returns a device's compute capability; None: it is not known.
         note: takes what the report is to say.
     """
 
     def __init__(
         self,
-        log: Log,
-        place_of: Callable[[Any], tuple[Any, str] | None],
+        log: StorageLog,
+        devices: Devices,
         capability_of: Callable[[Any], tuple[int, int] | None],
         note: Callable[[str], None],
     ) -> None:
         self._log = log
-        self._place_of = place_of
+        self._devices = devices
         self._capability_of = capability_of
         self._note = note
         self._taken = blocks_in_use()
@@ -96,10 +85,10 @@ class Workspaces:
         convolves = name in _CONVOLVE
         if not convolves and name not in _MULTIPLY:
             return
-        found = self._place_of(results[0]) if results else None
-        if found is None:
+        there = self._devices.taken_to_be_on(results[0]) if results else "cpu"
+        if not there.startswith("cuda"):
             return
-        device, place = found
+        device, place = torch.device(there), self._devices.name(results[0].device)
         if convolves and has_cudnn():
             self._note(_CUDNN)
             return
@@ -146,19 +135,16 @@ def blocks_in_use() -> dict[str, list[int]]:
     if not torch.cuda.is_initialized():
         return {}
     try:
-        found = {place: snapshot.blocks_in_use() for place, snapshot in snapshots("cuda").items()}
+        used = {place: snapshot.blocks_in_use() for place, snapshot in snapshots("cuda").items()}
     except RuntimeError:  # another allocator
         return {}
-    likely = {block.address for blocks in found.values() for block in blocks if block.requested_bytes in _all_sizes()}
+    right = {*sizes(None), *sizes((0, 0))}
+    likely = {block.address for blocks in used.values() for block in blocks if block.requested_bytes in right}
     if likely:
         likely -= set(_addresses())
     return {
-        place: [block.requested_bytes for block in blocks if block.address in likely] for place, blocks in found.items()
+        place: [block.requested_bytes for block in blocks if block.address in likely] for place, blocks in used.items()
     }
-
-
-def _all_sizes() -> set[int]:
-    return {*sizes(None), *sizes((0, 0))}
 
 
 def _addresses() -> Iterable[int]:

@@ -1,1 +1,1 @@
-"""The largest value that fits in memory: which values to try, what came of each, and what is given back between."""
+"""Finds the largest value that fits in memory, and pretends that there is less memory than there is."""

@@ -1,4 +1,4 @@
-"""One autofit: its tries, what each needed, and the memory that comes back between them."""
+"""Runs an autofit's tries: notes what each needed, and gives its memory back before the next."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from ipygpumem.errors import AutofitError
 from ipygpumem.fitting import plan, room
-from ipygpumem.fitting.budgets import refusal
 from ipygpumem.fitting.plan import Number, Plan, Values
+from ipygpumem.fitting.refusals import refusal
 from ipygpumem.freeing import reclaim, tracebacks
 from ipygpumem.freeing.steps import steps_that_free
 from ipygpumem.measuring.meter import Measurement, Meter
@@ -77,10 +77,10 @@ class Options:
     headroom: Any = None
     max_tries: Any = 10
 
-    def plan(self, start: Values, first: Values | None = None) -> Plan:
+    def plan(self, start: Values) -> Plan:
         """Return the plan that reduces ``start`` (``AutofitError`` where that makes no sense)."""
         of = plan.variables(start, self.min)
-        return Plan(of, step=plan.parse_step(self.step), most=self.max_tries, first=first)
+        return Plan(of, step=plan.parse_step(self.step), most=self.max_tries)
 
     @property
     def share(self) -> float:
@@ -144,7 +144,7 @@ class Fit:
             headroom = 0.0 if self.plan.repeats else self._headroom
             crowded = room.crowded_device(usages, headroom, self._allowed)
             self._add(self._outcome(crowded, usages), seconds, usages, crowded)
-            self.more = self.plan.tell(fits=crowded is None)
+            self.more = self.plan.note(fits=crowded is None)
             return False
         failure = tracebacks.classify(error)
         if failure.kind != "oom" or failure.poisoned:
@@ -154,12 +154,12 @@ class Fit:
         self._ran_out(error)
         with interrupts.kept():
             tracebacks.release(error)
-        found = refusal(failure.message)
-        limit = self._allowed.get(found.device) if found is not None else None
-        outcome = OVER if found is not None and limit is not None and found.is_by(limit) else OUT_OF_MEMORY
-        device, limit = room.failed_device(failure, usages), found.limit_bytes if found is not None else None
+        refused = refusal(failure.message)
+        limit = self._allowed.get(refused.device) if refused is not None else None
+        outcome = OVER if refused is not None and limit is not None and refused.is_by(limit) else OUT_OF_MEMORY
+        device, limit = room.failed_device(failure, usages), refused.limit_bytes if refused is not None else None
         self._add(outcome, seconds, usages, device, failure.requested_bytes, limit)
-        self.more = self.plan.tell(fits=False)
+        self.more = self.plan.note(fits=False)
         return True
 
     def _outcome(self, crowded: str | None, usages: Sequence[Usage]) -> str:
@@ -199,7 +199,7 @@ class Fit:
 
     def check(self) -> None:
         """Raise ``AutofitError`` if nothing fits."""
-        if self.plan.found is None:
+        if self.plan.best is None:
             raise AutofitError(_nothing_fits(self.tries, self._allowed, exhausted=self.plan.exhausted))
 
     def abandon(self) -> None:

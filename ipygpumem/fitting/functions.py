@@ -1,4 +1,4 @@
-"""Autofit for functions: in scripts as in notebooks."""
+"""Fits functions into memory, in scripts as in notebooks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 
 from ipygpumem.errors import AutofitError
 from ipygpumem.fitting.fit import AutofitResult, Fit, Options
-from ipygpumem.fitting.remembered import Remembered, code_of, key_of
 from ipygpumem.fitting.room import Limits
 from ipygpumem.introspect import text_of, type_name
 from ipygpumem.measuring.meter import Meter
@@ -32,7 +31,6 @@ def autofit(
     meter: Meter | None = None,
     limits: Callable[[], Limits] = dict,
     ran_out: Callable[[BaseException], object] = id,
-    remembered: Remembered | None = None,
     garbage: Garbage | None = None,
 ) -> AutofitResult:
     """Return the values that fit and what ``function`` gives with them.
@@ -44,7 +42,6 @@ def autofit(
         meter: measures the tries; by default one of our own, for as long as that takes.
         limits: gives the budgets by device.
         ran_out: is called with each out-of-memory error before anything that it holds is released.
-        remembered: found values, to be used and added to.
         garbage: collects it.
 
     Raises:
@@ -54,27 +51,18 @@ def autofit(
     meter = meter or own
     assert meter is not None
     try:
-        options.plan(dict(start))  # a mistake is told before anything is measured
-        share = options.share
-        key, first = "", None
-        if remembered is not None:
-            key = key_of(code_of(function), start, options, meter.now(detail=True).values(), limits())
-            first = remembered.get(key, start)
-        plan = options.plan(dict(start), first)
-        fit = Fit(plan, meter, headroom=share, limits=limits, ran_out=ran_out, garbage=garbage)
+        plan = options.plan(dict(start))
+        fit = Fit(plan, meter, headroom=options.share, limits=limits, ran_out=ran_out, garbage=garbage)
         try:
-            found = fit_function(function, fit)
+            return run_tries(function, fit)
         finally:
             fit.abandon()
-        if remembered is not None:
-            remembered.put(key, found.values)
-        return found
     finally:
         if own is not None:
             own.close()
 
 
-def fit_function(function: Callable[..., Any], fit: Fit) -> AutofitResult:
+def run_tries(function: Callable[..., Any], fit: Fit) -> AutofitResult:
     """Call ``function`` with the values of each try until ``fit`` has found those that it looks for.
 
     Raises:
@@ -90,7 +78,7 @@ def fit_function(function: Callable[..., Any], fit: Fit) -> AutofitResult:
         with interrupts.kept():
             result = None
             fit.give_back()
-    if fit.plan.found is None:
+    if fit.plan.best is None:
         with interrupts.kept():
             result = None
             fit.give_back()
@@ -115,7 +103,7 @@ def _is_nested() -> bool:
     """Whether one of our callers runs an autofit in this thread."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        if frame.f_code is fit_function.__code__:
+        if frame.f_code is run_tries.__code__:
             return True
         frame = frame.f_back
     return False

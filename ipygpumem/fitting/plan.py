@@ -1,4 +1,4 @@
-"""Which values to try next, from what the tries so far have shown. Nothing here runs anything."""
+"""Chooses the values to try next from what came of the tries before. Nothing here runs anything."""
 
 from __future__ import annotations
 
@@ -39,10 +39,6 @@ class Variable:
             raise AutofitError(f"the minimum of {self.name} is {self.smallest}, {where}: give another min")
 
     @property
-    def _kind(self) -> type[int] | type[float]:
-        return type(self.start)
-
-    @property
     def is_whole(self) -> bool:
         """Whether it has whole values only: those of 1e3 are, though not of the type; 1.0 is a share of something."""
         return isinstance(self.start, int) or (self.start > 1 and self.start.is_integer() and self.smallest >= 1)
@@ -52,14 +48,14 @@ class Variable:
         if value <= self.smallest:
             return None
         if self.is_whole:
-            return self._kind(max(math.ceil(self.smallest), min(math.floor(value * factor), int(value) - 1)))
+            return type(self.start)(max(math.ceil(self.smallest), min(math.floor(value * factor), int(value) - 1)))
         return max(self.smallest, value * factor)
 
     def between(self, low: Number, high: Number) -> Number | None:
         """Return a value in the middle, or None where there is none worth trying."""
         if self.is_whole:
             middle = (int(low) + int(high)) // 2
-            return self._kind(middle) if middle > low else None
+            return type(self.start)(middle) if middle > low else None
         return (low + high) / 2 if high > low * _FINE else None
 
 
@@ -119,14 +115,14 @@ def parse_share(share: object) -> float:
     """
     text = str(share) if type(share) in (str, float, int) else ""
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
-    found = float(match[1]) / (100 if match[2] else 1) if match else 1.0
-    if found >= 1:
+    parsed = float(match[1]) / (100 if match[2] else 1) if match else 1.0
+    if parsed >= 1:
         raise AutofitError(f"headroom={text[:40]!r}: write a share of the device's memory, such as 5% or 0.05")
-    return found
+    return parsed
 
 
 class Plan:
-    """What to try: ``values``, then what ``tell`` chooses, until it says that there is nothing more.
+    """Chooses what to try: first ``values``, then what ``note`` puts there, until that returns False.
 
     Several variables are reduced in turn, and a search makes one after the other larger again. It ends with a last
     run of the values that it found, unless they were tried last.
@@ -135,26 +131,22 @@ class Plan:
         AutofitError: ``step`` or ``most`` makes no sense.
     """
 
-    def __init__(self, of: list[Variable], *, step: Step = 0.5, most: int = 10, first: Values | None = None) -> None:
+    def __init__(self, of: list[Variable], *, step: Step = 0.5, most: int = 10) -> None:
         if type(most) is not int or most < 0:
             raise AutofitError("the most tries after the first is a whole number from 0 on")
         self._variables = of
         self._factor = 0.5 if step == "search" else step
-        self._searches = step == "search" and first is None
+        self._searches = step == "search"
         self._left = most
         self._turn = 0
         self._failures: list[Values] = []
-        self._fits: Values | None = None
+        self.best: Values | None = None
+        """The largest values that fit so far."""
         self.exhausted = False
         """Whether it ended for want of tries."""
         self.repeats = False
         """Whether ``values`` are tried again because they are the ones that were found."""
-        self.values: Values = first or {variable.name: variable.start for variable in of}
-
-    @property
-    def found(self) -> Values | None:
-        """The largest values that fit so far."""
-        return self._fits
+        self.values: Values = {variable.name: variable.start for variable in of}
 
     @property
     def failed(self) -> Number | None:
@@ -162,23 +154,23 @@ class Plan:
         of = self._variables
         return min((values[of[0].name] for values in self._failures), default=None) if len(of) == 1 else None
 
-    def tell(self, *, fits: bool) -> bool:
+    def note(self, *, fits: bool) -> bool:
         """Note whether ``values`` fit, choose the next ones, and return whether there are any."""
         if fits:
-            self._fits = dict(self.values)
+            self.best = dict(self.values)
             following = self._above() if self._searches else None
         else:
             self._failures.append(dict(self.values))
-            if self._fits == self.values:
-                self._fits = None  # it had fitted once, and does no more
-            following = self._below() if self._fits is None else self._above()
+            if self.best == self.values:
+                self.best = None  # it had fitted once, and does no more
+            following = self._below() if self.best is None else self._above()
         if following is not None and self._left <= 0:
             self.exhausted = True
             following = None
         self._left -= 1
-        self.repeats = following is None and self._fits is not None and self._fits != self.values
-        if self.repeats and self._fits is not None:
-            following = dict(self._fits)  # the notebook is to be left as a run with the value found leaves it
+        self.repeats = following is None and self.best is not None and self.best != self.values
+        if self.repeats and self.best is not None:
+            following = dict(self.best)  # the notebook is to be left as a run with the value found leaves it
             self._searches = False
         self.values = following or self.values
         return following is not None
@@ -195,12 +187,12 @@ class Plan:
 
     def _above(self) -> Values | None:
         """Return values of which the first variable that can be is larger than in those that fit."""
-        if self._fits is None or not self._failures:
+        if self.best is None or not self._failures:
             return None
         for variable in self._variables:
-            value = variable.between(self._fits[variable.name], self._ceiling(variable, self._fits))
+            value = variable.between(self.best[variable.name], self._ceiling(variable, self.best))
             if value is not None:
-                return {**self._fits, variable.name: value}
+                return {**self.best, variable.name: value}
         return None
 
     def _ceiling(self, variable: Variable, fits: Values) -> Number:

@@ -1,4 +1,4 @@
-"""How much of a device a try left free at its peak, and how much it would have needed."""
+"""Finds the device that had too little memory for a try, and how much it would have needed."""
 
 from __future__ import annotations
 

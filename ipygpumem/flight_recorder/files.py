@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from types import ModuleType
 
 from ipygpumem.flight_recorder.entries import Header
 from ipygpumem.flight_recorder.machine import Machine, State, process_started
-from ipygpumem.folders import make_private
 
 fcntl: ModuleType | None
 try:
@@ -75,9 +75,20 @@ def _stat(path: Path, name: str) -> int:
 
 def new(folder: Path) -> Segments:
     """Return where a recording that begins now goes; the folder is made if need be (``OSError``)."""
-    make_private(folder)
+    _make_private(folder)
     started = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     return Segments(folder / f"{started}-{os.getpid()}-{secrets.token_hex(3)}{_SUFFIX}")
+
+
+def _make_private(folder: Path) -> None:
+    """Make ``folder`` and what is above it, and leave only its owner a right to it (``OSError``).
+
+    Where the file system knows no such rights, it stays as it is.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if stat.S_IMODE(folder.stat().st_mode) & 0o077:  # it was there before
+        with contextlib.suppress(PermissionError):
+            folder.chmod(0o700)
 
 
 def listed(folder: Path) -> list[Segments]:

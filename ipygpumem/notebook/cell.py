@@ -6,20 +6,33 @@ broken one never ends, and subshells interleave. So cells are found again by the
 
 from __future__ import annotations
 
+import ast
 import contextvars
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from ipygpumem.measuring.meter import Measurement
-    from ipygpumem.model import RecoveryRecord, Usage
-    from ipygpumem.notebook.commands.autofit import CellFit
-    from ipygpumem.notebook.experiments.experiment import Experiment
-    from ipygpumem.notebook.experiments.names import SeenCode
-    from ipygpumem.reports.content import Report
+from ipygpumem.measuring.meter import Measurement
+from ipygpumem.model import RecoveryRecord, Usage
+from ipygpumem.reports.content import Report
+from ipygpumem.scopes.bindings import Bindings, bindings_of
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SeenCode:
+    """Code that runs in a cell."""
+
+    tree: ast.AST
+    told: frozenset[str]
+    """The names that it tells of itself."""
+
+    def bindings(self) -> Bindings:
+        """Return what it binds."""
+        return bindings_of(self.tree)
 
 
 @dataclass(eq=False)
@@ -30,51 +43,55 @@ class Cell:
     nested: bool
     thread: int
     measurement: Measurement
+    number: int | None = None
+    """IPython's count of it, once it is over."""
     experiment: str | None = None
+    """The innermost experiment around it."""
     started: float = field(default_factory=time.perf_counter)
     started_at: float = field(default_factory=time.time)
     last_error: int = 0
     """Identity of the last error that was shown before the cell."""
     code: list[SeenCode] = field(default_factory=list)
-    saved_early: list[str] = field(default_factory=list)
-    """Names that the open scope keeps in case that the code does not come to tell of them."""
-    names_before: set[str] | None = None
-    """The notebook's names when it began, or when a scope of another thread did."""
-    ending: list[Experiment] = field(default_factory=list)
-    """Experiments that end with this cell."""
     closers: list[Callable[[], list[Report]]] = field(default_factory=list)
-    """What else ends with this cell, and first of all: each is called once and returns its reports."""
-    reports: list[Report] = field(default_factory=list)
-    """What the closers said."""
+    """Called once when its code is over, before anything else; what they return stands above its line."""
+    enders: list[Callable[[], list[Report]]] = field(default_factory=list)
+    """Called once when what its error held has been released; what they return stands below its line."""
+    above: list[Report] = field(default_factory=list)
+    below: list[Report] = field(default_factory=list)
+    in_scope: bool = False
+    """An experiment was open when its code ended, in whichever thread."""
+    gives_back: bool = False
+    """Something ends with it that gives memory back."""
     recovery: RecoveryRecord | None = None
-    """A recovery that an experiment's exit made before the cell was over."""
+    """A recovery that was made before the cell was over, or at its end."""
     at_end: tuple[Usage, ...] = ()
     """What its code had when it ended, where something may give memory back after that."""
-    ended: list[Experiment] = field(default_factory=list)
-    """Experiments that have ended with it."""
-    after: list[Report] = field(default_factory=list)
-    """What is said after its own line, but for those experiments."""
     over: bool = False
     """Its end has been seen; what another thread still has to say about it comes too late."""
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
     """Where the cell runs: the kernel knows from it to which cell an output belongs."""
-    fit: CellFit | None = None
-    """What %%autofit made of it."""
-    refusals: dict[str, str] = field(default_factory=dict)
-    """Messages of out-of-memory errors that left a budget's block, and who refused the memory, in words."""
     interrupted: bool = False
     """A Ctrl-C struck when its code had ended."""
-    released_by: int = 0
-    """Identity of an error that ended an experiment inside the cell: its frames belong to that experiment."""
+    interrupted_inside: bool = False
+    """A Ctrl-C struck when the code of a cell inside it had ended, where nothing can be raised."""
+    _kept: dict[Callable[[], Any], Any] = field(default_factory=dict)
+
+    def of(self, kind: Callable[[], T]) -> T:
+        """Return what a part keeps with this cell, an instance of the part's own ``kind``."""
+        if kind not in self._kept:
+            self._kept[kind] = kind()
+        found: T = self._kept[kind]
+        return found
 
     def close(self) -> None:
         """Call the closers."""
         while self.closers:
-            self.reports += self.closers.pop()()
+            self.above += self.closers.pop()()
 
-    def end_fit(self) -> list[Report]:
-        """Return the report of its %%autofit, if it has one."""
-        return self.fit.end() if self.fit is not None else []
+    def end(self) -> None:
+        """Call the enders."""
+        while self.enders:
+            self.below += self.enders.pop()()
 
 
 class CellStack:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from traitlets import Bool, Enum, Float, Int
 from traitlets.config import Configurable
-
-if TYPE_CHECKING:
-    from ipygpumem.notebook.extension import Hooks
-    from ipygpumem.notebook.session import Session
 
 
 class IPyGpuMem(Configurable):
     """Options of the ipygpumem extension."""
 
-    session: Session
-    hooks: Hooks
+    notebook: object = None
+    """What has these options; see ``notebook_of``."""
+    extension: object = None
 
     report = Bool(True, help="Show the one-line report after every cell (%gpumem on|off).").tag(config=True)
     bar = Bool(

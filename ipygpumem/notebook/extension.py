@@ -12,46 +12,43 @@ from traitlets import TraitError
 from traitlets.config import Config
 
 from ipygpumem.errors import NotLoadedError
+from ipygpumem.notebook.aside import Guard
 from ipygpumem.notebook.commands.magics import GpuMemMagics
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.ipython import tables as rich
 from ipygpumem.notebook.ipython.loops import loop_over_body
 from ipygpumem.notebook.ipython.rewriting import rewrite_cell
-from ipygpumem.notebook.session import Session, session_of
+from ipygpumem.notebook.notebook import Notebook, notebook_of
+from ipygpumem.notebook.registry import MAGICS, Magic
 from ipygpumem.scopes.telling import LISTENER
 
-_BOTH = ("experiment", "autofit", "gpumemit", "memlines")
-_MAGICS = (("line", "gpumem"), ("cell", "estimate"), *((kind, name) for name in _BOTH for kind in ("line", "cell")))
-_COMPLETED = ("experiment", "gpumem", "autofit", "estimate", "gpumemit", "memlines")
-"""Magics whose options ``completion`` knows, each by a function ``complete_NAME``."""
 
-
-def load(shell: Any) -> Session:
-    """Install the extension in ``shell`` and return its session."""
+def load(shell: Any) -> Notebook:
+    """Install the extension in ``shell``, and return what it is there."""
     try:
-        return session_of(shell)  # loaded already
+        return notebook_of(shell)  # loaded already
     except NotLoadedError:
-        return Hooks(shell).session
+        return Extension(shell).notebook
 
 
 def unload(shell: Any) -> None:
     """Remove the extension from ``shell``, and say so if experiments were left open."""
-    abandoned = session_of(shell).config.hooks.remove()
-    if abandoned:
+    extension = notebook_of(shell).tools.config.extension
+    if type(extension) is Extension and (abandoned := extension.remove()):
         names = ", ".join(repr(name) for name in abandoned)
         print(f"ipygpumem: unloaded with open experiments ({names}); their names stay as they are.", file=sys.stderr)
 
 
-class Hooks:
+class Extension:
     """All that the extension has registered with one shell."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._undo: list[Callable[[], object]] = []
-        self._warned: set[str] = set()
+        self._guarded = Guard()
         config = _configured(shell)
-        self.session = config.session = Session(shell, config)
-        config.hooks = self
+        self.notebook = config.notebook = Notebook(shell, config)
+        config.extension = self
         try:
             self._register(config)
         except BaseException:
@@ -59,41 +56,41 @@ class Hooks:
             raise
 
     def _register(self, config: IPyGpuMem) -> None:
-        shell, session = self._shell, self.session
+        shell, notebook = self._shell, self.notebook
+        listener = notebook.experiments.names.listener
         self._append(shell.configurables, config)
         config.observe(self._host_peak_changed, "host_peak")
-        config.observe(session.live.switch, "live")
-        config.observe(lambda change: session.recorder.switched(change), "record")
+        config.observe(notebook.tools.live.switch, "live")
+        config.observe(lambda change: notebook.recorder.switched(change), "record")
         seen = self._guarded("code_seen", self._code_seen)
         self._first, self._last = _Observer(seen, may_change=False), _Observer(seen, may_change=True)
         shell.ast_transformers.append(self._last)
         self._undo.append(self._stop_observing)
-        session.names.listener.guard(self._guarded)
+        listener.guard(self._guarded)
         # Not taken out of the running cell's builtins: its code may go on to look names up.
-        shell.builtin_trap.auto_builtins[LISTENER] = session.names.listener
+        shell.builtin_trap.auto_builtins[LISTENER] = listener
         if LISTENER in vars(builtins):  # an earlier session's, which a running cell has
-            setattr(builtins, LISTENER, session.names.listener)
+            setattr(builtins, LISTENER, listener)
         elif shell.builtin_trap._nested_level:
-            shell.builtin_trap.add_builtin(LISTENER, session.names.listener)
+            shell.builtin_trap.add_builtin(LISTENER, listener)
         self._undo.append(lambda: shell.builtin_trap.auto_builtins.pop(LISTENER, None))
         self._event("pre_run_cell", self._cell_begins)
-        self._event("post_run_cell", session.cell_ends)
+        self._event("post_run_cell", notebook.session.cell_ends)
         self._append(shell.input_transformers_cleanup, rewrite_cell)
         self._magics()
-        for name in _COMPLETED:
+        for magic in MAGICS:
             for prefix in ("%", "%%"):
-                self._completer(prefix + name, functools.partial(_completions, name, session))
+                self._completer(prefix + magic.name, functools.partial(_completions, notebook, magic))
         self._undo.append(rich.register(shell))
-        self._undo.append(lambda: session.recorder.unload() if "recorder" in vars(session) else None)
         if config.record:
-            session.recorder.load()
+            notebook.recorder.load()
 
     def _cell_begins(self, info: Any) -> None:
         self._observe_both_ends()
-        self.session.cell_begins(info)
+        self.notebook.session.cell_begins(info)
 
     def _code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
-        self.session.names.code_seen(tree, may_change=may_change, is_timed=is_timed)
+        self.notebook.session.code_seen(tree, may_change=may_change, is_timed=is_timed)
         loop_over_body(tree, self._shell.ast_node_interactivity)
 
     def _observe_both_ends(self) -> None:
@@ -121,8 +118,9 @@ class Hooks:
 
     def _magics(self) -> None:
         magics = self._shell.magics_manager.magics
-        before = {(kind, name): magics[kind].get(name) for kind, name in _MAGICS}
-        ours = GpuMemMagics(self._shell, self.session)
+        names = [(kind, magic.name) for magic in MAGICS for kind in magic.kinds]
+        before = {(kind, name): magics[kind].get(name) for kind, name in names}
+        ours = GpuMemMagics(self._shell, self.notebook)
         self._undo.append(lambda: self._shell.configurables.remove(ours))  # where every Magics object adds itself
         self._shell.register_magics(ours)
         for (kind, name), earlier in before.items():
@@ -135,25 +133,7 @@ class Hooks:
         self._undo.append(lambda: self._shell.strdispatchers["complete_command"].strs.pop(key, None))
 
     def _host_peak_changed(self, change: Any) -> None:
-        self.session.meter.change(lambda: self.session.host.use_mark(exact=change["new"] == "kernel"))
-
-    def _guarded(self, name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``callback`` with a promise: whatever fails in it, the user's cell goes on."""
-
-        @functools.wraps(callback)
-        def call(*args: Any, **options: Any) -> Any:
-            try:
-                return callback(*args, **options)
-            except Exception as error:
-                if name not in self._warned:
-                    self._warned.add(name)
-                    print(
-                        f"ipygpumem: {name} failed and steps aside ({type(error).__name__}: {error}). "
-                        "Your code is not affected; %reload_ext ipygpumem tries again.",
-                        file=sys.stderr,
-                    )
-
-        return call
+        self.notebook.tools.meter.change(lambda: self.notebook.tools.host.use_mark(exact=change["new"] == "kernel"))
 
     def remove(self) -> list[str]:
         """Undo every registration, the last one first; return the names of experiments left open."""
@@ -163,7 +143,7 @@ class Hooks:
                 undo()
             except Exception as error:  # somebody removed it already: the rest must still go
                 print(f"ipygpumem: unloading: {type(error).__name__}: {error}", file=sys.stderr)
-        return self.session.abandon()
+        return self.notebook.close()
 
 
 def _configured(shell: Any) -> IPyGpuMem:
@@ -200,8 +180,7 @@ def _put_back(magics: dict[str, Any], name: str, earlier: Any) -> None:
         magics[name] = earlier
 
 
-def _completions(name: str, session: Session, shell: Any, event: Any) -> list[str]:
+def _completions(notebook: Notebook, magic: Magic, shell: Any, event: Any) -> list[str]:
     from ipygpumem.notebook.commands import completion  # loading the extension must stay fast
 
-    found: list[str] = getattr(completion, f"complete_{name}")(session, event.line)
-    return found
+    return completion.complete(notebook, magic, event)

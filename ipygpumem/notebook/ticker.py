@@ -6,14 +6,13 @@ while cells come, often enough for each cell's first tick, and rests when none h
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import Reading
+from ipygpumem.notebook.aside import say_failed
 from ipygpumem.notebook.cell import Cell, CellStack
 
 _IDLE_SECONDS = 10.0
@@ -120,10 +119,3 @@ class Ticker:
             except Exception as error:
                 self._drop(entry)
                 say_failed(getattr(entry.listener, "__qualname__", type(entry.listener).__name__), error)
-
-
-def say_failed(name: str, error: Exception) -> None:
-    """Tell the user that something of ours failed, and that their code is not affected."""
-    text = f"ipygpumem: {name} failed and steps aside ({type(error).__name__}: {error}). Your code is not affected.\n"
-    with contextlib.suppress(Exception):  # whatever stands for stderr now
-        sys.stderr.write(text)

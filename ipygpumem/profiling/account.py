@@ -1,4 +1,4 @@
-"""What lines cost: each is a span from its beginning until the next line of its frame begins, or the frame is left.
+"""Adds up what lines cost: each lasts from its beginning until the next line of its frame begins or the frame is left.
 
 What a line calls is within its span, so a followed function counts for the line that calls it, too.
 """

@@ -1,4 +1,4 @@
-"""The code whose lines are followed: a cell, and functions with all that is defined inside them."""
+"""Knows the code whose lines are followed: a cell, and functions with all that is defined inside them."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Blocks:
 
     def of(self, code: CodeType) -> int | None:
         """Return the number of the block of some code, or None."""
-        found = self._known.get(id(code))
-        return 0 if found is None and code.co_filename == self.cell_file else found
+        number = self._known.get(id(code))
+        return 0 if number is None and code.co_filename == self.cell_file else number
 
 
 def _with_inner(code: CodeType) -> Iterator[CodeType]:

@@ -1,4 +1,4 @@
-"""What statements cost: memory kept, its peak and the time, run after run, several statements in turns."""
+"""Measures statements: memory kept, its peak and the time, run after run, several statements in turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells an account of the lines that one thread runs: by ``sys.monitoring``, or by a trace function before 3.12."""
+"""Watches the lines that one thread runs: by ``sys.monitoring``, or by a trace function before Python 3.12."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from ipygpumem.profiling.account import Account
 
@@ -16,19 +16,6 @@ Follow = Callable[[CodeType], "int | None"]
 
 _NAME = "ipygpumem"
 _SUSPENDS = 0x20 | 0x80 | 0x200  # inspect's CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
-
-
-class Watcher(Protocol):
-    """What watches lines between ``start`` and ``stop``."""
-
-    error: str
-    """Why it gave up before its end; empty if it did not."""
-
-    def start(self) -> None:
-        """Begin with the frames that start from now on."""
-
-    def stop(self) -> None:
-        """Put everything back as it was; may be called again."""
 
 
 def watcher(account: Account, follow: Follow, codes: list[CodeType]) -> Watcher:
@@ -44,17 +31,24 @@ def watcher(account: Account, follow: Follow, codes: list[CodeType]) -> Watcher:
     return Monitor(account, follow, codes, free[0]) if free else Tracer(account, follow)
 
 
-class _Guarded(ABC):
-    """Stops at its own first error, so that the user's code goes on."""
+class Watcher(ABC):
+    """Watches lines between ``start`` and ``stop``; stops at its own first error, so that the user's code goes on."""
 
     def __init__(self, account: Account, follow: Follow) -> None:
         self._account = account
         self._follow = follow
+        self._thread = threading.get_ident()
+        self._on = False
         self.error = ""
+        """Why it gave up before its end; empty if it did not."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin with the frames that start from now on."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Put everything back as it was."""
+        """Put everything back as it was; may be called again."""
 
     def _tell(self, action: Callable[..., None], *arguments: Any, **options: Any) -> None:
         try:
@@ -64,13 +58,12 @@ class _Guarded(ABC):
             self.stop()
 
 
-class Tracer(_Guarded):
+class Tracer(Watcher):
     """A trace function; one that was there rests meanwhile."""
 
     def start(self) -> None:
         """Trace the calls of this thread."""
         self._before = sys.gettrace()
-        self._thread = threading.get_ident()
         self._on = True
         sys.settrace(self._call)
 
@@ -101,33 +94,28 @@ class Tracer(_Guarded):
         return self._line
 
 
-class Monitor(_Guarded):
+class Monitor(Watcher):
     """A tool of ``sys.monitoring`` (Python 3.12 and later): code that is not followed pays once."""
 
     def __init__(self, account: Account, follow: Follow, codes: list[CodeType], tool: int) -> None:
         super().__init__(account, follow)
         self._tool = tool
         self._codes = list(codes)
-        self._thread = threading.get_ident()
-        self._on = False
         self._monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]  # from 3.12 on
-        self._events = self._monitoring.events
+        self._events = events = self._monitoring.events
+        self._callbacks = {
+            events.PY_START: self._started,
+            events.LINE: self._lined,
+            **dict.fromkeys((events.PY_RESUME, events.PY_THROW), self._resumed),
+            **dict.fromkeys((events.PY_RETURN, events.PY_YIELD, events.PY_UNWIND), self._left),
+        }
 
     def start(self) -> None:
         """Take the tool and watch."""
         monitoring, events = self._monitoring, self._events
         monitoring.use_tool_id(self._tool, _NAME)
         self._on = True
-        callbacks = {
-            events.PY_START: self._started,
-            events.PY_RESUME: self._resumed,
-            events.PY_THROW: self._resumed,
-            events.LINE: self._lined,
-            events.PY_RETURN: self._left,
-            events.PY_YIELD: self._left,
-            events.PY_UNWIND: self._left,
-        }
-        for event, callback in callbacks.items():
+        for event, callback in self._callbacks.items():
             monitoring.register_callback(self._tool, event, callback)
         monitoring.restart_events()  # what an earlier user of this tool has switched off
         for code in self._codes:
@@ -140,15 +128,15 @@ class Monitor(_Guarded):
         if not self._on:
             return
         self._on = False
-        monitoring, events = self._monitoring, self._events
+        monitoring = self._monitoring
         if monitoring.get_tool(self._tool) != _NAME:
             self.error = self.error or "the code has taken the tool away (sys.monitoring)"
             return
         monitoring.set_events(self._tool, 0)
         for code in self._codes:
             monitoring.set_local_events(self._tool, code, 0)
-        for name in ("PY_START", "PY_RESUME", "PY_THROW", "LINE", "PY_RETURN", "PY_YIELD", "PY_UNWIND"):
-            monitoring.register_callback(self._tool, getattr(events, name), None)
+        for event in self._callbacks:
+            monitoring.register_callback(self._tool, event, None)
         monitoring.free_tool_id(self._tool)
 
     def _watch(self, code: CodeType) -> None:
@@ -156,14 +144,15 @@ class Monitor(_Guarded):
         local = events.LINE | events.PY_RESUME | events.PY_RETURN | events.PY_YIELD
         self._monitoring.set_local_events(self._tool, code, local)
 
-    def _is_ours(self) -> bool:
+    def _is_watched(self) -> bool:
+        """Whether it is on and this is its thread."""
         return self._on and threading.get_ident() == self._thread
 
     def _started(self, code: CodeType, _: int) -> Any:
         block = self._follow(code)
         if block is None:
             return self._monitoring.DISABLE
-        if self._is_ours():
+        if self._is_watched():
             if all(code is not known for known in self._codes):
                 self._codes.append(code)
                 self._watch(code)
@@ -171,15 +160,15 @@ class Monitor(_Guarded):
         return None
 
     def _resumed(self, code: CodeType, *_: Any) -> None:
-        block = self._follow(code) if self._is_ours() else None
+        block = self._follow(code) if self._is_watched() else None
         if block is not None:
             frame = sys._getframe(1)
             self._tell(self._account.enter, frame, block, line=frame.f_lineno)
 
     def _lined(self, _: CodeType, line: int) -> None:
-        if self._is_ours():
+        if self._is_watched():
             self._tell(self._account.line, sys._getframe(1), line)
 
     def _left(self, code: CodeType, *_: Any) -> None:
-        if self._is_ours() and self._follow(code) is not None:
+        if self._is_watched() and self._follow(code) is not None:
             self._tell(self._account.leave, sys._getframe(1))

@@ -20,7 +20,7 @@ def autofit_report(tries: Sequence[Try], notes: Sequence[str], plan: Plan) -> Re
     parts = ["autofit", clean(_headline(last)), count(len(tries), "try").replace("trys", "tries")]
     parts.append(format_seconds(sum(item.duration_seconds for item in tries)))
     lines = [*notes]
-    if plan.exhausted and plan.found is not None:
+    if plan.exhausted and plan.best is not None:
         larger = "larger values" if plan.failed is None else f"a value below {plan.failed:g}"
         lines.append(f"all tries are used up: {larger} may fit, too")
     table = _table(tries, plan)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 from ipygpumem.notebook.config import IPyGpuMem
 from tests.bad_input.steps import goes_on, names, open_now, run, works
 from tests.kernel import Kernel
+from tests.steps import kernel_with
 
 # -- configuration --------------------------------------------------------------------------------------------------
 
@@ -25,7 +24,7 @@ def test_options_come_from_a_config_file_and_the_command_line(tmp_path: Path) ->
         "c.InteractiveShellApp.extensions = ['ipygpumem']\nc.IPyGpuMem.experiment_report = 'compact'\n"
     )
     environment = {**os.environ, "IPYTHONDIR": str(tmp_path)}
-    with contextlib.closing(Kernel("--IPyGpuMem.min_cell_seconds=900", env=environment)) as kernel:
+    with Kernel("--IPyGpuMem.min_cell_seconds=900", env=environment) as kernel:
         assert kernel.run("1 + 1").reports("cell") == []
         reply = kernel.run("%%experiment a\n%config IPyGpuMem.min_cell_seconds = 0")
         assert len(reply.reports("cell")) == 1
@@ -35,7 +34,7 @@ def test_options_come_from_a_config_file_and_the_command_line(tmp_path: Path) ->
 
 
 def test_a_bad_option_is_named_when_the_extension_loads_and_the_kernel_goes_on() -> None:
-    with contextlib.closing(Kernel("--IPyGpuMem.release_frames=bogus")) as kernel:
+    with Kernel("--IPyGpuMem.release_frames=bogus") as kernel:
         for option, value in (
             ("release_frames", None),
             ("history_length", "0"),
@@ -78,13 +77,8 @@ def test_a_bad_option_in_the_notebook_changes_nothing(line: str, bad_config_kern
     assert bad_config_kernel.run("%config IPyGpuMem").stdout == before
 
 
-@pytest.fixture(scope="module")
-def bad_config_kernel() -> Iterator[Kernel]:
-    """A kernel for bad options, which traitlets may go on to hold in its merged configuration."""
-    kernel = Kernel()
-    kernel.run("%load_ext ipygpumem")
-    yield kernel
-    kernel.close()
+bad_config_kernel = kernel_with("%load_ext ipygpumem")
+"""For bad options, which traitlets may go on to hold in its merged configuration."""
 
 
 def test_switching_options_inside_a_scope_and_a_cell_works(notebook: Kernel) -> None:
@@ -204,7 +198,7 @@ def test_a_stub_in_place_of_torch_and_numpy_breaks_neither_cells_nor_scopes() ->
         "mock.MagicMock(spec=[])",
         "mock.MagicMock()",
     )
-    with contextlib.closing(Kernel()) as kernel:
+    with Kernel() as kernel:
         works(kernel, "%load_ext ipygpumem")
         works(kernel, "import sys, types\nfrom unittest import mock")
         for stub in stubs:

@@ -2,61 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import pytest
+
+from tests import hostile
 from tests.bad_input.steps import goes_on, names, open_now, run, works
+from tests.hostile import SOURCE
 from tests.kernel import Kernel
 
-HOSTILE = '''
-import sys
-touched = []
 
-def touch(what):
-    """Record a call that came through ipygpumem, and raise; other callers (IPython) just get the error."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        if str(frame.f_globals.get("__name__")).startswith("ipygpumem"):
-            touched.append(what)
-            break
-        frame = frame.f_back
-    raise RuntimeError("hands off")
-
-def trap(name):
-    def method(*args, **kwargs):
-        touch(name)
-    return method
-
-NAMES = """__repr__ __str__ __eq__ __ne__ __hash__ __bool__ __len__ __iter__ __getattr__ __getattribute__ __format__
-__sizeof__ __reduce__ __reduce_ex__ __dir__ __contains__ __getitem__ __call__ __index__ __int__ __lt__ __array__
-__enter__ __instancecheck__ __subclasscheck__ __setattr__ __delattr__ __array_interface__ __torch_function__
-__iter__ __next__ __missing__ __copy__ __deepcopy__ __get__""".split()
-body = {name: trap(name) for name in NAMES}
-hostile_class = property(trap("__class__"))
-
-class Meta(type):
-    __name__ = property(trap("type.__name__"))
-    __module__ = property(trap("type.__module__"))
-    __repr__ = trap("type.__repr__"); __eq__ = trap("type.__eq__"); __hash__ = trap("type.__hash__")
-    __bool__ = trap("type.__bool__"); __len__ = trap("type.__len__"); __iter__ = trap("type.__iter__")
-    __instancecheck__ = trap("__instancecheck__"); __subclasscheck__ = trap("__subclasscheck__")
-    __getattribute__ = trap("type.__getattribute__")
-
-Hostile = Meta("Hostile", (), dict(body, __class__=hostile_class))
-Container = Meta("Container", (dict,), dict(body, __class__=hostile_class))
-Sequence = Meta("Sequence", (list,), dict(body, __class__=hostile_class))
-Function = type("Function", (), {"__call__": trap("__call__"), "__getattribute__": trap("__getattribute__")})
-'''
+@pytest.mark.parametrize("kind", ["Hostile", "Container", "Sequence", "Slotted", "Lazy", "Oom", "Function"])
+def test_whoever_of_us_asks_is_found_out(kind: str) -> None:
+    """The tests below mean something."""
+    ours = {"__name__": "ipygpumem.somewhere", "thing": hostile.made(getattr(hostile, kind))}
+    with pytest.raises(AssertionError), hostile.untouched(), contextlib.suppress(RuntimeError):
+        exec("thing.name", ours)
+    with hostile.untouched(), pytest.raises(RuntimeError, match="hands off"):
+        exec("thing.name", {**ours, "__name__": "IPython.core"})
 
 
 def test_no_method_of_a_users_object_is_called_at_exit_in_status_or_in_reports(notebook: Kernel) -> None:
-    works(notebook, HOSTILE)
-    works(notebook, "import numpy as np\nold = object.__new__(Hostile)")
+    works(notebook, SOURCE)
+    works(notebook, "import numpy as np\nold = made(Hostile)")
     works(notebook, "%experiment start a --keep kept")
     works(
         notebook,
-        "a = object.__new__(Hostile)\n"
-        "b = dict.__new__(Container); dict.__setitem__(b, 'k', np.ones(1 << 19))\n"
-        "c = list.__new__(Sequence); list.append(c, a)\n"
-        "old = object.__new__(Hostile)\n"
-        "kept = object.__new__(Hostile)\n"
+        "a = made(Hostile)\n"
+        "b = made(Container, {'k': np.ones(1 << 19)})\n"
+        "c = made(Sequence, [a])\n"
+        "old = made(Hostile)\n"
+        "kept = made(Hostile)\n"
         "d = [a, {'x': (a, b)}, Function()]\n"
         "Array = type('Array', (np.ndarray,), body)\n"
         "e = np.ndarray.__new__(Array, 1 << 19)\n"
@@ -73,20 +49,15 @@ def test_no_method_of_a_users_object_is_called_at_exit_in_status_or_in_reports(n
 
 
 def test_no_method_of_a_users_object_is_called_after_an_oom(notebook: Kernel) -> None:
-    works(notebook, HOSTILE)
-    works(notebook, "import numpy as np\nold = object.__new__(Hostile)")
+    works(notebook, SOURCE)
+    works(notebook, "import numpy as np\nold = made(Hostile)")
     works(
         notebook,
-        "class Oom(MemoryError):\n"
-        "    __str__ = trap('__str__'); __repr__ = trap('__repr__'); __eq__ = trap('__eq__')\n"
-        "    __bool__ = trap('__bool__')\n"
-        "    __len__ = trap('__len__'); args = property(trap('args')); __hash__ = trap('__hash__')\n"
-        "    __getattribute__ = trap('__getattribute__')\n"
         "def fail():\n"
         "    Array = type('Array', (np.ndarray,), body)\n"
         "    array = np.ndarray.__new__(Array, 1 << 20)\n"
-        "    thing = object.__new__(Hostile); box = dict.__new__(Container); row = list.__new__(Sequence)\n"
-        "    list.append(row, thing); error = Oom((1, 2), thing)\n"
+        "    thing = made(Hostile); box = made(Container); row = made(Sequence, [thing])\n"
+        "    error = MemoryError.__new__(Oom, (1, 2), thing)\n"
         "    BaseException.__setattr__(error, 'thing', thing)\n"
         "    raise error",
     )

@@ -72,17 +72,18 @@ def test_a_pending_ctrl_c_that_strikes_in_the_exit_itself_is_mended_by_another_e
 
 
 INTERRUPT_EVERY_LINE = '''
-import sys, ipygpumem, ipygpumem.notebook.experiments.experiment as experiments
-from ipygpumem.notebook.session import current_session
+import sys, ipygpumem, ipygpumem.notebook.experiments.open_experiment as experiments
+from ipygpumem.notebook.notebook import current_notebook
 
 def interrupt_every_line(limit):
     """Finish nested scopes with a Ctrl-C at the n-th line of our own code, for every n; return what was lost."""
-    shell, session = get_ipython(), current_session()
-    space, report = shell.user_ns, session.config.report
+    shell, session = get_ipython(), current_notebook()
+    space, report = shell.user_ns, session.tools.config.report
     steps, experiments.steps_that_free = experiments.steps_that_free, lambda *_, **__: []
-    session.config.report = False
+    session.tools.config.report = False
     problems, where = [], None
-    ours = ("scope.py", "reclaim.py", "outputs.py", "experiments.py", "session.py", "arrays.py", "leaks.py")
+    ours = ("scope.py", "reclaim.py", "outputs.py", "stack.py", "open_experiment.py",
+        "experiment.py", "names.py", "recovery.py", "session.py", "arrays.py", "survivors.py")
 
     def finish_with_interrupt(experiment, n):
         count = 0
@@ -115,22 +116,22 @@ def interrupt_every_line(limit):
         shell.run_cell("t_old = 2; t_keep = 2; t_new2 = []", store_history=False)
         interrupted = finish_with_interrupt(outer, n)
         for _ in range(4):
-            if not session.open:
+            if not session.experiments.open:
                 break
             try:
                 shell.run_line_magic("experiment", "end")
             except BaseException as error:
                 problems.append((n, where, f"end: {type(error).__name__}: {error}"))
                 break
-        if session.open:
-            problems.append((n, where, "still open: " + ", ".join(e.name for e in session.open)))
-            session.open.clear()
+        if session.experiments.open:
+            problems.append((n, where, "still open: " + ", ".join(e.name for e in session.experiments.open)))
+            session.experiments.open.clear()
         found = {name: space.pop(name, "gone") for name in ("t_old", "t_keep", "t_new", "t_new2")}
         if found != {"t_old": "old", "t_keep": "old", "t_new": "gone", "t_new2": "gone"}:
             problems.append((n, where, str(found)))
         if not interrupted:
             break
-    experiments.steps_that_free, session.config.report = steps, report
+    experiments.steps_that_free, session.tools.config.report = steps, report
     return n, problems
 '''
 

@@ -25,8 +25,8 @@ def test_a_forked_child_in_a_scope_disturbs_nobody(notebook: Kernel, peak: str) 
         notebook,
         "def work(queue):\n"
         "    import ipygpumem\n"
-        "    session = ipygpumem.notebook.session.current_session()\n"
-        "    queue.put((os.getpid(), session.host.read()[0].current_bytes))\n"
+        "    session = ipygpumem.notebook.notebook.current_notebook()\n"
+        "    queue.put((os.getpid(), session.tools.host.read()[0].current_bytes))\n"
         "fork = multiprocessing.get_context('fork')\nqueue = fork.Queue()\n"
         "process = fork.Process(target=work, args=(queue,)); process.start()\n"
         "child, size = queue.get(timeout=20); process.join(20)",
@@ -48,7 +48,7 @@ def test_a_scope_in_a_forked_child_measures_the_child(notebook: Kernel) -> None:
         "    ok = b'no'\n"
         "    try:\n"
         "        ballast = bytearray(64 << 20)\n"
-        "        usage = ipygpumem.notebook.session.current_session().meter.now()['cpu']\n"
+        "        usage = ipygpumem.notebook.notebook.current_notebook().tools.meter.now()['cpu']\n"
         "        import psutil\n"
         "        ok = b'yes' if abs(usage.current_bytes - psutil.Process().memory_info().rss) < 1 << 23 else b'no'\n"
         "    finally:\n"

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import nbformat
-from nbformat import NotebookNode
+from tests.notebooks import Node, write
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, ConsoleMessage, Locator, Playwright, Request, Route
@@ -45,13 +44,6 @@ def chromium(playwright: Playwright, program: str) -> BrowserContext:
     """Start the chromium of the system, without a window, with one cache for all pages."""
     browser = playwright.chromium.launch(executable_path=program, args=list(CHROMIUM))
     return browser.new_context(device_scale_factor=2)
-
-
-def notebook(*cells: str) -> NotebookNode:
-    """A notebook of these code cells, that has not been run."""
-    kernel = {"name": "python3", "display_name": "Python", "language": "python"}
-    made = [nbformat.v4.new_code_cell(cell) for cell in cells]
-    return nbformat.v4.new_notebook(cells=made, metadata={"kernelspec": kernel})
 
 
 class Server:
@@ -146,9 +138,9 @@ class Notebook:
         self.page.on("pageerror", lambda error: self.complaints.append(f"exception: {error}"))
         self.page.route("**/*", self._local_only)
 
-    def open(self, content: NotebookNode, name: str = "notebook.ipynb") -> None:
+    def open(self, content: Node, name: str = "notebook.ipynb") -> None:
         """Write ``content`` to the server's folder, open it in the light theme, and wait until its kernel is ready."""
-        nbformat.write(content, self._server.folder / name)
+        write(content, self._server.folder / name)
         self.page.goto(self._server.address(name))
         self.ready()
         self.theme(LIGHT)  # the server remembers what a test before chose

@@ -8,11 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbformat import NotebookNode
 
-from tests.frontends.lab import notebook
+from tests.notebooks import Node, notebook, read, write
 
 GOOD = (
     "%load_ext ipygpumem",
@@ -30,7 +28,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def reports(executed: NotebookNode) -> list[str]:
+def reports(executed: Node) -> list[str]:
     """The texts of ipygpumem's displays, in order."""
     outputs = [output for cell in executed.cells for output in cell.get("outputs", ())]
     return [output.data["text/plain"] for output in outputs if "ipygpumem" in output.get("metadata", {})]
@@ -41,7 +39,7 @@ def text_of(page: str) -> str:
 
 
 def test_nbconvert_writes_a_page_with_the_reports_and_no_trace_of_the_live_line(tmp_path: Path) -> None:
-    nbformat.write(notebook(*GOOD), tmp_path / "good.ipynb")
+    write(notebook(*GOOD), tmp_path / "good.ipynb")
     # The template without scripts: what is left of them would be ours.
     done = run(tmp_path, "nbconvert", "--execute", "--to", "html", "--template", "basic", "good.ipynb")
     assert done.returncode == 0, done.stderr
@@ -55,10 +53,10 @@ def test_nbconvert_writes_a_page_with_the_reports_and_no_trace_of_the_live_line(
 
 
 def test_papermill_keeps_the_reports_and_nothing_else_of_ours(tmp_path: Path) -> None:
-    nbformat.write(notebook(*GOOD), tmp_path / "good.ipynb")
+    write(notebook(*GOOD), tmp_path / "good.ipynb")
     done = run(tmp_path, "papermill", "good.ipynb", "out.ipynb", "--no-progress-bar")
     assert done.returncode == 0, done.stderr
-    executed = nbformat.read(tmp_path / "out.ipynb", as_version=4)
+    executed = read(tmp_path / "out.ipynb")
     kinds = [[output.output_type for output in cell.outputs] for cell in executed.cells]
     assert kinds == [[], ["stream", "display_data"], ["execute_result", "display_data"]]
     assert [report.split(" ·")[0] for report in reports(executed)] == ["cell 2", "cell 3"]
@@ -66,7 +64,7 @@ def test_papermill_keeps_the_reports_and_nothing_else_of_ours(tmp_path: Path) ->
 
 @pytest.mark.parametrize("tool", ["nbconvert", "papermill"])
 def test_an_error_in_an_experiment_stops_the_run(tool: str, tmp_path: Path) -> None:
-    nbformat.write(notebook(*BAD), tmp_path / "bad.ipynb")
+    write(notebook(*BAD), tmp_path / "bad.ipynb")
     if tool == "nbconvert":
         done = run(tmp_path, "nbconvert", "--execute", "--to", "notebook", "--output", "out.ipynb", "bad.ipynb")
     else:
@@ -79,8 +77,8 @@ def test_an_error_in_an_experiment_stops_the_run(tool: str, tmp_path: Path) -> N
 def test_parameters_of_papermill_are_of_the_notebook_and_not_of_an_experiment(tmp_path: Path) -> None:
     cells = notebook("%load_ext ipygpumem", "rate = 1", "%%experiment trial --keep used\nused = rate * 2", "used, rate")
     cells.cells[1].metadata.tags = ["parameters"]
-    nbformat.write(cells, tmp_path / "with.ipynb")
+    write(cells, tmp_path / "with.ipynb")
     done = run(tmp_path, "papermill", "with.ipynb", "out.ipynb", "-p", "rate", "21", "--no-progress-bar")
     assert done.returncode == 0, done.stderr
-    executed = nbformat.read(tmp_path / "out.ipynb", as_version=4)
+    executed = read(tmp_path / "out.ipynb")
     assert executed.cells[-1].outputs[0].data["text/plain"] == "(42, 21)"

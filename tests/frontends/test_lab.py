@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from tests.frontends.lab import UNTIL, Notebook, notebook
+from tests.frontends.lab import UNTIL, Notebook
+from tests.notebooks import notebook
 
 pytestmark = pytest.mark.frontends
 

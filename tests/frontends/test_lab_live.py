@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 
-from tests.frontends.lab import UNTIL, Notebook, notebook
+from tests.frontends.lab import UNTIL, Notebook
+from tests.notebooks import notebook, read
 
 pytestmark = pytest.mark.frontends
 
@@ -21,9 +23,9 @@ from tqdm import tqdm
 def pause():
     "Wait until the live line has been drawn twice, if it is; without the extension go on at once."
     if 'ipygpumem' in sys.modules:
-        from ipygpumem.notebook.session import current_session
+        from ipygpumem.notebook.notebook import current_notebook
         heard = []
-        undo = current_session().ticker.listen(heard.append)
+        undo = current_notebook().tools.ticker.listen(heard.append)
         while len(heard) < 2:
             time.sleep(0.01)
         undo()
@@ -80,6 +82,9 @@ thread = threading.Thread(target=talk); thread.start(); thread.join()""",
 }
 
 
+VALIDATE = "import nbformat, sys; nbformat.validate(nbformat.read(sys.argv[1], as_version=4))"
+
+
 def outputs(lab: Notebook, *, first: str) -> list[list[Any]]:
     """Run the cells in a notebook that begins with ``first``; return the outputs of each as they are saved."""
     name = f"{'with' if LOAD in first else 'without'}.ipynb"
@@ -93,8 +98,9 @@ def outputs(lab: Notebook, *, first: str) -> list[list[Any]]:
     assert not any(map(LINE.search, shown)), "a live line is left on the screen"
     with lab.page.expect_response(lambda reply: reply.request.method == "PUT" and "/api/contents/" in reply.url):
         lab.command("docmanager:save")
-    saved = nbformat.read(lab._server.folder / name, as_version=4)
-    nbformat.validate(saved)
+    path = lab._server.folder / name
+    subprocess.run([sys.executable, "-c", VALIDATE, path], check=True)
+    saved = read(path)
     return [cell.outputs for cell in saved.cells[1 : len(CELLS) + 1]]
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.frontends.conftest import needs
-from tests.frontends.lab import DARK, LIGHT, UNTIL, Notebook, Server, notebook
+from tests.frontends.lab import DARK, LIGHT, UNTIL, Notebook, Server
 from tests.frontends.looks import contrasts, misfits
+from tests.notebooks import notebook
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext

@@ -15,9 +15,10 @@ from ipygpumem.reports.bars import Bar
 from ipygpumem.reports.layout import Report, Table
 from ipygpumem.units import MIB
 from tests.frontends import gallery
-from tests.frontends.lab import DARK, LIGHT, Notebook, Server, notebook
+from tests.frontends.lab import DARK, LIGHT, Notebook, Server
 from tests.frontends.looks import contrasts, misfits, rows_of
 from tests.frontends.pictures import Pictures
+from tests.notebooks import notebook
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext

@@ -5,13 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import nbformat
 import pytest
-from nbformat import NotebookNode
 
-from tests.frontends.lab import DARK, LIGHT, Notebook, notebook
+from tests.frontends.lab import DARK, LIGHT, Notebook
 from tests.frontends.looks import contrasts, rows_of
 from tests.frontends.pictures import Pictures
+from tests.notebooks import Node, notebook, read, write
 
 pytestmark = pytest.mark.frontends
 
@@ -27,20 +26,20 @@ FAILS, STATUS, PLOT = 3, 4, 5
 
 
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory: pytest.TempPathFactory) -> NotebookNode:
+def executed(tmp_path_factory: pytest.TempPathFactory) -> Node:
     """The notebook after nbclient has run it, with nobody's signature."""
     folder = tmp_path_factory.mktemp("executed")
     made = notebook(*CELLS)
     made.cells[FAILS].metadata.tags = ["raises-exception"]
-    nbformat.write(made, folder / "made.ipynb")
+    write(made, folder / "made.ipynb")
     subprocess.run(
         [sys.executable, "-m", "jupyter", "execute", "--inplace", "made.ipynb"], cwd=folder, timeout=200, check=True
     )
-    return nbformat.read(folder / "made.ipynb", as_version=4)
+    return read(folder / "made.ipynb")
 
 
 def test_reports_that_lab_does_not_trust_say_all_that_the_trusted_ones_say(
-    lab: Notebook, executed: NotebookNode, pictures: Pictures
+    lab: Notebook, executed: Node, pictures: Pictures
 ) -> None:
     lab.open(executed, "elsewhere.ipynb")
     for index, cell in enumerate(executed.cells[:PLOT]):

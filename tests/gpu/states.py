@@ -14,7 +14,7 @@ from typing import Any
 import pynvml
 import torch
 
-from ipygpumem.notebook.session import current_session
+from ipygpumem.notebook.notebook import current_notebook
 from ipygpumem.objects.inventory.survey import kinds_of_objects
 from ipygpumem.reconcile.findings import reconcile, storages_of
 from ipygpumem.reconcile.records import Reconciliation
@@ -101,13 +101,13 @@ class States:
 
     def _faults(self, *, as_status: bool) -> list[str]:
         """Return what the parts say that cannot be; looked for ``as_status`` does it, or in less time."""
-        session = current_session()
+        session = current_notebook()
         assert session is not None
         memory = pynvml.nvmlDeviceGetMemoryInfo(self._card)
         processes = {item.pid: item.usedGpuMemory for item in pynvml.nvmlDeviceGetComputeRunningProcesses(self._card)}
         tensors = [item for item in gc.get_objects() if type(item) is torch.Tensor and item.is_cuda]
         found = reconcile(
-            lambda: session.meter.now(detail=True),
+            lambda: session.tools.meter.now(detail=True),
             lambda: storages_of(kinds_of_objects() if as_status else [(item, "other") for item in tensors]),
         )
         told = next(item for item in found.reconciliations if item.device == "cuda:0")

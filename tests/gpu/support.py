@@ -47,12 +47,9 @@ def ready(kernel: Kernel) -> None:
 @contextmanager
 def started_kernel(**settings: str) -> Iterator[Kernel]:
     """A kernel with the extension loaded, in an environment with ``settings``."""
-    kernel = Kernel(env={**os.environ, **settings})
-    try:
+    with Kernel(env={**os.environ, **settings}) as kernel:
         run_ok(kernel, "%load_ext ipygpumem")
         yield kernel
-    finally:
-        kernel.close()
 
 
 def breaking_context() -> str:

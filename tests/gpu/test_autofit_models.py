@@ -55,15 +55,12 @@ def test_a_models_batch_is_fitted_to_the_card(
 ) -> None:
     """On cards of 4, 8 and 24 GiB autofit finds for three models the batch that fits, while one more does not."""
     machine(gib=gib)
-    kernel = Kernel()
-    try:
+    with Kernel() as kernel:
         run_ok(kernel, "%load_ext ipygpumem")
         ready(kernel)
         run_ok(kernel, MODELS)
         found = {model: _search(kernel, model, start) for model, start in STARTS.items()}
         _halve(kernel)
-    finally:
-        kernel.close()
     figure(f"on {gib} GiB fits {', '.join(f'{model} {size}' for model, size in found.items())}")
 
 

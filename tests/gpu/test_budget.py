@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import closing
 
 import pytest
 
@@ -130,7 +129,7 @@ def test_the_pool_of_a_graph_counts(gpu_kernel: Kernel) -> None:
 def test_cuda_malloc_async(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the backend cudaMallocAsync a budget refuses live tensors above it, and the report names it."""
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
-    with closing(Kernel()) as kernel:
+    with Kernel() as kernel:
         run_ok(kernel, f"%load_ext ipygpumem\nimport torch\n{take(2)}; del x")
         run_ok(kernel, f"%%experiment small --budget gpu=1GiB\n{take(0.5)}")
         reply = kernel.run(f"%%experiment small --budget gpu=1GiB\n{take(1.5)}")
@@ -153,7 +152,7 @@ def test_a_budget_inside_another_empties_the_cache_once_more(gpu_kernel: Kernel)
 def test_a_budget_of_the_second_card(machine: Callable[..., None]) -> None:
     """A budget for cuda:1 alone limits that one, and the current device stays what it was."""
     machine(cards=2, gib=8)
-    with closing(Kernel()) as kernel:
+    with Kernel() as kernel:
         run_ok(kernel, "%load_ext ipygpumem\nimport torch, ipygpumem")
         run_ok(kernel, f"for gpu in 'cuda:0', 'cuda:1': {take(3).replace(chr(39) + 'cuda' + chr(39), 'gpu')}\ndel x")
         start = "%%experiment small --budget cuda:1=1GiB\n"
@@ -166,7 +165,7 @@ def test_a_budget_of_the_second_card(machine: Callable[..., None]) -> None:
 def test_a_card_that_is_not_used_is_left_alone(machine: Callable[..., None]) -> None:
     """A budget for gpu makes no context on a second card that this process does not use."""
     machine(cards=2, gib=8)
-    with closing(Kernel()) as kernel:
+    with Kernel() as kernel:
         run_ok(kernel, f"%load_ext ipygpumem\nimport torch, pynvml\npynvml.nvmlInit()\n{take(2)}; del x")
         run_ok(kernel, "%%experiment small --budget gpu=1GiB\nx = torch.ones(9, device='cuda')")
         users = "len(pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex({})))"

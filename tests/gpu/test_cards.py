@@ -22,7 +22,7 @@ pytestmark = pytest.mark.simulated
 SETUP = """
 import os, time, pynvml, torch
 import ipygpumem
-from ipygpumem.notebook.session import current_session
+from ipygpumem.notebook.notebook import current_notebook
 pynvml.nvmlInit()
 visible = [int(word) for word in os.environ["CUDA_VISIBLE_DEVICES"].split(",")]
 cards = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in visible]
@@ -55,8 +55,7 @@ def test_each_cards_figures_are_its_own(
     machine(cards=2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    kernel = Kernel()
-    try:
+    with Kernel() as kernel:
         run_ok(kernel, "%load_ext ipygpumem")
         run_ok(kernel, SETUP)
         _line(kernel, kept)
@@ -66,8 +65,6 @@ def test_each_cards_figures_are_its_own(
         _live(kernel, kept)
         assert kernel.value("with_context()") == list(kept)
         _record_until_killed(kernel, kept, tmp_path)
-    finally:
-        kernel.close()
     _postmortem(kept)
 
 
@@ -129,7 +126,7 @@ def _live(kernel: Kernel, kept: dict[int, int]) -> None:
     """The line of a cell that runs for long has the cards in use, each with its use by NVML."""
     reply = run_ok(
         kernel,
-        "ticks = []\nundo = current_session().ticker.listen(ticks.append)\n"
+        "ticks = []\nundo = current_notebook().tools.ticker.listen(ticks.append)\n"
         "while len(ticks) < 3: time.sleep(0.05)\nundo()",
         browser=True,
     )

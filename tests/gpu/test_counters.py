@@ -159,8 +159,7 @@ def statistics():
 
 def _statistics(*magic: str, env: dict[str, str] | None = None) -> list[dict[str, int]]:
     """Run ``CELLS`` in a fresh kernel and return all of torch's statistics after each."""
-    kernel = Kernel(env=env)
-    try:
+    with Kernel(env=env) as kernel:
         for line in magic:
             run_ok(kernel, line)
         ready(kernel)
@@ -170,8 +169,6 @@ def _statistics(*magic: str, env: dict[str, str] | None = None) -> list[dict[str
             run_ok(kernel, cell)
             found.append(json.loads(kernel.value("statistics()")))
         return found
-    finally:
-        kernel.close()
 
 
 @pytest.mark.parametrize("options", ["", "max_split_size_mb:32"], ids=["default", "max_split_size"])

@@ -125,8 +125,7 @@ def test_a_users_module_is_left_alone_after_a_backward_on_the_device(users: Kern
 
 def test_a_context_alone_is_no_reason_against_a_child(tmp_path: Path) -> None:
     (tmp_path / "gpu_users_module.py").write_text(MODULE)
-    kernel = Kernel()
-    try:
+    with Kernel() as kernel:
         kernel.run("%load_ext ipygpumem")
         code = f"import sys, torch\nsys.path.insert(0, {str(tmp_path)!r})\nimport gpu_users_module as m"
         run_ok(kernel, f"{code}\nx = torch.ones(8, 512, device='cuda')")
@@ -135,8 +134,6 @@ def test_a_context_alone_is_no_reason_against_a_child(tmp_path: Path) -> None:
         # Whether a driver lets a child's autograd start its threads is the driver's affair: either way is right.
         assert "made in a child process" in report or "made in this process" in report
         assert kernel.value(STATE) == (0, 0, [], None, True, True, 0)
-    finally:
-        kernel.close()
 
 
 @pytest.mark.parametrize(
@@ -195,6 +192,24 @@ def test_in_a_fresh_process_the_peak_and_what_is_reserved_are_the_allocators(fig
     assert found["peak_bytes"] == pytest.approx(found["allocated"], rel=0.01)
     assert found["reserved_bytes"] == pytest.approx(found["reserved"], rel=0.03)
     assert found["context_bytes"] == 0  # this process has its own already
+
+
+def test_mixed_precision_counts_where_the_device_is_named_as_where_the_code_puts_the_tensors() -> None:
+    """Autocast for CUDA is followed on a card that is here, with ``device=`` as well as without it."""
+    code = """
+import json, torch, ipygpumem
+model, x = torch.nn.Linear(1024, 4096).cuda(), torch.ones(512, 1024, device="cuda")
+
+def step():
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        y = model(x)
+    assert y.dtype is torch.bfloat16
+    y.sum().backward()
+
+print(json.dumps([ipygpumem.estimate(step, device=device).peak_bytes for device in (None, "cuda:0")]))
+"""
+    here, named = script(code)
+    assert here == named > 0
 
 
 def test_workspaces_that_are_there_already_count_as_there_before() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 
 import pytest
 
@@ -14,7 +13,7 @@ from tests.kernel import Kernel
 
 LOOK = """
 import gc as _gc
-from ipygpumem.notebook.session import current_session as _session
+from ipygpumem.notebook.notebook import current_notebook as _session
 from ipygpumem.reconcile.findings import reconcile as _reconcile, storages_of as _storages
 def _look():
     kinds = ((t, "parameter" if type(t) is torch.nn.Parameter else "other") for t in _gc.get_objects()
@@ -104,7 +103,7 @@ def given_back(kernel: Kernel) -> tuple[int, int]:
 def test_segments_that_grow_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """With expandable_segments free pages between tensors are cache: %gpumem free gives back just that."""
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    with closing(Kernel()) as kernel:
+    with Kernel() as kernel:
         run_ok(kernel, "%load_ext ipygpumem")
         ready(kernel)
         run_ok(kernel, SPREAD)

@@ -234,8 +234,7 @@ def test_an_oom_of_cupy(kernel: Kernel) -> None:
 def test_an_oom_of_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX's out-of-memory error is recognised, with what it asked for."""
     monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    kernel = Kernel()
-    try:
+    with Kernel() as kernel:
         run_ok(kernel, "%load_ext ipygpumem")
         run_ok(kernel, "import jax, jax.numpy as jnp\nplatform = jax.devices()[0].platform")
         if kernel.value("platform") != "gpu":
@@ -243,5 +242,3 @@ def test_an_oom_of_jax(monkeypatch: pytest.MonkeyPatch) -> None:
         reply = kernel.run("jnp.zeros((4096, 1 << 30), dtype=jnp.uint8).block_until_ready()")
         assert reply.status == "error"
         assert abs(size_after("asked for", recovery(reply)) - 4 * TIB) <= TIB // 100
-    finally:
-        kernel.close()

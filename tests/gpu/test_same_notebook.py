@@ -99,13 +99,10 @@ def _allocated(statistics: dict[str, int]) -> int:
 
 def _statistics(load: str) -> list[dict[str, int]]:
     """Return torch's statistics after each cell."""
-    kernel = Kernel()
-    try:
+    with Kernel() as kernel:
         run_ok(kernel, load)
         found = []
         for cell in CELLS:
             run(kernel, cell)
             found.append(kernel.value("dict(__import__('torch').cuda.memory_stats())"))
         return found
-    finally:
-        kernel.close()

@@ -34,8 +34,7 @@ def test_the_parts_add_up_in_every_state(
     """In 200 random states (gaps, streams, graphs, pinned, other processes) the parts add up to NVML's figure."""
     machine(gib=8)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", allocator)
-    kernel = Kernel()
-    try:
+    with Kernel() as kernel:
         run_ok(kernel, "%load_ext ipygpumem")
         ready(kernel)
         run_ok(kernel, "from tests.gpu.states import States\nstates = States(seed=15)")
@@ -45,6 +44,4 @@ def test_the_parts_add_up_in_every_state(
             wrong += kernel.value(f"states.run({half})")
         assert wrong == []
         assert kernel.value("states.seen") >= (MANAGED if "Async" in allocator else BLOCKS)
-    finally:
-        kernel.close()
     figure(f"{2 * half} states with the allocator {allocator or 'as it is'}: no byte off")

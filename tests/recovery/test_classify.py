@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from ipygpumem.freeing.tracebacks import classify
+from tests.hostile import Hostile, Meta, body, made, trap, untouched
 
 
 def _named(name: str, *bases: type) -> type[BaseException]:
@@ -165,21 +164,7 @@ def test_a_users_words_about_a_broken_context_are_not_a_broken_context() -> None
 
 
 def test_classifying_runs_no_code_of_the_exceptions_own() -> None:
-    def trap(*arguments: object) -> Any:
-        raise AssertionError("touched")
-
-    class Meta(type):
-        __name__ = property(trap)
-        __module__ = property(trap)
-        __eq__ = trap
-        __hash__ = trap
-        __instancecheck__ = trap
-        __subclasscheck__ = trap
-
-        def mro(cls) -> list[type]:
-            return type.mro(cls)
-
-    body = dict.fromkeys(("__str__", "__repr__", "__eq__", "__hash__", "__bool__", "__len__", "__getattribute__"), trap)
-    hostile = Meta("Hostile", (MemoryError,), {**body, "args": property(trap), "__traceback__": property(trap)})
-    error = hostile.__new__(hostile, (1 << 20, 4), Meta("Dtype", (), body)())
-    assert classify(error).kind == "oom"
+    traps = {name: property(trap(name)) for name in ("args", "__traceback__")}
+    error = MemoryError.__new__(Meta("Oom", (MemoryError,), body | traps), (1 << 20, 4), made(Hostile))
+    with untouched():
+        assert classify(error).kind == "oom"

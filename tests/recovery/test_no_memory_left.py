@@ -9,8 +9,8 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
-from ipygpumem.notebook.experiments.experiment import Experiment
-from ipygpumem.notebook.session import session_of
+from ipygpumem.notebook.experiments.open_experiment import OpenExperiment
+from ipygpumem.notebook.notebook import notebook_of
 from tests.kernel import Kernel
 from tests.steps import works
 
@@ -73,10 +73,10 @@ def test_names_go_even_if_what_they_hold_cannot_be_seen(
     shell.run_cell("x = 'new'\ny = 1")
     with monkeypatch.context() as patch:
         if missing == "measuring":
-            patch.setattr(session_of(shell).meter, "read", _no_memory)
-            patch.setattr(session_of(shell).meter, "now", _no_memory)
+            patch.setattr(notebook_of(shell).tools.meter, "read", _no_memory)
+            patch.setattr(notebook_of(shell).tools.meter, "now", _no_memory)
         else:
-            patch.setattr(Experiment, {"waiting": "waiting", "watching": "_watch"}[missing], _no_memory)
+            patch.setattr(OpenExperiment, {"waiting": "waiting", "watching": "_watch"}[missing], _no_memory)
         shell.run_cell("%experiment end")
     assert (shell.user_ns["x"], "y" in shell.user_ns) == ("old", False)
     (record,) = ipygpumem.experiments()
@@ -89,7 +89,7 @@ def test_names_for_which_there_was_no_memory_at_first_go_after_the_tracebacks(
     shell.run_line_magic("load_ext", "ipygpumem")
     shell.run_cell("%experiment start a")
     shell.run_cell("y = 1")
-    scope = session_of(shell).open[-1].scope
+    scope = notebook_of(shell).experiments.open[-1].scope
     close, tries = scope.close, iter([_no_memory])
     monkeypatch.setattr(scope, "close", lambda *given, **options: next(tries, close)(*given, **options))
     shell.run_cell("%experiment end")

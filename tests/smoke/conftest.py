@@ -8,6 +8,7 @@ import pytest
 
 from tests.kernel import Kernel
 from tests.smoke.steps import run
+from tests.steps import kernel_with
 
 _FORGET_NAMES = """
 for _name in [n for n in globals() if n[0] != "_" and n not in ("In", "Out", "exit", "quit", "get_ipython", "open")]:
@@ -15,13 +16,7 @@ for _name in [n for n in globals() if n[0] != "_" and n not in ("In", "Out", "ex
 """
 
 
-@pytest.fixture(scope="module")
-def _module_kernel() -> Iterator[Kernel]:
-    kernel = Kernel()
-    reply = kernel.run("%load_ext ipygpumem")
-    assert reply.status == "ok", reply.traceback
-    yield kernel
-    kernel.close()
+_module_kernel = kernel_with("%load_ext ipygpumem")
 
 
 @pytest.fixture

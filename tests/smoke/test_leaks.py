@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.hostile import SOURCE
 from tests.kernel import Kernel
 from tests.steps import works
 
@@ -53,7 +54,7 @@ def test_a_survivor_is_told_at_the_end_of_its_experiment_and_later(notebook: Ker
 
 
 def test_leaks_says_what_it_did_not_look_into(notebook: Kernel) -> None:
-    works(notebook, "import ipygpumem.notebook.commands.leaks\nipygpumem.notebook.leaks._MOST = 2")
+    works(notebook, "from ipygpumem.notebook.commands import leaks\nleaks.MOST_EXPLAINED = 2")
     for _ in range(3):
         works(notebook, f"{BIG}[:5]")
     first, *_, last = leaks(notebook).splitlines()
@@ -128,31 +129,17 @@ def test_what_waits_to_be_restored_is_explained_half_way_through_a_scope(noteboo
 def test_objects_that_defend_themselves_are_not_touched(notebook: Kernel) -> None:
     works(
         notebook,
-        "touched = []\n"
-        "class Meta(type):\n"
-        "    def __hash__(cls): touched.append('hash'); return 1\n"
-        "    def __eq__(cls, other): touched.append('eq'); return False\n"
-        "    def __instancecheck__(cls, other): touched.append('instance'); return False\n"
-        "class Hostile(metaclass=Meta):\n"
-        "    def __getattribute__(self, name): touched.append(name); raise RuntimeError(name)\n"
-        "    def __repr__(self): touched.append('repr'); raise RuntimeError\n"
-        "    __eq__ = __len__ = __iter__ = __bool__ = __repr__\n"
-        "import weakref, types, sys\n"
-        "class Lazy(types.ModuleType):\n"
-        "    def __getattribute__(self, name): touched.append(name); raise ImportError(name)\n"
+        SOURCE + "import weakref\n"
         "class Plain: pass\n"
         "plain = Plain(); proxy = weakref.proxy(plain)\n"
-        "hostile = Hostile(); object.__setattr__(hostile, 'x', 1)\n"
+        "hostile = made(Hostile, 1)\n"
         "boxes = []",
     )
     works(
         notebook,
-        "%%experiment a\n"
-        f"x = {BIG}\n"
-        "boxes.append({hostile.__class__ if False else 1: x})\n"
-        "h = hostile; p = proxy; lazy = Lazy('lazy')",
+        f"%%experiment a\nx = {BIG}\nboxes.append({{1: x}})\nh = hostile; p = proxy; lazy = made(Lazy)",
     )
-    works(notebook, "touched.clear(); lazy = [Lazy('lazy'), proxy, hostile]")
+    works(notebook, "lazy = [made(Lazy), proxy, hostile]")
     assert "held by notebook variable boxes[0][1]" in leaks(notebook)
     assert notebook.value("touched") == []
 

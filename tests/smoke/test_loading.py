@@ -46,11 +46,8 @@ def test_loading_says_nothing_and_offers_the_magics(bare_kernel: Kernel) -> None
 
 
 def test_configuration_can_load_the_extension() -> None:
-    kernel = Kernel('--InteractiveShellApp.extensions=["ipygpumem"]')
-    try:
+    with Kernel('--InteractiveShellApp.extensions=["ipygpumem"]') as kernel:
         assert len(ok(kernel, "x = 1").reports("cell")) == 1
-    finally:
-        kernel.close()
 
 
 def test_reloading_and_loading_again_keep_one_line_for_each_cell(kernel: Kernel) -> None:

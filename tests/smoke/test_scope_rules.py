@@ -1,4 +1,4 @@
-"""Every sentence below the table in section 4 of the design."""
+"""What docs/experiments.md says below its table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every row of the table in section 4 of the design: what becomes of a scope's names at its end."""
+"""Every row of the table in docs/experiments.md: what becomes of a scope's names at its end."""
 
 from __future__ import annotations
 

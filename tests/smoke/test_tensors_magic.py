@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bad_input.test_hostile_objects import HOSTILE
+from tests.hostile import SOURCE
 from tests.kernel import Kernel
 from tests.smoke.steps import fails, ok
 
@@ -133,12 +133,12 @@ def test_a_difference_as_a_cells_result_is_a_table(notebook: Kernel) -> None:
 
 
 def test_no_method_of_a_users_object_runs(notebook: Kernel) -> None:
-    ok(notebook, HOSTILE, "import numpy as np, weakref")
+    ok(notebook, SOURCE, "import numpy as np, weakref")
     ok(
         notebook,
-        "a = object.__new__(Hostile)\n"
-        "b = dict.__new__(Container); dict.__setitem__(b, 'k', np.ones(1 << 19))\n"
-        "c = list.__new__(Sequence); list.append(c, a)\n"
+        "a = made(Hostile)\n"
+        "b = made(Container, {'k': np.ones(1 << 19)})\n"
+        "c = made(Sequence, [a])\n"
         "d = [a, {'x': (a, b)}, Function()]\n"
         "Array = type('Array', (np.ndarray,), body)\n"
         "e = np.ndarray.__new__(Array, 1 << 18)\n"

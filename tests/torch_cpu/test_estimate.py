@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from ipygpumem.estimating.free import free_bytes
 from ipygpumem.probes.nvml import Card, DeviceWide, Nvml
 from ipygpumem.units import MIB
 from tests.kernel import Kernel
+from tests.steps import kernel_with
 from tests.torch_cpu.networks import MODELS, OPTIMIZERS, RealStorages, images, residual, training
 
 MEMORY = "24GiB"
@@ -122,7 +122,7 @@ def test_nothing_of_the_notebook_is_changed() -> None:
     assert all(not parameter._post_accumulate_grad_hooks for parameter in model.parameters())
 
 
-def test_a_real_tensor_that_code_reaches_past_its_twin_keeps_its_gradient() -> None:
+def test_a_real_tensor_that_code_reaches_past_its_copy_keeps_its_gradient() -> None:
     class Hidden:
         weight = nn.Parameter(torch.ones(4))  # a class is shared
 
@@ -130,7 +130,7 @@ def test_a_real_tensor_that_code_reaches_past_its_twin_keeps_its_gradient() -> N
     assert Hidden.weight.grad is None
 
 
-def test_tied_weights_and_views_have_tied_twins() -> None:
+def test_tied_weights_and_views_have_tied_copies() -> None:
     model = nn.Sequential(nn.Linear(256, 256, bias=False), nn.Linear(256, 256, bias=False))
     model[1].weight = model[0].weight
     rows = torch.zeros(512, 512)
@@ -139,7 +139,7 @@ def test_tied_weights_and_views_have_tied_twins() -> None:
     assert found.before_bytes == 256 * 1024 + MIB
 
 
-def test_a_twin_has_its_originals_layout(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fake_copy_has_its_originals_layout(capsys: pytest.CaptureFixture[str]) -> None:
     original = torch.zeros(4, 6, dtype=torch.float16)[1:, ::2].T
 
     def show() -> None:
@@ -355,13 +355,7 @@ scale = 2
 """
 
 
-@pytest.fixture(scope="module")
-def trainer() -> Iterator[Kernel]:
-    kernel = Kernel()
-    kernel.run("%load_ext ipygpumem")
-    assert kernel.run(SETUP).status == "ok"
-    yield kernel
-    kernel.close()
+trainer = kernel_with("%load_ext ipygpumem", SETUP)
 
 
 CELL = """%%estimate --device-memory 24GiB --device cuda:0

@@ -8,7 +8,6 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ import torch
 
 import ipygpumem
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import lives, running, snapshot
+from ipygpumem.estimating import restoring, running, storage_log
 from tests.kernel import Kernel
+from tests.steps import kernel_with
 
 MODULE = """
 import collections, functools, random, threading
@@ -177,7 +177,7 @@ state = lambda: (Table.cache, Table.count, hasattr(Table, "extra"), mask.cache_i
 
 
 def test_what_the_notebook_shares_with_an_estimate_is_left_as_it_was(users: Kernel) -> None:
-    """Class attributes, caches, NumPy's arrays and generators, objects that have no twin."""
+    """Class attributes, caches, NumPy's arrays and generators, objects that have no copy."""
     users.run(NOTEBOOK)
     before = users.value("state()")
     cell = "Table()(mask(3))\nrng.random(), dice.random()\nplain[:] = 7\nclosed.seen.append(x)\ny = x * 2"
@@ -208,13 +208,9 @@ def test_the_figures_are_the_same_in_both_ways(kernel: Kernel, tmp_path: Path) -
 # -- the child ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def trainer() -> Iterator[Kernel]:
-    kernel = Kernel()
-    kernel.run("%load_ext ipygpumem")
-    kernel.run("import os, sys, time, signal, warnings\nimport torch, ipygpumem\nx = torch.ones(4, 4)")
-    yield kernel
-    kernel.close()
+trainer = kernel_with(
+    "%load_ext ipygpumem", "import os, sys, time, signal, warnings\nimport torch, ipygpumem\nx = torch.ones(4, 4)"
+)
 
 
 def test_a_childs_text_comes_in_order(trainer: Kernel) -> None:
@@ -304,7 +300,7 @@ def test_an_interrupt_ends_the_child_and_shows_its_line(trainer: Kernel) -> None
 
 
 def test_a_child_that_takes_too_much_memory_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ipygpumem.estimating.apart.available_bytes", lambda: 256 * 2**20)
+    monkeypatch.setattr("ipygpumem.estimating.child.available_bytes", lambda: 256 * 2**20)
 
     def hoard() -> None:
         kept = []
@@ -446,14 +442,14 @@ def test_in_place_a_ctrl_c_that_strikes_as_a_tensor_is_noted_to_die_is_not_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr(os, "fork")
-    died = lives.Log._gone
+    died = storage_log.StorageLog._gone
 
-    def struck(self: lives.Log, key: int, reference: Any) -> None:
+    def struck(self: storage_log.StorageLog, key: int, reference: Any) -> None:
         died(self, key, reference)
         signal.raise_signal(signal.SIGINT)
         sum(range(3))
 
-    monkeypatch.setattr(lives.Log, "_gone", struck)
+    monkeypatch.setattr(storage_log.StorageLog, "_gone", struck)
     with pytest.raises(KeyboardInterrupt):
         ipygpumem.estimate(lambda: float(torch.ones(3).sum().shape.numel()))
 
@@ -465,15 +461,15 @@ def test_in_place_one_thing_that_cannot_be_put_back_does_not_keep_the_rest(monke
     def refuse() -> None:
         raise RuntimeError("this one refuses")
 
-    put_back = snapshot.Snapshot.put_back
+    put_back = restoring.Restorer.put_back
 
-    def with_one_more(self: snapshot.Snapshot) -> list[str]:
+    def with_one_more(self: restoring.Restorer) -> list[str]:
         self.take(kept)
         kept.append(2)
         self._undo.append(refuse)
         return put_back(self)
 
-    monkeypatch.setattr(snapshot.Snapshot, "put_back", with_one_more)
+    monkeypatch.setattr(restoring.Restorer, "put_back", with_one_more)
     found = ipygpumem.estimate(lambda: torch.ones(3))
     assert any("this one refuses" in note for note in found.notes)
     assert kept == [1]
@@ -500,13 +496,13 @@ def test_a_child_that_dies_before_it_begins_leaves_it_to_this_process(monkeypatc
         if os.getpid() != here:
             os.kill(os.getpid(), signal.SIGABRT)
 
-    monkeypatch.setattr(running.Run, "_probe", abort)
+    monkeypatch.setattr(running.Estimation, "_probe", abort)
     found = ipygpumem.estimate(lambda: torch.ones(3))
     assert not found.forked
     assert any("SIGABRT" in note for note in found.notes)
 
 
-def test_locks_and_other_objects_of_c_have_no_twins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locks_and_other_objects_of_c_have_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     held = [threading.Lock(), threading.RLock(), re.compile("x"), threading.Event(), iter([1]), time.struct_time]
     with_partial = functools.partial(torch.ones, 3)
 

@@ -20,7 +20,7 @@ WORKSPACE = 32 * MIB
 
 @pytest.fixture(autouse=True)
 def usual(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run without what the environment may say of the allocator and of cuBLAS."""
+    """Estimation without what the environment may say of the allocator and of cuBLAS."""
     for name in [*os.environ]:
         if name.startswith(("PYTORCH_", "CUBLAS", "TORCH_CUBLAS")):
             monkeypatch.delenv(name)

@@ -21,6 +21,7 @@ from ipygpumem.objects.garbage import Garbage
 from ipygpumem.objects.heap import Heap
 from ipygpumem.objects.holders.paths import Place
 from ipygpumem.objects.holders.search import Roots, explain
+from tests import hostile
 
 
 class Thing:
@@ -441,43 +442,19 @@ def test_many_targets_find_their_own_paths(names: dict[str, Any]) -> None:
     }
 
 
-class HostileMeta(type):
-    """A type that fails the test whenever it is compared or hashed."""
-
-    def __eq__(cls, other: object) -> bool:
-        pytest.fail("compared")
-
-    def __hash__(cls) -> int:
-        pytest.fail("hashed")
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        pytest.fail("asked for its instances")
-
-
-class Hostile(metaclass=HostileMeta):
-    """An object that fails the test whenever it is asked for anything."""
-
-    def __init__(self, content: object) -> None:
-        object.__setattr__(self, "content", content)
-
-    def __getattribute__(self, name: str) -> Any:
-        pytest.fail(f"asked for {name}")
-
-    __eq__ = __hash__ = __repr__ = __len__ = __iter__ = __bool__ = None  # type: ignore[assignment]
-
-
 def test_a_hostile_holder_is_not_asked(path: Callable[..., str], names: dict[str, Any]) -> None:
-    assert path(lambda x: names.update(box=[Hostile([x])])) == "notebook variable box[0].content[0]"
+    def hold(x: Any) -> None:
+        names["box"] = [hostile.made(hostile.Hostile, [x])]
+
+    with hostile.untouched():
+        assert path(hold) == "notebook variable box[0].content[0]"
 
 
 def test_a_lazy_module_is_not_loaded(path: Callable[..., str], names: dict[str, Any]) -> None:
-    class Lazy(ModuleType):
-        def __getattribute__(self, name: str) -> Any:
-            pytest.fail(f"loaded by {name}")
-
-    sys.modules["lazy_one"] = Lazy("lazy_one")
+    sys.modules["lazy_one"] = hostile.made(hostile.Lazy)
     try:
-        assert path(lambda x: names.update(v=[x])) == "notebook variable v[0]"
+        with hostile.untouched():
+            assert path(lambda x: names.update(v=[x])) == "notebook variable v[0]"
     finally:
         del sys.modules["lazy_one"]
 

@@ -20,6 +20,7 @@ from ipygpumem.objects.holders.search import Roots, explain
 from ipygpumem.objects.inventory import survey
 from ipygpumem.objects.inventory.records import Inventory, TensorRecord
 from ipygpumem.reconcile.findings import storages_of
+from tests import hostile
 from tests.kernel import Kernel
 from tests.steps import works
 
@@ -312,53 +313,20 @@ def test_a_tensor_that_is_its_own_key_is_named_by_its_type() -> None:
 
 
 def test_a_subclass_with_its_own_functions_is_listed_and_none_of_them_runs() -> None:
-    ran: list[str] = []
-
-    class Function(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            ran.append(str(function))
-            return super().__torch_function__(function, types, args, kwargs or {})
-
-        shape = property(lambda self: ran.append("shape"))
-        dtype = property(lambda self: ran.append("dtype"))
-
-        def __getattribute__(self, name: str) -> Any:
-            ran.append(name)
-            return super().__getattribute__(name)
-
-    x = torch.ones(100).as_subclass(Function)
-    ran.clear()
-    row = take(x=x)["x"]
-    assert (row.type_name, row.shape, row.size_bytes) == ("Function", (100,), 400)
-    assert ran == []
+    x = hostile.tensors()["function"]
+    with hostile.untouched():
+        row = take(x=x)["x"]
+    assert (row.type_name, row.shape, row.size_bytes) == ("Function", (1 << 20,), 4 << 20)
 
 
-@pytest.mark.parametrize("policy", [None, "strides", "sizes"])
-def test_a_wrapper_counts_what_is_inside_it_and_is_not_asked(policy: str | None) -> None:
-    ran: list[str] = []
-
-    class Wrapper(torch.Tensor):
-        @staticmethod
-        def __new__(cls, inner: Any, policy: str | None) -> Any:
-            return torch.Tensor._make_wrapper_subclass(
-                cls, inner.shape, dtype=inner.dtype, device=inner.device, dispatch_sizes_strides_policy=policy
-            )
-
-        def __init__(self, inner: Any, policy: str | None) -> None:
-            self.inner, self.scales = inner, [torch.ones(10)]
-
-        @classmethod
-        def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            ran.append(str(function))
-            raise RuntimeError("hands off")
-
-    x = Wrapper(torch.ones(100), policy)
-    ran.clear()
-    rows = take(x=x)
+@pytest.mark.parametrize("policy", ["None", "strides", "sizes"])
+def test_a_wrapper_counts_what_is_inside_it_and_is_not_asked(policy: str) -> None:
+    x = hostile.tensors(device=False)[policy]
+    x.scales = [torch.ones(10)]
+    with hostile.untouched():
+        rows = take(x=x)
     assert list(rows) == ["x"]
-    assert (rows["x"].type_name, rows["x"].size_bytes, rows["x"].device) == ("Wrapper", 440, "cpu")
-    assert ran == []
+    assert (rows["x"].type_name, rows["x"].size_bytes, rows["x"].device) == ("Dispatch", (4 << 20) + 40, "cpu")
 
 
 def test_a_distributed_tensor_counts_its_local_part() -> None:

@@ -179,10 +179,11 @@ def test_torchscripts_parameters_are_known_although_only_cpp_holds_them(notebook
 def test_a_first_look_that_fails_claims_nothing(notebook: Kernel) -> None:
     works(
         notebook,
-        "outer = nn.Linear(1024, 1024)\nimport ipygpumem.objects.inventory.before as before\nreal = before.Before",
+        "import ipygpumem.notebook.experiments.watching as watching\n"
+        "outer, real = nn.Linear(1024, 1024), watching.Before",
     )
-    works(notebook, "def fails(*args): raise ValueError('no look')\nbefore.Before = fails")
+    works(notebook, "def fails(*args): raise ValueError('no look')\nwatching.Before = fails")
     (report,) = works(notebook, "%%experiment a\nm = outer").reports("experiment")
-    works(notebook, "before.Before = real")
+    works(notebook, "watching.Before = real")
     assert "what survives cannot be told, since a first look failed: ValueError: no look" in report
     assert "still alive" not in report

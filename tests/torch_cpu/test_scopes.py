@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 
 from tests.kernel import Kernel
@@ -135,7 +133,7 @@ def test_a_seed_counts_also_where_the_cell_is_the_first_to_import_numpy_and_torc
         "import random\nimport numpy as np\nfrom torch import nn, rand\nimport torch\n"
         "result{} = (random.random(), float(np.random.rand()), rand(1).item(), nn.Linear(2, 2).weight.sum().item())"
     )
-    with contextlib.closing(Kernel()) as kernel:
+    with Kernel() as kernel:
         works(kernel, "%load_ext ipygpumem")
         assert kernel.value("__import__('sys').modules.get('torch') is None") is True
         works(kernel, cell.format(1))

@@ -108,8 +108,9 @@ class TortureKernel(Kernel):
     def __init__(self, *arguments: str, **variables: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="torture-")
         path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(ROOT)]))
-        own = {"IPYTHONDIR": self._folder.name, "TORCHINDUCTOR_CACHE_DIR": f"{self._folder.name}/inductor"}
-        super().__init__("--log-level=ERROR", *arguments, env={**os.environ, **own, **variables, "PYTHONPATH": path})
+        default = {"TORCHINDUCTOR_CACHE_DIR": f"{self._folder.name}/inductor"}
+        env = {**default, **os.environ, **variables, "IPYTHONDIR": self._folder.name, "PYTHONPATH": path}
+        super().__init__("--log-level=ERROR", *arguments, env=env)
         self.answers: list[str] = []
 
     def _take(self, message_id: str, outputs: Reply) -> bool:

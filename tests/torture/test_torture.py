@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,6 +13,17 @@ from tests.torture.runner import CELL, OURS, PLAIN, Runner, TortureKernel, Way
 from tests.torture.scenario import Scenario
 
 _CASES = [(way, scenario) for way in OURS for scenario in SCENARIOS if way.serves(scenario)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Kernels share what the C++ compiler has made, which takes longer than all else; each makes its own graphs."""
+    folder = tmp_path_factory.getbasetemp()
+    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(shared / "inductor"))
+        patch.setenv("TORCHINDUCTOR_FX_GRAPH_CACHE", "0")
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +56,7 @@ def test_without_the_extension_an_error_keeps_its_memory(runner_for: Callable[[W
 
 def test_what_was_stored_run_or_debugged_before_an_experiment_still_works() -> None:
     """The end of an experiment empties IPython's hidden stores; nothing that the user can see changes."""
-    with contextlib.closing(TortureKernel()) as kernel:
+    with TortureKernel() as kernel:
         ok(kernel, "%load_ext ipygpumem", "kept = [1]\n%store kept")
         ok(kernel, "%cd -q {__import__('tempfile').mkdtemp()}")
         ok(kernel, "with open('script.py', 'w') as file:\n    file.write('data = [2]\\ndef f(): return data')")

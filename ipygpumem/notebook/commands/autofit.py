@@ -1,26 +1,25 @@
-"""``%%autofit``: a cell that runs again with a smaller value until it fits. The loop itself is made by ``loops``."""
+"""``%%autofit``: a cell runs again with a smaller value until it fits. ``loops`` makes the loop itself."""
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from IPython.core.error import UsageError
 
 from ipygpumem.errors import AutofitError, NotLoadedError
-from ipygpumem.fitting import functions
-from ipygpumem.fitting.fit import FITS, TOO_LARGE, AutofitResult, Fit, Options, shown
+from ipygpumem.fitting import fit, functions
+from ipygpumem.fitting.fit import FITS, TOO_LARGE, AutofitResult, Fit
 from ipygpumem.fitting.plan import Number, Values
-from ipygpumem.fitting.remembered import key_of
 from ipygpumem.introspect import type_name
-from ipygpumem.notebook.commands.parsing import Parser, split
-from ipygpumem.notebook.experiments.budget import limits
-from ipygpumem.notebook.ipython.sources import digest_of
+from ipygpumem.notebook.cell import Cell
+from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.ipython.loops import LoopOfCell
+from ipygpumem.notebook.ipython.rewriting import first_lines
 from ipygpumem.notebook.ipython.stored_errors import last_error, shown_since
-from ipygpumem.notebook.session import Session, session_of
+from ipygpumem.notebook.notebook import Notebook, notebook_of
 from ipygpumem.objects import interrupts
 from ipygpumem.objects.arrays import ArraySearch
 from ipygpumem.reports.autofit import autofit_report
@@ -29,31 +28,34 @@ from ipygpumem.scopes.bindings import Bindings
 from ipygpumem.scopes.scope import Scope
 from ipygpumem.units import format_bytes
 
-if TYPE_CHECKING:
-    from ipygpumem.notebook.cell import Cell
-
 _MISSING = object()
 NESTED = "%%autofit: one runs already; several variables on its line are reduced in turn"
 
 
-def parse(line: str, namespace: dict[str, Any]) -> tuple[Values, Options, bool]:
-    """Return the variables with their starts, the options, and whether to remember, that ``line`` asks for.
+def fit_cell(notebook: Notebook, options: Options) -> list[Report]:
+    """Fit the running cell: the loop that stands around its body asks for what begins here.
 
     Raises:
-        UsageError: an option that there is not.
+        UsageError: no cell is running.
+        AutofitError: what is asked for makes no sense, or the cell is fitted already.
+    """
+    running = notebook.tools.cells.running()
+    if not running:
+        raise UsageError("%%autofit needs a cell with events: write it as the cell's first line")
+    if any(cell.of(LoopOfCell).fit is not None for cell in running):
+        raise AutofitError(NESTED)
+    running[-1].of(LoopOfCell).fit = CellFit(notebook, running[-1], options)
+    return []
+
+
+def _given(options: Options, namespace: dict[str, Any]) -> tuple[Values, fit.Options]:
+    """Return the variables with their starts, and what the options say.
+
+    Raises:
         AutofitError: what stands for a variable or a number is none.
     """
-    parser = Parser(prog="%%autofit", add_help=False, allow_abbrev=False)
-    parser.add_argument("variables", nargs="+", metavar="NAME=VALUE")
-    parser.add_argument("--min", nargs="+", metavar="VALUE")
-    parser.add_argument("--step", default="halve")
-    parser.add_argument("--headroom")
-    parser.add_argument("--max-tries", type=int, default=10)
-    parser.add_argument("--remember", action="store_true")
-    found = parser.parse_args(split("%%autofit", line))
-    start = dict(_variable(word, namespace) for word in found.variables)
-    options = Options(_minima(found.min), found.step, found.headroom, found.max_tries)
-    return start, options, found.remember
+    start = dict(_variable(word, namespace) for word in options.variables)
+    return start, fit.Options(_minima(options.min), options.step, options.headroom, options.max_tries)
 
 
 def _variable(word: str, namespace: dict[str, Any]) -> tuple[str, Number]:
@@ -70,8 +72,8 @@ def _variable(word: str, namespace: dict[str, Any]) -> tuple[str, Number]:
     return name, value
 
 
-def _minima(words: list[str] | None) -> Number | dict[str, Number] | None:
-    if words is None:
+def _minima(words: list[str]) -> Number | dict[str, Number] | None:
+    if not words:
         return None
     if len(words) == 1 and "=" not in words[0]:
         return _number("--min", words[0])
@@ -95,38 +97,33 @@ class CellFit:
     """The autofit of one running cell; the loop in its tree calls ``again`` and enters it.
 
     Args:
-        session: the shell's.
+        notebook: the shell's.
         cell: the running cell.
-        line: what follows ``%%autofit``.
+        options: of the line ``%%autofit``.
 
     Raises:
-        UsageError: an option that there is not.
         AutofitError: what is asked for makes no sense.
     """
 
-    def __init__(self, session: Session, cell: Cell, line: str) -> None:
-        self._session = session
-        self._start, options, remember = parse(line, session.namespace)
-        options.plan(self._start)  # a mistake is told before anything is measured
-        head, self._source = _split(str(getattr(cell.info, "raw_cell", "")))
-        if sum(text.startswith("%%autofit") for text in head) > 1:
+    def __init__(self, notebook: Notebook, cell: Cell, options: Options) -> None:
+        self._notebook = notebook
+        self._start, wanted = _given(options, notebook.tools.namespace)
+        plan = wanted.plan(self._start)
+        names, self._source = first_lines(str(getattr(cell.info, "raw_cell", "")))
+        if names.count("autofit") > 1:
             raise AutofitError(NESTED)
         if not self._source.strip():
             raise AutofitError("the cell has no code to fit: it stands below the line with %%autofit")
-        self._key = self._make_key(options) if remember else ""
-        first = session.fitted.get(self._key, self._start) if remember else None
-        plan = options.plan(self._start, first)
         self._fit = Fit(
             plan,
-            session.meter,
-            headroom=options.share,
-            limits=functools.partial(limits, session),
-            ran_out=session.recoveries.ran_out_in_try,
-            garbage=session.garbage,
+            notebook.tools.meter,
+            headroom=wanted.share,
+            limits=notebook.budgets.limits,
+            ran_out=notebook.experiments.ran_out_in_try,
+            garbage=notebook.tools.garbage,
         )
-        self._notes = [f"started from what fitted last time: {shown(first)}"] if first else []
         self._bindings = cell.code[-1].bindings() if cell.code else Bindings()
-        self._before = {name: session.namespace.get(name, _MISSING) for name in self._start}
+        self._before = {name: notebook.tools.namespace.get(name, _MISSING) for name in self._start}
         self._given: Values = {}
         self._scope: Scope | None = None
         self._closing = False
@@ -137,15 +134,11 @@ class CellFit:
         """What the open scopes took for outer names before the try."""
         self._last_error = 0
         self._value: object = None
-        self.interrupted = False
-        """A Ctrl-C struck after a cell inside the try, where nothing can be raised."""
-        if here := session.names.here():  # the variables are bound as if a statement of the cell did it
+        self._cell = cell
+        cell.enders.append(self.end)
+        if here := notebook.experiments.here():  # the variables are bound as if a statement of the cell did it
             here[-1].scope.note(Bindings(assigned=set(self._start)))
             here[-1].scope.save(self._start)
-
-    def _make_key(self, options: Options) -> str:
-        readings = self._session.meter.now(detail=True).values()
-        return key_of(digest_of(self._source), self._start, options, readings, limits(self._session))
 
     # -- called by the loop -----------------------------------------------------------------------------------
 
@@ -155,7 +148,7 @@ class CellFit:
         Raises:
             UsageError: nothing fits, or the cell itself undoes what is reduced.
         """
-        if self.interrupted:
+        if self._cell.interrupted_inside:
             raise KeyboardInterrupt
         if self._fit.tries and not self._fit.more and self._fit.tries[-1].outcome not in TOO_LARGE:
             return False
@@ -167,13 +160,13 @@ class CellFit:
         except AutofitError as error:
             raise UsageError(clean(f"%%autofit: {error}")) from None
         self._given = dict(self._fit.plan.values)
-        self._session.namespace.update(self._given)
-        self._scope = Scope(self._session.namespace)
+        self._notebook.tools.namespace.update(self._given)
+        self._scope = Scope(self._notebook.tools.namespace)
         self._scope.note(self._bindings)
         self._scope.save(self._bindings.bound)
-        here = [experiment.scope for experiment in self._session.names.here()]
+        here = [experiment.scope for experiment in self._notebook.experiments.here()]
         names = self._bindings.bound | self._bindings.deleted
-        self._outer = [(scope, scope.outer_among(names) & self._session.namespace.keys()) for scope in here]
+        self._outer = [(scope, scope.outer_among(names) & self._notebook.tools.namespace.keys()) for scope in here]
         self._depth = len(here)
         self._last_error = last_error()
         return True
@@ -184,7 +177,7 @@ class CellFit:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        namespace = self._session.namespace
+        namespace = self._notebook.tools.namespace
         self._undone = [name for name, value in self._given.items() if namespace.get(name) is not value]
         # Magics such as %run show an error and go on.
         return self._fit.end(error or shown_since(self._last_error))
@@ -203,9 +196,9 @@ class CellFit:
     def _take_back(self) -> None:
         """Let the names of the last try go, and what it opened, and give its memory back."""
         self._value = None
-        session, scope = self._session, self._scope
-        while len(here := session.names.here()) > self._depth:
-            session.close(here[-1])
+        notebook, scope = self._notebook, self._scope
+        while len(here := notebook.experiments.here()) > self._depth:
+            notebook.experiments.close_experiment(here[-1])
         if scope is not None:
             search = ArraySearch()
             held = [search.held(name, value) for name, value in list(scope.waiting.items())]
@@ -216,10 +209,10 @@ class CellFit:
     def _close(self, scope: Scope) -> None:
         """Let the names of a try go; after an interrupt ``end`` calls it again, and it goes on where it stopped."""
         self._closing = True
-        here = self._session.names.here()
+        here = self._notebook.experiments.here()
         scope.close(here[-1].scope if here else None)
         for outer, names in self._outer:
-            outer.regain(names & self._session.namespace.keys())
+            outer.regain(names & self._notebook.tools.namespace.keys())
         self._closing = False
         self._scope = None
 
@@ -229,9 +222,9 @@ class CellFit:
             return
         for name, value in self._before.items():
             if value is _MISSING:
-                self._session.namespace.pop(name, None)
+                self._notebook.tools.namespace.pop(name, None)
             else:
-                self._session.namespace[name] = value
+                self._notebook.tools.namespace[name] = value
         if self._undone:
             raise AutofitError(
                 f"the cell binds {self._undone[0]} itself, so that each try would be the same: take that out of it"
@@ -249,9 +242,7 @@ class CellFit:
             self._scope.waiting.clear()  # the names of the last try stay
         if not self._fit.tries:
             return []
-        if self._key and self._fit.tries[-1].outcome == FITS:
-            self._session.fitted.put(self._key, self._given)
-        return [autofit_report(self._fit.tries, [*self._notes, *self._remarks()], self._fit.plan)]
+        return [autofit_report(self._fit.tries, self._remarks(), self._fit.plan)]
 
     def _remarks(self) -> list[str]:
         found = [
@@ -261,22 +252,14 @@ class CellFit:
         ]
         if self._fit.tries[-1].outcome == FITS:
             found += [f"the cell has bound {name} itself: it is not the value that was tried" for name in self._undone]
-        if self._waiting_bytes >= self._session.config.min_held_bytes:
+        if self._waiting_bytes >= self._notebook.tools.config.min_held_bytes:
             size = format_bytes(self._waiting_bytes)
             found.append(f"what stood under the cell's names before held {size} during the tries: del frees it first")
         return found
 
 
-def _split(source: str) -> tuple[list[str], str]:
-    """Return the lines of our magics at the top of a cell, and its source without them."""
-    lines, head = source.lstrip().splitlines(keepends=True), []
-    while lines and lines[0].startswith(("%%autofit", "%%experiment")):
-        head.append(lines.pop(0))
-    return head, "".join(lines)
-
-
 def fit_function(
-    shell: Any, function: Callable[..., Any], start: Mapping[str, Any], options: Options, *, remember: bool
+    shell: Any, function: Callable[..., Any], start: Mapping[str, Any], options: fit.Options
 ) -> AutofitResult:
     """Return what fits for a function, measured by the session of ``shell`` if the extension is loaded there.
 
@@ -284,19 +267,17 @@ def fit_function(
         AutofitError: nothing fits, what is asked for makes no sense, or the running cell is fitted itself.
     """
     try:
-        session = session_of(shell)
+        notebook = notebook_of(shell)
     except NotLoadedError:
         return functions.autofit(function, start, options)
-    if any(cell.fit is not None for cell in session.running()):
+    if any(cell.of(LoopOfCell).fit is not None for cell in notebook.tools.cells.running()):
         raise AutofitError("the cell runs under %%autofit: give both variables to one of the two")
-    remembered = session.fitted if remember else None
     return functions.autofit(
         function,
         start,
         options,
-        meter=session.meter,
-        limits=functools.partial(limits, session),
-        ran_out=session.recoveries.ran_out_in_try,
-        remembered=remembered,
-        garbage=session.garbage,
+        meter=notebook.tools.meter,
+        limits=notebook.budgets.limits,
+        ran_out=notebook.experiments.ran_out_in_try,
+        garbage=notebook.tools.garbage,
     )

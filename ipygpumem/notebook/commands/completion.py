@@ -1,110 +1,83 @@
-"""Tab completion for the magics' subcommands, options and names."""
+"""Completes the lines of magics when Tab is pressed: commands, options, and what stands for them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ipygpumem.introspect import instance_dict, is_instance
+from ipygpumem.notebook.commands.plot import SUFFIXES
+from ipygpumem.notebook.notebook import Notebook
+from ipygpumem.notebook.registry import Argument, Command, Magic
+from ipygpumem.reports.export import formats
 from ipygpumem.scopes.scope import is_ownable
 
-if TYPE_CHECKING:
-    from ipygpumem.notebook.session import Session
 
-_EXPERIMENT_OPTIONS = ["--keep", "--drop-imports", "--seed", "--report", "--note", "--budget", "--record"]
-_TENSOR_OPTIONS = ("--device", "--min", "--kind", "--by", "--top")
-_TENSOR_VALUES = {
-    "--kind": ["parameter", "gradient", "optimizer", "buffer", "other"],
-    "--by": ["name", "shape", "kind", "cell", "device"],
-    "--device": ["cpu", "cuda"],
-}
-_PLOT_OPTIONS = ("--device", "-n", "--save", "--dark", "--force")
-_PLOT_VALUES = {"plot": ["session", "cells", "devices", "experiments", *_PLOT_OPTIONS], "--device": ["RAM", "cuda"]}
-_NUMBERS = (int, float)
-_AUTOFIT_OPTIONS = ["--min", "--step", "--headroom", "--max-tries", "--remember"]
-_STYLES = ["full", "compact", "none"]
-_COMMANDS = [
-    "on",
-    "off",
-    "status",
-    "preload",
-    "free",
-    "leaks",
-    "tensors",
-    "history",
-    "plot",
-    "export",
-    "record",
-    "postmortem",
-]
+def complete(notebook: Notebook, magic: Magic, event: Any) -> list[str]:
+    """Return what may stand at the cursor in a line that begins with a magic's name.
 
-
-def complete_experiment(session: Session, line: str) -> list[str]:
-    """Return what may follow on a line that begins with ``%experiment`` or ``%%experiment``."""
+    Args:
+        notebook: the shell's.
+        magic: what IPython took the line for.
+        event: IPython's: the line, and its text up to the cursor.
+    """
+    line = event.text_until_cursor
+    if line.split()[:1] != event.line.split()[:1]:  # somebody asks by the old way, without a cursor
+        line = event.line
     words = line.split()
-    done = words if line.endswith(" ") else words[:-1]
-    if done[-1:] == ["--report"]:
-        return _STYLES
-    if done[-1:] == ["--keep"] or done[1:2] == ["keep"]:
-        return _names(session)
-    if next((word for word in reversed(done) if word.startswith("--")), None) == "--keep":
-        return [*_names(session), *_EXPERIMENT_OPTIONS]
-    if done[1:2] == ["end"]:
-        return [experiment.name for experiment in session.open]
-    if done[1:2] == ["compare"]:
-        return _finished(session)
-    if line.startswith("%%") or done[1:2] == ["start"]:
-        return _EXPERIMENT_OPTIONS
-    return ["start", "end", "keep", "status", "list", "compare"] if len(done) <= 1 else []
+    begun = "" if line[-1:].isspace() else words.pop()
+    if not words or words[0] in notebook.tools.namespace:  # its name is being typed, or it is a variable's
+        return []
+    command = magic.cell if words.pop(0).startswith("%%") else magic.line
+    while command is not None and command.commands:
+        if not words:
+            return [below.name for below in command.commands]
+        name = words.pop(0)
+        command = next((below for below in command.commands if below.name == name), None)
+    return [] if command is None else _arguments(notebook, command, words, begun)
 
 
-def _finished(session: Session) -> list[str]:
-    from ipygpumem.notebook.commands.history import names_of  # loading the extension must stay fast
-
-    return names_of(session)
-
-
-def complete_autofit(session: Session, line: str) -> list[str]:
-    """Return what may follow on a line that begins with ``%%autofit``."""
-    done = line.split() if line.endswith(" ") else line.split()[:-1]
-    if done[-1:] == ["--step"]:
-        return ["halve", "search", "0.9"]
-    numbers = [name for name, value in list(session.namespace.items()) if is_ownable(name) and type(value) in _NUMBERS]
-    return [*sorted(name for name in numbers if not name.startswith("_")), *_AUTOFIT_OPTIONS]
-
-
-def complete_estimate(session: Session, line: str) -> list[str]:
-    """Return what may follow on a line that begins with ``%%estimate``."""
-    done = line.split() if line.endswith(" ") else line.split()[:-1]
-    return {"--device": ["cpu", "cuda:0"], "--device-memory": [], "--timeout": []}.get(
-        done[-1], ["--device-memory", "--device", "--timeout"]
-    )
+def _arguments(notebook: Notebook, command: Command, words: Iterable[str], begun: str) -> list[str]:
+    """Return what may follow ``words`` of a command."""
+    options = {item.name: item for item in command.arguments if item.name}
+    places = [item for item in command.arguments if not item.name]
+    option: Argument | None = None
+    needs_value = False
+    for word in words:
+        if word in options:
+            option = options[word] if options[word].value else None
+            needs_value = option is not None
+        elif option is not None:
+            option, needs_value = option if option.is_many else None, False
+        elif places and not places[0].takes_several:
+            places.pop(0)
+    if option is not None and needs_value:
+        return _offers(notebook, option, begun)
+    place = option or next(iter(places), None)
+    return [*(_offers(notebook, place, begun) if place is not None else ()), *options]
 
 
-def complete_gpumemit(session: Session, line: str) -> list[str]:
-    """Return what may follow on a line that begins with ``%gpumemit``: options, and names for the statement."""
-    done = line.split() if line.endswith(" ") else line.split()[:-1]
-    return [] if done[-1] in ("-r", "-s") else ["-r", "-s", *_names(session)]
+def _offers(notebook: Notebook, argument: Argument, begun: str) -> list[str]:
+    offers = argument.offers or argument.choices
+    return SOURCES[offers](notebook, begun) if isinstance(offers, str) else list(offers)
 
 
-def complete_memlines(session: Session, line: str) -> list[str]:
-    """Return what may follow on a line that begins with ``%%memlines``."""
-    done = line.split() if line.endswith(" ") else line.split()[:-1]
-    if done[-1] == "--sort":
-        from ipygpumem.reports.lines import ORDERS  # loading the extension must stay fast
-
-        return list(ORDERS)
-    following = "-f" in done and "--sort" not in done[done.index("-f") :]
-    return ["-f", "--sort", *(_functions(session) if following else ())]
+def _names(notebook: Notebook, begun: str = "") -> list[str]:
+    return sorted(name for name in list(notebook.tools.namespace) if is_ownable(name) and not name.startswith("_"))
 
 
-def _functions(session: Session) -> list[str]:
+def _numbers(notebook: Notebook, begun: str) -> list[str]:
+    """Return the notebook's names of numbers."""
+    return [name for name in _names(notebook) if type(notebook.tools.namespace.get(name)) in (int, float)]
+
+
+def _functions(notebook: Notebook, begun: str) -> list[str]:
     """Return the functions of the notebook, and the methods of its classes."""
     found = []
-    for name in _names(session):
-        value = session.namespace.get(name)
+    for name in _names(notebook):
+        value = notebook.tools.namespace.get(name)
         if type(value) is FunctionType:
             found.append(name)
         elif is_instance(value, type):
@@ -113,41 +86,25 @@ def _functions(session: Session) -> list[str]:
     return found
 
 
-def _names(session: Session) -> list[str]:
-    return sorted(name for name in list(session.namespace) if is_ownable(name) and not name.startswith("_"))
-
-
-def complete_gpumem(session: Session, line: str) -> list[str]:
-    """Return what may follow on a line that begins with ``%gpumem``."""
-    words = line.split()
-    done = words if line.endswith(" ") else words[:-1]
-    if done[1:2] == ["tensors"]:
-        return _TENSOR_VALUES.get(done[-1], list(_TENSOR_OPTIONS))
-    if done[1:2] == ["history"]:
-        return _finished(session) if done[-1] == "--experiment" else ["-n", "--experiment"]
-    if done[1:2] == ["export"]:
-        from ipygpumem.reports.export.formats import SUFFIXES  # loading the extension must stay fast
-
-        return ["--force", *_files("" if line.endswith(" ") else words[-1], SUFFIXES)]
-    if done[1:2] == ["plot"]:
-        if done[-1] == "--save":
-            from ipygpumem.notebook.commands.plot import SUFFIXES as PICTURES  # as above
-
-            return _files("" if line.endswith(" ") else words[-1], PICTURES)
-        return [] if done[-1] == "-n" else _PLOT_VALUES.get(done[-1], list(_PLOT_OPTIONS))
-    if done[1:2] == ["record"]:
-        return ["--delete"] if done[2:] == ["off"] else ["on", "off", "status"] if len(done) == 2 else []
-    if done[1:2] == ["postmortem"]:
-        return ["--all", *session.recorder.names()]
-    return _COMMANDS if len(done) <= 1 else []
-
-
-def _files(start: str, suffixes: Sequence[str]) -> list[str]:
+def _files(begun: str, suffixes: Sequence[str]) -> list[str]:
     """Return the folders and the files with one of ``suffixes`` that a path may go on with."""
-    folder = start[: start.rfind("/") + 1]
+    folder = begun[: begun.rfind("/") + 1]
     try:
         entries = sorted(Path(folder or ".").expanduser().iterdir())
         shown = [entry for entry in entries if entry.is_dir() or entry.suffix.lower() in suffixes]
         return [folder + entry.name + "/" * entry.is_dir() for entry in shown if not entry.name.startswith(".")]
     except (OSError, RuntimeError):  # no such folder, no such user
         return []
+
+
+SOURCES: dict[str, Callable[[Notebook, str], list[str]]] = {
+    "names": _names,
+    "numbers": _numbers,
+    "functions": _functions,
+    "open": lambda notebook, _: [experiment.name for experiment in notebook.experiments.open],
+    "finished": lambda notebook, _: sorted({experiment.name for experiment in notebook.experiments.finished}),
+    "recordings": lambda notebook, _: notebook.recorder.names(),
+    "exports": lambda _, begun: _files(begun, formats.SUFFIXES),
+    "pictures": lambda _, begun: _files(begun, SUFFIXES),
+}
+"""What Tab offers that the notebook or a folder knows."""

@@ -6,80 +6,69 @@ import contextlib
 import re
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ipygpumem import estimating
 from ipygpumem.errors import EstimateError
-from ipygpumem.notebook.commands.parsing import Parser, size, split
+from ipygpumem.estimating.child import Front
+from ipygpumem.estimating.packing import users_part
+from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.notebook import Notebook
+from ipygpumem.reports.estimate import estimate_report
 from ipygpumem.reports.layout import Report
-
-if TYPE_CHECKING:
-    from ipygpumem.notebook.session import Session
 
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 _MAGIC = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(\w+)'")
 
 
-def estimate(session: Session, shell: Any, line: str, cell: str) -> list[Report]:
+def estimate(notebook: Notebook, options: Options, cell: str) -> list[Report]:
     """Return the report on a cell.
 
     Raises:
         EstimateError: torch is missing or too old, or the cell cannot be followed.
     """
-    parser = Parser(prog="%%estimate", add_help=False, allow_abbrev=False)
-    parser.add_argument("--device-memory", type=size, metavar="SIZE")
-    parser.add_argument("--device", metavar="D")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS")
-    options = parser.parse_args(split("%%estimate", line))
     if not cell.strip():
         raise EstimateError("%%estimate: the cell is empty; write the code to estimate below the first line")
-    from ipygpumem import estimating  # loading the extension must stay fast
-    from ipygpumem.reports.estimate import estimate_report
-
     __tracebackhide__ = True  # of the user's errors
-    module = estimating.estimator()
+    shell, module = notebook.tools.shell, estimating.loaded("running")
     try:
-        found = module.estimate_code(
-            _compiled(shell, cell),
-            session.namespace,
-            device=options.device,
-            room_bytes=options.device_memory,
-            timeout_seconds=options.timeout or module.TIMEOUT_SECONDS,
-            front=front_of(shell),
-        )
+        timeout = options.timeout or module.TIMEOUT_SECONDS
+        estimation = module.Estimation(options.device, options.device_memory, timeout, ShellFront(shell))
+        estimate = estimation.of_code(_compiled(shell, cell), notebook.tools.namespace)
     except SyntaxError as error:
         raise _as_in_a_cell(shell, error) from None
-    return [estimate_report(found)]
+    return [estimate_report(estimate)]
 
 
-def front_of(shell: Any) -> Any:
-    """Return what takes a child off a shell: it uses none of its sockets, and what it displays is displayed here."""
-    from ipygpumem.estimating.apart import Front
+class ShellFront(Front):
+    """Takes a child process off a shell: it uses none of its sockets, and what it displays is displayed here."""
 
-    class ShellFront(Front):
-        def detach(self, show: Callable[[Any], None]) -> None:
-            def publish(data: Any, metadata: Any = None, *_: Any, **options: Any) -> None:
-                if _WIDGET in (data or ()):
-                    return  # it is drawn by messages that a child cannot send
-                transient, update = options.get("transient"), bool(options.get("update"))
-                with contextlib.suppress(ValueError):  # what is no plain data, no front-end would show
-                    show((data, metadata or {}, transient or {}, update))
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
 
-            vars(shell.display_pub).update(publish=publish, clear_output=lambda *_, **__: None)
-            kernel = getattr(shell, "kernel", None)
-            if kernel is not None:
-                vars(kernel.session).update(send=lambda *_, **__: None)
+    def detach(self, show: Callable[[Any], None]) -> None:
+        """Let ``show`` have what the child displays."""
 
-        def show(self, shown: Any) -> None:
-            data, metadata, transient, update = shown
-            shell.display_pub.publish(data, metadata, transient=transient, update=update)
+        def publish(data: Any, metadata: Any = None, *_: Any, **options: Any) -> None:
+            if _WIDGET in (data or ()):
+                return  # it is drawn by messages that a child cannot send
+            transient, update = options.get("transient"), bool(options.get("update"))
+            with contextlib.suppress(ValueError):  # what is no plain data, no front-end would show
+                show((data, metadata or {}, transient or {}, update))
 
-    return ShellFront()
+        vars(self._shell.display_pub).update(publish=publish, clear_output=lambda *_, **__: None)
+        kernel = getattr(self._shell, "kernel", None)
+        if kernel is not None:
+            vars(kernel.session).update(send=lambda *_, **__: None)
+
+    def show(self, shown: Any) -> None:
+        """Display what the child has shown."""
+        data, metadata, transient, update = shown
+        self._shell.display_pub.publish(data, metadata, transient=transient, update=update)
 
 
 def _as_in_a_cell(shell: Any, error: SyntaxError) -> Exception:
     """Return an error that IPython shows as a syntax error of a plain cell: of a real one it shows our frames, too."""
-    from ipygpumem.estimating.packing import users_part
-
     frames = traceback.extract_tb(users_part(error.__traceback__))
     shown = shell.SyntaxTB.structured_traceback(type(error), error, frames)
     kind: type[Exception] = type(type(error).__name__, (Exception,), {"_render_traceback_": lambda _: shown})

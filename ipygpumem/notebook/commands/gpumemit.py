@@ -5,56 +5,50 @@ from __future__ import annotations
 import ast
 import re
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from IPython.core.error import UsageError
 
+from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.profiling.statements import Statement, measure
 from ipygpumem.reports.content import Report, clean
 from ipygpumem.reports.statements import statements_report
 
-if TYPE_CHECKING:
-    from ipygpumem.notebook.session import Session
-
-_REPEATS = 5
-_OPTION = re.compile(r"""\s*-(?P<name>[rs])[\s=]*(?P<value>'[^']*'|"[^"]*"|\S+)(?:\s+|$)""")
 _RULE = re.compile(r"^---[ \t]*$", re.MULTILINE)
 
 
-def gpumemit(session: Session, line: str, cell: str | None = None) -> list[Report]:
-    """Return what the statement of a line costs, or those of a cell side by side.
+def statement(notebook: Notebook, options: Options) -> list[Report]:
+    """Return what the statement of a line costs.
 
     Raises:
-        UsageError: an option is wrong, or there is no statement.
+        UsageError: it is no Python.
     """
     __tracebackhide__ = True
-    prog = "%gpumemit" if cell is None else "%%gpumemit"
-    repeats, setup, rest = _options(prog, line)
-    if cell is not None and rest:
-        raise UsageError(f"{prog}: {clean(rest)!r} is too much for its line: statements stand below, setup after -s")
-    shell = session.shell
-    statements = [Statement(rest, _compiled(shell, rest))] if cell is None else _statements(shell, cell)
-    if not statements or not statements[0].text.strip():
-        raise UsageError(f"{prog}: which statement? For instance: %gpumemit -r 3 torch.relu(x)")
-    code = _compiled(shell, setup) if setup else None
-    return [statements_report(*measure(session.meter, statements, session.namespace, setup=code, repeats=repeats))]
+    return _measured(notebook, options, [Statement(options.code, _compiled(notebook.tools.shell, options.code))])
 
 
-def _options(prog: str, line: str) -> tuple[int, str, str]:
-    """Return the repeats, the setup, and the rest of a line as it was written."""
-    repeats, setup = _REPEATS, ""
-    while option := _OPTION.match(line):
-        value, line = option["value"], line[option.end() :]
-        if option["name"] == "s":
-            setup = value[1:-1] if value[0] in "'\"" else value
-        elif value.isdecimal() and 0 < int(value) <= 10_000:
-            repeats = int(value)
-        else:
-            raise UsageError(f"{prog}: -r {clean(value)}: write a number of runs from 1 to 10000")
-    if re.match(r"\s*--?[a-zA-Z]", line):
-        word = clean(line.split()[0])
-        raise UsageError(f"{prog}: {word!r} is no option; there are -r RUNS and -s 'SETUP'; or put (...) around it")
-    return repeats, setup, line.strip()
+def statements(notebook: Notebook, options: Options, cell: str) -> list[Report]:
+    """Return what the statements of a cell cost, side by side.
+
+    Raises:
+        UsageError: there is none, one is no Python, or the line goes on after the options.
+    """
+    __tracebackhide__ = True
+    if options.code:
+        word = clean(options.code)
+        raise UsageError(f"%%gpumemit: {word!r} is too much for its line: statements stand below, setup after -s")
+    found = _statements(notebook.tools.shell, cell)
+    if not found:
+        raise UsageError("%%gpumemit: which statements? They stand below, one on each line")
+    return _measured(notebook, options, found)
+
+
+def _measured(notebook: Notebook, options: Options, found: list[Statement]) -> list[Report]:
+    __tracebackhide__ = True
+    tools = notebook.tools
+    setup = _compiled(tools.shell, options.s) if options.s else None
+    return [statements_report(*measure(tools.meter, found, tools.namespace, setup=setup, repeats=options.r))]
 
 
 def _statements(shell: Any, cell: str) -> list[Statement]:

@@ -7,50 +7,45 @@ import linecache
 import re
 import sys
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from IPython.core.error import UsageError
 
-from ipygpumem.notebook.commands.parsing import Parser, split
+from ipygpumem.notebook.cell import Cell
+from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.profiling.account import Account
 from ipygpumem.profiling.blocks import Block, Blocks, LinesRecord, code_of
 from ipygpumem.profiling.tracing import watcher
 from ipygpumem.reports.content import Report, clean
-from ipygpumem.reports.lines import ORDERS, lines_report
-
-if TYPE_CHECKING:
-    from ipygpumem.notebook.cell import Cell
-    from ipygpumem.notebook.session import Session
+from ipygpumem.reports.lines import lines_report
 
 _PROG = "%%memlines"
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
-def memlines(session: Session, line: str) -> None:
+def follow_cell(notebook: Notebook, options: Options) -> list[Report]:
     """Follow the lines of the running cell until it ends.
 
     Raises:
         UsageError: an option is wrong, a function cannot be followed, or no cell is running whose end would be seen.
     """
-    parser = Parser(prog=_PROG, add_help=False, allow_abbrev=False)
-    parser.add_argument("-f", nargs="+", action="extend", default=[], dest="functions", metavar="FUNCTION")
-    parser.add_argument("--sort", choices=ORDERS, default="line")
-    options = parser.parse_args(split(_PROG, line))
-    running, frame = session.running(), _cell_frame(session.namespace)
+    running, frame = notebook.tools.cells.running(), _cell_frame(notebook.tools.namespace)
     if not running or frame is None:
         raise UsageError(f"{_PROG} needs a cell with events: write it as the cell's first line")
     if any(number > frame.f_lineno for _, _, number in frame.f_code.co_lines() if number is not None):
         raise UsageError(f"{_PROG} comes too late here: write it above %%autofit, as the cell's first line")
     file = frame.f_code.co_filename
     blocks = Blocks(file, [_cell_block(file, running[-1])])
-    for name in (part for word in options.functions for part in word.split(",") if part):
-        _add(blocks, name, session.namespace)
-    follow(session, running[-1], blocks, options.sort)
+    for name in (part for word in options.f for part in word.split(",") if part):
+        _add(blocks, name, notebook.tools.namespace)
+    follow(notebook, running[-1], blocks, options.sort)
+    return []
 
 
-def follow(session: Session, cell: Cell, blocks: Blocks, order: str) -> None:
+def follow(notebook: Notebook, cell: Cell, blocks: Blocks, order: str) -> None:
     """Begin to follow ``blocks``; the end of ``cell`` reports."""
-    account = Account(session.meter)
+    account = Account(notebook.tools.meter)
     watching = watcher(account, blocks.of, blocks.codes)
 
     def finish() -> list[Report]:

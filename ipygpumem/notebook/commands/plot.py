@@ -6,55 +6,42 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ipygpumem.errors import PlotError
-from ipygpumem.notebook.commands import actions
-from ipygpumem.notebook.commands.parsing import Parser
+from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.commands.status import reconcile
 from ipygpumem.reports import figures
 from ipygpumem.reports.content import Report, clean
 from ipygpumem.reports.export import files
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
-    from ipygpumem.notebook.session import Session
+    from ipygpumem.notebook.notebook import Notebook
     from ipygpumem.reports.figures.picture import Picture
 
-PICTURES = tuple(figures.SHOWN)
 SUFFIXES = (".png", ".svg")
 _MARK = "ipygpumem"
 """Stands at the head of the files that ``--save`` has written, and may write over."""
 
 
-def plot(session: Session, words: list[str]) -> list[Report]:
+def plot(notebook: Notebook, options: Options) -> list[Report]:
     """Show the picture that ``%gpumem plot`` and its options ask for, or write it; return what there is to say."""
-    options = _parser().parse_args(words)
     target = None if options.save is None else _target(options.save)
     picture = figures.draw(
         options.picture,
-        cells=list(session.history),
-        experiments=list(session.experiments),
-        reconciliations=actions.reconcile(session).reconciliations if options.picture == "devices" else (),
+        cells=list(notebook.session.history),
+        experiments=list(notebook.experiments.finished),
+        reconciliations=reconcile(notebook).reconciliations if options.picture == "devices" else (),
         device=options.device,
-        last=options.last,
+        last=options.n,
     )
     try:
         if target is None:
-            return _shown(session, picture)
+            return _shown(notebook, picture)
         content = picture.render(target.suffix[1:].lower(), dark=options.dark)
         size = files.write(target, content, is_ours=lambda head: _MARK in head, force=options.force)
         saved = Report("plot", f"saved: {clean(str(target))} ({format_bytes(size)})")
-        return [*_shown(session, picture), saved] if session.screen.has_images else [saved]
+        return [*_shown(notebook, picture), saved] if notebook.tools.screen.has_images else [saved]
     finally:
         picture.release()
-
-
-def _parser() -> Parser:
-    parser = Parser(prog="%gpumem plot", add_help=False, allow_abbrev=False)
-    parser.add_argument("picture", nargs="?", choices=PICTURES, default="session")
-    parser.add_argument("--device")
-    parser.add_argument("-n", dest="last", type=int, metavar="N")
-    parser.add_argument("--save", metavar="FILE")
-    parser.add_argument("--dark", action="store_true")
-    parser.add_argument("--force", action="store_true")
-    return parser
 
 
 def _target(path: str) -> Path:
@@ -64,10 +51,10 @@ def _target(path: str) -> Path:
     return target
 
 
-def _shown(session: Session, picture: Picture) -> list[Report]:
+def _shown(notebook: Notebook, picture: Picture) -> list[Report]:
     """Show the picture; where there are no images, return what it says in words."""
-    if session.screen.has_images:
-        session.screen.show_image(picture)
+    if notebook.tools.screen.has_images:
+        notebook.tools.screen.show_image(picture)
         return []
     headline, *lines = picture.summary.splitlines()
     hint = "a terminal shows no pictures: --save FILE.png writes this one to a file"

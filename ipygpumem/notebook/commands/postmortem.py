@@ -1,86 +1,29 @@
-"""``%gpumem record`` and ``%gpumem postmortem``."""
+"""``%gpumem postmortem``: how the last kernel died that was recorded."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 
 from ipygpumem.errors import RecordingError
 from ipygpumem.flight_recorder import archive, files, reader, verdict
 from ipygpumem.flight_recorder.machine import this_machine
-from ipygpumem.notebook.commands.parsing import Parser
+from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.reports import postmortem as reports
-from ipygpumem.reports.content import Report, clean, count, note
-from ipygpumem.units import format_bytes
-
-if TYPE_CHECKING:
-    from ipygpumem.notebook.session import Session
+from ipygpumem.reports.content import Report, clean
 
 
-def record(session: Session, words: list[str]) -> list[Report]:
-    """Do what ``%gpumem record`` asks for: on, off (and delete), or status.
-
-    Raises:
-        RecordingError: a recording cannot be written.
-    """
-    parser = Parser(prog="%gpumem record", add_help=False, allow_abbrev=False)
-    parser.add_argument("command", choices=["on", "off", "status"])
-    parser.add_argument("--delete", action="store_true")
-    options = parser.parse_args(words)
-    if options.delete and options.command != "off":
-        raise UsageError("%gpumem record: --delete goes with off: %gpumem record off --delete")
-    recorder = session.recorder
-    if options.command == "on":
-        recorder.start()
-        session.config.record = True
-    elif options.command == "off":
-        own = recorder.segments
-        session.config.record = False
-        if options.delete:
-            return [_delete(recorder.folder, own)]
-    return [_status(session)]
-
-
-def _status(session: Session) -> Report:
-    segments, folder = session.recorder.segments, session.recorder.folder
-    sizes = [found.size_bytes for found in files.listed(folder)]
-    kept = f"{count(len(sizes), 'recording')}, {format_bytes(sum(sizes))}, in {folder}"
-    return note(f"recording is {'off' if segments is None else f'on: {segments.name}'} · {kept}")
-
-
-def _delete(folder: Path, own: files.Segments | None) -> Report:
-    """Delete the recordings of this kernel and of those that have ended."""
-    here, kept = this_machine(), 0
-    found = files.listed(folder)
-    for segments in found:
-        if segments != own and archive.state_of(reader.read_tail(segments), here) != "dead":
-            kept += 1
-        else:
-            segments.delete()
-    left = files.listed(folder)
-    text = f"recording is off · {count(len(found) - len(left), 'recording')} deleted"
-    if kept:
-        text += f" · {count(kept, 'recording')} kept: of kernels that still run, or may"
-    if len(left) > kept:
-        text += f" · {len(left) - kept} could not be deleted"
-    return note(text)
-
-
-def postmortem(session: Session, words: list[str]) -> list[Report]:
+def postmortem(notebook: Notebook, options: Options) -> list[Report]:
     """Return the report that ``%gpumem postmortem`` and its options ask for.
 
     Raises:
         RecordingError: the file that is named is no recording.
     """
-    parser = Parser(prog="%gpumem postmortem", add_help=False, allow_abbrev=False)
-    parser.add_argument("file", nargs="?")
-    parser.add_argument("--all", action="store_true")
-    options = parser.parse_args(words)
     if options.all and options.file:
         raise UsageError("%gpumem postmortem: write --all, or a file, and not both")
-    folder = session.recorder.folder
+    folder = notebook.recorder.folder
     if options.file:
         return [_report(_named(folder, options.file))]
     if options.all:
@@ -91,7 +34,7 @@ def postmortem(session: Session, words: list[str]) -> list[Report]:
         tails.append(reader.read_tail(segments))
         if archive.died(tails[-1], archive.state_of(tails[-1], here)):
             return [_report(reader.read(segments))]
-    return [reports.nothing_report(archive.counts(tails, here), on=session.recorder.segments is not None)]
+    return [reports.nothing_report(archive.counts(tails, here), on=notebook.recorder.segments is not None)]
 
 
 def _named(folder: Path, name: str) -> reader.Recording:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Container, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.introspect import is_instance
-from ipygpumem.notebook.commands.parsing import Parser, size
+from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.ipython.outputs import cell_of_output, is_of_ipython
 from ipygpumem.notebook.ipython.sources import cell_of_file, cell_that_bound, running_cell
-from ipygpumem.notebook.session import session_of
+from ipygpumem.notebook.notebook import Notebook, notebook_of
 from ipygpumem.objects.inventory import selection, survey
 from ipygpumem.objects.inventory.records import Inventory
 from ipygpumem.objects.progress import Progress, unseen
@@ -19,21 +19,15 @@ from ipygpumem.reports import tensors as reports
 from ipygpumem.reports.content import Report
 from ipygpumem.scopes.scope import is_ownable
 
-if TYPE_CHECKING:
-    from ipygpumem.notebook.session import Session
-
-_SHOWN = 20
 _WORK = "tensors and arrays"
-_OUTPUT = re.compile(r"_+\d*|_i+\d*")
-_OUTPUT_NAME = re.compile(r"Out\[(\d+)\]")
 
 
-def tensors(session: Session, words: list[str]) -> list[Report]:
+def tensors(notebook: Notebook, options: Options) -> list[Report]:
     """Return the report that ``%gpumem tensors`` and its options ask for."""
-    options = _parser().parse_args(words)
-    with session.live.work(_WORK) as progress:
-        found = take(session.shell, progress=progress)
-    found = selection.select(found, options.names, device=options.device, kind=options.kind, min_bytes=options.min)
+    kind = next((kind for kind in selection.KINDS if options.kind and kind.startswith(options.kind)), None)
+    with notebook.tools.live.work(_WORK) as progress:
+        found = take(notebook.tools.shell, progress=progress)
+    found = selection.select(found, options.names, device=options.device, kind=kind, min_bytes=options.min or 0)
     if options.by is None:
         return [reports.tensors_report(found, top=options.top)]
     groups = selection.group(found.tensors, options.by)
@@ -43,26 +37,11 @@ def tensors(session: Session, words: list[str]) -> list[Report]:
 def asked_by(frame: FrameType, shell: Any) -> Inventory:
     """Return the inventory that code at ``frame`` asks for; where the extension is loaded, with a bar if it lasts."""
     try:
-        session = session_of(shell)
+        notebook = notebook_of(shell)
     except NotLoadedError:
         return take(shell, frame)
-    with session.live.work(_WORK) as progress:
+    with notebook.tools.live.work(_WORK) as progress:
         return take(shell, frame, progress=progress)
-
-
-def _parser() -> Parser:
-    parser = Parser(prog="%gpumem tensors", add_help=False, allow_abbrev=False)
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("--device")
-    parser.add_argument("--kind", choices=selection.KINDS, type=_kind)
-    parser.add_argument("--min", type=size, default=0)
-    parser.add_argument("--by", choices=selection.GROUPS)
-    parser.add_argument("--top", type=int, default=_SHOWN)
-    return parser
-
-
-def _kind(word: str) -> str:
-    return "optimizer state" if word == "optimizer" else word
 
 
 def take(shell: Any, frame: FrameType | None = None, *, progress: Progress = unseen) -> Inventory:
@@ -85,7 +64,7 @@ def take(shell: Any, frame: FrameType | None = None, *, progress: Progress = uns
 def _roots(shell: Any) -> Iterator[tuple[str, object]]:
     """Yield the notebook's names, the plain ones first, then its outputs."""
     namespace = {name: value for name, value in list(shell.user_ns.items()) if type(name) is str}
-    plain = [name for name in namespace if is_ownable(name) and not _OUTPUT.fullmatch(name)]
+    plain = [name for name in namespace if is_ownable(name) and not is_of_ipython(name)]
     for name in sorted(plain, key=lambda name: name.startswith("_")):
         yield name, namespace[name]
     outputs = namespace.get("_oh")
@@ -96,14 +75,13 @@ def _roots(shell: Any) -> Iterator[tuple[str, object]]:
 
 
 def _cell_of(shell: Any, root: str, covered: Container[int | None]) -> int | None:
-    output = _OUTPUT_NAME.fullmatch(root)
-    return int(output[1]) if output else cell_that_bound(shell, root, covered)
+    return cell_of_output(root) or cell_that_bound(shell, root, covered)
 
 
 def _covered(shell: Any) -> dict[str, set[int | None]]:
     """Return, for names that experiments restored, the cells whose bindings of them are gone."""
     try:
-        experiments = session_of(shell).experiments
+        experiments = notebook_of(shell).experiments.finished
     except NotLoadedError:
         return {}
     covered: dict[str, set[int | None]] = {}

@@ -9,39 +9,32 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.introspect import text_of
-from ipygpumem.notebook.ipython.loops import our_magic
+from ipygpumem.notebook.cell import Cell, SeenCode
+from ipygpumem.notebook.ipython.rewriting import our_magic
+from ipygpumem.notebook.tools import Tools
+from ipygpumem.scopes.bindings import Bindings, bindings_of
+from ipygpumem.scopes.scope import Scope, settle, tell
 from ipygpumem.scopes.telling import HAS_DELETED, let_tell
 
 if TYPE_CHECKING:
-    import ast
-
-    from ipygpumem.notebook.cell import Cell, CellStack
-    from ipygpumem.notebook.experiments.experiment import Experiment
-    from ipygpumem.scopes.bindings import Bindings
-    from ipygpumem.scopes.scope import Scope
-
+    from ipygpumem.notebook.experiments.open_experiment import OpenExperiment
 
 _MEASURES_LINES = re.compile(r"^%%memlines", re.MULTILINE)
 """In such a cell there must be no lines but the user's."""
 
 
-@dataclass(frozen=True)
-class SeenCode:
-    """Code that runs in a cell."""
+@dataclass
+class _OfCell:
+    """What is known of a running cell."""
 
-    tree: ast.AST
-    told: frozenset[str]
-    """The names that it tells of itself."""
-
-    def bindings(self) -> Bindings:
-        """Return what it binds."""
-        from ipygpumem.scopes.bindings import bindings_of  # loading the extension must stay fast
-
-        return bindings_of(self.tree)
+    saved_early: list[str] = field(default_factory=list)
+    """Names that the open scope keeps in case that the code does not come to tell of them."""
+    names_before: set[str] | None = None
+    """The notebook's names when it began, or when a scope of another thread did."""
 
 
 class Listener(dict[str, None]):
@@ -65,28 +58,23 @@ class Names:
     """The open scopes of one shell, and the code that runs in them.
 
     Args:
-        namespace: returns the notebook's names.
-        cells: the running cells.
-        experiments: those that are open, innermost last; the session keeps the list.
+        tools: the shell's.
+        experiments: those that are open, innermost last; the stack keeps the list.
     """
 
-    def __init__(
-        self, namespace: Callable[[], dict[str, Any]], cells: CellStack, experiments: list[Experiment]
-    ) -> None:
-        self._namespace = namespace
-        self._cells = cells
+    def __init__(self, tools: Tools, experiments: list[OpenExperiment]) -> None:
+        self._tools = tools
+        self._cells = tools.cells
         self._open = experiments
         self.listener = Listener(self._told)
 
-    def here(self, thread: int | None = None) -> list[Experiment]:
+    def here(self, thread: int | None = None) -> list[OpenExperiment]:
         """Return the open experiments of a thread, by default of this one, innermost last."""
         thread = threading.get_ident() if thread is None else thread
         return [experiment for experiment in self._open if experiment.thread == thread]
 
     def _told(self, key: str) -> bool:
         """Take what the code tells; return whether it need not tell it again."""
-        from ipygpumem.scopes.scope import tell  # loading the extension must stay fast
-
         scopes = [experiment.scope for experiment in self.here()]
         if not scopes:
             return False
@@ -119,10 +107,10 @@ class Names:
             for experiment in here:
                 experiment.scope.share(bindings.shared)
             if may_change:
-                here[-1].scope.unsave(cell.saved_early)
+                here[-1].scope.unsave(cell.of(_OfCell).saved_early)
             # A first line %%experiment opens a scope of its own for all that comes.
             saved = [] if opens or is_timed else self._expect(here[-1].scope, bindings, told)
-            cell.saved_early = [] if may_change else saved
+            cell.of(_OfCell).saved_early = [] if may_change else saved
 
     def _let_tell(self, tree: Any, source: str, *, opens: bool) -> frozenset[str]:
         """Let the code of a cell tell of the names that a scope may have to know of, and return them.
@@ -136,12 +124,10 @@ class Names:
         may_open_later = "experiment" in (source.lstrip().partition("\n")[2] if opens else source)
         if not (opens or here or may_open_later) or _MEASURES_LINES.search(source):
             return frozenset()
-        from ipygpumem.scopes.bindings import bindings_of  # loading the extension must stay fast
-
         found = bindings_of(tree)
         names = (found.bound | found.deleted) - found.shared
         if opens and not may_open_later:
-            names &= self._namespace().keys()  # what is not there yet will be the scope's
+            names &= self._tools.namespace.keys()  # what is not there yet will be the scope's
         elif not may_open_later:
             names = here[-1].scope.outer_among(names)
         if names:
@@ -154,7 +140,7 @@ class Names:
         scope.note(bindings)
         return scope.save(bindings.bound.difference(told))
 
-    def expect_running_code(self, experiment: Experiment) -> None:
+    def expect_running_code(self, experiment: OpenExperiment) -> None:
         """Tell a scope that becomes the innermost one what the code that runs already will bind."""
         self.listener.clear()
         for code in [code for cell in self._cells.running(experiment.thread) for code in cell.code]:
@@ -169,7 +155,7 @@ class Names:
         if self._open and len(self.here()) < len(self._open):
             self._note_names(cell)
 
-    def scope_begins(self, experiment: Experiment) -> None:
+    def scope_begins(self, experiment: OpenExperiment) -> None:
         """Prepare a new scope for the code that runs already, here and in other threads."""
         self.expect_running_code(experiment)
         if not self._cells.running():
@@ -178,30 +164,30 @@ class Names:
             self._note_names(cell)
 
     def _note_names(self, cell: Cell) -> None:
-        if cell.names_before is None:
-            cell.names_before = set(self._namespace())
+        known = cell.of(_OfCell)
+        if known.names_before is None:
+            known.names_before = set(self._tools.namespace)
 
-    def cell_ends(self, cell: Cell, number: int | None) -> None:
+    def cell_ends(self, cell: Cell) -> None:
         """Leave to the cell what it has bound beside the scopes of other threads; settle its own thread's."""
         self.listener.clear()
         for experiment in self._open:
             if experiment.thread != cell.thread:
                 self._leave_to(cell, experiment)
-                if number is not None:
-                    experiment.outputs_at_start.keys.add(number)
+                if cell.number is not None:
+                    experiment.outputs_at_start.keys.add(cell.number)
         here = self.here()
         if here and not self._cells.running():
-            from ipygpumem.scopes.scope import settle  # loading the extension must stay fast
-
             settle([experiment.scope for experiment in here])
 
-    def scope_ends(self, experiment: Experiment) -> None:
+    def scope_ends(self, experiment: OpenExperiment) -> None:
         """Leave to cells that still run in other threads what they have bound."""
         self.listener.clear()
         for cell in self._cells.of_others(experiment.thread):
             self._leave_to(cell, experiment)
 
-    def _leave_to(self, cell: Cell, experiment: Experiment) -> None:
+    def _leave_to(self, cell: Cell, experiment: OpenExperiment) -> None:
         bound = set().union(*(code.bindings().bound for code in cell.code))
-        appeared = self._namespace().keys() - cell.names_before if cell.names_before is not None else ()
+        before = cell.of(_OfCell).names_before
+        appeared = self._tools.namespace.keys() - before if before is not None else ()
         experiment.scope.leave_to_others(bound, appeared)

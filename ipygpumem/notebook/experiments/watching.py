@@ -5,16 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ipygpumem.errors import said
 from ipygpumem.freeing.lingering import Named
 from ipygpumem.model import Held
 from ipygpumem.objects.arrays import Array, ArraySearch, describe, watch
 from ipygpumem.objects.garbage import Garbage, Mark
-
-if TYPE_CHECKING:
-    from ipygpumem.objects.inventory.before import Before
+from ipygpumem.objects.inventory.before import Before
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,6 @@ class Start:
         self._mark = garbage.mark()
 
     def _look(self, namespace: dict[str, Any], garbage: Garbage, note: Callable[[str], None]) -> None:
-        from ipygpumem.objects.inventory.before import Before  # loading the extension must stay fast
-
         try:
             self._before = Before(namespace, garbage)
         except Exception as error:  # it only serves the report

@@ -9,9 +9,16 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from ipygpumem.notebook.ipython.rewriting import our_magic
+
 _FIT = "get_ipython().magics_manager.registry['GpuMemMagics'].fit"
 _LOOP = f"while {_FIT}.again():\n    with {_FIT}:\n        pass\n"
-_MAGICS = ("experiment", "memlines", "autofit")
+
+
+class LoopOfCell:
+    """What the loop around a cell's body asks, if there is one."""
+
+    fit: Any = None
 
 
 def loop_over_body(tree: Any, interactivity: str) -> None:
@@ -52,15 +59,6 @@ def _start_of_body(tree: ast.Module) -> int:
             break
         names.append(name)
     return names.index("autofit") + 1 if "autofit" in names else 0
-
-
-def our_magic(statement: ast.stmt) -> str | None:
-    """Return which of our cell magics a statement is the first line of; see rewriting.py."""
-    call: Any = getattr(statement, "value", None)
-    if type(call) is not ast.Call or getattr(call.func, "attr", "") != "run_line_magic" or len(call.args) != 2:
-        return None
-    name, line = (getattr(argument, "value", None) for argument in call.args)
-    return name if name in _MAGICS and type(line) is str and line.split(" ")[0] == "cell" else None
 
 
 def _compiles(body: list[ast.stmt]) -> bool:

@@ -8,9 +8,26 @@ from typing import Any
 
 from ipygpumem.notebook.ipython.leftovers import Leftovers, StoredMark
 
-_NUMBERED = re.compile(r"_(\d+)")
-_COPY = re.compile(r"_\d+|_{1,3}")
+_NAME = re.compile(r"(?P<output>_{1,3}|_(?P<number>\d+))|_i{1,3}|_i\d+")
+"""The names that IPython gives to outputs, and with an ``i`` to the text of cells."""
+_LABEL = re.compile(r"Out\[(\d+)\]")
 _LATEST = ("_", "__", "___")
+
+
+def is_of_ipython(name: str) -> bool:
+    """Whether IPython gives this name to outputs or to the text of cells."""
+    return _NAME.fullmatch(name) is not None
+
+
+def _names_in(namespace: dict[str, Any]) -> list[re.Match[str]]:
+    names = [name for name in list(namespace) if type(name) is str]
+    return [found for found in map(_NAME.fullmatch, names) if found is not None]
+
+
+def cell_of_output(label: str) -> int | None:
+    """Return the number in ``Out[5]``; None for any other name."""
+    found = _LABEL.fullmatch(label)
+    return int(found[1]) if found else None
 
 
 @dataclass(frozen=True)
@@ -73,20 +90,19 @@ class Outputs:
     def forget_hidden(self) -> None:
         """Drop the copies of outputs that no name leads to any more, since the user has deleted or bound the names."""
         namespace, hidden, hook = self._shell.user_ns, self._shell.user_ns_hidden, self._shell.displayhook
-        for name in [name for name in list(hidden) if type(name) is str and _COPY.fullmatch(name)]:
-            if name not in namespace or namespace[name] is not hidden[name]:
+        for match in _names_in(hidden):
+            name = match["output"]
+            if name and (name not in namespace or namespace[name] is not hidden[name]):
                 del hidden[name]
                 if name in namespace and hasattr(hook, name):
-                    setattr(
-                        hook, name, object()
-                    )  # still another object than the name's: so it knows that that is the user's
+                    # Still another object than the name's: so it knows that that is the user's.
+                    setattr(hook, name, object())
 
     def _forget_culled(self) -> None:
         """Drop the hidden copies of outputs that IPython has dropped from a full cache."""
         hidden, cache = self._shell.user_ns_hidden, self._cache()
-        numbered = [_NUMBERED.fullmatch(name) for name in list(hidden) if type(name) is str]
-        for match in numbered:
-            if match is not None and int(match[1]) not in cache:
+        for match in _names_in(hidden):
+            if match["number"] and int(match["number"]) not in cache:
                 hidden.pop(match[0], None)
 
     def _reset_latest(self, mark: OutputMark) -> None:

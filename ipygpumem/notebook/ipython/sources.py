@@ -14,8 +14,12 @@ from typing import Any
 
 from IPython.core.inputtransformer2 import TransformerManager
 
+from ipygpumem.notebook.ipython.rewriting import is_first_line
+from ipygpumem.notebook.registry import REWRITTEN
+from ipygpumem.scopes.bindings import bindings_of
+
 _NUMBERED = re.compile(r"<ipython-input-(\d+)-")
-_RUN_CODE = ("time", "capture", "prun", "experiment")
+_RUN_CODE = ("time", "capture", "prun", *REWRITTEN)
 """Magics whose code binds names of the notebook. That of %timeit runs in a function; of others nothing is known."""
 _LINE_LENGTH = 80
 _HEAD_LENGTH = 4000
@@ -84,8 +88,6 @@ def _cells(shell: Any) -> list[tuple[int, str]]:
 
 
 def _bound(source: str) -> set[str]:
-    from ipygpumem.scopes.bindings import bindings_of  # loading the extension must stay fast
-
     try:
         tree = ast.parse(source)
         found = bindings_of(tree)
@@ -105,5 +107,6 @@ def _code_in_magics(tree: ast.AST) -> Iterator[str]:
                 and len(words) == len(node.args) > 1
                 and words[0] in _RUN_CODE
                 and type(words[-1]) is str
+                and not is_first_line(words[-1])
             ):
                 yield words[-1]

@@ -16,8 +16,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from ipygpumem.notebook.aside import say_failed
 from ipygpumem.notebook.ipython.displays import is_kernels, is_watched, shows_updates
-from ipygpumem.notebook.ticker import say_failed
 
 _DELIMITER = b"<IDS|MSG>"
 _OUTPUTS = {"stream", "display_data", "execute_result", "error"}
@@ -55,6 +55,11 @@ class Wire:
         ):
             if owner is not None and vars(owner).get(name) == ours:  # else somebody has wrapped ours: it passes all on
                 delattr(owner, name)
+
+    @property
+    def display_pub(self) -> Any:
+        """What the shell shows displays with now."""
+        return self._shell.display_pub
 
     def cell_begins(self) -> None:
         """Look out for what the cell shows that begins in this thread, if somebody looks at it."""
@@ -218,7 +223,7 @@ class Place:
 
     def draw(self, html: str, kind: str) -> None:
         """Show ``html``, a report of ``kind``, instead of what was shown before; nothing where output is captured."""
-        if hasattr(sys.stdout, "pub_thread") and hasattr(self._wire._shell.display_pub, "parent_header"):
+        if hasattr(sys.stdout, "pub_thread") and hasattr(self._wire.display_pub, "parent_header"):
             self._is_drawn = self._wire.call(functools.partial(self._draw, html, kind))
 
     def _draw(self, html: str, kind: str) -> None:

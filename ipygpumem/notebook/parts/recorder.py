@@ -6,54 +6,61 @@ Off, it is not there: no event, no thread, no file. On, whatever fails makes it 
 from __future__ import annotations
 
 import atexit
-import functools
 import importlib.metadata
 import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ipygpumem.errors import RecordingError
 from ipygpumem.flight_recorder import archive, files
-from ipygpumem.flight_recorder.entries import CellEnd, CellStart, End, Entry, Figures, Header, Sample, first_lines
+from ipygpumem.flight_recorder.entries import (
+    CellEnd,
+    CellStart,
+    End,
+    Entry,
+    Figures,
+    Header,
+    Sample,
+    first_lines,
+)
 from ipygpumem.flight_recorder.machine import process_started, this_machine
 from ipygpumem.flight_recorder.writer import Writer
 from ipygpumem.introspect import text_of
 from ipygpumem.model import CellRecord, Reading
+from ipygpumem.notebook.cell import Cell
+from ipygpumem.notebook.part import Part
+from ipygpumem.notebook.ticker import Tick
+from ipygpumem.notebook.tools import Tools
 from ipygpumem.probes import cgroup, own_limits, pressure
-from ipygpumem.reports.content import clean, note
-
-if TYPE_CHECKING:
-    from ipygpumem.notebook.session import Session
-    from ipygpumem.notebook.ticker import Tick
+from ipygpumem.reports.content import Report, clean, note
 
 _TICK_SECONDS = 0.25
 
 
-class Recorder:
+class Recorder(Part):
     """Records one shell's cells to a file while it is on.
 
     Args:
-        session: whose cells.
+        tools: the shell's.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
         self._writer: Writer | None = None
         self._counter: pressure.KillCounter | None = None
         self._undo: list[Callable[[], object]] = []
         self._cell: CellStart | None = None
-        self._last_record: CellRecord | None = None
         self._messages: list[str] = []
         """What is told at the end of the next cell: loading may happen before there is one."""
 
     @property
     def folder(self) -> Path:
         """Where this profile's recordings are."""
-        return Path(self._session.shell.profile_dir.location) / "ipygpumem"
+        return Path(self._tools.shell.profile_dir.location) / "ipygpumem"
 
     @property
     def segments(self) -> files.Segments | None:
@@ -77,27 +84,22 @@ class Recorder:
         self._counter = pressure.KillCounter()
         try:
             segments = files.new(self.folder)
-            self._writer = Writer(segments, self._header(), self._session.config.record_max_bytes)
+            self._writer = Writer(segments, self._header(), self._tools.config.record_max_bytes)
             archive.prune(self.folder, segments, this_machine())
         except OSError as error:
             self._counter.close()
             raise RecordingError(f"recording is off: {self.folder} cannot be written ({_reason(error)})") from None
         self._listen()
-        running = self._session.running()
+        running = self._tools.cells.running()
         if running:
-            self._begin(running[0].info, self._inputs() - 1)
+            self._begin(running[0], self._inputs() - 1)
 
     def _listen(self) -> None:
-        shell = self._session.shell
-        for name, callback in (("pre_run_cell", self._cell_begins), ("post_run_cell", self._cell_ends)):
-            shell.events.register(name, callback)
-            self._undo.append(functools.partial(self._forget, name, callback))
+        shell = self._tools.shell
         self._undo.append(
-            self._session.ticker.listen(self._tick, after_seconds=_TICK_SECONDS, every_seconds=_TICK_SECONDS)
+            self._tools.ticker.listen(self._tick, after_seconds=_TICK_SECONDS, every_seconds=_TICK_SECONDS)
         )
-        if shell.has_trait(
-            "exit_now"
-        ):  # a kernel's shell: set when the front-end asks it to end, even while a cell runs
+        if shell.has_trait("exit_now"):  # a kernel's: set when the front-end asks it to end, even while a cell runs
             shell.observe(self._asked_to_end, "exit_now")
             self._undo.append(lambda: shell.unobserve(self._asked_to_end, "exit_now"))
         atexit.register(self._exit)
@@ -111,13 +113,12 @@ class Recorder:
                 self.tell(f"the previous kernel died in cell {dead.running.cell}: %gpumem postmortem tells")
             self.start()
         except RecordingError as error:
-            self._session.config.record = False
+            self._tools.config.record = False
             self.tell(str(error))
 
-    def unload(self) -> None:
+    def close(self) -> None:
         """Stop, as the extension is unloaded."""
         self.stop("the extension was unloaded")
-        self._forget("post_run_cell", self._show_messages)
 
     def stop(self, reason: str) -> None:
         """End the recording on purpose; nothing happens if it is off."""
@@ -132,10 +133,6 @@ class Recorder:
         if self._counter is not None:
             self._counter.close()
 
-    def _forget(self, name: str, callback: Callable[..., None]) -> None:
-        if callback in self._session.shell.events.callbacks[name]:  # somebody may have removed it already
-            self._session.shell.events.unregister(name, callback)
-
     def switched(self, change: Any) -> None:
         """Follow the option ``record``."""
         if not change["new"]:
@@ -144,22 +141,18 @@ class Recorder:
         try:
             self.start()
         except RecordingError as error:
-            self._session.config.record = False
+            self._tools.config.record = False
             self.tell(str(error))
 
     def tell(self, message: str) -> None:
         """Show ``message`` at the end of the running or the next cell."""
         self._messages.append(message)
-        events = self._session.shell.events
-        if self._show_messages not in events.callbacks["post_run_cell"]:
-            events.register("post_run_cell", self._show_messages)
 
-    def _show_messages(self, result: Any) -> None:
-        if self._session.running():
-            return  # a magic may capture this cell's output
-        self._forget("post_run_cell", self._show_messages)
-        messages, self._messages = self._messages, []
-        self._session.screen.show([note(message) for message in messages])
+    def shown(self) -> None:
+        """Show the messages that wait, but not inside a cell: a magic may capture its output."""
+        if self._messages and not self._tools.cells.running():
+            messages, self._messages = self._messages, []
+            self._tools.screen.show([note(message) for message in messages])
 
     def _exit(self) -> None:
         self.stop("the kernel's process ended by itself")
@@ -173,7 +166,7 @@ class Recorder:
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.give_up(End(time.time(), f"recording stepped aside: {_reason(error)}"))
-        self._session.config.record = False
+        self._tools.config.record = False
         self.tell(
             f"recording stepped aside ({_reason(error)}): your code is not affected; %gpumem record on tries again"
         )
@@ -192,32 +185,29 @@ class Recorder:
         except Exception as error:
             self._aside(error)
 
-    def _cell_begins(self, info: Any) -> None:
-        if len(self._session.running()) < 2:
-            self._begin(info, self._inputs())
+    def cell_begins(self, cell: Cell) -> None:
+        """Write down that a cell begins."""
+        if not cell.nested:
+            self._begin(cell, self._inputs())
 
     def _inputs(self) -> int:
         """Return the number of the next input; IPython's versions differ in when they raise ``execution_count``."""
-        return len(self._session.shell.history_manager.input_hist_raw)
+        return len(self._tools.shell.history_manager.input_hist_raw)
 
-    def _begin(self, info: Any, number: int) -> None:
-        history = self._session.history
-        self._last_record = history[-1] if history else None
-        self._write(lambda: self._cell_start(info, number))
+    def _begin(self, cell: Cell, number: int) -> None:
+        self._write(lambda: self._cell_start(cell, number))
 
-    def _cell_start(self, info: Any, number: int) -> CellStart:
-        running, experiments = self._session.running(), self._session.open
-        source = text_of(getattr(info, "raw_cell", None))
-        before = running[0].measurement.before.values() if running else ()
+    def _cell_start(self, cell: Cell, number: int) -> CellStart:
+        source = text_of(getattr(cell.info, "raw_cell", None))
         self._cell = CellStart(
             time=time.time(),
             cell=number,
             source=first_lines(source),
             lines=source.count("\n") + (not source.endswith("\n")),
-            cell_id=text_of(getattr(info, "cell_id", None)) or None,
-            experiment=experiments[-1].name if experiments else None,
+            cell_id=text_of(getattr(cell.info, "cell_id", None)) or None,
+            experiment=cell.experiment,
             oom_kills=self._oom_kills(),
-            devices=_figures(before),
+            devices=_figures(cell.measurement.before.values()),
         )
         return self._cell
 
@@ -244,16 +234,13 @@ class Recorder:
             data_limit_bytes=None if data is None else data.limit_bytes,
         )
 
-    def _cell_ends(self, result: Any) -> None:
-        cell = self._cell
-        if cell is None or self._session.running():
-            return
-        self._cell = None
-        history = self._session.history
-        record = history[-1] if history and history[-1] is not self._last_record else None
-        self._write(lambda: self._cell_end(cell, record))
-        if self._messages:
-            self._show_messages(result)
+    def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
+        """Write down that a cell has ended."""
+        begun = self._cell
+        if begun is not None and not cell.nested:
+            self._cell = None
+            self._write(lambda: self._cell_end(begun, record))
+        return ()
 
     def _cell_end(self, cell: CellStart, record: CellRecord | None) -> CellEnd:
         now = time.time()

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType, MethodType
 from typing import Any
 
+from ipygpumem.freeing.tracebacks import classify
 from ipygpumem.introspect import type_name
 from ipygpumem.model import CellRecord, ExperimentRecord
-from ipygpumem.reports.content import clean
+from ipygpumem.notebook.cell import Cell
+from ipygpumem.notebook.part import Part
+from ipygpumem.reports.content import Report, clean
 
 Subscriber = Callable[[CellRecord | ExperimentRecord], object]
 
 _KEPT_AS = "_ipygpumem_subscribers"
 
 
-class Subscribers:
+class Subscribers(Part):
     """The subscribers of one shell, and the records that wait for them until the reports are shown.
 
     They are kept in the shell, so that a subscription lasts through ``%reload_ext`` until it is undone.
@@ -36,11 +39,17 @@ class Subscribers:
         return lambda: self._drop(entry)
 
     def add(self, record: CellRecord | ExperimentRecord) -> None:
-        """Keep a finished record for ``deliver``."""
+        """Keep a finished record until the reports are shown."""
         if _KEPT_AS in vars(self._shell):
             self._waiting.append(record)
 
-    def deliver(self) -> None:
+    def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
+        """Keep the record of a cell."""
+        if record is not None:
+            self.add(record)
+        return ()
+
+    def shown(self) -> None:
         """Give the subscribers the records that wait; one that fails is named once and dropped.
 
         A subscriber that runs cells is not told of them: it would run the next one, until Python's stack ends.
@@ -58,8 +67,6 @@ class Subscribers:
         except KeyboardInterrupt:
             print(f"ipygpumem: {_name(entry[0])} was interrupted; it stays subscribed", file=sys.stderr)
         except BaseException as error:  # even SystemExit: a logger must not end the session
-            from ipygpumem.freeing.tracebacks import classify  # loading the extension must stay fast
-
             self._drop(entry)
             why = f"{type_name(error)}: {clean(classify(error).message)}"
             print(f"ipygpumem: {_name(entry[0])} failed and gets no more records ({why})", file=sys.stderr)

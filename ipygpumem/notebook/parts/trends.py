@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from ipygpumem.model import CellRecord, Usage
+from ipygpumem.model import CellRecord, Growth, Usage
+from ipygpumem.notebook.part import Part
+from ipygpumem.reports.history import growth_line
 from ipygpumem.units import MIB
-
-if TYPE_CHECKING:
-    from ipygpumem.model import Growth
 
 _LEAST_BYTES, _LEAST_SHARE, _ENOUGH_BYTES = 10 * MIB, 0.01, 50 * MIB
 """A run that grows the device by this share of what was in use is told; never by less, always by enough."""
@@ -76,11 +75,15 @@ class _Device:
         return self.small if is_told else None
 
 
-class Trends:
+class Trends(Part):
     """The last runs of every cell: one is known again by its id, or by its source."""
 
     def __init__(self) -> None:
         self._cells: dict[str, dict[str, _Device]] = {}
+
+    def remarks(self, record: CellRecord) -> Sequence[str]:
+        """Return what is to be said of a cell that grows with every run."""
+        return [growth_line(growth) for growth in self.add(record)]
 
     def add(self, record: CellRecord) -> list[Growth]:
         """Count a run, and return the devices that the cell has grown in each of its last runs."""
@@ -105,6 +108,4 @@ def _count(devices: dict[str, _Device], usage: Usage, *, success: bool) -> Growt
     told = device.add(usage, success=success)
     if told is None:
         return None
-    from ipygpumem.model import Growth  # loading the extension must stay fast
-
     return Growth(usage.device, told.runs, told.least_bytes, told.most_bytes)

@@ -1,4 +1,4 @@
-"""Where the user's code is now."""
+"""Names the line of the user's code that runs now."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from ipygpumem.introspect import is_users
 
 def users_line(frame: types.FrameType | None = None) -> str:
     """Return where the user's code is now: the innermost line that is no library's, if there is one."""
-    first = found = frame or sys._getframe(1)
-    while not is_users(found.f_code.co_filename):
-        if found.f_back is None:
-            found = first
+    first = here = frame or sys._getframe(1)
+    while not is_users(here.f_code.co_filename):
+        if here.f_back is None:
+            here = first
             break
-        found = found.f_back
-    return line_text(found.f_code.co_filename, found.f_lineno)
+        here = here.f_back
+    return line_text(here.f_code.co_filename, here.f_lineno)
 
 
 def users_line_of(traceback: types.TracebackType | None) -> str:
     """Return the innermost line of the user's code in a traceback, as ``users_line`` does."""
-    found = ""
+    line = ""
     while traceback is not None:
         name = traceback.tb_frame.f_code.co_filename
-        found = line_text(name, traceback.tb_lineno) if is_users(name) or not found else found
+        line = line_text(name, traceback.tb_lineno) if is_users(name) or not line else line
         traceback = traceback.tb_next
-    return found
+    return line
 
 
 def line_text(name: str, number: int) -> str:

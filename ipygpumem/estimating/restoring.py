@@ -1,12 +1,13 @@
-"""What code can reach that has no twin, kept and put back: for an estimate in the notebook's own process.
+"""Keeps what code can change that has no copy, and puts it back: for an estimate in the notebook's own process.
 
-Modules of the user's, their classes and objects, what these hold, and what twins share with their originals.
+That is modules of the user's, their classes and objects, what these hold, and what copies share with their originals.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import operator
 import random
 import sys
 import threading
@@ -38,12 +39,12 @@ _FOREIGN = {"IPython", "ipykernel", "ipygpumem", "traitlets", "zmq", "logging", 
 _CACHE: Any = type(functools.lru_cache(len))
 
 
-class Snapshot:
+class Restorer:
     """Keeps what objects hold, shallowly, each once, when they are met; ``put_back`` gives it back to them."""
 
     def __init__(self) -> None:
         self._seen: dict[int, Any] = {}
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
         self._caches: list[Any] = []
         self._failed: dict[str, None] = {}
         self._keep_generators()
@@ -73,45 +74,36 @@ class Snapshot:
         if numpys is not None and is_instance(value, numpys.ndarray):
             return self._array(value)
         if numpys is not None and is_instance(value, (numpys.random.Generator)):
-            return self._state(value.bit_generator, "state")
+            value = value.bit_generator
         if numpys is not None and is_instance(value, numpys.random.BitGenerator):
-            return self._state(value, "state")
+            return self._state(lambda: value.state, lambda state: setattr(value, "state", state))
         if module_of(value).partition(".")[0] in _FOREIGN:
             return []
         return self._attributes(value)
 
     # -- kinds of objects -----------------------------------------------------------------------------------------
 
-    def _dict(self, value: Any) -> list[Any]:
-        base: Any = OrderedDict if is_instance(value, OrderedDict) else dict
-        kept = list(base.items(value))
+    def _container(self, value: Any) -> list[Any]:
+        base: Any = next(kind for kind in (OrderedDict, dict, deque, list, set) if is_instance(value, kind))
+        pairs = issubclass(base, dict)
+
+        def contents() -> list[Any]:
+            return [item for pair in base.items(value) for item in pair] if pairs else list(base.__iter__(value))
 
         def undo() -> None:
-            now = list(base.items(value))
-            if len(now) != len(kept) or any(a is not c or b is not d for (a, b), (c, d) in zip(now, kept, strict=True)):
-                base.clear(value)
-                for key, item in kept:
+            now = contents()
+            if len(now) == len(kept) and all(map(operator.is_, now, kept)):
+                return
+            base.clear(value)
+            if pairs:
+                for key, item in zip(kept[::2], kept[1::2], strict=True):
                     base.__setitem__(value, key, item)
-
-        self._undo.append(undo)
-        return [*(item for pair in kept for item in pair), *self._attributes(value)]
-
-    def _sequence(self, value: Any) -> list[Any]:
-        base: Any = next(kind for kind in (deque, list, bytearray, set) if is_instance(value, kind))
-        kept = list(base.__iter__(value))
-
-        def undo() -> None:
-            now = list(base.__iter__(value))
-            if len(now) != len(kept) or any(a is not b for a, b in zip(now, kept, strict=True)):
-                base.clear(value)
+            else:
                 (base.update if base is set else base.extend)(value, kept)
 
+        kept = contents()
         self._undo.append(undo)
         return [*kept, *self._attributes(value)]
-
-    def _items(self, value: Any) -> list[Any]:
-        base: Any = next(kind for kind in (tuple, frozenset) if is_instance(value, kind))
-        return list(base.__iter__(value))
 
     def _class(self, value: Any) -> list[Any]:
         if not _is_users_class(value):
@@ -143,12 +135,6 @@ class Snapshot:
         self._undo.append(lambda: setattr(value, "cell_contents", kept))
         return [kept]
 
-    def _method(self, value: Any) -> list[Any]:
-        return [value.__func__, value.__self__]
-
-    def _module(self, value: Any) -> list[Any]:
-        return [module_dict(value)] if _is_users_module(value) else []
-
     def _cached(self, value: Any) -> list[Any]:
         self._caches.append(value)
         return [instance_dict(value) or {}]
@@ -168,19 +154,10 @@ class Snapshot:
         self._undo.append(undo)
         return [gradient, *self._attributes(value)]
 
-    def _generator(self, value: Any) -> list[Any]:
-        state = value.get_state()
-        self._undo.append(lambda: value.set_state(state))
-        return []
-
-    def _dice(self, value: Any) -> list[Any]:
-        state = random.Random.getstate(value)
-        self._undo.append(lambda: random.Random.setstate(value, state))
-        return []
-
-    def _state(self, value: Any, name: str) -> list[Any]:
-        state = getattr(value, name)
-        self._undo.append(lambda: setattr(value, name, state))
+    def _state(self, get: Callable[[], Any], put: Callable[[Any], object]) -> list[Any]:
+        """Keep a state that is read and set by calls."""
+        state = get()
+        self._undo.append(lambda: put(state))
         return []
 
     def _array(self, value: Any) -> list[Any]:
@@ -217,18 +194,17 @@ class Snapshot:
         self._dice(random._inst)  # the one behind random.random()
         numpys: Any = getattr(sys.modules.get("numpy"), "random", None)
         if numpys is not None:
-            state = numpys.get_state()
-            self._undo.append(lambda: numpys.set_state(state))
-        host = torch.get_rng_state()
-        self._undo.append(lambda: torch.set_rng_state(host))
+            self._state(numpys.get_state, numpys.set_state)
+        self._state(torch.get_rng_state, torch.set_rng_state)
         if torch.cuda.is_initialized():
-            cards = torch.cuda.get_rng_state_all()
-            self._undo.append(lambda: torch.cuda.set_rng_state_all(cards))
-        dtype, recorded = torch.get_default_dtype(), torch.is_grad_enabled()
-        self._undo.append(lambda: torch.set_default_dtype(dtype))
-        self._undo.append(lambda: torch._C._set_grad_enabled(recorded))
+            self._state(torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all)
+        self._state(torch.get_default_dtype, torch.set_default_dtype)
+        self._state(torch.is_grad_enabled, torch._C._set_grad_enabled)
 
-    def _do(self, undo: Callable[[], None]) -> None:
+    def _dice(self, value: random.Random) -> list[Any]:
+        return self._state(lambda: random.Random.getstate(value), lambda state: random.Random.setstate(value, state))
+
+    def _do(self, undo: Callable[[], object]) -> None:
         try:
             undo()
         except Exception as error:  # the others get theirs back
@@ -278,15 +254,10 @@ def _is_users_class(kind: Any) -> bool:
 def named_holders() -> list[str]:
     """Return, for what holds a fake tensor, what it is and what to do about it."""
     fakes = [value for value in gc.get_objects() if is_instance(value, FakeTensor)]
-    if not fakes:
-        return []
-    ours = {id(fakes)}
-    holders = [
-        holder for holder in gc.get_referrers(*fakes) if id(holder) not in ours and type(holder) is not types.FrameType
-    ]
-    names = dict.fromkeys(_name_of_holder(holder) for holder in holders if not is_instance(holder, FakeTensor))
-    said = [f"{name} still holds a fake tensor of this estimate: delete or empty it" for name in names]
-    return said[:_MOST_NAMED]
+    holders = [holder for holder in gc.get_referrers(*fakes) if holder is not fakes] if fakes else []
+    others = [item for item in holders if type(item) is not types.FrameType and not is_instance(item, FakeTensor)]
+    names = dict.fromkeys(map(_name_of_holder, others))
+    return [f"{name} still holds a fake tensor of this estimate: delete or empty it" for name in names][:_MOST_NAMED]
 
 
 def _name_of_holder(holder: Any) -> str:
@@ -295,8 +266,8 @@ def _name_of_holder(holder: Any) -> str:
             continue
         space = module_dict(module)
         if space is holder:
-            found = [name for name, value in list(space.items()) if is_instance(value, FakeTensor)]
-            return f"{module_name}.{found[0]}" if found else module_name
+            names = [name for name, value in list(space.items()) if is_instance(value, FakeTensor)]
+            return f"{module_name}.{names[0]}" if names else module_name
         for name, value in list(space.items()):
             if value is holder:
                 return f"{module_name}.{name}"
@@ -306,23 +277,20 @@ def _name_of_holder(holder: Any) -> str:
     return f"a {name_of(type(holder))}"
 
 
-_KEEPERS: tuple[tuple[Any, Callable[[Snapshot, Any], list[Any]]], ...] = (
-    (dict, Snapshot._dict),
-    (list, Snapshot._sequence),
-    (deque, Snapshot._sequence),
-    (set, Snapshot._sequence),
-    (tuple, Snapshot._items),
-    (frozenset, Snapshot._items),
-    (type, Snapshot._class),
-    (types.FunctionType, Snapshot._function),
-    (types.CellType, Snapshot._cell),
-    (types.MethodType, Snapshot._method),
+_KEEPERS: tuple[tuple[Any, Callable[[Restorer, Any], list[Any]]], ...] = (
+    *((kind, Restorer._container) for kind in (dict, list, deque, set)),
+    (tuple, lambda _, value: list(tuple.__iter__(value))),
+    (frozenset, lambda _, value: list(frozenset.__iter__(value))),
+    (type, Restorer._class),
+    (types.FunctionType, Restorer._function),
+    (types.CellType, Restorer._cell),
+    (types.MethodType, lambda _, value: [value.__func__, value.__self__]),
     (threading.local, lambda _, value: [threading.local.__getattribute__(value, "__dict__")]),
-    (types.ModuleType, Snapshot._module),
-    (_CACHE, Snapshot._cached),
-    (torch.Tensor, Snapshot._tensor),
-    (torch.Generator, Snapshot._generator),
-    (random.Random, Snapshot._dice),
+    (types.ModuleType, lambda _, value: [module_dict(value)] if _is_users_module(value) else []),
+    (_CACHE, Restorer._cached),
+    (torch.Tensor, Restorer._tensor),
+    (torch.Generator, lambda self, value: self._state(value.get_state, value.set_state)),
+    (random.Random, lambda self, value: self._dice(value)),
     (staticmethod, lambda _, value: [value.__func__]),
     (classmethod, lambda _, value: [value.__func__]),
 )

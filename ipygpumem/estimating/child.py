@@ -23,7 +23,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,8 +30,8 @@ import psutil
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.packing import frames_to, packed, traceback_of, unpacked
-from ipygpumem.estimating.places import users_line
-from ipygpumem.estimating.ties import cut_ties
+from ipygpumem.estimating.unsharing import unshare
+from ipygpumem.estimating.users_line import users_line
 from ipygpumem.introspect import instance_dict
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.units import format_bytes
@@ -91,9 +90,9 @@ def run(work: Callable[[], Any], probe: Callable[[], None], *, timeout_seconds: 
         if os.getpid() != here:
             os._exit(1)
         os.close(writer)
-    child = _Child(pid, reader)
+    child = _Child(pid, reader, timeout_seconds, front)
     try:
-        return _Attendant(child, timeout_seconds, front).result()
+        return child.result()
     finally:
         child.end()
 
@@ -115,8 +114,8 @@ class _Channel:
         self._lock = threading.Lock()
         self._last: bytes | None = None
 
-    def send(self, kind: str, value: Any) -> None:
-        message = _framed(kind, value)
+    def send(self, name: str, value: Any) -> None:
+        message = _framed(name, value)
         with self._lock:
             self._write(message)
         if self._last is not None:
@@ -143,8 +142,8 @@ class _Channel:
             view = view[os.write(self._descriptor, view) :]
 
 
-def _framed(kind: str, value: Any) -> bytes:
-    data = marshal.dumps((kind, value))
+def _framed(name: str, value: Any) -> bytes:
+    data = marshal.dumps((name, value))
     return len(data).to_bytes(_LENGTH_BYTES, "big") + data
 
 
@@ -195,7 +194,7 @@ def _settle(channel: _Channel, front: Front, dice: Any) -> None:
     signal.signal(_STOP, channel.stop)
     os.setsid()  # what it starts ends with it
     os.register_at_fork(after_in_child=channel.leave)
-    cut_ties()
+    unshare()
     random.setstate(dice)  # which a fork reseeds
     for name in ("stdout", "stderr"):
         text, old = _Text(name, channel), getattr(sys, name)
@@ -236,78 +235,6 @@ def _refuse_questions(*_: Any, **__: Any) -> NoReturn:
 # -- in the parent -----------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Child:
-    """The parent's view of the child."""
-
-    pid: int
-    reader: int
-    status: int | None = None
-    _data: bytearray = field(default_factory=bytearray)
-
-    def messages(self) -> Iterator[tuple[str, Any]]:
-        """Yield what the child sends, and a tick now and then; ends with the child."""
-        data = self._data
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.reader, selectors.EVENT_READ)
-            while True:
-                # A child of the child may hold the pipe open: its own end counts.
-                ended = self._has_ended()
-                if selector.select(0 if ended else _TICK_SECONDS):
-                    got = os.read(self.reader, 1 << 16)
-                    data += got
-                    while (length := int.from_bytes(data[:_LENGTH_BYTES], "big") + _LENGTH_BYTES) <= len(data):
-                        message = marshal.loads(bytes(data[_LENGTH_BYTES:length]))  # noqa: S302  # our own child's
-                        del data[:length]
-                        yield message
-                    if not got and ended:
-                        return
-                    if not got:
-                        time.sleep(_TICK_SECONDS / 10)
-                elif ended:
-                    return
-                yield "tick", None
-
-    def _has_ended(self) -> bool:
-        if self.status is None:
-            try:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # somebody else has waited for it
-                pid, status = self.pid, 0
-            self.status = status if pid else None
-        return self.status is not None
-
-    def rss_bytes(self) -> int:
-        try:
-            return int(psutil.Process(self.pid).memory_info().rss)
-        except psutil.Error:
-            return 0
-
-    def end(self) -> None:
-        """End the child, if it lives, and what it has started."""
-        os.close(self.reader)
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # none of its own is left
-            os.killpg(self.pid, signal.SIGKILL)
-        if not self._has_ended():
-            os.kill(self.pid, signal.SIGKILL)  # it may have died before it had a group
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self.pid, 0)
-
-    def words_when_stopped(self, take: Callable[[str, Any], None]) -> tuple[str, Any]:
-        """Stop the child and return which line ran, and what led there; ``take`` gets what it said before."""
-        if not self._has_ended():
-            os.kill(self.pid, _STOP)
-        until = time.monotonic() + _LAST_WORDS_SECONDS
-        for kind, value in self.messages():
-            if kind == "stopped":
-                return str(value[0]), value[1]
-            if kind in ("text", "shown"):
-                take(kind, value)
-            if time.monotonic() > until:
-                break
-        return "a line that is not known: it did not answer", []
-
-
 @contextlib.contextmanager
 def _interrupts_noted() -> Iterator[list[int]]:
     """Note interrupts in a list, instead of having one raised between a message and its being shown."""
@@ -323,49 +250,91 @@ def _interrupts_noted() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class _Attendant:
-    """Takes what a child sends, and sees to its limits."""
+class _Child:
+    """The parent's view of the child: takes what it sends, and sees to its limits."""
 
-    def __init__(self, child: _Child, timeout_seconds: float, front: Front) -> None:
-        self._child = child
+    def __init__(self, pid: int, reader: int, timeout_seconds: float, front: Front) -> None:
+        self._pid = pid
+        self._reader = reader
         self._front = front
         self._timeout_seconds = timeout_seconds
         self._started = time.monotonic()
         self._ready = False
         self._looked = 0.0
-        self._most_bytes = child.rss_bytes() + available_bytes() * 3 // 4
+        self._most_bytes = 0
+        self._status: int | None = None
+        self._data = bytearray()
 
     def result(self) -> Any:
+        """Return what the child's work returns, or raise its error."""
         __tracebackhide__ = True
+        self._most_bytes = self._rss_bytes() + available_bytes() * 3 // 4
         with _interrupts_noted() as interrupts:
-            for kind, value in self._child.messages():
+            for name, value in self._messages():
                 if interrupts:
-                    self._interrupted(kind, value)
-                if kind == "done":
+                    self._interrupted(name, value)
+                if name == "done":
                     return value
-                self._take(kind, value)
+                self._receive(name, value)
                 self._see_to_limits()
         raise self._died()
 
-    def _interrupted(self, kind: str, value: Any) -> NoReturn:
-        __tracebackhide__ = True
-        if kind == "text":
-            self._take(kind, value)
-        _, frames = self._child.words_when_stopped(self._take)
-        raise KeyboardInterrupt().with_traceback(traceback_of(frames))
+    def _messages(self) -> Iterator[tuple[str, Any]]:
+        """Yield what the child sends, and a tick now and then; ends with the child."""
+        data = self._data
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._reader, selectors.EVENT_READ)
+            while True:
+                # A child of the child may hold the pipe open: its own end counts.
+                ended = self._has_ended()
+                if selector.select(0 if ended else _TICK_SECONDS):
+                    got = os.read(self._reader, 1 << 16)
+                    data += got
+                    while (length := int.from_bytes(data[:_LENGTH_BYTES], "big") + _LENGTH_BYTES) <= len(data):
+                        message = marshal.loads(bytes(data[_LENGTH_BYTES:length]))  # noqa: S302  # our own child's
+                        del data[:length]
+                        yield message
+                    if not got and ended:
+                        return
+                    if not got:
+                        time.sleep(_TICK_SECONDS / 10)
+                elif ended:
+                    return
+                yield "tick", None
 
-    def _take(self, kind: str, value: Any) -> None:
+    def _has_ended(self) -> bool:
+        if self._status is None:
+            try:
+                pid, status = os.waitpid(self._pid, os.WNOHANG)
+            except ChildProcessError:  # somebody else has waited for it
+                pid, status = self._pid, 0
+            self._status = status if pid else None
+        return self._status is not None
+
+    def _rss_bytes(self) -> int:
+        try:
+            return int(psutil.Process(self._pid).memory_info().rss)
+        except psutil.Error:
+            return 0
+
+    def _receive(self, name: str, value: Any) -> None:
         __tracebackhide__ = True
-        if kind == "text":
+        if name == "text":
             getattr(sys, value[0]).write(value[1])
-        elif kind == "shown":
+        elif name == "shown":
             self._front.show(value)
-        elif kind == "ready":
+        elif name == "ready":
             self._ready = True
-        elif kind == "unfit":
+        elif name == "unfit":
             raise UnfitError(value)
-        elif kind == "error":
+        elif name == "error":
             raise unpacked(value)
+
+    def _interrupted(self, name: str, value: Any) -> NoReturn:
+        __tracebackhide__ = True
+        if name == "text":
+            self._receive(name, value)
+        raise KeyboardInterrupt().with_traceback(traceback_of(self._stop()[1]))
 
     def _see_to_limits(self) -> None:
         now = time.monotonic()
@@ -374,24 +343,45 @@ class _Attendant:
                 raise UnfitError("a forked child did not begin")
             return
         if now - self._started > self._timeout_seconds + 1:  # it stops itself where it works on tensors
-            self._stop(f"after {self._timeout_seconds:g} s")
+            raise EstimateError(stopped_text(f"after {self._timeout_seconds:g} s", self._stop()[0]))
         if now - self._looked > _TICK_SECONDS:
             self._looked = now
-            took = self._child.rss_bytes()
+            took = self._rss_bytes()
             if took > self._most_bytes:
-                self._stop(f"since it took most of the host memory that was free, {format_bytes(took)} now,")
+                why = f"since it took most of the host memory that was free, {format_bytes(took)} now,"
+                raise EstimateError(stopped_text(why, self._stop()[0]))
 
-    def _stop(self, why: str) -> NoReturn:
-        line, _ = self._child.words_when_stopped(self._take)
-        raise EstimateError(stopped_text(why, line))
+    def _stop(self) -> tuple[str, Any]:
+        """Stop the child, take what it said before, and return which line ran, and what led there."""
+        if not self._has_ended():
+            os.kill(self._pid, _STOP)
+        until = time.monotonic() + _LAST_WORDS_SECONDS
+        for name, value in self._messages():
+            if name == "stopped":
+                return str(value[0]), value[1]
+            if name in ("text", "shown"):
+                self._receive(name, value)
+            if time.monotonic() > until:
+                break
+        return "a line that is not known: it did not answer", []
 
     def _died(self) -> Exception:
-        status = os.waitstatus_to_exitcode(self._child.status or 0)
-        how = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended itself with status {status}"
+        status = os.waitstatus_to_exitcode(self._status or 0)
+        ending = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended itself with status {status}"
         if not self._ready:
-            return UnfitError(f"a forked child {how}")
+            return UnfitError(f"a forked child {ending}")
         hint = ": out of host memory?" if status == -signal.SIGKILL else ""
-        return EstimateError(f"the child process that the estimate ran in {how}{hint}")
+        return EstimateError(f"the child process that the estimate ran in {ending}{hint}")
+
+    def end(self) -> None:
+        """End the child, if it lives, and what it has started."""
+        os.close(self._reader)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # none of its own is left
+            os.killpg(self._pid, signal.SIGKILL)
+        if not self._has_ended():
+            os.kill(self._pid, signal.SIGKILL)  # it may have died before it had a group
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._pid, 0)
 
 
 def stopped_text(why: str, line: str) -> str:

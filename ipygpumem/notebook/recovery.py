@@ -5,79 +5,68 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
 
 from ipygpumem.freeing import carried, reclaim, tracebacks
+from ipygpumem.freeing.lingering import Named
 from ipygpumem.freeing.steps import steps_that_free
 from ipygpumem.introspect import instance_dict
-from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import Held, Reading, ReclaimStep, RecoveryRecord
-from ipygpumem.notebook.cell import Cell, CellStack
-from ipygpumem.notebook.config import IPyGpuMem
+from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.ipython.stored_errors import error_of, stored_error
-from ipygpumem.objects.garbage import Garbage, Mark
+from ipygpumem.notebook.tools import Tools
+from ipygpumem.objects.garbage import Mark
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.reports import content
-from ipygpumem.units import format_bytes
-
-if TYPE_CHECKING:
-    from ipygpumem.freeing.lingering import Named
-    from ipygpumem.notebook.experiments.budget import NotebookBudget
-    from ipygpumem.notebook.experiments.experiment import Experiment
 
 
-class Recoveries:
+@dataclass
+class _OfCell:
+    """What is known of a cell before it is over."""
+
+    refusals: dict[str, str] = field(default_factory=dict)
+    """Messages of its out-of-memory errors, and who refused the memory, in words."""
+    released_by: int = 0
+    """Identity of an error that ended an experiment inside the cell: its frames belong to that experiment."""
+
+
+class Recovery:
     """Gives back what errors hold in one shell.
 
     Args:
-        shell: IPython's shell.
-        config: after which errors frames are released, and what is worth a line.
-        meter: tells what came back.
-        garbage: collects it.
-        cells: the running cells.
-        experiments: returns those that are open around the running code, innermost last.
-        budgets: those in force, innermost last.
+        tools: the shell's.
     """
 
-    def __init__(
-        self,
-        shell: Any,
-        config: IPyGpuMem,
-        meter: Meter,
-        garbage: Garbage,
-        cells: CellStack,
-        experiments: Callable[[], list[Experiment]],
-        budgets: list[NotebookBudget],
-    ) -> None:
-        self._shell = shell
-        self._config = config
-        self._meter = meter
-        self._garbage = garbage
-        self._cells = cells
-        self._open = experiments
-        self._budgets = budgets
-        self._oom_count = _OomCount()
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._shell = tools.shell
+        self._config = tools.config
+        self._meter = tools.meter
+        self._garbage = tools.garbage
+        self._cells = tools.cells
+        self.on_oom: list[Callable[[BaseException, object], None]] = []
+        """Called with each out-of-memory error that is seen, before anything is released, and with what it leaves."""
+        self.who_refused: Callable[[str], str] = lambda message: ""
+        """Says which limit an out-of-memory error's message tells of, in words."""
         self._named: Named | None = None
         """What names stood for after a recovery, if no cell has run since without one."""
         self._mark: Mark | None = None
         """The moment of that recovery."""
 
-    def cell_was_fine(self) -> None:
-        """A cell has ended that gives no reason for a recovery: it may have left garbage."""
-        self._named = None
+    def cell_ended(self, cell: Cell, error: BaseException | None) -> list[content.Report]:
+        """Release what the cell's error holds; most cells have none, and pay nothing."""
+        if error is None and cell.recovery is None:
+            self._named = None  # the cell may have left garbage
+            return []
+        return self._recover(cell, error)
 
-    def count_anew(self) -> None:
-        """A cell begins: an error like the last one's is another one."""
-        self._oom_count = _OomCount()
-
-    def recover(self, cell: Cell, error: BaseException | None) -> list[content.Report]:
+    def _recover(self, cell: Cell, error: BaseException | None) -> list[content.Report]:
         """Release what the cell's error holds, if the policy says so, and return the report."""
         if error is not None:
             failure = tracebacks.classify(error)
-            self._oom_count.add(error, failure, self._open())
+            self._tell_oom(error, failure)
             refused = self._refused(failure, cell)
-            releases = cell.released_by == id(error) or self._releases(failure)
+            releases = cell.of(_OfCell).released_by == id(error) or self._releases(failure)
             if cell.recovery is None and (releases or failure.poisoned):
                 cell.recovery = replace(self._record(error, failure, release=releases), refused_by=refused)
             elif releases:
@@ -139,8 +128,6 @@ class Recoveries:
 
     def _names_now(self) -> Named | None:
         try:
-            from ipygpumem.freeing.lingering import Named  # loading the extension must stay fast
-
             return Named(self._shell.user_ns)
         except MemoryError:
             return None
@@ -153,52 +140,50 @@ class Recoveries:
         named = self._named
         return None if named is None or named.some_linger(self._shell.user_ns) else self._mark
 
-    def failed_inside(self, experiment: Experiment, error: BaseException) -> None:
-        """An error leaves a ``with`` block: its frames belong to the experiment that ends now."""
-        experiment.failed = True
+    def failed_inside(self, error: BaseException, leaving: object) -> str:
+        """Release what an error holds that leaves the ``with`` block of the experiment ``leaving``, which ends now.
+
+        Returns:
+            What is to be said of it in the experiment's report, if anything.
+        """
         running = self._cells.running()
         failure = tracebacks.classify(error)
-        self._oom_count.add(error, failure, self._open(), leaving=experiment)
+        self._tell_oom(error, failure, leaving)
         cell = running[-1] if running else None
         refused = self._refused(failure, cell)
         if self._releases(failure):
             if cell is not None and cell.recovery is not None:
                 self._release(error)  # told already, by an experiment inside this one
-                return
+                return ""
             record = self._record(error, failure, release=True)
             if cell is not None:
                 cell.recovery = replace(record, refused_by=refused)
         elif cell is not None and self._config.release_frames != "never":
-            cell.released_by = id(error)
-            experiment._note("what the traceback's frames hold comes back when the cell ends")
+            cell.of(_OfCell).released_by = id(error)
+            return "what the traceback's frames hold comes back when the cell ends"
+        return ""
 
     def leaves_budget(self, error: BaseException) -> None:
-        """An error leaves the block of a budget, which is in force still."""
+        """Note who refused memory when an error leaves the block of a budget, which is in force still."""
         running = self._cells.running()
         self._refused(tracebacks.classify(error), running[-1] if running else None)
 
+    def saw(self, error: BaseException) -> None:
+        """Tell of an error of the user's code that somebody else deals with."""
+        self._tell_oom(error, tracebacks.classify(error))
+
+    def _tell_oom(self, error: BaseException, failure: tracebacks.Failure, leaving: object = None) -> None:
+        for callback in self.on_oom if failure.kind == "oom" else ():
+            callback(error, leaving)
+
     def _refused(self, failure: tracebacks.Failure, cell: Cell | None) -> str:
         """Return which budget or other limit refused the memory, in words; empty if the device did."""
-        told = cell.refusals if cell is not None else {}
-        # Most errors of this kind name no limit, and where the host's memory has run out there is none for an import.
+        told = cell.of(_OfCell).refusals if cell is not None else {}
+        # Most errors of this kind name no limit, and where the host's memory has run out there is none for more.
         if failure.kind == "oom" and " allowed" in failure.message and failure.message not in told:
             with contextlib.suppress(MemoryError):  # it only serves the report
-                told[failure.message] = self._who_refused(failure.message)
+                told[failure.message] = self.who_refused(failure.message)
         return told.get(failure.message, "")
-
-    def _who_refused(self, message: str) -> str:
-        from ipygpumem.fitting.budgets import refusal  # loading the extension must stay fast
-
-        found = refusal(message)
-        if found is None:
-            return ""
-        by = [text for budget in self._budgets if (text := budget.note_refusal(found))]
-        return by[-1] if by else found.told(f"the limit of {format_bytes(found.limit_bytes)} on torch's allocator")
-
-    def ran_out_in_try(self, error: BaseException) -> None:
-        """A try of an autofit ran out of memory: the open experiments count it, unless it left them already."""
-        self._oom_count.add(error, tracebacks.classify(error), self._open())
-        self.count_anew()  # the error of the next try may come to have the identity of this one
 
     def release_stored_tracebacks(self) -> list[str]:
         """Release the last error, which IPython and ``sys`` keep for %debug and %tb; return what is to be told."""
@@ -236,28 +221,6 @@ class Recoveries:
             through=[last, instance_dict(last)],
             least_bytes=self._config.min_held_bytes,
         )
-
-
-class _OomCount:
-    """Counts the out-of-memory errors of one cell for the experiments, each once on its way out through all of them."""
-
-    def __init__(self) -> None:
-        self._last = 0
-        self._counted: list[Experiment] = []
-
-    def add(
-        self,
-        error: BaseException,
-        failure: tracebacks.Failure,
-        experiments: list[Experiment],
-        leaving: Experiment | None = None,
-    ) -> None:
-        """Count ``error`` for all open experiments, unless it did so when it left one of them."""
-        known = id(error) == self._last and (leaving is None or leaving in self._counted)
-        if failure.kind == "oom" and not known:
-            self._last, self._counted = id(error), list(experiments)
-            for experiment in experiments:
-                experiment._ran_out_of_memory()
 
 
 def _free(readings: dict[str, Reading]) -> dict[str, int]:

@@ -1,7 +1,7 @@
-"""Twins: a copy of what code works on, in which each tensor is a fake one, so that the originals are never touched.
+"""Copies what code works on, with a fake tensor for each tensor, so that the originals are never touched.
 
-One memo serves all: tensors that share a storage have twins that share one, and an optimizer's twin steps the
-parameters of the model's twin. What holds no tensor of the notebook is shared: modules, classes, NumPy arrays,
+One memo serves all: tensors that share a storage have copies that share one, and an optimizer's copy steps the
+parameters of the model's copy. What holds no tensor of the notebook is shared: modules, classes, NumPy arrays,
 files, objects of C extensions.
 """
 
@@ -19,23 +19,19 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.patches import COMPILED, NO_PROCESSES
-from ipygpumem.introspect import instance_dict, is_atom, is_instance, module_of, type_name
+from ipygpumem.introspect import instance_dict, is_atom, is_instance, module_of, solid_base, type_name
 
 _SHARED_MODULES = {"IPython", "ipykernel", "ipygpumem", "numpy", "pandas", "matplotlib", "logging", "threading"}
-_HEAP_TYPE = 1 << 9
-"""CPython's flag of classes that are made at run time."""
-_POINTER = 8
-"""Bytes of a slot; a class may add two of its own, for attributes and weak references."""
 
 
-class Twins:
-    """Makes twins, each once.
+class FakeCopies:
+    """Makes fake copies, each once.
 
     Args:
-        made: is called with each tensor and its twin.
-        device: says where a twin is, by where the original is.
+        made: is called with each tensor and its copy.
+        device: says where a copy is, by where the original is.
         quietly: a context in which operations on tensors are no part of what is followed.
-        shared: is called with what has no twin and may change, before code gets it.
+        shared: is called with what has no copy and may change, before code gets it.
         note: takes what the report is to say.
     """
 
@@ -62,18 +58,18 @@ class Twins:
         self.optimizers: list[Any] = []
 
     def forget(self) -> None:
-        """Keep no twin."""
+        """Keep no copy."""
         for kept in (self._memo, self._originals, self._tensors, self._storages, self._namespaces, self.optimizers):
             kept.clear()
 
     def namespace(self, original: dict[str, Any]) -> dict[str, Any]:
-        """Return the twin of a namespace, in which names are twinned when they are looked up."""
+        """Return the copy of a namespace, in which names are copied when they are looked up."""
         if id(original) not in self._namespaces:
             self._namespaces[id(original)] = Namespace(original, self)
         return self._namespaces[id(original)]
 
     def of(self, value: Any) -> Any:
-        """Return the twin of ``value``, or ``value`` itself where it can be shared."""
+        """Return the copy of ``value``, or ``value`` itself where it can be shared."""
         if is_atom(value):
             return value
         if is_instance(value, type):
@@ -82,17 +78,17 @@ class Twins:
             return self._memo[id(value)]
         if is_instance(value, torch.Tensor):
             known = self._tensors.get(id(value))
-            twin = known() if known is not None else None
-            return self._tensor(value) if twin is None else twin
+            copy = known() if known is not None else None
+            return self._tensor(value) if copy is None else copy
         for kind, make in _MAKERS:
             if is_instance(value, kind):
                 return make(self, value)
         return self._instance(value)
 
-    def _keep(self, value: Any, twin: Any) -> Any:
-        self._memo[id(value)] = twin
+    def _keep(self, value: Any, copy: Any) -> Any:
+        self._memo[id(value)] = copy
         self._originals.append(value)  # an id says who it is only while the object lives
-        return twin
+        return copy
 
     # -- tensors ----------------------------------------------------------------------------------------------
 
@@ -100,22 +96,22 @@ class Twins:
         if is_instance(tensor, FakeTensor):
             return tensor
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-            raise EstimateError(f"an estimate cannot follow a {type_name(tensor)}: only plain tensors have fake twins")
+            raise EstimateError(f"an estimate cannot follow a {type_name(tensor)}: only plain tensors have fake copies")
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise EstimateError("an estimate cannot follow sparse or quantized tensors")
         with self._quietly(), torch.no_grad():
-            twin = self._strided(tensor)
+            copy = self._strided(tensor)
             if type(tensor) is torch.nn.Parameter:
-                twin = torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)
+                copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
             elif tensor.requires_grad:
-                twin.requires_grad_()
-        self._made(tensor, twin)
-        self._tensors[id(tensor)] = weakref.ref(twin)
+                copy.requires_grad_()
+        self._made(tensor, copy)
+        self._tensors[id(tensor)] = weakref.ref(copy)
         self._originals.append(tensor)
         if tensor.is_leaf and tensor.grad is not None:
-            twin.grad = self.of(tensor.grad)
-        vars(twin).update(self.of(vars(tensor)))
-        return twin
+            copy.grad = self.of(tensor.grad)
+        vars(copy).update(self.of(vars(tensor)))
+        return copy
 
     def _strided(self, tensor: Any) -> Any:
         """Return a fake tensor that lies in its storage as ``tensor`` does in its own."""
@@ -132,31 +128,31 @@ class Twins:
     # -- containers and objects -------------------------------------------------------------------------------
 
     def _dict(self, value: Any) -> Any:
-        twin = self._keep(value, self._blank(value))
+        copy = self._keep(value, self._blank(value))
         base: Any = OrderedDict if is_instance(value, OrderedDict) else dict
         for key, item in list(base.items(value)):
-            base.__setitem__(twin, self.of(key), self.of(item))
-        self._fill(value, twin)
-        return twin
+            base.__setitem__(copy, self.of(key), self.of(item))
+        self._fill(value, copy)
+        return copy
 
     def _list(self, value: Any) -> Any:
-        twin = self._keep(value, self._blank(value))
+        copy = self._keep(value, self._blank(value))
         base: Any = deque if is_instance(value, deque) else list
-        base.extend(twin, [self.of(item) for item in base.__iter__(value)])
-        self._fill(value, twin)
-        return twin
+        base.extend(copy, [self.of(item) for item in base.__iter__(value)])
+        self._fill(value, copy)
+        return copy
 
     def _items(self, value: Any) -> Any:
-        """Return a tuple or set with the twins of its items; itself if all are shared and it cannot change."""
+        """Return a tuple or set with the copies of its items; itself if all are shared and it cannot change."""
         base: Any = next(kind for kind in (tuple, set, frozenset) if is_instance(value, kind))
         items = list(base.__iter__(value))
-        twins = [self.of(item) for item in items]
+        copies = [self.of(item) for item in items]
         if base is set:
-            twin = self._keep(value, _solid(type(value)).__new__(type(value)))
-            set.update(twin, twins)
-            return twin
-        shared = all(twin is item for twin, item in zip(twins, items, strict=True))
-        return self._keep(value, value if shared else _solid(type(value)).__new__(type(value), twins))
+            copy = self._keep(value, solid_base(type(value)).__new__(type(value)))
+            set.update(copy, copies)
+            return copy
+        shared = all(copy is item for copy, item in zip(copies, items, strict=True))
+        return self._keep(value, value if shared else solid_base(type(value)).__new__(type(value), copies))
 
     def _instance(self, value: Any) -> Any:
         if not _can_be_copied(type(value), module_of(value)):
@@ -165,38 +161,38 @@ class Twins:
             self._note(COMPILED)
             return self._keep(value, self.of(instance_dict(value)["_modules"]["_orig_mod"]))  # type: ignore[index]
         try:
-            twin = object.__new__(type(value))
+            copy = object.__new__(type(value))
         except TypeError:  # made in C, such as a lock
             return self._keep(value, self._shared(value))
         self._shared(type(value))
-        self._keep(value, twin)
-        self._fill(value, twin)
+        self._keep(value, copy)
+        self._fill(value, copy)
         if is_instance(value, torch.optim.Optimizer):
-            self.optimizers.append(twin)
+            self.optimizers.append(copy)
         elif is_instance(value, torch.utils.data.DataLoader):
-            vars(twin).update(NO_PROCESSES)
-        elif is_instance(value, torch.nn.Module) and vars(twin).get("_compiled_call_impl") is not None:
+            vars(copy).update(NO_PROCESSES)
+        elif is_instance(value, torch.nn.Module) and vars(copy).get("_compiled_call_impl") is not None:
             self._note(COMPILED)
-            vars(twin)["_compiled_call_impl"] = None
-        return twin
+            vars(copy)["_compiled_call_impl"] = None
+        return copy
 
     def _blank(self, value: Any) -> Any:
         """Return an empty container of the type of ``value``."""
-        twin = _solid(type(value)).__new__(type(value))
+        copy = solid_base(type(value)).__new__(type(value))
         if is_instance(value, deque):
-            deque.__init__(twin, (), value.maxlen)
+            deque.__init__(copy, (), value.maxlen)
         elif is_instance(value, defaultdict):
-            twin.default_factory = self.of(value.default_factory)
-        return twin
+            copy.default_factory = self.of(value.default_factory)
+        return copy
 
-    def _fill(self, value: Any, twin: Any) -> None:
-        """Give a copy the twins of an object's attributes."""
+    def _fill(self, value: Any, copy: Any) -> None:
+        """Give a copy the copies of an object's attributes."""
         attributes = instance_dict(value)
         if attributes:
-            instance_dict(twin).update({name: self.of(item) for name, item in list(attributes.items())})  # type: ignore[union-attr]  # of the same class
+            instance_dict(copy).update({name: self.of(item) for name, item in list(attributes.items())})  # type: ignore[union-attr]  # of the same class
         for name in copyreg._slotnames(type(value)):  # type: ignore[attr-defined]
             if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                object.__setattr__(twin, name, self.of(getattr(value, name)))
+                object.__setattr__(copy, name, self.of(getattr(value, name)))
 
     # -- code -------------------------------------------------------------------------------------------------
 
@@ -211,18 +207,18 @@ class Twins:
             return self._keep(value, value)
         space = self._namespaces.get(id(value.__globals__), value.__globals__)
         cells = tuple(types.CellType() for _ in value.__closure__ or ())
-        twin = types.FunctionType(value.__code__, space, value.__name__, None, cells or None)
-        self._keep(value, twin)
+        copy = types.FunctionType(value.__code__, space, value.__name__, None, cells or None)
+        self._keep(value, copy)
         for cell, original in zip(cells, value.__closure__ or (), strict=True):
             self._keep(original, cell)
             try:
                 cell.cell_contents = self.of(original.cell_contents)
             except ValueError:  # an empty cell
                 continue
-        twin.__defaults__, twin.__kwdefaults__ = self.of(value.__defaults__), self.of(value.__kwdefaults__)
-        twin.__dict__.update(self.of(value.__dict__))
-        twin.__module__, twin.__qualname__, twin.__doc__ = value.__module__, value.__qualname__, value.__doc__
-        return twin
+        copy.__defaults__, copy.__kwdefaults__ = self.of(value.__defaults__), self.of(value.__kwdefaults__)
+        copy.__dict__.update(self.of(value.__dict__))
+        copy.__module__, copy.__qualname__, copy.__doc__ = value.__module__, value.__qualname__, value.__doc__
+        return copy
 
     def _method(self, value: Any) -> Any:
         return types.MethodType(self.of(value.__func__), self.of(value.__self__))
@@ -238,41 +234,28 @@ class Twins:
         return value
 
 
-def _solid(kind: type) -> Any:
-    """Return the first base of a class that is built in: it makes the objects."""
-    return next(base for base in type.mro(kind) if not _is_heap_type(base))
-
-
-def _is_heap_type(kind: type) -> bool:
-    """Whether a class was made by a ``class`` statement: some in C are on the heap too, with a state of their own."""
-    of = type.__dict__
-    added = of["__basicsize__"].__get__(kind) - of["__basicsize__"].__get__(of["__base__"].__get__(kind) or object)
-    slots = sum(type(item) is types.MemberDescriptorType for item in of["__dict__"].__get__(kind).values())
-    return bool(of["__flags__"].__get__(kind) & _HEAP_TYPE) and added <= _POINTER * (slots + 2)
-
-
 def _can_be_copied(kind: type, module: str) -> bool:
     """Whether an object is no more than its attributes, so that a copy of them is a copy of it."""
-    plain = _solid(kind) is object and type.__getattribute__(kind, "__new__") is object.__new__
+    plain = solid_base(kind) is object and type.__getattribute__(kind, "__new__") is object.__new__
     finalised = any("__del__" in type.__dict__["__dict__"].__get__(base) for base in type.mro(kind))
     return plain and not finalised and module.partition(".")[0] not in _SHARED_MODULES
 
 
 class Namespace(dict[str, Any]):
-    """The twin of a namespace: a name is twinned when code looks it up, and what code binds stays here."""
+    """The copy of a namespace: a name is copied when code looks it up, and what code binds stays here."""
 
-    def __init__(self, original: dict[str, Any], twins: Twins) -> None:
+    def __init__(self, original: dict[str, Any], copies: FakeCopies) -> None:
         # What Python itself looks up in a namespace, past ``__missing__``: classes have their module's name from it.
         super().__init__({name: original[name] for name in ("__name__",) if name in original})
         self._original = original
-        self._twins = twins
+        self._copies = copies
         self._deleted: set[str] = set()
 
     def __missing__(self, name: str) -> Any:
         if name in self._deleted:
             raise KeyError(name)
-        self[name] = twin = self._twins.of(self._original[name])
-        return twin
+        self[name] = copy = self._copies.of(self._original[name])
+        return copy
 
     def __delitem__(self, name: str) -> None:
         self._deleted.add(name)
@@ -282,16 +265,16 @@ class Namespace(dict[str, Any]):
         return super().__contains__(name) or (name in self._original and name not in self._deleted)
 
 
-_MAKERS: tuple[tuple[type, Callable[[Twins, Any], Any]], ...] = (
-    (dict, Twins._dict),
-    (list, Twins._list),
-    (deque, Twins._list),
-    (tuple, Twins._items),
-    (set, Twins._items),
-    (frozenset, Twins._items),
-    (types.FunctionType, Twins._function),
-    (types.MethodType, Twins._method),
-    (weakref.ReferenceType, Twins._weak_reference),
-    (types.ModuleType, Twins._shared),
-    (types.CodeType, Twins._shared),
+_MAKERS: tuple[tuple[type, Callable[[FakeCopies, Any], Any]], ...] = (
+    (dict, FakeCopies._dict),
+    (list, FakeCopies._list),
+    (deque, FakeCopies._list),
+    (tuple, FakeCopies._items),
+    (set, FakeCopies._items),
+    (frozenset, FakeCopies._items),
+    (types.FunctionType, FakeCopies._function),
+    (types.MethodType, FakeCopies._method),
+    (weakref.ReferenceType, FakeCopies._weak_reference),
+    (types.ModuleType, FakeCopies._shared),
+    (types.CodeType, FakeCopies._shared),
 )

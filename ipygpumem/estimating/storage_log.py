@@ -1,4 +1,4 @@
-"""The life of every storage while code runs: a log of births and deaths, and what each storage was for."""
+"""Logs when each storage is made and freed while code runs, and what it is for."""
 
 from __future__ import annotations
 
@@ -21,88 +21,86 @@ PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES, WORKSPACES, OTHER = 
     "cuBLAS workspaces",
     "other",
 )
-PARTS = (PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES, WORKSPACES, OTHER)
+ROLES = (PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES, WORKSPACES, OTHER)
 """In the order of the reports; ``other`` is what was there before: inputs, buffers, tensors of the notebook."""
 
 
 @dataclass(slots=True)
-class Life:
+class StorageLife:
     """One storage: its size as the allocator rounds it, when it came and went, and what is known of its purpose."""
 
     device: str
     size_bytes: int
     born: int
     before: bool
-    """Whether it is there from the start, as a twin of a tensor of the notebook."""
+    """Whether it is there from the start, as a copy of a tensor of the notebook."""
     recorded: bool = False
     """Whether a forward pass made it that autograd records: backward may need it."""
     in_backward: bool = False
-    part: str = ""
+    role: str = ""
     died: int | None = None
 
 
 @dataclass
-class Log:
+class StorageLog:
     """The storages that a run has seen; time counts births and deaths."""
 
-    lives: list[Life] = field(default_factory=list)
+    lives: list[StorageLife] = field(default_factory=list)
     clock: int = 0
     backwards: list[int] = field(default_factory=list)
     """When each backward pass began."""
     now: dict[str, int] = field(default_factory=dict)
     peak: dict[str, int] = field(default_factory=dict)
     """Bytes alive by device, and the most so far."""
-    _alive: dict[int, tuple[Life, Any]] = field(default_factory=dict)
+    _alive: dict[int, tuple[StorageLife, Any]] = field(default_factory=dict)
 
     def see(
         self, tensor: Any, device: str, *, before: bool = False, recorded: bool = False, in_backward: bool = False
-    ) -> Life | None:
+    ) -> StorageLife | None:
         """Note the storage of ``tensor``, and return its life if it is new; a sparse one's has several."""
-        found = None
+        life = None
         for storage in storages_of(tensor):
             key = storage._cdata
             if key in self._alive:
                 continue
-            found = self._born(storage.nbytes(), device, before=before)
-            found.recorded, found.in_backward = recorded, in_backward
+            life = self._born(storage.nbytes(), device, before=before)
+            life.recorded, life.in_backward = recorded, in_backward
             # The object in Python lives as long as the storage, whoever holds it: autograd's C++, too.
-            self._alive[key] = found, weakref.ref(storage, functools.partial(self._gone, key))
-        return found
+            self._alive[key] = life, weakref.ref(storage, functools.partial(self._gone, key))
+        return life
 
-    def hold(self, size_bytes: int, device: str, part: str, *, before: bool = False) -> Life:
+    def hold(self, size_bytes: int, device: str, role: str, *, before: bool = False) -> StorageLife:
         """Note memory that no tensor has, and that stays."""
-        found = self._born(size_bytes, device, before=before)
-        found.part = part
-        return found
+        life = self._born(size_bytes, device, before=before)
+        life.role = role
+        return life
 
     def pass_by(self, size_bytes: int, device: str) -> None:
         """Note memory that an operation takes while it runs."""
-        found = self._born(size_bytes, device, before=False)
-        found.part = TEMPORARIES
-        self._died(found)
+        self._died(self.hold(size_bytes, device, TEMPORARIES))
 
-    def _born(self, size_bytes: int, device: str, *, before: bool) -> Life:
+    def _born(self, size_bytes: int, device: str, *, before: bool) -> StorageLife:
         self.clock += not before
-        found = Life(device, rounded(size_bytes), 0 if before else self.clock, before)
-        self.lives.append(found)
-        self.now[device] = now = self.now.get(device, 0) + found.size_bytes
+        life = StorageLife(device, rounded(size_bytes), 0 if before else self.clock, before)
+        self.lives.append(life)
+        self.now[device] = now = self.now.get(device, 0) + life.size_bytes
         self.peak[device] = max(self.peak.get(device, 0), now)
-        return found
+        return life
 
     def _gone(self, key: int, _: Any) -> None:
         self._died(self._alive.pop(key)[0])
 
-    def _died(self, life: Life) -> None:
+    def _died(self, life: StorageLife) -> None:
         self.clock += 1
         life.died = self.clock
         self.now[life.device] -= life.size_bytes
 
-    def mark(self, tensor: Any, part: str) -> None:
+    def mark(self, tensor: Any, role: str) -> None:
         """Note what a storage that was seen is for; the first word counts, but parameters are always parameters."""
         for storage in storages_of(tensor):
-            found = self._alive.get(storage._cdata)
-            if found is not None and (not found[0].part or part == PARAMETERS):
-                found[0].part = part
+            life, _ = self._alive.get(storage._cdata, (None, None))
+            if life is not None and (not life.role or role == PARAMETERS):
+                life.role = role
 
     def close(self) -> None:
         """Note no deaths from now on: what is alive is what the run kept."""

@@ -1,4 +1,4 @@
-"""Which answer to a condition keeps code from raising an error."""
+"""Finds which answer to a condition keeps code from raising an error, in its bytecode."""
 
 from __future__ import annotations
 

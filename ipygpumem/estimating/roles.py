@@ -1,4 +1,4 @@
-"""What storages are for: parameters, gradients and optimizer state, by the hooks that torch offers."""
+"""Tells what storages are for: parameters, gradients, optimizer state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ipygpumem.estimating.lives import GRADIENTS, OPTIMIZER, PARAMETERS, Log
+from ipygpumem.estimating.storage_log import GRADIENTS, OPTIMIZER, PARAMETERS, StorageLog
 
 _HOOKED = "_ipygpumem_hooked"
 
@@ -24,10 +24,10 @@ def tensors_in(value: Any) -> Iterator[Any]:
             yield from tensors_in(item)
 
 
-class Purposes:
+class Roles:
     """Tells a log what storages are for, by the hooks that torch offers for leaves and optimizers."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: StorageLog) -> None:
         self._log = log
         self._last_graph = -1
 

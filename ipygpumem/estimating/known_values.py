@@ -1,4 +1,4 @@
-"""What tensors are taken to be on the way on which all is well: values are finite, a search for NaN finds none."""
+"""Knows some values of fake tensors: all are taken to be finite, so that a search for NaN finds none."""
 
 from __future__ import annotations
 
@@ -17,29 +17,15 @@ _COMPARED = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", 
 _SAME = frozenset(
     [
         *("alias", "detach", "clone", "_to_copy", "view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "expand"),
-        *(
-            "all",
-            "any",
-            "_is_all_true",
-            "_is_any_true",
-            "select",
-            "slice",
-            "permute",
-            "transpose",
-            "t",
-            "max",
-            "min",
-            "amax",
-            "amin",
-            "prod",
-        ),
+        *("all", "any", "_is_all_true", "_is_any_true", "select", "slice", "permute", "transpose", "t"),
+        *("max", "min", "amax", "amin", "prod"),
     ]
 )
 """Their results have the values of their arguments."""
 _COUNTS = frozenset({"sum", "count_nonzero"})
 
 
-class Truths:
+class KnownValues:
     """Remembers tensors whose elements are all taken to be True, or all False, for as long as they live."""
 
     def __init__(self) -> None:

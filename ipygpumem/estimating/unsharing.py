@@ -1,4 +1,4 @@
-"""What a forked child shares with its parent although each has memory of its own: cut here, on Linux."""
+"""Ends what a forked child shares with its parent although each has memory of its own: open files, shared memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIXED = 0x10
 """MAP_FIXED: in the place of what is there."""
 
 
-def cut_ties() -> None:
+def unshare() -> None:
     """Give this process places of its own in open files, and memory of its own."""
     if Path("/proc/self/maps").exists():
         _reopen_files()

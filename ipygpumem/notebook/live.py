@@ -15,12 +15,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ipygpumem.model import Reading
+from ipygpumem.notebook.aside import say_failed
+from ipygpumem.notebook.cell import Cell
+from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.ipython.terminal import TerminalLine, terminal_of
 from ipygpumem.notebook.ipython.wire import Place, Wire
-from ipygpumem.notebook.ticker import Tick, Ticker, say_failed
+from ipygpumem.notebook.part import Part
+from ipygpumem.notebook.ticker import Tick, Ticker
 from ipygpumem.objects.progress import Progress
 from ipygpumem.reports.live import (
     MINUTE_SECONDS,
@@ -32,10 +36,6 @@ from ipygpumem.reports.live import (
     work_html,
     work_text,
 )
-
-if TYPE_CHECKING:
-    from ipygpumem.notebook.cell import Cell
-    from ipygpumem.notebook.config import IPyGpuMem
 
 _PATIENCE_SECONDS = 2.0
 """How long a cell's end waits for a line that is being drawn, such as on a terminal that was halted by Ctrl-S."""
@@ -59,7 +59,7 @@ class Line(Protocol):
         """Take the line away; return the display that the cell's report shall take over, if it may ``replace`` one."""
 
 
-class Live:
+class Live(Part):
     """The live line of one shell.
 
     Args:
@@ -134,12 +134,15 @@ class Live:
         finally:
             self._work = around
 
-    def begins(self) -> None:
-        """Note that a cell begins."""
-        self._ending = None
+    def cell_begins(self, cell: Cell) -> None:
+        """Look out for what the cell shows."""
+        if not cell.nested:
+            self._ending = None
+            if self._wire is not None:
+                self._wire.cell_begins()
 
-    def ends(self, cell: Cell) -> None:
-        """Note that the code of ``cell`` is over, and that reports follow."""
+    def code_ended(self, cell: Cell, *, failed: bool) -> None:
+        """Show our own work from now on, until reports follow."""
         if not cell.nested and self._undo is not None:
             self._ending = cell
 
@@ -159,6 +162,11 @@ class Live:
             return None if terminal is None else _StatusRow(TerminalLine(terminal))
         place = None if self._wire is None else self._wire.place(is_last=is_last)
         return None if place is None else _Output(place)
+
+    def reported(self, cell: Cell) -> None:
+        """Note that the reports of ``cell`` are shown."""
+        if self._wire is not None and not cell.nested:
+            self._wire.cell_ends()
 
     def end(self, cell: Cell, *, replace: bool) -> str | None:
         """Take away the line of ``cell``, which is over.
@@ -197,6 +205,8 @@ class Live:
             self._undo = None
         if self._cell is not None:
             self.end(self._cell, replace=False)
+        if self._wire is not None:
+            self._wire.close()
 
 
 class _StatusRow:

@@ -1,0 +1,124 @@
+"""Decides where tensors are while code is estimated: those of devices that are not here are followed on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ipygpumem.errors import EstimateError
+from ipygpumem.estimating.legacy_types import legacy_dtype
+from ipygpumem.estimating.users_line import users_line
+
+UNKNOWN = "this code cannot be estimated, since it needs the values of tensors, which an estimate does not have"
+_NEED_VALUES = {torch.Tensor.numpy: "NumPy", torch.Tensor.__array__: "NumPy", torch.Tensor.data_ptr: "data_ptr"}
+_FACTORIES = frozenset(
+    {
+        *(torch.arange, torch.empty, torch.empty_strided, torch.eye, torch.full, torch.linspace, torch.ones),
+        *(torch.rand, torch.randint, torch.randn, torch.randperm, torch.tensor, torch.zeros, torch.as_tensor),
+        torch.logspace,
+    }
+)
+
+
+class Devices(TorchFunctionMode):
+    """Sends tensors to a device that can be followed here, and knows on which one they are taken to be.
+
+    Args:
+        device: where all tensors are taken to be; None: where the code puts them.
+
+    Raises:
+        EstimateError: there is no such device.
+    """
+
+    def __init__(self, device: str | None) -> None:
+        super().__init__()
+        self.label = _checked(device)
+        """The full name of ``device``."""
+        has_cuda = torch.cuda.is_available()
+        # Without the device its tensors are followed on the CPU: torch's kernels for it may not even be there.
+        self._target = torch.device(device if device and has_cuda else "cpu") if device or not has_cuda else None
+        self.asked: dict[str, None] = {}
+        """The accelerators that code named and that are not here, in order."""
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether all tensors are followed on the CPU, wherever they are taken to be."""
+        return self._target is not None and self._target.type == "cpu"
+
+    @property
+    def named(self) -> str | None:
+        """The one device that all tensors are taken to be on: the user's, or the code's; None: where they are."""
+        return None if self._target is None else self.label or next(iter(self.asked), "cpu")
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether code runs now as if it were on a device that is not here: on the CPU in its place."""
+        return self.on_cpu and self.named != "cpu"
+
+    def name(self, device: Any) -> str:
+        """Return what the log calls a device."""
+        return str(self._target or device)
+
+    def place(self, device: Any) -> Any:
+        """Return where the fake copy of a tensor is that is on ``device``."""
+        if self.label is not None:
+            return self._target
+        return torch.device("cpu") if device.type == "meta" else device
+
+    def taken_to_be_on(self, tensor: Any) -> str:
+        """Return the device that a tensor is taken to be on."""
+        return self.named or str(tensor.device)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call one function of torch's with other devices."""
+        kwargs = kwargs or {}
+        if func in _NEED_VALUES:
+            raise EstimateError(f"{UNKNOWN}: {_NEED_VALUES[func]} in {users_line()}")
+        if func in (torch.Tensor.pin_memory, torch.Tensor.share_memory_):
+            # The host's memory, as before; or counted with the device's.
+            pins_here = func is torch.Tensor.pin_memory and self._target is None
+            return args[0].clone() if pins_here else args[0]
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
+        if func is torch.Tensor.type and len(args) > 1 and (dtype := legacy_dtype(args[1])) is not None:
+            return torch.Tensor.to(args[0], device=self._other("cuda"), dtype=dtype)
+        return func(*args, **kwargs) if self._target is None else self._sent(func, args, kwargs)
+
+    def _sent(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function of torch's with the target in the place of other devices."""
+        if func in (torch.Tensor.cuda, torch.Tensor.xpu):
+            self.asked.setdefault("cuda:0" if func is torch.Tensor.cuda else "xpu:0")
+            return args[0].to(self._target)
+        if func is torch.Tensor.to and len(args) > 1:
+            args = (args[0], self._other(args[1]), *args[2:])
+        if kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": self._other(kwargs["device"])}
+        elif self.label is not None and func in _FACTORIES and not self.on_cpu:
+            kwargs = {**kwargs, "device": self._target}
+        return func(*args, **kwargs)
+
+    def _other(self, value: Any) -> Any:
+        if self._target is None:
+            return value
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = torch.device("cuda", value)
+        if isinstance(value, str):
+            value = torch.device(value)
+        if not isinstance(value, torch.device) or value.type == "meta":
+            return value
+        if value.type == "cpu":
+            return self._target if self.label is not None else value
+        self.asked.setdefault(str(value) if value.index is not None else f"{value.type}:0")
+        return self._target
+
+
+def _checked(device: str | None) -> str | None:
+    if device is None:
+        return None
+    try:
+        known = torch.device(device)
+    except RuntimeError:
+        raise EstimateError(f"{device!r} is no device: write cuda:0, cuda, xpu, mps or cpu") from None
+    return str(known) if known.type in ("cpu", "mps") or known.index is not None else f"{known.type}:0"

@@ -1,0 +1,37 @@
+"""Whatever of ours fails, the user's code goes on: the failure is said once, and what failed steps aside."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def say_failed(name: str, error: Exception, *, hint: str = "") -> None:
+    """Tell the user that something of ours failed, and that their code is not affected."""
+    text = f"ipygpumem: {name} failed and steps aside ({type(error).__name__}: {error}). Your code is not affected"
+    with contextlib.suppress(Exception):  # whatever stands for stderr now
+        sys.stderr.write(f"{text}{hint}.\n")
+
+
+class Guard:
+    """Wraps callbacks of one shell: what fails in one is said once, and the user's cell goes on."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def __call__(self, name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``callback`` with that promise; ``name`` it is called in the warning."""
+
+        @functools.wraps(callback)
+        def call(*args: Any, **options: Any) -> Any:
+            try:
+                return callback(*args, **options)
+            except Exception as error:
+                if name not in self._said:
+                    self._said.add(name)
+                    say_failed(name, error, hint="; %reload_ext ipygpumem tries again")
+
+        return call

@@ -1,0 +1,108 @@
+"""``%experiment start``, ``end``, ``keep`` and ``status``, and the first line ``%%experiment`` of a cell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from IPython.core.error import UsageError
+
+from ipygpumem.errors import ExperimentError
+from ipygpumem.fitting.budgets import parse_budget
+from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.experiments.experiment import Experiment
+from ipygpumem.notebook.experiments.open_experiment import OpenExperiment
+from ipygpumem.notebook.experiments.parameters import parse_parameters
+from ipygpumem.notebook.notebook import Notebook
+from ipygpumem.reports.content import Report, clean, name_list, note, usage_parts
+from ipygpumem.units import format_bytes, format_seconds
+
+_PATTERN = re.compile(r"[\w*?\[\]!-]+")
+
+
+def start(notebook: Notebook, options: Options) -> list[Report]:
+    """Open an experiment; say what its budget cannot limit, since its report may be many cells away."""
+    experiment = _new(notebook, options).start()
+    return [note(text) for text in experiment.limit_notes]
+
+
+def start_cell(notebook: Notebook, options: Options) -> list[Report]:
+    """Open an experiment that ends with the running cell."""
+    experiment = _new(notebook, options)
+    notebook.experiments.end_with_cell(experiment.opened)
+    experiment.start()
+    return []
+
+
+def _new(notebook: Notebook, options: Options) -> Experiment:
+    return Experiment(
+        notebook.experiments,
+        options.name,
+        keep=_checked("--keep", options.keep),
+        drop_imports=options.drop_imports,
+        seed=options.seed,
+        report=options.report,
+        note=parse_parameters(options.note),
+        budget=parse_budget(",".join(options.budget)) if options.budget else None,
+        record=options.record,
+    )
+
+
+def _checked(what: str, words: Iterable[str]) -> list[str]:
+    """Return the names and globs in words with commas."""
+    patterns = [part for word in words for part in word.split(",") if part]
+    for pattern in patterns:
+        if not _PATTERN.fullmatch(pattern):
+            raise UsageError(clean(f"{what}: {pattern!r} is no name and no glob; write names such as x or 'y*'"))
+    return patterns
+
+
+def end(notebook: Notebook, options: Options) -> list[Report]:
+    """End the innermost experiment, or the one that is named."""
+    if not options.name or not notebook.experiments.open:
+        experiment = _innermost(notebook)
+    else:
+        named = [item for item in notebook.experiments.open if item.name == options.name]
+        if not named:
+            raise ExperimentError(f"no experiment {options.name!r} is open; open are: {_open_names(notebook)}")
+        experiment = named[0]
+    notebook.experiments.finish(experiment)
+    return []
+
+
+def keep(notebook: Notebook, options: Options) -> list[Report]:
+    """Let names stay at the end of the innermost experiment."""
+    _innermost(notebook).options.keep.extend(_checked("%experiment keep", options.names))
+    return []
+
+
+def status(notebook: Notebook, options: Options) -> list[Report]:
+    """Return what is open and what it costs so far."""
+    return [note(described(experiment)) for experiment in notebook.experiments.open] or [note("no experiment is open")]
+
+
+def _innermost(notebook: Notebook) -> OpenExperiment:
+    here = notebook.experiments.here()
+    if not here:
+        raise ExperimentError(
+            f"no experiment is open in this subshell; open elsewhere: {_open_names(notebook)}"
+            if notebook.experiments.open
+            else "no experiment is open: %experiment start NAME opens one"
+        )
+    return here[-1]
+
+
+def _open_names(notebook: Notebook) -> str:
+    return ", ".join(repr(item.name) for item in notebook.experiments.open)
+
+
+def described(experiment: OpenExperiment) -> str:
+    """Return one line on an open experiment: its costs, its names, and what waits to be restored."""
+    parts = [f"experiment {experiment.name}", format_seconds(experiment.elapsed_seconds)]
+    parts += usage_parts(experiment.usage())
+    parts.append(f"names: {name_list(experiment.scope.own_names()) or 'none yet'}")
+    waiting = experiment.waiting()
+    if waiting:
+        held = ", ".join(f"{item.name} {format_bytes(item.size_bytes)}" for item in waiting)
+        parts.append(f"waiting to be restored: {held}")
+    return " · ".join(parts)

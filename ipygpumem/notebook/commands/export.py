@@ -1,0 +1,17 @@
+"""``%gpumem export``: what has finished goes to a file."""
+
+from __future__ import annotations
+
+from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.notebook import Notebook
+from ipygpumem.reports.content import Report, count, note
+from ipygpumem.reports.export import formats
+from ipygpumem.units import format_bytes
+
+
+def export(notebook: Notebook, options: Options) -> list[Report]:
+    """Write what has finished to a file."""
+    record = notebook.records()
+    place, size_bytes = formats.save(options.file, record, force=options.force)
+    cells, experiments = count(len(record.cells), "cell"), count(len(record.experiments), "experiment")
+    return [note(f"{cells} and {experiments} are in {place} ({format_bytes(size_bytes)})")]

@@ -1,0 +1,35 @@
+"""``%gpumem status``: what is on, what is open, and each device's memory now."""
+
+from __future__ import annotations
+
+import functools
+
+from ipygpumem.notebook.commands.experiment import described
+from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.notebook import Notebook
+from ipygpumem.objects.inventory.survey import kinds_of_objects
+from ipygpumem.reconcile import findings
+from ipygpumem.reports.content import Report, count
+from ipygpumem.reports.status import status_report
+
+
+def status(notebook: Notebook, options: Options) -> list[Report]:
+    """Return what is on, what is open, and each device's memory now."""
+    config = notebook.tools.config
+    lines_shown = "off" if not config.report else "on, quiet" if config.quiet else "on"
+    experiments = notebook.experiments
+    headline = (
+        f"ipygpumem · reports {lines_shown} · frames released after: {config.release_frames} · "
+        f"{count(len(notebook.session.history), 'cell')} and {count(len(experiments.finished), 'experiment')} measured"
+    )
+    lines = [described(experiment) for experiment in experiments.open] or ["no experiment is open"]
+    found = reconcile(notebook)
+    lines += [f"{probe} cannot be read: {error}" for probe, error in notebook.tools.meter.failures.items()]
+    lines += [f"{source} cannot be told: {error}" for source, error in found.failures.items()]
+    return [status_report(headline, lines, found.readings.values(), found.reconciliations)]
+
+
+def reconcile(notebook: Notebook) -> findings.Findings:
+    """Return each device's memory now, and the parts that it consists of."""
+    read = functools.partial(notebook.tools.meter.now, detail=True)
+    return findings.reconcile(read, lambda: findings.storages_of(kinds_of_objects()))

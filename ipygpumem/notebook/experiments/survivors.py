@@ -1,0 +1,161 @@
+"""What experiments leave behind, and who holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from ipygpumem.freeing.reclaim import trim_host_heap
+from ipygpumem.introspect import text_of, type_name
+from ipygpumem.model import Held, Holder
+from ipygpumem.notebook.experiments.watching import Watched
+from ipygpumem.notebook.ipython.outputs import cell_of_output, is_of_ipython
+from ipygpumem.notebook.ipython.sources import cell_of_file, cell_that_bound, running_cell
+from ipygpumem.notebook.tools import Tools
+from ipygpumem.objects.arrays import Array, describe, watch
+from ipygpumem.objects.heap import Heap, large_tensors
+from ipygpumem.objects.holders.frames import running_locals
+from ipygpumem.objects.holders.graphs import live_tensors
+from ipygpumem.objects.holders.paths import Place
+from ipygpumem.objects.holders.search import Roots, explain
+from ipygpumem.objects.progress import Progress, part
+
+MOST_EXPLAINED = 2000
+"""How many are explained at once, the largest first."""
+
+
+class Survivors:
+    """What outlived the experiments of one shell; nothing is kept alive by it.
+
+    Args:
+        tools: the shell's.
+        waiting: returns the open experiments' names, and where each keeps what it gives back.
+        ours: an object of ours that leads to all others.
+    """
+
+    def __init__(self, tools: Tools, waiting: Callable[[], Iterable[tuple[str, object]]], ours: object) -> None:
+        self._tools = tools
+        self._waiting = waiting
+        self._ours = ours
+        self.known: list[Watched] = []
+
+    def of_experiment(
+        self,
+        watched: Iterable[Watched],
+        known: Callable[[object, Array], bool],
+        *,
+        certain: bool = True,
+        first_cell: int | None = None,
+    ) -> tuple[Held, ...]:
+        """Return what an experiment leaves behind, largest first, with who holds it; remember it for %gpumem leaks.
+
+        Args:
+            watched: what the experiment's names held.
+            known: says of a tensor whether its memory was there before, or stays on purpose.
+            certain: whether all that was there before is known, NumPy's arrays too.
+            first_cell: number of the experiment's first cell; the running one unless told.
+        """
+        tools = self._tools
+        smallest = tools.config.min_held_bytes
+        first = running_cell(tools.shell) if first_cell is None else first_cell
+        items = [item for item in watched if size_of(item.alive()) >= smallest]
+        alive = [self._with_cell(item, first, certain=certain) for item in items]
+        named = {array.storage for item in alive for array in item.alive()}
+        for key, tensors in large_tensors(live_tensors(tools.garbage), smallest).items():
+            array = describe(tensors[0]) if key not in named else None
+            if array is not None and not known(tensors[0], array):
+                alive.append(Watched(held_without_name(tensors[0]), ((watch(tensors[0]), array),)))
+        if not alive:
+            return ()
+        told = {array.storage for item in self.known for array in item.alive()}  # by an experiment inside this one
+        self.known += [item for item in alive if any(array.storage not in told for array in item.alive())]
+        with tools.live.work("who holds what is still alive") as progress:
+            heap = Heap(running_locals(), part(progress, 0.0, 0.5))
+            found = self.explained(alive, heap, part(progress, 0.5, 1.0))
+            heap.drop()
+        trim_host_heap()  # what the search took must not be the next experiment's to give back
+        return found
+
+    def _with_cell(self, item: Watched, first_cell: int, *, certain: bool) -> Watched:
+        """Return what a name held with the cell that bound it: later ones may bind the name to something else."""
+        is_old_perhaps = not certain and any(array.storage[0] == "numpy" for array in item.alive())
+        name = item.held.name
+        cell = cell_of_output(name) or cell_that_bound(self._tools.shell, name, range(first_cell))
+        return replace(item, held=replace(item.held, cell=cell), is_old_perhaps=is_old_perhaps)
+
+    def explained(self, watched: Sequence[Watched], heap: Heap, progress: Progress) -> tuple[Held, ...]:
+        """Return what is alive of each, largest first, with who holds its largest array."""
+        alive = sorted(((item, item.alive()) for item in watched), key=lambda pair: -size_of(pair[1]))
+        alive = [(item, arrays) for item, arrays in alive if arrays]
+        holders = explain(
+            [arrays[0].storage for _, arrays in alive[:MOST_EXPLAINED]], heap, self.roots(), progress=progress
+        )
+        return tuple(
+            replace(
+                item.held,
+                size_bytes=size_of(arrays),
+                arrays=len(arrays),
+                holder=_in_doubt(holder) if item.is_old_perhaps else holder,
+            )
+            for item, arrays, holder in ((*pair, holders.get(pair[1][0].storage)) for pair in alive)
+        )
+
+    def roots(self) -> Roots:
+        """Return what the user of a notebook can name."""
+        shell, namespace = self._tools.shell, self._tools.namespace
+        outputs = namespace.get("_oh")
+        namespaces: dict[int, Callable[[object], Place]] = {
+            id(namespace): _variable,
+            id(shell.user_ns_hidden): _hidden,
+        }
+        if type(outputs) is dict:
+            namespaces[id(outputs)] = _output
+        for name, waiting in self._waiting():
+            namespaces[id(waiting)] = _waits_in(name)
+        objects = {
+            id(shell): Place("IPython's shell", 3, "%gpumem free"),
+            id(self._ours): Place("ipygpumem itself", 4, "report this: it should not"),
+        }
+        return Roots(namespaces, objects, cell_of=lambda filename: cell_of_file(shell, filename))
+
+
+def size_of(arrays: Iterable[Array]) -> int:
+    """Return the bytes of all ``arrays``."""
+    return sum(array.size_bytes for array in arrays)
+
+
+def _in_doubt(holder: Holder | None) -> Holder | None:
+    return holder and Holder(f"{holder.path}, perhaps since before the experiment", "")
+
+
+def held_without_name(item: object) -> Held:
+    """Return what a tensor or array without a name is."""
+    array = describe(item)
+    if array is None:  # it was readable a moment ago
+        return Held("", type_name(item), None, "", "", 0)
+    return Held("", array.type_name, array.shape, array.dtype, array.device, array.size_bytes)
+
+
+def _variable(key: object) -> Place:
+    name = text_of(key)
+    if is_of_ipython(name):
+        return Place(f"IPython's output {name}", 2, f"%xdel {name}")
+    return Place.of_variable(key)
+
+
+def _output(key: object) -> Place:
+    # ``del`` and ``%reset -f out`` leave copies; %xdel knows where IPython keeps them.
+    return Place(f"Out[{key}]", 1, f"%xdel _{key}; a line that ends with ; is not kept")
+
+
+def _hidden(key: object) -> Place:
+    return Place(f"IPython's hidden copy of {text_of(key)}", 3, "%gpumem free lets go of it")
+
+
+def _waits_in(experiment: str) -> Callable[[object], Place]:
+    def place(key: object) -> Place:
+        return Place(
+            f"experiment {experiment}, which gives {text_of(key)} back", 0, "it is back at the experiment's end"
+        )
+
+    return place

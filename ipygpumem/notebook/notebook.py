@@ -1,0 +1,101 @@
+"""What ipygpumem is in one shell: its tools, the session, and the parts that go along with cells."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from IPython import get_ipython
+
+from ipygpumem.errors import NotLoadedError
+from ipygpumem.model import SessionRecord
+from ipygpumem.notebook.config import IPyGpuMem
+from ipygpumem.notebook.experiments.budgets import Budgets
+from ipygpumem.notebook.experiments.stack import Experiments
+from ipygpumem.notebook.part import Part
+from ipygpumem.notebook.parts.subscribers import Subscribers
+from ipygpumem.notebook.parts.trends import Trends
+from ipygpumem.notebook.recovery import Recovery
+from ipygpumem.notebook.session import Session
+from ipygpumem.notebook.tools import tools_for
+from ipygpumem.probes import Probe
+
+if TYPE_CHECKING:
+    from ipygpumem.notebook.parts.recorder import Recorder
+
+
+class Notebook:
+    """Puts the parts of one shell together.
+
+    Args:
+        shell: IPython's shell.
+        config: the options.
+        probes: what to measure; by default the host and every kind of accelerator.
+    """
+
+    def __init__(self, shell: Any, config: IPyGpuMem, probes: Sequence[Probe] = ()) -> None:
+        self.tools = tools = tools_for(shell, config, probes)
+        self.recovery = Recovery(tools)
+        self.budgets = Budgets(tools, self.recovery)
+        self.recovery.who_refused = self.budgets.who_refused
+        self.subscribers = Subscribers(shell)
+        self.experiments = Experiments(tools, self.recovery, self.budgets, self.subscribers)
+        self.trends = Trends()
+        # In this order they are asked, and say what they have to say.
+        self._parts: list[Part] = [tools.live, self.subscribers, self.budgets, self.experiments, self.trends]
+        self.session = Session(tools, self.recovery, self._parts)
+
+    @functools.cached_property
+    def recorder(self) -> Recorder:
+        """The flight recorder, which goes along from now on."""
+        from ipygpumem.notebook.parts.recorder import Recorder  # loading the extension must stay fast
+
+        recorder = Recorder(self.tools)
+        self._parts.append(recorder)
+        return recorder
+
+    @property
+    def has_recorder(self) -> bool:
+        """Whether anybody has asked for it."""
+        return "recorder" in vars(self)
+
+    def records(self) -> SessionRecord:
+        """Return all that has finished, as one record."""
+        return SessionRecord(time.time(), tuple(self.session.history), tuple(self.experiments.finished))
+
+    def close(self) -> list[str]:
+        """End all that goes on; return the names of experiments left open, whose names stay as they are."""
+        names = [experiment.name for experiment in self.experiments.open]
+        self.tools.cells.close()
+        for part in reversed(self._parts):
+            part.close()
+        self.tools.meter.close()
+        self.tools.garbage.forget()
+        if graphs := sys.modules.get("ipygpumem.objects.holders.graphs"):
+            graphs.stop_letting_swap()
+        return names
+
+
+def notebook_of(shell: Any) -> Notebook:
+    """Return what ipygpumem is in ``shell``.
+
+    Raises:
+        NotLoadedError: the extension is not loaded there, or ``shell`` is None.
+    """
+    for configurable in getattr(shell, "configurables", ()):
+        if type(configurable) is IPyGpuMem and type(configurable.notebook) is Notebook:
+            return configurable.notebook
+    if shell is None:
+        raise NotLoadedError(
+            "this needs a notebook or IPython: run the script as ipython --ext ipygpumem SCRIPT.py, "
+            "or put the code into a function, whose names go when it returns"
+        )
+    raise NotLoadedError("ipygpumem is not loaded here: run %load_ext ipygpumem first")
+
+
+def current_notebook() -> Notebook:
+    """Return what ipygpumem is in the shell that runs this code (``NotLoadedError`` if there is none)."""
+    return notebook_of(get_ipython())

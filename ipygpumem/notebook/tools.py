@@ -1,0 +1,66 @@
+"""What all parts of one shell work with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ipygpumem.measuring.meter import Meter
+from ipygpumem.notebook.cell import CellStack
+from ipygpumem.notebook.config import IPyGpuMem
+from ipygpumem.notebook.ipython.outputs import Outputs
+from ipygpumem.notebook.ipython.wire import Wire
+from ipygpumem.notebook.live import Live
+from ipygpumem.notebook.screen import Screen
+from ipygpumem.notebook.ticker import Ticker
+from ipygpumem.objects.garbage import Garbage
+from ipygpumem.probes import Probe
+from ipygpumem.probes.accelerators import accelerators
+from ipygpumem.probes.host import HostProbe
+from ipygpumem.reports.bars import Scales
+
+
+@dataclass(frozen=True)
+class Tools:
+    """IPython's shell, our options, and what measures, collects and shows."""
+
+    shell: Any
+    config: IPyGpuMem
+    host: HostProbe
+    meter: Meter
+    garbage: Garbage
+    cells: CellStack
+    ticker: Ticker
+    outputs: Outputs
+    screen: Screen
+    live: Live
+    scales: Scales
+
+    @property
+    def namespace(self) -> dict[str, Any]:
+        """The notebook's names."""
+        return self.shell.user_ns  # type: ignore[no-any-return]  # IPython is untyped
+
+
+def tools_for(shell: Any, config: IPyGpuMem, probes: Sequence[Probe] = ()) -> Tools:
+    """Return the tools of a shell, which measure with ``probes``: by default the host and all accelerators."""
+    host = HostProbe(exact=config.host_peak == "kernel")
+    find_more = None if probes else accelerators
+    meter = Meter(probes or [host], find_more=find_more, sample_seconds=config.sample_seconds)
+    cells = CellStack()
+    ticker = Ticker(cells, meter)
+    wire = Wire(shell) if hasattr(shell, "kernel") else None
+    return Tools(
+        shell=shell,
+        config=config,
+        host=host,
+        meter=meter,
+        garbage=Garbage(),
+        cells=cells,
+        ticker=ticker,
+        outputs=Outputs(shell),
+        screen=Screen(shell, config, wire),
+        live=Live(shell, config, ticker, wire),
+        scales=Scales(),
+    )

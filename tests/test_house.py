@@ -1,0 +1,93 @@
+"""The package as a house: no circles of knowledge, few imports inside functions, nothing that one has to scroll."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import ipygpumem
+
+ROOT = Path(ipygpumem.__file__).parent
+LONGEST_FILE, LONGEST_FUNCTION, MOST_LATE_IMPORTS = 400, 40, 15
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+SOURCES = {name_of(path): path.read_text() for path in sorted(ROOT.rglob("*.py"))}
+TREES = {name: ast.parse(source) for name, source in SOURCES.items()}
+
+
+def imported(node: ast.AST) -> Iterator[str]:
+    """Yield the modules of the package that an import statement names."""
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+        names = [name if name in TREES else node.module for name in names]
+    else:
+        names = []
+    yield from (name for name in names if name in TREES)
+
+
+def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+
+
+def late_imports(module: str) -> set[int]:
+    """Return the lines inside functions that import from the package."""
+    tree = TREES[module]
+    return {node.lineno for function in functions(tree) for node in ast.walk(function) if any(imported(node))}
+
+
+def reaches(knows: dict[str, set[str]], start: str) -> set[str]:
+    """Return all that ``start`` knows, directly or not."""
+    seen, waiting = set[str](), [start]
+    while waiting:
+        new = knows[waiting.pop()] - seen
+        seen |= new
+        waiting += new
+    return seen
+
+
+def test_no_module_knows_what_knows_it_by_any_kind_of_import() -> None:
+    knows = {
+        name: {other for node in ast.walk(tree) for other in imported(node)} - {name} for name, tree in TREES.items()
+    }
+    knows["ipygpumem"] = set()  # loads by name what users ask for; nothing imports it but for its sub-packages
+    circles = {name for name in knows if name in reaches(knows, name)}
+    assert circles == set()
+
+
+def test_few_functions_import_and_each_says_why() -> None:
+    late = {(module, line) for module in TREES for line in late_imports(module)}
+    assert len(late) <= MOST_LATE_IMPORTS
+    bare = []
+    for module, line in late:
+        text = SOURCES[module].splitlines()
+        is_first = "import" not in text[line - 2]  # one reason for several in a row
+        if is_first and "#" not in text[line - 1]:
+            bare.append(f"{module}:{line}")
+    assert bare == []
+
+
+def test_a_file_holds_one_idea_and_its_functions_fit_a_screen() -> None:
+    assert {name for name, source in SOURCES.items() if len(source.splitlines()) > LONGEST_FILE} == set()
+    long = {
+        f"{name}:{function.name}"
+        for name, tree in TREES.items()
+        for function in functions(tree)
+        if body_lines(function) > LONGEST_FUNCTION
+    }
+    assert long == set()
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return how many lines of a function are code: what it promises may be long."""
+    first = function.body[0]
+    has_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    documented = (first.end_lineno or 0) - first.lineno + 1 if has_docstring else 0
+    return (function.end_lineno or 0) - function.lineno + 1 - documented
