@@ -99,7 +99,7 @@ def _parts(found: Reconciliation) -> list[Part]:
 def _look(part: Part) -> _Look:
     if part.name.endswith("small parts"):
         return _MERGED
-    name = part.name.replace("arrays", "tensors", 1)  # JAX's have the same looks
+    name = part.name.replace("arrays", "tensors", 1)  # the host's parts
     return next((look for start, look in _LOOKS if name.startswith(start)), _ANY)
 
 
