@@ -318,7 +318,7 @@ def test_a_missing_folder_a_folder_and_a_device_are_named(tmp_path: Path) -> Non
     (tmp_path / "full.json").symlink_to("/dev/full")
     assert "No such file or directory" in _raises_one_line(tmp_path / "none" / "x.json")
     assert "is a folder" in _raises_one_line(tmp_path / "folder.json")
-    assert "no plain file" in _raises_one_line(tmp_path / "full.json")
+    assert "not a plain file" in _raises_one_line(tmp_path / "full.json")
     assert "Not a directory" in _raises_one_line("/dev/null/x.json")
     assert "too long" in _raises_one_line(tmp_path / ("x" * 300 + ".json"))
     assert "null" in _raises_one_line("x\0.json")
@@ -385,12 +385,12 @@ def test_whatever_stops_the_write_leaves_no_file_behind(
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "no JSON"),
-        (b'{"format": "ipygpumem", "schema": 1, "cells": [', "no JSON"),
-        (b"[" * 100_000, "no JSON"),
-        (b"[]", "no export"),
-        (b'{"cells": []}', "no export"),
-        (b'{"format": "ipygpumem", "schema": "1"}', "no export"),
+        (b"", "not JSON"),
+        (b'{"format": "ipygpumem", "schema": 1, "cells": [', "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "not an export"),
+        (b'{"cells": []}', "not an export"),
+        (b'{"format": "ipygpumem", "schema": "1"}', "not an export"),
         (b'{"format": "ipygpumem", "schema": 99}', "schema 99 and this ipygpumem reads up to 1: upgrade"),
         (b'{"format": "ipygpumem", "schema": 1}', "damaged"),
         (b'{"format": "ipygpumem", "schema": 1, "saved_at": 0, "cells": 5, "experiments": []}', "damaged"),
@@ -399,7 +399,7 @@ def test_whatever_stops_the_write_leaves_no_file_behind(
             b'{"format": "ipygpumem", "schema": 1, "saved_at": "x", "cells": [], "experiments": []}',
             "damaged: str where",
         ),
-        (b"\xff\xfe", "no text"),
+        (b"\xff\xfe", "not text"),
     ],
 )
 def test_what_is_no_export_is_told_in_one_line(tmp_path: Path, content: bytes, words: str) -> None:

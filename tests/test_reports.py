@@ -263,6 +263,16 @@ def test_a_narrow_terminal_loses_the_bar_first_then_breaks_between_devices() -> 
     assert narrower == wide.replace(" · cuda", "\n  cuda")
 
 
+def test_where_a_stream_carries_ascii_only_every_character_of_ours_has_one_that_stands_for_it() -> None:
+    shown = text.render(every_report(), text.Style(width=100, bars=True))
+    plain = shown.translate(text.ASCII)
+    assert not shown.isascii()
+    assert plain.isascii()
+    assert [len(line) for line in plain.splitlines()] == [
+        len(line) + 2 * line.count("…") + line.count("→") for line in shown.splitlines()
+    ]
+
+
 def test_colour_changes_nothing_but_the_colour() -> None:
     for style in (text.Style(), text.Style(width=60, bars=True)):
         coloured = text.render(every_report(), dataclasses.replace(style, colour=True))

@@ -1,4 +1,4 @@
-"""All recordings of a profile: whose kernel died last, and which are old enough to go."""
+"""Looks through all recordings of a profile: whose kernel died last, and which are old enough to go."""
 
 from __future__ import annotations
 

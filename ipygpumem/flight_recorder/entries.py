@@ -1,4 +1,4 @@
-"""The lines of a recording: one JSON object each, which says by itself what it is.
+"""Defines the lines of a recording: one JSON object each, which says by itself what it is.
 
 ``kind`` names the entry and ``n`` counts the kernel's entries, so that one that two segments repeat is known as one.
 Fields that are None are left out. Nothing here trusts a file: what does not decode to an entry is no entry.

@@ -1,4 +1,4 @@
-"""The recordings of a profile: their names, and which of them are still written.
+"""Names the recordings of a profile, and finds out which of them are still written.
 
 A recording has two segments at most: ``NAME.jsonl``, which is written, and ``NAME.jsonl.1`` from before it. The name
 begins with the time, so that names sort by age, and ends in random digits: process ids come again.

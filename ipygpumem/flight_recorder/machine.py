@@ -1,4 +1,4 @@
-"""Where and when a process runs: enough to know it again, and to tell a dead one from one that still runs."""
+"""Identifies a machine's run and a process: enough to tell a dead process from one that still runs."""
 
 from __future__ import annotations
 

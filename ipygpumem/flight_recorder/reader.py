@@ -1,4 +1,4 @@
-"""Reads recordings, also while they are written: whole lines count, a torn or strange one is left out and counted."""
+"""Reads recordings, also while they are written: torn and strange lines are left out and counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ended a kernel, as far as the evidence goes: a grade, one sentence, and what speaks for it."""
+"""Judges what ended a kernel, as far as the evidence goes: a grade, one sentence, and what speaks for it."""
 
 from __future__ import annotations
 

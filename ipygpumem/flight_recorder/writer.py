@@ -1,4 +1,4 @@
-"""Writes a recording: each entry is one ``write`` to a file opened for appending, so that a killed process loses none.
+"""Writes a recording: each entry is one ``write`` to a file opened for appending, so a killed process loses none.
 
 Nothing is forced to the disk: what was written outlives the process, and not a loss of power.
 """

@@ -1,4 +1,4 @@
-"""The table of an autofit's tries."""
+"""Reports the tries of an autofit."""
 
 from __future__ import annotations
 

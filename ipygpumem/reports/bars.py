@@ -1,4 +1,4 @@
-"""Small bars and sparklines, as text and as HTML that sanitizers of notebooks leave alone.
+"""Draws small bars and sparklines, as text and as HTML that sanitizers of notebooks leave alone.
 
 The colours are middle tones with an equal contrast to light and dark pages, since a sanitizer drops theme variables.
 """

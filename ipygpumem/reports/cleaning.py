@@ -1,4 +1,4 @@
-"""Users' texts made harmless: nothing in them can move a cursor, turn the direction of writing or fill a page."""
+"""Makes users' texts harmless: they cannot move a cursor, turn the direction of writing or fill a page."""
 
 from __future__ import annotations
 

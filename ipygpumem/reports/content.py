@@ -1,4 +1,4 @@
-"""What a report says, apart from how it looks: records become headlines, lines and tables of plain text."""
+"""Says what the reports of cells, experiments, errors and leaks contain, apart from how it looks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimates and summaries of models as reports."""
+"""Reports estimates and summaries of models."""
 
 from __future__ import annotations
 

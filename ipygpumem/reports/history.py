@@ -1,4 +1,4 @@
-"""What happened so far as tables: one row per cell, one row per experiment."""
+"""Reports what happened so far: one row per cell, one row per experiment."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def experiments_report(records: Sequence[ExperimentRecord], still_open: Iterable
     return Report("experiments", count(len(records), "experiment"), lines, (table.without_empty(),))
 
 
-def comparison_report(runs: Sequence[Run]) -> Report:
+def comparison_report(runs: Sequence[NumberedRun]) -> Report:
     """Return experiments side by side: parameters, time, and what each device went through.
 
     Several devices have a table each: side by side they would be too wide for most pages.
@@ -102,7 +102,7 @@ def comparison_report(runs: Sequence[Run]) -> Report:
     return Report("comparison", f"{count(len(runs), 'experiment')} side by side", tables=(first, *devices))
 
 
-def _device_table(runs: Sequence[Run], device: str) -> Table:
+def _device_table(runs: Sequence[NumberedRun], device: str) -> Table:
     columns = ("experiment", "consumed", "peak", "reclaimed", "kept")
     found = ((run, usage_on(run.record.usages, device)) for run in runs)
     rows = [
@@ -119,7 +119,7 @@ def _device_table(runs: Sequence[Run], device: str) -> Table:
     return Table(clean(device_label(device)), columns, tuple(rows), frozenset(columns[1:]))
 
 
-class Run(NamedTuple):
+class NumberedRun(NamedTuple):
     """An experiment among others of its name."""
 
     name: str
@@ -131,7 +131,7 @@ class Run(NamedTuple):
     record: ExperimentRecord
 
 
-def numbered(records: Iterable[ExperimentRecord]) -> list[Run]:
+def numbered(records: Iterable[ExperimentRecord]) -> list[NumberedRun]:
     """Return each experiment with its number among those of the same name."""
     records = list(records)
     times = Counter(clean(record.name) for record in records)
@@ -140,7 +140,7 @@ def numbered(records: Iterable[ExperimentRecord]) -> list[Run]:
     for record in records:
         name = clean(record.name)
         so_far[name] += 1
-        runs.append(Run(name, so_far[name], f"{name} #{so_far[name]}" if times[name] > 1 else name, record))
+        runs.append(NumberedRun(name, so_far[name], f"{name} #{so_far[name]}" if times[name] > 1 else name, record))
     return runs
 
 

@@ -1,4 +1,4 @@
-"""Reports as HTML for notebooks, every text escaped; without its styles it reads well, too.
+"""Lays reports out as HTML for notebooks, every text escaped; without its styles it reads well, too.
 
 Text has the page's own colour, so that it is legible in every theme; colours are on borders and bars only. There is
 no script, no style sheet, no id and nothing from outside. Where a sanitizer drops the styles (GitHub) or the theme
@@ -7,7 +7,6 @@ variables (notebooks that are not trusted), words, tables and folding stay.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
@@ -93,17 +92,13 @@ def _headline(segments: Iterable[Segment], *, bars: bool) -> str:
     parts: list[str] = []
     segments = list(segments)
     for segment in segments:
-        text = _with_bar(segment) if bars and segment.bar is not None else _escaped(segment.text)
+        text = _escaped(segment.text)
+        if bars and segment.bar is not None:
+            text = f"{html_bar(segment.bar)} {text}"
         # The separator is within the part, so that no line begins with it.
         tail = SEPARATOR.rstrip() if segment is not segments[-1] else ""
         parts.append(_PART.format(text + tail) if parts else _FIRST.format(text) + tail)
     return " ".join(parts)
-
-
-@functools.lru_cache(maxsize=32)  # most short cells change nothing: the same parts come again
-def _with_bar(segment: Segment) -> str:
-    assert segment.bar is not None
-    return f"{html_bar(segment.bar)} {_escaped(segment.text)}"
 
 
 def _body(report: Report, *, bars: bool) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What a report is made of: plain text in parts that ``text`` and ``html`` lay out, each in its own way."""
+"""Defines the parts of a report: plain text that ``text`` and ``html`` lay out, each in its own way."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Report:
     segments: tuple[Segment, ...] = ()
     """The headline in parts; empty where it is one."""
     is_trouble: bool = False
-    """Whether it tells of something that went wrong, which a border in another colour shows."""
+    """Whether it reports something that went wrong, which a border in another colour shows."""
 
     @property
     def head(self) -> tuple[Segment, ...]:

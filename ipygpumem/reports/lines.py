@@ -1,4 +1,4 @@
-"""What lines cost as tables: the source, and beside each line what it kept, its peak, its runs and its time."""
+"""Reports what lines cost: the source, and beside each line what it kept, its peak, its runs and its time."""
 
 from __future__ import annotations
 

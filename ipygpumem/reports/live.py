@@ -1,4 +1,4 @@
-"""The line that is shown while a long cell runs: its time, and each device with the curve of the last minute.
+"""Draws the line that is shown while a long cell runs: its time, and each device's curve of the last minute.
 
 While ipygpumem itself works for long, the line says what it does, and how much of that is done.
 """
@@ -51,7 +51,7 @@ class Sample(NamedTuple):
 
 
 def sample_of(elapsed_seconds: float, readings: Iterable[Reading]) -> Sample:
-    """Return what is drawn of ``readings``: a device's whole use where the driver tells it, else this process's."""
+    """Return what is drawn of ``readings``: a device's whole use where the driver reports it, else this process's."""
     return Sample(elapsed_seconds, {reading.device: _shown_bytes(reading) for reading in readings})
 
 

@@ -1,4 +1,4 @@
-"""What is told of a kernel that is gone: recordings in, a report with tables out."""
+"""Reports the end of a kernel that is gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What statements cost as a table: one row per statement and device."""
+"""Reports what statements cost: one row per statement and device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``%gpumem status`` says: records in, a report with tables out."""
+"""Makes the report of ``%gpumem status``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inventories as reports."""
+"""Reports inventories of tensors and arrays."""
 
 from __future__ import annotations
 

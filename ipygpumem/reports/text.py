@@ -1,4 +1,4 @@
-"""Reports as plain text, for terminals and as the fallback of every notebook output."""
+"""Lays reports out as plain text, for terminals and as the fallback of every notebook output."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def compare(notebook: Notebook, options: Options) -> list[Report]:
     return [reports.comparison_report(chosen)]
 
 
-def _fits(run: reports.Run, pattern: str) -> bool:
+def _fits(run: reports.NumberedRun, pattern: str) -> bool:
     return fnmatchcase(run.name, pattern) or pattern == f"{run.name}#{run.number}"
 
 

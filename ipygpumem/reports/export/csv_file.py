@@ -1,4 +1,4 @@
-"""A table for spreadsheets: one row per cell and device."""
+"""Writes a table for spreadsheets: one row per cell and device."""
 
 from __future__ import annotations
 

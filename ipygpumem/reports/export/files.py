@@ -1,4 +1,4 @@
-"""Files on disk: written whole or not at all, never over a file of somebody else's."""
+"""Writes files whole or not at all, and never over a file of somebody else's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def place_of(path: str | os.PathLike[str]) -> Path:
     try:
         return Path(os.path.realpath(Path(path).expanduser()))
     except (OSError, RuntimeError, ValueError) as error:  # no such user, a null byte
-        raise FileError(f"{clean(str(path))!r} is no file name: {error}") from None
+        raise FileError(f"{clean(str(path))!r} cannot be a file name: {error}") from None
 
 
 def write(place: Path, content: str | bytes, *, is_ours: Callable[[str], bool], force: bool) -> int:
@@ -48,12 +48,12 @@ def read(place: Path) -> str:
     """Return the text of a file.
 
     Raises:
-        FileError: it cannot be read, or is no text.
+        FileError: it cannot be read, or is not text.
     """
     try:
         return place.read_text("utf-8")
     except UnicodeDecodeError:
-        raise FileError(f"{clean(str(place))} is no text") from None
+        raise FileError(f"{clean(str(place))} is not text") from None
     except (OSError, ValueError) as error:
         raise FileError(f"{clean(str(place))} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
@@ -65,7 +65,7 @@ def _mode_of(place: Path, is_ours: Callable[[str], bool], *, force: bool) -> int
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(found.st_mode):
-        what = "a folder" if stat.S_ISDIR(found.st_mode) else "no plain file"
+        what = "a folder" if stat.S_ISDIR(found.st_mode) else "not a plain file"
         raise FileError(f"{clean(str(place))} is {what}: name a file to write")
     if not force and found.st_size and not is_ours(_head(place)):
         raise FileError(f"{clean(str(place))} is a file that ipygpumem did not write: --force (force=True) replaces it")

@@ -1,4 +1,4 @@
-"""Which format a file's suffix asks for, and a session written to it or read back."""
+"""Writes a session in the format that a file's suffix asks for, and reads it back."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def load(path: str | os.PathLike[str]) -> SessionRecord:
     """Return the session that was written to a .json file.
 
     Raises:
-        FileError: it cannot be read, is no export, or one of a newer ipygpumem.
+        FileError: it cannot be read, is not an export, or one of a newer ipygpumem.
     """
     place = files.place_of(path)
     return json_file.parse(files.read(place), clean(str(path)))

@@ -1,4 +1,4 @@
-"""A page that needs nothing else: the session's experiments, cells and recoveries, as the notebook showed them."""
+"""Makes a page that needs nothing else: the experiments, cells and recoveries, as the notebook showed them."""
 
 from __future__ import annotations
 

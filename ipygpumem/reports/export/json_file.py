@@ -1,4 +1,4 @@
-"""The lossless format: every record, as JSON."""
+"""Writes and reads the lossless format: every record, as JSON."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def parse(text: str, name: str) -> SessionRecord:
     try:
         data: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FileError(f"{name} is no JSON, or only a part of it ({error})") from None
+        raise FileError(f"{name} is not JSON, or only a part of it ({error})") from None
     if type(data) is not dict or data.get("format") != _NAME or type(data.get("schema")) is not int:
-        raise FileError(f"{name} is no export of ipygpumem: %gpumem export writes one")
+        raise FileError(f"{name} is not an export of ipygpumem: %gpumem export writes one")
     if data["schema"] > SCHEMA:
         raise FileError(f"{name} has schema {data['schema']} and this ipygpumem reads up to {SCHEMA}: upgrade it")
     try:

@@ -1,4 +1,4 @@
-"""OpenMetrics text, for Prometheus' textfile collector and its like: totals of the session, and its experiments."""
+"""Writes OpenMetrics text, for Prometheus' textfile collector: totals of the session, and its experiments."""
 
 from __future__ import annotations
 

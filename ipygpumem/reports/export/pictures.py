@@ -1,4 +1,4 @@
-"""The pictures of a page: drawn where matplotlib is installed, as SVG inside it."""
+"""Draws the pictures of a page, as SVG inside it, where matplotlib is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Axes that speak of memory and of sessions: binary units, and time without its long pauses."""
+"""Gives axes binary units, and time without its long pauses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each cell cost: its peak and what it kept, as bars in the cells' order."""
+"""Draws what each cell cost: its peak and what it kept, as bars in the cells' order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each device's memory consists of: one stacked bar for each, with the parts' names and sizes below it."""
+"""Draws what each device's memory consists of: one stacked bar for each, the parts' names below it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,7 @@ _LOOKS = (  # by the beginning of a part's name; lightness tells neighbours apar
     ("tensors: gradient", _Look("#2a6ea3", "....")),
     ("tensors: optimizer state", _Look("#5b97c6")),
     ("tensors: buffer", _Look("#8bb8dc", "....")),
-    ("arrays: parameter", _Look("#083d66")),
-    ("arrays: gradient", _Look("#2a6ea3", "....")),
-    ("arrays: optimizer state", _Look("#5b97c6")),
-    ("arrays: buffer", _Look("#8bb8dc", "....")),
     ("tensors", _Look("#b4d2ea")),
-    ("arrays", _Look("#b4d2ea")),
     ("live tensors", _Look("#2a6ea3")),
     ("held by C++", _Look("#5a3e85", "////")),
     ("allocator cache", _Look("#8fcbb5")),
@@ -104,7 +99,8 @@ def _parts(found: Reconciliation) -> list[Part]:
 def _look(part: Part) -> _Look:
     if part.name.endswith("small parts"):
         return _MERGED
-    return next((look for start, look in _LOOKS if part.name.startswith(start)), _ANY)
+    name = part.name.replace("arrays", "tensors", 1)  # the host's parts
+    return next((look for start, look in _LOOKS if name.startswith(start)), _ANY)
 
 
 def _draw_bar(axes: Axes, parts: Sequence[Part], total: int) -> None:

@@ -1,4 +1,4 @@
-"""Experiments side by side: a row for each, with its time, and on each device its peak, what it kept and gave back."""
+"""Draws experiments side by side: a row for each, with its time, and what it cost on each device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fonts for names in any script: one of this machine's that has the letters, and which letters none of them has."""
+"""Finds fonts for names in any script, and the letters that no font of this machine has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all pictures have in common: a figure that shows itself, its style, and texts that fit where they stand."""
+"""Has what all pictures share: a figure that shows itself, its style, and texts that fit where they stand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pictures read out of records: which devices there are, what a cell cost on one of them, how it ended."""
+"""Reads what pictures need out of records: which devices there are, and how a cell ended."""
 
 from __future__ import annotations
 

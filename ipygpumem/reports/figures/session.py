@@ -1,4 +1,4 @@
-"""Memory over the session: a panel for each device, with cells and experiments above as on a time line."""
+"""Draws memory over the session: a panel for each device, with cells and experiments above."""
 
 from __future__ import annotations
 

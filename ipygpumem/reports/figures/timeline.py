@@ -1,4 +1,4 @@
-"""The time line above a session's panels: cells in order, experiments as bars over them."""
+"""Draws the time line above a session's panels: cells in order, experiments as bars over them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS = 120
 
 
 @dataclass(frozen=True)
-class Bar:
+class ExperimentBar:
     """An experiment: where it lies along the axis, and in which row."""
 
     name: str
@@ -69,7 +69,7 @@ class Timeline:
         """How long the cells ran together."""
         return sum(end - start for start, end in self._spans)
 
-    def _bars(self, experiments: Sequence[ExperimentRecord]) -> list[Bar]:
+    def _bars(self, experiments: Sequence[ExperimentRecord]) -> list[ExperimentBar]:
         """Return the experiments, those inside others a row below them; what fits into no row is counted.
 
         One that would cover the name of the one before it goes into another row, if there is one.
@@ -78,7 +78,7 @@ class Timeline:
         spans += self._unfinished({item.name for item in experiments})
         first, last = self._spans[0][0], self._spans[-1][1]
         within = [span for span in spans if span[1] >= first and span[0] <= last]
-        bars: list[Bar] = []
+        bars: list[ExperimentBar] = []
         ends, named = [float("-inf")] * _ROWS_AT_MOST, [float("-inf")] * _ROWS_AT_MOST
         for start, end, name in sorted(within, key=lambda span: (span[0], -span[1])):
             left, right = map(float, self.axis.place((start, end)))
@@ -88,7 +88,7 @@ class Timeline:
                 continue
             row = min(rows, key=lambda row: max(left, named[row]))
             ends[row], named[row] = end, right + self._beside(name, right - left)
-            bars.append(Bar(name, left, right, row))
+            bars.append(ExperimentBar(name, left, right, row))
         return bars
 
     def _beside(self, name: str, room: float) -> float:
@@ -153,7 +153,7 @@ def _rooms(line: Timeline) -> list[float]:
     return rooms[::-1]
 
 
-def _draw_bar(axes: Axes, bar: Bar, room: float, per_inch: float) -> None:
+def _draw_bar(axes: Axes, bar: ExperimentBar, room: float, per_inch: float) -> None:
     """Draw one experiment with its name inside, or beside it where that is free and more of the name fits."""
     margin = _MARGIN * per_inch
     wide = max(bar.end - bar.start, 0.02 * per_inch)
