@@ -214,7 +214,7 @@ def test_short_cells_can_go_without_a_line(session: Session) -> None:
     info = info_of("x")
     session.cell_begins(info)
     session.cell_ends(result_of(info))
-    assert session.screen.shown == []
+    assert (len(session.history), session.screen.shown) == (1, [])
 
 
 def run_cell(session: Session, number: int = 1, error: BaseException | None = None) -> list[str]:
