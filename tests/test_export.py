@@ -12,6 +12,7 @@ import re
 import resource
 import stat
 import subprocess
+import tempfile
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -331,11 +332,18 @@ def test_an_unknown_suffix_is_told_the_four(tmp_path: Path, name: str) -> None:
     assert not names(tmp_path)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to root")
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    assert "Permission denied" in _raises_one_line(tmp_path / "x.json")
-    tmp_path.chmod(0o700)
+def test_a_folder_that_cannot_be_written_is_named() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are the user's alone
+        formats.save(Path(folder) / "before.json", SessionRecord(0.0, (), ()))
+        Path(folder).chmod(0o555)
+        user = os.geteuid()
+        try:
+            if user == 0:  # to whom nothing is read-only
+                os.seteuid(65534)
+            said = _raises_one_line(Path(folder) / "x.json")
+        finally:
+            os.seteuid(user)
+    assert "Permission denied" in said
 
 
 def test_a_disk_that_is_full_loses_nothing(tmp_path: Path) -> None:

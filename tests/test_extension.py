@@ -167,20 +167,16 @@ def test_a_magic_called_wrongly_is_a_usage_error(shell: InteractiveShell) -> Non
         shell.run_line_magic("gpumem", "explode")
 
 
-def test_loading_imports_neither_torch_nor_matplotlib_and_is_quick() -> None:
+def test_loading_imports_nothing_that_takes_long() -> None:
     code = (
-        "import sys, time\n"
+        "import sys\n"
         "from IPython.core.interactiveshell import InteractiveShell\n"
         "shell = InteractiveShell.instance()\n"
-        "started = time.perf_counter()\n"
         "shell.run_line_magic('load_ext', 'ipygpumem')\n"
-        "print(f'{(time.perf_counter() - started) * 1000:.1f} ms')\n"
         "print(sorted({'torch', 'matplotlib', 'numpy', 'jinja2', 'rich', 'pynvml'} & set(sys.modules)))\n"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    seconds, modules = run.stdout.splitlines()
-    print("loading the extension:", seconds)
-    assert modules == "[]"
+    assert run.stdout == "[]\n"
 
 
 def test_nothing_imports_the_package_root() -> None:

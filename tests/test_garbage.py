@@ -214,6 +214,10 @@ def test_no_more_than_so_many_weak_references_are_kept_however_many_cells_run(mo
 
 @needs_generations
 def test_python_collects_all_by_itself_however_short_the_cells_are() -> None:
+    in_a_process_of_its_own(many_short_cells)  # it takes the more cells, the more is alive
+
+
+def many_short_cells() -> None:
     # Seen: each collection after a cell began the count anew, and no full one came in 600 cells.
     collector, kept, old = Garbage(), list[object](), Made()
     lost = weakref.ref(old)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import importlib.util
 from typing import Any
 
@@ -199,5 +198,5 @@ def test_completion_knows_experiments_options_and_files(kernel: Kernel, tmp_path
 def test_history_of_python_has_the_figures_of_the_cells(loaded: InteractiveShell) -> None:
     loaded.run_cell("block = bytearray(2**25)")
     found = ipygpumem.history()
-    assert type(found) is builtins.list or isinstance(found, list)
+    assert isinstance(found, list)
     assert found[-1].usages[0].delta_bytes > 2**24

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import psutil
 import pytest
 
 from ipygpumem.freeing import reclaim
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import ReclaimStep
+from tests.alone import in_a_process_of_its_own
 from tests.fakes import FakeAllocator, FakeProbe, fake_module, fake_torch
 
 
@@ -136,5 +138,14 @@ def test_a_backend_that_is_not_initialised_is_not_emptied(monkeypatch: pytest.Mo
     reclaim.empty_device_caches()
 
 
-def test_trimming_the_heap_works_here() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc has such a call")
+def test_trimming_the_heap_gives_free_pages_below_used_ones_back() -> None:
+    in_a_process_of_its_own(free_and_trim)
+
+
+def free_and_trim() -> None:
+    blocks = [b"x" * 100_000 for _ in range(2000)]  # too small for mappings of their own
+    del blocks[:-1]
+    before = psutil.Process().memory_info().rss
     reclaim.trim_host_heap()
+    assert before - psutil.Process().memory_info().rss > 100 << 20

@@ -41,6 +41,7 @@ from ipygpumem.probes import kernel_log, pressure
 from ipygpumem.probes.kernel_log import Death
 from ipygpumem.reports import html, postmortem, text
 from ipygpumem.reports import live as live_line
+from tests.control_group import FakeSystem, v1_system, v2_system
 
 GIB = 2**30
 HERE = this_machine()
@@ -460,30 +461,18 @@ def test_a_recording_that_cannot_be_read_claims_nothing(tmp_path: Path, content:
 # -- what the system says -----------------------------------------------------------------------------------
 
 
-def fake_root(root: Path, *, mount: str, membership: str, files_: dict[str, str]) -> Path:
-    contents = {"proc/self/cgroup": membership, "proc/self/mountinfo": mount, **files_}
-    for name, content in contents.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(content)
-    return root
-
-
-VMSTAT = {"proc/vmstat": "nr_free_pages 5\noom_kill 41\n"}
+def with_kills(system: FakeSystem, name: str, text: str) -> Path:
+    """Return a made-up system whose counters of kills are in this file, and in that of the whole machine."""
+    system.write("proc/vmstat", "nr_free_pages 5\noom_kill 41\n")
+    system.write(f"sys/fs/cgroup/{name}", text)
+    return system.root
 
 
 def test_oom_kills_are_those_of_the_own_group_in_both_versions(tmp_path: Path) -> None:
-    second = fake_root(
-        tmp_path / "2",
-        mount="1 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw",
-        membership="0::/a/b",
-        files_={"sys/fs/cgroup/a/b/memory.events": "low 0\noom 9\noom_kill 3\noom_group_kill 8\n", **VMSTAT},
+    second = with_kills(
+        v2_system(tmp_path / "2", "/a/b"), "a/b/memory.events", "low 0\noom 9\noom_kill 3\noom_group_kill 8\n"
     )
-    first = fake_root(
-        tmp_path / "1",
-        mount="1 1 0:1 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory",
-        membership="4:memory:/a",
-        files_={"sys/fs/cgroup/memory/a/memory.oom_control": "under_oom 0\noom_kill 2\n", **VMSTAT},
-    )
+    first = with_kills(v1_system(tmp_path / "1", "/a"), "memory/a/memory.oom_control", "under_oom 0\noom_kill 2\n")
     for root, kills in ((second, 3), (first, 2)):
         counter = pressure.KillCounter(root)
         assert counter.read() == kills
@@ -493,7 +482,7 @@ def test_oom_kills_are_those_of_the_own_group_in_both_versions(tmp_path: Path) -
 
 
 def test_without_a_counter_of_the_group_the_machine_s_is_read(tmp_path: Path) -> None:
-    counter = pressure.KillCounter(fake_root(tmp_path, mount="", membership="0::/", files_=VMSTAT))
+    counter = pressure.KillCounter(with_kills(FakeSystem(tmp_path, "0::/", ""), "other", ""))
     assert counter.read() == 41
     counter.close()
     nothing = pressure.KillCounter(tmp_path / "nothing")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.control_group import limited_group
+from tests.control_group import limited_group, move
 from tests.kernel import Kernel
 
 MIB = 2**20
@@ -113,7 +113,7 @@ def test_after_a_kill_the_next_kernel_tells_the_cell_and_its_memory(start: Start
 def test_a_kernel_that_its_memory_limit_has_killed_is_told_so(start: Start) -> None:
     with limited_group(300 * MIB) as group:
         kernel = start("--ip=127.0.0.1", load=False)
-        (group / "cgroup.procs").write_text(str(pid_of(kernel)))
+        move(pid_of(kernel), group)
         kernel.run("%load_ext ipygpumem")
         kernel.run("%gpumem record on")
         run_until_dead(kernel, ALLOCATE)
@@ -130,7 +130,7 @@ def test_a_kernel_that_its_memory_limit_has_killed_is_told_so(start: Start) -> N
 def test_a_kernel_killed_before_its_first_sample_is_told_as_well(start: Start) -> None:
     with limited_group(300 * MIB) as group:
         kernel = start(load=False)
-        (group / "cgroup.procs").write_text(str(pid_of(kernel)))
+        move(pid_of(kernel), group)
         kernel.run("%load_ext ipygpumem")
         kernel.run("%gpumem record on")
         run_until_dead(kernel, "all_at_once = bytearray(b'1') * 2**30")

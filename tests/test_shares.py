@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import importlib
 import sys
 from collections.abc import Callable
 from itertools import pairwise
@@ -15,6 +15,7 @@ from ipygpumem.objects.heap import Heap
 from ipygpumem.objects.holders.search import Roots, explain
 from ipygpumem.objects.inventory import survey
 from ipygpumem.objects.progress import Progress, counted, every, part, parts
+from tests.alone import in_a_process_of_its_own
 
 
 def test_a_part_of_the_work_moves_the_whole_from_its_start_to_its_end() -> None:
@@ -63,28 +64,28 @@ def longest_stand(work: Callable[[Progress], object]) -> float:
     return max(later - earlier for earlier, later in pairwise([0, *moves, calls])) / calls
 
 
-@pytest.mark.parametrize("what", ["lists", "dicts", "objects", "arrays"])
-def test_the_bar_of_an_inventory_of_much_never_stands_for_long(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    numpy = pytest.importorskip("numpy")
+class Plain:
+    def __init__(self) -> None:
+        self.inside = [1]
 
-    class Plain:
-        def __init__(self) -> None:
-            self.inside = [1]
 
-    make = {
-        "lists": lambda: [1],
-        "dicts": lambda: {"a": [1], "b": (object(),)},
-        "objects": Plain,
-        "arrays": lambda: numpy.ones(2),
-    }[what]
-    # Out of the survey's sight: what other tests have left in this process, frames of threads and arrays above all.
-    monkeypatch.setattr(survey, "running_locals", tuple)
-    gc.freeze()
-    try:
-        keep = [make() for _ in range(30 * CHUNK)]
-        assert longest_stand(lambda progress: survey.take([("keep", keep)], progress=progress)) < 0.25
-    finally:
-        gc.unfreeze()
+MAKE: dict[str, Callable[[], object]] = {
+    "lists": lambda: [1],
+    "dicts": lambda: {"a": [1], "b": (object(),)},
+    "objects": Plain,
+    "arrays": lambda: importlib.import_module("numpy").ones(2),
+}
+
+
+@pytest.mark.parametrize("what", MAKE)
+def test_the_bar_of_an_inventory_of_much_never_stands_for_long(what: str) -> None:
+    pytest.importorskip("numpy")
+    in_a_process_of_its_own(take_much, what)  # where much is much beside all else
+
+
+def take_much(what: str) -> None:
+    keep = [MAKE[what]() for _ in range(30 * CHUNK)]
+    assert longest_stand(lambda progress: survey.take([("keep", keep)], progress=progress)) < 0.25
 
 
 def test_a_look_at_the_heap_tells_how_much_of_it_was_seen() -> None:

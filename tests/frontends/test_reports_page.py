@@ -153,7 +153,7 @@ def test_the_page_of_all_reports_has_made_the_browser_complain_of_nothing(page: 
 
 
 def test_after_a_kernel_was_killed_for_memory_lab_shows_what_happened(lab: Notebook, pictures: Pictures) -> None:
-    from tests.control_group import limited_group  # needs a Linux with control groups
+    from tests.control_group import limited_group, move  # needs a Linux with control groups
 
     fatal, told = gallery.shown(died=True)
     before = ("%load_ext ipygpumem", "%gpumem record on", "import time\n\nimport numpy as np")
@@ -161,7 +161,7 @@ def test_after_a_kernel_was_killed_for_memory_lab_shows_what_happened(lab: Noteb
         lab.open(notebook("import os\nos.getpid()", *before, fatal.source, before[0], told.source), "died.ipynb")
         lab.command("application:toggle-left-area")
         lab.run(0)
-        (group / "cgroup.procs").write_text(lab.outputs(0).inner_text().split()[-1])
+        move(int(lab.outputs(0).inner_text().split()[-1]), group)
         lab.run(1, 2, 3)
         lab.enter(4)
         lab.press()

@@ -8,6 +8,7 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import ipygpumem
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import restoring, running, storage_log
 from tests.kernel import Kernel
-from tests.steps import kernel_with
+from tests.steps import kernel_with, works
 
 MODULE = """
 import collections, functools, random, threading
@@ -84,6 +85,7 @@ def train(x, steps=2):
 SETUP = """
 import sys, random
 sys.path.insert(0, {path!r})
+sys.modules.pop("usersmodule", None)  # another test's
 import numpy as np, torch, usersmodule as m
 x = torch.randn(64, 32)
 
@@ -104,15 +106,23 @@ before = all_of_it()
 """
 
 
-@pytest.fixture(params=["apart", "in place"])
-def users(request: pytest.FixtureRequest, kernel: Kernel, tmp_path: Path) -> Kernel:
-    """A kernel with a module of the user's that holds model, optimizer, lists and caches."""
+@pytest.fixture(scope="module", params=["apart", "in place"])
+def estimating(request: pytest.FixtureRequest) -> Iterator[Kernel]:
+    """A kernel that estimates in a child process, and one that cannot."""
+    with Kernel() as kernel:
+        works(kernel, "%load_ext ipygpumem")
+        if request.param == "in place":
+            works(kernel, "import os\ndel os.fork")
+        yield kernel
+
+
+@pytest.fixture
+def users(estimating: Kernel, tmp_path: Path) -> Kernel:
+    """A kernel with a fresh module of the user's that holds model, optimizer, lists and caches."""
     (tmp_path / "usersmodule.py").write_text(MODULE)
-    if request.param == "in place":
-        assert kernel.run("import os\ndel os.fork").status == "ok"
-    reply = kernel.run(SETUP.format(path=str(tmp_path)))
-    assert reply.status == "ok", reply.traceback
-    return kernel
+    works(estimating, "%reset -f")
+    works(estimating, SETUP.format(path=str(tmp_path)))
+    return estimating
 
 
 def test_nothing_of_a_users_module_is_changed(users: Kernel) -> None:
@@ -144,8 +154,10 @@ def test_an_estimate_that_fails_changes_nothing_either(users: Kernel) -> None:
 
 
 def test_no_fake_tensor_is_alive_afterwards(users: Kernel) -> None:
-    users.run("%%estimate\nm.train(x)\n")
-    assert users.value("[t for t in __import__('gc').get_objects() if type(t).__name__ == 'FakeTensor']") == []
+    fakes = "[t for t in gc.get_objects() if type(t).__name__ == 'FakeTensor']"
+    works(users, f"import gc\nearlier = {fakes}")  # of an estimate that failed, in its traceback
+    works(users, "%%estimate\nm.train(x)\n")
+    assert users.value(f"len({fakes}) - len(earlier)") == 0
 
 
 def test_a_summary_changes_nothing_either(users: Kernel) -> None:
