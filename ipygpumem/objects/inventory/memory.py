@@ -13,6 +13,7 @@ from ipygpumem.objects.arrays import SPARSE_PARTS, answers_itself, slots
 
 _DEEPEST = 4
 _QUANTIZED = ("qint", "quint")
+_INTEGERS = {int}
 
 
 class Memory(NamedTuple):
@@ -45,10 +46,11 @@ class Reader:
 
     def read(self, name: str, tensor: object) -> Any:
         """Return a property of a tensor; None if it cannot be read."""
-        if name not in self._getters:
-            self._getters[name] = getattr(self.base, name).__get__
+        get = self._getters.get(name)
+        if get is None:
+            get = self._getters[name] = getattr(self.base, name).__get__
         try:
-            return self._getters[name](tensor)
+            return get(tensor)
         except Exception:  # a sparse or broken tensor
             return None
 
@@ -160,7 +162,7 @@ class Reader:
             sizes = tuple(self.base.shape.__get__(tensor))
         except Exception:  # nested tensors have no single shape
             return None
-        if any(type(size) is not int for size in sizes):
+        if not _INTEGERS.issuperset(map(type, sizes)):
             return None
         return self._shapes.setdefault(sizes, sizes)
 
