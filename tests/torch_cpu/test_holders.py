@@ -34,6 +34,15 @@ class Slotted:
     __slots__ = ("part",)
 
 
+@pytest.fixture(autouse=True)
+def others_out_of_sight() -> Iterator[None]:
+    """Hide what was there before a test: smoke/test_leaks and the torture look into whole processes."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
 def names() -> dict[str, Any]:
     """Stand in for a notebook's namespace."""
@@ -207,6 +216,8 @@ def test_the_frames_of_a_kept_exception(path: Callable[..., str], names: dict[st
 
 
 def test_the_last_error(path: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.unfreeze()  # what the interpreter itself holds is asked for
+
     def keep(x: Any) -> None:
         error = AttributeError()
         error.obj = [x]
@@ -413,6 +424,7 @@ def test_what_is_told_does_not_depend_on_how_fast_the_machine_is(
 
 @pytest.mark.filterwarnings("ignore:Using backward")  # torch's, of create_graph
 def test_a_cycle_in_cpp_is_told_where_everything_was_seen(names: dict[str, Any]) -> None:
+    gc.unfreeze()  # what the interpreter itself holds is asked for
     torch = pytest.importorskip("torch")
     leaf = torch.ones(100, requires_grad=True)
     leaf.exp().sum().backward(create_graph=True)
