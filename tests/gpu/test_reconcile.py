@@ -13,12 +13,12 @@ from tests.kernel import Kernel
 
 LOOK = """
 import gc as _gc
-from ipygpumem.notebook.notebook import current_notebook as _session
+from ipygpumem.notebook.notebook import current_notebook as _notebook
 from ipygpumem.reconcile.findings import reconcile as _reconcile, storages_of as _storages
 def _look():
     kinds = ((t, "parameter" if type(t) is torch.nn.Parameter else "other") for t in _gc.get_objects()
              if type(t) in (torch.Tensor, torch.nn.Parameter))
-    found = _reconcile(lambda: _session().meter.now(detail=True), lambda: _storages(kinds))
+    found = _reconcile(lambda: _notebook().tools.meter.now(detail=True), lambda: _storages(kinds))
     assert not found.failures, found.failures
     return [item.to_dict() for item in found.reconciliations]
 """

@@ -64,14 +64,14 @@ def test_a_thread_that_collects_meanwhile_makes_the_end_look_at_everything(count
 def test_a_forked_child_ends_its_copy_of_the_experiment_and_the_parent_its_own(counting: Kernel) -> None:
     child = (
         "ipygpumem.experiments  # loaded\n"
-        "session = get_ipython().find_line_magic('gpumem').__self__._session\n"
+        "notebook = get_ipython().find_line_magic('gpumem').__self__._notebook\n"
         "n = node('n')\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"
         "    code = 99\n"
         "    try:\n"
         "        del n\n"
-        "        session.garbage.collect(session.open[-1]._start._mark)\n"
+        "        notebook.tools.garbage.collect(notebook.experiments.open[-1]._start._mark)\n"
         "        code = len(left()) * 10 + len(full)\n"
         "    finally:\n"
         "        os._exit(code)\n"
