@@ -34,7 +34,7 @@ def follow_cell(notebook: Notebook, options: Options) -> list[Report]:
     if not running or frame is None:
         raise UsageError(f"{_PROG} needs a cell with events: write it as the cell's first line")
     if any(number > frame.f_lineno for _, _, number in frame.f_code.co_lines() if number is not None):
-        raise UsageError(f"{_PROG} comes too late here: write it as the cell's first line")
+        raise UsageError(f"{_PROG} comes too late here: write it above %%autofit, as the cell's first line")
     file = frame.f_code.co_filename
     blocks = Blocks(file, [_cell_block(file, running[-1])])
     for name in (part for word in options.f for part in word.split(",") if part):
