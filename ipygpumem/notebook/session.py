@@ -67,6 +67,14 @@ class Session:
             self._tools.meter.drop(cell.measurement)  # an interrupt may come at any point
             raise
 
+    def cell_has_ended(self, result: Any) -> None:
+        """End the cell after all if something struck before it had left the stack; else all others would nest in it.
+
+        IPython prints what strikes in a callback, even a Ctrl-C, and calls the next.
+        """
+        if self._tools.cells.has(result):
+            self.cell_ends(result)
+
     def _finish(self, cell: Cell, result: Any, seconds: float) -> None:
         """Give back what ends with the cell; then make its record and those of its experiments, which so agree."""
         error, reports, record = error_of(result), cell.above, None
