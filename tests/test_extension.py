@@ -136,6 +136,12 @@ def test_the_api_says_what_is_missing_where_nothing_is_loaded(shell: Interactive
             call()
 
 
+def test_dir_lists_each_name_once_with_all_that_is_public() -> None:
+    names = dir(ipygpumem)
+    assert len(names) == len(set(names))
+    assert set(ipygpumem.__all__) <= set(names)
+
+
 def test_every_option_has_help_and_can_be_set_from_a_config_file(shell: InteractiveShell) -> None:
     traits = IPyGpuMem.class_traits(config=True)
     assert all(trait.help for trait in traits.values())
