@@ -162,6 +162,32 @@ def test_a_part_that_fails_or_is_interrupted_keeps_no_other_from_what_it_does_at
     assert "experiment" in [report.kind for report in shown_in(notebook)]
 
 
+def test_a_ctrl_c_while_names_are_settled_leaves_the_cell_to_its_experiment(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    experiment = Experiment(notebook.experiments, "long").start()
+    monkeypatch.setattr(notebook.experiments.names, "cell_ends", interrupted)
+    run(notebook, "x = 1")
+    assert [cell.experiment for cell in experiment.cells] == ["long"]
+
+
+def test_a_part_whose_end_fails_keeps_no_other_from_closing(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing() -> None:
+        raise RuntimeError("no end")
+
+    Experiment(notebook.experiments, "open").start()
+    monkeypatch.setattr(notebook.trends, "close", failing)
+    with pytest.raises(RuntimeError, match="no end"):
+        notebook.close()
+    assert notebook.experiments.open == []
+    assert len(notebook.tools.meter._open) == 0
+
+
 def run(notebook: Notebook, source: str) -> None:
     """Let the session see a cell with ``source`` run."""
     info = info_of(source)
