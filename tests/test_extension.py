@@ -102,10 +102,44 @@ def test_a_hook_that_fails_warns_once_and_the_cell_goes_on(
     assert capsys.readouterr().err.count("probe gone") == 1
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("place", ["the first step", "a closer"])
+def test_what_strikes_as_a_cell_begins_to_end_leaves_it_and_those_that_follow_their_records(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, place: str, error: type[BaseException]
+) -> None:
+    """IPython prints a Ctrl-C in a callback and goes on; a cell that still ran then would have all others inside it."""
+    shell.run_cell("%load_ext ipygpumem")
+    notebook = notebook_of(shell)
+    cells, pop = notebook.tools.cells, notebook.tools.cells.pop
+
+    def struck(*_: Any) -> Any:
+        monkeypatch.setattr(cells, "pop", pop)
+        raise error
+
+    def strike() -> None:
+        if place == "a closer":
+            cells.running()[-1].closers.append(struck)
+        else:
+            monkeypatch.setattr(cells, "pop", struck)
+
+    shell.user_ns["strike"] = strike
+    shell.run_cell("strike()")
+    shell.run_cell("x = 2")
+    assert [record.source_line for record in notebook.session.history] == ["strike()", "x = 2"]
+    assert not cells.running()
+    assert len(notebook.tools.meter._open) == 0
+
+
 def test_the_api_says_what_is_missing_where_nothing_is_loaded(shell: InteractiveShell) -> None:
     for call in (ipygpumem.last, ipygpumem.history, ipygpumem.experiments, lambda: ipygpumem.experiment("x")):
         with pytest.raises(NotLoadedError, match="%load_ext ipygpumem"):
             call()
+
+
+def test_dir_lists_each_name_once_with_all_that_is_public() -> None:
+    names = dir(ipygpumem)
+    assert len(names) == len(set(names))
+    assert set(ipygpumem.__all__) <= set(names)
 
 
 def test_every_option_has_help_and_can_be_set_from_a_config_file(shell: InteractiveShell) -> None:

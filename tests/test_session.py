@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import weakref
 from types import SimpleNamespace
@@ -138,6 +139,52 @@ def test_an_interrupt_in_our_own_work_still_ends_what_ends_with_the_cell(
     assert notebook.experiments.open == []
     assert experiment.record is not None
     assert "experiment" in [report.kind for report in shown_in(notebook)]
+    assert len(notebook.tools.meter._open) == 0
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("hook", ["code_ended", "give_back", "cell_ended"])
+def test_a_part_that_fails_or_is_interrupted_keeps_no_other_from_what_it_does_at_a_cells_end(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch, hook: str, error: type[BaseException]
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise error
+
+    info = info_of("x")
+    notebook.session.cell_begins(info)
+    experiment = Experiment(notebook.experiments, "one cell").start()
+    notebook.experiments.end_with_cell(experiment.opened)
+    monkeypatch.setattr(notebook.subscribers, hook, failing)
+    with contextlib.suppress(RuntimeError):  # the extension's guard says it
+        notebook.session.cell_ends(result_of(info))
+    assert [record.name for record in notebook.experiments.finished] == ["one cell"]
+    assert len(experiment.cells) == 1
+    assert "experiment" in [report.kind for report in shown_in(notebook)]
+
+
+def test_a_ctrl_c_while_names_are_settled_leaves_the_cell_to_its_experiment(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    experiment = Experiment(notebook.experiments, "long").start()
+    monkeypatch.setattr(notebook.experiments.names, "cell_ends", interrupted)
+    run(notebook, "x = 1")
+    assert [cell.experiment for cell in experiment.cells] == ["long"]
+
+
+def test_a_part_whose_end_fails_keeps_no_other_from_closing(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing() -> None:
+        raise RuntimeError("no end")
+
+    Experiment(notebook.experiments, "open").start()
+    monkeypatch.setattr(notebook.trends, "close", failing)
+    with pytest.raises(RuntimeError, match="no end"):
+        notebook.close()
+    assert notebook.experiments.open == []
     assert len(notebook.tools.meter._open) == 0
 
 

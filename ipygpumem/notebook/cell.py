@@ -123,6 +123,11 @@ class CellStack:
         self._cells = [cell for cell in self._cells if not cell.over]
         return ended, lost
 
+    def has(self, result: Any) -> bool:
+        """Whether the cell that ``result`` ends is still here."""
+        info = getattr(result, "info", None)
+        return info is not None and any(cell.info is info for cell in self._cells)
+
     def _ended(self, result: Any) -> tuple[Cell | None, list[Cell]]:
         info = getattr(result, "info", None)
         if len(self._cells) == 1 and self._cells[0].info is info is not None:

@@ -76,6 +76,7 @@ class Extension:
         self._undo.append(lambda: shell.builtin_trap.auto_builtins.pop(LISTENER, None))
         self._event("pre_run_cell", self._cell_begins)
         self._event("post_run_cell", notebook.session.cell_ends)
+        self._event("post_run_cell", notebook.session.cell_has_ended)
         self._append(shell.input_transformers_cleanup, rewrite_cell)
         self._magics()
         for magic in MAGICS:

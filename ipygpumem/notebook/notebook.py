@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import time
@@ -69,13 +70,14 @@ class Notebook:
     def close(self) -> list[str]:
         """End all that goes on; return the names of experiments left open, whose names stay as they are."""
         names = [experiment.name for experiment in self.experiments.open]
-        self.tools.cells.close()
-        for part in reversed(self._parts):
-            part.close()
-        self.tools.meter.close()
-        self.tools.garbage.forget()
-        if graphs := sys.modules.get("ipygpumem.objects.holders.graphs"):
-            graphs.stop_letting_swap()
+        with contextlib.ExitStack() as stack:  # called in reverse, even if one fails
+            if graphs := sys.modules.get("ipygpumem.objects.holders.graphs"):
+                stack.callback(graphs.stop_letting_swap)
+            stack.callback(self.tools.garbage.forget)
+            stack.callback(self.tools.meter.close)
+            for part in self._parts:
+                stack.callback(part.close)
+            stack.callback(self.tools.cells.close)
         return names
 
 

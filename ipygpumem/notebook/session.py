@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -67,6 +68,14 @@ class Session:
             self._tools.meter.drop(cell.measurement)  # an interrupt may come at any point
             raise
 
+    def cell_has_ended(self, result: Any) -> None:
+        """End the cell after all if something struck before it had left the stack; else all others would nest in it.
+
+        IPython prints what strikes in a callback, even a Ctrl-C, and calls the next.
+        """
+        if self._tools.cells.has(result):
+            self.cell_ends(result)
+
     def _finish(self, cell: Cell, result: Any, seconds: float) -> None:
         """Give back what ends with the cell; then make its record and those of its experiments, which so agree."""
         error, reports, record = error_of(result), cell.above, None
@@ -82,8 +91,7 @@ class Session:
                         reports += self._line(record)
                 finally:
                     reports += cell.below
-                    for part in self._parts:
-                        reports += part.cell_ended(cell, record)
+                    self._all(lambda part: reports.extend(part.cell_ended(cell, record)))
         except KeyboardInterrupt:
             cell.interrupted = True
             self._tools.meter.drop(cell.measurement)
@@ -96,15 +104,19 @@ class Session:
         shown = error or shown_since(cell.last_error)
         failed = error is not None or last_error() != cell.last_error
         try:
-            for part in self._parts:
-                part.code_ended(cell, failed=failed)
+            self._all(lambda part: part.code_ended(cell, failed=failed))
             if shown is not None or cell.gives_back:
                 cell.at_end = self._tools.meter.settle(cell.measurement)
             cell.below += self._recovery.cell_ended(cell, shown)
             cell.end()
         finally:
-            for part in self._parts:
-                part.give_back(cell)
+            self._all(lambda part: part.give_back(cell))
+
+    def _all(self, call: Callable[[Part], object]) -> None:
+        """Call all parts in their order, even if one fails or is interrupted; then that is raised."""
+        with contextlib.ExitStack() as stack:
+            for part in reversed(self._parts):
+                stack.callback(call, part)
 
     def _measure(self, cell: Cell, error: BaseException | None, seconds: float) -> CellRecord:
         """Collect garbage where that is cheap, and return what the cell has cost."""

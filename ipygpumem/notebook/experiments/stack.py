@@ -104,14 +104,14 @@ class Experiments(Part):
         cell.in_scope = bool(self.open)
         if not self.open:
             return
-        self.names.cell_ends(cell)
-        for experiment in self.open:
-            self._tools.outputs.settle(experiment.outputs_at_start)
         here = cell.of(_OfCell).around = self.here()
         for experiment in here:
             experiment.failed |= failed
         if here:
             cell.experiment = here[-1].name
+        self.names.cell_ends(cell)
+        for experiment in self.open:
+            self._tools.outputs.settle(experiment.outputs_at_start)
 
     def give_back(self, cell: Cell) -> None:
         """End the experiments that end with the cell."""
