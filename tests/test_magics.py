@@ -252,6 +252,11 @@ def test_names_to_keep_are_checked_when_they_are_given(shared: Kernel) -> None:
     shared.run("del early, late")
 
 
+def test_the_words_of_keep_are_checked_even_where_no_experiment_is_open(shared: Kernel) -> None:
+    assert "UsageError: %experiment keep: which names?" in shared.run("%experiment keep ,").stderr
+    assert "'a b' is no name and no glob" in shared.run("%experiment keep 'a b'").stderr
+
+
 def test_an_error_after_one_that_was_caught_keeps_its_frames_for_debug(shared: Kernel) -> None:
     shared.run("import numpy, sys")
     shared.run(

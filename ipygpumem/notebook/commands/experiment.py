@@ -72,7 +72,10 @@ def end(notebook: Notebook, options: Options) -> list[Report]:
 
 def keep(notebook: Notebook, options: Options) -> list[Report]:
     """Let names stay at the end of the innermost experiment."""
-    _innermost(notebook).options.keep.extend(_checked("%experiment keep", options.names))
+    patterns = _checked("%experiment keep", options.names)
+    if not patterns:  # words of commas
+        raise UsageError("%experiment keep: which names? For instance: %experiment keep model 'loss*'")
+    _innermost(notebook).options.keep.extend(patterns)
     return []
 
 
