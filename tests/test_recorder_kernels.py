@@ -264,6 +264,14 @@ def test_each_cell_leaves_its_start_and_its_end(start: Start, folder: Path) -> N
     assert ram["peak_bytes"] >= found[1]["devices"][0]["current_bytes"] + 2**25  # type: ignore[index]  # JSON
 
 
+def test_a_recording_that_begins_within_a_cell_knows_the_experiment_that_the_cell_has_started(
+    start: Start, folder: Path
+) -> None:
+    start().run("%experiment start tuning\n%gpumem record on")
+    (cell,) = (entry for entry in entries(folder) if entry["kind"] == "cell")
+    assert cell["experiment"] == "tuning"
+
+
 def test_a_folder_that_cannot_be_made_costs_one_line(start: Start, folder: Path) -> None:
     folder.parent.mkdir()
     folder.write_text("a file of the user's")

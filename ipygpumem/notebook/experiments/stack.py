@@ -76,6 +76,11 @@ class Experiments(Part):
         """Return the open experiments around the code that asks, innermost last."""
         return self.names.here()
 
+    def innermost(self) -> str | None:
+        """Return the name of the innermost of them."""
+        here = self.here()
+        return here[-1].name if here else None
+
     def _ran_out_of_memory(self, error: BaseException, leaving: object) -> None:
         self._oom_count.add(error, self.here(), leaving)
 

@@ -46,10 +46,12 @@ class Recorder(Part):
 
     Args:
         tools: the shell's.
+        innermost: returns the name of the innermost experiment that is open.
     """
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Tools, innermost: Callable[[], str | None]) -> None:
         self._tools = tools
+        self._innermost = innermost
         self._writer: Writer | None = None
         self._counter: pressure.KillCounter | None = None
         self._undo: list[Callable[[], object]] = []
@@ -205,7 +207,7 @@ class Recorder(Part):
             source=first_lines(source),
             lines=source.count("\n") + (not source.endswith("\n")),
             cell_id=text_of(getattr(cell.info, "cell_id", None)) or None,
-            experiment=cell.experiment,
+            experiment=self._innermost(),
             oom_kills=self._oom_kills(),
             devices=_figures(cell.measurement.before.values()),
         )
