@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ipygpumem.introspect import (
     instance_dict,
@@ -40,9 +40,14 @@ _CACHE: Any = type(functools.lru_cache(len))
 
 
 class Restorer:
-    """Keeps what objects hold, shallowly, each once, when they are met; ``put_back`` gives it back to them."""
+    """Keeps what objects hold, shallowly, each once, when they are met; ``put_back`` gives it back to them.
 
-    def __init__(self) -> None:
+    Args:
+        fakes: the estimate's, whose tensors nothing must hold afterwards.
+    """
+
+    def __init__(self, fakes: FakeTensorMode) -> None:
+        self._fakes = fakes
         self._seen: dict[int, Any] = {}
         self._undo: list[Callable[[], object]] = []
         self._caches: list[Any] = []
@@ -222,7 +227,7 @@ class Restorer:
         self._seen.clear()
         with interrupts.kept():
             gc.collect()
-        return [*(f"this was not put back as it was: {what}" for what in self._failed), *named_holders()]
+        return [*(f"this was not put back as it was: {what}" for what in self._failed), *_named_holders(self._fakes)]
 
 
 def _emptied(value: Any, slot: Any) -> None:
@@ -251,9 +256,10 @@ def _is_users_class(kind: Any) -> bool:
     return module is not None and (name == "__main__" or _is_users_module(module))
 
 
-def named_holders() -> list[str]:
-    """Return, for what holds a fake tensor, what it is and what to do about it."""
-    fakes = [value for value in gc.get_objects() if is_instance(value, FakeTensor)]
+def _named_holders(mode: FakeTensorMode) -> list[str]:
+    """Return, for what holds a fake tensor of ``mode``, what it is and what to do about it."""
+    # Those of an earlier estimate may be held by the traceback of its error.
+    fakes = [value for value in gc.get_objects() if is_instance(value, FakeTensor) and value.fake_mode is mode]
     holders = [holder for holder in gc.get_referrers(*fakes) if holder is not fakes] if fakes else []
     others = [item for item in holders if type(item) is not types.FrameType and not is_instance(item, FakeTensor)]
     names = dict.fromkeys(map(_name_of_holder, others))

@@ -186,7 +186,7 @@ class Estimation:
             return child.run(work, self._probe, timeout_seconds=self._timeout_seconds, front=self._front), True
         except child.UnfitError as why:
             self._note(f"made in this process, not in a child: {why}")
-        restorer = self._restorer = Restorer()
+        restorer = self._restorer = Restorer(self._fakes)
         try:
             with interrupts.kept():  # among the user's code runs ours, at each death of a tensor
                 return work(), False

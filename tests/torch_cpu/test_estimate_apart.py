@@ -199,6 +199,13 @@ def test_what_the_notebook_shares_with_an_estimate_is_left_as_it_was(users: Kern
     assert "still holds" not in reply.reports("estimate")[0]
 
 
+def test_what_the_error_of_an_estimate_holds_is_not_said_of_the_next(users: Kernel) -> None:
+    """IPython keeps the last error's traceback, and with it the copies that the code had."""
+    assert users.run("%%estimate\nkept = torch.ones(3)\nraise ValueError('mine')").error == "ValueError"
+    reply = users.run("%%estimate\ny = torch.ones(3) * 2")
+    assert "still holds" not in reply.reports("estimate")[0]
+
+
 def test_the_report_says_which_way_it_took(users: Kernel, request: pytest.FixtureRequest) -> None:
     (report,) = users.run("%%estimate\nx * 2\n").reports("estimate")
     if "in place" in request.node.name:
