@@ -295,12 +295,21 @@ def test_a_subclass_with_its_own_functions_is_listed_and_none_of_them_runs() -> 
 
 @pytest.mark.parametrize("policy", ["None", "strides", "sizes"])
 def test_a_wrapper_counts_what_is_inside_it_and_is_not_asked(policy: str) -> None:
-    x = hostile.tensors(device=False)[policy]
+    x = hostile.tensors()[policy]
     x.scales = [torch.ones(10)]
     with hostile.untouched():
         rows = take(x=x)
     assert list(rows) == ["x"]
     assert (rows["x"].type_name, rows["x"].size_bytes, rows["x"].device) == ("Dispatch", (4 << 20) + 40, "cpu")
+
+
+@pytest.mark.parametrize("policy", ["None", "strides", "sizes"])
+def test_a_wrapper_in_which_no_tensor_is_found_is_not_asked_for_its_device(policy: str) -> None:
+    x = hostile.tensors()[policy]
+    vars(x).clear()
+    with hostile.untouched():
+        row = take(x=x)["x"]
+    assert (row.type_name, row.size_bytes) == ("Dispatch", 0)
 
 
 def test_a_distributed_tensor_counts_its_local_part() -> None:

@@ -143,7 +143,7 @@ class TensorList:
             type_name=type_name(tensor),
             shape=reader.shape(tensor),
             dtype=reader.text(read("dtype", tensor)),
-            device=memory.device or reader.text(read("device", tensor)),
+            device=memory.device or reader.device(tensor),
             size_bytes=sum(memory.storages.values()),
             kind=next((roles[part] for part in (*key, id(tensor)) if part in roles), "other") if roles else "other",
             requires_grad=requires,

@@ -154,6 +154,10 @@ class Reader:
                 parts = list(value) if type(value) is list or type(value) is tuple else [value]
             yield from (part for part in parts if is_instance(part, self.base) and part is not tensor)
 
+    def device(self, tensor: object) -> str:
+        """Return a tensor's device; an empty text if its class may have code of its own that would be asked."""
+        return "" if self._is_foreign(tensor) else self.text(self.read("device", tensor))
+
     def shape(self, tensor: object) -> tuple[int, ...] | None:
         """Return a tensor's shape; None if it has no single one, or if only the user's own code could tell."""
         if self._is_foreign(tensor) and not _is_torchs(type(tensor)):
