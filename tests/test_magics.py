@@ -201,7 +201,9 @@ def test_what_a_cell_prints_stands_before_its_report(bare_kernel: Kernel) -> Non
     bare_kernel.run("%load_ext ipygpumem\nimport sys")
     for _ in range(20):
         reply = bare_kernel.run("print('out', end=''); print('err', end='', file=sys.stderr)")
-        assert reply.order == ["out", "err", "report"]
+        # Which of two streams comes first is ipykernel's: each has a buffer and a timer of its own.
+        assert sorted(reply.order[:2]) == ["err", "out"]
+        assert reply.order[2:] == ["report"]
         assert bare_kernel.run("sys.stdout.write('late')").order[-1] == "report"
         assert bare_kernel.run("None").order == ["report"]
 
