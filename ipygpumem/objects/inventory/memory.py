@@ -12,7 +12,7 @@ from ipygpumem.introspect import class_dict, instance_dict, is_instance, text_of
 from ipygpumem.objects.arrays import SPARSE_PARTS, answers_itself, slots
 
 _DEEPEST = 4
-_QUANTIZED = ("qint", "quint")
+_QUANTIZED = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")
 _INTEGERS = {int}
 
 
@@ -37,6 +37,11 @@ class Reader:
         self._torch = torch
         self.base: Any = torch.Tensor
         self._storage_type: Any = torch.UntypedStorage
+        self._quantized = {getattr(torch, name) for name in _QUANTIZED if hasattr(torch, name)}
+        # Kept at hand: they are asked for each of very many tensors.
+        self._strided = torch.strided
+        self._layout, self._dtype = self.base.layout.__get__, self.base.dtype.__get__
+        self._storage, self._is_shared = self.base.untyped_storage, self._storage_type.is_shared
         self._getters: dict[str, Callable[[Any], Any]] = {}
         self._foreign: dict[int, bool] = {}
         """By a type's identity, whether its tensors answer for themselves."""
@@ -56,9 +61,10 @@ class Reader:
 
     def text(self, value: Any) -> str:
         """Return the name of a dtype or device."""
-        if value not in self._texts:
-            self._texts[value] = str(value).removeprefix("torch.")
-        return self._texts[value]
+        text = self._texts.get(value)
+        if text is None:
+            text = self._texts[value] = str(value).removeprefix("torch.")
+        return text
 
     def keys(self, tensor: object) -> tuple[int, ...]:
         """Return what the memory of a tensor is known by: its storages, or the object if it has none."""
@@ -66,23 +72,25 @@ class Reader:
 
     def _is_foreign(self, tensor: object) -> bool:
         kind = id(type(tensor))
-        if kind not in self._foreign:
-            self._foreign[kind] = answers_itself(self._torch, type(tensor))
-        return self._foreign[kind]
+        foreign = self._foreign.get(kind)
+        if foreign is None:
+            foreign = self._foreign[kind] = answers_itself(self._torch, type(tensor))
+        return foreign
 
     def address_of_others(self, tensor: object) -> int | None:
         """Return where a plain tensor's storage begins if other code than torch has allocated it on the host."""
-        storage = self.base.untyped_storage(tensor)
+        storage = self._storage(tensor)
         is_others = storage.device.type == "cpu" and not self._storage_type.resizable(storage)
         return int(storage.data_ptr()) if is_others else None
 
     def memory(self, tensor: object, depth: int = 0) -> Memory:
         """Return the storages of one tensor, whatever it is."""
         try:
-            if self._is_simple(tensor):
-                return self._own(tensor)  # type: ignore[return-value]  # it has a storage
+            foreign = self._is_foreign(tensor)
+            if not foreign and self._layout(tensor) is self._strided and self._dtype(tensor) not in self._quantized:
+                return self._in_storage(self._storage(tensor), foreign=False)
             inner = list(self.inside(tensor)) if depth < _DEEPEST else []
-            own = self._own(tensor)
+            own = self._own(tensor, foreign=foreign)
         except Exception as error:  # a broken device, or a layout that nobody knows
             return Memory({}, note=_in_words(error))
         found = [memory for memory in (own, *(self.memory(part, depth + 1) for part in inner)) if memory is not None]
@@ -93,31 +101,27 @@ class Reader:
         note = next((memory.note for memory in found if memory.note), "")
         return Memory(storages, device, any(memory.shared for memory in found), note)
 
-    def _is_simple(self, tensor: Any) -> bool:
-        """Whether a tensor is strided, torch's own code answers for it, and nothing is inside it."""
-        is_strided = not self._is_foreign(tensor) and self.read("layout", tensor) is self._torch.strided
-        return is_strided and not self._is_quantized(tensor)
-
-    def _own(self, tensor: object) -> Memory | None:
+    def _own(self, tensor: object, *, foreign: bool) -> Memory | None:
         """Return the storage of the tensor itself; None if it is a wrapper or in another layout."""
-        foreign = self._is_foreign(tensor)
-        if not foreign and self.base.layout.__get__(tensor) is not self._torch.strided:
+        if not foreign and self._layout(tensor) is not self._strided:
             return self._opaque(tensor)
-        storage = self.base.untyped_storage(tensor)
-        key, device = int(storage._cdata), self.text(storage.device)
+        storage = self._storage(tensor)
+        is_wrapper = foreign and self.text(storage.device) != "meta" and not _has_memory(storage)
+        return None if is_wrapper else self._in_storage(storage, foreign=foreign)
+
+    def _in_storage(self, storage: Any, *, foreign: bool) -> Memory:
+        device = self.text(storage.device)
         if device == "meta":
-            return Memory({} if foreign else {key: 0}, "meta")
-        if foreign and not _has_memory(storage):
-            return None
+            return Memory({} if foreign else {storage._cdata: 0}, "meta")
         # A size that torch.compile has not decided cannot be looked up; to compare it would decide it.
         size = storage.nbytes()
         if type(size) is not int:
             return Memory({}, device, note="a size that is not known yet")
-        is_shared = device == "cpu" and self._storage_type.is_shared(storage)  # each of an accelerator is said to be
-        return Memory({key: size}, device, is_shared, "", not foreign)
+        is_shared = device == "cpu" and self._is_shared(storage)  # each of an accelerator is said to be
+        return Memory({storage._cdata: size}, device, is_shared, "", not foreign)
 
     def _opaque(self, tensor: object) -> Memory | None:
-        layout = str(self.base.layout.__get__(tensor)).removeprefix("torch.")
+        layout = str(self._layout(tensor)).removeprefix("torch.")
         device = str(self.base.device.__get__(tensor))
         if layout.startswith("sparse"):
             return None if device != "meta" else Memory({}, "meta")
@@ -136,14 +140,11 @@ class Reader:
         if self._is_foreign(tensor):
             yield from self._attributes(tensor)
             return
-        layout = str(self.base.layout.__get__(tensor)).removeprefix("torch.")
+        layout = str(self._layout(tensor)).removeprefix("torch.")
         if layout in SPARSE_PARTS:
             yield from (getattr(self.base, name)(tensor) for name in SPARSE_PARTS[layout])
-        elif self._is_quantized(tensor) and "per_channel" in str(self.base.qscheme(tensor)):
+        elif self._dtype(tensor) in self._quantized and "per_channel" in str(self.base.qscheme(tensor)):
             yield from (self.base.q_per_channel_scales(tensor), self.base.q_per_channel_zero_points(tensor))
-
-    def _is_quantized(self, tensor: object) -> bool:
-        return self.text(self.read("dtype", tensor)).startswith(_QUANTIZED)
 
     def _attributes(self, tensor: object) -> Iterator[object]:
         """Yield the tensors among a wrapper's attributes, also those in a plain container of its own."""
