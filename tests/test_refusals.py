@@ -54,14 +54,14 @@ def asynchronous(asked: str, free: str, allowed: str, live: str = "4.00 MiB") ->
 def test_a_limit_refused_what_the_device_had_free(say: Any) -> None:
     found = refusal(say("2.00 GiB", "23.00 GiB", "1024.00 MiB"))
     assert found == Refusal("cuda:1", GIB, 2 * GIB, 23 * GIB)
-    assert found.told("It") == "It refused 2.00 GiB of cuda:1, and not the device: 23.00 GiB of it were free"
+    assert found.text("It") == "It refused 2.00 GiB of cuda:1, and not the device: 23.00 GiB of it were free"
 
 
 @pytest.mark.parametrize("say", [native, older, asynchronous])
 def test_a_limit_refused_what_the_device_had_not_either(say: Any) -> None:
     found = refusal(say("99.00 GiB", "23.00 GiB", "1024.00 MiB"))
     assert found is not None
-    assert found.told("It") == "It refused 99.00 GiB of cuda:1; the device had less than that free, too: 23.00 GiB"
+    assert found.text("It") == "It refused 99.00 GiB of cuda:1; the device had less than that free, too: 23.00 GiB"
 
 
 @pytest.mark.parametrize(

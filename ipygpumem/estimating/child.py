@@ -214,7 +214,7 @@ def _settle(channel: _Channel, front: Front, dice: Any) -> None:
 @contextlib.contextmanager
 def _quiet_errors() -> Iterator[None]:
     """Keep what C++ and Python say of an abort off the screen."""
-    told = faulthandler.is_enabled()
+    was_enabled = faulthandler.is_enabled()
     faulthandler.disable()
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
@@ -224,7 +224,7 @@ def _quiet_errors() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nothing)
-        if told:
+        if was_enabled:
             faulthandler.enable()
 
 

@@ -35,7 +35,7 @@ from ipygpumem.estimating.workspaces import Workspaces
 from ipygpumem.objects import interrupts
 
 TIMEOUT_SECONDS = 300.0
-_GUESSES_TOLD = 5
+_GUESSES_SHOWN = 5
 _INTERNAL = {
     "data is not allocated yet": "code in C++ that reads a tensor",
     "Cannot get CUDA generator": "a generator of a device that is not here",
@@ -223,7 +223,7 @@ class Estimation:
             stack.enter_context(self._accelerators.standing_in())
             stack.enter_context(patched(self._note, self._devices, self._modes))
             stack.enter_context(self._modes())
-            with self._guesses_told():
+            with self._guesses_added_to_errors():
                 result = code()
             for optimizer in self.copies.optimizers:
                 self._follower.roles.stepped(optimizer)
@@ -234,7 +234,7 @@ class Estimation:
         choose_loop(optimizer, self._devices)
 
     @contextmanager
-    def _guesses_told(self) -> Iterator[None]:
+    def _guesses_added_to_errors(self) -> Iterator[None]:
         """Say of an error of the user's code which lines before it got answers that nobody knows.
 
         Raises:
@@ -250,11 +250,11 @@ class Estimation:
                 if words in text:
                     line = users_line_of(error.__traceback__)
                     raise EstimateError(f"an estimate cannot follow {what} in {line}") from error
-            lines = list(self._follower.answers.guesses)[-_GUESSES_TOLD:]
+            lines = list(self._follower.answers.guesses)[-_GUESSES_SHOWN:]
             if lines:
-                told = "".join(f"  {line}\n" for line in lines)
+                shown = "".join(f"  {line}\n" for line in lines)
                 with suppress(Exception):  # whatever stands for stderr now
-                    sys.stderr.write(f"ipygpumem: {_AFTER_GUESSES}:\n{told}")
+                    sys.stderr.write(f"ipygpumem: {_AFTER_GUESSES}:\n{shown}")
             raise
 
     @contextmanager

@@ -146,7 +146,7 @@ class Budget:
         size = self.sizes.get(refused.device, self.sizes.get("gpu"))
         if size is None or refused.device not in self.limits or not refused.is_by(size):
             return ""
-        text = refused.told(f"the budget of {self._of} ({format_bytes(size)})")
+        text = refused.text(f"the budget of {self._of} ({format_bytes(size)})")
         if text not in self.refusals:
             self.refusals.append(text)
         return text

@@ -21,7 +21,7 @@ from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, T
 from typing import Any, Literal
 
 from ipygpumem.errors import UnitError
-from ipygpumem.freeing.stand_ins import stand_in_for
+from ipygpumem.freeing.traceback_copies import copy_without_frames
 from ipygpumem.introspect import is_instance, name_of, type_name
 from ipygpumem.model import Held
 from ipygpumem.objects.arrays import ArraySearch
@@ -338,6 +338,6 @@ def _let_go_of_frames(error: BaseException, running: set[int]) -> None:
     while traceback is not None and id(traceback.tb_frame) in running:
         last_running, traceback = traceback, traceback.tb_next
     if last_running is None:
-        BaseException.__dict__["__traceback__"].__set__(error, stand_in_for(traceback))
+        BaseException.__dict__["__traceback__"].__set__(error, copy_without_frames(traceback))
     else:
-        last_running.tb_next = stand_in_for(traceback)
+        last_running.tb_next = copy_without_frames(traceback)

@@ -62,7 +62,7 @@ _OR_FUNCTION = f"{_REMOVE}, or the function when it has served"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a root keeps something. Of several places the one of the lowest ``rank`` is told.
+    """Where a root keeps something. Of several places the one of the lowest ``rank`` is shown.
 
     No advice takes more from the user than what leaked: a name may lead to much else, and be older than the leak.
     """
@@ -75,7 +75,7 @@ class Place:
 
     @property
     def order(self) -> tuple[int, bool, str]:
-        """By this one of several is told that are equally near."""
+        """Decides which of several that are equally near is shown."""
         return self.rank, not self.is_home, self.text
 
     @classmethod

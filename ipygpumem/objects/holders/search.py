@@ -149,13 +149,13 @@ def _holders(
         found = [chain for item in items if (chain := search.found(item)) is not None]
         if found:
             nearest = min((item.place.rank, len(item.chain)) for item in found)
-            told = [item for item in found if (item.place.rank, len(item.chain)) == nearest]
-            holders[key] = min((writer.holder(item.place, item.chain) for item in told), key=_order)
+            nearby = [item for item in found if (item.place.rank, len(item.chain)) == nearest]
+            holders[key] = min((writer.holder(item.place, item.chain) for item in nearby), key=_order)
     return holders, search.is_cut and len(holders) < len(objects)
 
 
 def _order(holder: Holder) -> tuple[bool, int, str]:
-    """Return which of several to tell: never the one that the collector happens to list first."""
+    """Order several holders, of which one is shown: never the one that the collector happens to list first."""
     return (not holder.path.startswith(NOTEBOOK), len(holder.path), holder.path)
 
 
@@ -191,7 +191,7 @@ class _Search:
         """Objects that nothing seen refers to."""
 
     def run(self, *, nobody: bool, progress: Progress) -> None:
-        """Search; with ``nobody`` also tell of objects that nothing in sight refers to."""
+        """Search; with ``nobody`` also report objects that nothing in sight refers to."""
         done = 0.0
         level = {id(target): target for target in self._targets}
         self._objects.update(level)
@@ -262,7 +262,7 @@ class _Search:
     def _note(self, seen: list[tuple[object, list[int]]]) -> tuple[dict[int, object], list[int]]:
         """Note to what referrers lead; return those to follow, and those that a root is known to lead to.
 
-        The collector lists objects in an order that changes from call to call. Nothing told may depend on it.
+        The collector lists objects in an order that changes from call to call. No answer may depend on it.
         """
         following: dict[int, object] = {}
         known: list[int] = []

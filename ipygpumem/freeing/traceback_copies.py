@@ -27,7 +27,7 @@ _FAILING = len(_NEVER_STARTS.co_code)
 """Where the instruction is that a stand-in shows as the one that failed; it does nothing."""
 
 
-def stand_in_for(traceback: TracebackType | None) -> TracebackType | None:
+def copy_without_frames(traceback: TracebackType | None) -> TracebackType | None:
     """Return a traceback that shows what ``traceback`` shows and refers to none of its frames."""
     entries = []
     while traceback is not None:
