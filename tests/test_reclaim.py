@@ -83,7 +83,7 @@ def test_nothing_is_emptied_while_a_graph_is_captured(monkeypatch: pytest.Monkey
     torch._C._host_emptyCache = lambda: called.append("pinned")
     monkeypatch.setitem(sys.modules, "torch", torch)
     (step,) = run(Meter([FakeProbe()]), [("device caches", reclaim.empty_device_caches)])
-    assert step.error == "left alone while a CUDA graph is captured: to free something would spoil that"
+    assert step.error == "skipped while a CUDA graph is captured: freeing would spoil it"
     assert called == []
     called.append("captured")
     torch.cuda.memory_snapshot = list

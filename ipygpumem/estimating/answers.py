@@ -55,7 +55,7 @@ class Answers:
         compares, dtype = func in _COMPARES, tensor.dtype
         is_condition = compares or dtype is torch.bool
         if (frame := _lbfgs_frame()) is not None:
-            self._note("LBFGS: taken to go through all its iterations, its history as long as that makes it")
+            self._note("LBFGS: assumed to run all its iterations, and to keep as much history as these make")
             if is_condition:  # it keeps a step only where ``ys`` is positive, and stops where its loss does not change
                 return _KEEPS_A_STEP in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
             self._given_to_lbfgs += 1
@@ -72,8 +72,8 @@ class Answers:
         self.guesses[line] = count = self.guesses.get(line, 0) + 1
         if count > _MOST_GUESSES:
             raise EstimateError(
-                f"this line asked for a tensor's value {_MOST_GUESSES:,} times, which an estimate does not have, so "
-                f"that a loop may wait for it without end: {line}"
+                f"this line asked for a tensor's value {_MOST_GUESSES:,} times. An estimate has no values, so the "
+                f"loop may never end: {line}"
             )
 
 

@@ -348,7 +348,7 @@ class _Child:
             self._looked = now
             took = self._rss_bytes()
             if took > self._most_bytes:
-                why = f"since it took most of the host memory that was free, {format_bytes(took)} now,"
+                why = f"because it took most of the host memory that was free ({format_bytes(took)} now)"
                 raise EstimateError(stopped_text(why, self._stop()[0]))
 
     def _stop(self) -> tuple[str, Any]:
@@ -363,7 +363,7 @@ class _Child:
                 self._receive(name, value)
             if time.monotonic() > until:
                 break
-        return "a line that is not known: it did not answer", []
+        return "an unknown line (the child process did not answer)", []
 
     def _died(self) -> Exception:
         status = os.waitstatus_to_exitcode(self._status or 0)

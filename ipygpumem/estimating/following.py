@@ -28,7 +28,7 @@ _UNFOLLOWED = (
     *(fake_tensor.UnsupportedOperatorException, NotImplementedError, AssertionError, AttributeError, KeyError),
 )
 """What torch raises where it cannot follow an operation; the user's mistakes are other errors."""
-_UNTOLD = "this code cannot be estimated, since torch does not tell of an operation what it gives"
+_UNTOLD = "this code cannot be estimated, because torch cannot say what an operation returns"
 _DEVICE = torch.ops.prim.device.default
 _ADD = torch.ops.aten.add.Tensor
 _CONSTANTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
@@ -150,7 +150,7 @@ class Follower(TorchDispatchMode):
             if not any(map(sparse.is_sparse, arguments)) and not sparse.is_made_of_parts(func):
                 raise EstimateError(f"{UNKNOWN}: {_name(func)} in {users_line()}")
             if func in sparse.AT_MOST:
-                self._note(f"{users_line()}: no two entries of a sparse tensor are taken to be in the same place")
+                self._note(f"{users_line()}: every entry of a sparse tensor is assumed to have a place of its own")
             return sparse.with_entries(func, arguments, result)
         return result
 

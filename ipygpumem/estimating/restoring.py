@@ -227,7 +227,10 @@ class Restorer:
         self._seen.clear()
         with interrupts.kept():
             gc.collect()
-        return [*(f"this was not put back as it was: {what}" for what in self._failed), *_named_holders(self._fakes)]
+        return [
+            *(f"this could not be put back: {what}" for what in self._failed),
+            *_named_holders(self._fakes),
+        ]
 
 
 def _emptied(value: Any, slot: Any) -> None:

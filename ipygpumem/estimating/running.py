@@ -42,9 +42,7 @@ _INTERNAL = {
     "no rule registered for HigherOrderOperator": "operators that take functions, such as flex_attention,",
 }
 """Words of torch's where it cannot do without a tensor's values or its device, and what it is that it cannot do."""
-_AFTER_GUESSES = (
-    "an estimate has no values, so that these lines got guesses for them before the error, which may come of that"
-)
+_AFTER_GUESSES = "before the error these lines got guesses for values of tensors, which may be its cause"
 
 
 class Estimation:
@@ -150,7 +148,7 @@ class Estimation:
     ) -> Estimate:
         __tracebackhide__ = True  # of the user's errors
         if code is not None and (effects := effects_of(code, namespaces)):
-            self._note(f"only tensors are fake, the rest ran for real: {', '.join(effects)}")
+            self._note(f"only tensors are fake; calls of these run for real: {', '.join(effects)}")
         started = time.perf_counter()
         result, forked = self.carry_out(lambda: self._figures(run))
         devices = tuple(with_room(figures, self._room_bytes) for figures in result["devices"])
@@ -168,8 +166,7 @@ class Estimation:
             device = read(self.log, place, self._devices.named or place)
             devices.append({**device.to_dict(), "there_bytes": self._there_bytes(device.device)})
         if any(figures["device"].startswith("cuda") for figures in devices) and (settings := unfollowed()):
-            what = ", ".join(settings)
-            self._note(f"{what}: not followed, what is reserved and needed is that of the allocator without it")
+            self._note(f"{', '.join(settings)}: not followed, reserved and needed are the figures without it")
         return {"devices": devices, "guesses": list(self._follower.answers.guesses), "notes": list(self._notes)}
 
     def _there_bytes(self, place: str) -> int:

@@ -220,12 +220,12 @@ def _nothing_fits(tries: Sequence[Try], allowed: room.Limits, *, exhausted: bool
         total = next((usage.total_bytes for usage in last.usages if usage.device == last.device), None)
         limit = last.limit_bytes or allowed.get(last.device)
         if limit is not None:
-            text += f", of which it may have {format_bytes(limit)}"
+            text += f", of which {format_bytes(limit)} are allowed"
         else:
             text += room.why_too_little(last.device, needed, total)
     if exhausted:
         after = f"the {len(tries) - 1} tries after the first" if len(tries) > 2 else "all tries"
-        return f"{text}; {after} are used up: allow more, or start lower"
+        return f"{text}; {after} are used: allow more tries, or start lower"
     return text
 
 

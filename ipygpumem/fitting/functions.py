@@ -70,7 +70,7 @@ def run_tries(function: Callable[..., Any], fit: Fit) -> AutofitResult:
     """
     _check_parameters(function, fit.plan.values)
     if _is_nested():
-        raise AutofitError("an autofit runs already: give both variables to it, and they are reduced in turn")
+        raise AutofitError("an autofit is running already: give it both variables, and they are reduced in turn")
     while True:
         result = _try(function, fit)
         if not fit.more:
@@ -112,7 +112,7 @@ def _is_nested() -> bool:
 def _check_parameters(function: Callable[..., Any], names: Mapping[str, Any]) -> None:
     later = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if any(asks(function) for asks in later):
-        raise AutofitError(f"{name_of_function(function)} runs nothing when it is called: give a plain function")
+        raise AutofitError(f"{name_of_function(function)} runs nothing when it is called: pass a plain function")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # built-in functions need not have one

@@ -37,8 +37,8 @@ class Refusal:
         """Return in words what ``who`` refused."""
         asked, free = format_bytes(self.requested_bytes), format_bytes(self.free_bytes)
         if self.free_bytes >= self.requested_bytes:
-            return f"{who} refused {asked} of {self.device}, and not the device: {free} of it were free"
-        return f"{who} refused {asked} of {self.device}; the device had less than that free, too: {free}"
+            return f"{who} refused {asked} of {self.device}, although {free} of it were free"
+        return f"{who} refused {asked} of {self.device}; the device itself had only {free} free"
 
 
 def refusal(message: str) -> Refusal | None:

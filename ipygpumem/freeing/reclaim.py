@@ -89,7 +89,7 @@ def empty_device_caches() -> None:
         module = getattr(torch, name, None)
         if module is not None and module.is_initialized():
             if _is_capturing(module):
-                raise GpuMemError("left alone while a CUDA graph is captured: to free something would spoil that")
+                raise GpuMemError("skipped while a CUDA graph is captured: freeing would spoil it")
             if not _may_have_graphs(name):
                 _call(torch, f"_{name}_clearCublasWorkspaces")  # cuBLAS keeps some MiB per handle and stream
             module.empty_cache()

@@ -50,14 +50,14 @@ _MOST_LOOKS = 20_000_000
 _SEARCHES = (6, 3, 1)
 """The weights of an explanation's searches: most is found by the first."""
 _NOBODY = Holder(path="no Python object: C++ code keeps it", advice="let the library that made it free it")
-_OUT_OF_SIGHT = Holder(path="something out of sight: a running function or compiled code", advice="")
+_OUT_OF_SIGHT = Holder(path="something that cannot be seen from Python: a running function or compiled code", advice="")
 _NOT_REACHED = Holder(
     path="something that the search did not reach within its limits",
-    advice="ask %gpumem leaks again when less is alive",
+    advice="free something, then ask %gpumem leaks again",
 )
 _CYCLE = Holder(
     path="a cycle in torch's own C++ code: a gradient that has a graph, as after backward(create_graph=True)",
-    advice="set .grad to None before the tensor's names go",
+    advice="set .grad to None before you delete the tensor",
 )
 
 
