@@ -80,7 +80,9 @@ def run(work: Callable[[], Any], probe: Callable[[], None], *, timeout_seconds: 
             stream.flush()  # or the child would print it again
     reader, writer = os.pipe()
     try:
-        pid = _fork()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of threads that the child will not have
+            pid = os.fork()
         if pid == 0:
             _be_child(_Channel(writer), work, probe, front, dice)
     except OSError as error:
@@ -95,12 +97,6 @@ def run(work: Callable[[], Any], probe: Callable[[], None], *, timeout_seconds: 
         return child.result()
     finally:
         child.end()
-
-
-def _fork() -> int:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of threads that the child will not have
-        return os.fork()
 
 
 # -- in the child ------------------------------------------------------------------------------------------------------

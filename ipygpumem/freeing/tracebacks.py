@@ -25,7 +25,7 @@ from ipygpumem.freeing.traceback_copies import copy_without_frames
 from ipygpumem.introspect import is_instance, name_of, type_name
 from ipygpumem.model import Held
 from ipygpumem.objects.arrays import ArraySearch
-from ipygpumem.objects.holders.frames import stack
+from ipygpumem.objects.holders.frames import stack, steps
 from ipygpumem.units import parse_bytes
 
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError"}  # torch, CuPy; MemoryError and NumPy's subclass of it
@@ -163,12 +163,10 @@ def frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
     """Yield the frames of ``error`` and of its chain with their lines, outermost first, each once."""
     seen: set[int] = set()
     for item in chain(error):
-        traceback = traceback_of(item)
-        while traceback is not None:
-            if id(traceback.tb_frame) not in seen:
-                seen.add(id(traceback.tb_frame))
-                yield traceback.tb_frame, traceback.tb_lineno
-            traceback = traceback.tb_next
+        for step in steps(traceback_of(item)):
+            if id(step.tb_frame) not in seen:
+                seen.add(id(step.tb_frame))
+                yield step.tb_frame, step.tb_lineno
 
 
 def held(error: BaseException) -> tuple[Held, ...]:

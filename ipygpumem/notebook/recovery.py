@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from ipygpumem.freeing import error_attributes, reclaim, tracebacks
 from ipygpumem.freeing.name_snapshot import NameSnapshot
-from ipygpumem.freeing.steps import steps_that_free
+from ipygpumem.freeing.reclaim import steps_that_free
 from ipygpumem.introspect import instance_dict
 from ipygpumem.model import Held, Reading, ReclaimStep, RecoveryRecord
 from ipygpumem.notebook.cell import Cell

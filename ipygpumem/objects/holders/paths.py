@@ -36,7 +36,7 @@ from ipygpumem.introspect import (
     type_name,
 )
 from ipygpumem.model import Holder
-from ipygpumem.objects.arrays import elements, is_of_pandas, library_type, slots
+from ipygpumem.objects.arrays import elements, is_of_library, is_of_pandas, slots
 from ipygpumem.objects.holders.frames import peek
 from ipygpumem.objects.holders.graphs import DETACH
 
@@ -246,8 +246,7 @@ class Writer:
             return 1, f"matplotlib figure{_attribute(parent, child)}", "plt.close() the figure once it has been shown"
         if module_of(child) == "torch.autograd.function" or kind.endswith("Backward0"):
             return 1, f"{text}: its autograd graph ({type_name(child)})", DETACH
-        tensor_type = library_type("torch", "Tensor")
-        if tensor_type is not None and is_instance(parent, tensor_type) and is_instance(child, dict) and len(steps) > 2:
+        if is_of_library(parent, "torch", "Tensor") and is_instance(child, dict) and len(steps) > 2:
             return 2, f"hook on {text.removeprefix(NOTEBOOK)}", _HANDLE  # ``_backward_hooks`` is no attribute in a dict
         name = _attribute(parent, child)
         inner = name[1:]
@@ -255,8 +254,7 @@ class Writer:
             return 2, f"{text}.{text_of(key_of(child, steps[2]))}", ""  # a model's own
         if len(steps) > 2 and inner in _HOOKS and is_instance(child, dict):
             return 2, f"{_HOOKS[inner]} on {text.removeprefix(NOTEBOOK)}", _HANDLE
-        optimizer = library_type("torch.optim", "Optimizer")
-        is_own = optimizer is not None and is_instance(parent, optimizer)
+        is_own = is_of_library(parent, "torch.optim", "Optimizer")
         return 1, text + (name or f" ({kind})"), "" if is_own else None
 
 
