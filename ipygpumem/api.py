@@ -28,7 +28,7 @@ def load(path: str | os.PathLike[str]) -> SessionRecord:
     """Return what was exported to a .json file; it needs neither IPython nor the extension.
 
     Raises:
-        FileError: the file cannot be read, is no export, or was written by a newer ipygpumem.
+        FileError: the file cannot be read, was not exported by ipygpumem, or was written by a newer ipygpumem.
     """
     return formats.load(path)
 
@@ -36,7 +36,7 @@ def load(path: str | os.PathLike[str]) -> SessionRecord:
 def tensors(*names: str, device: str | None = None, kind: str | None = None, min_bytes: int = 0) -> Inventory:
     """Return the tensors and arrays that are alive, each storage once, the largest first.
 
-    It works in a script as well. In IPython the notebook's names and cells are told too, loaded or not.
+    It works in a script as well. In IPython it lists the notebook's names and cells too, even without the extension.
 
     Args:
         names: globs, of which one must fit a tensor's name: ``"model.*"``; none: also tensors without a name.
@@ -77,7 +77,7 @@ def autofit(
     back what the call held and halves the value. Any other error is raised as it is. It works in scripts, too.
 
     Without a function it is a decorator: each call of the decorated function looks for what fits and returns what
-    the function returns; ``train.fitted`` says what was found.
+    the function returns; ``train.fitted`` has what was found.
 
     Args:
         function: takes the variables by name.
@@ -110,8 +110,8 @@ def budget(*, gpu: int | str | None = None, ram: int | str | None = None, **devi
     """Return a budget to use in ``with``: pretend to have less memory meanwhile. It works in scripts, too.
 
     torch's allocator refuses what the accelerator's part does not allow, as if the card were smaller. The host's part
-    only tells when the process goes above it: while the cell runs, at its end, and in ``record`` when the block is
-    over; in a script by a ``ResourceWarning``.
+    limits nothing: you are told when the process goes above it, while the cell runs, at its end, and in ``record``
+    when the block is over; in a script by a ``ResourceWarning``.
 
     Args:
         gpu: for each CUDA device that the process uses, and the current one: ``"8GiB"`` or bytes.
@@ -162,7 +162,7 @@ def estimate(
 
     Raises:
         EstimateError: torch is missing or too old, the function needs the values of tensors, or it did not end.
-        UnitError: ``device_memory`` is no size.
+        UnitError: ``device_memory`` is not a size.
     """
     __tracebackhide__ = True  # of the function's errors
     room_bytes = parse_bytes(device_memory) if isinstance(device_memory, str) else device_memory
@@ -177,7 +177,7 @@ def summary(model: object, /, *inputs: object, **kwargs: object) -> ModelSummary
     ``model(*inputs, **kwargs)`` runs on fake tensors: nothing is computed, and the model stays as it is.
 
     Raises:
-        EstimateError: torch is missing or too old, ``model`` is no module, or needs the values of tensors.
+        EstimateError: torch is missing or too old, ``model`` is not a module, or it needs the values of tensors.
     """
     __tracebackhide__ = True  # of the model's errors
     return ShownSummary(**vars(estimating.loaded("modules").summarize(model, inputs, kwargs, _front())))

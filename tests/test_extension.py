@@ -173,7 +173,7 @@ def test_a_value_that_was_refused_does_not_keep_the_extension_from_being_loaded_
     capsys.readouterr()
     shell.run_line_magic("reload_ext", "ipygpumem")
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("ipygpumem: the option release_frames has its default: ")
+    assert line.startswith("ipygpumem: option release_frames is set to its default: ")
     config = notebook_of(shell).tools.config
     assert (config.release_frames, config.report) == ("oom+interrupt", False)
     shell.run_line_magic("reload_ext", "ipygpumem")

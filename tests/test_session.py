@@ -229,8 +229,8 @@ def test_an_end_that_cannot_tell_what_survived_is_an_end_all_the_same(
     record = experiment.finish()
     assert (record.deleted, notebook.experiments.open) == (("x",), [])
     assert record.notes == (
-        "what survives cannot be told, since a first look failed: ValueError: out of order",
-        "what survived could not be told: ValueError: out of order",
+        "what is still alive cannot be listed at the end, since the look at the start failed: ValueError: out of order",
+        "what is still alive could not be listed: ValueError: out of order",
     )
 
 

@@ -158,7 +158,7 @@ def _configured(shell: Any) -> IPyGpuMem:
                 IPyGpuMem(config=Config(IPyGpuMem={name: given[name]}))
             except TraitError as error:  # noqa: PERF203  # each option by itself
                 del given[name]
-                print(f"ipygpumem: the option {name} has its default: {error}", file=sys.stderr)
+                print(f"ipygpumem: option {name} is set to its default: {error}", file=sys.stderr)
         return IPyGpuMem(parent=shell)
 
 

@@ -107,7 +107,7 @@ _MIN = Argument("--min SIZE", type="size")
 _FORCE = Argument("--force")
 
 _SCOPE = (
-    Argument("NAME", to="name", type="line", missing="which name? It stands before the options: NAME --keep x"),
+    Argument("NAME", to="name", type="line", missing="which name? Write it before the options: NAME --keep x"),
     Argument("--keep NAME...", "names or globs that stay, with blanks or commas: --keep model 'loss*'", offers="names"),
     Argument("--drop-imports", "delete the names of imported modules too"),
     Argument("--seed N", "reset Python's, NumPy's and torch's random generators first", type="int"),

@@ -53,7 +53,7 @@ def _checked(what: str, words: Iterable[str]) -> list[str]:
     patterns = [part for word in words for part in word.split(",") if part]
     for pattern in patterns:
         if not _PATTERN.fullmatch(pattern):
-            raise UsageError(clean(f"{what}: {pattern!r} is no name and no glob; write names such as x or 'y*'"))
+            raise UsageError(clean(f"{what}: {pattern!r} is neither a name nor a glob; write names such as x or 'y*'"))
     return patterns
 
 

@@ -19,11 +19,11 @@ from ipygpumem.notebook.experiments.stack import Experiments
 def _check(name: object, keep: list[str], seed: object, report: object) -> None:
     """Raise ``ExperimentError`` for an argument that would only fail when it is too late."""
     if not isinstance(name, str) or not name.strip() or len(name.splitlines()) > 1:
-        raise ExperimentError("an experiment's name is one line of text that is not empty")
+        raise ExperimentError("an experiment needs a name: one line of text")
     if not all(isinstance(pattern, str) for pattern in keep):
-        raise ExperimentError("keep is a name, a glob, or a list of them: keep='x' or keep=['x', 'y*']")
+        raise ExperimentError("keep must be a name, a glob, or a list of them: keep='x' or keep=['x', 'y*']")
     if seed is not None and (type(seed) is not int or not -(2**63) <= seed < 2**64):
-        raise ExperimentError("seed is a whole number of 64 bits, as torch takes it")
+        raise ExperimentError("seed must be a whole number that fits into 64 bits")
     if report not in (None, "full", "compact", "none"):
         raise ExperimentError(f"report={report!r}: write 'full', 'compact' or 'none'")
 

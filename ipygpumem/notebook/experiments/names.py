@@ -45,7 +45,7 @@ class Listener(dict[str, None]):
         self._tell = tell
 
     def guard(self, guarded: Callable[[str, Callable[[str], bool]], Callable[[str], bool]]) -> None:
-        """Let a failure step aside: the user's code is in the middle of a statement."""
+        """Report a failure instead of raising it: the user's code is in the middle of a statement."""
         self._tell = guarded("names", self._tell)
 
     def __missing__(self, key: str) -> None:

@@ -230,7 +230,7 @@ class OpenExperiment:
             watched = self._watch(own)
             complete = True
         except MemoryError:  # the names must go all the same, and now more than ever
-            self.note("there was too little memory left to see what all of it held")
+            self.note("memory was too short to list everything that the experiment held")
         at_end = _AtEnd(
             consumed={usage.device: usage.delta_bytes for usage in usages},
             before={usage.device: usage.after_bytes for usage in usages},
@@ -272,7 +272,7 @@ class OpenExperiment:
                 first_cell=min((cell.execution_count or 0 for cell in self._cells), default=None),
             )
         except Exception as error:  # all has been given back: this only tells what has not come
-            self.note(f"what survived could not be told: {said(error)}")
+            self.note(f"what is still alive could not be listed: {said(error)}")
             return ()
 
     def _make_record(self, at_end: _AtEnd, usages: tuple[Usage, ...]) -> ExperimentRecord:
@@ -302,7 +302,7 @@ class OpenExperiment:
         size = sum(held.size_bytes for held in at_end.waiting)
         if size >= self._tools.config.min_held_bytes:
             names = ", ".join(held.name for held in at_end.waiting)
-            notes.append(f"the shadowed objects that are back ({names}) held {format_bytes(size)} meanwhile")
+            notes.append(f"the restored objects ({names}) took {format_bytes(size)} while the experiment ran")
         if self._budget is not None:
             notes += [*self.limit_notes, *self._budget.crossings, *self._budget.refusals]
         notes += self._remarks

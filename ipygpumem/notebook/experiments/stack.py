@@ -169,7 +169,9 @@ class Experiments(Part):
         """
         running = self._tools.cells.running()
         if not running:
-            raise ExperimentError("%%experiment needs a cell with events: use %experiment start and end here")
+            raise ExperimentError(
+                "%%experiment must be the first line of a cell that you run yourself; here use %experiment start"
+            )
         running[-1].gives_back = True
         running[-1].of(_OfCell).ending.append(experiment)
 
