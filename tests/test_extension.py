@@ -201,16 +201,30 @@ def test_a_magic_called_wrongly_is_a_usage_error(shell: InteractiveShell) -> Non
         shell.run_line_magic("gpumem", "explode")
 
 
+def imported_after(code: str) -> set[str]:
+    """Return the modules that a script has imported, those of ours without the package's name."""
+    code = f"import sys\n{code}\nprint(*(name.removeprefix('ipygpumem.') for name in sys.modules))\n"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
 def test_loading_imports_nothing_that_takes_long() -> None:
-    code = (
-        "import sys\n"
+    loaded = imported_after(
         "from IPython.core.interactiveshell import InteractiveShell\n"
-        "shell = InteractiveShell.instance()\n"
-        "shell.run_line_magic('load_ext', 'ipygpumem')\n"
-        "print(sorted({'torch', 'matplotlib', 'numpy', 'jinja2', 'rich', 'pynvml'} & set(sys.modules)))\n"
+        "InteractiveShell.instance().run_line_magic('load_ext', 'ipygpumem')"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout == "[]\n"
+    assert "notebook.session" in loaded
+    assert loaded.isdisjoint({"torch", "matplotlib", "numpy", "jinja2", "rich", "pynvml"})
+    of_commands = {"commands.help", "commands.parsing", "commands.completion"}
+    assert loaded.isdisjoint({"fitting.refusals", "reports.history", *(f"notebook.{name}" for name in of_commands)})
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"), [("load", "reports.export.formats"), ("tensors", "objects.inventory.survey")]
+)
+def test_a_script_imports_what_it_calls_and_nothing_of_other_features(name: str, needed: str) -> None:
+    loaded = imported_after(f"import ipygpumem\nipygpumem.{name}")
+    assert needed in loaded
+    assert not [module for module in loaded if module.startswith(("IPython", "notebook", "fitting", "estimating"))]
 
 
 def test_nothing_imports_the_package_root() -> None:

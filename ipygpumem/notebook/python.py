@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ipygpumem.errors import GpuMemError
 from ipygpumem.model import CellRecord, ExperimentRecord, History
 from ipygpumem.notebook.commands.status import reconcile
+from ipygpumem.notebook.experiments.budget import NotebookBudget
 from ipygpumem.notebook.experiments.experiment import Experiment
 from ipygpumem.notebook.notebook import current_notebook
 from ipygpumem.reconcile.records import Reconciliation
@@ -104,6 +105,11 @@ def subscribe(subscriber: Callable[[CellRecord | ExperimentRecord], object]) -> 
     if not callable(subscriber):
         raise GpuMemError("subscribe takes something that can be called with a record: subscribe(print)")
     return current_notebook().subscribers.subscribe(subscriber)
+
+
+def notebook_budget(sizes: Mapping[str, int]) -> NotebookBudget:
+    """Return a budget over the notebook's cells; see ``budget``."""
+    return NotebookBudget(current_notebook().budgets, sizes)
 
 
 def reconciliations_now() -> Sequence[Reconciliation]:
