@@ -10,6 +10,7 @@ from ipygpumem.model import CellRecord, ExperimentRecord, History
 from ipygpumem.notebook.commands.status import reconcile
 from ipygpumem.notebook.experiments.budget import NotebookBudget
 from ipygpumem.notebook.experiments.experiment import Experiment
+from ipygpumem.notebook.experiments.options import ExperimentOptions
 from ipygpumem.notebook.notebook import current_notebook
 from ipygpumem.reconcile.records import Reconciliation
 from ipygpumem.reports.export import formats
@@ -44,17 +45,8 @@ def experiment(
         BudgetError: ``budget`` names no device or no size.
         FileError: ``record`` cannot be written to; ``start`` raises it where there is no CUDA device.
     """
-    return Experiment(
-        current_notebook().experiments,
-        name,
-        keep=keep,
-        drop_imports=drop_imports,
-        seed=seed,
-        report=report,
-        note=note,
-        budget=budget,
-        record=record,
-    )
+    experiments = current_notebook().experiments
+    return Experiment(experiments, ExperimentOptions(name, keep, drop_imports, seed, report, note, budget, record))
 
 
 def last() -> CellRecord | None:

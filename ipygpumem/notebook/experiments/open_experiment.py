@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from ipygpumem.errors import said
 from ipygpumem.freeing import reclaim
@@ -17,6 +16,7 @@ from ipygpumem.notebook.experiments import watching
 from ipygpumem.notebook.experiments.allocation_file import AllocationFile
 from ipygpumem.notebook.experiments.budget import NotebookBudget
 from ipygpumem.notebook.experiments.budgets import Budgets
+from ipygpumem.notebook.experiments.options import ExperimentOptions
 from ipygpumem.notebook.experiments.seeding import SeedOnImport, seed_generators
 from ipygpumem.notebook.experiments.survivors import Survivors
 from ipygpumem.notebook.recovery import Recovery
@@ -25,20 +25,6 @@ from ipygpumem.objects.arrays import ArraySearch
 from ipygpumem.objects.garbage import Mark
 from ipygpumem.scopes.scope import Outcome, Scope, is_ownable
 from ipygpumem.units import format_bytes
-
-
-@dataclass
-class Options:
-    """What the user wants of an experiment."""
-
-    name: str
-    keep: list[str] = field(default_factory=list)
-    drop_imports: bool = False
-    seed: int | None = None
-    report: str | None = None
-    parameters: Mapping[str, int | float | str] = field(default_factory=dict)
-    budget: Mapping[str, int] | None = None
-    record: str | os.PathLike[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +58,7 @@ class OpenExperiment:
         spare: says which value of a name is the user's handle on it, which stays.
     """
 
-    def __init__(self, services: Services, options: Options, spare: Callable[[object], bool]) -> None:
+    def __init__(self, services: Services, options: ExperimentOptions, spare: Callable[[object], bool]) -> None:
         self._services = services
         self._tools = services.tools
         self._spare = spare
@@ -84,7 +70,7 @@ class OpenExperiment:
         self.error_at_start = 0
         self.thread = threading.get_ident()
         """The thread whose cells are the experiment's: that in which it starts."""
-        sizes = options.budget
+        sizes = options.sizes
         self._budget = NotebookBudget(services.budgets, sizes, f"experiment {self.name}") if sizes else None
         self._cells: list[CellRecord] = []
         self._remarks: list[str] = []
@@ -102,7 +88,7 @@ class OpenExperiment:
             self._allocations.start()
         self._started = time.perf_counter()
         self._started_at = time.time()
-        self.scope = Scope(tools.namespace, keep=options.keep, drop_imports=options.drop_imports)
+        self.scope = Scope(tools.namespace, keep=options.patterns, drop_imports=options.drop_imports)
         self.outputs_at_start = tools.outputs.mark()
         self._start = watching.Start(tools.namespace, tools.garbage, self.note)
         if self._budget is not None:
