@@ -21,6 +21,7 @@ from ipygpumem.errors import NotLoadedError
 from ipygpumem.notebook import extension as hooks
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.notebook import notebook_of
+from ipygpumem.profiling.account import Account
 from tests.kernel import Kernel
 
 PACKAGE = Path(ipygpumem.__file__).parent
@@ -128,6 +129,38 @@ def test_what_strikes_as_a_cell_begins_to_end_leaves_it_and_those_that_follow_th
     assert [record.source_line for record in notebook.session.history] == ["strike()", "x = 2"]
     assert not cells.running()
     assert len(notebook.tools.meter._open) == 0
+
+
+def test_a_ctrl_c_in_the_report_of_lines_leaves_no_measurement_open(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell.run_cell("%load_ext ipygpumem")
+    notebook = notebook_of(shell)
+    notebook.tools.config.release_frames = "never"  # else the error itself lets go of it
+
+    def strike(_: Account) -> float:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Account, "close", strike)
+    shell.run_cell("%%memlines\nx = 1")
+    shell.run_cell("x = 2")
+    assert [record.source_line for record in notebook.session.history] == ["x = 1", "x = 2"]
+    assert len(notebook.tools.meter._open) == 0
+
+
+@pytest.mark.parametrize("magic", ["unload_ext", "reload_ext"])
+@pytest.mark.parametrize("then", ["y = 2", "raise ValueError('the cell own')"])
+def test_a_block_whose_extension_is_unloaded_ends_as_if_it_were_none(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str], magic: str, then: str
+) -> None:
+    shell.run_cell("%load_ext ipygpumem")
+    shell.user_ns["ipygpumem"] = ipygpumem
+    leave = f"get_ipython().run_line_magic('{magic}', 'ipygpumem')"
+    result = shell.run_cell(f"with ipygpumem.experiment('a'):\n    x = 1\n    {leave}\n    {then}")
+    assert shell.user_ns["x"] == 1
+    assert type(result.error_in_exec) is (ValueError if "raise" in then else type(None))
+    assert "unloaded with open experiments ('a'); their names stay as they are" in capsys.readouterr().err
 
 
 def test_the_api_says_what_is_missing_where_nothing_is_loaded(shell: InteractiveShell) -> None:

@@ -56,7 +56,12 @@ def follow(notebook: Notebook, cell: Cell, blocks: Blocks, order: str) -> None:
         record = LinesRecord(tuple(blocks.blocks), account.costs, seconds, own, notes, untrimmed)
         return [lines_report(record, order)]
 
-    cell.closers.append(finish)
+    def drop() -> list[Report]:
+        watching.stop()
+        account.drop()
+        return []
+
+    cell.closers += [drop, finish]  # the last one first; a Ctrl-C that ends it leaves the other
     watching.start()
 
 

@@ -88,6 +88,8 @@ class Experiment:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         opened = self.opened
+        if opened.record is None and opened not in self._experiments.open:
+            return  # the extension was unloaded meanwhile, and has said so
         try:
             if error is not None:
                 opened.failed = True
