@@ -643,16 +643,16 @@ def test_around_an_experiment_each_try_is_one(notebook: Kernel) -> None:
     [
         ("%%autofit nothing\nwork(1)", "there is no variable 'nothing'"),
         ("%%autofit work\nwork(1)", "work is a function"),
-        ("%%autofit size=big\nwork(1)", "size: 'big' is no number"),
-        ("%%autofit 3=4\nwork(1)", "'3=4' is no variable"),
+        ("%%autofit size=big\nwork(1)", "size: 'big' is not a number"),
+        ("%%autofit 3=4\nwork(1)", "'3=4' is not a variable"),
         ("%%autofit size=4 --min 8\nwork(1)", "the minimum of size is 8, above its start 4"),
         ("%%autofit size=4 --min other=8\nwork(1)", "the minimum of other"),
         ("%%autofit size=4 --step up\nwork(1)", "write halve, search, or a factor"),
         ("%%autofit\nwork(1)", "which variable? For instance: %%autofit batch_size=1024"),
-        ("%%autofit size=4\n", "the cell has no code to fit"),
-        ("%%autofit size=4\n%%autofit other=4\nwork(1)", "one runs already"),
+        ("%%autofit size=4\n", "the cell is empty"),
+        ("%%autofit size=4\n%%autofit other=4\nwork(1)", "an autofit is running already"),
         ("%autofit size=4", "write %%autofit as the first line of a cell"),
-        ("%%autofit size=400\nsize = 300\nwork(size)", "the cell binds size itself"),
+        ("%%autofit size=400\nsize = 300\nwork(size)", "the cell sets size itself"),
     ],
 )
 def test_a_mistake_is_one_line(notebook: Kernel, code: str, said: str) -> None:
@@ -667,15 +667,15 @@ def test_an_autofit_of_a_function_in_a_cell_that_is_fitted_is_an_error(notebook:
     reply = notebook.run("%%autofit size=4\nimport ipygpumem\nipygpumem.autofit(work, size=400)")
     assert (reply.error, reply.message) == (
         "AutofitError",
-        "the cell runs under %%autofit: give both variables to one of the two",
+        "this cell runs under %%autofit already: reduce both variables with one of the two",
     )
 
 
 def test_a_cell_that_does_not_use_the_variable_or_binds_it_is_told_so(notebook: Kernel) -> None:
     unused = works(notebook, "%%autofit size=4\nwork(1)").reports("autofit")[0]
-    assert "the cell itself does not use size" in unused
+    assert "the cell does not use size" in unused
     bound = works(notebook, "%%autofit size=4\nsize = 3").reports("autofit")[0]
-    assert "the cell has bound size itself" in bound
+    assert "the cell has set size itself" in bound
 
 
 def test_code_that_a_loop_would_allow_is_still_an_error(notebook: Kernel) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from ipygpumem.freeing import error_attributes, reclaim, tracebacks
 from ipygpumem.freeing.name_snapshot import NameSnapshot
@@ -20,14 +20,14 @@ from ipygpumem.probes.host import available_bytes
 from ipygpumem.reports import content
 
 
-@dataclass
 class _OfCell:
     """What is known of a cell before it is over."""
 
-    refusals: dict[str, str] = field(default_factory=dict)
-    """Messages of its out-of-memory errors, and who refused the memory, in words."""
-    released_by: int = 0
-    """Identity of an error that ended an experiment inside the cell: its frames belong to that experiment."""
+    def __init__(self) -> None:
+        self.refusals: dict[str, str] = {}
+        """Messages of its out-of-memory errors, and who refused the memory, in words."""
+        self.released_by = 0
+        """Identity of an error that ended an experiment inside the cell: its frames belong to that experiment."""
 
 
 class Recovery:

@@ -5,13 +5,12 @@ A new command is an entry here and a module of ``commands`` with the function th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
-# No comparison, no text: making these methods takes time while the extension loads.
+# Tuples: a dataclass takes thrice the time to make, while the extension loads.
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Argument:
+class Argument(NamedTuple):
     """What a command takes: an option, a switch, or words without a name.
 
     Args:
@@ -63,8 +62,7 @@ class Argument:
         return self.is_many or self.type == "line"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Command:
+class Command(NamedTuple):
     """A magic's line, or a command of a magic."""
 
     name: str
@@ -79,8 +77,7 @@ class Command:
     """What stands below the help."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Magic:
+class Magic(NamedTuple):
     """A magic as ``%name``, as ``%%name``, or as both."""
 
     name: str
@@ -107,7 +104,7 @@ _MIN = Argument("--min SIZE", type="size")
 _FORCE = Argument("--force")
 
 _SCOPE = (
-    Argument("NAME", to="name", type="line", missing="which name? It stands before the options: NAME --keep x"),
+    Argument("NAME", to="name", type="line", missing="which name? Write it before the options: NAME --keep x"),
     Argument("--keep NAME...", "names or globs that stay, with blanks or commas: --keep model 'loss*'", offers="names"),
     Argument("--drop-imports", "delete the names of imported modules too"),
     Argument("--seed N", "reset Python's, NumPy's and torch's random generators first", type="int"),

@@ -84,7 +84,7 @@ def test_names_go_even_if_what_they_hold_cannot_be_seen(
         shell.run_cell("%experiment end")
     assert (shell.user_ns["x"], "y" in shell.user_ns) == ("old", False)
     (record,) = ipygpumem.experiments()
-    assert "there was too little memory left to see what all of it held" in record.notes
+    assert "memory was too short to list everything that the experiment held" in record.notes
 
 
 @pytest.mark.parametrize("missing", ["a part's note of the code's end", "the reading before the recovery"])

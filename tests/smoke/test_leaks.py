@@ -96,7 +96,7 @@ def test_the_advice_about_an_output_frees_it(notebook: Kernel, make: str, tidy: 
     path, advice = line.split("held by ")[1].split(" · to free it: ")
     assert path.startswith(holder)
     assert notebook.value("alive() is not None")
-    works(notebook, advice.split("; ")[0].removesuffix(" lets go of it"))
+    works(notebook, advice.split("; ")[0])
     assert notebook.value("alive()") is None
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
 
@@ -121,7 +121,7 @@ def test_what_waits_to_be_restored_is_explained_half_way_through_a_scope(noteboo
     works(notebook, f"model = {BIG}")
     works(notebook, "%experiment start a")
     works(notebook, "model = 1")
-    assert "held by experiment a, which gives model back" in leaks(notebook)
+    assert "held by experiment a, which restores model at its end" in leaks(notebook)
     works(notebook, "%experiment end")
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
 

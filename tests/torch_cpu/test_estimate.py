@@ -426,10 +426,10 @@ def test_a_functions_effects_are_said_and_recursion_ends(capsys: pytest.CaptureF
         ("%%estimate --device-memory much\nx", "'much' is not a size"),
         ("%%estimate --device gpu\nx", "'gpu' is not a device"),
         ("%%estimate\n\n", "the cell is empty"),
-        ("%%estimate\nawait x\n", "await works inside async functions only"),
+        ("%%estimate\nawait x\n", "can await only inside an async function"),
         ("%%estimate --fast\nx", "unrecognized arguments: --fast"),
-        ("%%estimate\n%%time\ny = x\n", "%%time works on the notebook itself"),
-        ("%%estimate\nfor _ in [1]:\n    %time y = x\n", "%time works on the notebook itself"),
+        ("%%estimate\n%%time\ny = x\n", "%%time acts on the notebook itself"),
+        ("%%estimate\nfor _ in [1]:\n    %time y = x\n", "%time acts on the notebook itself"),
     ],
 )
 def test_a_mistake_in_a_cell_is_one_line(trainer: Kernel, cell: str, message: str) -> None:

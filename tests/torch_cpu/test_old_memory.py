@@ -185,5 +185,8 @@ def test_a_first_look_that_fails_claims_nothing(notebook: Kernel) -> None:
     works(notebook, "def fails(*args): raise ValueError('no look')\nwatching.Before = fails")
     (report,) = works(notebook, "%%experiment a\nm = outer").reports("experiment")
     works(notebook, "watching.Before = real")
-    assert "what survives cannot be told, since a first look failed: ValueError: no look" in report
+    assert (
+        "what is still alive cannot be listed at the end, since the look at the start failed: ValueError: no look"
+        in report
+    )
     assert "still alive" not in report

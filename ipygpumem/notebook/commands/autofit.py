@@ -29,7 +29,7 @@ from ipygpumem.scopes.scope import Scope
 from ipygpumem.units import format_bytes
 
 _MISSING = object()
-NESTED = "%%autofit: one runs already; several variables on its line are reduced in turn"
+NESTED = "%%autofit: an autofit is running already; to reduce several variables, put them on one line"
 
 
 def fit_cell(notebook: Notebook, options: Options) -> list[Report]:
@@ -41,7 +41,7 @@ def fit_cell(notebook: Notebook, options: Options) -> list[Report]:
     """
     running = notebook.tools.cells.running()
     if not running:
-        raise UsageError("%%autofit needs a cell with events: write it as the cell's first line")
+        raise UsageError("%%autofit must be the first line of a cell that you run yourself")
     if any(cell.of(LoopOfCell).fit is not None for cell in running):
         raise AutofitError(NESTED)
     running[-1].of(LoopOfCell).fit = CellFit(notebook, running[-1], options)
@@ -61,7 +61,7 @@ def _given(options: Options, namespace: dict[str, Any]) -> tuple[Values, fit.Opt
 def _variable(word: str, namespace: dict[str, Any]) -> tuple[str, Number]:
     name, equals, text = word.partition("=")
     if not name.isidentifier():
-        raise AutofitError(f"{word!r} is no variable: write NAME=NUMBER, such as batch_size=1024")
+        raise AutofitError(f"{word!r} is not a variable: write NAME=NUMBER, such as batch_size=1024")
     if equals:
         return name, _number(name, text)
     if name not in namespace:
@@ -90,7 +90,7 @@ def _number(what: str, text: str) -> Number:
         value = float(text)
         return int(value) if "." not in text and value.is_integer() else value  # 1e3 is as whole as 1000
     except ValueError:
-        raise AutofitError(f"{what}: {text[:40]!r} is no number; write one such as 1024 or 0.5") from None
+        raise AutofitError(f"{what}: {text[:40]!r} is not a number; write one such as 1024 or 0.5") from None
 
 
 class CellFit:
@@ -113,7 +113,7 @@ class CellFit:
         if names.count("autofit") > 1:
             raise AutofitError(NESTED)
         if not self._source.strip():
-            raise AutofitError("the cell has no code to fit: it stands below the line with %%autofit")
+            raise AutofitError("the cell is empty: write the code to fit below the line with %%autofit")
         self._fit = Fit(
             plan,
             notebook.tools.meter,
@@ -227,7 +227,7 @@ class CellFit:
                 self._notebook.tools.namespace[name] = value
         if self._undone:
             raise AutofitError(
-                f"the cell binds {self._undone[0]} itself, so that each try would be the same: take that out of it"
+                f"the cell sets {self._undone[0]} itself, which replaces the value to try: delete that line"
             )
         self._fit.check()
 
@@ -246,15 +246,17 @@ class CellFit:
 
     def _remarks(self) -> list[str]:
         found = [
-            f"the cell itself does not use {name}: unless what it calls does, no try differs from another"
+            f"the cell does not use {name}: all tries are the same, unless code that it calls uses {name}"
             for name in self._start
             if not re.search(rf"\b{name}\b", self._source)
         ]
         if self._fit.tries[-1].outcome == FITS:
-            found += [f"the cell has bound {name} itself: it is not the value that was tried" for name in self._undone]
+            found += [
+                f"the cell has set {name} itself: its value is not the one that was tried" for name in self._undone
+            ]
         if self._waiting_bytes >= self._notebook.tools.config.min_held_bytes:
             size = format_bytes(self._waiting_bytes)
-            found.append(f"what stood under the cell's names before held {size} during the tries: del frees it first")
+            found.append(f"the old values of the cell's names held {size} during the tries: del them before the cell")
         return found
 
 
@@ -271,7 +273,7 @@ def fit_function(
     except NotLoadedError:
         return functions.autofit(function, start, options)
     if any(cell.of(LoopOfCell).fit is not None for cell in notebook.tools.cells.running()):
-        raise AutofitError("the cell runs under %%autofit: give both variables to one of the two")
+        raise AutofitError("this cell runs under %%autofit already: reduce both variables with one of the two")
     return functions.autofit(
         function,
         start,

@@ -47,7 +47,7 @@ def plot(notebook: Notebook, options: Options) -> list[Report]:
 def _target(path: str) -> Path:
     target = files.place_of(path)
     if target.suffix.lower() not in SUFFIXES:
-        raise PlotError(f"{clean(path)}: the suffix says the format: {' or '.join(SUFFIXES)}")
+        raise PlotError(f"{clean(path)}: write a file name that ends in {' or '.join(SUFFIXES)}")
     return target
 
 

@@ -16,7 +16,7 @@ from ipygpumem.units import format_bytes
 
 
 class NotebookBudget(Budget):
-    """A budget whose crossing is told while the cell runs, once it is noticed, and at the cell's end for sure."""
+    """A budget that reports its crossing while the cell runs, if that is noticed, and at the cell's end for sure."""
 
     def __init__(self, budgets: Budgets, sizes: Mapping[str, int], of: str = "the with block") -> None:
         super().__init__(sizes, budgets.tools.meter, budgets.limits, of)

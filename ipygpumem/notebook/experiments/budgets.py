@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ipygpumem.fitting.refusals import refusal
 from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.recovery import Recovery
@@ -40,6 +39,8 @@ class Budgets(Part):
 
     def who_refused(self, message: str) -> str:
         """Return which budget or other limit an out-of-memory error tells of, in words; empty if it is none."""
+        from ipygpumem.fitting.refusals import refusal  # loading the extension must stay fast
+
         refused = refusal(message)
         if refused is None:
             return ""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.introspect import text_of
@@ -27,14 +26,14 @@ _MEASURES_LINES = re.compile(r"^%%memlines", re.MULTILINE)
 """In such a cell there must be no lines but the user's."""
 
 
-@dataclass
 class _OfCell:
     """What is known of a running cell."""
 
-    saved_early: list[str] = field(default_factory=list)
-    """Names that the open scope keeps in case that the code does not come to tell of them."""
-    names_before: set[str] | None = None
-    """The notebook's names when it began, or when a scope of another thread did."""
+    def __init__(self) -> None:
+        self.saved_early: list[str] = []
+        """Names that the open scope keeps in case that the code does not come to tell of them."""
+        self.names_before: set[str] | None = None
+        """The notebook's names when it began, or when a scope of another thread did."""
 
 
 class Listener(dict[str, None]):
@@ -45,7 +44,7 @@ class Listener(dict[str, None]):
         self._tell = tell
 
     def guard(self, guarded: Callable[[str, Callable[[str], bool]], Callable[[str], bool]]) -> None:
-        """Let a failure step aside: the user's code is in the middle of a statement."""
+        """Report a failure instead of raising it: the user's code is in the middle of a statement."""
         self._tell = guarded("names", self._tell)
 
     def __missing__(self, key: str) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from ipygpumem.errors import said
 from ipygpumem.freeing import reclaim
@@ -17,6 +16,7 @@ from ipygpumem.notebook.experiments import watching
 from ipygpumem.notebook.experiments.allocation_file import AllocationFile
 from ipygpumem.notebook.experiments.budget import NotebookBudget
 from ipygpumem.notebook.experiments.budgets import Budgets
+from ipygpumem.notebook.experiments.options import ExperimentOptions
 from ipygpumem.notebook.experiments.seeding import SeedOnImport, seed_generators
 from ipygpumem.notebook.experiments.survivors import Survivors
 from ipygpumem.notebook.recovery import Recovery
@@ -25,20 +25,6 @@ from ipygpumem.objects.arrays import ArraySearch
 from ipygpumem.objects.garbage import Mark
 from ipygpumem.scopes.scope import Outcome, Scope, is_ownable
 from ipygpumem.units import format_bytes
-
-
-@dataclass
-class Options:
-    """What the user wants of an experiment."""
-
-    name: str
-    keep: list[str] = field(default_factory=list)
-    drop_imports: bool = False
-    seed: int | None = None
-    report: str | None = None
-    parameters: Mapping[str, int | float | str] = field(default_factory=dict)
-    budget: Mapping[str, int] | None = None
-    record: str | os.PathLike[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +58,7 @@ class OpenExperiment:
         spare: says which value of a name is the user's handle on it, which stays.
     """
 
-    def __init__(self, services: Services, options: Options, spare: Callable[[object], bool]) -> None:
+    def __init__(self, services: Services, options: ExperimentOptions, spare: Callable[[object], bool]) -> None:
         self._services = services
         self._tools = services.tools
         self._spare = spare
@@ -84,7 +70,7 @@ class OpenExperiment:
         self.error_at_start = 0
         self.thread = threading.get_ident()
         """The thread whose cells are the experiment's: that in which it starts."""
-        sizes = options.budget
+        sizes = options.sizes
         self._budget = NotebookBudget(services.budgets, sizes, f"experiment {self.name}") if sizes else None
         self._cells: list[CellRecord] = []
         self._remarks: list[str] = []
@@ -102,7 +88,7 @@ class OpenExperiment:
             self._allocations.start()
         self._started = time.perf_counter()
         self._started_at = time.time()
-        self.scope = Scope(tools.namespace, keep=options.keep, drop_imports=options.drop_imports)
+        self.scope = Scope(tools.namespace, keep=options.patterns, drop_imports=options.drop_imports)
         self.outputs_at_start = tools.outputs.mark()
         self._start = watching.Start(tools.namespace, tools.garbage, self.note)
         if self._budget is not None:
@@ -230,7 +216,7 @@ class OpenExperiment:
             watched = self._watch(own)
             complete = True
         except MemoryError:  # the names must go all the same, and now more than ever
-            self.note("there was too little memory left to see what all of it held")
+            self.note("memory was too short to list everything that the experiment held")
         at_end = _AtEnd(
             consumed={usage.device: usage.delta_bytes for usage in usages},
             before={usage.device: usage.after_bytes for usage in usages},
@@ -272,7 +258,7 @@ class OpenExperiment:
                 first_cell=min((cell.execution_count or 0 for cell in self._cells), default=None),
             )
         except Exception as error:  # all has been given back: this only tells what has not come
-            self.note(f"what survived could not be told: {said(error)}")
+            self.note(f"what is still alive could not be listed: {said(error)}")
             return ()
 
     def _make_record(self, at_end: _AtEnd, usages: tuple[Usage, ...]) -> ExperimentRecord:
@@ -302,7 +288,7 @@ class OpenExperiment:
         size = sum(held.size_bytes for held in at_end.waiting)
         if size >= self._tools.config.min_held_bytes:
             names = ", ".join(held.name for held in at_end.waiting)
-            notes.append(f"the shadowed objects that are back ({names}) held {format_bytes(size)} meanwhile")
+            notes.append(f"the restored objects ({names}) took {format_bytes(size)} while the experiment ran")
         if self._budget is not None:
             notes += [*self.limit_notes, *self._budget.crossings, *self._budget.refusals]
         notes += self._remarks

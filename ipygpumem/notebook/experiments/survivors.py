@@ -114,7 +114,7 @@ class Survivors:
             namespaces[id(waiting)] = _waits_in(name)
         objects = {
             id(shell): Place("IPython's shell", 3, "%gpumem free"),
-            id(self._ours): Place("ipygpumem itself", 4, "report this: it should not"),
+            id(self._ours): Place("ipygpumem itself", 4, "report this: it is a fault of ipygpumem"),
         }
         return Roots(namespaces, objects, cell_of=lambda filename: cell_of_file(shell, filename))
 
@@ -149,13 +149,13 @@ def _output(key: object) -> Place:
 
 
 def _hidden(key: object) -> Place:
-    return Place(f"IPython's hidden copy of {text_of(key)}", 3, "%gpumem free lets go of it")
+    return Place(f"IPython's hidden copy of {text_of(key)}", 3, "%gpumem free")
 
 
 def _waits_in(experiment: str) -> Callable[[object], Place]:
     def place(key: object) -> Place:
         return Place(
-            f"experiment {experiment}, which gives {text_of(key)} back", 0, "it is back at the experiment's end"
+            f"experiment {experiment}, which restores {text_of(key)} at its end", 0, "end it, then delete the name"
         )
 
     return place

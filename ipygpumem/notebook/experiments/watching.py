@@ -50,7 +50,7 @@ class Start:
         try:
             self._before = Before(namespace, garbage)
         except Exception as error:  # it only serves the report
-            note(f"what survives cannot be told, since a first look failed: {said(error)}")
+            note(f"what is still alive cannot be listed at the end, since the look at the start failed: {said(error)}")
             self._failed = True
 
     @property

@@ -1,6 +1,6 @@
 """The flight recorder of a shell: what it writes at the start and the end of cells, and while long ones run.
 
-Off, it is not there: no event, no thread, no file. On, whatever fails makes it step aside with one line.
+Off, it is not there: no event, no thread, no file. On, a failure stops it with one line.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Recorder(Part):
         self._undo: list[Callable[[], object]] = []
         self._cell: CellStart | None = None
         self._messages: list[str] = []
-        """What is told at the end of the next cell: loading may happen before there is one."""
+        """What is shown at the end of the next cell: loading may happen before there is one."""
 
     @property
     def folder(self) -> Path:
@@ -112,7 +112,7 @@ class Recorder(Part):
         try:
             dead = archive.latest_death(self.folder, notebook=_notebook(), here=this_machine())
             if dead is not None and dead.running is not None:
-                self.tell(f"the previous kernel died in cell {dead.running.cell}: %gpumem postmortem tells")
+                self.tell(f"the previous kernel died in cell {dead.running.cell}: see %gpumem postmortem")
             self.start()
         except RecordingError as error:
             self._tools.config.record = False
@@ -167,11 +167,9 @@ class Recorder(Part):
         """Stop for good after a failure; the cell goes on."""
         writer, self._writer = self._writer, None
         if writer is not None:
-            writer.give_up(End(time.time(), f"recording stepped aside: {_reason(error)}"))
+            writer.give_up(End(time.time(), f"recording stopped: {_reason(error)}"))
         self._tools.config.record = False
-        self.tell(
-            f"recording stepped aside ({_reason(error)}): your code is not affected; %gpumem record on tries again"
-        )
+        self.tell(f"recording stopped ({_reason(error)}): your code is not affected; %gpumem record on tries again")
 
     # -- entries ------------------------------------------------------------------------------------------------
 
