@@ -1,4 +1,4 @@
-"""Imitates torch's CUDA caching allocator, as far as sizes go: what it reserves, and with how little it gets through.
+"""Imitates the sizes of torch's CUDA caching allocator: what it reserves, and with how little it gets through.
 
 Rules and sizes are those of torch 2.11's ``CUDACachingAllocator``, seen to be the same from 2.0 on.
 """
