@@ -83,7 +83,7 @@ def _running_locals() -> Iterator[object]:
     for top in list(sys._current_frames().values()):
         for frame in stack(top):
             if not is_shells(frame):
-                yield from names_in(frame, running=True).values()
+                yield from names_in(frame).values()
 
 
 def _carried(error: BaseException, least_bytes: int) -> Iterator[tuple[str, Held]]:

@@ -25,7 +25,7 @@ from ipygpumem.freeing.traceback_copies import copy_without_frames
 from ipygpumem.introspect import is_instance, name_of, type_name
 from ipygpumem.model import Held
 from ipygpumem.objects.arrays import ArraySearch
-from ipygpumem.objects.holders.frames import stack, steps
+from ipygpumem.objects.holders.frames import peek, stack, steps
 from ipygpumem.units import parse_bytes
 
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError"}  # torch, CuPy; MemoryError and NumPy's subclass of it
@@ -177,12 +177,11 @@ def held(error: BaseException) -> tuple[Held, ...]:
     """
     search = ArraySearch()
     holdings: list[Held] = []
-    own = running_here()
-    in_use = _in_use([frame for frame, _ in frames(error)]) - own
+    in_use = _in_use([frame for frame, _ in frames(error)]) - running_here()
     for frame, line in frames(error):
         if is_shells(frame) or id(frame) in in_use:
             continue
-        for name, value in names_in(frame, running=id(frame) in own).items():
+        for name, value in names_in(frame).items():
             entry = search.held(name, value, function=frame.f_code.co_name, line=line)
             if entry is not None:
                 holdings.append(entry[0])
@@ -198,20 +197,16 @@ def half_made(error: BaseException) -> tuple[str, weakref.ref[Any]] | None:
     for frame, _ in frames(error):
         module = frame.f_globals.get("__name__")
         if frame.f_code.co_name == "_init_group" and type(module) is str and module.startswith("torch.optim."):
-            names = names_in(frame, running=False)
+            names = names_in(frame)
             if type(names.get("state")) is dict and names["state"]:
                 return type_name(names["self"]), weakref.ref(names["self"])
     return None
 
 
-def names_in(frame: FrameType, *, running: bool) -> dict[str, object]:
+def names_in(frame: FrameType) -> dict[str, object]:
     """Return the locals of a function's frame, and other names if nothing but the frame keeps them."""
     if _is_function(frame):
-        names = dict(frame.f_locals)
-        if running:  # up to Python 3.12 the frame keeps what was read, and with it what the function lets go of next
-            for snapshot in _kept_by_frames_alone([frame.f_locals]):
-                snapshot.clear()
-        return names
+        return peek(frame)
     own = _kept_by_frames_alone([frame.f_locals]) if frame.f_locals is not frame.f_globals else []
     return dict(own[0]) if own else {}
 
