@@ -62,18 +62,16 @@ class OutOfRoomError(Exception):
     """The device has less than the allocator needs."""
 
 
+@dataclass(slots=True, eq=False)
 class CachedBlock:
     """A piece of a segment; its neighbours join it when all are free."""
 
-    __slots__ = ("address", "after", "before", "free", "size", "small")
-
-    def __init__(self, address: int, size: int, *, small: bool) -> None:
-        self.address = address
-        self.size = size
-        self.small = small
-        self.free = False
-        self.before: CachedBlock | None = None
-        self.after: CachedBlock | None = None
+    address: int
+    size: int
+    small: bool
+    free: bool = False
+    before: CachedBlock | None = None
+    after: CachedBlock | None = None
 
 
 class Allocator:
