@@ -214,7 +214,7 @@ def test_a_budget_takes_the_devices_place() -> None:
         ("MemoryError", "", "cpu"),
     ],
 )
-def test_the_device_that_ran_out_is_told_from_the_error(error: str, message: str, device: str) -> None:
+def test_the_device_that_ran_out_is_read_from_the_error(error: str, message: str, device: str) -> None:
     usages = [usage("cpu", 10), usage("cuda:0", 100), usage("cuda:1", 50)]
     assert failed_device(Failure("oom", error, message), usages) == device
 
@@ -409,7 +409,7 @@ def test_a_function_that_runs_later_is_an_error() -> None:
             ipygpumem.autofit(function, n=8)
 
 
-def test_the_decorator_returns_what_the_function_returns_and_tells_what_fitted() -> None:
+def test_the_decorator_returns_what_the_function_returns_and_reports_what_fitted() -> None:
     @ipygpumem.autofit(batch_size=64, step=0.5)
     def train(name: str, batch_size: int, *, epochs: int = 1) -> tuple[str, int, int]:
         """Train."""
@@ -671,7 +671,7 @@ def test_an_autofit_of_a_function_in_a_cell_that_is_fitted_is_an_error(notebook:
     )
 
 
-def test_a_cell_that_does_not_use_the_variable_or_binds_it_is_told_so(notebook: Kernel) -> None:
+def test_a_cell_that_does_not_use_the_variable_or_binds_it_is_reported(notebook: Kernel) -> None:
     unused = works(notebook, "%%autofit size=4\nwork(1)").reports("autofit")[0]
     assert "the cell does not use size" in unused
     bound = works(notebook, "%%autofit size=4\nsize = 3").reports("autofit")[0]

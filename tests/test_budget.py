@@ -382,7 +382,7 @@ def test_a_cell_that_crosses_an_experiments_budget_is_named_at_once_and_in_the_r
     assert works(kernel, "y = block(200); del y").reports("note") == []
 
 
-def test_a_with_block_tells_of_its_crossing_and_has_a_record(kernel: Kernel) -> None:
+def test_a_with_block_reports_its_crossing_and_has_a_record(kernel: Kernel) -> None:
     works(kernel, "import ipygpumem\ndef block(mib): return bytearray(b'x') * (mib << 20)")
     limit = now(kernel) + (100 << 20)
     reply = works(kernel, f"with ipygpumem.budget(ram={limit}) as b:\n    block(200)\n'after'")

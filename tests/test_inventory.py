@@ -50,7 +50,7 @@ def script(folder: Path, code: str) -> list[str]:
 # -- scripts --------------------------------------------------------------------------------------------------------
 
 
-def test_a_script_needs_neither_ipython_nor_torch_and_its_lines_are_told(tmp_path: Path) -> None:
+def test_a_script_needs_neither_ipython_nor_torch_and_its_lines_are_reported(tmp_path: Path) -> None:
     printed = script(
         tmp_path,
         "import sys, numpy, ipygpumem\n"

@@ -110,7 +110,7 @@ def test_other_processes_are_those_that_are_not_this_one(driver: FakeNvml) -> No
 
 
 @pytest.mark.parametrize("error", [NVMLError("Not Supported"), NVMLLibraryMismatchError("another version")], ids=str)
-def test_a_driver_that_lists_no_processes_still_tells_what_is_in_use(
+def test_a_driver_that_lists_no_processes_still_reports_what_is_in_use(
     driver: FakeNvml, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """As in some sandboxes, and with drivers that are older than the package."""
@@ -176,7 +176,7 @@ def test_the_deprecated_package_of_that_name_does_not_warn_in_the_users_cell(
     assert list(recwarn) == []
 
 
-def test_a_processs_name_is_told_only_where_its_number_is_the_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processs_name_is_reported_only_where_its_number_is_the_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "_FIRST_NAMESPACE", os.readlink("/proc/self/ns/pid"))  # noqa: PTH115  # as text
     assert nvml.process_name(os.getpid()) == psutil.Process().name()
     assert nvml.process_name(-1) == ""

@@ -95,7 +95,7 @@ def test_nothing_is_emptied_while_a_graph_is_captured(monkeypatch: pytest.Monkey
     assert called == ["captured", "cache", "pinned"]
 
 
-def test_only_the_first_line_of_a_failing_steps_text_is_told() -> None:
+def test_only_the_first_line_of_a_failing_steps_text_is_reported() -> None:
     def broken() -> None:
         raise RuntimeError("CUDA error: invalid argument\nCompile with `TORCH_USE_CUDA_DSA`")
 

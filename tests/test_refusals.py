@@ -141,7 +141,7 @@ def test_the_budget_of_an_experiment_over_a_block_is_named(limited: InteractiveS
 
 
 @pytest.mark.parametrize("first", ["", "%%experiment a --budget cuda:1=1GiB", "%%experiment a --budget gpu=8GiB"])
-def test_a_limit_that_is_no_budgets_is_told_as_torchs(limited: InteractiveShell, first: str) -> None:
+def test_a_limit_that_is_no_budgets_is_reported_as_torchs(limited: InteractiveShell, first: str) -> None:
     limited.run_cell(f"{first}\nfail()")
     assert refused_by() == f"the limit of 1.00 GiB on torch's allocator {SAID}"
 

@@ -1,4 +1,4 @@
-"""Answers code that asks for a tensor's value: fake tensors have none, so the line is noted as one that got a guess."""
+"""Answers code that asks for the value of a fake tensor, which has none, and notes the line that got a guess."""
 
 from __future__ import annotations
 

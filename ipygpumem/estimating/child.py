@@ -1,4 +1,4 @@
-"""Runs work in a forked child process, so that nothing it does reaches this one: plain data comes back.
+"""Runs work in a forked child process: nothing that it does reaches this one, and plain data comes back.
 
 The child has the forking thread alone, and never returns from here: it ends by ``os._exit``, without destructors,
 ``atexit`` and finally blocks of its parent. What it prints comes through the pipe as well.
@@ -124,7 +124,7 @@ class _Channel:
             self._end()
 
     def leave(self) -> None:
-        """Say no more: this is a process that the child has forked, and two would talk at once."""
+        """Send no more: this process was forked by the child, and two would write at once."""
         self._descriptor = os.open(os.devnull, os.O_WRONLY)
         self._lock = threading.Lock()
 
@@ -233,7 +233,7 @@ def _refuse_questions(*_: Any, **__: Any) -> NoReturn:
 
 @contextlib.contextmanager
 def _interrupts_noted() -> Iterator[list[int]]:
-    """Note interrupts in a list, instead of having one raised between a message and its being shown."""
+    """Note interrupts in a list: none is raised between the receipt of a message and its display."""
     noted: list[int] = []
     here = threading.current_thread() is threading.main_thread()
     if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

@@ -1,4 +1,4 @@
-"""Finds which answer to a condition keeps code from raising an error, in its bytecode."""
+"""Finds the answer to a condition that keeps code from raising an error, in its bytecode."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ENDS = ("RETURN", "JUMP", "POP_JUMP", "FOR_ITER", "SEND", "YIELD", "RERAISE")
 
 
 def answer_without_error() -> bool | None:
-    """Return what a value must be for the code that asks for it to go past its ``assert`` or ``raise``; else None."""
+    """Return the value that lets the asking code pass its ``assert`` or ``raise``; None if there is no such value."""
     frame = next((frame for frame in stack(sys._getframe(1)) if not _is_between(frame.f_code.co_filename)), None)
     return None if frame is None else _answer(frame.f_code, frame.f_lasti)
 

@@ -1,4 +1,4 @@
-"""Decides where tensors are while code is estimated: those of devices that are not here are followed on the CPU."""
+"""Decides where tensors are while code is estimated. Those of devices that are not here are followed on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies what code works on, with a fake tensor for each tensor, so that the originals are never touched.
+"""Copies what code works on, with a fake tensor for each tensor. The originals are never touched.
 
 One memo serves all: tensors that share a storage have copies that share one, and an optimizer's copy steps the
 parameters of the model's copy. What holds no tensor of the notebook is shared: modules, classes, NumPy arrays,
@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.patches import COMPILED, NO_PROCESSES
+from ipygpumem.estimating.records import Note
 from ipygpumem.introspect import instance_dict, is_atom, is_instance, module_of, solid_base, type_name
 
 _SHARED_MODULES = {"IPython", "ipykernel", "ipygpumem", "numpy", "pandas", "matplotlib", "logging", "threading"}
@@ -32,7 +33,6 @@ class FakeCopies:
         device: says where a copy is, by where the original is.
         quietly: a context in which operations on tensors are no part of what is followed.
         shared: is called with what has no copy and may change, before code gets it.
-        note: takes what the report is to say.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class FakeCopies:
         quietly: Callable[[], Any],
         *,
         shared: Callable[[Any], None],
-        note: Callable[[str], None],
+        note: Note,
     ) -> None:
         self._made = made
         self._share = shared

@@ -40,10 +40,6 @@ class Follower(TorchDispatchMode):
     """Logs the storages that operations make, and answers for values that fake tensors do not have.
 
     Args:
-        log: the storages.
-        devices: say what the log calls a device.
-        workspaces: looks at what operations need beside their results.
-        note: takes what the report is to say.
         copy_of: returns the fake copy of a real tensor that code has reached.
         timeout_seconds: from now on; then nothing more is followed.
     """
@@ -119,7 +115,7 @@ class Follower(TorchDispatchMode):
         return result
 
     def _is_known(self, tensor: Any) -> bool:
-        """Look at an argument, and return whether it is fake: a real one gets a fake copy and is listened to."""
+        """Return whether an argument is fake. A real one gets a fake copy, and a hook for its gradient."""
         if isinstance(tensor, fake_tensor.FakeTensor):
             self.roles.argument(tensor)
             return True

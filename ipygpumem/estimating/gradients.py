@@ -1,4 +1,4 @@
-"""Tells where autograd adds up gradients in the first one's place, which it does not do with fake tensors."""
+"""Recognises sums of gradients that autograd makes in place, but not with fake tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def accumulates_in_place(args: Any) -> bool:
 
 
 def _is_called_by_autograd() -> bool:
-    """Whether no code in Python has called the operation: a backward pass was begun there, or a thread of its own."""
+    """Whether autograd has called the operation: Python only began the backward pass, or has no part in its thread."""
     files = (frame.f_code.co_filename for frame in stack(sys._getframe(1)))
     caller = next((file for file in files if file not in _WRAPPERS and not is_ours(file)), None)
     return caller is None or caller in _STARTERS

@@ -1,4 +1,4 @@
-"""Turns an error into plain data and back, with its class, text, causes and lines: to cross between processes."""
+"""Turns an error into plain data and back, with its class, text, causes and lines, to cross processes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def users_part(traceback: types.TracebackType | None) -> types.TracebackType | N
 
 
 def _users_steps(traceback: types.TracebackType | None) -> list[types.TracebackType]:
-    """Return the steps of a traceback without ours, and without what these called to follow an operation."""
+    """Return the steps of a traceback without ours, and without what ours called to follow an operation."""
     every = list(steps(traceback))
     files = [step.tb_frame.f_code.co_filename for step in every]
     users = max((number for number, name in enumerate(files) if is_users(name)), default=len(files))

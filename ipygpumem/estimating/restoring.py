@@ -1,4 +1,4 @@
-"""Keeps what code can change that has no copy, and puts it back: for an estimate in the notebook's own process.
+"""Puts back what code has changed without a copy, for an estimate in the notebook's own process.
 
 That is modules of the user's, their classes and objects, what these hold, and what copies share with their originals.
 """
@@ -42,7 +42,7 @@ _CACHE: Any = type(functools.lru_cache(len))
 
 
 class Restorer:
-    """Keeps what objects hold, shallowly, each once, when they are met; ``put_back`` gives it back to them.
+    """Keeps what objects hold, each once, when they are met; ``put_back`` gives it back to them.
 
     Args:
         fakes: the estimate's, whose tensors nothing must hold afterwards.
@@ -217,7 +217,7 @@ class Restorer:
             self._failed[str(error).partition("\n")[0]] = None
 
     def put_back(self) -> list[str]:
-        """Give everything what it held, and return what still holds a fake tensor and what to do about it."""
+        """Give everything what it held, and return notes on what failed and on what still holds a fake tensor."""
         for undo in reversed(self._undo):
             self._do(undo)
         self._undo.clear()

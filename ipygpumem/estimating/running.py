@@ -1,4 +1,4 @@
-"""Runs code on fake copies of its tensors, in a child process where it can, and reads the estimate off the log."""
+"""Runs code on fake copies of its tensors, in a child process if possible, and reads the estimate off the log."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class Estimation:
     # -- in a child, or in place ----------------------------------------------------------------------------------
 
     def carry_out(self, work: Callable[[], Any]) -> tuple[Any, bool]:
-        """Return the plain data of ``work``, and whether it ran in a child: if not, what it changed is put back."""
+        """Return the plain data of ``work``, and whether it ran in a child. If not, what it changed is put back."""
         __tracebackhide__ = True  # of the user's errors
         try:
             return child.run(work, self._probe, timeout_seconds=self._timeout_seconds, front=self._front), True
@@ -198,7 +198,7 @@ class Estimation:
                 self._note(problem)
 
     def _probe(self) -> None:
-        """Do in a child what an estimate does, for torch may refuse it there.
+        """Try in a child what an estimate does: torch may refuse it there.
 
         Raises:
             RuntimeError: autograd has threads for devices, which a child has not, or the driver refuses.
@@ -232,7 +232,7 @@ class Estimation:
 
     @contextmanager
     def _guesses_added_to_errors(self) -> Iterator[None]:
-        """Say of an error of the user's code which lines before it got answers that nobody knows.
+        """Print, for an error of the user's code, the lines before it that got guesses.
 
         Raises:
             EstimateError: the error was torch's own word for what it cannot do without values.

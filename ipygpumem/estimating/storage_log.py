@@ -14,17 +14,9 @@ from ipygpumem.objects.arrays import SPARSE_PARTS
 BLOCK_BYTES = 512
 """The CUDA caching allocator hands out multiples of this."""
 
-PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES, WORKSPACES, OTHER = (
-    "parameters",
-    "gradients",
-    "optimizer state",
-    "activations",
-    "temporaries",
-    "cuBLAS workspaces",
-    "other",
-)
-ROLES = (PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES, WORKSPACES, OTHER)
+ROLES = ("parameters", "gradients", "optimizer state", "activations", "temporaries", "cuBLAS workspaces", "other")
 """In the order of the reports; ``other`` is what was there before: inputs, buffers, tensors of the notebook."""
+PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES, WORKSPACES, OTHER = ROLES
 
 
 @dataclass(slots=True)

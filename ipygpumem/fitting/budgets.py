@@ -195,9 +195,7 @@ class ScriptBudget(Budget):
     def __init__(self, sizes: Mapping[str, int]) -> None:
         super().__init__(sizes, Meter([HostProbe()], find_more=accelerators))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
             if error is not None:
                 with contextlib.suppress(MemoryError):  # the user's own error matters more

@@ -56,7 +56,7 @@ class DeviceLimits:
 
     @contextlib.contextmanager
     def _noting(self, text: str) -> Iterator[None]:
-        """Note an error instead of raising it: a broken context, of which the user's own code will say so itself."""
+        """Note an error instead of raising it: the user's own code will report a broken context itself."""
         try:
             yield
         except Exception as error:
@@ -108,7 +108,7 @@ class DeviceLimits:
 
 
 def _cuda() -> Any:
-    """Return ``torch.cuda`` where it has a device. A budget for one is asked for by name, so torch may be loaded."""
+    """Return ``torch.cuda`` where it has a device. It may load torch: the user has named the device."""
     if importlib.util.find_spec("torch") is None:
         return None
     torch: Any = importlib.import_module("torch")
@@ -122,7 +122,7 @@ def _fraction(cuda: Any, index: int) -> float | None:
 
 
 def _set_fraction(cuda: Any, index: int, fraction: float) -> None:
-    """Set torch's limit; older versions leave the device current whose limit they set."""
+    """Set torch's limit, and keep the current device: older versions change it."""
     with cuda.device(index):
         cuda.set_per_process_memory_fraction(fraction, index)
 
@@ -134,6 +134,6 @@ def _counts_reserved(cuda: Any) -> bool:
 
 
 def _in_use(cuda: Any) -> list[int]:
-    """Return the devices on which this process has memory, and the current one: a limit creates a context."""
+    """Return the devices on which this process has memory, and the current one. Limits on others create contexts."""
     current = cuda.current_device()
     return [index for index in range(cuda.device_count()) if index == current or cuda.memory_reserved(index) > 0]

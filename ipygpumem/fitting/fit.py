@@ -180,7 +180,7 @@ class Fit:
         self._left = left
 
     def _free_since(self, since: Mark | None) -> dict[str, int]:
-        """Give back what is garbage and was made since then, and return what is in use of each device."""
+        """Collect garbage that was made since then, and return what is in use of each device."""
         reclaim.run_steps(self._meter, steps_that_free(self._garbage, lambda: since), [])
         return reclaim.current(self._meter.now())
 

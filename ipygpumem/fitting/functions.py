@@ -63,7 +63,7 @@ def autofit(
 
 
 def run_tries(function: Callable[..., Any], fit: Fit) -> AutofitResult:
-    """Call ``function`` with the values of each try until ``fit`` has found those that it looks for.
+    """Call ``function`` with the values of each try, until ``fit`` has found what fits.
 
     Raises:
         AutofitError: nothing fits, the function does not take the variables, or it runs inside another autofit.
@@ -118,7 +118,7 @@ def name_of_function(function: Callable[..., Any]) -> str:
 
 
 def decorated(function: Callable[..., Any], start: Mapping[str, Any], run: Run) -> Callable[..., Any]:
-    """Return ``function`` with a search for what fits around each call; what it found last is its ``fitted``.
+    """Return ``function`` wrapped: each call searches for what fits, and ``fitted`` is the last result.
 
     A call that gives one of the variables starts from that value.
     """

@@ -1,4 +1,4 @@
-"""What names stood for, to see later what may live on without its name: as garbage older than some moment."""
+"""Remembers what names stand for, to see later whether something lives on without its name, as garbage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Seen = weakref.ref[object] | int | tuple[int, Callable[[], bool]]
 
 
 class NameSnapshot:
-    """What names stand for at some moment, to see later whether some of it may live on without its name, as garbage.
+    """What names stood for at one moment. It tells later whether some of that may live on without its name, as garbage.
 
     What has died may have left behind what it led to, in cycles; a tensor leads to nothing. It keeps nothing alive,
     and knows nothing of what only other objects refer to.

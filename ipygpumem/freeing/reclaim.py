@@ -111,18 +111,18 @@ def empty_device_caches() -> None:
 
 
 def _is_capturing(module: Any) -> bool:
-    """Whether the current stream is captured into a graph. Other streams are not asked: that may create contexts."""
+    """Whether the current stream is captured into a graph. Asking other streams might create contexts."""
     ask = getattr(module, "is_current_stream_capturing", None)
     return ask is not None and bool(ask())
 
 
 def _may_have_graphs(backend: str) -> bool:
-    """Whether a captured graph may be alive: it may have a workspace's address built in, which must stay then."""
+    """Whether a captured graph may be alive. A workspace whose address it has built in must stay."""
     try:
-        found = snapshots(backend)
+        by_device = snapshots(backend)
     except RuntimeError:  # an allocator without snapshots, such as cudaMallocAsync: nobody can tell
         return True
-    return any(segment.private for snapshot in found.values() for segment in snapshot.segments)
+    return any(segment.private for snapshot in by_device.values() for segment in snapshot.segments)
 
 
 def _call(torch: Any, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Tracebacks that show the same lines as the real ones and hold nothing.
+"""Copies tracebacks: the copies show the same lines as the real ones, and hold nothing.
 
 Clearing a frame's locals does not free all that a traceback pins: from Python 3.11 on a frame keeps its function too,
 and that its closure, so the model that a nested ``step()`` uses would stay. Hence the traceback is replaced: each

@@ -1,4 +1,4 @@
-"""Where device memory was allocated: torch's own history, with Python stacks, as a file for its memory viewer."""
+"""Records where device memory was allocated: torch's own history with Python stacks, for its memory viewer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device totals and other processes, as the NVIDIA driver tells them through NVML (``nvidia-ml-py``).
+"""Asks the NVIDIA driver for device totals and other processes, through NVML (``nvidia-ml-py``).
 
 torch's device numbers and NVML's differ under ``CUDA_VISIBLE_DEVICES``, so devices are matched by UUID. Where
 NVML cannot tell, the figure is None and ``note`` says why: never a wrong number.
@@ -27,7 +27,7 @@ _FIRST_NAMESPACE = "pid:[4026531836]"
 
 @dataclass(frozen=True)
 class DeviceWide:
-    """What the driver says of a whole device. None where it cannot tell; then ``note`` says why."""
+    """What the driver says of a whole device. None where it does not know; then ``note`` says why."""
 
     total_bytes: int | None = None
     used_bytes: int | None = None
@@ -132,7 +132,7 @@ def _find(library: Any, properties: Any) -> Any:
 
 
 def _errors(library: Any) -> tuple[type[Exception], ...]:
-    """Return what a question may raise. The latter is no NVMLError: the driver is older than the package."""
+    """Return what a question may raise. The latter is not an NVMLError: the driver is older than the package."""
     return library.NVMLError, getattr(library, "NVMLLibraryMismatchError", library.NVMLError)
 
 

@@ -1,4 +1,4 @@
-"""Puts look-ups into code that report what it does to names, at the moment when it does it.
+"""Puts look-ups into code: they report what it does to names, at the moment when it does it.
 
 What a scope shadows must be kept before it is bound, and no earlier: an object that waits to be restored stays alive,
 although the cell may be about to delete it, and a function that the cell calls may change it first. So look-ups that
@@ -127,17 +127,17 @@ def _deletions(statement: ast.Delete, names: set[str]) -> list[ast.stmt]:
     """Return ``statement`` as one for each of its targets, each followed by its look-up."""
     if not names:
         return [statement]
-    found: list[ast.stmt] = []
+    statements: list[ast.stmt] = []
     waiting = statement.targets[::-1]
     while waiting:
         target = waiting.pop()
         if isinstance(target, (ast.Tuple, ast.List)):
             waiting += target.elts[::-1]
             continue
-        found.append(ast.copy_location(ast.Delete([target]), statement))
+        statements.append(ast.copy_location(ast.Delete([target]), statement))
         if isinstance(target, ast.Name):
-            found += _lookups(statement, HAS_DELETED, {target.id} & names)
-    return found
+            statements += _lookups(statement, HAS_DELETED, {target.id} & names)
+    return statements
 
 
 def _lookups(place: ast.stmt, word: str, names: Iterable[str]) -> list[ast.stmt]:

@@ -90,11 +90,11 @@ def test_live_tensors_above_the_budget_are_said(gpu_kernel: Kernel) -> None:
     reply = gpu_kernel.run("%%experiment small --budget gpu=1GiB\ny = torch.empty(1 << 28, device='cuda')")
     assert reply.error == "OutOfMemoryError"
     (report,) = reply.reports("experiment")
-    assert "live tensors hold 2.00 GiB of cuda:0 already, more than the 1.00 GiB" in report
+    assert "live tensors already hold 2.00 GiB of cuda:0, more than the 1.00 GiB" in report
     reply = gpu_kernel.run("import ipygpumem\nwith ipygpumem.budget(gpu='1GiB'):\n    pass")
-    assert "live tensors hold 2.00 GiB of cuda:0 already" in "".join(reply.reports("note"))
+    assert "live tensors already hold 2.00 GiB of cuda:0" in "".join(reply.reports("note"))
     started = run_ok(gpu_kernel, "%experiment start many --budget gpu=1GiB")
-    assert "live tensors hold 2.00 GiB of cuda:0 already" in "".join(started.reports("note"))
+    assert "live tensors already hold 2.00 GiB of cuda:0" in "".join(started.reports("note"))
     run_ok(gpu_kernel, "%experiment end\ndel x")
 
 

@@ -38,7 +38,7 @@ def test_without_a_leak_there_is_one_line_that_says_so(notebook: Kernel) -> None
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
 
 
-def test_a_survivor_is_told_at_the_end_of_its_experiment_and_later(notebook: Kernel) -> None:
+def test_a_survivor_is_reported_at_the_end_of_its_experiment_and_later(notebook: Kernel) -> None:
     works(notebook, "cache = {}")
     works(notebook, "%experiment start a")
     works(notebook, f"x = {BIG}; cache['run3'] = [x]")
@@ -243,7 +243,7 @@ def test_the_same_question_gets_the_same_answer(notebook: Kernel) -> None:
         assert f"held by {path} · " in leaks(notebook)
 
 
-def test_a_variable_is_told_again_when_its_attributes_were_looked_at(notebook: Kernel) -> None:
+def test_a_variable_is_reported_again_when_its_attributes_were_looked_at(notebook: Kernel) -> None:
     works(
         notebook, "class Box: pass\nfirst, second, shared = Box(), Box(), []\nsecond.x = first.x = shared; del shared"
     )

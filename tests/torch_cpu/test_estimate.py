@@ -151,7 +151,7 @@ def test_a_fake_copy_has_its_originals_layout(capsys: pytest.CaptureFixture[str]
     assert first == second
 
 
-def test_values_that_code_asks_for_are_stood_in_for_and_the_line_is_told() -> None:
+def test_values_that_code_asks_for_are_stood_in_for_and_the_line_is_reported() -> None:
     x = torch.randn(8, requires_grad=True)
 
     def step() -> float:
@@ -176,7 +176,7 @@ def test_values_that_code_asks_for_are_stood_in_for_and_the_line_is_told() -> No
         ("x.numpy()", "NumPy in"),
     ],
 )
-def test_code_that_needs_values_is_told_with_its_line(code: str, name: str, tmp_path: Any) -> None:
+def test_code_that_needs_values_is_reported_with_its_line(code: str, name: str, tmp_path: Any) -> None:
     path = tmp_path / "users_code.py"
     path.write_text(f"import torch\ndef f(x):\n    return {code}\n")
     space: dict[str, Any] = {}
@@ -384,7 +384,7 @@ def test_a_cell_is_estimated_and_leaves_nothing(trainer: Kernel) -> None:
     )
 
 
-def test_a_cells_line_that_needs_values_is_told(trainer: Kernel) -> None:
+def test_a_cells_line_that_needs_values_is_reported(trainer: Kernel) -> None:
     reply = trainer.run("%%estimate\ny = x * 2\nz = y[y > 0]\n")
     assert reply.stderr.startswith("UsageError: this code cannot be estimated")
     assert "index in line 3: z = y[y > 0]" in reply.stderr

@@ -1,4 +1,4 @@
-"""Running functions: which there are, and what their names refer to, without leaving anything behind."""
+"""Looks at running functions and what their names refer to, without leaving anything behind."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def peek(frame: FrameType) -> dict[str, object]:
     returns. It is emptied again, unless the user's code has asked for it too (``locals()``), or a debugger.
     """
     names = frame.f_locals
-    found = dict(names)
+    values = dict(names)
     only_ours = 3  # the frame's reference, the one in ``names``, and getrefcount's own
     if type(names) is dict and frame.f_trace is None and sys.getrefcount(names) == only_ours:
         names.clear()
-    return found
+    return values

@@ -1,4 +1,4 @@
-"""Chains of references in words: ``notebook variable cache["run3"][0]``.
+"""Puts chains of references in words: ``notebook variable cache["run3"][0]``.
 
 Nothing here asks a user's object for anything: attributes are found in its dict and slots by identity, keys are shown
 where they are plain text or numbers.
@@ -196,9 +196,7 @@ class Writer:
             taken = 3 if len(steps) > 3 else 2
             variable = function.__code__.co_freevars[_position(cells, after)]
             return taken, f"{text}: closure of function {name}, variable {variable}", _OR_FUNCTION
-        if child is function.__defaults__ and after is not None:
-            return 2, f"{text}: default argument of function {name}", _OR_FUNCTION
-        if child is function.__kwdefaults__ and after is not None:
+        if after is not None and (child is function.__defaults__ or child is function.__kwdefaults__):
             return 2, f"{text}: default argument of function {name}", _OR_FUNCTION
         return 1, f"{text}: function {name}{_attribute(function, child)}", _OR_FUNCTION
 
@@ -259,7 +257,7 @@ class Writer:
 
 
 def _expression(text: str) -> str:
-    """Return what the user writes for an object: ``mymod.load``; for one without such a name ``that function``."""
+    """Return what the user writes for an object, such as ``mymod.load``; without a name ``that function``."""
     written = text.removeprefix(NOTEBOOK).removeprefix("module ").replace(", global ", ".")
     return written if all(part.isidentifier() for part in written.split(".")) else "that function"
 

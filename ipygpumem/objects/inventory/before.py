@@ -1,4 +1,4 @@
-"""What is alive before an experiment: none of that memory can be the experiment's, whatever refers to it at the end."""
+"""Remembers the memory that is in use before an experiment: none of it can be the experiment's."""
 
 from __future__ import annotations
 
