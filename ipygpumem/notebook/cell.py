@@ -165,9 +165,6 @@ class CellStack:
         for cell in self._cells:
             cell.close()
 
-    def __len__(self) -> int:
-        return len(self._cells)
-
 
 def _same_source(one: Any, other: Any) -> bool:
     source = getattr(other, "raw_cell", None)

@@ -58,11 +58,6 @@ class Notebook:
         self._parts.append(recorder)
         return recorder
 
-    @property
-    def has_recorder(self) -> bool:
-        """Whether anybody has asked for it."""
-        return "recorder" in vars(self)
-
     def records(self) -> SessionRecord:
         """Return all that has finished, as one record."""
         return SessionRecord(time.time(), tuple(self.session.history), tuple(self.experiments.finished))

@@ -151,10 +151,7 @@ _TENSORS = (
     Argument("--by name|shape|kind|cell|device"),
     Argument("--top N", type="int", default=20),
 )
-_HISTORY = (
-    Argument("-n 20", type="count", default=20),
-    Argument("--experiment NAME", offers="finished"),
-)
+_HISTORY = (Argument("-n 20", type="count", default=20), Argument("--experiment NAME", offers="finished"))
 _EXPORTED = Argument("FILE", to="file", offers="exports", missing="which file? Its suffix says the format")
 _PLOT = (
     Argument("session|cells|devices|experiments", to="picture", default="session"),

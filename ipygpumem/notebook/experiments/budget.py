@@ -10,6 +10,7 @@ from types import TracebackType
 from ipygpumem.fitting.budgets import Budget, BudgetRecord
 from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.experiments.budgets import Budgets
+from ipygpumem.notebook.ipython.sources import running_cell
 from ipygpumem.notebook.ticker import Tick
 from ipygpumem.reports.content import note
 from ipygpumem.units import format_bytes
@@ -43,8 +44,7 @@ class NotebookBudget(Budget):
             tick.cell.context.run(sys.stderr.write, text)
 
     def _here(self) -> str:
-        """Name the running cell; IPython's versions differ in when they raise ``execution_count``."""
-        return f"cell {len(self._budgets.tools.shell.history_manager.input_hist_raw) - 1}"
+        return f"cell {running_cell(self._budgets.tools.shell)}"
 
     def stop(self, where: str = "") -> BudgetRecord:
         """Put back what was there before, and return the record."""

@@ -84,13 +84,7 @@ class Names:
     # -- code -------------------------------------------------------------------------------------------------
 
     def code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
-        """Note code that runs next in the innermost running cell.
-
-        Args:
-            tree: its syntax tree.
-            may_change: nobody else changes the tree after us.
-            is_timed: %timeit runs it: its names never reach the notebook, and it must not get slower.
-        """
+        """Note code that runs next in the innermost running cell; see ``Part``."""
         running = self._cells.running()
         if not running:
             return  # a front-end's own silent code

@@ -104,10 +104,7 @@ class Survivors:
         """Return what the user of a notebook can name."""
         shell, namespace = self._tools.shell, self._tools.namespace
         outputs = namespace.get("_oh")
-        namespaces: dict[int, Callable[[object], Place]] = {
-            id(namespace): _variable,
-            id(shell.user_ns_hidden): _hidden,
-        }
+        namespaces: dict[int, Callable[[object], Place]] = {id(namespace): _variable, id(shell.user_ns_hidden): _hidden}
         if type(outputs) is dict:
             namespaces[id(outputs)] = _output
         for name, waiting in self._waiting():
