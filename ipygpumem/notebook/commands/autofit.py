@@ -33,7 +33,7 @@ NESTED = "%%autofit: an autofit is running already; to reduce several variables,
 
 
 def fit_cell(notebook: Notebook, options: Options) -> list[Report]:
-    """Fit the running cell: the loop that stands around its body asks for what begins here.
+    """Fit the running cell: the loop around its body asks the ``CellFit`` made here.
 
     Raises:
         UsageError: no cell is running.

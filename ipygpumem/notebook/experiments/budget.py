@@ -17,7 +17,7 @@ from ipygpumem.units import format_bytes
 
 
 class NotebookBudget(Budget):
-    """A budget that reports its crossing while the cell runs, if that is noticed, and at the cell's end for sure."""
+    """A budget that always reports a crossing at the cell's end, and while it runs if a tick sees it."""
 
     def __init__(self, budgets: Budgets, sizes: Mapping[str, int], of: str = "the with block") -> None:
         super().__init__(sizes, budgets.tools.meter, budgets.limits, of)
