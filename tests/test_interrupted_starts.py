@@ -38,7 +38,7 @@ ENTERING = (
     "device_limits",
     "before",
     "watching",
-    "lingering",
+    "name_snapshot",
     "garbage",
 )
 # By name alone, since it is asked at each call, and the first look at what is alive makes very many.

@@ -155,7 +155,7 @@ def test_a_cycle_ends_and_a_huge_tree_is_cut_off(monkeypatch: pytest.MonkeyPatch
     assert names(loop=loop) == ["loop[0]"]
     monkeypatch.setattr(Names, "MOST_OBJECTS", 10)
     tree = [[[numpy.ones(1)]] for i in range(100)]
-    assert survey.take([("tree", tree)]).notes[0].startswith("the search for names ended")
+    assert survey.take([("tree", tree)]).notes[0].startswith("the search for names stopped")
 
 
 class Plain:

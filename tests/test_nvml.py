@@ -201,7 +201,7 @@ def test_memory_in_use_on_a_device_without_processes_is_somebodys(driver: FakeNv
 @pytest.mark.parametrize(
     ("processes", "reason"),
     [
-        ([SimpleNamespace(pid=-1, usedGpuMemory=None)], "does not tell their memory"),
+        ([SimpleNamespace(pid=-1, usedGpuMemory=None)], "does not report their memory"),
         ([SimpleNamespace(pid=-1, usedGpuMemory=5)], "process ids are hidden"),
         ([], "process ids are hidden"),
     ],
@@ -226,7 +226,7 @@ def test_a_mig_slice_is_not_given_the_whole_cards_figures(driver: FakeNvml, monk
 
 def test_a_device_that_cannot_be_identified_has_a_reason(driver: FakeNvml) -> None:
     assert (
-        "does not tell the device's UUID" in Nvml().device(cuda_with(None), 0, processes=False, has_context=True).note
+        "cannot report the device's UUID" in Nvml().device(cuda_with(None), 0, processes=False, has_context=True).note
     )
     assert "Not Found" in Nvml().device(cuda_with("zzz"), 0, processes=False, has_context=True).note
 

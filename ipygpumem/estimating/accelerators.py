@@ -145,7 +145,7 @@ class _Answers:
         if index in self.properties:
             return self.properties[index]
         name = f"{self._type or 'cuda'}:{index}"
-        self._note(f"{users_line()}: {name} is not asked, answered as a device of compute capability 8.0")
+        self._note(f"{users_line()}: questions about {name} got the answers of a device of compute capability 8.0")
         return _Properties(name, self._room_bytes)
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:

@@ -127,18 +127,14 @@ class FakeCopies:
 
     # -- containers and objects -------------------------------------------------------------------------------
 
-    def _dict(self, value: Any) -> Any:
+    def _container(self, value: Any) -> Any:
         copy = self._keep(value, self._blank(value))
-        base: Any = OrderedDict if is_instance(value, OrderedDict) else dict
-        for key, item in list(base.items(value)):
-            base.__setitem__(copy, self.of(key), self.of(item))
-        self._fill(value, copy)
-        return copy
-
-    def _list(self, value: Any) -> Any:
-        copy = self._keep(value, self._blank(value))
-        base: Any = deque if is_instance(value, deque) else list
-        base.extend(copy, [self.of(item) for item in base.__iter__(value)])
+        base: Any = next(kind for kind in (OrderedDict, dict, deque, list) if is_instance(value, kind))
+        if issubclass(base, dict):
+            for key, item in list(base.items(value)):
+                base.__setitem__(copy, self.of(key), self.of(item))
+        else:
+            base.extend(copy, [self.of(item) for item in base.__iter__(value)])
         self._fill(value, copy)
         return copy
 
@@ -148,7 +144,7 @@ class FakeCopies:
         items = list(base.__iter__(value))
         copies = [self.of(item) for item in items]
         if base is set:
-            copy = self._keep(value, solid_base(type(value)).__new__(type(value)))
+            copy = self._keep(value, self._blank(value))
             set.update(copy, copies)
             return copy
         shared = all(copy is item for copy, item in zip(copies, items, strict=True))
@@ -220,14 +216,9 @@ class FakeCopies:
         copy.__module__, copy.__qualname__, copy.__doc__ = value.__module__, value.__qualname__, value.__doc__
         return copy
 
-    def _method(self, value: Any) -> Any:
-        return types.MethodType(self.of(value.__func__), self.of(value.__self__))
-
     def _weak_reference(self, value: Any) -> Any:
-        target = value()
-        return self._keep(
-            value, value if target is None or type(value) is not weakref.ref else weakref.ref(self.of(target))
-        )
+        target = value() if type(value) is weakref.ref else None
+        return self._keep(value, value if target is None else weakref.ref(self.of(target)))
 
     def _shared(self, value: Any) -> Any:
         self._share(value)
@@ -266,15 +257,10 @@ class Namespace(dict[str, Any]):
 
 
 _MAKERS: tuple[tuple[type, Callable[[FakeCopies, Any], Any]], ...] = (
-    (dict, FakeCopies._dict),
-    (list, FakeCopies._list),
-    (deque, FakeCopies._list),
-    (tuple, FakeCopies._items),
-    (set, FakeCopies._items),
-    (frozenset, FakeCopies._items),
+    *((kind, FakeCopies._container) for kind in (dict, list, deque)),
+    *((kind, FakeCopies._items) for kind in (tuple, set, frozenset)),
     (types.FunctionType, FakeCopies._function),
-    (types.MethodType, FakeCopies._method),
+    (types.MethodType, lambda self, value: types.MethodType(self.of(value.__func__), self.of(value.__self__))),
     (weakref.ReferenceType, FakeCopies._weak_reference),
-    (types.ModuleType, FakeCopies._shared),
-    (types.CodeType, FakeCopies._shared),
+    *((kind, FakeCopies._shared) for kind in (types.ModuleType, types.CodeType)),
 )

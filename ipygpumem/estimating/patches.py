@@ -118,7 +118,7 @@ def _without_files(load: Callable[..., Any], note: Callable[[str], None]) -> tup
 
 
 def _tolist(tensor: Any) -> Any:
-    values: Any = torch.ops.aten._local_scalar_dense(tensor)  # so that the guess is told
+    values: Any = torch.ops.aten._local_scalar_dense(tensor)  # so that the guess is noted
     values = 0 if type(values) is int else values  # it may be an index
     for length in reversed(tensor.shape):
         values = [values] * length

@@ -5,6 +5,7 @@ That is modules of the user's, their classes and objects, what these hold, and w
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import operator
@@ -31,6 +32,7 @@ from ipygpumem.introspect import (
     type_name,
 )
 from ipygpumem.objects import interrupts
+from ipygpumem.objects.arrays import is_of_library
 from ipygpumem.units import MIB
 
 _MOST_OBJECTS, _LARGEST_ARRAY, _MOST_NAMED = 1_000_000, 256 * MIB, 3
@@ -75,12 +77,11 @@ class Restorer:
         for kind, keep in _KEEPERS:
             if is_instance(value, kind):
                 return keep(self, value)
-        numpys = sys.modules.get("numpy")
-        if numpys is not None and is_instance(value, numpys.ndarray):
+        if is_of_library(value, "numpy", "ndarray"):
             return self._array(value)
-        if numpys is not None and is_instance(value, (numpys.random.Generator)):
+        if is_of_library(value, "numpy.random", "Generator"):
             value = value.bit_generator
-        if numpys is not None and is_instance(value, numpys.random.BitGenerator):
+        if is_of_library(value, "numpy.random", "BitGenerator"):
             return self._state(lambda: value.state, lambda state: setattr(value, "state", state))
         if module_of(value).partition(".")[0] in _FOREIGN:
             return []
@@ -227,14 +228,15 @@ class Restorer:
         self._seen.clear()
         with interrupts.kept():
             gc.collect()
-        return [*(f"this was not put back as it was: {what}" for what in self._failed), *_named_holders(self._fakes)]
+        return [
+            *(f"this could not be put back: {what}" for what in self._failed),
+            *_named_holders(self._fakes),
+        ]
 
 
 def _emptied(value: Any, slot: Any) -> None:
-    try:
+    with contextlib.suppress(AttributeError):  # it is empty
         slot.__delete__(value)
-    except AttributeError:  # it is empty
-        return
 
 
 def _holds_fakes(cache: Any) -> bool:

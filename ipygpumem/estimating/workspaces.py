@@ -50,8 +50,8 @@ def sizes(capability: tuple[int, int] | None) -> tuple[int, int]:
 
 
 _CUDNN = (
-    "convolutions: cuDNN takes a workspace while each runs, which is not counted: it is a matter of cuDNN's, and where "
-    "there is no memory for it torch tries a way with less"
+    "convolutions: the workspaces of cuDNN are not counted. cuDNN chooses them; without memory for one, torch tries a "
+    "way that needs less"
 )
 
 

@@ -86,14 +86,12 @@ class DeviceLimits:
             live, reserved = cuda.memory_allocated(name), cuda.memory_reserved(name)
             allowed = f"more than the {format_bytes(limit)} allowed"
             if live > limit:
-                text = f"live tensors hold {format_bytes(live)} of {name} already, {allowed}: torch gets no more from "
-                self.notes.append(f"budget: {text}the device until enough of them are freed")
+                text = f"live tensors already hold {format_bytes(live)} of {name}, {allowed}: torch gets nothing more "
+                self.notes.append(f"budget: {text}from the device until enough of them are freed")
             elif reserved > limit and _counts_reserved(cuda):
                 text = f"{format_bytes(reserved)} of {name} stay reserved, {allowed}: {format_bytes(live)} of live "
-                text += (
-                    "tensors, and gaps beside them or pools of CUDA graphs; what fits into gaps is given all the same"
-                )
-                self.notes.append(f"budget: {text}")
+                text += "tensors, and gaps beside them or pools of CUDA graphs"
+                self.notes.append(f"budget: {text}; requests that fit into gaps still succeed")
 
     def restore(self) -> None:
         """Let each device have what it had before."""
@@ -105,7 +103,7 @@ class DeviceLimits:
                 if known is None or abs(known - ours) < 1e-6:  # it is rounded to bytes
                     _set_fraction(cuda, index, earlier)
                 else:
-                    self.notes.append(f"budget: the limit of cuda:{index} was set anew meanwhile, and stays")
+                    self.notes.append(f"budget: somebody has set a new limit on cuda:{index} meanwhile; it stays")
             del self._earlier[index]
 
 

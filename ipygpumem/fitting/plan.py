@@ -72,7 +72,7 @@ def variables(start: Mapping[str, Number], smallest: Number | Mapping[str, Numbe
     given = dict(smallest) if isinstance(smallest, Mapping) else dict.fromkeys(start, smallest)
     for name, least in given.items():
         if name not in start:
-            raise AutofitError(f"the minimum of {name}: no variable of that name is reduced here")
+            raise AutofitError(f"the minimum of {name}: there is no variable of that name to reduce")
         if least is not None:
             _check_number(f"the minimum of {name}", least)
     made = []
@@ -133,7 +133,7 @@ class Plan:
 
     def __init__(self, of: list[Variable], *, step: Step = 0.5, most: int = 10) -> None:
         if type(most) is not int or most < 0:
-            raise AutofitError("the most tries after the first is a whole number from 0 on")
+            raise AutofitError("max_tries (--max-tries) must be a whole number, 0 or more")
         self._variables = of
         self._factor = 0.5 if step == "search" else step
         self._searches = step == "search"

@@ -21,11 +21,11 @@ from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, T
 from typing import Any, Literal
 
 from ipygpumem.errors import UnitError
-from ipygpumem.freeing.stand_ins import stand_in_for
+from ipygpumem.freeing.traceback_copies import copy_without_frames
 from ipygpumem.introspect import is_instance, name_of, type_name
 from ipygpumem.model import Held
 from ipygpumem.objects.arrays import ArraySearch
-from ipygpumem.objects.holders.frames import stack
+from ipygpumem.objects.holders.frames import stack, steps
 from ipygpumem.units import parse_bytes
 
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError"}  # torch, CuPy; MemoryError and NumPy's subclass of it
@@ -163,12 +163,10 @@ def frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
     """Yield the frames of ``error`` and of its chain with their lines, outermost first, each once."""
     seen: set[int] = set()
     for item in chain(error):
-        traceback = traceback_of(item)
-        while traceback is not None:
-            if id(traceback.tb_frame) not in seen:
-                seen.add(id(traceback.tb_frame))
-                yield traceback.tb_frame, traceback.tb_lineno
-            traceback = traceback.tb_next
+        for step in steps(traceback_of(item)):
+            if id(step.tb_frame) not in seen:
+                seen.add(id(step.tb_frame))
+                yield step.tb_frame, step.tb_lineno
 
 
 def held(error: BaseException) -> tuple[Held, ...]:
@@ -338,6 +336,6 @@ def _let_go_of_frames(error: BaseException, running: set[int]) -> None:
     while traceback is not None and id(traceback.tb_frame) in running:
         last_running, traceback = traceback, traceback.tb_next
     if last_running is None:
-        BaseException.__dict__["__traceback__"].__set__(error, stand_in_for(traceback))
+        BaseException.__dict__["__traceback__"].__set__(error, copy_without_frames(traceback))
     else:
-        last_running.tb_next = stand_in_for(traceback)
+        last_running.tb_next = copy_without_frames(traceback)

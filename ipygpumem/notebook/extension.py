@@ -20,7 +20,7 @@ from ipygpumem.notebook.ipython.loops import loop_over_body
 from ipygpumem.notebook.ipython.rewriting import rewrite_cell
 from ipygpumem.notebook.notebook import Notebook, notebook_of
 from ipygpumem.notebook.registry import MAGICS, Magic
-from ipygpumem.scopes.telling import LISTENER
+from ipygpumem.scopes.instrumenting import LISTENER
 
 
 def load(shell: Any) -> Notebook:

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 
-from ipygpumem.freeing import carried, reclaim, tracebacks
-from ipygpumem.freeing.lingering import Named
-from ipygpumem.freeing.steps import steps_that_free
+from ipygpumem.freeing import error_attributes, reclaim, tracebacks
+from ipygpumem.freeing.name_snapshot import NameSnapshot
+from ipygpumem.freeing.reclaim import steps_that_free
 from ipygpumem.introspect import instance_dict
 from ipygpumem.model import Held, Reading, ReclaimStep, RecoveryRecord
 from ipygpumem.notebook.cell import Cell
@@ -48,7 +48,7 @@ class Recovery:
         """Called with each out-of-memory error that is seen, before anything is released, and with what it leaves."""
         self.who_refused: Callable[[str], str] = lambda message: ""
         """Names the limit in an out-of-memory error's message."""
-        self._named: Named | None = None
+        self._named: NameSnapshot | None = None
         """What names stood for after a recovery, if no cell has run since without one."""
         self._mark: Mark | None = None
         """The moment of that recovery."""
@@ -126,9 +126,9 @@ class Recovery:
             half_made=half_made[0] if half_made is not None and half_made[1]() is not None else "",
         )
 
-    def _names_now(self) -> Named | None:
+    def _names_now(self) -> NameSnapshot | None:
         try:
-            return Named(self._shell.user_ns)
+            return NameSnapshot(self._shell.user_ns)
         except MemoryError:
             return None
 
@@ -138,7 +138,7 @@ class Recovery:
         The first error that is recovered from pays for a full collection, those that follow it do not.
         """
         named = self._named
-        return None if named is None or named.some_linger(self._shell.user_ns) else self._mark
+        return None if named is None or named.some_may_live_on(self._shell.user_ns) else self._mark
 
     def failed_inside(self, error: BaseException, leaving: object) -> str:
         """Release what an error holds as it leaves the ``with`` block of the experiment ``leaving``.
@@ -215,7 +215,7 @@ class Recovery:
         if self._cells.ended_inside:
             return ()  # code of the user's may have got it as the result of run_cell
         last = self._shell.last_execution_result
-        return carried.take_off(
+        return error_attributes.remove(
             error,
             roots=[vars(sys), self._shell, instance_dict(self._shell), getattr(self._shell, "_trait_values", None)],
             through=[last, instance_dict(last)],

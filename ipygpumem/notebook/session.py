@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -103,20 +102,33 @@ class Session:
         """Release what the cell's error holds, and let the parts give back what ends with the cell."""
         shown = error or shown_since(cell.last_error)
         failed = error is not None or last_error() != cell.last_error
+        # Where memory has run out, anything may fail until recovery has given it back: each goes on after the other.
         try:
             self._all(lambda part: part.code_ended(cell, failed=failed))
-            if shown is not None or cell.gives_back:
-                cell.at_end = self._tools.meter.settle(cell.measurement)
-            cell.below += self._recovery.cell_ended(cell, shown)
-            cell.end()
         finally:
-            self._all(lambda part: part.give_back(cell))
+            try:
+                if shown is not None or cell.gives_back:
+                    cell.at_end = self._tools.meter.settle(cell.measurement)
+            finally:
+                try:
+                    cell.below += self._recovery.cell_ended(cell, shown)
+                    cell.end()
+                finally:
+                    self._all(lambda part: part.give_back(cell))
 
     def _all(self, call: Callable[[Part], object]) -> None:
         """Call all parts in their order, even if one fails or is interrupted; then that is raised."""
-        with contextlib.ExitStack() as stack:
-            for part in reversed(self._parts):
-                stack.callback(call, part)
+        failed: BaseException | None = None
+        for part in self._parts:
+            try:
+                call(part)
+            except BaseException as error:  # noqa: PERF203  # each part has its turn
+                failed = failed if isinstance(failed, KeyboardInterrupt) else error
+        if failed is not None:
+            try:
+                raise failed
+            finally:
+                del failed  # else it would refer to this frame, and the frame to it
 
     def _measure(self, cell: Cell, error: BaseException | None, seconds: float) -> CellRecord:
         """Collect garbage where that is cheap, and return what the cell has cost."""

@@ -57,8 +57,7 @@ class Array:
 def describe(value: object) -> Array | None:
     """Return what ``value`` is if it is a torch tensor or a NumPy array, else None."""
     try:
-        tensor_type = library_type("torch", "Tensor")
-        if tensor_type is not None and is_instance(value, tensor_type):
+        if is_of_library(value, "torch", "Tensor"):
             return _describe_tensor(sys.modules["torch"], value)
         array_type = library_type("numpy", "ndarray")
         if array_type is not None and is_instance(value, array_type):
@@ -72,6 +71,12 @@ def library_type(module: str, name: str) -> type | None:
     """Return a class of a library that the user's code has loaded; None if that is not so, or a stand-in."""
     found = getattr(sys.modules.get(module), name, None)
     return found if is_instance(found, type) else None
+
+
+def is_of_library(value: object, module: str, name: str) -> bool:
+    """Whether an object is of that class of a library that the user's code has loaded, or of one derived from it."""
+    kind = library_type(module, name)
+    return kind is not None and is_instance(value, kind)
 
 
 def _describe_tensor(torch: Any, tensor: Any) -> Array | None:
@@ -260,20 +265,14 @@ def is_of_pandas(item: object) -> bool:
 
 def is_map(owner: object) -> bool:
     """Whether an object is a memory map."""
-    kind = library_type("mmap", "mmap")
-    return kind is not None and is_instance(owner, kind)
-
-
-def _is_tensor(value: object) -> bool:
-    kind = library_type("torch", "Tensor")
-    return kind is not None and is_instance(value, kind)
+    return is_of_library(owner, "mmap", "mmap")
 
 
 def owner_of(array_type: type, array: Any) -> Any:
     """Return the array or tensor whose memory ``array`` shows: itself, or what it is a view of."""
     while True:
         behind = _behind(array_type, array)
-        if _is_tensor(behind):
+        if is_of_library(behind, "torch", "Tensor"):
             return behind
         if not is_instance(behind, array_type):
             return array
@@ -292,11 +291,11 @@ def watch(item: object) -> Callable[[], bool]:
 
     A view that survives keeps its storage, so the storage is watched and not the object.
     """
-    tensor_type, array_type = library_type("torch", "Tensor"), library_type("numpy", "ndarray")
-    if tensor_type is not None and is_instance(item, tensor_type):
+    if is_of_library(item, "torch", "Tensor"):
         torch: Any = sys.modules["torch"]
         with contextlib.suppress(Exception), torch._C.DisableTorchFunction():  # some have no storage
             return _WeakStorage(torch.Tensor.untyped_storage(item)).is_alive
+    array_type = library_type("numpy", "ndarray")
     if array_type is not None and is_instance(item, array_type):
         item = owner_of(array_type, item)
         if not is_instance(item, array_type):

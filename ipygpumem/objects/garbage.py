@@ -133,16 +133,16 @@ class Garbage:
         """Collect until nothing more dies (finalisers may free what the next round can collect); return how many died.
 
         Args:
-            since: only what was made since then need be looked at, if that can still be told.
+            since: only what was made since then need be looked at, if that is still known.
         """
         young = made_since(since)
         if young is None:
             return self._collect_all()
-        told = _that_run_code(young)
+        run_code = _that_run_code(young)
         del young
         found = self._make_old()
         # What a finaliser lets go of may be old.
-        return found + self._collect_all() if any(reference() is None for reference in told) else found
+        return found + self._collect_all() if any(reference() is None for reference in run_code) else found
 
     def _collect_all(self) -> int:
         total = 0

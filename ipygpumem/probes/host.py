@@ -155,12 +155,6 @@ class HostProbe:
         self._status = self._children = self._marks = None
 
 
-def _kib(status: bytes, label: bytes) -> int:
-    """Return the figure of one line of ``/proc/self/status`` in bytes; ValueError if there is no such line."""
-    start = status.index(label) + len(label)
-    return int(status[start : status.index(b"kB", start)]) * KIB
-
-
 def _open(path: str, flags: int) -> int | None:
     try:
         return os.open(path, flags | os.O_CLOEXEC)
@@ -200,7 +194,7 @@ def host_figures(children_bytes: int | None) -> HostFigures:
     memory, group = _psutil().virtual_memory(), cgroup.tightest()
     try:
         status = Path("/proc/self/status").read_bytes()
-        private, shared, file = (_kib(status, b"\nRss%b:" % kind) for kind in (b"Anon", b"Shmem", b"File"))
+        private, shared, file = (own_limits.figure(status, b"\nRss%b:" % kind) for kind in (b"Anon", b"Shmem", b"File"))
     except (OSError, ValueError):  # no Linux, or before 4.5
         private, shared, file = int(_psutil().Process().memory_info().rss), 0, 0
     free = int(getattr(memory, "free", memory.available))

@@ -120,7 +120,7 @@ def _find(library: Any, properties: Any) -> Any:
     """
     uuid = getattr(properties, "uuid", None)
     if uuid is None:
-        raise LookupError("this version of torch does not tell the device's UUID")
+        raise LookupError("this version of torch cannot report the device's UUID")
     # CUDA gives a MIG slice the UUID of its whole card, whose totals would be wrong for it.
     visible = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     if visible[0].startswith("MIG-"):
@@ -177,7 +177,7 @@ def _processes(library: Any, handle: Any, used: int, *, has_context: bool) -> tu
         return None, f"other processes: NVML: {error}"
     sizes = {process.pid: process.usedGpuMemory for process in listed}
     if any(size is None for size in sizes.values()):
-        return None, "other processes: the driver does not tell their memory here (WSL, or a container)"
+        return None, "other processes: the driver does not report their memory here (WSL, or a container)"
     if (has_context and os.getpid() not in sizes) or (not sizes and used > _IDLE_BYTES):
         return None, "other processes: process ids are hidden here (a container with its own PID namespace)"
     return sizes, ""

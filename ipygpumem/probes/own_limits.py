@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from ipygpumem.units import KIB
+
 resource: ModuleType | None
 try:
     import resource
@@ -45,9 +47,13 @@ def bound(name: str) -> int | None:
 
 def used_bytes(name: str) -> int:
     """Return how much of the limit ``name`` this process uses (``OSError`` or ``ValueError`` where nobody tells)."""
-    status, label = Path("/proc/self/status").read_bytes(), _USED[name]
+    return figure(Path("/proc/self/status").read_bytes(), _USED[name])
+
+
+def figure(status: bytes, label: bytes) -> int:
+    """Return the figure of one line of ``/proc/self/status`` in bytes; ValueError if there is no such line."""
     start = status.index(label) + len(label)
-    return int(status[start : status.index(b"kB", start)]) * 1024
+    return int(status[start : status.index(b"kB", start)]) * KIB
 
 
 def limits() -> list[Limit]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ipygpumem.introspect import is_instance
 from ipygpumem.scopes.bindings import Bindings
-from ipygpumem.scopes.telling import BINDS, HAS_BOUND, HAS_DELETED
+from ipygpumem.scopes.instrumenting import BINDS, HAS_BOUND, HAS_DELETED
 
 Namespace = dict[str, Any]
 
@@ -84,7 +84,7 @@ class Scope:
         self.save(list(self._outer))
 
     def unsave(self, names: Iterable[str]) -> None:
-        """Take back ``save``: the code will tell of these names itself."""
+        """Take back ``save``: the code reports these names itself."""
         for name in names:
             self.waiting.pop(name, None)
 
@@ -226,8 +226,8 @@ class Scope:
             enclosing.waiting[name] = old
 
 
-def tell(scopes: Sequence[Scope], what: str) -> None:
-    """Take what code in the innermost of nested ``scopes`` tells of a name (see telling.py)."""
+def note_lookup(scopes: Sequence[Scope], what: str) -> None:
+    """Note what code in the innermost of nested ``scopes`` reports of a name (see instrumenting.py)."""
     scope, (word, name) = scopes[-1], what.rsplit(" ", 1)
     if word == HAS_BOUND[:-1]:
         scope._unsure.discard(name)

@@ -108,7 +108,7 @@ def test_the_threshold_can_be_chosen(notebook: Kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"), [("--min much", "'much' is no size"), ("--max 3", "unrecognized"), ("now", "unrecognized")]
+    ("options", "words"), [("--min much", "'much' is not a size"), ("--max 3", "unrecognized"), ("now", "unrecognized")]
 )
 def test_a_mistake_gets_one_line(notebook: Kernel, options: str, words: str) -> None:
     reply = notebook.run(f"%gpumem leaks {options}")
@@ -260,7 +260,7 @@ def test_a_variable_is_told_again_when_its_attributes_were_looked_at(notebook: K
     [
         (f"z = show({BIG}); wait()", 'thread "worker": running work() line 3, local z'),
         (f"kept = {{'a': show({BIG})}}; wait()", 'thread "worker": running work() line 3, local kept["a"]'),
-        (f"(show({BIG}), wait())", "something out of sight: a running function or compiled code"),
+        (f"(show({BIG}), wait())", "something that cannot be seen from Python: a running function or compiled code"),
     ],
 )
 def test_an_array_that_a_running_function_owns_is_not_blamed_on_cpp(notebook: Kernel, work: str, holder: str) -> None:

@@ -45,7 +45,7 @@ class Budgets(Part):
         if refused is None:
             return ""
         by = [text for budget in self.in_force if (text := budget.note_refusal(refused))]
-        return by[-1] if by else refused.told(f"the limit of {format_bytes(refused.limit_bytes)} on torch's allocator")
+        return by[-1] if by else refused.text(f"the limit of {format_bytes(refused.limit_bytes)} on torch's allocator")
 
     def code_ended(self, cell: Cell, *, failed: bool) -> None:
         """Say which budgets the cell has crossed; an experiment that ends with it says so, too."""

@@ -16,8 +16,8 @@ from ipygpumem.notebook.cell import Cell, SeenCode
 from ipygpumem.notebook.ipython.rewriting import our_magic
 from ipygpumem.notebook.tools import Tools
 from ipygpumem.scopes.bindings import Bindings, bindings_of
-from ipygpumem.scopes.scope import Scope, settle, tell
-from ipygpumem.scopes.telling import HAS_DELETED, let_tell
+from ipygpumem.scopes.instrumenting import HAS_DELETED, instrument
+from ipygpumem.scopes.scope import Scope, note_lookup, settle
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.experiments.open_experiment import OpenExperiment
@@ -37,7 +37,7 @@ class _OfCell:
 
 
 class Listener(dict[str, None]):
-    """What the code looks names up in (see telling.py): those that need no more telling are found at once."""
+    """What the code looks names up in (see instrumenting.py): those that need no more telling are found at once."""
 
     def __init__(self, tell: Callable[[str], bool]) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Names:
         scopes = [experiment.scope for experiment in self.here()]
         if not scopes:
             return False
-        tell(scopes, key)
+        note_lookup(scopes, key)
         # Deletions are told each time; and another thread's code may look up the same.
         return not key.startswith(HAS_DELETED) and len(scopes) == len(self._open)
 
@@ -92,7 +92,7 @@ class Names:
         opens = our_magic(tree.body[0]) == "experiment" if getattr(tree, "body", None) else False
         told = frozenset[str]()
         if may_change and not is_timed:
-            told = self._let_tell(tree, text_of(getattr(cell.info, "raw_cell", None)), opens=opens)
+            told = self._instrument(tree, text_of(getattr(cell.info, "raw_cell", None)), opens=opens)
         code = SeenCode(tree, told)
         cell.code.append(code)
         if here:
@@ -105,7 +105,7 @@ class Names:
             saved = [] if opens or is_timed else self._expect(here[-1].scope, bindings, told)
             cell.of(_OfCell).saved_early = [] if may_change else saved
 
-    def _let_tell(self, tree: Any, source: str, *, opens: bool) -> frozenset[str]:
+    def _instrument(self, tree: Any, source: str, *, opens: bool) -> frozenset[str]:
         """Let the code of a cell tell of the names that a scope may have to know of, and return them.
 
         Args:
@@ -124,7 +124,7 @@ class Names:
         elif not may_open_later:
             names = here[-1].scope.outer_among(names)
         if names:
-            let_tell(tree, frozenset(names))
+            instrument(tree, frozenset(names))
         return frozenset(names)
 
     def _expect(self, scope: Scope, bindings: Bindings, told: Iterable[str]) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from ipygpumem.errors import said
 from ipygpumem.freeing import reclaim
-from ipygpumem.freeing.steps import steps_that_free
+from ipygpumem.freeing.reclaim import steps_that_free
 from ipygpumem.introspect import is_atom, named_objects
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Usage
 from ipygpumem.notebook.experiments import watching

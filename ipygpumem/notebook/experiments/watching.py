@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipygpumem.errors import said
-from ipygpumem.freeing.lingering import Named
+from ipygpumem.freeing.name_snapshot import NameSnapshot
 from ipygpumem.model import Held
 from ipygpumem.objects.arrays import Array, ArraySearch, describe, watch
 from ipygpumem.objects.garbage import Garbage, Mark
@@ -43,7 +43,7 @@ class Start:
         self._failed = False
         if {"torch", "numpy"} & sys.modules.keys():
             self._look(namespace, garbage, note)
-        self._named = Named(namespace)
+        self._names_before = NameSnapshot(namespace)
         self._mark = garbage.mark()
 
     def _look(self, namespace: dict[str, Any], garbage: Garbage, note: Callable[[str], None]) -> None:
@@ -64,7 +64,7 @@ class Start:
 
     def mark_if_nothing_lingers(self, namespace: dict[str, Any]) -> Mark | None:
         """Return the moment, unless something that had a name then may be garbage by now."""
-        return None if self._named.some_linger(namespace) else self._mark
+        return None if self._names_before.some_may_live_on(namespace) else self._mark
 
     def forget(self) -> None:
         """Let go of all that is known."""

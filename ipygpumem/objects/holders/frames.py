@@ -6,7 +6,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Iterator
-from types import FrameType
+from types import FrameType, TracebackType
 
 from ipygpumem.introspect import text_of
 
@@ -48,6 +48,13 @@ def stack(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def steps(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    """Yield the entries of a traceback, the outermost first."""
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
 
 
 def is_users(frame: FrameType) -> bool:

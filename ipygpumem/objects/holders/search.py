@@ -50,14 +50,14 @@ _MOST_LOOKS = 20_000_000
 _SEARCHES = (6, 3, 1)
 """The weights of an explanation's searches: most is found by the first."""
 _NOBODY = Holder(path="no Python object: C++ code keeps it", advice="let the library that made it free it")
-_OUT_OF_SIGHT = Holder(path="something out of sight: a running function or compiled code", advice="")
+_OUT_OF_SIGHT = Holder(path="something that cannot be seen from Python: a running function or compiled code", advice="")
 _NOT_REACHED = Holder(
     path="something that the search did not reach within its limits",
-    advice="ask %gpumem leaks again when less is alive",
+    advice="free something, then ask %gpumem leaks again",
 )
 _CYCLE = Holder(
     path="a cycle in torch's own C++ code: a gradient that has a graph, as after backward(create_graph=True)",
-    advice="set .grad to None before the tensor's names go",
+    advice="set .grad to None before you delete the tensor",
 )
 
 
@@ -149,13 +149,13 @@ def _holders(
         found = [chain for item in items if (chain := search.found(item)) is not None]
         if found:
             nearest = min((item.place.rank, len(item.chain)) for item in found)
-            told = [item for item in found if (item.place.rank, len(item.chain)) == nearest]
-            holders[key] = min((writer.holder(item.place, item.chain) for item in told), key=_order)
+            nearby = [item for item in found if (item.place.rank, len(item.chain)) == nearest]
+            holders[key] = min((writer.holder(item.place, item.chain) for item in nearby), key=_order)
     return holders, search.is_cut and len(holders) < len(objects)
 
 
 def _order(holder: Holder) -> tuple[bool, int, str]:
-    """Return which of several to tell: never the one that the collector happens to list first."""
+    """Order several holders, of which one is shown: never the one that the collector happens to list first."""
     return (not holder.path.startswith(NOTEBOOK), len(holder.path), holder.path)
 
 
@@ -191,7 +191,7 @@ class _Search:
         """Objects that nothing seen refers to."""
 
     def run(self, *, nobody: bool, progress: Progress) -> None:
-        """Search; with ``nobody`` also tell of objects that nothing in sight refers to."""
+        """Search; with ``nobody`` also report objects that nothing in sight refers to."""
         done = 0.0
         level = {id(target): target for target in self._targets}
         self._objects.update(level)
@@ -262,7 +262,7 @@ class _Search:
     def _note(self, seen: list[tuple[object, list[int]]]) -> tuple[dict[int, object], list[int]]:
         """Note to what referrers lead; return those to follow, and those that a root is known to lead to.
 
-        The collector lists objects in an order that changes from call to call. Nothing told may depend on it.
+        The collector lists objects in an order that changes from call to call. No answer may depend on it.
         """
         following: dict[int, object] = {}
         known: list[int] = []

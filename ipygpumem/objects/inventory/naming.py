@@ -50,7 +50,7 @@ _ARRAYS = {"tensor", "ndarray"}
 
 _FEW = 100
 """More objects than that are looked into at once before any of them is by itself: most that are many lead nowhere."""
-_TELLING = 250
+_REPORTED_AFTER = 250
 """So many objects are looked into before it is said how far the walk is."""
 _LEVELS = 4
 _WIDEST = 100_000
@@ -60,7 +60,7 @@ Label = Callable[[int], str]
 """Returns the path to the item at a position."""
 
 
-class Named(NamedTuple):
+class NamedArray(NamedTuple):
     """An array and the path that leads to it, which begins with the name ``root``."""
 
     array: object
@@ -82,7 +82,7 @@ class Names:
     """How many items of one container are looked at."""
 
     def __init__(self) -> None:
-        self.arrays: dict[int, Named] = {}
+        self.arrays: dict[int, NamedArray] = {}
         self.complete = True
         self._seen: dict[int, object] = {}
         """What is looked into or will be, by identity, which cannot come to mean something new meanwhile."""
@@ -115,14 +115,14 @@ class Names:
         for name, value in roots:
             self._take([value], [name].__getitem__, name)
         while self._queue:
-            if not (len(self._seen) - len(self._queue)) % _TELLING:
-                self._tell()
+            if not (len(self._seen) - len(self._queue)) % _REPORTED_AFTER:
+                self._report()
             try:
                 self._enter(*self._queue.popleft())
             except RuntimeError:  # a thread changes a container while we look: its other items go unnamed
                 self.complete = False
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Say how far the walk is: it ends when enough objects are looked into, or all are looked at."""
         entered = (len(self._seen) - len(self._queue)) / min(self.MOST_OBJECTS, self._size)
         self._progress(max(entered, self._looked_at / self._size))
@@ -139,7 +139,7 @@ class Names:
         for start, part in zip(count(0, CHUNK), chunks(items)):
             self._looked_at += len(part)
             if start:
-                self._tell()
+                self._report()
             wanted = self._wanted(part)
             of_interest = map(wanted.__contains__, map(id, map(type, part)))
             for position in compress(range(len(part)), of_interest) if wanted else ():
@@ -189,7 +189,7 @@ class Names:
         if category in _ARRAYS:
             if key in self.arrays:
                 return
-            self.arrays[key] = Named(item, label(position), root)
+            self.arrays[key] = NamedArray(item, label(position), root)
             if len(gc.get_referents(item)) <= 1 and (category == "tensor" or elements(item) is None):
                 return  # it leads to its type alone
         elif category == "dict" and not dict.__len__(item):  # type: ignore[arg-type]  # the category says so

@@ -119,7 +119,7 @@ class _Survey:
             {id(one.array): one.path for one in named}, {id(one.array): cells[one.root] for one in named}
         )
         if not self._names.complete:
-            self.notes.append("the search for names ended early: some tensors that have one are listed without")
+            self.notes.append("the search for names stopped early: some tensors are shown without their names")
 
     def drop(self) -> None:
         """Let go of everything but names, so that a collection that was due needs not look at it."""

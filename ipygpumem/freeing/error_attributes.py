@@ -1,7 +1,7 @@
 """What exceptions carry besides their frames: arguments, attributes and slots that hold tensors or arrays.
 
 Python puts objects there (``AttributeError.obj``), and so do users, who may come back for them. Hence they are taken
-off only where nothing of the user's refers to the exceptions any more, and what was taken is told.
+off only where nothing of the user's refers to the exceptions any more, and what was taken is reported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ipygpumem.objects.arrays import ArraySearch, slot_descriptors, slots
 from ipygpumem.objects.holders.frames import stack
 
 
-def take_off(
+def remove(
     error: BaseException, *, roots: Iterable[object], through: Iterable[object], least_bytes: int
 ) -> tuple[Held, ...]:
     """Take what holds ``least_bytes`` off ``error`` and its chain, unless they are the user's, and return what it was.
