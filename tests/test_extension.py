@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import os
 import re
 import subprocess
@@ -161,6 +162,22 @@ def test_a_block_whose_extension_is_unloaded_ends_as_if_it_were_none(
     assert shell.user_ns["x"] == 1
     assert type(result.error_in_exec) is (ValueError if "raise" in then else type(None))
     assert "unloaded with open experiments ('a'); their names stay as they are" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("magic", ["unload_ext", "reload_ext"])
+def test_an_autofit_whose_extension_is_unloaded_ends_with_the_try_that_runs(
+    shell: InteractiveShell, magic: str
+) -> None:
+    shell.run_cell("%load_ext ipygpumem")
+    fits = shell.run_cell(f"%%autofit size=4\n%{magic} ipygpumem\nsize + 1")
+    assert fits.success
+    assert fits.result == 5
+    shell.run_cell("%load_ext ipygpumem")
+    failed = shell.run_cell(f"%%autofit size=4\n%{magic} ipygpumem\nraise MemoryError")
+    assert type(failed.error_in_exec) is MemoryError
+    assert shell.user_ns["size"] == 4
+    assert not [name for name in vars(builtins) if "ipygpumem" in name]
+    shell.run_cell("%load_ext ipygpumem")
 
 
 def test_the_api_says_what_is_missing_where_nothing_is_loaded(shell: InteractiveShell) -> None:

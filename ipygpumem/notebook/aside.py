@@ -10,7 +10,7 @@ from typing import Any
 
 
 def say_failed(name: str, error: Exception, *, hint: str = "") -> None:
-    """Tell the user that something of ours failed, and that their code is not affected."""
+    """Report a failure of ours; the user's code is not affected."""
     text = f"ipygpumem: {name} failed ({type(error).__name__}: {error}). Your code is not affected"
     with contextlib.suppress(Exception):  # whatever stands for stderr now
         sys.stderr.write(f"{text}{hint}.\n")

@@ -1,4 +1,4 @@
-"""The cells that run now, and what each has bound so far.
+"""Keeps the running cells of a shell, and what each has bound so far.
 
 Events do not come in neat pairs: a magic that runs cells nests them, a blank cell ends without having begun, a
 broken one never ends, and subshells interleave. So cells are found again by the identity of their ``info``.
@@ -26,7 +26,7 @@ class SeenCode(NamedTuple):
 
     tree: ast.AST
     told: frozenset[str]
-    """The names that it tells of itself."""
+    """The names of which it tells the scopes itself."""
 
     def bindings(self) -> Bindings:
         """Return what it binds."""
@@ -164,9 +164,6 @@ class CellStack:
         """Call the closers of all cells."""
         for cell in self._cells:
             cell.close()
-
-    def __len__(self) -> int:
-        return len(self._cells)
 
 
 def _same_source(one: Any, other: Any) -> bool:

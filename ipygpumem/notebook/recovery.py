@@ -1,4 +1,4 @@
-"""After an out-of-memory error or an interrupt: what the frames held, its release, and what came back."""
+"""Releases what the frames hold after an out-of-memory error or an interrupt, and records it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Recovery:
         self.on_oom: list[Callable[[BaseException, object], None]] = []
         """Called with each out-of-memory error that is seen, before anything is released, and with what it leaves."""
         self.who_refused: Callable[[str], str] = lambda message: ""
-        """Says which limit an out-of-memory error's message tells of, in words."""
+        """Names the limit in an out-of-memory error's message."""
         self._named: NameSnapshot | None = None
         """What names stood for after a recovery, if no cell has run since without one."""
         self._mark: Mark | None = None
@@ -141,7 +141,7 @@ class Recovery:
         return None if named is None or named.some_may_live_on(self._shell.user_ns) else self._mark
 
     def failed_inside(self, error: BaseException, leaving: object) -> str:
-        """Release what an error holds that leaves the ``with`` block of the experiment ``leaving``, which ends now.
+        """Release what an error holds as it leaves the ``with`` block of the experiment ``leaving``.
 
         Returns:
             What is to be said of it in the experiment's report, if anything.
@@ -164,7 +164,7 @@ class Recovery:
         return ""
 
     def leaves_budget(self, error: BaseException) -> None:
-        """Note who refused memory when an error leaves the block of a budget, which is in force still."""
+        """Note who refused memory when an error leaves a budget's block; the budget is still in force."""
         running = self._cells.running()
         self._refused(tracebacks.classify(error), running[-1] if running else None)
 
@@ -186,7 +186,7 @@ class Recovery:
         return told.get(failure.message, "")
 
     def release_stored_tracebacks(self) -> list[str]:
-        """Release the last error, which IPython and ``sys`` keep for %debug and %tb; return what is to be told."""
+        """Release the last error, kept for %debug and %tb; return lines for the report."""
         if self._config.release_frames == "never":
             return []
         last = self._shell.last_execution_result

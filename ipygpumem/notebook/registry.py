@@ -87,7 +87,7 @@ class Magic(NamedTuple):
     """Whether ``%%name`` as a cell's first line becomes a call, so that the body is a plain cell: see rewriting.py."""
 
     def command(self, kind: str) -> Command:
-        """Return what ``line`` or ``cell`` does; of a magic that is only the other, that."""
+        """Return the command for ``line`` or ``cell``, or the only one there is."""
         found = self.line or self.cell if kind == "line" else self.cell or self.line
         assert found is not None
         return found
@@ -151,10 +151,7 @@ _TENSORS = (
     Argument("--by name|shape|kind|cell|device"),
     Argument("--top N", type="int", default=20),
 )
-_HISTORY = (
-    Argument("-n 20", type="count", default=20),
-    Argument("--experiment NAME", offers="finished"),
-)
+_HISTORY = (Argument("-n 20", type="count", default=20), Argument("--experiment NAME", offers="finished"))
 _EXPORTED = Argument("FILE", to="file", offers="exports", missing="which file? Its suffix says the format")
 _PLOT = (
     Argument("session|cells|devices|experiments", to="picture", default="session"),

@@ -76,7 +76,7 @@ class Session:
             self.cell_ends(result)
 
     def _finish(self, cell: Cell, result: Any, seconds: float) -> None:
-        """Give back what ends with the cell; then make its record and those of its experiments, which so agree."""
+        """Give back what ends with the cell; only then make the records, so that they agree."""
         error, reports, record = error_of(result), cell.above, None
         try:
             try:
@@ -186,7 +186,7 @@ class Session:
         live.reported(cell)
 
     def _interrupted(self, result: Any) -> list[content.Report]:
-        """Let a Ctrl-C that came when a cell's code had ended stop what comes next; IPython would lose it."""
+        """Let a late Ctrl-C, after the cell's code, stop what comes next; IPython would lose it."""
         for outer in self._tools.cells.running():
             outer.interrupted_inside = True
         if getattr(result, "error_in_exec", self) is not None:

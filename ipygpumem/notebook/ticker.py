@@ -1,4 +1,4 @@
-"""Ticks while a long cell runs: what it holds at that moment, for whoever listens.
+"""Tells listeners what a long cell holds, again and again while it runs.
 
 A trivial cell must pay nothing for this, so no cell starts or wakes a thread. Ours looks around about once a second
 while cells come, often enough for each cell's first tick, and rests when none has been seen for a while.

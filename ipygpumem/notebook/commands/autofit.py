@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -14,9 +15,9 @@ from ipygpumem.fitting import fit, functions
 from ipygpumem.fitting.fit import FITS, TOO_LARGE, AutofitResult, Fit
 from ipygpumem.fitting.plan import Number, Values
 from ipygpumem.introspect import type_name
-from ipygpumem.notebook.cell import Cell
+from ipygpumem.notebook.cell import Cell, CellStack
 from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.ipython.loops import LoopOfCell
+from ipygpumem.notebook.ipython.loops import FITS_NAME, LoopOfCell
 from ipygpumem.notebook.ipython.rewriting import first_lines
 from ipygpumem.notebook.ipython.stored_errors import last_error, shown_since
 from ipygpumem.notebook.notebook import Notebook, notebook_of
@@ -33,7 +34,7 @@ NESTED = "%%autofit: an autofit is running already; to reduce several variables,
 
 
 def fit_cell(notebook: Notebook, options: Options) -> list[Report]:
-    """Fit the running cell: the loop that stands around its body asks for what begins here.
+    """Fit the running cell: the loop around its body asks the ``CellFit`` made here.
 
     Raises:
         UsageError: no cell is running.
@@ -45,7 +46,25 @@ def fit_cell(notebook: Notebook, options: Options) -> list[Report]:
     if any(cell.of(LoopOfCell).fit is not None for cell in running):
         raise AutofitError(NESTED)
     running[-1].of(LoopOfCell).fit = CellFit(notebook, running[-1], options)
+    fits = _Fits(notebook.tools.cells)
+    if FITS_NAME in vars(builtins):  # a cell in another thread has it
+        setattr(builtins, FITS_NAME, fits)
+    else:  # IPython takes it out again when no cell runs any more
+        notebook.tools.shell.builtin_trap.add_builtin(FITS_NAME, fits)
     return []
+
+
+class _Fits:
+    """Where the loops find their fits, even if the cell unloads the extension."""
+
+    def __init__(self, cells: CellStack) -> None:
+        self._cells = cells
+
+    @property
+    def fit(self) -> CellFit:
+        """The autofit of the running cell."""
+        found: CellFit = self._cells.running()[-1].of(LoopOfCell).fit
+        return found
 
 
 def _given(options: Options, namespace: dict[str, Any]) -> tuple[Values, fit.Options]:
@@ -135,6 +154,9 @@ class CellFit:
         self._last_error = 0
         self._value: object = None
         self._cell = cell
+        self._is_left = False
+        """The code is over, or the extension was unloaded meanwhile."""
+        cell.closers.append(self._leave)
         cell.enders.append(self.end)
         if here := notebook.experiments.here():  # the variables are bound as if a statement of the cell did it
             here[-1].scope.note(Bindings(assigned=set(self._start)))
@@ -148,6 +170,8 @@ class CellFit:
         Raises:
             UsageError: nothing fits, or the cell itself undoes what is reduced.
         """
+        if self._is_left:
+            return False
         if self._cell.interrupted_inside:
             raise KeyboardInterrupt
         if self._fit.tries and not self._fit.more and self._fit.tries[-1].outcome not in TOO_LARGE:
@@ -177,6 +201,8 @@ class CellFit:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
+        if self._is_left:
+            return False
         namespace = self._notebook.tools.namespace
         self._undone = [name for name, value in self._given.items() if namespace.get(name) is not value]
         # Magics such as %run show an error and go on.
@@ -233,9 +259,13 @@ class CellFit:
 
     # -- at the end of the cell -------------------------------------------------------------------------------
 
+    def _leave(self) -> list[Report]:
+        self._is_left = True
+        self._fit.abandon()
+        return []
+
     def end(self) -> list[Report]:
         """Return the report, once the cell is over, however it ended."""
-        self._fit.abandon()
         if self._scope is not None and self._closing:
             self._close(self._scope)
         elif self._scope is not None:

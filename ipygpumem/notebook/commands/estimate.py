@@ -77,7 +77,7 @@ def _as_in_a_cell(shell: Any, error: SyntaxError) -> Exception:
 
 
 def _compiled(shell: Any, cell: str) -> Any:
-    """Return the cell's code, whose lines have the numbers that the user sees: the magic's is the first.
+    """Return the cell's code with the line numbers of the cell: the magic's line is the first.
 
     Raises:
         EstimateError: the cell has magics, whose code would run in the notebook's own namespace, or awaits.

@@ -10,7 +10,6 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, magics_class, no_var_expand
 
 from ipygpumem.errors import GpuMemError
-from ipygpumem.notebook.ipython.loops import LoopOfCell
 from ipygpumem.notebook.ipython.rewriting import is_first_line, words_of
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.notebook.registry import MAGICS, Command, Magic
@@ -30,11 +29,6 @@ class GpuMemMagics(Magics):
                 command = magic.command(kind)
                 called = _Called(self, magic, command)
                 self.magics[kind][magic.name] = no_var_expand(called) if command.ends_in_code else called
-
-    @property
-    def fit(self) -> Any:
-        """The autofit of the running cell; the loop that it puts around the body asks for it."""
-        return self._notebook.tools.cells.running()[-1].of(LoopOfCell).fit
 
     def call(self, magic: Magic, line: str, cell: str | None) -> None:
         """Do what ``%name``, ``%%name`` with a cell, or the first line ``%%name`` of a running one asks for."""

@@ -23,7 +23,7 @@ _MARK = "ipygpumem"
 
 
 def plot(notebook: Notebook, options: Options) -> list[Report]:
-    """Show the picture that ``%gpumem plot`` and its options ask for, or write it; return what there is to say."""
+    """Show or write the picture that the options ask for; return the reports."""
     target = None if options.save is None else _target(options.save)
     picture = figures.draw(
         options.picture,

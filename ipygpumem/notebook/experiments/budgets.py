@@ -1,4 +1,4 @@
-"""The budgets in force in one shell: what they allow together, which of them refused memory, which were crossed."""
+"""Keeps the budgets in force in one shell: their limits, refusals and crossings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose names the running code binds: what it is about to do to them reaches the scope that it belongs to.
+"""Finds the scope whose names the running code binds, and prepares it.
 
 A scope owns what its own cells bind. Its cells are those of the thread that opened it, since another subshell runs its
 cells in a thread of its own, over the same names.
@@ -84,13 +84,7 @@ class Names:
     # -- code -------------------------------------------------------------------------------------------------
 
     def code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
-        """Note code that runs next in the innermost running cell.
-
-        Args:
-            tree: its syntax tree.
-            may_change: nobody else changes the tree after us.
-            is_timed: %timeit runs it: its names never reach the notebook, and it must not get slower.
-        """
+        """Note code that runs next in the innermost running cell; see ``Part``."""
         running = self._cells.running()
         if not running:
             return  # a front-end's own silent code
@@ -134,13 +128,13 @@ class Names:
         return frozenset(names)
 
     def _expect(self, scope: Scope, bindings: Bindings, told: Iterable[str]) -> list[str]:
-        """Prepare ``scope`` for code, and return the names that were saved for those that it does not tell of."""
+        """Prepare ``scope`` for code; return the names saved because the code does not tell of them."""
         self.listener.clear()
         scope.note(bindings)
         return scope.save(bindings.bound.difference(told))
 
     def expect_running_code(self, experiment: OpenExperiment) -> None:
-        """Tell a scope that becomes the innermost one what the code that runs already will bind."""
+        """Prepare a scope that becomes the innermost for what the running code will bind."""
         self.listener.clear()
         for code in [code for cell in self._cells.running(experiment.thread) for code in cell.code]:
             bindings = code.bindings()
@@ -150,7 +144,7 @@ class Names:
     # -- cells ------------------------------------------------------------------------------------------------
 
     def cell_begins(self, cell: Cell) -> None:
-        """Note what is there if scopes of other threads are open: what appears meanwhile may be the cell's."""
+        """Note the names if scopes of other threads are open: new ones may be the cell's."""
         if self._open and len(self.here()) < len(self._open):
             self._note_names(cell)
 
@@ -180,7 +174,7 @@ class Names:
             settle([experiment.scope for experiment in here])
 
     def scope_ends(self, experiment: OpenExperiment) -> None:
-        """Leave to cells that still run in other threads what they have bound."""
+        """Leave to running cells of other threads what they have bound."""
         self.listener.clear()
         for cell in self._cells.of_others(experiment.thread):
             self._leave_to(cell, experiment)

@@ -1,4 +1,4 @@
-"""An experiment from its start to its end: a scope, the measurement of what it costs, and what comes back."""
+"""Runs an experiment from start to end: its scope, its measurement, and what comes back."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class OpenExperiment:
             self._allocations.write("written when memory ran out")
 
     def add_cell(self, cell: CellRecord) -> None:
-        """Count a finished cell as the experiment's, also that with which it has ended."""
+        """Count a finished cell as the experiment's, the one with which it ends included."""
         self._cells.append(cell)
         if self.record is not None:
             self.record = replace(self.record, cells=self.cells)
@@ -142,7 +142,7 @@ class OpenExperiment:
         self._remarks.append(text)
 
     def waiting(self) -> list[Held]:
-        """Return what the objects that wait to be restored hold."""
+        """Return what the objects to be restored hold."""
         search = ArraySearch()
         entries = [search.held(name, value) for name, value in list(self.scope.waiting.items())]
         return [entry[0] for entry in entries if entry is not None]
@@ -232,7 +232,7 @@ class OpenExperiment:
                 self.note(line)
 
     def _watch(self, own: list[str]) -> list[watching.Watched]:
-        """Return what the scope's names and outputs hold, with functions that say whether it is still alive."""
+        """Return what the scope's names and outputs hold, to be watched."""
         scope, search = self.scope, ArraySearch(self._start.was_there)
         namespace, outputs = self._tools.namespace, self._tools.outputs.since(self.outputs_at_start)
         values = ((name, namespace.get(name)) for name in scope.names_to_delete(own))

@@ -1,4 +1,4 @@
-"""The experiments of one shell: those that are open, inside one another, and the records of those that have ended."""
+"""Keeps the open experiments of one shell, inside one another, and the records of the finished ones."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class Experiments(Part):
             self.names.expect_running_code(enclosing)
 
     def _publish(self, ended: list[OpenExperiment]) -> list[content.Report]:
-        """Add the records of experiments that have ended to what is known, and return their reports."""
+        """Remember the records of finished experiments, and return their reports."""
         reports: list[content.Report] = []
         for experiment in ended:
             if (record := experiment.record) is not None:

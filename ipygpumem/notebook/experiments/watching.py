@@ -73,7 +73,7 @@ class Start:
 
 
 def watch_names(named: Iterable[tuple[str, object]], search: ArraySearch) -> list[Watched]:
-    """Return what each name holds that no earlier one does, to be watched without keeping it alive."""
+    """Return what each name holds beside the earlier ones, to be watched without keeping it alive."""
     entries = [search.held(name, value) for name, value in named]
     found = [entry for entry in entries if entry is not None]
     described = [(held, [(item, describe(item)) for item in items]) for held, items in found]

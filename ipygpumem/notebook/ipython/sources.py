@@ -1,4 +1,4 @@
-"""Which cell some code came from: by the file name that IPython compiled it under, or by a name that it binds.
+"""Finds the cell of some code: by its file name, or by a name that it binds.
 
 And how a cell's source is known again: by its digest, and by its first line that says something.
 """

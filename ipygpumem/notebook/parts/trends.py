@@ -81,7 +81,7 @@ class Trends(Part):
         self._cells: dict[str, dict[str, _Device]] = {}
 
     def remarks(self, record: CellRecord) -> Sequence[str]:
-        """Return what is to be said of a cell that grows with every run."""
+        """Return a line for each device that the cell has grown in each of its last runs."""
         growths = self.add(record)
         if not growths:
             return ()
