@@ -247,7 +247,7 @@ class ExperimentRecord(Record):
     usages: tuple[Usage, ...]
     """From the start to after the clean-up; ``delta_bytes`` is what did not come back."""
     consumed: dict[str, int]
-    """Per device, what the experiment held when its end was asked for."""
+    """Per device, what the experiment held when it was ended, above its start."""
     reclaimed: dict[str, int]
     """Per device, what the clean-up gave back."""
     deleted: tuple[str, ...]

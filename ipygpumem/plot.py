@@ -89,4 +89,4 @@ def _parts(records: Records) -> tuple[list[CellRecord], list[ExperimentRecord]]:
             return found, runs
     elif hasattr(records, "cells") and hasattr(records, "experiments"):
         return list(records.cells), list(records.experiments)
-    raise PlotError("records are those of cells and experiments: ipygpumem.history(), or what ipygpumem.load gave")
+    raise PlotError("pass records of cells and experiments: ipygpumem.history(), or what ipygpumem.load returned")

@@ -443,7 +443,7 @@ def test_given_records_are_drawn_without_the_extension(tmp_path: Path) -> None:
     assert "4 cells · 1 experiment" in ipygpumem.plot.session(scopes[0]).summary
     assert "cuda:0: " in ipygpumem.plot.devices([reconciliation()]).summary
     for wrong in (7, "history", [1, 2]):
-        with pytest.raises(PlotError, match="records are those of cells and experiments"):
+        with pytest.raises(PlotError, match="pass records of cells and experiments"):
             ipygpumem.plot.session(wrong)
     with pytest.raises(NotLoadedError):
         ipygpumem.plot.session()

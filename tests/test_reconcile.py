@@ -203,7 +203,7 @@ def test_without_a_snapshot_the_counters_tell_as_much_as_they_can() -> None:
     assert found["allocator cache and fragmentation"] == 6256 - 1400
     too_much = device_parts.device_parts(reading(), None, None, [Storage(DEVICE, 1, 1500, "parameter")])
     assert sizes(too_much)["live tensors"] == 1400
-    assert "not told apart" in too_much.notes[0]
+    assert "cannot be told apart" in too_much.notes[0]
 
 
 def test_apples_gpu_has_one_device_and_shares_the_machines_memory() -> None:
@@ -358,7 +358,7 @@ def test_where_the_system_does_not_tell_what_is_in_ram_arrays_are_not_told_apart
     assert "Operation not permitted" in found.notes[0]
     too_large = host_parts(MACHINE, [Storage("cpu", 1, 1600, "other")], all_there)
     assert sizes(too_large)["this process"] == 1500
-    assert "not told apart" in too_large.notes[0]
+    assert "cannot be told apart" in too_large.notes[0]
 
 
 def test_in_a_container_the_limit_is_the_total() -> None:

@@ -355,9 +355,7 @@ def test_a_long_list_of_names_says_how_many_more_there_are() -> None:
 
 
 def test_what_was_too_much_to_be_looked_into_is_counted() -> None:
-    line = (
-        "2 smaller storages, 2 MiB in all: not looked into, since there are so many; free others first, then ask again"
-    )
+    line = "2 smaller storages, 2 MiB in all: not examined, there are too many; free others first, then ask again"
     found = content.leaks_report([leak("x")], MIB, [leak("y"), leak("z")])
     assert (found.headline, found.lines[1:]) == ("1 leak · 1 MiB", (line,))
     assert content.leaks_report([], MIB, [leak("y"), leak("z")]).lines == (line,)

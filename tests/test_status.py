@@ -222,7 +222,7 @@ def test_where_processes_are_hidden_nothing_is_claimed_of_this_one(
     monkeypatch.setitem(sys.modules, "torch", None)
     driver.processes["GPU-a"] = [SimpleNamespace(pid=7, usedGpuMemory=None)]
     first, _ = findings.reconcile(dict).reconciliations
-    assert first.notes[0].endswith("whether this process uses it the driver does not tell")
+    assert first.notes[0].endswith("the driver does not say whether this process uses it")
 
 
 def test_a_broken_context_is_named_and_the_sum_still_holds(card: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:

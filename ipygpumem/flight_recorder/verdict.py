@@ -73,7 +73,7 @@ def scene(recording: Recording, here: Machine | None = None) -> Scene:
 def judge(recording: Recording, seen: Scene) -> Verdict:
     """Return what ended the kernel of a recording; never more than what was recorded and seen can bear."""
     if recording.header is None:
-        damaged = "its beginning is damaged: whose kernel it was, and how that ended, cannot be told"
+        damaged = "its beginning is damaged: it cannot be found out whose kernel it was and how it ended"
         return Verdict("unknown", "unreadable", damaged if recording.entries else "no recording, or it cannot be read")
     if recording.end is not None:
         reason = recording.end.reason
@@ -92,7 +92,7 @@ def judge(recording: Recording, seen: Scene) -> Verdict:
         if seen.oom_kills > before:
             return _killed(recording.header, seen.oom_kills - before, scarcity)
         return _not_killed(recording, seen, scarcity)
-    missing = "the machine was started anew since" if not seen.same_boot else "OOM kills cannot be counted from here"
+    missing = "the machine has been restarted since" if not seen.same_boot else "OOM kills cannot be counted from here"
     if scarcity:
         return Verdict("likely", "memory", "memory had nearly run out", (*scarcity, missing))
     unknown = "it may still run: it is on another machine or in another container"
@@ -122,7 +122,7 @@ def _not_killed(recording: Recording, seen: Scene, scarcity: tuple[str, ...]) ->
         )
         return Verdict("likely", "memory", text, (*scarcity, none))
     parent = ("the process that had started the kernel is gone as well",) * seen.parent_gone
-    text = "not the OOM killer: it was killed, or it crashed"
+    text = "not the OOM killer: somebody killed it, or it crashed"
     return Verdict("unknown", "other", text, (none, *parent, *_bounds(recording)))
 
 

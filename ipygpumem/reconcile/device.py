@@ -32,20 +32,20 @@ KINDS = {
     "parameter": "delete the model, or model.cpu(), or load it in a smaller dtype",
     "gradient": "optimizer.zero_grad() frees it until the next backward pass",
     "optimizer state": "delete the optimizer, or use one that keeps less for each parameter",
-    "buffer": "belongs to modules and goes with them",
+    "buffer": "part of a module: goes when the module goes",
     "other": "inputs, activations, results: delete their names, end their experiment",
 }
 """Kinds of tensors in the order of the report, each with its advice."""
 
 _CONTEXT = "CUDA's context, kernels, workspaces: given back when the kernel restarts"
-_FREE = "to be had by any process"
-_UNHELD = "no Python object: a loss or output keeps its graph (.detach() it), or cuBLAS a workspace"
+_FREE = "free for any process"
+_UNHELD = "not a Python object: a loss or output keeps its graph (.detach() it), or cuBLAS a workspace"
 _ROUNDING = "the allocator rounds sizes up: few large tensors cost less than many"
-_PENDING = "freed, and back by itself once the other stream is done with it"
+_PENDING = "freed: comes back by itself when the other stream is done with it"
 _CACHE = "free for this process's next tensors; %gpumem free gives it back"
 _PRIVATE = "free blocks of CUDA graphs or other pools: delete those, then %gpumem free"
 _MIXED_CACHE = "free for this process's next tensors; %gpumem free gives back a part"
-_REST = "in use by none that the driver lists: the driver, or hidden processes"
+_REST = "in use, by no process that the driver lists: the driver itself, or hidden processes"
 
 
 def device_parts(
@@ -158,7 +158,7 @@ def _by_counters(reading: Reading, storages: list[Storage] | None, texts: list[s
         if rest >= 0:
             parts = [*_kind_parts(kinds), Part("held by C++ or autograd, and rounding", rest, _UNHELD)]
         else:
-            texts.append("the tensors that Python holds are larger than what the allocator counts: not told apart")
+            texts.append("the tensors that Python holds take more than the allocator counts: they cannot be told apart")
     return [*parts, Part("allocator cache and fragmentation", cache, _MIXED_CACHE)]
 
 
@@ -178,7 +178,7 @@ def _around(reading: Reading, reserved: int, wide: DeviceWide | None) -> tuple[l
     """Return the parts beside what is reserved, the total of all parts, and what that total is."""
     told = wide is not None and wide.used_bytes is not None
     total, used = (wide.total_bytes, wide.used_bytes) if told and wide else (reading.total_bytes, reading.used_bytes)
-    why = reading.note or (wide.note if wide is not None else "") or "the driver is not asked, or does not tell"
+    why = reading.note or (wide.note if wide is not None else "") or "the driver was not asked, or does not say"
     if total is None or used is None:
         return _reserved_only(reserved, why)
     if not reserved <= used <= total:

@@ -88,9 +88,9 @@ def _cards(nvml: Nvml) -> list[Reconciliation]:
     """Return the driver's cards where torch has used none: asking the driver creates no context."""
     found = []
     for card in nvml.cards():
-        use = "used, but not by torch as far as it tells" if card.wide.own_bytes else "not used by this process yet"
+        use = "used, but not by torch, as torch reports" if card.wide.own_bytes else "not used by this process yet"
         if card.wide.own_bytes is None:
-            use = "whether this process uses it the driver does not tell"
+            use = "the driver does not say whether this process uses it"
         note = f"{card.model}, by the driver's numbers: {use}"
         found.append(dataclasses.replace(card_parts(f"nvml:{card.index}", card.wide), notes=(note,)))
     return found
@@ -133,7 +133,7 @@ def _against_gaps(snapshot: Snapshot) -> tuple[str, ...]:
     if version < (2, 1) or not built_for_cuda or sys.platform != "linux":  # others refuse the setting, or ignore it
         return ()
     return (
-        "many gaps: with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True torch gives back pages between tensors, too; "
+        "many gaps: with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True torch also gives back pages between tensors; "
         "set it before torch first uses CUDA (for a kernel where it has: docs/status.md of ipygpumem)",
     )
 

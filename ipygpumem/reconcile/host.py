@@ -23,9 +23,9 @@ _SHARED = "data loaders' batches, pinned memory, /dev/shm: close what made it"
 _FILES = "code and mapped data: dropped by the kernel when it needs room"
 _CHILDREN = "data loaders and their like, by RSS (shared pages included): end them"
 _OTHERS = "end what you do not need, such as other notebooks' kernels"
-_CACHE = "files kept for later: given back by itself when somebody needs room"
+_CACHE = "files kept for later: the system frees them when somebody needs room"
 _WITHHELD = "within the container's limit, but in use by the rest of the machine"
-_FREE = "to be had now"
+_FREE = "free now"
 
 
 class _Budget:
@@ -84,7 +84,7 @@ def host_parts(figures: HostFigures, storages: Iterable[Storage] | None, residen
         Part("free", free - withheld, _FREE),
     ]
     if figures.children_bytes is None:
-        notes.append(f"child processes cannot be told here: they are among the {others}")
+        notes.append(f"child processes cannot be told apart here: they are among the {others}")
     basis = "the container's limit (cgroup)" if limited else "the machine's RAM"
     return Reconciliation("cpu", total, basis, tuple(parts), tuple(notes))
 
@@ -98,14 +98,14 @@ def _private(size: int, storages: Iterable[Storage] | None, resident: Resident, 
     try:
         sizes = resident([(item.address, item.size_bytes) for item in ranges])
     except OSError as error:
-        notes.append(f"which arrays are in RAM cannot be told here ({error.strerror})")
+        notes.append(f"it cannot be found out here which arrays are in RAM ({error.strerror})")
         return whole
     kinds: dict[str, int] = {}
     for item, found in zip(ranges, sizes, strict=True):
         kinds[item.kind] = kinds.get(item.kind, 0) + found
     rest = size - sum(kinds.values())
     if rest < 0:
-        notes.append("the arrays that Python holds are larger than this process's own pages: not told apart")
+        notes.append("the arrays that Python holds are larger than this process's own pages: they cannot be told apart")
         return whole
     order = [kind for kind in (*KINDS, *sorted(kinds.keys() - KINDS)) if kind in kinds]
     parts = [Part(f"arrays: {kind}", kinds[kind], KINDS.get(kind, KINDS["other"])) for kind in order]

@@ -159,7 +159,7 @@ def _step_list(steps: Iterable[ReclaimStep]) -> list[str]:
 
 def interrupted_exit(name: str) -> Report:
     """Return what is said when Ctrl-C stops an experiment's end."""
-    return Report("note", f"experiment {clean_name(name)}: its end was interrupted; %experiment end goes on with it")
+    return Report("note", f"experiment {clean_name(name)}: its end was interrupted; %experiment end completes it")
 
 
 # -- errors ---------------------------------------------------------------------------------------------------
@@ -206,8 +206,8 @@ def _recovery_lines(record: RecoveryRecord) -> list[str]:
         lines.append(clean(record.refused_by))
     if record.half_made:
         lines.append(
-            f"{clean_name(record.half_made)} has made half of its state: its next step fails on that (KeyError). "
-            "Make the optimizer anew, or call its state.clear()."
+            f"{clean_name(record.half_made)} has only half of its state: its next step fails on that (KeyError). "
+            "Make a new optimizer, or call its state.clear()."
         )
     lines += let_go_lines(record.let_go)
     returned: dict[str, int] = {}
@@ -223,7 +223,7 @@ def _recovery_lines(record: RecoveryRecord) -> list[str]:
 def let_go_lines(held: Sequence[Held]) -> list[str]:
     """Return what is said of the objects that were taken off an exception."""
     names = ", ".join(f"{item.name} ({item.type_name}, {format_bytes(item.size_bytes)})" for item in held)
-    return [f"taken off the error, to which nothing of yours referred: {clean(names)}"] if held else []
+    return [f"taken off the error, which nothing of yours referred to: {clean(names)}"] if held else []
 
 
 def _sizes(sizes: Mapping[str, int]) -> str:
@@ -301,7 +301,7 @@ def leaks_report(held: Sequence[Held], smallest: int, beyond: Sequence[Held] = (
     lines = leak_lines(held)
     if beyond:
         rest = f"{count(len(beyond), 'smaller storage')}, {format_bytes(_total(beyond))} in all"
-        lines.append(f"{rest}: not looked into, since there are so many; free others first, then ask again")
+        lines.append(f"{rest}: not examined, there are too many; free others first, then ask again")
     if not held:
         return Report("leaks", f"no leak of at least {format_bytes(smallest)} was found", tuple(lines))
     return Report("leaks", f"{count(len(held), 'leak')} · {format_bytes(_total(held))}", tuple(lines))

@@ -27,7 +27,7 @@ def estimate_report(estimate: Estimate) -> Report:
     )
     more = max(0, len(estimate.guesses) - _GUESSES_SHOWN)
     guesses = tuple(clean(line) for line in estimate.guesses[:_GUESSES_SHOWN])
-    facts = (Fact("answered with guesses, since there are no values", guesses, more=more),) if guesses else ()
+    facts = (Fact("lines that got guessed values", guesses, more=more),) if guesses else ()
     return Report(
         "estimate", headline(segments), tuple(map(clean, estimate.notes)), tables, facts, segments=tuple(segments)
     )

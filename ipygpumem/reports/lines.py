@@ -10,7 +10,7 @@ from ipygpumem.reports.layout import Report, Table, clean, count, device_label
 from ipygpumem.units import format_change, format_seconds, format_short_seconds
 
 ORDERS = ("line", "kept", "peak", "time", "hits")
-_UNSEEN = "what took such pages again is not in its figures"
+_UNSEEN = "lines that took such pages again show less than they used"
 _LONGEST_SHOWN = 100
 """Lines of a block that are shown with those that did not run."""
 
@@ -32,7 +32,7 @@ def lines_report(record: LinesRecord, order: str) -> Report:
     idle = [f"{clean(block.title)} did not run" for number, block in enumerate(record.blocks) if number not in ran]
     if record.untrimmed:
         times = count(record.untrimmed, "time")
-        idle.append(f"{times} free heap pages were not given back before a line, for that takes long here: {_UNSEEN}")
+        idle.append(f"{times} free heap pages were not given back before a line, since that takes long: {_UNSEEN}")
     share = f"{format_seconds(record.seconds)}, of which measuring took {format_short_seconds(record.own_seconds)}"
     headline = f"memlines · {count(len(record.costs), 'line')} ran · {share}"
     return Report("memlines", headline, (*record.notes, *idle), tuple(tables))

@@ -87,7 +87,7 @@ def test_what_the_notebooks_own_model_holds_stays(training: Kernel) -> None:
         assert training.value("phases[-1]") == phase
         told = recovery(reply)
         assert ("step_of", "batch") in named(told)
-        assert ("AdamW has made half of its state" in told) == (phase == "step")
+        assert ("AdamW has only half of its state" in told) == (phase == "step")
         assert training.value("memory()[0]") == training.value("held_by(model, optimizer)")
     run_ok(training, "optimizer.state.clear()")  # torch has made half of it, and fails with a KeyError on that
     run_ok(training, f"step_of(model, optimizer, {SMALLER})")

@@ -279,7 +279,7 @@ def test_what_was_on_an_exception_that_nobody_holds_is_let_go_and_reported(noteb
         assert part in line
     reply = fails(notebook, "%%experiment a\nclass Model: pass\nm = Model(); m.weights = big()\nm.missing")
     (text,) = reply.reports("experiment")
-    assert "taken off the error, to which nothing of yours referred: AttributeError.obj (Model, 4 MiB)" in text
+    assert "taken off the error, which nothing of yours referred to: AttributeError.obj (Model, 4 MiB)" in text
     assert notebook.value("alive()") == 0
 
 

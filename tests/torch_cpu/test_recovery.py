@@ -49,8 +49,8 @@ def test_an_optimizer_that_keeps_half_of_its_state_is_reported(notebook: Kernel)
         "    return kind(model.parameters(), lr=0.1)\n"
         "kept = made(torch.optim.AdamW)",
     )
-    advice = "Make the optimizer anew, or call its state.clear()"
-    assert f"AdamW has made half of its state: its next step fails on that (KeyError). {advice}." in recovery(
+    advice = "Make a new optimizer, or call its state.clear()"
+    assert f"AdamW has only half of its state: its next step fails on that (KeyError). {advice}." in recovery(
         notebook, "step(kept, True)"
     )
     assert notebook.run("kept.step()").error == "KeyError"

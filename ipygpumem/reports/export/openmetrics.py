@@ -66,7 +66,7 @@ def _of_experiments(experiments: Iterable[ExperimentRecord]) -> Iterator[str]:
     figures = {
         "peak": ("How far an experiment rose above its start.", [(x, u.device, u.peak_delta_bytes) for x, u in usages]),
         "kept": ("What did not come back at its end.", [(x, u.device, u.delta_bytes) for x, u in usages]),
-        "consumed": ("What it held when its end was asked for.", _by_device(runs, "consumed")),
+        "consumed": ("What an experiment held when it was ended, above its start.", _by_device(runs, "consumed")),
         "reclaimed": ("What its end gave back.", _by_device(runs, "reclaimed")),
     }
     for name, (words, found) in figures.items():
