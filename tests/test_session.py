@@ -343,7 +343,7 @@ def test_any_order_of_events_ends_each_cell_at_most_once(events: list[tuple[str,
         if event == "begin":
             info = info_of(f"cell {len(begun)}")
             begun.append(info)
-            assert stack.push(info, Measurement({})).nested == (len(stack) > 1)
+            assert stack.push(info, Measurement({})).nested == (len(stack.running()) > 1)
             continue
         candidates = {"end": begun, "end again": ended}.get(event, [])
         if event == "end none":
@@ -357,4 +357,4 @@ def test_any_order_of_events_ends_each_cell_at_most_once(events: list[tuple[str,
         lost += [other.info for other in inside]
     gone = [id(info) for info in ended + lost]
     assert len(gone) == len(set(gone))
-    assert len(stack) == len(begun) - len(gone)
+    assert len(stack.running()) == len(begun) - len(gone)
