@@ -13,8 +13,20 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from ipygpumem import plot as plot
-    from ipygpumem.api import autofit, budget, diff, estimate, load, summary, tensors
+    from ipygpumem.api.estimates import estimate, summary
+    from ipygpumem.api.exports import load
+    from ipygpumem.api.fits import autofit, budget
+    from ipygpumem.api.inventories import diff, tensors
     from ipygpumem.notebook.python import experiment, experiments, export, history, last, subscribe
+
+_PLACES = {
+    "api.estimates": ("estimate", "summary"),
+    "api.exports": ("load",),
+    "api.fits": ("autofit", "budget"),
+    "api.inventories": ("diff", "tensors"),
+    "notebook.python": ("experiment", "experiments", "export", "history", "last", "subscribe"),
+}
+"""What users call, by module. What is in ``api`` works in scripts, too, where nothing imports IPython."""
 
 __all__ = [
     "autofit",
@@ -34,18 +46,16 @@ __all__ = [
     "tensors",
     "unload_ipython_extension",
 ]
-_OF_NOTEBOOKS = {"experiment", "experiments", "export", "history", "last", "subscribe"}
-"""The others work in scripts, too, where nothing imports IPython."""
 
 
 def __getattr__(name: str) -> Any:
     """Import what users call when it is first asked for: what loads the extension need not pay for it."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "plot":
         return importlib.import_module("ipygpumem.plot")
-    place = "ipygpumem.notebook.python" if name in _OF_NOTEBOOKS else "ipygpumem.api"
-    found = globals()[name] = getattr(importlib.import_module(place), name)
+    place = next((place for place, names in _PLACES.items() if name in names), None)
+    if place is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(f"ipygpumem.{place}"), name)
     return found
 
 

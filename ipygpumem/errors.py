@@ -6,12 +6,12 @@
     |-- NotLoadedError          no extension in this IPython, or no IPython at all
     |-- ExperimentError         an experiment was asked for something that it cannot do
     |-- FileError               a file that cannot be written, or read as an export
-    |-- RecordingError          the flight recorder cannot write, or a file is no recording
+    |-- RecordingError          the flight recorder cannot write, or a file is not a recording
     |-- PlotError               a picture that cannot be made
     |-- BudgetError             a budget that makes no sense
     |-- AutofitError            nothing fits, or autofit was asked for what it cannot do
     |-- EstimateError           code whose memory cannot be estimated without running it
-    `-- UnitError (ValueError)  a text that should name a size does not
+    `-- UnitError (ValueError)  a text is not a size
 
 At the notebook's edge they become IPython's ``UsageError``: one line, no traceback.
 """
@@ -36,7 +36,7 @@ class FileError(GpuMemError):
 
 
 class RecordingError(GpuMemError):
-    """The flight recorder cannot write, or a file is no recording."""
+    """The flight recorder cannot write, or a file is not a recording."""
 
 
 class PlotError(GpuMemError):
@@ -56,11 +56,11 @@ class EstimateError(GpuMemError):
 
 
 class UnitError(GpuMemError, ValueError):
-    """A text that should name a number of bytes does not."""
+    """A text is not a number of bytes."""
 
 
 def said(error: Exception) -> str:
-    """Return an error's type and the first line of its text: torch adds several to each that tell nothing of it.
+    """Return an error's type and the first line of its text: torch adds more that say nothing about it.
 
     The text alone if we raised it on purpose.
     """

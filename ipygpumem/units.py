@@ -61,7 +61,7 @@ def parse_bytes(text: str) -> int:
     """
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise UnitError(f"{text!r} is no size: write a number and a unit, such as 8GiB or 512 MiB")
+        raise UnitError(f"{text!r} is not a size: write a number and a unit, such as 8GiB or 512 MiB")
     return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
 
 

@@ -202,7 +202,7 @@ def test_a_glance_reads_the_counters_and_asks_no_device(
     assert (found["cuda:0"].current_bytes, found["cuda:0"].reserved_bytes, found["cuda:0"].used_bytes) == (70, 70, None)
 
 
-def test_a_glance_tells_the_whole_devices_use_where_the_driver_does(allocator: FakeAllocator) -> None:
+def test_a_glance_reports_the_whole_devices_use_where_the_driver_does(allocator: FakeAllocator) -> None:
     asked: list[tuple[int, bool]] = []
 
     def device(module: Any, index: int, *, processes: bool, has_context: bool) -> Any:

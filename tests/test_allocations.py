@@ -174,7 +174,7 @@ def test_a_recording_of_the_users_own_is_used_and_goes_on(
     assert "a recording of your own, which goes on" in notebook_of(loaded).experiments.finished[-1].notes[0]
 
 
-def test_a_failure_to_write_is_told_and_leaves_the_old_file(
+def test_a_failure_to_write_is_reported_and_leaves_the_old_file(
     loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.pickle"
@@ -217,7 +217,7 @@ def test_an_experiment_that_cannot_begin_leaves_no_recording_on(
     assert not memory.enabled
 
 
-def test_an_allocator_without_a_history_is_told(memory: FakeMemory, tmp_path: Path) -> None:
+def test_an_allocator_without_a_history_is_reported(memory: FakeMemory, tmp_path: Path) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("cudaMallocAsync does not yet support recordHistory.\nfile an issue")
 
@@ -228,7 +228,7 @@ def test_an_allocator_without_a_history_is_told(memory: FakeMemory, tmp_path: Pa
         AllocationHistory(tmp_path / "a.pickle").start()
 
 
-def test_a_torch_without_python_stacks_is_told(memory: FakeMemory, tmp_path: Path) -> None:
+def test_a_torch_without_python_stacks_is_reported(memory: FakeMemory, tmp_path: Path) -> None:
     def legacy(enabled: bool, record_context: bool = True) -> None: ...
 
     memory._record_memory_history = legacy  # type: ignore[method-assign, assignment]

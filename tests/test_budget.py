@@ -164,14 +164,14 @@ def test_a_cache_above_the_limit_is_emptied(reserved: int, emptied: int, use: An
         (
             2 * GIB,
             4 * GIB,
-            "live tensors hold 2.00 GiB of cuda:0 already, more than the 1.00 GiB allowed: torch gets no more "
+            "live tensors already hold 2.00 GiB of cuda:0, more than the 1.00 GiB allowed: torch gets nothing more "
             "from the device until enough of them are freed",
         ),
         (
             GIB,
             2 * GIB,
             "2.00 GiB of cuda:0 stay reserved, more than the 1.00 GiB allowed: 1.00 GiB of live tensors, and gaps "
-            "beside them or pools of CUDA graphs; what fits into gaps is given all the same",
+            "beside them or pools of CUDA graphs; requests that fit into gaps still succeed",
         ),
     ],
 )
@@ -281,7 +281,7 @@ def test_a_limit_that_the_code_under_a_budget_sets_stays(use: Any, meter: Meter)
     with Budget({"gpu": GIB}, meter) as budget:
         cuda.set_per_process_memory_fraction(0.9, 0)
     assert cuda.fractions == [0.9, 1.0]
-    assert budget.notes == ("budget: the limit of cuda:0 was set anew meanwhile, and stays",)
+    assert budget.notes == ("budget: somebody has set a new limit on cuda:0 meanwhile; it stays",)
 
 
 def test_a_torch_that_caches_nothing_cannot_be_limited_and_that_is_said(
@@ -319,13 +319,13 @@ def test_sizes_are_read() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "of what"),
-        ("gpu", "'gpu' is no part"),
-        ("gpu=1GiB,gpu=2GiB", "'gpu=2GiB' is no part"),
-        ("gpu=lots", "'lots' is no size"),
-        ("ram=0", "more than nothing"),
+        ("", "no device is named"),
+        ("gpu", "'gpu' is not NAME=SIZE"),
+        ("gpu=1GiB,gpu=2GiB", "gpu is given twice"),
+        ("gpu=lots", "'lots' is not a size"),
+        ("ram=0", "a size above zero"),
         ("gpu=8", "gpu=8 means 8 B; write a unit, such as 8GiB"),
-        ("tpu=1GiB", "'tpu' is no device"),
+        ("tpu=1GiB", "'tpu' is not a device"),
     ],
 )
 def test_a_mistake_in_a_budget_is_said(text: str, said: str) -> None:
@@ -382,7 +382,7 @@ def test_a_cell_that_crosses_an_experiments_budget_is_named_at_once_and_in_the_r
     assert works(kernel, "y = block(200); del y").reports("note") == []
 
 
-def test_a_with_block_tells_of_its_crossing_and_has_a_record(kernel: Kernel) -> None:
+def test_a_with_block_reports_its_crossing_and_has_a_record(kernel: Kernel) -> None:
     works(kernel, "import ipygpumem\ndef block(mib): return bytearray(b'x') * (mib << 20)")
     limit = now(kernel) + (100 << 20)
     reply = works(kernel, f"with ipygpumem.budget(ram={limit}) as b:\n    block(200)\n'after'")
@@ -404,7 +404,7 @@ def test_a_mistake_is_one_line_and_unloading_puts_everything_back(shell: Interac
     shell.run_line_magic("load_ext", "ipygpumem")
     result = shell.run_cell("%experiment start a --budget tpu=4GiB")
     assert not result.success
-    assert "'tpu' is no device" in capsys.readouterr().err
+    assert "'tpu' is not a device" in capsys.readouterr().err
     shell.run_cell("%experiment start b --budget ram=1TiB")
     budgets = notebook_of(shell).budgets
     assert len(budgets.in_force) == 1
@@ -413,5 +413,5 @@ def test_a_mistake_is_one_line_and_unloading_puts_everything_back(shell: Interac
 
 
 def test_a_budget_from_python_is_checked() -> None:
-    with pytest.raises(BudgetError, match="of what"):
+    with pytest.raises(BudgetError, match="no device is named"):
         ipygpumem.budget()

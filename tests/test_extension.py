@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import os
 import re
 import subprocess
@@ -21,6 +22,7 @@ from ipygpumem.errors import NotLoadedError
 from ipygpumem.notebook import extension as hooks
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.notebook import notebook_of
+from ipygpumem.profiling.account import Account
 from tests.kernel import Kernel
 
 PACKAGE = Path(ipygpumem.__file__).parent
@@ -130,6 +132,54 @@ def test_what_strikes_as_a_cell_begins_to_end_leaves_it_and_those_that_follow_th
     assert len(notebook.tools.meter._open) == 0
 
 
+def test_a_ctrl_c_in_the_report_of_lines_leaves_no_measurement_open(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell.run_cell("%load_ext ipygpumem")
+    notebook = notebook_of(shell)
+    notebook.tools.config.release_frames = "never"  # else the error itself lets go of it
+
+    def strike(_: Account) -> float:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Account, "close", strike)
+    shell.run_cell("%%memlines\nx = 1")
+    shell.run_cell("x = 2")
+    assert [record.source_line for record in notebook.session.history] == ["x = 1", "x = 2"]
+    assert len(notebook.tools.meter._open) == 0
+
+
+@pytest.mark.parametrize("magic", ["unload_ext", "reload_ext"])
+@pytest.mark.parametrize("then", ["y = 2", "raise ValueError('the cell own')"])
+def test_a_block_whose_extension_is_unloaded_ends_as_if_it_were_none(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str], magic: str, then: str
+) -> None:
+    shell.run_cell("%load_ext ipygpumem")
+    shell.user_ns["ipygpumem"] = ipygpumem
+    leave = f"get_ipython().run_line_magic('{magic}', 'ipygpumem')"
+    result = shell.run_cell(f"with ipygpumem.experiment('a'):\n    x = 1\n    {leave}\n    {then}")
+    assert shell.user_ns["x"] == 1
+    assert type(result.error_in_exec) is (ValueError if "raise" in then else type(None))
+    assert "unloaded with open experiments ('a'); their names stay as they are" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("magic", ["unload_ext", "reload_ext"])
+def test_an_autofit_whose_extension_is_unloaded_ends_with_the_try_that_runs(
+    shell: InteractiveShell, magic: str
+) -> None:
+    shell.run_cell("%load_ext ipygpumem")
+    fits = shell.run_cell(f"%%autofit size=4\n%{magic} ipygpumem\nsize + 1")
+    assert fits.success
+    assert fits.result == 5
+    shell.run_cell("%load_ext ipygpumem")
+    failed = shell.run_cell(f"%%autofit size=4\n%{magic} ipygpumem\nraise MemoryError")
+    assert type(failed.error_in_exec) is MemoryError
+    assert shell.user_ns["size"] == 4
+    assert not [name for name in vars(builtins) if "ipygpumem" in name]
+    shell.run_cell("%load_ext ipygpumem")
+
+
 def test_the_api_says_what_is_missing_where_nothing_is_loaded(shell: InteractiveShell) -> None:
     for call in (ipygpumem.last, ipygpumem.history, ipygpumem.experiments, lambda: ipygpumem.experiment("x")):
         with pytest.raises(NotLoadedError, match="%load_ext ipygpumem"):
@@ -173,7 +223,7 @@ def test_a_value_that_was_refused_does_not_keep_the_extension_from_being_loaded_
     capsys.readouterr()
     shell.run_line_magic("reload_ext", "ipygpumem")
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("ipygpumem: the option release_frames has its default: ")
+    assert line.startswith("ipygpumem: option release_frames is set to its default: ")
     config = notebook_of(shell).tools.config
     assert (config.release_frames, config.report) == ("oom+interrupt", False)
     shell.run_line_magic("reload_ext", "ipygpumem")
@@ -201,16 +251,30 @@ def test_a_magic_called_wrongly_is_a_usage_error(shell: InteractiveShell) -> Non
         shell.run_line_magic("gpumem", "explode")
 
 
+def imported_after(code: str) -> set[str]:
+    """Return the modules that a script has imported, those of ours without the package's name."""
+    code = f"import sys\n{code}\nprint(*(name.removeprefix('ipygpumem.') for name in sys.modules))\n"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
 def test_loading_imports_nothing_that_takes_long() -> None:
-    code = (
-        "import sys\n"
+    loaded = imported_after(
         "from IPython.core.interactiveshell import InteractiveShell\n"
-        "shell = InteractiveShell.instance()\n"
-        "shell.run_line_magic('load_ext', 'ipygpumem')\n"
-        "print(sorted({'torch', 'matplotlib', 'numpy', 'jinja2', 'rich', 'pynvml'} & set(sys.modules)))\n"
+        "InteractiveShell.instance().run_line_magic('load_ext', 'ipygpumem')"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout == "[]\n"
+    assert "notebook.session" in loaded
+    assert loaded.isdisjoint({"torch", "matplotlib", "numpy", "jinja2", "rich", "pynvml"})
+    of_commands = {"commands.help", "commands.parsing", "commands.completion"}
+    assert loaded.isdisjoint({"fitting.refusals", "reports.history", *(f"notebook.{name}" for name in of_commands)})
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"), [("load", "reports.export.formats"), ("tensors", "objects.inventory.survey")]
+)
+def test_a_script_imports_what_it_calls_and_nothing_of_other_features(name: str, needed: str) -> None:
+    loaded = imported_after(f"import ipygpumem\nipygpumem.{name}")
+    assert needed in loaded
+    assert not [module for module in loaded if module.startswith(("IPython", "notebook", "fitting", "estimating"))]
 
 
 def test_nothing_imports_the_package_root() -> None:

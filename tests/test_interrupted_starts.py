@@ -16,6 +16,7 @@ import ipygpumem
 from ipygpumem.fitting.device_limits import DeviceLimits
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments.experiment import Experiment
+from ipygpumem.notebook.experiments.options import ExperimentOptions
 from ipygpumem.notebook.notebook import Notebook
 from tests.fakes import FakeProbe
 from tests.tracing import interrupted_at
@@ -37,7 +38,7 @@ ENTERING = (
     "device_limits",
     "before",
     "watching",
-    "lingering",
+    "name_snapshot",
     "garbage",
 )
 # By name alone, since it is asked at each call, and the first look at what is alive makes very many.
@@ -103,7 +104,9 @@ def test_an_experiment_whose_start_is_interrupted_is_not_open(notebook: Notebook
 
     def start() -> None:
         nonlocal experiment
-        experiment = Experiment(notebook.experiments, "a", budget={"gpu": 500, "ram": 10**12}, seed=1)
+        experiment = Experiment(
+            notebook.experiments, ExperimentOptions("a", budget={"gpu": 500, "ram": 10**12}, seed=1)
+        )
         experiment.start()
 
     for _ in every_interrupt(start):

@@ -51,7 +51,7 @@ def script(folder: Path, code: str) -> list[str]:
 # -- scripts --------------------------------------------------------------------------------------------------------
 
 
-def test_a_script_needs_neither_ipython_nor_torch_and_its_lines_are_told(tmp_path: Path) -> None:
+def test_a_script_needs_neither_ipython_nor_torch_and_its_lines_are_reported(tmp_path: Path) -> None:
     printed = script(
         tmp_path,
         "import sys, numpy, ipygpumem\n"
@@ -156,7 +156,7 @@ def test_a_cycle_ends_and_a_huge_tree_is_cut_off(monkeypatch: pytest.MonkeyPatch
     assert names(loop=loop) == ["loop[0]"]
     monkeypatch.setattr(Names, "MOST_OBJECTS", 10)
     tree = [[[numpy.ones(1)]] for i in range(100)]
-    assert survey.take([("tree", tree)]).notes[0].startswith("the search for names ended")
+    assert survey.take([("tree", tree)]).notes[0].startswith("the search for names stopped")
 
 
 class Plain:

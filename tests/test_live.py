@@ -358,5 +358,5 @@ def test_where_output_is_captured_for_good_our_own_work_at_a_cells_end_shows_not
         "shell.display_pub = CapturingDisplayPublisher()",
         browser=True,
     )
-    assert "steps aside" not in reply.stderr
+    assert "is not affected" not in reply.stderr
     assert reply.reports("cell")

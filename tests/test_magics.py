@@ -61,7 +61,7 @@ def test_status_shows_what_objects_that_wait_to_be_restored_hold(shared: Kernel)
     shared.run("%experiment start alpha\nheld = 1")
     assert "waiting to be restored: held 64 MiB" in shared.run("%gpumem status").reports("status")[0]
     report = shared.run("%experiment end").reports("experiment")[0]
-    assert "the shadowed objects that are back (held) held 64 MiB meanwhile" in report
+    assert "the restored objects (held) took 64 MiB while the experiment ran" in report
     assert shared.value("held.nbytes") == 64 * MIB
     shared.run("del held")
 
@@ -256,7 +256,7 @@ def test_names_to_keep_are_checked_when_they_are_given(shared: Kernel) -> None:
 
 def test_the_words_of_keep_are_checked_even_where_no_experiment_is_open(shared: Kernel) -> None:
     assert "UsageError: %experiment keep: which names?" in shared.run("%experiment keep ,").stderr
-    assert "'a b' is no name and no glob" in shared.run("%experiment keep 'a b'").stderr
+    assert "'a b' is neither a name nor a glob" in shared.run("%experiment keep 'a b'").stderr
 
 
 def test_an_error_after_one_that_was_caught_keeps_its_frames_for_debug(shared: Kernel) -> None:

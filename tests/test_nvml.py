@@ -110,7 +110,7 @@ def test_other_processes_are_those_that_are_not_this_one(driver: FakeNvml) -> No
 
 
 @pytest.mark.parametrize("error", [NVMLError("Not Supported"), NVMLLibraryMismatchError("another version")], ids=str)
-def test_a_driver_that_lists_no_processes_still_tells_what_is_in_use(
+def test_a_driver_that_lists_no_processes_still_reports_what_is_in_use(
     driver: FakeNvml, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """As in some sandboxes, and with drivers that are older than the package."""
@@ -176,7 +176,7 @@ def test_the_deprecated_package_of_that_name_does_not_warn_in_the_users_cell(
     assert list(recwarn) == []
 
 
-def test_a_processs_name_is_told_only_where_its_number_is_the_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processs_name_is_reported_only_where_its_number_is_the_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "_FIRST_NAMESPACE", os.readlink("/proc/self/ns/pid"))  # noqa: PTH115  # as text
     assert nvml.process_name(os.getpid()) == psutil.Process().name()
     assert nvml.process_name(-1) == ""
@@ -201,7 +201,7 @@ def test_memory_in_use_on_a_device_without_processes_is_somebodys(driver: FakeNv
 @pytest.mark.parametrize(
     ("processes", "reason"),
     [
-        ([SimpleNamespace(pid=-1, usedGpuMemory=None)], "does not tell their memory"),
+        ([SimpleNamespace(pid=-1, usedGpuMemory=None)], "does not report their memory"),
         ([SimpleNamespace(pid=-1, usedGpuMemory=5)], "process ids are hidden"),
         ([], "process ids are hidden"),
     ],
@@ -226,7 +226,7 @@ def test_a_mig_slice_is_not_given_the_whole_cards_figures(driver: FakeNvml, monk
 
 def test_a_device_that_cannot_be_identified_has_a_reason(driver: FakeNvml) -> None:
     assert (
-        "does not tell the device's UUID" in Nvml().device(cuda_with(None), 0, processes=False, has_context=True).note
+        "cannot report the device's UUID" in Nvml().device(cuda_with(None), 0, processes=False, has_context=True).note
     )
     assert "Not Found" in Nvml().device(cuda_with("zzz"), 0, processes=False, has_context=True).note
 

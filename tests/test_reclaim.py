@@ -11,6 +11,7 @@ import pytest
 from ipygpumem.freeing import reclaim
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import ReclaimStep
+from ipygpumem.objects.garbage import Garbage
 from tests.alone import in_a_process_of_its_own
 from tests.fakes import FakeAllocator, FakeProbe, fake_module, fake_torch
 
@@ -52,11 +53,14 @@ def test_an_interrupt_ends_the_steps_and_keeps_those_that_were_done() -> None:
 
 def test_the_order_is_garbage_then_caches_then_the_heap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", fake_module())
-    first = ("garbage", lambda: None)
-    assert [name for name, _ in reclaim.memory_steps(first)] == ["garbage", "device caches", "malloc_trim"]
-    assert [name for name, _ in reclaim.memory_steps(first, devices=False)] == ["garbage", "malloc_trim"]
+
+    def names(*, devices: bool = True) -> list[str]:
+        return [name for name, _ in reclaim.steps_that_free(Garbage(), devices=devices)]
+
+    assert names() == ["garbage", "autograd cycles", "device caches", "malloc_trim"]
+    assert names(devices=False) == ["garbage", "autograd cycles", "malloc_trim"]
     monkeypatch.delitem(sys.modules, "torch")
-    assert [name for name, _ in reclaim.memory_steps(first)] == ["garbage", "malloc_trim"]
+    assert names() == ["garbage", "malloc_trim"]
 
 
 def test_device_caches_workspaces_and_pinned_memory_are_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +87,7 @@ def test_nothing_is_emptied_while_a_graph_is_captured(monkeypatch: pytest.Monkey
     torch._C._host_emptyCache = lambda: called.append("pinned")
     monkeypatch.setitem(sys.modules, "torch", torch)
     (step,) = run(Meter([FakeProbe()]), [("device caches", reclaim.empty_device_caches)])
-    assert step.error == "left alone while a CUDA graph is captured: to free something would spoil that"
+    assert step.error == "skipped while a CUDA graph is captured: freeing would spoil it"
     assert called == []
     called.append("captured")
     torch.cuda.memory_snapshot = list
@@ -91,7 +95,7 @@ def test_nothing_is_emptied_while_a_graph_is_captured(monkeypatch: pytest.Monkey
     assert called == ["captured", "cache", "pinned"]
 
 
-def test_only_the_first_line_of_a_failing_steps_text_is_told() -> None:
+def test_only_the_first_line_of_a_failing_steps_text_is_reported() -> None:
     def broken() -> None:
         raise RuntimeError("CUDA error: invalid argument\nCompile with `TORCH_USE_CUDA_DSA`")
 

@@ -96,7 +96,7 @@ def test_after_a_kill_the_next_kernel_tells_the_cell_and_its_memory(start: Start
     run_until_dead(kernel, ALLOCATE, kill_when=lambda: recorded(folder, SAMPLE) >= before + 8)
     following = start(ON, load=False)
     assert following.run("%load_ext ipygpumem").reports("note") == [
-        "the previous kernel died in cell 3: %gpumem postmortem tells"
+        "the previous kernel died in cell 3: see %gpumem postmortem"
     ]
     report = told(following)
     headline, *rest = report.split("\n")
@@ -240,7 +240,7 @@ def test_two_kernels_write_at_once_and_read_each_other(start: Start, folder: Pat
     assert len(list(folder.glob("*.jsonl"))) == 2
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.glob("*.jsonl")} == {0o600}
     assert other.run("%gpumem record off --delete").reports("note") == [
-        "recording is off · 1 recording deleted · 1 recording kept: of kernels that still run, or may"
+        "recording is off · 1 recording deleted · 1 recording kept: their kernels still run, or may"
     ]
     assert [path.name for path in folder.glob("*.jsonl")] == [name]
 
@@ -298,15 +298,14 @@ def test_a_write_that_fails_costs_one_line_and_no_cell(start: Start, folder: Pat
     )
     assert (reply.status, reply.stderr) == ("ok", "")
     assert reply.reports("note") == [
-        "recording stepped aside (OSError: No space left on device): your code is not affected; "
-        "%gpumem record on tries again"
+        "recording stopped (OSError: No space left on device): your code is not affected; %gpumem record on tries again"
     ]
     reply = kernel.run("1 + 1")
     assert (reply.result, reply.stderr, reply.reports("note")) == ("2", "", [])
     assert "recording is off" in kernel.run("%gpumem record status").reports("note")[0]
     first, *_, last = entries(folder)
     assert first["kind"] == "kernel"
-    assert last["reason"] == "recording stepped aside: OSError: No space left on device"
+    assert last["reason"] == "recording stopped: OSError: No space left on device"
 
 
 def test_children_of_a_fork_leave_the_recording_alone(start: Start, folder: Path) -> None:
@@ -324,10 +323,10 @@ def test_children_of_a_fork_leave_the_recording_alone(start: Start, folder: Path
     ("line", "message"),
     [
         ("%gpumem record", "a command is missing; use on, off, status"),
-        ("%gpumem record on --delete", "'--delete' is one word too many"),
+        ("%gpumem record on --delete", "'--delete' is not an option; this command takes none"),
         ("%gpumem postmortem --all x", "--all, or a file, and not both"),
         ("%gpumem postmortem nowhere.jsonl", "there is no such file"),
-        ("%gpumem postmortem /dev/null", "it is no recording"),
+        ("%gpumem postmortem /dev/null", "it is not a recording"),
     ],
 )
 def test_a_mistake_costs_one_line_that_names_it(kernel: Kernel, line: str, message: str) -> None:

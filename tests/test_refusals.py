@@ -54,14 +54,14 @@ def asynchronous(asked: str, free: str, allowed: str, live: str = "4.00 MiB") ->
 def test_a_limit_refused_what_the_device_had_free(say: Any) -> None:
     found = refusal(say("2.00 GiB", "23.00 GiB", "1024.00 MiB"))
     assert found == Refusal("cuda:1", GIB, 2 * GIB, 23 * GIB)
-    assert found.told("It") == "It refused 2.00 GiB of cuda:1, and not the device: 23.00 GiB of it were free"
+    assert found.text("It") == "It refused 2.00 GiB of cuda:1, although 23.00 GiB of it were free"
 
 
 @pytest.mark.parametrize("say", [native, older, asynchronous])
 def test_a_limit_refused_what_the_device_had_not_either(say: Any) -> None:
     found = refusal(say("99.00 GiB", "23.00 GiB", "1024.00 MiB"))
     assert found is not None
-    assert found.told("It") == "It refused 99.00 GiB of cuda:1; the device had less than that free, too: 23.00 GiB"
+    assert found.text("It") == "It refused 99.00 GiB of cuda:1; the device itself had only 23.00 GiB free"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def refused_by() -> str:
     return record.recovery.refused_by
 
 
-SAID = "refused 2.00 GiB of cuda:0, and not the device: 23.00 GiB of it were free"
+SAID = "refused 2.00 GiB of cuda:0, although 23.00 GiB of it were free"
 
 
 def test_the_budget_of_an_experiment_is_named(limited: InteractiveShell) -> None:
@@ -141,7 +141,7 @@ def test_the_budget_of_an_experiment_over_a_block_is_named(limited: InteractiveS
 
 
 @pytest.mark.parametrize("first", ["", "%%experiment a --budget cuda:1=1GiB", "%%experiment a --budget gpu=8GiB"])
-def test_a_limit_that_is_no_budgets_is_told_as_torchs(limited: InteractiveShell, first: str) -> None:
+def test_a_limit_that_is_no_budgets_is_reported_as_torchs(limited: InteractiveShell, first: str) -> None:
     limited.run_cell(f"{first}\nfail()")
     assert refused_by() == f"the limit of 1.00 GiB on torch's allocator {SAID}"
 
@@ -165,7 +165,7 @@ def test_a_try_that_a_budget_refused_is_over_it() -> None:
     outcomes = []
     for limits["cuda:0"] in (GIB - 1, 4 * GIB):
         fit = Fit(Options(max_tries=0).plan({"n": 2}), meter, limits=lambda: limits)
-        with pytest.raises(AutofitError, match=r"of cuda:0, of which it may have 1\.00 GiB"):
+        with pytest.raises(AutofitError, match=r"of cuda:0, of which 1\.00 GiB are allowed"):
             run_tries(train, fit)
         outcomes.append((fit.tries[-1].outcome, fit.tries[-1].limit_bytes))
     assert outcomes == [(OVER, GIB), (OUT_OF_MEMORY, GIB)]

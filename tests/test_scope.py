@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipygpumem.scopes.bindings import bindings_of
-from ipygpumem.scopes.scope import Scope, settle, tell
-from ipygpumem.scopes.telling import LISTENER, let_tell
+from ipygpumem.scopes.instrumenting import LISTENER, instrument
+from ipygpumem.scopes.scope import Scope, note_lookup, settle
 
 
 class Thing:
@@ -29,7 +29,7 @@ class Listener(dict[str, None]):
         self.scopes = scopes
 
     def __missing__(self, key: str) -> None:
-        tell(self.scopes, key)
+        note_lookup(self.scopes, key)
 
 
 def run(
@@ -42,7 +42,7 @@ def run(
         each.share(bindings.shared)
     scope.note(bindings)
     if tells:
-        let_tell(tree, frozenset((bindings.bound | bindings.deleted) - bindings.shared))
+        instrument(tree, frozenset((bindings.bound | bindings.deleted) - bindings.shared))
         namespace["__builtins__"] = {**vars(builtins), LISTENER: Listener(scopes)}
     else:
         scope.save(bindings.bound)

@@ -20,6 +20,7 @@ from ipygpumem.notebook.cell import CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments import watching
 from ipygpumem.notebook.experiments.experiment import Experiment
+from ipygpumem.notebook.experiments.options import ExperimentOptions
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.reports import content
 from ipygpumem.reports.bars import Scales
@@ -132,7 +133,7 @@ def test_an_interrupt_in_our_own_work_still_ends_what_ends_with_the_cell(
 
     info = info_of("x")
     notebook.session.cell_begins(info)
-    experiment = Experiment(notebook.experiments, "one cell").start()
+    experiment = Experiment(notebook.experiments, ExperimentOptions("one cell")).start()
     notebook.experiments.end_with_cell(experiment.opened)
     monkeypatch.setattr(notebook.recovery if step == "_recover" else notebook.session, step, interrupted)
     notebook.session.cell_ends(result_of(info))
@@ -152,7 +153,7 @@ def test_a_part_that_fails_or_is_interrupted_keeps_no_other_from_what_it_does_at
 
     info = info_of("x")
     notebook.session.cell_begins(info)
-    experiment = Experiment(notebook.experiments, "one cell").start()
+    experiment = Experiment(notebook.experiments, ExperimentOptions("one cell")).start()
     notebook.experiments.end_with_cell(experiment.opened)
     monkeypatch.setattr(notebook.subscribers, hook, failing)
     with contextlib.suppress(RuntimeError):  # the extension's guard says it
@@ -168,7 +169,7 @@ def test_a_ctrl_c_while_names_are_settled_leaves_the_cell_to_its_experiment(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    experiment = Experiment(notebook.experiments, "long").start()
+    experiment = Experiment(notebook.experiments, ExperimentOptions("long")).start()
     monkeypatch.setattr(notebook.experiments.names, "cell_ends", interrupted)
     run(notebook, "x = 1")
     assert [cell.experiment for cell in experiment.cells] == ["long"]
@@ -180,7 +181,7 @@ def test_a_part_whose_end_fails_keeps_no_other_from_closing(
     def failing() -> None:
         raise RuntimeError("no end")
 
-    Experiment(notebook.experiments, "open").start()
+    Experiment(notebook.experiments, ExperimentOptions("open")).start()
     monkeypatch.setattr(notebook.trends, "close", failing)
     with pytest.raises(RuntimeError, match="no end"):
         notebook.close()
@@ -207,7 +208,7 @@ def test_abandoned_experiments_let_go_of_what_they_shadowed(notebook: Notebook) 
     notebook.tools.namespace["x"] = shadowed
     alive = weakref.ref(shadowed)
     del shadowed
-    Experiment(notebook.experiments, "left open").start()
+    Experiment(notebook.experiments, ExperimentOptions("left open")).start()
     run(notebook, "x = 1")
     assert alive() is not None
     notebook.close()
@@ -224,23 +225,23 @@ def test_an_end_that_cannot_tell_what_survived_is_an_end_all_the_same(
     pytest.importorskip("numpy")  # else there is nothing to look for
     monkeypatch.setattr(watching, "Before", fail)
     monkeypatch.setattr(notebook.experiments.survivors, "of_experiment", fail)
-    experiment = Experiment(notebook.experiments, "a").start()
+    experiment = Experiment(notebook.experiments, ExperimentOptions("a")).start()
     run(notebook, "x = 1")
     record = experiment.finish()
     assert (record.deleted, notebook.experiments.open) == (("x",), [])
     assert record.notes == (
-        "what survives cannot be told, since a first look failed: ValueError: out of order",
-        "what survived could not be told: ValueError: out of order",
+        "what is still alive cannot be listed at the end, since the look at the start failed: ValueError: out of order",
+        "what is still alive could not be listed: ValueError: out of order",
     )
 
 
 def test_an_experiment_that_a_finaliser_opens_during_an_exit_stays_open(notebook: Notebook) -> None:
     class OpensOne:
         def __del__(self) -> None:
-            Experiment(notebook.experiments, "late").start()
+            Experiment(notebook.experiments, ExperimentOptions("late")).start()
 
     notebook.tools.namespace["make"] = OpensOne
-    experiment = Experiment(notebook.experiments, "early").start()
+    experiment = Experiment(notebook.experiments, ExperimentOptions("early")).start()
     run(notebook, "x = make()")
     experiment.finish()
     assert [item.name for item in notebook.experiments.open] == ["late"]

@@ -88,7 +88,7 @@ def take_much(what: str) -> None:
     assert longest_stand(lambda progress: survey.take([("keep", keep)], progress=progress)) < 0.25
 
 
-def test_a_look_at_the_heap_tells_how_much_of_it_was_seen() -> None:
+def test_a_look_at_the_heap_reports_how_much_of_it_was_seen() -> None:
     keep = [[1] for _ in range(50 * CHUNK)]
     told: list[float] = []
     heap = Heap(progress=told.append)
@@ -98,7 +98,7 @@ def test_a_look_at_the_heap_tells_how_much_of_it_was_seen() -> None:
     assert len(keep) == 50 * CHUNK
 
 
-def test_a_search_for_holders_tells_each_pass_over_the_heap() -> None:
+def test_a_search_for_holders_reports_each_pass_over_the_heap() -> None:
     numpy = pytest.importorskip("numpy")
     keep = [[1] for _ in range(50 * CHUNK)]
     arrays = [numpy.ones(9) for _ in range(100)]
@@ -112,7 +112,7 @@ def test_a_search_for_holders_tells_each_pass_over_the_heap() -> None:
     assert (len(keep), len(deep)) == (50 * CHUNK, 1)
 
 
-def test_a_search_for_the_holders_of_few_tells_each_look_although_the_collector_takes_it() -> None:
+def test_a_search_for_the_holders_of_few_reports_each_look_although_the_collector_takes_it() -> None:
     numpy = pytest.importorskip("numpy")
     array = numpy.ones(9)
     deep = {"a": {"b": [[[array]]]}}

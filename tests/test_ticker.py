@@ -102,7 +102,7 @@ def test_a_listener_that_fails_is_named_once_and_dropped_and_the_others_go_on(
     wait_for(lambda: len(bench.ticks) >= 2)
     bench.end()
     told = capsys.readouterr().err
-    assert told.count("steps aside (ValueError: no)") == 1
+    assert told.count("failed (ValueError: no). Your code is not affected") == 1
 
 
 def test_the_thread_rests_when_no_cell_comes_and_the_next_one_wakes_it(

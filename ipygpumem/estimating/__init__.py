@@ -1,4 +1,4 @@
-"""Estimates what code would take on a device without running it there: on fake tensors, whose storages it logs."""
+"""Estimates what code would take on a device: runs it on fake tensors, and logs their storages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ipygpumem.errors import EstimateError
 
 
 def loaded(name: str) -> Any:
-    """Return a module of this package that imports torch: ``running`` makes estimates, ``modules`` summarizes models.
+    """Load a module of this package that imports torch: ``running`` for estimates, ``modules`` for summaries.
 
     Raises:
         EstimateError: torch is not installed, or lacks what fake tensors need.

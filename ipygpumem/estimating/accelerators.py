@@ -1,4 +1,4 @@
-"""Stands in for torch.cuda and its like while code is estimated: no device is changed, asked or needed."""
+"""Replaces torch.cuda and its like while code is estimated: no device is changed, asked or needed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.legacy_types import DTYPES, legacy_type
+from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storage_log import StorageLog
 from ipygpumem.estimating.users_line import users_line
 
@@ -78,10 +79,10 @@ class Event(_Idle):
         return 1.0
 
 
-class _Answers:
+class _DeviceAnswers:
     """Answers in the place of torch.cuda: its methods have the names of torch's functions."""
 
-    def __init__(self, log: StorageLog, devices: Devices, room_bytes: int | None, note: Callable[[str], None]) -> None:
+    def __init__(self, log: StorageLog, devices: Devices, room_bytes: int | None, note: Note) -> None:
         self._log = log
         self._devices = devices
         self._type = devices.label.partition(":")[0] if devices.label is not None else None
@@ -145,7 +146,7 @@ class _Answers:
         if index in self.properties:
             return self.properties[index]
         name = f"{self._type or 'cuda'}:{index}"
-        self._note(f"{users_line()}: {name} is not asked, answered as a device of compute capability 8.0")
+        self._note(f"{users_line()}: questions about {name} got the answers of a device of compute capability 8.0")
         return _Properties(name, self._room_bytes)
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
@@ -200,14 +201,11 @@ class Accelerators:
     """What stands in for torch's modules for accelerators during one estimate.
 
     Args:
-        log: the storages.
-        devices: say on which device all tensors are taken to be, and what the log calls it.
         room_bytes: what the device has, if that was said.
-        note: takes what the report is to say.
     """
 
-    def __init__(self, log: StorageLog, devices: Devices, room_bytes: int | None, note: Callable[[str], None]) -> None:
-        self._answers = _Answers(log, devices, room_bytes, note)
+    def __init__(self, log: StorageLog, devices: Devices, room_bytes: int | None, note: Note) -> None:
+        self._answers = _DeviceAnswers(log, devices, room_bytes, note)
         self._type = devices.label.partition(":")[0] if devices.label is not None else None
 
     def capability(self, device: Any) -> tuple[int, int] | None:
@@ -256,7 +254,7 @@ class Accelerators:
 
 
 class _Properties(SimpleNamespace):
-    """A device that is not asked."""
+    """The properties of a device that is not asked."""
 
     def __init__(self, name: str, total_bytes: int | None) -> None:
         super().__init__(name=name, major=8, minor=0, multi_processor_count=108, warp_size=32, is_integrated=False)
@@ -270,7 +268,7 @@ class _Properties(SimpleNamespace):
 
 
 def _here_alone(new: Callable[..., Any], old: Any) -> Callable[..., Any]:
-    """Return ``new`` for threads in which code is estimated, and ``old`` for others, such as the one that measures."""
+    """Return a function that calls ``new`` where code is estimated, and ``old`` in other threads, such as ours."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return (new if torch._C._len_torch_dispatch_stack() else old)(*args, **kwargs)

@@ -1,11 +1,11 @@
-"""Answers code that asks for a tensor's value: fake tensors have none, so the line is noted as one that got a guess."""
+"""Answers code that asks for the value of a fake tensor, which has none, and notes the line that got a guess."""
 
 from __future__ import annotations
 
 import linecache
 import sys
 import types
-from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -14,8 +14,10 @@ from torch.optim import lbfgs
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.conditions import answer_without_error
 from ipygpumem.estimating.known_values import KnownValues
+from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.users_line import users_line
 from ipygpumem.introspect import is_users
+from ipygpumem.objects.holders.frames import stack
 
 _MOST_GUESSES = 10_000
 """Answers that one line gets: more, and it is taken for a loop that waits for a value."""
@@ -25,22 +27,14 @@ _KEEPS_A_STEP = "ys >"
 
 
 class Answers:
-    """Gives values of the right type: 1, 1.0 or False, or what lets code go past its ``assert`` or ``raise``.
+    """Gives values of the right type: 1, 1.0 or False, or what lets code go past its ``assert`` or ``raise``."""
 
-    Args:
-        note: takes what the report is to say.
-    """
-
-    def __init__(self, note: Callable[[str], None]) -> None:
+    def __init__(self, note: Note) -> None:
         self._note = note
-        self._known = KnownValues()
+        self.known = KnownValues()
         self._given_to_lbfgs = 0
         self.guesses: dict[str, int] = {}
         """The lines that asked for a tensor's value and got a stand-in, in order, and how often they did."""
-
-    def see(self, func: Any, args: Any, result: Any) -> None:
-        """Look at an operation and its result: some values are known from it."""
-        self._known.see(func, args, result)
 
     def can_answer(self, func: Any) -> bool:
         """Whether an operation asks for a value, and not for a tensor whose shape depends on one."""
@@ -55,13 +49,13 @@ class Answers:
         compares, dtype = func in _COMPARES, tensor.dtype
         is_condition = compares or dtype is torch.bool
         if (frame := _lbfgs_frame()) is not None:
-            self._note("LBFGS: taken to go through all its iterations, its history as long as that makes it")
+            self._note("LBFGS: assumed to run all its iterations, and to keep as much history as these make")
             if is_condition:  # it keeps a step only where ``ys`` is positive, and stops where its loss does not change
                 return _KEEPS_A_STEP in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
             self._given_to_lbfgs += 1
             return 1.0 / self._given_to_lbfgs
         self._count_guess()
-        known = None if compares else self._known.of(tensor)
+        known = None if compares else self.known.of(tensor)
         if is_condition:
             return bool(answer_without_error() if known is None else known)
         plain = 1.0 if dtype.is_floating_point else 1j if dtype.is_complex else 1
@@ -72,16 +66,12 @@ class Answers:
         self.guesses[line] = count = self.guesses.get(line, 0) + 1
         if count > _MOST_GUESSES:
             raise EstimateError(
-                f"this line asked for a tensor's value {_MOST_GUESSES:,} times, which an estimate does not have, so "
-                f"that a loop may wait for it without end: {line}"
+                f"this line asked for a tensor's value {_MOST_GUESSES:,} times. An estimate has no values, so the "
+                f"loop may never end: {line}"
             )
 
 
 def _lbfgs_frame() -> types.FrameType | None:
     """Return torch's LBFGS's own frame, if it is LBFGS that asks: it looks at values all the time."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        if frame.f_code.co_filename == lbfgs.__file__:
-            return frame
-        frame = frame.f_back
-    return None
+    ours_and_torchs = takewhile(lambda frame: not is_users(frame.f_code.co_filename), stack(sys._getframe(1)))
+    return next((frame for frame in ours_and_torchs if frame.f_code.co_filename == lbfgs.__file__), None)

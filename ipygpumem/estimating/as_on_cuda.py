@@ -1,4 +1,4 @@
-"""Makes torch take the ways that it takes on a CUDA device, for one that is not here: on the CPU some need more."""
+"""Makes torch compute as on a CUDA device that is not here: some ways of the CPU take more memory."""
 
 from __future__ import annotations
 

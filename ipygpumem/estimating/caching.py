@@ -1,4 +1,4 @@
-"""Imitates torch's CUDA caching allocator, as far as sizes go: what it reserves, and with how little it gets through.
+"""Imitates the sizes of torch's CUDA caching allocator: what it reserves, and with how little it gets through.
 
 Rules and sizes are those of torch 2.11's ``CUDACachingAllocator``, seen to be the same from 2.0 on.
 """
@@ -62,18 +62,16 @@ class OutOfRoomError(Exception):
     """The device has less than the allocator needs."""
 
 
+@dataclass(slots=True, eq=False)
 class CachedBlock:
     """A piece of a segment; its neighbours join it when all are free."""
 
-    __slots__ = ("address", "after", "before", "free", "size", "small")
-
-    def __init__(self, address: int, size: int, *, small: bool) -> None:
-        self.address = address
-        self.size = size
-        self.small = small
-        self.free = False
-        self.before: CachedBlock | None = None
-        self.after: CachedBlock | None = None
+    address: int
+    size: int
+    small: bool
+    free: bool = False
+    before: CachedBlock | None = None
+    after: CachedBlock | None = None
 
 
 class Allocator:

@@ -1,4 +1,4 @@
-"""Runs work in a forked child process, so that nothing it does reaches this one: plain data comes back.
+"""Runs work in a forked child process: nothing that it does reaches this one, and plain data comes back.
 
 The child has the forking thread alone, and never returns from here: it ends by ``os._exit``, without destructors,
 ``atexit`` and finally blocks of its parent. What it prints comes through the pipe as well.
@@ -80,7 +80,9 @@ def run(work: Callable[[], Any], probe: Callable[[], None], *, timeout_seconds: 
             stream.flush()  # or the child would print it again
     reader, writer = os.pipe()
     try:
-        pid = _fork()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of threads that the child will not have
+            pid = os.fork()
         if pid == 0:
             _be_child(_Channel(writer), work, probe, front, dice)
     except OSError as error:
@@ -95,12 +97,6 @@ def run(work: Callable[[], Any], probe: Callable[[], None], *, timeout_seconds: 
         return child.result()
     finally:
         child.end()
-
-
-def _fork() -> int:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of threads that the child will not have
-        return os.fork()
 
 
 # -- in the child ------------------------------------------------------------------------------------------------------
@@ -128,7 +124,7 @@ class _Channel:
             self._end()
 
     def leave(self) -> None:
-        """Say no more: this is a process that the child has forked, and two would talk at once."""
+        """Send no more: this process was forked by the child, and two would write at once."""
         self._descriptor = os.open(os.devnull, os.O_WRONLY)
         self._lock = threading.Lock()
 
@@ -214,7 +210,7 @@ def _settle(channel: _Channel, front: Front, dice: Any) -> None:
 @contextlib.contextmanager
 def _quiet_errors() -> Iterator[None]:
     """Keep what C++ and Python say of an abort off the screen."""
-    told = faulthandler.is_enabled()
+    was_enabled = faulthandler.is_enabled()
     faulthandler.disable()
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
@@ -224,7 +220,7 @@ def _quiet_errors() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nothing)
-        if told:
+        if was_enabled:
             faulthandler.enable()
 
 
@@ -237,7 +233,7 @@ def _refuse_questions(*_: Any, **__: Any) -> NoReturn:
 
 @contextlib.contextmanager
 def _interrupts_noted() -> Iterator[list[int]]:
-    """Note interrupts in a list, instead of having one raised between a message and its being shown."""
+    """Note interrupts in a list: none is raised between the receipt of a message and its display."""
     noted: list[int] = []
     here = threading.current_thread() is threading.main_thread()
     if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -348,7 +344,7 @@ class _Child:
             self._looked = now
             took = self._rss_bytes()
             if took > self._most_bytes:
-                why = f"since it took most of the host memory that was free, {format_bytes(took)} now,"
+                why = f"because it took most of the host memory that was free ({format_bytes(took)} now)"
                 raise EstimateError(stopped_text(why, self._stop()[0]))
 
     def _stop(self) -> tuple[str, Any]:
@@ -363,7 +359,7 @@ class _Child:
                 self._receive(name, value)
             if time.monotonic() > until:
                 break
-        return "a line that is not known: it did not answer", []
+        return "an unknown line (the child process did not answer)", []
 
     def _died(self) -> Exception:
         status = os.waitstatus_to_exitcode(self._status or 0)

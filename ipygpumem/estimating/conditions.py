@@ -1,4 +1,4 @@
-"""Finds which answer to a condition keeps code from raising an error, in its bytecode."""
+"""Finds the answer to a condition that keeps code from raising an error, in its bytecode."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from ipygpumem.introspect import is_ours
+from ipygpumem.objects.holders.frames import stack
 
 _WRAPPERS = tuple(str(Path(torch.__file__).with_name(name)) for name in ("_compile.py", "_dynamo"))
 """torch wraps the methods of modes in these."""
@@ -18,10 +19,8 @@ _ENDS = ("RETURN", "JUMP", "POP_JUMP", "FOR_ITER", "SEND", "YIELD", "RERAISE")
 
 
 def answer_without_error() -> bool | None:
-    """Return what a value must be for the code that asks for it to go past its ``assert`` or ``raise``; else None."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and _is_between(frame.f_code.co_filename):
-        frame = frame.f_back
+    """Return the value that lets the asking code pass its ``assert`` or ``raise``; None if there is no such value."""
+    frame = next((frame for frame in stack(sys._getframe(1)) if not _is_between(frame.f_code.co_filename)), None)
     return None if frame is None else _answer(frame.f_code, frame.f_lasti)
 
 

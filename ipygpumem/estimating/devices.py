@@ -1,4 +1,4 @@
-"""Decides where tensors are while code is estimated: those of devices that are not here are followed on the CPU."""
+"""Decides where tensors are while code is estimated. Those of devices that are not here are followed on the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.legacy_types import legacy_dtype
 from ipygpumem.estimating.users_line import users_line
 
-UNKNOWN = "this code cannot be estimated, since it needs the values of tensors, which an estimate does not have"
+UNKNOWN = "this code cannot be estimated, because it needs the values of tensors"
 _NEED_VALUES = {torch.Tensor.numpy: "NumPy", torch.Tensor.__array__: "NumPy", torch.Tensor.data_ptr: "data_ptr"}
 _FACTORIES = frozenset(
     {
@@ -120,5 +120,5 @@ def _checked(device: str | None) -> str | None:
     try:
         known = torch.device(device)
     except RuntimeError:
-        raise EstimateError(f"{device!r} is no device: write cuda:0, cuda, xpu, mps or cpu") from None
+        raise EstimateError(f"{device!r} is not a device: write cuda:0, cuda, xpu, mps or cpu") from None
     return str(known) if known.type in ("cpu", "mps") or known.index is not None else f"{known.type}:0"

@@ -1,4 +1,4 @@
-"""Finds what code does beyond its tensors, by the calls that it names: reads, writes, prints, starts processes."""
+"""Finds calls in code that reach beyond its tensors: they read, write, print or start processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies what code works on, with a fake tensor for each tensor, so that the originals are never touched.
+"""Copies what code works on, with a fake tensor for each tensor. The originals are never touched.
 
 One memo serves all: tensors that share a storage have copies that share one, and an optimizer's copy steps the
 parameters of the model's copy. What holds no tensor of the notebook is shared: modules, classes, NumPy arrays,
@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.patches import COMPILED, NO_PROCESSES
+from ipygpumem.estimating.records import Note
 from ipygpumem.introspect import instance_dict, is_atom, is_instance, module_of, solid_base, type_name
 
 _SHARED_MODULES = {"IPython", "ipykernel", "ipygpumem", "numpy", "pandas", "matplotlib", "logging", "threading"}
@@ -32,7 +33,6 @@ class FakeCopies:
         device: says where a copy is, by where the original is.
         quietly: a context in which operations on tensors are no part of what is followed.
         shared: is called with what has no copy and may change, before code gets it.
-        note: takes what the report is to say.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class FakeCopies:
         quietly: Callable[[], Any],
         *,
         shared: Callable[[Any], None],
-        note: Callable[[str], None],
+        note: Note,
     ) -> None:
         self._made = made
         self._share = shared
@@ -127,18 +127,14 @@ class FakeCopies:
 
     # -- containers and objects -------------------------------------------------------------------------------
 
-    def _dict(self, value: Any) -> Any:
+    def _container(self, value: Any) -> Any:
         copy = self._keep(value, self._blank(value))
-        base: Any = OrderedDict if is_instance(value, OrderedDict) else dict
-        for key, item in list(base.items(value)):
-            base.__setitem__(copy, self.of(key), self.of(item))
-        self._fill(value, copy)
-        return copy
-
-    def _list(self, value: Any) -> Any:
-        copy = self._keep(value, self._blank(value))
-        base: Any = deque if is_instance(value, deque) else list
-        base.extend(copy, [self.of(item) for item in base.__iter__(value)])
+        base: Any = next(kind for kind in (OrderedDict, dict, deque, list) if is_instance(value, kind))
+        if issubclass(base, dict):
+            for key, item in list(base.items(value)):
+                base.__setitem__(copy, self.of(key), self.of(item))
+        else:
+            base.extend(copy, [self.of(item) for item in base.__iter__(value)])
         self._fill(value, copy)
         return copy
 
@@ -148,7 +144,7 @@ class FakeCopies:
         items = list(base.__iter__(value))
         copies = [self.of(item) for item in items]
         if base is set:
-            copy = self._keep(value, solid_base(type(value)).__new__(type(value)))
+            copy = self._keep(value, self._blank(value))
             set.update(copy, copies)
             return copy
         shared = all(copy is item for copy, item in zip(copies, items, strict=True))
@@ -220,14 +216,9 @@ class FakeCopies:
         copy.__module__, copy.__qualname__, copy.__doc__ = value.__module__, value.__qualname__, value.__doc__
         return copy
 
-    def _method(self, value: Any) -> Any:
-        return types.MethodType(self.of(value.__func__), self.of(value.__self__))
-
     def _weak_reference(self, value: Any) -> Any:
-        target = value()
-        return self._keep(
-            value, value if target is None or type(value) is not weakref.ref else weakref.ref(self.of(target))
-        )
+        target = value() if type(value) is weakref.ref else None
+        return self._keep(value, value if target is None else weakref.ref(self.of(target)))
 
     def _shared(self, value: Any) -> Any:
         self._share(value)
@@ -266,15 +257,10 @@ class Namespace(dict[str, Any]):
 
 
 _MAKERS: tuple[tuple[type, Callable[[FakeCopies, Any], Any]], ...] = (
-    (dict, FakeCopies._dict),
-    (list, FakeCopies._list),
-    (deque, FakeCopies._list),
-    (tuple, FakeCopies._items),
-    (set, FakeCopies._items),
-    (frozenset, FakeCopies._items),
+    *((kind, FakeCopies._container) for kind in (dict, list, deque)),
+    *((kind, FakeCopies._items) for kind in (tuple, set, frozenset)),
     (types.FunctionType, FakeCopies._function),
-    (types.MethodType, FakeCopies._method),
+    (types.MethodType, lambda self, value: types.MethodType(self.of(value.__func__), self.of(value.__self__))),
     (weakref.ReferenceType, FakeCopies._weak_reference),
-    (types.ModuleType, FakeCopies._shared),
-    (types.CodeType, FakeCopies._shared),
+    *((kind, FakeCopies._shared) for kind in (types.ModuleType, types.CodeType)),
 )

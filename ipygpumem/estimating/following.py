@@ -17,6 +17,7 @@ from ipygpumem.estimating.answers import Answers
 from ipygpumem.estimating.child import stopped_text
 from ipygpumem.estimating.devices import UNKNOWN, Devices
 from ipygpumem.estimating.gradients import accumulates_in_place
+from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.recurrent import UNTOLD, lstm_workspace
 from ipygpumem.estimating.roles import Roles, tensors_in
 from ipygpumem.estimating.storage_log import StorageLog
@@ -28,7 +29,7 @@ _UNFOLLOWED = (
     *(fake_tensor.UnsupportedOperatorException, NotImplementedError, AssertionError, AttributeError, KeyError),
 )
 """What torch raises where it cannot follow an operation; the user's mistakes are other errors."""
-_UNTOLD = "this code cannot be estimated, since torch does not tell of an operation what it gives"
+_UNTOLD = "this code cannot be estimated, because torch cannot say what an operation returns"
 _DEVICE = torch.ops.prim.device.default
 _ADD = torch.ops.aten.add.Tensor
 _CONSTANTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
@@ -39,10 +40,6 @@ class Follower(TorchDispatchMode):
     """Logs the storages that operations make, and answers for values that fake tensors do not have.
 
     Args:
-        log: the storages.
-        devices: say what the log calls a device.
-        workspaces: looks at what operations need beside their results.
-        note: takes what the report is to say.
         copy_of: returns the fake copy of a real tensor that code has reached.
         timeout_seconds: from now on; then nothing more is followed.
     """
@@ -53,7 +50,7 @@ class Follower(TorchDispatchMode):
         devices: Devices,
         *,
         workspaces: Workspaces,
-        note: Callable[[str], None],
+        note: Note,
         copy_of: Callable[[Any], Any],
         timeout_seconds: float,
     ) -> None:
@@ -107,7 +104,7 @@ class Follower(TorchDispatchMode):
         except _UNFOLLOWED as error:
             return self._stand_in(func, args, error)
         result = self._corrected(func, args, kwargs, arguments, result)
-        self.answers.see(func, args, result)
+        self.answers.known.see(func, args, result)
         recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments)
         results = list(tensors_in(result))
         for tensor in results:
@@ -118,7 +115,7 @@ class Follower(TorchDispatchMode):
         return result
 
     def _is_known(self, tensor: Any) -> bool:
-        """Look at an argument, and return whether it is fake: a real one gets a fake copy and is listened to."""
+        """Return whether an argument is fake. A real one gets a fake copy, and a hook for its gradient."""
         if isinstance(tensor, fake_tensor.FakeTensor):
             self.roles.argument(tensor)
             return True
@@ -141,7 +138,7 @@ class Follower(TorchDispatchMode):
 
     def _corrected(self, func: Any, args: Any, kwargs: Any, arguments: list[Any], result: Any) -> Any:
         """Return a result with what fake tensors do not know of it."""
-        if func is torch.ops.aten.mkldnn_rnn_layer.default and _arguments(func, args, kwargs)["train"]:
+        if func is torch.ops.aten.mkldnn_rnn_layer.default and _argument("train", func, args, kwargs):
             workspace = torch.empty(lstm_workspace(*args), dtype=torch.uint8, device=result[0].device)
             return (*result[:3], workspace)
         if func is torch.ops.aten._cudnn_rnn.default:
@@ -150,7 +147,7 @@ class Follower(TorchDispatchMode):
             if not any(map(sparse.is_sparse, arguments)) and not sparse.is_made_of_parts(func):
                 raise EstimateError(f"{UNKNOWN}: {_name(func)} in {users_line()}")
             if func in sparse.AT_MOST:
-                self._note(f"{users_line()}: no two entries of a sparse tensor are taken to be in the same place")
+                self._note(f"{users_line()}: every entry of a sparse tensor is assumed to have a place of its own")
             return sparse.with_entries(func, arguments, result)
         return result
 
@@ -170,6 +167,6 @@ def _name(func: Any) -> str:
     return str(func).removeprefix("aten.").partition(".")[0]
 
 
-def _arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+def _argument(name: str, func: Any, args: Any, kwargs: Any) -> Any:
     names = [argument.name for argument in func._schema.arguments]
-    return {**dict(zip(names, args, strict=False)), **(kwargs or {})}
+    return {**dict(zip(names, args, strict=False)), **kwargs}[name]

@@ -1,4 +1,4 @@
-"""Says how much of a device is free, without making a context on it, and what an estimate sets aside of that."""
+"""Finds how much of a device is free, without making a context there, and what to set aside of that."""
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
-"""Tells where autograd adds up gradients in the first one's place, which it does not do with fake tensors."""
+"""Recognises sums of gradients that autograd makes in place, but not with fake tensors."""
 
 from __future__ import annotations
 
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from ipygpumem.introspect import is_ours
+from ipygpumem.objects.holders.frames import stack
 
 _MOST_USES, _MOST_OF_STORAGE = 4, 2
 """Uses of a tensor that autograd alone has, and of its storage, as they are seen while it adds to it."""
@@ -34,10 +36,7 @@ def accumulates_in_place(args: Any) -> bool:
 
 
 def _is_called_by_autograd() -> bool:
-    """Whether no code in Python has called the operation: a backward pass was begun there, or a thread of its own."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and (
-        frame.f_code.co_filename in _WRAPPERS or frame.f_globals.get("__package__") == __package__
-    ):
-        frame = frame.f_back
-    return frame is None or frame.f_code.co_filename in _STARTERS
+    """Whether autograd has called the operation: Python only began the backward pass, or has no part in its thread."""
+    files = (frame.f_code.co_filename for frame in stack(sys._getframe(1)))
+    caller = next((file for file in files if file not in _WRAPPERS and not is_ours(file)), None)
+    return caller is None or caller in _STARTERS

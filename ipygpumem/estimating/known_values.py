@@ -1,4 +1,4 @@
-"""Knows some values of fake tensors: all are taken to be finite, so that a search for NaN finds none."""
+"""Knows some values of fake tensors. All are taken to be finite, so a search for NaN finds none."""
 
 from __future__ import annotations
 

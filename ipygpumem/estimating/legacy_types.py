@@ -1,4 +1,4 @@
-"""Stands in for the old classes of tensors on CUDA, such as torch.cuda.FloatTensor."""
+"""Replaces the old classes of tensors on CUDA, such as torch.cuda.FloatTensor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DTYPES = {
 
 
 class _LegacyType(type):
-    """The class of the classes that are made of sizes or of data, such as torch.cuda.FloatTensor."""
+    """The class of classes such as torch.cuda.FloatTensor, which is called with sizes or with data."""
 
     dtype: Any
 

@@ -33,7 +33,7 @@ def summarize(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], fron
         EstimateError: ``model`` is no module.
     """
     if not is_instance(model, torch.nn.Module):
-        raise EstimateError(f"a summary takes a torch.nn.Module, and {type_name(model)} is none")
+        raise EstimateError(f"a summary takes a torch.nn.Module, not {type_name(model)}")
     __tracebackhide__ = True  # of the user's errors
     run = Estimation(front=front)
     calls: dict[str, _Calls] = {}

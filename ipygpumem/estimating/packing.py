@@ -1,4 +1,4 @@
-"""Turns an error into plain data and back, with its class, text, causes and lines: to cross between processes."""
+"""Turns an error into plain data and back, with its class, text, causes and lines, to cross processes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ipygpumem.introspect import (
     name_of,
     solid_base,
 )
+from ipygpumem.objects.holders.frames import stack, steps
 
 _DEEPEST, _MOST_FRAMES = 8, 100
 
@@ -64,24 +65,22 @@ def users_part(traceback: types.TracebackType | None) -> types.TracebackType | N
 
 
 def _users_steps(traceback: types.TracebackType | None) -> list[types.TracebackType]:
-    """Return the steps of a traceback without ours, and without what these called to follow an operation."""
-    steps = []
-    while traceback is not None:
-        steps.append(traceback)
-        traceback = traceback.tb_next
-    files = [step.tb_frame.f_code.co_filename for step in steps]
+    """Return the steps of a traceback without ours, and without what ours called to follow an operation."""
+    every = list(steps(traceback))
+    files = [step.tb_frame.f_code.co_filename for step in every]
     users = max((number for number, name in enumerate(files) if is_users(name)), default=len(files))
     end = next((number for number, name in enumerate(files) if number > users and is_ours(name)), len(files))
-    return [step for step, name in zip(steps[:end], files[:end], strict=True) if not is_ours(name)]
+    return [step for step, name in zip(every[:end], files[:end], strict=True) if not is_ours(name)]
 
 
 def frames_to(frame: types.FrameType | None) -> list[Frame]:
     """Return the lines that led to a frame, the outermost first, from the last of ours on."""
     frames: list[Frame] = []
-    while frame is not None and not (frames and is_ours(frame.f_code.co_filename)):
-        if not is_ours(frame.f_code.co_filename):
-            frames.append(_frame(frame, frame.f_lineno))
-        frame = frame.f_back
+    for caller in stack(frame):
+        if not is_ours(caller.f_code.co_filename):
+            frames.append(_frame(caller, caller.f_lineno))
+        elif frames:
+            break
     return _shortened(frames[::-1])
 
 

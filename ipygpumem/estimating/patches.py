@@ -19,6 +19,7 @@ from torch._subclasses import fake_tensor
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.as_on_cuda import functions_as_there
 from ipygpumem.estimating.devices import Devices
+from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.users_line import users_line
 
 COMPILED = "torch.compile: the figures are those of eager code"
@@ -35,16 +36,8 @@ NO_PROCESSES = {
 
 
 @contextmanager
-def patched(
-    note: Callable[[str], None], devices: Devices, following: Callable[[], AbstractContextManager[Any]]
-) -> Iterator[None]:
-    """Replace the few functions of torch's that fake tensors would break, or that would do harm with them.
-
-    Args:
-        note: takes what the report is to say.
-        devices: say where tensors are.
-        following: the modes, for threads that the code starts.
-    """
+def patched(note: Note, devices: Devices, following: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Replace them meanwhile; ``following`` makes the modes for threads that the code starts."""
     with ExitStack() as stack:
         for place, name, value in _changes(note, devices, following):
             stack.enter_context(patch.object(place, name, value))
@@ -54,7 +47,7 @@ def patched(
 
 
 def _changes(
-    note: Callable[[str], None], devices: Devices, following: Callable[[], AbstractContextManager[Any]]
+    note: Note, devices: Devices, following: Callable[[], AbstractContextManager[Any]]
 ) -> list[tuple[Any, str, Any]]:
     """Return where functions are, what they are called there and what stands in for them."""
     fakes, tensor = fake_tensor.FakeTensor, torch.Tensor
@@ -94,8 +87,8 @@ def _swap(swap: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     return call
 
 
-def _without_files(load: Callable[..., Any], note: Callable[[str], None]) -> tuple[Callable[..., Any], ...]:
-    """Return what stands in for ``torch.save``, which writes nothing, and for ``torch.load``, which says so."""
+def _without_files(load: Callable[..., Any], note: Note) -> tuple[Callable[..., Any], ...]:
+    """Return replacements: a ``torch.save`` that writes nothing, and a ``torch.load`` that says so."""
     written: dict[Any, Any] = {}
 
     def key(file: Any) -> Any:
@@ -118,7 +111,7 @@ def _without_files(load: Callable[..., Any], note: Callable[[str], None]) -> tup
 
 
 def _tolist(tensor: Any) -> Any:
-    values: Any = torch.ops.aten._local_scalar_dense(tensor)  # so that the guess is told
+    values: Any = torch.ops.aten._local_scalar_dense(tensor)  # so that the guess is noted
     values = 0 if type(values) is int else values  # it may be an index
     for length in reversed(tensor.shape):
         values = [values] * length
@@ -161,11 +154,11 @@ def _followed(
 
 
 def _step_always(_: Any, optimizer: Any, __: Any, *args: Any, **kwargs: Any) -> Any:
-    """Step: whether a gradient overflowed is not known, and a step that is left out takes no memory."""
+    """Step always: nobody knows whether a gradient overflowed, and a step that is left out takes no memory."""
     return optimizer.step(*args, **kwargs)
 
 
-def _uncompiled(note: Callable[[str], None]) -> Callable[..., Any]:
+def _uncompiled(note: Note) -> Callable[..., Any]:
     def compile_nothing(model: Any = None, **_: Any) -> Any:
         note(COMPILED)
         return (lambda function: function) if model is None else model

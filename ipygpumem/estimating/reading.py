@@ -1,4 +1,4 @@
-"""Reads the log of storages: the peak, what was alive then, and what CUDA's caching allocator would reserve."""
+"""Reads the log of storages: the peak, what was alive then, and what the allocator would reserve."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ipygpumem.estimating.storage_log import ACTIVATIONS, OTHER, ROLES, TEMPORAR
 
 
 def read(log: StorageLog, device: str, label: str) -> DeviceEstimate:
-    """Return the figures of one device, to be called ``label``; the host's storages are no more than their sizes."""
+    """Return the figures of one device, called ``label``. The host's storages take no more than their sizes."""
     own, rules = [life for life in log.lives if life.device == device], users_rules()
     events = _events(own)
     allocator = Allocator(rules) if label != "cpu" else None
@@ -50,7 +50,7 @@ def _events(lives: Sequence[StorageLife]) -> list[tuple[int, bool, int]]:
 
 
 def _role(life: StorageLife, backwards: Sequence[int]) -> str:
-    """Return what a storage was for, if no hook has said it: by when it came, and whether a backward pass met it."""
+    """Return what a storage was for: what a hook said, else by when it came and whether a backward pass met it."""
     if life.role:
         return life.role
     if life.before:

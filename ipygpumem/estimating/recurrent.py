@@ -1,4 +1,4 @@
-"""Knows what kernels of recurrent layers give and keep, where no fake tensor tells."""
+"""Knows what kernels of recurrent layers return and keep, where fake tensors do not."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Keeps what code can change that has no copy, and puts it back: for an estimate in the notebook's own process.
+"""Puts back what code has changed without a copy, for an estimate in the notebook's own process.
 
 That is modules of the user's, their classes and objects, what these hold, and what copies share with their originals.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import operator
@@ -31,6 +32,7 @@ from ipygpumem.introspect import (
     type_name,
 )
 from ipygpumem.objects import interrupts
+from ipygpumem.objects.arrays import is_of_library
 from ipygpumem.units import MIB
 
 _MOST_OBJECTS, _LARGEST_ARRAY, _MOST_NAMED = 1_000_000, 256 * MIB, 3
@@ -40,7 +42,7 @@ _CACHE: Any = type(functools.lru_cache(len))
 
 
 class Restorer:
-    """Keeps what objects hold, shallowly, each once, when they are met; ``put_back`` gives it back to them.
+    """Keeps what objects hold, each once, when they are met; ``put_back`` gives it back to them.
 
     Args:
         fakes: the estimate's, whose tensors nothing must hold afterwards.
@@ -75,12 +77,11 @@ class Restorer:
         for kind, keep in _KEEPERS:
             if is_instance(value, kind):
                 return keep(self, value)
-        numpys = sys.modules.get("numpy")
-        if numpys is not None and is_instance(value, numpys.ndarray):
+        if is_of_library(value, "numpy", "ndarray"):
             return self._array(value)
-        if numpys is not None and is_instance(value, (numpys.random.Generator)):
+        if is_of_library(value, "numpy.random", "Generator"):
             value = value.bit_generator
-        if numpys is not None and is_instance(value, numpys.random.BitGenerator):
+        if is_of_library(value, "numpy.random", "BitGenerator"):
             return self._state(lambda: value.state, lambda state: setattr(value, "state", state))
         if module_of(value).partition(".")[0] in _FOREIGN:
             return []
@@ -216,7 +217,7 @@ class Restorer:
             self._failed[str(error).partition("\n")[0]] = None
 
     def put_back(self) -> list[str]:
-        """Give everything what it held, and return what still holds a fake tensor and what to do about it."""
+        """Give everything what it held, and return notes on what failed and on what still holds a fake tensor."""
         for undo in reversed(self._undo):
             self._do(undo)
         self._undo.clear()
@@ -227,14 +228,15 @@ class Restorer:
         self._seen.clear()
         with interrupts.kept():
             gc.collect()
-        return [*(f"this was not put back as it was: {what}" for what in self._failed), *_named_holders(self._fakes)]
+        return [
+            *(f"this could not be put back: {what}" for what in self._failed),
+            *_named_holders(self._fakes),
+        ]
 
 
 def _emptied(value: Any, slot: Any) -> None:
-    try:
+    with contextlib.suppress(AttributeError):  # it is empty
         slot.__delete__(value)
-    except AttributeError:  # it is empty
-        return
 
 
 def _holds_fakes(cache: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Tells what storages are for: parameters, gradients, optimizer state."""
+"""Finds what storages are for: parameters, gradients, optimizer state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tensors_in(value: Any) -> Iterator[Any]:
 
 
 class Roles:
-    """Tells a log what storages are for, by the hooks that torch offers for leaves and optimizers."""
+    """Marks in the log what storages are for, by the hooks that torch offers for leaves and optimizers."""
 
     def __init__(self, log: StorageLog) -> None:
         self._log = log
@@ -40,7 +40,7 @@ class Roles:
             self._log.mark(tensor, PARAMETERS)
 
     def follow(self, tensor: Any) -> Any:
-        """Tell the log what a tensor and its gradient are for, and return what ends that, or None."""
+        """Mark what a tensor and its gradient are for; return the handle that ends that, or None."""
         if isinstance(tensor, torch.nn.Parameter):
             self._log.mark(tensor, PARAMETERS)
         if not tensor.requires_grad or not tensor.is_leaf:

@@ -1,4 +1,4 @@
-"""Runs code on fake copies of its tensors, in a child process where it can, and reads the estimate off the log."""
+"""Runs code on fake copies of its tensors, in a child process if possible, and reads the estimate off the log."""
 
 from __future__ import annotations
 
@@ -35,16 +35,14 @@ from ipygpumem.estimating.workspaces import Workspaces
 from ipygpumem.objects import interrupts
 
 TIMEOUT_SECONDS = 300.0
-_GUESSES_TOLD = 5
+_GUESSES_SHOWN = 5
 _INTERNAL = {
     "data is not allocated yet": "code in C++ that reads a tensor",
     "Cannot get CUDA generator": "a generator of a device that is not here",
     "no rule registered for HigherOrderOperator": "operators that take functions, such as flex_attention,",
 }
 """Words of torch's where it cannot do without a tensor's values or its device, and what it is that it cannot do."""
-_AFTER_GUESSES = (
-    "an estimate has no values, so that these lines got guesses for them before the error, which may come of that"
-)
+_AFTER_GUESSES = "before the error these lines got guesses for values of tensors, which may be its cause"
 
 
 class Estimation:
@@ -150,7 +148,7 @@ class Estimation:
     ) -> Estimate:
         __tracebackhide__ = True  # of the user's errors
         if code is not None and (effects := effects_of(code, namespaces)):
-            self._note(f"only tensors are fake, the rest ran for real: {', '.join(effects)}")
+            self._note(f"only tensors are fake; calls of these run for real: {', '.join(effects)}")
         started = time.perf_counter()
         result, forked = self.carry_out(lambda: self._figures(run))
         devices = tuple(with_room(figures, self._room_bytes) for figures in result["devices"])
@@ -168,8 +166,7 @@ class Estimation:
             device = read(self.log, place, self._devices.named or place)
             devices.append({**device.to_dict(), "there_bytes": self._there_bytes(device.device)})
         if any(figures["device"].startswith("cuda") for figures in devices) and (settings := unfollowed()):
-            what = ", ".join(settings)
-            self._note(f"{what}: not followed, what is reserved and needed is that of the allocator without it")
+            self._note(f"{', '.join(settings)}: not followed, reserved and needed are the figures without it")
         return {"devices": devices, "guesses": list(self._follower.answers.guesses), "notes": list(self._notes)}
 
     def _there_bytes(self, place: str) -> int:
@@ -180,7 +177,7 @@ class Estimation:
     # -- in a child, or in place ----------------------------------------------------------------------------------
 
     def carry_out(self, work: Callable[[], Any]) -> tuple[Any, bool]:
-        """Return the plain data of ``work``, and whether it ran in a child: if not, what it changed is put back."""
+        """Return the plain data of ``work``, and whether it ran in a child. If not, what it changed is put back."""
         __tracebackhide__ = True  # of the user's errors
         try:
             return child.run(work, self._probe, timeout_seconds=self._timeout_seconds, front=self._front), True
@@ -201,7 +198,7 @@ class Estimation:
                 self._note(problem)
 
     def _probe(self) -> None:
-        """Do in a child what an estimate does, for torch may refuse it there.
+        """Try in a child what an estimate does: torch may refuse it there.
 
         Raises:
             RuntimeError: autograd has threads for devices, which a child has not, or the driver refuses.
@@ -223,7 +220,7 @@ class Estimation:
             stack.enter_context(self._accelerators.standing_in())
             stack.enter_context(patched(self._note, self._devices, self._modes))
             stack.enter_context(self._modes())
-            with self._guesses_told():
+            with self._guesses_added_to_errors():
                 result = code()
             for optimizer in self.copies.optimizers:
                 self._follower.roles.stepped(optimizer)
@@ -234,8 +231,8 @@ class Estimation:
         choose_loop(optimizer, self._devices)
 
     @contextmanager
-    def _guesses_told(self) -> Iterator[None]:
-        """Say of an error of the user's code which lines before it got answers that nobody knows.
+    def _guesses_added_to_errors(self) -> Iterator[None]:
+        """Print, for an error of the user's code, the lines before it that got guesses.
 
         Raises:
             EstimateError: the error was torch's own word for what it cannot do without values.
@@ -250,11 +247,11 @@ class Estimation:
                 if words in text:
                     line = users_line_of(error.__traceback__)
                     raise EstimateError(f"an estimate cannot follow {what} in {line}") from error
-            lines = list(self._follower.answers.guesses)[-_GUESSES_TOLD:]
+            lines = list(self._follower.answers.guesses)[-_GUESSES_SHOWN:]
             if lines:
-                told = "".join(f"  {line}\n" for line in lines)
+                shown = "".join(f"  {line}\n" for line in lines)
                 with suppress(Exception):  # whatever stands for stderr now
-                    sys.stderr.write(f"ipygpumem: {_AFTER_GUESSES}:\n{told}")
+                    sys.stderr.write(f"ipygpumem: {_AFTER_GUESSES}:\n{shown}")
             raise
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Gives sparse results their number of entries, which torch forgets for fake tensors: that of the arguments."""
+"""Gives sparse results the number of entries of their arguments: torch forgets it for fake tensors."""
 
 from __future__ import annotations
 

@@ -9,20 +9,14 @@ from typing import Any
 
 import torch
 
+from ipygpumem.objects.arrays import SPARSE_PARTS
+
 BLOCK_BYTES = 512
 """The CUDA caching allocator hands out multiples of this."""
 
-PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES, WORKSPACES, OTHER = (
-    "parameters",
-    "gradients",
-    "optimizer state",
-    "activations",
-    "temporaries",
-    "cuBLAS workspaces",
-    "other",
-)
-ROLES = (PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES, WORKSPACES, OTHER)
+ROLES = ("parameters", "gradients", "optimizer state", "activations", "temporaries", "cuBLAS workspaces", "other")
 """In the order of the reports; ``other`` is what was there before: inputs, buffers, tensors of the notebook."""
+PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES, WORKSPACES, OTHER = ROLES
 
 
 @dataclass(slots=True)
@@ -109,18 +103,10 @@ class StorageLog:
 
 def storages_of(tensor: Any) -> list[Any]:
     """Return the storages of a tensor: one, or those of a sparse one's indices and values."""
-    layout = tensor.layout
-    if layout is torch.strided:
+    if tensor.layout is torch.strided:
         return [tensor.untyped_storage()]
-    if layout is torch.sparse_coo:
-        return [tensor._indices().untyped_storage(), tensor._values().untyped_storage()]
-    if layout in (torch.sparse_csr, torch.sparse_bsr):
-        parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-    elif layout in (torch.sparse_csc, torch.sparse_bsc):
-        parts = (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
-    else:
-        return []  # oneDNN's, which are no one's but a kernel's
-    return [part.untyped_storage() for part in parts]
+    parts = SPARSE_PARTS.get(str(tensor.layout).removeprefix("torch."), ())  # none: oneDNN's, only its kernels read it
+    return [getattr(tensor, name)().untyped_storage() for name in parts]
 
 
 def rounded(size_bytes: int) -> int:

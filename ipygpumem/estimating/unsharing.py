@@ -1,4 +1,4 @@
-"""Ends what a forked child shares with its parent although each has memory of its own: open files, shared memory."""
+"""Ends what a forked child still shares with its parent: open files and shared memory."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _FIXED = 0x10
 
 
 def unshare() -> None:
-    """Give this process places of its own in open files, and memory of its own."""
+    """Give this process its own places in open files, and its own memory."""
     if Path("/proc/self/maps").exists():
         _reopen_files()
         _copy_shared_memory()
 
 
 def _reopen_files() -> None:
-    """Open each file anew, where it is: a place in a file is shared, and what is only written comes to nothing."""
+    """Open each file anew at its place, which would be shared. What is only written goes nowhere."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  # numbers, and no files
         descriptor = int(name)
         try:
@@ -46,7 +46,7 @@ def _reopen_files() -> None:
 
 
 def _copy_shared_memory() -> None:
-    """Replace each mapping that other processes see by one with the same contents.
+    """Replace each mapping that other processes see by a private one with the same contents.
 
     One that is too large to be copied stays as it is, if it has no file any more.
     """

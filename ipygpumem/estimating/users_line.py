@@ -8,27 +8,21 @@ import types
 from pathlib import Path
 
 from ipygpumem.introspect import is_users
+from ipygpumem.objects.holders.frames import stack, steps
 
 
 def users_line(frame: types.FrameType | None = None) -> str:
     """Return where the user's code is now: the innermost line that is no library's, if there is one."""
-    first = here = frame or sys._getframe(1)
-    while not is_users(here.f_code.co_filename):
-        if here.f_back is None:
-            here = first
-            break
-        here = here.f_back
+    first = frame or sys._getframe(1)
+    here = next((caller for caller in stack(first) if is_users(caller.f_code.co_filename)), first)
     return line_text(here.f_code.co_filename, here.f_lineno)
 
 
 def users_line_of(traceback: types.TracebackType | None) -> str:
     """Return the innermost line of the user's code in a traceback, as ``users_line`` does."""
-    line = ""
-    while traceback is not None:
-        name = traceback.tb_frame.f_code.co_filename
-        line = line_text(name, traceback.tb_lineno) if is_users(name) or not line else line
-        traceback = traceback.tb_next
-    return line
+    lines = [(step.tb_frame.f_code.co_filename, step.tb_lineno) for step in steps(traceback)]
+    innermost = ([line for line in lines if is_users(line[0])] or lines[:1])[-1:]
+    return line_text(*innermost[0]) if innermost else ""
 
 
 def line_text(name: str, number: int) -> str:

@@ -1,4 +1,4 @@
-"""Logs what operations take from torch's allocator beside their results: for cuBLAS, and columns of convolutions.
+"""Logs what operations take beside their results: workspaces of cuBLAS, and columns of convolutions.
 
 Seen with torch 2.11 on simulated cards of each capability: a thread that multiplies gets a handle of cuBLAS, and the
 handle its workspace, for good. Backward passes run in a thread of torch's own. A sum with a vector (the bias of a
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ipygpumem.estimating.devices import Devices
+from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storage_log import WORKSPACES, StorageLog
 from ipygpumem.probes.allocator import snapshots
 from ipygpumem.units import KIB, MIB, format_bytes
@@ -50,19 +51,16 @@ def sizes(capability: tuple[int, int] | None) -> tuple[int, int]:
 
 
 _CUDNN = (
-    "convolutions: cuDNN takes a workspace while each runs, which is not counted: it is a matter of cuDNN's, and where "
-    "there is no memory for it torch tries a way with less"
+    "convolutions: the workspaces of cuDNN are not counted. cuDNN chooses them; without memory for one, torch tries a "
+    "way that needs less"
 )
 
 
 class Workspaces:
-    """Tells a log of the memory that operations on CUDA devices need beside their results.
+    """Logs the memory that operations on CUDA devices need beside their results.
 
     Args:
-        log: the storages.
-        devices: say which device a tensor is taken to be on, and what the log calls it.
         capability_of: returns a device's compute capability; None: it is not known.
-        note: takes what the report is to say.
     """
 
     def __init__(
@@ -70,7 +68,7 @@ class Workspaces:
         log: StorageLog,
         devices: Devices,
         capability_of: Callable[[Any], tuple[int, int] | None],
-        note: Callable[[str], None],
+        note: Note,
     ) -> None:
         self._log = log
         self._devices = devices
@@ -117,7 +115,7 @@ class Workspaces:
 
 
 def _columns(name: str, args: Any, result: Any) -> list[int]:
-    """Return what a convolution without cuDNN takes for a while: the input of one sample, as a matrix multiplies it."""
+    """Return what a convolution without cuDNN takes for a while: one sample's input, laid out for a matrix product."""
     backward = name == "convolution_backward"
     outer, given, weight = args[:3] if backward else (result, *args[:2])
     stride, padding, _, transposed, _, groups = args[4:10] if backward else args[3:9]
@@ -158,6 +156,6 @@ def _addresses() -> Iterable[int]:
 
 
 def has_cudnn() -> bool:
-    """Whether convolutions go through cuDNN; where there is no CUDA here, they are taken to do so there."""
+    """Whether convolutions go through cuDNN; without CUDA here, they are assumed to."""
     cudnn = torch.backends.cudnn
     return bool(cudnn.enabled and (not torch.backends.cuda.is_built() or cudnn.is_available()))

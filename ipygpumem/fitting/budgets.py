@@ -49,7 +49,8 @@ def parse_budget(text: str) -> dict[str, int]:
     for part in filter(None, text.split(",")):
         name, equals, size = part.partition("=")
         if not equals or name in sizes:
-            raise BudgetError(f"budget: {part!r} is no part of one; write for instance gpu=8GiB,ram=4GiB")
+            fault = f"{name} is given twice" if equals else f"{part!r} is not NAME=SIZE"
+            raise BudgetError(f"budget: {fault}; write for instance gpu=8GiB,ram=4GiB")
         sizes[name] = _size(name, size)
     return checked(sizes)
 
@@ -63,9 +64,9 @@ def checked(sizes: Mapping[str, object]) -> dict[str, int]:
     given = {name: _size(name, size) for name, size in sizes.items() if size is not None}
     for name in given:
         if name not in ("gpu", "ram") and not is_device(name):
-            raise BudgetError(f"budget: {name!r} is no device; write gpu, ram, or one device such as cuda:1")
+            raise BudgetError(f"budget: {name!r} is not a device; write gpu, ram, or one device such as cuda:1")
     if not given:
-        raise BudgetError("budget: of what? Write for instance gpu=8GiB,ram=4GiB")
+        raise BudgetError("budget: no device is named; write for instance gpu=8GiB,ram=4GiB")
     return given
 
 
@@ -75,7 +76,7 @@ def _size(name: str, size: object) -> int:
     except UnitError as error:
         raise BudgetError(f"budget: {name}: {error}") from None
     if type(size_bytes) is not int or size_bytes <= 0:
-        raise BudgetError(f"budget: {name} is a size such as 8GiB, more than nothing")
+        raise BudgetError(f"budget: {name} must be a size above zero, such as 8GiB")
     if type(size) is str and size[-1:].isdigit() and size_bytes < MIB:
         raise BudgetError(f"budget: {name}={size} means {format_bytes(size_bytes)}; write a unit, such as {size}GiB")
     return size_bytes
@@ -146,7 +147,7 @@ class Budget:
         size = self.sizes.get(refused.device, self.sizes.get("gpu"))
         if size is None or refused.device not in self.limits or not refused.is_by(size):
             return ""
-        text = refused.told(f"the budget of {self._of} ({format_bytes(size)})")
+        text = refused.text(f"the budget of {self._of} ({format_bytes(size)})")
         if text not in self.refusals:
             self.refusals.append(text)
         return text
@@ -194,9 +195,7 @@ class ScriptBudget(Budget):
     def __init__(self, sizes: Mapping[str, int]) -> None:
         super().__init__(sizes, Meter([HostProbe()], find_more=accelerators))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
             if error is not None:
                 with contextlib.suppress(MemoryError):  # the user's own error matters more

@@ -56,7 +56,7 @@ class DeviceLimits:
 
     @contextlib.contextmanager
     def _noting(self, text: str) -> Iterator[None]:
-        """Note an error instead of raising it: a broken context, of which the user's own code will say so itself."""
+        """Note an error instead of raising it: the user's own code will report a broken context itself."""
         try:
             yield
         except Exception as error:
@@ -86,14 +86,12 @@ class DeviceLimits:
             live, reserved = cuda.memory_allocated(name), cuda.memory_reserved(name)
             allowed = f"more than the {format_bytes(limit)} allowed"
             if live > limit:
-                text = f"live tensors hold {format_bytes(live)} of {name} already, {allowed}: torch gets no more from "
-                self.notes.append(f"budget: {text}the device until enough of them are freed")
+                text = f"live tensors already hold {format_bytes(live)} of {name}, {allowed}: torch gets nothing more "
+                self.notes.append(f"budget: {text}from the device until enough of them are freed")
             elif reserved > limit and _counts_reserved(cuda):
                 text = f"{format_bytes(reserved)} of {name} stay reserved, {allowed}: {format_bytes(live)} of live "
-                text += (
-                    "tensors, and gaps beside them or pools of CUDA graphs; what fits into gaps is given all the same"
-                )
-                self.notes.append(f"budget: {text}")
+                text += "tensors, and gaps beside them or pools of CUDA graphs"
+                self.notes.append(f"budget: {text}; requests that fit into gaps still succeed")
 
     def restore(self) -> None:
         """Let each device have what it had before."""
@@ -105,12 +103,12 @@ class DeviceLimits:
                 if known is None or abs(known - ours) < 1e-6:  # it is rounded to bytes
                     _set_fraction(cuda, index, earlier)
                 else:
-                    self.notes.append(f"budget: the limit of cuda:{index} was set anew meanwhile, and stays")
+                    self.notes.append(f"budget: somebody has set a new limit on cuda:{index} meanwhile; it stays")
             del self._earlier[index]
 
 
 def _cuda() -> Any:
-    """Return ``torch.cuda`` where it has a device. A budget for one is asked for by name, so torch may be loaded."""
+    """Return ``torch.cuda`` where it has a device. It may load torch: the user has named the device."""
     if importlib.util.find_spec("torch") is None:
         return None
     torch: Any = importlib.import_module("torch")
@@ -124,7 +122,7 @@ def _fraction(cuda: Any, index: int) -> float | None:
 
 
 def _set_fraction(cuda: Any, index: int, fraction: float) -> None:
-    """Set torch's limit; older versions leave the device current whose limit they set."""
+    """Set torch's limit, and keep the current device: older versions change it."""
     with cuda.device(index):
         cuda.set_per_process_memory_fraction(fraction, index)
 
@@ -136,6 +134,6 @@ def _counts_reserved(cuda: Any) -> bool:
 
 
 def _in_use(cuda: Any) -> list[int]:
-    """Return the devices on which this process has memory, and the current one: a limit creates a context."""
+    """Return the devices on which this process has memory, and the current one. Limits on others create contexts."""
     current = cuda.current_device()
     return [index for index in range(cuda.device_count()) if index == current or cuda.memory_reserved(index) > 0]

@@ -12,7 +12,7 @@ from ipygpumem.fitting import plan, room
 from ipygpumem.fitting.plan import Number, Plan, Values
 from ipygpumem.fitting.refusals import refusal
 from ipygpumem.freeing import reclaim, tracebacks
-from ipygpumem.freeing.steps import steps_that_free
+from ipygpumem.freeing.reclaim import steps_that_free
 from ipygpumem.measuring.meter import Measurement, Meter
 from ipygpumem.model import Record, Usage
 from ipygpumem.objects import interrupts
@@ -137,18 +137,20 @@ class Fit:
     def end(self, error: BaseException | None) -> bool:
         """Note how the try ended, and release the frames of an out-of-memory error; return whether it was one."""
         seconds = time.perf_counter() - self._started
-        usages = self._stop()
+        span, self._span = self._span, None
+        usages = () if span is None else self._meter.stop(span)
+        values = dict(self.plan.values)
         self._allowed = self._limits()
         if error is None:
             # What fitted with headroom may take a little of it when it runs again: that is what it is for.
             headroom = 0.0 if self.plan.repeats else self._headroom
             crowded = room.crowded_device(usages, headroom, self._allowed)
-            self._add(self._outcome(crowded, usages), seconds, usages, crowded)
+            self.tries.append(Try(values, self._outcome(crowded, usages), seconds, usages, crowded))
             self.more = self.plan.note(fits=crowded is None)
             return False
         failure = tracebacks.classify(error)
         if failure.kind != "oom" or failure.poisoned:
-            self._add(failure.error, seconds, usages)
+            self.tries.append(Try(values, failure.error, seconds, usages))
             self.more = False
             return False
         self._ran_out(error)
@@ -158,7 +160,7 @@ class Fit:
         limit = self._allowed.get(refused.device) if refused is not None else None
         outcome = OVER if refused is not None and limit is not None and refused.is_by(limit) else OUT_OF_MEMORY
         device, limit = room.failed_device(failure, usages), refused.limit_bytes if refused is not None else None
-        self._add(outcome, seconds, usages, device, failure.requested_bytes, limit)
+        self.tries.append(Try(values, outcome, seconds, usages, device, failure.requested_bytes, limit))
         self.more = self.plan.note(fits=False)
         return True
 
@@ -169,21 +171,6 @@ class Fit:
         over = [u for u in usages if u.device == crowded and u.peak_bytes > self._allowed.get(crowded, u.peak_bytes)]
         return OVER if over else CROWDED
 
-    def _stop(self) -> tuple[Usage, ...]:
-        span, self._span = self._span, None
-        return () if span is None else self._meter.stop(span)
-
-    def _add(
-        self,
-        outcome: str,
-        seconds: float,
-        usages: tuple[Usage, ...],
-        device: str | None = None,
-        requested: int | None = None,
-        limit: int | None = None,
-    ) -> None:
-        self.tries.append(Try(dict(self.plan.values), outcome, seconds, usages, device, requested, limit))
-
     def give_back(self) -> None:
         """Give back what the last try leaves behind, once nothing refers to it any more."""
         since = self._mark if len(self.tries) > 1 else None  # what older garbage there is goes after the first
@@ -193,7 +180,7 @@ class Fit:
         self._left = left
 
     def _free_since(self, since: Mark | None) -> dict[str, int]:
-        """Give back what is garbage and was made since then, and return what is in use of each device."""
+        """Collect garbage that was made since then, and return what is in use of each device."""
         reclaim.run_steps(self._meter, steps_that_free(self._garbage, lambda: since), [])
         return reclaim.current(self._meter.now())
 
@@ -220,12 +207,12 @@ def _nothing_fits(tries: Sequence[Try], allowed: room.Limits, *, exhausted: bool
         total = next((usage.total_bytes for usage in last.usages if usage.device == last.device), None)
         limit = last.limit_bytes or allowed.get(last.device)
         if limit is not None:
-            text += f", of which it may have {format_bytes(limit)}"
+            text += f", of which {format_bytes(limit)} are allowed"
         else:
             text += room.why_too_little(last.device, needed, total)
     if exhausted:
         after = f"the {len(tries) - 1} tries after the first" if len(tries) > 2 else "all tries"
-        return f"{text}; {after} are used up: allow more, or start lower"
+        return f"{text}; {after} are used: allow more tries, or start lower"
     return text
 
 

@@ -7,7 +7,6 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from types import FrameType
 from typing import Any
 
 from ipygpumem.errors import AutofitError
@@ -17,6 +16,7 @@ from ipygpumem.introspect import text_of, type_name
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.objects import interrupts
 from ipygpumem.objects.garbage import Garbage
+from ipygpumem.objects.holders.frames import stack
 from ipygpumem.probes.accelerators import accelerators
 from ipygpumem.probes.host import HostProbe
 
@@ -63,25 +63,22 @@ def autofit(
 
 
 def run_tries(function: Callable[..., Any], fit: Fit) -> AutofitResult:
-    """Call ``function`` with the values of each try until ``fit`` has found those that it looks for.
+    """Call ``function`` with the values of each try, until ``fit`` has found what fits.
 
     Raises:
         AutofitError: nothing fits, the function does not take the variables, or it runs inside another autofit.
     """
     _check_parameters(function, fit.plan.values)
-    if _is_nested():
-        raise AutofitError("an autofit runs already: give both variables to it, and they are reduced in turn")
+    if any(frame.f_code is run_tries.__code__ for frame in stack(sys._getframe(1))):
+        raise AutofitError("an autofit is running already: give it both variables, and they are reduced in turn")
     while True:
         result = _try(function, fit)
+        if fit.more or fit.plan.best is None:
+            with interrupts.kept():
+                result = None
+                fit.give_back()
         if not fit.more:
             break
-        with interrupts.kept():
-            result = None
-            fit.give_back()
-    if fit.plan.best is None:
-        with interrupts.kept():
-            result = None
-            fit.give_back()
     fit.check()
     return AutofitResult(dict(fit.plan.values), result, tuple(fit.tries))
 
@@ -99,20 +96,10 @@ def _try(function: Callable[..., Any], fit: Fit) -> Any:
     return result
 
 
-def _is_nested() -> bool:
-    """Whether one of our callers runs an autofit in this thread."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if frame.f_code is run_tries.__code__:
-            return True
-        frame = frame.f_back
-    return False
-
-
 def _check_parameters(function: Callable[..., Any], names: Mapping[str, Any]) -> None:
     later = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if any(asks(function) for asks in later):
-        raise AutofitError(f"{name_of_function(function)} runs nothing when it is called: give a plain function")
+        raise AutofitError(f"{name_of_function(function)} runs nothing when it is called: pass a plain function")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # built-in functions need not have one
@@ -131,7 +118,7 @@ def name_of_function(function: Callable[..., Any]) -> str:
 
 
 def decorated(function: Callable[..., Any], start: Mapping[str, Any], run: Run) -> Callable[..., Any]:
-    """Return ``function`` with a search for what fits around each call; what it found last is its ``fitted``.
+    """Return ``function`` wrapped: each call searches for what fits, and ``fitted`` is the last result.
 
     A call that gives one of the variables starts from that value.
     """

@@ -1,4 +1,4 @@
-"""Chooses the values to try next from what came of the tries before. Nothing here runs anything."""
+"""Chooses the values to try next, by the results of the tries before. Nothing here runs anything."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Variable:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has whole values only: those of 1e3 are, though not of the type; 1.0 is a share of something."""
+        """Whether it has whole values only. 1e3 has, although it is a float; 1.0 is a share of something."""
         return isinstance(self.start, int) or (self.start > 1 and self.start.is_integer() and self.smallest >= 1)
 
     def below(self, value: Number, factor: float) -> Number | None:
@@ -60,7 +60,7 @@ class Variable:
 
 
 def variables(start: Mapping[str, Number], smallest: Number | Mapping[str, Number] | None) -> list[Variable]:
-    """Return the variables that begin at ``start``, with their minima: by default 1, for what has a fraction 0.
+    """Return the variables that begin at ``start``, with their minima: by default 1, and 0 for fractions.
 
     Raises:
         AutofitError: there is none, a minimum is no number or names none of them, or lies above its start.
@@ -72,7 +72,7 @@ def variables(start: Mapping[str, Number], smallest: Number | Mapping[str, Numbe
     given = dict(smallest) if isinstance(smallest, Mapping) else dict.fromkeys(start, smallest)
     for name, least in given.items():
         if name not in start:
-            raise AutofitError(f"the minimum of {name}: no variable of that name is reduced here")
+            raise AutofitError(f"the minimum of {name}: there is no variable of that name to reduce")
         if least is not None:
             _check_number(f"the minimum of {name}", least)
     made = []
@@ -133,7 +133,7 @@ class Plan:
 
     def __init__(self, of: list[Variable], *, step: Step = 0.5, most: int = 10) -> None:
         if type(most) is not int or most < 0:
-            raise AutofitError("the most tries after the first is a whole number from 0 on")
+            raise AutofitError("max_tries (--max-tries) must be a whole number, 0 or more")
         self._variables = of
         self._factor = 0.5 if step == "search" else step
         self._searches = step == "search"
@@ -196,7 +196,7 @@ class Plan:
         return None
 
     def _ceiling(self, variable: Variable, fits: Values) -> Number:
-        """Return the smallest value that cannot fit beside the others of ``fits``: one that failed beside no more."""
+        """Return the smallest value that failed beside others no larger than those of ``fits`` (or the start)."""
         others = [other.name for other in self._variables if other is not variable]
         failed = [values for values in self._failures if all(values[name] <= fits[name] for name in others)]
         beyond = variable.start + 1 if variable.is_whole else variable.start

@@ -33,12 +33,12 @@ class Refusal:
         """Whether ``limit_bytes`` is that limit, as far as torch's text tells: it has two decimals."""
         return abs(limit_bytes - self.limit_bytes) <= self.limit_bytes // 100
 
-    def told(self, who: str) -> str:
+    def text(self, who: str) -> str:
         """Return in words what ``who`` refused."""
         asked, free = format_bytes(self.requested_bytes), format_bytes(self.free_bytes)
         if self.free_bytes >= self.requested_bytes:
-            return f"{who} refused {asked} of {self.device}, and not the device: {free} of it were free"
-        return f"{who} refused {asked} of {self.device}; the device had less than that free, too: {free}"
+            return f"{who} refused {asked} of {self.device}, although {free} of it were free"
+        return f"{who} refused {asked} of {self.device}; the device itself had only {free} free"
 
 
 def refusal(message: str) -> Refusal | None:

@@ -64,7 +64,7 @@ def _beside(usage: Usage, most: int, host_available: int | None) -> int:
 
 
 def why_too_little(device: str, needed: int, total: int | None) -> str:
-    """Return why a device, which may have ``total`` bytes, had no ``needed`` ones; empty where nobody can tell."""
+    """Return why a device of ``total`` bytes did not have ``needed`` ones; empty where nobody knows."""
     own = own_limits.nearest() if device == "cpu" else None
     if own is not None and own.available_bytes <= available_bytes():
         return f", and {own.name} allows this process {format_bytes(own.limit_bytes)} of {own_limits.WHAT[own.name]}"

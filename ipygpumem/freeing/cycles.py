@@ -1,4 +1,4 @@
-"""Garbage that Python's collector cannot see: a gradient whose graph leads back to its own tensor.
+"""Frees garbage that Python's collector cannot see: a gradient whose graph leads back to its own tensor.
 
 After ``backward(create_graph=True)`` a leaf refers to its gradient, the gradient to its graph, and the graph's
 ``AccumulateGrad`` to the leaf: a cycle in torch's C++, which nothing ends but ``.grad = None``. Such cycles are found
@@ -119,7 +119,7 @@ def _holds(base: Any, tensors: list[Any]) -> list[int]:
 
 
 class _TooManyError(Exception):
-    """There is more to look at than a search may."""
+    """There is more to look at than the search may look at."""
 
 
 class _Accounts:
@@ -173,17 +173,17 @@ class _Accounts:
     def _following(self, item: Any) -> list[Any]:
         """Return what a tensor or node refers to, once for each reference."""
         if id(item) not in self._links:
-            found = list(self._of_tensor(item) if is_instance(item, self._base) else _of_node(item))
+            targets = list(self._of_tensor(item) if is_instance(item, self._base) else _of_node(item))
             self._seen[id(item)] = item
-            self._seen.update((id(target), target) for target in found)
-            self._links[id(item)] = [id(target) for target in found]
+            self._seen.update((id(target), target) for target in targets)
+            self._links[id(item)] = [id(target) for target in targets]
         return [self._seen[target] for target in self._links[id(item)]]
 
     def _of_tensor(self, tensor: Any) -> Iterator[Any]:
         base = self._base
         of_view = base._base.__get__(tensor) if base._is_view(tensor) else None
-        found = (_gradient(base, tensor), base.grad_fn.__get__(tensor), of_view)
-        return (item for item in found if item is not None)
+        behind = (_gradient(base, tensor), base.grad_fn.__get__(tensor), of_view)
+        return (item for item in behind if item is not None)
 
 
 def _of_node(node: Any) -> Iterator[Any]:

@@ -17,6 +17,7 @@ from ipygpumem.errors import GpuMemError, said
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import Reading, ReclaimStep
 from ipygpumem.objects import interrupts
+from ipygpumem.objects.garbage import Garbage, Mark
 from ipygpumem.probes.accelerators import loaded_torch
 from ipygpumem.probes.allocator import snapshots
 
@@ -51,18 +52,28 @@ def _now(meter: Meter) -> dict[str, Reading]:
         return {}
 
 
-def memory_steps(*collecting: Step, devices: bool = True) -> list[Step]:
+def steps_that_free(
+    garbage: Garbage, since: Callable[[], Mark | None] = lambda: None, *, devices: bool = True
+) -> list[Step]:
     """Return the steps that give memory back once nothing refers to it any more.
 
     Args:
-        collecting: those that collect garbage, which come first.
+        garbage: collects it.
+        since: returns the moment after which all was made that may be garbage now, if there is one.
         devices: also empty the caches of accelerators, which fails where a context is broken.
     """
-    steps = [*collecting]
-    if devices and loaded_torch() is not None:
-        steps.append(("device caches", empty_device_caches))
-    steps.append(("malloc_trim", trim_host_heap))
-    return steps
+    steps: list[Step] = [("garbage", lambda: garbage.collect(since()))]
+    if loaded_torch() is not None:
+        steps.append(("autograd cycles", lambda: _collect_cycles(garbage)))
+        if devices:
+            steps.append(("device caches", empty_device_caches))
+    return [*steps, ("malloc_trim", trim_host_heap)]
+
+
+def _collect_cycles(garbage: Garbage) -> int:
+    from ipygpumem.freeing import cycles  # loading the extension must stay fast, and there may be no memory for it
+
+    return cycles.collect(garbage)
 
 
 def current(readings: Mapping[str, Reading]) -> dict[str, int]:
@@ -89,7 +100,7 @@ def empty_device_caches() -> None:
         module = getattr(torch, name, None)
         if module is not None and module.is_initialized():
             if _is_capturing(module):
-                raise GpuMemError("left alone while a CUDA graph is captured: to free something would spoil that")
+                raise GpuMemError("skipped while a CUDA graph is captured: freeing would spoil it")
             if not _may_have_graphs(name):
                 _call(torch, f"_{name}_clearCublasWorkspaces")  # cuBLAS keeps some MiB per handle and stream
             module.empty_cache()
@@ -100,18 +111,18 @@ def empty_device_caches() -> None:
 
 
 def _is_capturing(module: Any) -> bool:
-    """Whether the current stream is captured into a graph. Other streams are not asked: that may create contexts."""
+    """Whether the current stream is captured into a graph. Asking other streams might create contexts."""
     ask = getattr(module, "is_current_stream_capturing", None)
     return ask is not None and bool(ask())
 
 
 def _may_have_graphs(backend: str) -> bool:
-    """Whether a captured graph may be alive: it may have a workspace's address built in, which must stay then."""
+    """Whether a captured graph may be alive. A workspace whose address it has built in must stay."""
     try:
-        found = snapshots(backend)
+        by_device = snapshots(backend)
     except RuntimeError:  # an allocator without snapshots, such as cudaMallocAsync: nobody can tell
         return True
-    return any(segment.private for snapshot in found.values() for segment in snapshot.segments)
+    return any(segment.private for snapshot in by_device.values() for segment in snapshot.segments)
 
 
 def _call(torch: Any, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Exceptions that pin memory: is it an out-of-memory error, what do its frames hold, and their release.
+"""Reads exceptions that pin memory: is it an out-of-memory error, what do its frames hold? Releases them.
 
 An exception keeps its traceback, the traceback its frames, and each frame its locals: after an error in a
 training loop that is the model, the batch and every activation. Nothing here asks a user's object for
@@ -21,11 +21,11 @@ from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, T
 from typing import Any, Literal
 
 from ipygpumem.errors import UnitError
-from ipygpumem.freeing.stand_ins import stand_in_for
+from ipygpumem.freeing.traceback_copies import copy_without_frames
 from ipygpumem.introspect import is_instance, name_of, type_name
 from ipygpumem.model import Held
 from ipygpumem.objects.arrays import ArraySearch
-from ipygpumem.objects.holders.frames import stack
+from ipygpumem.objects.holders.frames import peek, stack, steps
 from ipygpumem.units import parse_bytes
 
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError"}  # torch, CuPy; MemoryError and NumPy's subclass of it
@@ -149,7 +149,7 @@ def _requested(error: BaseException) -> int | None:
 
 
 def _requested_array(error: BaseException) -> int | None:
-    """NumPy's error carries the shape and dtype that it could not allocate instead of a text."""
+    """Return the bytes by the shape and dtype in NumPy's error: it has these instead of a text."""
     args = field(error, "args")
     if len(args) != 2 or type(args[0]) is not tuple or not all(type(size) is int for size in args[0]):
         return None
@@ -163,12 +163,10 @@ def frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
     """Yield the frames of ``error`` and of its chain with their lines, outermost first, each once."""
     seen: set[int] = set()
     for item in chain(error):
-        traceback = traceback_of(item)
-        while traceback is not None:
-            if id(traceback.tb_frame) not in seen:
-                seen.add(id(traceback.tb_frame))
-                yield traceback.tb_frame, traceback.tb_lineno
-            traceback = traceback.tb_next
+        for step in steps(traceback_of(item)):
+            if id(step.tb_frame) not in seen:
+                seen.add(id(step.tb_frame))
+                yield step.tb_frame, step.tb_lineno
 
 
 def held(error: BaseException) -> tuple[Held, ...]:
@@ -178,21 +176,20 @@ def held(error: BaseException) -> tuple[Held, ...]:
     generators and threads that go on.
     """
     search = ArraySearch()
-    found: list[Held] = []
-    own = running_here()
-    in_use = _in_use([frame for frame, _ in frames(error)]) - own
+    holdings: list[Held] = []
+    in_use = _in_use([frame for frame, _ in frames(error)]) - running_here()
     for frame, line in frames(error):
         if is_shells(frame) or id(frame) in in_use:
             continue
-        for name, value in names_in(frame, running=id(frame) in own).items():
+        for name, value in names_in(frame).items():
             entry = search.held(name, value, function=frame.f_code.co_name, line=line)
             if entry is not None:
-                found.append(entry[0])
-    return tuple(sorted(found, key=lambda item: -item.size_bytes))
+                holdings.append(entry[0])
+    return tuple(sorted(holdings, key=lambda item: -item.size_bytes))
 
 
 def half_made(error: BaseException) -> tuple[str, weakref.ref[Any]] | None:
-    """Return the type and the optimizer of torch's whose state ``error`` has left half made; None if there is none.
+    """Return the optimizer whose state ``error`` has left half made, and its type; None if there is none.
 
     torch notes first that a parameter has state, and fills it in then. If memory runs out between the two, the next
     step relies on the note and ends with a ``KeyError``.
@@ -200,26 +197,22 @@ def half_made(error: BaseException) -> tuple[str, weakref.ref[Any]] | None:
     for frame, _ in frames(error):
         module = frame.f_globals.get("__name__")
         if frame.f_code.co_name == "_init_group" and type(module) is str and module.startswith("torch.optim."):
-            names = names_in(frame, running=False)
+            names = names_in(frame)
             if type(names.get("state")) is dict and names["state"]:
                 return type_name(names["self"]), weakref.ref(names["self"])
     return None
 
 
-def names_in(frame: FrameType, *, running: bool) -> dict[str, object]:
+def names_in(frame: FrameType) -> dict[str, object]:
     """Return the locals of a function's frame, and other names if nothing but the frame keeps them."""
     if _is_function(frame):
-        names = dict(frame.f_locals)
-        if running:  # up to Python 3.12 the frame keeps what was read, and with it what the function lets go of next
-            for snapshot in _kept_by_frames_alone([frame.f_locals]):
-                snapshot.clear()
-        return names
+        return peek(frame)
     own = _kept_by_frames_alone([frame.f_locals]) if frame.f_locals is not frame.f_globals else []
     return dict(own[0]) if own else {}
 
 
 def _kept_by_frames_alone(mappings: list[Any]) -> list[dict[str, object]]:
-    """Return those of ``mappings``, each the locals of a frame, which are dicts that nothing else refers to."""
+    """Return those of ``mappings``, the locals of frames, that are dicts to which nothing else refers."""
     # The first is nobody's: it shows what this very line refers to.
     counts = [
         sys.getrefcount(item) - sum(value is item for value in list(item.values()))
@@ -264,13 +257,13 @@ def frame_of(item: object) -> FrameType | None:
     return getattr(item, name) if name is not None else None
 
 
-def _in_use(found: list[FrameType]) -> set[int]:
+def _in_use(candidates: list[FrameType]) -> set[int]:
     """Return the identities of those frames that run, in any thread, or wait in a generator or coroutine."""
     if sys.version_info >= (3, 11):
         # A frame that has finished refers to its code; until then it is its generator or its thread that does.
-        return {id(frame) for frame in found if not any(item is frame.f_code for item in gc.get_referents(frame))}
+        return {id(frame) for frame in candidates if not any(item is frame.f_code for item in gc.get_referents(frame))}
     running = {id(frame) for top in sys._current_frames().values() for frame in stack(top)}
-    made = [frame for frame in found if frame.f_code.co_flags & _RESUMED]
+    made = [frame for frame in candidates if frame.f_code.co_flags & _RESUMED]
     if is_frozen():
         return running | {id(frame) for frame in made}
     return running | {id(frame_of(item)) for item in (gc.get_referrers(*made) if made else ())}
@@ -288,9 +281,9 @@ def release(error: BaseException) -> int:
         _clear_functions(traceback_of(item))
     cleared = 0
     own = running_here()
-    found = [frame for frame, _ in frames(error)]
-    in_use = _in_use(found)
-    for frame in found:
+    all_frames = [frame for frame, _ in frames(error)]
+    in_use = _in_use(all_frames)
+    for frame in all_frames:
         if id(frame) not in in_use:
             with _STILL_RUNS:
                 cleared += _clear(frame)
@@ -304,7 +297,7 @@ _STILL_RUNS = contextlib.suppress(RuntimeError)
 
 
 def _clear_functions(traceback: TracebackType | None) -> None:
-    """Clear the frames of functions that have ended; needs no memory, which there may only be after it."""
+    """Clear the frames of functions that have ended. It needs no memory: there may be none before."""
     while traceback is not None:
         frame = traceback.tb_frame
         if not frame.f_code.co_flags & _RESUMED:
@@ -332,12 +325,12 @@ def _clear(frame: FrameType) -> bool:
 
 
 def _let_go_of_frames(error: BaseException, running: set[int]) -> None:
-    """Put stand-ins into the traceback of ``error``, behind the frames that still run in this thread."""
+    """Put copies into the traceback of ``error``, behind the frames that still run in this thread."""
     last_running: TracebackType | None = None
     traceback = traceback_of(error)
     while traceback is not None and id(traceback.tb_frame) in running:
         last_running, traceback = traceback, traceback.tb_next
     if last_running is None:
-        BaseException.__dict__["__traceback__"].__set__(error, stand_in_for(traceback))
+        BaseException.__dict__["__traceback__"].__set__(error, copy_without_frames(traceback))
     else:
-        last_running.tb_next = stand_in_for(traceback)
+        last_running.tb_next = copy_without_frames(traceback)

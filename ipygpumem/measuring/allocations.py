@@ -1,4 +1,4 @@
-"""Where device memory was allocated: torch's own history, with Python stacks, as a file for its memory viewer."""
+"""Records where device memory was allocated: torch's own history with Python stacks, for its memory viewer."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ def _checked(path: str | os.PathLike[str]) -> Path:
         if place.suffix.lower() not in _SUFFIXES:
             raise FileError(f"--record {str(path)!r}: name a file that ends in .pickle, for torch's memory viewer")
         if not os.access(place.parent, os.W_OK | os.X_OK):
-            raise FileError(f"--record: {str(place.parent)!r} is no folder that can be written to")
+            raise FileError(f"--record: {str(place.parent)!r} is not a folder, or cannot be written")
         if place.exists() and not _is_snapshot(place):
-            raise FileError(f"{str(place)!r} is a file that holds no snapshot of allocations: name another")
+            raise FileError(f"{str(place)!r} is not a snapshot of allocations, so it is not replaced: name another")
     except (OSError, RuntimeError, ValueError, TypeError) as error:  # no such user, a null byte, no path at all
         raise FileError(f"--record: {error}") from None
     return place

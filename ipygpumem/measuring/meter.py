@@ -114,7 +114,7 @@ class Meter:
             return usages
 
     def settle(self, measurement: Measurement) -> tuple[Usage, ...]:
-        """Return the usages of an open span so far; its peaks are final, since what follows only gives memory back."""
+        """Return the usages of an open span so far. Its peaks are final: what follows only gives memory back."""
         with self._lock:
             usages = self.read(measurement)
             measurement.is_settled = True
@@ -150,7 +150,7 @@ class Meter:
             return {reading.device: reading for probe in self._probes for reading in self._glance(probe)}
 
     def change(self, action: Callable[[], None]) -> None:
-        """Run ``action``, which changes a probe, with the peaks so far safe in the open spans."""
+        """Run ``action``, which changes a probe; the open spans keep their peaks so far."""
         with self._lock:
             self._readings()
             action()

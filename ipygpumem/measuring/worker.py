@@ -1,4 +1,4 @@
-"""The only thread of ours: it runs jobs when they are due, and ends with the last of them."""
+"""Runs jobs when they are due, in our only thread, which ends with the last of them."""
 
 from __future__ import annotations
 

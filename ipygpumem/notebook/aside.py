@@ -1,4 +1,4 @@
-"""Whatever of ours fails, the user's code goes on: the failure is said once, and what failed steps aside."""
+"""Whatever of ours fails, the user's code goes on: the failure is reported once."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 
 def say_failed(name: str, error: Exception, *, hint: str = "") -> None:
-    """Tell the user that something of ours failed, and that their code is not affected."""
-    text = f"ipygpumem: {name} failed and steps aside ({type(error).__name__}: {error}). Your code is not affected"
+    """Report a failure of ours; the user's code is not affected."""
+    text = f"ipygpumem: {name} failed ({type(error).__name__}: {error}). Your code is not affected"
     with contextlib.suppress(Exception):  # whatever stands for stderr now
         sys.stderr.write(f"{text}{hint}.\n")
 
 
 class Guard:
-    """Wraps callbacks of one shell: what fails in one is said once, and the user's cell goes on."""
+    """Wraps callbacks of one shell: the first failure of each is reported, and the user's cell goes on."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()

@@ -1,4 +1,4 @@
-"""The cells that run now, and what each has bound so far.
+"""Keeps the running cells of a shell, and what each has bound so far.
 
 Events do not come in neat pairs: a magic that runs cells nests them, a blank cell ends without having begun, a
 broken one never ends, and subshells interleave. So cells are found again by the identity of their ``info``.
@@ -11,8 +11,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ipygpumem.measuring.meter import Measurement
 from ipygpumem.model import RecoveryRecord, Usage
@@ -22,59 +21,65 @@ from ipygpumem.scopes.bindings import Bindings, bindings_of
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class SeenCode:
+class SeenCode(NamedTuple):
     """Code that runs in a cell."""
 
     tree: ast.AST
     told: frozenset[str]
-    """The names that it tells of itself."""
+    """The names of which it tells the scopes itself."""
 
     def bindings(self) -> Bindings:
         """Return what it binds."""
         return bindings_of(self.tree)
 
 
-@dataclass(eq=False)
 class Cell:
-    """One cell between its first and its last event."""
+    """One cell between its first and its last event.
 
-    info: Any
-    nested: bool
-    thread: int
-    measurement: Measurement
-    number: int | None = None
-    """IPython's count of it, once it is over."""
-    experiment: str | None = None
-    """The innermost experiment around it."""
-    started: float = field(default_factory=time.perf_counter)
-    started_at: float = field(default_factory=time.time)
-    last_error: int = 0
-    """Identity of the last error that was shown before the cell."""
-    code: list[SeenCode] = field(default_factory=list)
-    closers: list[Callable[[], list[Report]]] = field(default_factory=list)
-    """Called once when its code is over, before anything else; what they return stands above its line."""
-    enders: list[Callable[[], list[Report]]] = field(default_factory=list)
-    """Called once when what its error held has been released; what they return stands below its line."""
-    above: list[Report] = field(default_factory=list)
-    below: list[Report] = field(default_factory=list)
-    in_scope: bool = False
-    """An experiment was open when its code ended, in whichever thread."""
-    gives_back: bool = False
-    """Something ends with it that gives memory back."""
-    recovery: RecoveryRecord | None = None
-    """A recovery that was made before the cell was over, or at its end."""
-    at_end: tuple[Usage, ...] = ()
-    """What its code had when it ended, where something may give memory back after that."""
-    over: bool = False
-    """Its end has been seen; what another thread still has to say about it comes too late."""
-    context: contextvars.Context = field(default_factory=contextvars.copy_context)
-    """Where the cell runs: the kernel knows from it to which cell an output belongs."""
-    interrupted: bool = False
-    """A Ctrl-C struck when its code had ended."""
-    interrupted_inside: bool = False
-    """A Ctrl-C struck when the code of a cell inside it had ended, where nothing can be raised."""
-    _kept: dict[Callable[[], Any], Any] = field(default_factory=dict)
+    Args:
+        info: IPython's, by whose identity the cell is found again.
+        nested: it runs inside another cell of the same thread.
+        thread: the identity of the thread in which it runs.
+        measurement: of what it costs.
+    """
+
+    def __init__(self, info: Any, *, nested: bool, thread: int, measurement: Measurement) -> None:
+        self.info = info
+        self.nested = nested
+        self.thread = thread
+        self.measurement = measurement
+        self.number: int | None = None
+        """IPython's count of it, once it is over."""
+        self.experiment: str | None = None
+        """The innermost experiment around it."""
+        self.started = time.perf_counter()
+        self.started_at = time.time()
+        self.last_error = 0
+        """Identity of the last error that was shown before the cell."""
+        self.code: list[SeenCode] = []
+        self.closers: list[Callable[[], list[Report]]] = []
+        """Called once when its code is over, before anything else; what they return stands above its line."""
+        self.enders: list[Callable[[], list[Report]]] = []
+        """Called once when what its error held has been released; what they return stands below its line."""
+        self.above: list[Report] = []
+        self.below: list[Report] = []
+        self.in_scope = False
+        """An experiment was open when its code ended, in whichever thread."""
+        self.gives_back = False
+        """Something ends with it that gives memory back."""
+        self.recovery: RecoveryRecord | None = None
+        """A recovery that was made before the cell was over, or at its end."""
+        self.at_end: tuple[Usage, ...] = ()
+        """What its code had when it ended, where something may give memory back after that."""
+        self.over = False
+        """Its end has been seen; what another thread still has to say about it comes too late."""
+        self.context = contextvars.copy_context()
+        """Where the cell runs: the kernel knows from it to which cell an output belongs."""
+        self.interrupted = False
+        """A Ctrl-C struck when its code had ended."""
+        self.interrupted_inside = False
+        """A Ctrl-C struck when the code of a cell inside it had ended, where nothing can be raised."""
+        self._kept: dict[Callable[[], Any], Any] = {}
 
     def of(self, kind: Callable[[], T]) -> T:
         """Return what a part keeps with this cell, an instance of the part's own ``kind``."""
@@ -159,9 +164,6 @@ class CellStack:
         """Call the closers of all cells."""
         for cell in self._cells:
             cell.close()
-
-    def __len__(self) -> int:
-        return len(self._cells)
 
 
 def _same_source(one: Any, other: Any) -> bool:

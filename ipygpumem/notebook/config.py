@@ -54,8 +54,8 @@ class IPyGpuMem(Configurable):
     host_peak = Enum(
         ["kernel", "sampled"],
         "kernel",
-        help="How the host's peak is got. 'kernel' is exact on Linux and resets the process's high-water mark, which "
-        "resource.getrusage().ru_maxrss shows too; 'sampled' leaves that mark alone and may miss short peaks.",
+        help="How the host's peak is measured. 'kernel' is exact on Linux and resets the process's high-water mark, "
+        "which resource.getrusage().ru_maxrss shows too; 'sampled' leaves that mark alone and may miss short peaks.",
     ).tag(config=True)
     sample_seconds = Float(
         0.02, min=0.001, help="Time between two samples where peaks must be sampled; read when the extension loads."

@@ -13,14 +13,14 @@ from traitlets.config import Config
 
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.notebook.aside import Guard
-from ipygpumem.notebook.commands.magics import GpuMemMagics
+from ipygpumem.notebook.commands.magics import GpuMemMagics, loaded
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.ipython import tables as rich
 from ipygpumem.notebook.ipython.loops import loop_over_body
 from ipygpumem.notebook.ipython.rewriting import rewrite_cell
 from ipygpumem.notebook.notebook import Notebook, notebook_of
 from ipygpumem.notebook.registry import MAGICS, Magic
-from ipygpumem.scopes.telling import LISTENER
+from ipygpumem.scopes.instrumenting import LISTENER
 
 
 def load(shell: Any) -> Notebook:
@@ -158,7 +158,7 @@ def _configured(shell: Any) -> IPyGpuMem:
                 IPyGpuMem(config=Config(IPyGpuMem={name: given[name]}))
             except TraitError as error:  # noqa: PERF203  # each option by itself
                 del given[name]
-                print(f"ipygpumem: the option {name} has its default: {error}", file=sys.stderr)
+                print(f"ipygpumem: option {name} is set to its default: {error}", file=sys.stderr)
         return IPyGpuMem(parent=shell)
 
 
@@ -182,6 +182,5 @@ def _put_back(magics: dict[str, Any], name: str, earlier: Any) -> None:
 
 
 def _completions(notebook: Notebook, magic: Magic, shell: Any, event: Any) -> list[str]:
-    from ipygpumem.notebook.commands import completion  # loading the extension must stay fast
-
-    return completion.complete(notebook, magic, event)
+    found: list[str] = loaded("completion.complete")(notebook, magic, event)
+    return found

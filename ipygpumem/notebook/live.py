@@ -15,7 +15,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from ipygpumem.model import Reading
 from ipygpumem.notebook.aside import say_failed
@@ -26,16 +27,7 @@ from ipygpumem.notebook.ipython.wire import Place, Wire
 from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.ticker import Tick, Ticker
 from ipygpumem.objects.progress import Progress
-from ipygpumem.reports.live import (
-    MINUTE_SECONDS,
-    Sample,
-    Work,
-    live_html,
-    live_text,
-    sample_of,
-    work_html,
-    work_text,
-)
+from ipygpumem.reports.live import MINUTE_SECONDS, Sample, Work, live_html, live_text, sample_of, work_html, work_text
 
 _PATIENCE_SECONDS = 2.0
 """How long a cell's end waits for a line that is being drawn, such as on a terminal that was halted by Ctrl-S."""
@@ -46,14 +38,27 @@ _WORK_SECONDS = 1.0
 _WORK_EVERY_SECONDS = 0.5
 
 
+class Content(NamedTuple):
+    """What a line shows: a cell's time and memory, or our own work."""
+
+    kind: str
+    html: Callable[[], str]
+    text: Callable[..., str]
+
+
+def _of_cell(readings: Sequence[Reading], samples: Sequence[Sample]) -> Content:
+    return Content("live", partial(live_html, readings, samples), partial(live_text, readings, samples))
+
+
+def _of_work(work: Work) -> Content:
+    return Content("progress", partial(work_html, work), partial(work_text, work))
+
+
 class Line(Protocol):
     """Where the live line of one cell is drawn."""
 
-    def draw(self, readings: Sequence[Reading], samples: Sequence[Sample]) -> None:
+    def draw(self, content: Content) -> None:
         """Draw the line anew."""
-
-    def draw_work(self, work: Work) -> None:
-        """Draw our own work instead."""
 
     def close(self, *, replace: bool) -> str | None:
         """Take the line away; return the display that the cell's report shall take over, if it may ``replace`` one."""
@@ -106,10 +111,9 @@ class Live(Part):
             while self._samples[0].elapsed_seconds < tick.elapsed_seconds - MINUTE_SECONDS:
                 self._samples.popleft()
             work = self._work
-            if self._line is not None and work is not None:
-                tick.cell.context.run(self._line.draw_work, work)
-            elif self._line is not None and self._config.report:
-                tick.cell.context.run(self._line.draw, readings, self._samples)
+            if self._line is not None and (work is not None or self._config.report):
+                content = _of_cell(readings, self._samples) if work is None else _of_work(work)
+                tick.cell.context.run(self._line.draw, content)
 
     @contextlib.contextmanager
     def work(self, what: str) -> Iterator[Progress]:
@@ -154,7 +158,7 @@ class Live(Part):
             if self._line is None and self._config.report:  # it will be the report's place
                 self._line = self._new_line(is_last=True)
             if self._line is not None:
-                self._line.draw_work(work)
+                self._line.draw(_of_work(work))
 
     def _new_line(self, *, is_last: bool = False) -> Line | None:
         if not hasattr(self._shell, "kernel"):
@@ -215,15 +219,9 @@ class _StatusRow:
     def __init__(self, row: TerminalLine) -> None:
         self._row = row
 
-    def draw(self, readings: Sequence[Reading], samples: Sequence[Sample]) -> None:
+    def draw(self, content: Content) -> None:
         if sys.stdout is sys.__stdout__:
-            ascii_only = not self._row.unicode
-            self._row.draw(lambda width: live_text(readings, samples, width=width, ascii_only=ascii_only))
-
-    def draw_work(self, work: Work) -> None:
-        if sys.stdout is sys.__stdout__:
-            ascii_only = not self._row.unicode
-            self._row.draw(lambda width: work_text(work, width=width, ascii_only=ascii_only))
+            self._row.draw(lambda width: content.text(width=width, ascii_only=not self._row.unicode))
 
     def close(self, *, replace: bool) -> None:
         self._row.close()
@@ -235,11 +233,8 @@ class _Output:
     def __init__(self, place: Place) -> None:
         self._place = place
 
-    def draw(self, readings: Sequence[Reading], samples: Sequence[Sample]) -> None:
-        self._place.draw(live_html(readings, samples), "live")
-
-    def draw_work(self, work: Work) -> None:
-        self._place.draw(work_html(work), "progress")
+    def draw(self, content: Content) -> None:
+        self._place.draw(content.html(), content.kind)
 
     def close(self, *, replace: bool) -> str | None:
         return self._place.close(replace=replace)

@@ -58,17 +58,12 @@ class Notebook:
         self._parts.append(recorder)
         return recorder
 
-    @property
-    def has_recorder(self) -> bool:
-        """Whether anybody has asked for it."""
-        return "recorder" in vars(self)
-
     def records(self) -> SessionRecord:
         """Return all that has finished, as one record."""
         return SessionRecord(time.time(), tuple(self.session.history), tuple(self.experiments.finished))
 
     def close(self) -> list[str]:
-        """End all that goes on; return the names of experiments left open, whose names stay as they are."""
+        """End everything; return the names of the experiments that were open."""
         names = [experiment.name for experiment in self.experiments.open]
         with contextlib.ExitStack() as stack:  # called in reverse, even if one fails
             if graphs := sys.modules.get("ipygpumem.objects.holders.graphs"):
@@ -99,5 +94,5 @@ def notebook_of(shell: Any) -> Notebook:
 
 
 def current_notebook() -> Notebook:
-    """Return what ipygpumem is in the shell that runs this code (``NotLoadedError`` if there is none)."""
+    """Return what ipygpumem is in the current shell (``NotLoadedError`` if there is none)."""
     return notebook_of(get_ipython())

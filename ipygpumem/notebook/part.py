@@ -1,4 +1,4 @@
-"""The base of all that goes along with a shell's cells: hooks that do nothing by default."""
+"""Defines the hooks of what goes along with a shell's cells; they do nothing by default."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Part:
         return ()
 
     def shown(self) -> None:
-        """Note that all there is to say of a cell has been shown; the cell that loads us has no other hook."""
+        """Note that a cell's reports have been shown; the cell that loads us has no other hook."""
 
     def close(self) -> None:
         """Undo what is still in force: the extension is being unloaded."""

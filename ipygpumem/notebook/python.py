@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ipygpumem.errors import GpuMemError
 from ipygpumem.model import CellRecord, ExperimentRecord, History
 from ipygpumem.notebook.commands.status import reconcile
+from ipygpumem.notebook.experiments.budget import NotebookBudget
 from ipygpumem.notebook.experiments.experiment import Experiment
+from ipygpumem.notebook.experiments.options import ExperimentOptions
 from ipygpumem.notebook.notebook import current_notebook
 from ipygpumem.reconcile.records import Reconciliation
 from ipygpumem.reports.export import formats
@@ -43,17 +45,8 @@ def experiment(
         BudgetError: ``budget`` names no device or no size.
         FileError: ``record`` cannot be written to; ``start`` raises it where there is no CUDA device.
     """
-    return Experiment(
-        current_notebook().experiments,
-        name,
-        keep=keep,
-        drop_imports=drop_imports,
-        seed=seed,
-        report=report,
-        note=note,
-        budget=budget,
-        record=record,
-    )
+    experiments = current_notebook().experiments
+    return Experiment(experiments, ExperimentOptions(name, keep, drop_imports, seed, report, note, budget, record))
 
 
 def last() -> CellRecord | None:
@@ -104,6 +97,11 @@ def subscribe(subscriber: Callable[[CellRecord | ExperimentRecord], object]) -> 
     if not callable(subscriber):
         raise GpuMemError("subscribe takes something that can be called with a record: subscribe(print)")
     return current_notebook().subscribers.subscribe(subscriber)
+
+
+def notebook_budget(sizes: Mapping[str, int]) -> NotebookBudget:
+    """Return a budget over the notebook's cells; see ``budget``."""
+    return NotebookBudget(current_notebook().budgets, sizes)
 
 
 def reconciliations_now() -> Sequence[Reconciliation]:

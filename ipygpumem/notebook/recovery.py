@@ -1,15 +1,15 @@
-"""After an out-of-memory error or an interrupt: what the frames held, its release, and what came back."""
+"""Releases what the frames hold after an out-of-memory error or an interrupt, and records it."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from ipygpumem.freeing import carried, reclaim, tracebacks
-from ipygpumem.freeing.lingering import Named
-from ipygpumem.freeing.steps import steps_that_free
+from ipygpumem.freeing import error_attributes, reclaim, tracebacks
+from ipygpumem.freeing.name_snapshot import NameSnapshot
+from ipygpumem.freeing.reclaim import steps_that_free
 from ipygpumem.introspect import instance_dict
 from ipygpumem.model import Held, Reading, ReclaimStep, RecoveryRecord
 from ipygpumem.notebook.cell import Cell
@@ -20,14 +20,14 @@ from ipygpumem.probes.host import available_bytes
 from ipygpumem.reports import content
 
 
-@dataclass
 class _OfCell:
     """What is known of a cell before it is over."""
 
-    refusals: dict[str, str] = field(default_factory=dict)
-    """Messages of its out-of-memory errors, and who refused the memory, in words."""
-    released_by: int = 0
-    """Identity of an error that ended an experiment inside the cell: its frames belong to that experiment."""
+    def __init__(self) -> None:
+        self.refusals: dict[str, str] = {}
+        """Messages of its out-of-memory errors, and who refused the memory, in words."""
+        self.released_by = 0
+        """Identity of an error that ended an experiment inside the cell: its frames belong to that experiment."""
 
 
 class Recovery:
@@ -47,8 +47,8 @@ class Recovery:
         self.on_oom: list[Callable[[BaseException, object], None]] = []
         """Called with each out-of-memory error that is seen, before anything is released, and with what it leaves."""
         self.who_refused: Callable[[str], str] = lambda message: ""
-        """Says which limit an out-of-memory error's message tells of, in words."""
-        self._named: Named | None = None
+        """Names the limit in an out-of-memory error's message."""
+        self._named: NameSnapshot | None = None
         """What names stood for after a recovery, if no cell has run since without one."""
         self._mark: Mark | None = None
         """The moment of that recovery."""
@@ -126,9 +126,9 @@ class Recovery:
             half_made=half_made[0] if half_made is not None and half_made[1]() is not None else "",
         )
 
-    def _names_now(self) -> Named | None:
+    def _names_now(self) -> NameSnapshot | None:
         try:
-            return Named(self._shell.user_ns)
+            return NameSnapshot(self._shell.user_ns)
         except MemoryError:
             return None
 
@@ -138,10 +138,10 @@ class Recovery:
         The first error that is recovered from pays for a full collection, those that follow it do not.
         """
         named = self._named
-        return None if named is None or named.some_linger(self._shell.user_ns) else self._mark
+        return None if named is None or named.some_may_live_on(self._shell.user_ns) else self._mark
 
     def failed_inside(self, error: BaseException, leaving: object) -> str:
-        """Release what an error holds that leaves the ``with`` block of the experiment ``leaving``, which ends now.
+        """Release what an error holds as it leaves the ``with`` block of the experiment ``leaving``.
 
         Returns:
             What is to be said of it in the experiment's report, if anything.
@@ -164,7 +164,7 @@ class Recovery:
         return ""
 
     def leaves_budget(self, error: BaseException) -> None:
-        """Note who refused memory when an error leaves the block of a budget, which is in force still."""
+        """Note who refused memory when an error leaves a budget's block; the budget is still in force."""
         running = self._cells.running()
         self._refused(tracebacks.classify(error), running[-1] if running else None)
 
@@ -186,7 +186,7 @@ class Recovery:
         return told.get(failure.message, "")
 
     def release_stored_tracebacks(self) -> list[str]:
-        """Release the last error, which IPython and ``sys`` keep for %debug and %tb; return what is to be told."""
+        """Release the last error, kept for %debug and %tb; return lines for the report."""
         if self._config.release_frames == "never":
             return []
         last = self._shell.last_execution_result
@@ -215,7 +215,7 @@ class Recovery:
         if self._cells.ended_inside:
             return ()  # code of the user's may have got it as the result of run_cell
         last = self._shell.last_execution_result
-        return carried.take_off(
+        return error_attributes.remove(
             error,
             roots=[vars(sys), self._shell, instance_dict(self._shell), getattr(self._shell, "_trait_values", None)],
             through=[last, instance_dict(last)],

@@ -5,13 +5,12 @@ A new command is an entry here and a module of ``commands`` with the function th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
-# No comparison, no text: making these methods takes time while the extension loads.
+# Tuples: a dataclass takes thrice the time to make, while the extension loads.
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Argument:
+class Argument(NamedTuple):
     """What a command takes: an option, a switch, or words without a name.
 
     Args:
@@ -63,8 +62,7 @@ class Argument:
         return self.is_many or self.type == "line"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Command:
+class Command(NamedTuple):
     """A magic's line, or a command of a magic."""
 
     name: str
@@ -79,8 +77,7 @@ class Command:
     """What stands below the help."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Magic:
+class Magic(NamedTuple):
     """A magic as ``%name``, as ``%%name``, or as both."""
 
     name: str
@@ -90,7 +87,7 @@ class Magic:
     """Whether ``%%name`` as a cell's first line becomes a call, so that the body is a plain cell: see rewriting.py."""
 
     def command(self, kind: str) -> Command:
-        """Return what ``line`` or ``cell`` does; of a magic that is only the other, that."""
+        """Return the command for ``line`` or ``cell``, or the only one there is."""
         found = self.line or self.cell if kind == "line" else self.cell or self.line
         assert found is not None
         return found
@@ -107,7 +104,7 @@ _MIN = Argument("--min SIZE", type="size")
 _FORCE = Argument("--force")
 
 _SCOPE = (
-    Argument("NAME", to="name", type="line", missing="which name? It stands before the options: NAME --keep x"),
+    Argument("NAME", to="name", type="line", missing="which name? Write it before the options: NAME --keep x"),
     Argument("--keep NAME...", "names or globs that stay, with blanks or commas: --keep model 'loss*'", offers="names"),
     Argument("--drop-imports", "delete the names of imported modules too"),
     Argument("--seed N", "reset Python's, NumPy's and torch's random generators first", type="int"),
@@ -154,10 +151,7 @@ _TENSORS = (
     Argument("--by name|shape|kind|cell|device"),
     Argument("--top N", type="int", default=20),
 )
-_HISTORY = (
-    Argument("-n 20", type="count", default=20),
-    Argument("--experiment NAME", offers="finished"),
-)
+_HISTORY = (Argument("-n 20", type="count", default=20), Argument("--experiment NAME", offers="finished"))
 _EXPORTED = Argument("FILE", to="file", offers="exports", missing="which file? Its suffix says the format")
 _PLOT = (
     Argument("session|cells|devices|experiments", to="picture", default="session"),

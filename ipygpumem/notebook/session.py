@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -77,7 +76,7 @@ class Session:
             self.cell_ends(result)
 
     def _finish(self, cell: Cell, result: Any, seconds: float) -> None:
-        """Give back what ends with the cell; then make its record and those of its experiments, which so agree."""
+        """Give back what ends with the cell; only then make the records, so that they agree."""
         error, reports, record = error_of(result), cell.above, None
         try:
             try:
@@ -103,20 +102,33 @@ class Session:
         """Release what the cell's error holds, and let the parts give back what ends with the cell."""
         shown = error or shown_since(cell.last_error)
         failed = error is not None or last_error() != cell.last_error
+        # Where memory has run out, anything may fail until recovery has given it back: each goes on after the other.
         try:
             self._all(lambda part: part.code_ended(cell, failed=failed))
-            if shown is not None or cell.gives_back:
-                cell.at_end = self._tools.meter.settle(cell.measurement)
-            cell.below += self._recovery.cell_ended(cell, shown)
-            cell.end()
         finally:
-            self._all(lambda part: part.give_back(cell))
+            try:
+                if shown is not None or cell.gives_back:
+                    cell.at_end = self._tools.meter.settle(cell.measurement)
+            finally:
+                try:
+                    cell.below += self._recovery.cell_ended(cell, shown)
+                    cell.end()
+                finally:
+                    self._all(lambda part: part.give_back(cell))
 
     def _all(self, call: Callable[[Part], object]) -> None:
         """Call all parts in their order, even if one fails or is interrupted; then that is raised."""
-        with contextlib.ExitStack() as stack:
-            for part in reversed(self._parts):
-                stack.callback(call, part)
+        failed: BaseException | None = None
+        for part in self._parts:
+            try:
+                call(part)
+            except BaseException as error:  # noqa: PERF203  # each part has its turn
+                failed = failed if isinstance(failed, KeyboardInterrupt) else error
+        if failed is not None:
+            try:
+                raise failed
+            finally:
+                del failed  # else it would refer to this frame, and the frame to it
 
     def _measure(self, cell: Cell, error: BaseException | None, seconds: float) -> CellRecord:
         """Collect garbage where that is cheap, and return what the cell has cost."""
@@ -174,7 +186,7 @@ class Session:
         live.reported(cell)
 
     def _interrupted(self, result: Any) -> list[content.Report]:
-        """Let a Ctrl-C that came when a cell's code had ended stop what comes next; IPython would lose it."""
+        """Let a late Ctrl-C, after the cell's code, stop what comes next; IPython would lose it."""
         for outer in self._tools.cells.running():
             outer.interrupted_inside = True
         if getattr(result, "error_in_exec", self) is not None:

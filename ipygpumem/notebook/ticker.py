@@ -1,4 +1,4 @@
-"""Ticks while a long cell runs: what it holds at that moment, for whoever listens.
+"""Tells listeners what a long cell holds, again and again while it runs.
 
 A trivial cell must pay nothing for this, so no cell starts or wakes a thread. Ours looks around about once a second
 while cells come, often enough for each cell's first tick, and rests when none has been seen for a while.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import Reading
@@ -20,8 +20,7 @@ _IDLE_SECONDS = 10.0
 _SHORTEST_SECONDS = 0.25
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(NamedTuple):
     """One moment of a cell that runs for long."""
 
     cell: Cell
@@ -29,13 +28,13 @@ class Tick:
     readings: dict[str, Reading]
 
 
-@dataclass(eq=False)
 class _Listening:
-    listener: Callable[[Tick], None]
-    after_seconds: float
-    every_seconds: float
-    cell: Cell | None = None
-    due: float = 0.0
+    def __init__(self, listener: Callable[[Tick], None], after_seconds: float, every_seconds: float) -> None:
+        self.listener = listener
+        self.after_seconds = max(after_seconds, _SHORTEST_SECONDS)
+        self.every_seconds = max(every_seconds, _SHORTEST_SECONDS)
+        self.cell: Cell | None = None
+        self.due = 0.0
 
     def due_for(self, cell: Cell) -> float:
         """Return when this listener hears next of ``cell``."""
@@ -68,7 +67,7 @@ class Ticker:
             after_seconds: how long a cell has to run for its first tick; 0.25 at least.
             every_seconds: time between two ticks; 0.25 at least.
         """
-        entry = _Listening(listener, max(after_seconds, _SHORTEST_SECONDS), max(every_seconds, _SHORTEST_SECONDS))
+        entry = _Listening(listener, after_seconds, every_seconds)
         self._listening += (entry,)
         self._seen_at = time.perf_counter()
         self._meter.worker.add(self._look)

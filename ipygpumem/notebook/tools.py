@@ -21,7 +21,7 @@ from ipygpumem.probes.host import HostProbe
 from ipygpumem.reports.bars import Scales
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Tools:
     """IPython's shell, our options, and what measures, collects and shows."""
 

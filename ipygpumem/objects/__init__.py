@@ -1,1 +1,1 @@
-"""Tensors and arrays: what they are, which are alive, what keeps them alive."""
+"""Finds tensors and arrays: what they are, which are alive, what keeps them alive."""

@@ -1,4 +1,4 @@
-"""Tensors and arrays: what they are, how many bytes their storage takes, and where an object holds some.
+"""Describes tensors and arrays: what they are, and how many bytes they take. Finds those that an object holds.
 
 The objects belong to the user. They are recognised by ``type()``, read through their base class's own
 descriptors, and never asked for their ``repr``, compared, or touched through ``__getattr__``.
@@ -21,15 +21,8 @@ from typing import Any
 from ipygpumem.introspect import class_dict, instance_dict, is_atom, is_instance, module_of, type_name
 from ipygpumem.model import Held
 
-_NOT_ENTERED = (
-    type,
-    types.ModuleType,
-    types.FrameType,
-    types.CodeType,
-    types.TracebackType,
-    types.BuiltinFunctionType,
-)
-"""A search for arrays stops here: what lies behind belongs to everybody."""
+NOT_ENTERED = (types.FrameType, types.CodeType, types.TracebackType, types.BuiltinFunctionType)
+"""No walk goes on here: what lies behind belongs to everybody."""
 
 TOOLS = {"IPython", "ipykernel", "ipygpumem"}
 """Objects of these lead to the shell, and so to all outputs."""
@@ -57,8 +50,7 @@ class Array:
 def describe(value: object) -> Array | None:
     """Return what ``value`` is if it is a torch tensor or a NumPy array, else None."""
     try:
-        tensor_type = library_type("torch", "Tensor")
-        if tensor_type is not None and is_instance(value, tensor_type):
+        if is_of_library(value, "torch", "Tensor"):
             return _describe_tensor(sys.modules["torch"], value)
         array_type = library_type("numpy", "ndarray")
         if array_type is not None and is_instance(value, array_type):
@@ -69,9 +61,15 @@ def describe(value: object) -> Array | None:
 
 
 def library_type(module: str, name: str) -> type | None:
-    """Return a class of a library that the user's code has loaded; None if that is not so, or a stand-in."""
-    found = getattr(sys.modules.get(module), name, None)
-    return found if is_instance(found, type) else None
+    """Return a class of a library that the user's code has loaded; None if it has not, or loaded a stand-in."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind if is_instance(kind, type) else None
+
+
+def is_of_library(value: object, module: str, name: str) -> bool:
+    """Whether the type of ``value`` is that class of a loaded library, or derives from it."""
+    kind = library_type(module, name)
+    return kind is not None and is_instance(value, kind)
 
 
 def _describe_tensor(torch: Any, tensor: Any) -> Array | None:
@@ -176,30 +174,30 @@ def elements(array: Any) -> list[Any] | None:
     if not read["dtype"].__get__(array).hasobject or read["size"].__get__(array) > _LONGEST:
         return None
     try:
-        found = read["tolist"](array)
+        items = read["tolist"](array)
     except Exception:  # a half-made array
         return None
-    return found if type(found) is list else [found]
+    return items if type(items) is list else [items]
 
 
 def flat_elements(array: Any) -> list[Any] | None:
     """Return the objects in a NumPy array of objects in one list, whatever its shape; None for any other array."""
-    found = elements(array)
-    if found is not None:
+    items = elements(array)
+    if items is not None:
         array_type: Any = library_type("numpy", "ndarray")
         for _ in range(array_type.__dict__["ndim"].__get__(array) - 1):
-            found = list(itertools.chain.from_iterable(found))
-    return found
+            items = list(itertools.chain.from_iterable(items))
+    return items
 
 
 def slot_descriptors(kind: type) -> dict[str, Any]:
     """Return the slots of a class and its bases by their names."""
-    found: dict[str, Any] = {}
+    descriptors: dict[str, Any] = {}
     for base in reversed(type.mro(kind)):
         members = list(class_dict(base).items())
-        found.update((name, member) for name, member in members if type(member) is types.MemberDescriptorType)
-    found.pop("__dict__", None)  # some classes in C show it so; see ``instance_dict``
-    return found
+        descriptors.update((name, member) for name, member in members if type(member) is types.MemberDescriptorType)
+    descriptors.pop("__dict__", None)  # some classes in C show it so; see ``instance_dict``
+    return descriptors
 
 
 def slots(item: object, descriptors: dict[str, Any] | None = None) -> dict[str, object]:
@@ -209,11 +207,11 @@ def slots(item: object, descriptors: dict[str, Any] | None = None) -> dict[str, 
         item: the object.
         descriptors: what ``slot_descriptors`` gives for its class, if that is known.
     """
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for name, slot in (slot_descriptors(type(item)) if descriptors is None else descriptors).items():
         with contextlib.suppress(AttributeError, TypeError):
-            found[name] = slot.__get__(item)
-    return found
+            values[name] = slot.__get__(item)
+    return values
 
 
 def _children(item: object) -> Iterable[object]:
@@ -240,17 +238,17 @@ def memory_of(array_type: type, array: Any) -> object:
 def inside_pandas(item: object) -> list[object]:
     """Return the arrays in one of pandas' own objects, or in a tuple of them."""
     array_type = library_type("numpy", "ndarray")
-    found, seen, waiting = list[object](), set[int](), [item]
+    arrays, seen, waiting = list[object](), set[int](), [item]
     while waiting:
         part = waiting.pop()
         if id(part) in seen or array_type is None:
             continue
         seen.add(id(part))
         if is_instance(part, array_type):
-            found.append(part)
+            arrays.append(part)
         elif is_of_pandas(part) or type(part) is tuple or type(part) is dict:
             waiting += gc.get_referents(part)
-    return found
+    return arrays
 
 
 def is_of_pandas(item: object) -> bool:
@@ -260,20 +258,14 @@ def is_of_pandas(item: object) -> bool:
 
 def is_map(owner: object) -> bool:
     """Whether an object is a memory map."""
-    kind = library_type("mmap", "mmap")
-    return kind is not None and is_instance(owner, kind)
-
-
-def _is_tensor(value: object) -> bool:
-    kind = library_type("torch", "Tensor")
-    return kind is not None and is_instance(value, kind)
+    return is_of_library(owner, "mmap", "mmap")
 
 
 def owner_of(array_type: type, array: Any) -> Any:
     """Return the array or tensor whose memory ``array`` shows: itself, or what it is a view of."""
     while True:
         behind = _behind(array_type, array)
-        if _is_tensor(behind):
+        if is_of_library(behind, "torch", "Tensor"):
             return behind
         if not is_instance(behind, array_type):
             return array
@@ -292,11 +284,11 @@ def watch(item: object) -> Callable[[], bool]:
 
     A view that survives keeps its storage, so the storage is watched and not the object.
     """
-    tensor_type, array_type = library_type("torch", "Tensor"), library_type("numpy", "ndarray")
-    if tensor_type is not None and is_instance(item, tensor_type):
+    if is_of_library(item, "torch", "Tensor"):
         torch: Any = sys.modules["torch"]
         with contextlib.suppress(Exception), torch._C.DisableTorchFunction():  # some have no storage
             return _WeakStorage(torch.Tensor.untyped_storage(item)).is_alive
+    array_type = library_type("numpy", "ndarray")
     if array_type is not None and is_instance(item, array_type):
         item = owner_of(array_type, item)
         if not is_instance(item, array_type):
@@ -306,7 +298,7 @@ def watch(item: object) -> Callable[[], bool]:
 
 
 class _WeakStorage:
-    """A weak reference to a storage of torch. torch's own has a finaliser and is out of a weak reference's reach."""
+    """A weak reference to a storage of torch. torch's own has a finaliser, and cannot itself be referred to weakly."""
 
     def __init__(self, storage: Any) -> None:
         self._kind: Any = type(storage)
@@ -350,12 +342,12 @@ class ArraySearch:
             if id(item) in self._seen or not self._enters(item):
                 continue
             self._seen.add(id(item))
-            found = describe(item)
-            if found is not None and found.storage not in self._storages:
-                self._storages.add(found.storage)
-                if not self._leaves_out(item, found):
-                    yield item, found
-            if found is None and limit > 0:
+            array = describe(item)
+            if array is not None and array.storage not in self._storages:
+                self._storages.add(array.storage)
+                if not self._leaves_out(item, array):
+                    yield item, array
+            if array is None and limit > 0:
                 limit -= 1
                 self._left -= 1
                 with contextlib.suppress(RuntimeError):  # a thread changes a dict while we look: take what was seen
@@ -363,24 +355,24 @@ class ArraySearch:
 
     def ignore(self, value: object) -> None:
         """Leave the memory of ``value`` out if it is an array itself: views of it are not found either."""
-        found = describe(value)
-        if found is not None:
-            self._storages.add(found.storage)
+        array = describe(value)
+        if array is not None:
+            self._storages.add(array.storage)
 
     def _enters(self, item: object) -> bool:
         kind = id(type(item))
         if kind not in self._entered:
-            stops = any(is_instance(item, base) for base in _NOT_ENTERED)
+            stops = any(is_instance(item, base) for base in (type, types.ModuleType, *NOT_ENTERED))
             self._entered[kind] = not stops and module_of(item).partition(".")[0] not in TOOLS
         return self._entered[kind]
 
     def held(self, name: str, value: object, *, function: str = "", line: int = 0) -> tuple[Held, list[object]] | None:
         """Return what ``name`` holds, and the arrays themselves; None if that is nothing new."""
-        found = list(self.find(value))
-        if not found:
+        pairs = list(self.find(value))
+        if not pairs:
             return None
-        arrays = [array for _, array in found]
-        return _held(name, value, arrays, function, line), [item for item, _ in found]
+        arrays = [array for _, array in pairs]
+        return _held(name, value, arrays, function, line), [item for item, _ in pairs]
 
 
 def _held(name: str, value: object, arrays: list[Array], function: str, line: int) -> Held:

@@ -1,4 +1,4 @@
-"""Collects garbage, and knows what was made since some moment: the objects that CPython's collector calls young.
+"""Collects garbage, and knows what was made since some moment: what CPython's collector calls young.
 
 A collection of generation 1 looks at young objects only, and makes those that survive it old. As long as none like it
 runs again, what is young is exactly what was made since, and the next one finds exactly its garbage. Both cost what was
@@ -43,7 +43,7 @@ class Mark:
 
 
 class Known(weakref.ref[object]):
-    """A weak reference to an instance that is known, which nobody else shares or need see."""
+    """A weak reference to a known instance; nobody else shares it."""
 
     __slots__ = ()
 
@@ -93,12 +93,12 @@ class Garbage:
             del new  # as long as they are listed, none is garbage
             if known is not None and len(known) > self._MOST_KNOWN:
                 known = None  # most have died: nobody has asked for instances since
-        found = _run(1)
+        died = _run(1)
         # Somebody else has done the same meanwhile, or another thread may have made some that were not listed.
         if self.last is not last or (known is not None and _progress_of_others() != others):
             known = None
         self._known, self.last, self._collections = known, Mark(), 0
-        return found
+        return died
 
     def instances(self, *bases: type) -> list[object]:
         """Return the live objects of classes written in Python, and of those derived from them.
@@ -109,10 +109,10 @@ class Garbage:
         new = self._new_instances() if self._known is not None and is_asked_again else None
         if new is None or self._known is None:
             last = Mark()
-            found = live_instances(*bases)
+            instances = live_instances(*bases)
             self._bases, self.last = bases, last
-            self._known = list(map(Known, found)) if len(found) <= self._MOST_KNOWN else None
-            return found
+            self._known = list(map(Known, instances)) if len(instances) <= self._MOST_KNOWN else None
+            return instances
         known = [item for reference in self._known if (item := reference()) is not None]
         if len(known) < len(self._known):
             self._known = list(map(Known, known))
@@ -133,31 +133,31 @@ class Garbage:
         """Collect until nothing more dies (finalisers may free what the next round can collect); return how many died.
 
         Args:
-            since: only what was made since then need be looked at, if that can still be told.
+            since: only what was made since then need be looked at, if that is still known.
         """
         young = made_since(since)
         if young is None:
             return self._collect_all()
-        told = _that_run_code(young)
+        run_code = _that_run_code(young)
         del young
-        found = self._make_old()
+        died = self._make_old()
         # What a finaliser lets go of may be old.
-        return found + self._collect_all() if any(reference() is None for reference in told) else found
+        return died + self._collect_all() if any(reference() is None for reference in run_code) else died
 
     def _collect_all(self) -> int:
         total = 0
         for _ in range(_ROUNDS):
             total += self._make_old()
-            found = self._collect_old()
-            total += found
-            if found == 0:
+            died = self._collect_old()
+            total += died
+            if died == 0:
                 break
         return total
 
     def _collect_old(self) -> int:
-        found = _run(2)
+        died = _run(2)
         self.last = self.last and Mark()  # what finalisers have made is young
-        return found
+        return died
 
     def cell_ended(self, seconds: float, share: float, *, in_scope: bool) -> None:
         """Collect what garbage a cell has made, and all that there is if that is cheap beside it.
@@ -209,16 +209,16 @@ class Garbage:
 
 
 def _run(generation: int) -> int:
-    """Collect a generation, and return how many objects died: once nobody else collects, which CPython would not tell.
+    """Collect a generation as soon as nobody else collects, and return how many objects died.
 
     A collection of another thread's may wait in a finaliser or a callback; one around this call never ends.
     """
     for _ in range(_TIMES):
         earlier = gc.get_stats()[generation]["collections"]
         with interrupts.kept():
-            found = gc.collect(generation)
+            died = gc.collect(generation)
         if gc.get_stats()[generation]["collections"] != earlier:
-            return found
+            return died
         time.sleep(0.001)
     return 0
 
@@ -259,7 +259,7 @@ def _derives(kind: type, bases: Sequence[type]) -> bool:
 
 
 def _that_run_code(items: Sequence[object]) -> list[Callable[[], object]]:
-    """Return functions that give None once the death of one of ``items`` has run code: a finaliser, or a callback."""
+    """Return functions that return None once one of ``items`` has died and run code: a finaliser, or a callback."""
     ending = _of_kinds(items, _has_finaliser)
     references = _of_kinds(items, lambda kind: _derives(kind, [weakref.ref]))
     callback = weakref.ref.__dict__["__callback__"].__get__
@@ -280,4 +280,4 @@ def weak(item: object) -> weakref.ref[object] | None:
 
 
 def _gone() -> None:
-    """Say what a weak reference says whose object has died."""
+    """Answer as a weak reference whose object has died."""

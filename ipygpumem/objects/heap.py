@@ -1,4 +1,4 @@
-"""One look over everything that is alive, and who refers to whom.
+"""Looks over everything that is alive, and sees who refers to whom.
 
 The garbage collector lists containers only. NumPy arrays are not among them, and neither is a dict or tuple that
 holds nothing but arrays, numbers and text (CPython stops tracking it): both are found as what listed objects refer to.
@@ -61,9 +61,9 @@ class Heap:
         self._look_behind(beside, progress)
 
     def drop(self) -> None:
-        """Let go of everything, also if whoever made the heap was alive by then: that would be a cycle otherwise."""
-        for found in (self._tracked, self._containers, self.tensors, self.modules, self.optimizers, self.ndarrays):
-            found.clear()
+        """Let go of everything. If the maker of the heap is in it, that would be a cycle otherwise."""
+        for objects in (self._tracked, self._containers, self.tensors, self.modules, self.optimizers, self.ndarrays):
+            objects.clear()
         self._inside = None
 
     def _look_behind(self, beside: Iterable[object], progress: Progress) -> None:
@@ -103,26 +103,26 @@ class Heap:
             several = one_of_each(part)
             new = several.keys() - known
             known |= new
-            for base, found, kinds in roles:
+            for base, those, kinds in roles:
                 kinds.update(kind for kind in new if base is not None and is_instance(several[kind], base))
                 if not kinds.isdisjoint(several):
-                    found += of_types(kinds, part)
+                    those += of_types(kinds, part)
             yield referents
         yield from _referents_of(_contents(self.ndarrays))
 
     @property
     def size(self) -> int:
-        """How many objects one look at who refers to whom has to see."""
+        """How many objects a look for referrers has to see."""
         return len(self._tracked) + len(self._containers)
 
     def large(self, smallest: int) -> dict[StorageKey, list[object]]:
         """Return the tensors and arrays of each storage of at least ``smallest`` bytes."""
-        found = large_tensors(self.tensors, smallest)
+        by_storage = large_tensors(self.tensors, smallest)
         for item in self.ndarrays:
             array = describe(item)
             if array is not None and array.size_bytes >= smallest:
-                found.setdefault(array.storage, []).append(item)
-        return found
+                by_storage.setdefault(array.storage, []).append(item)
+        return by_storage
 
     def referrers(self, objects: dict[int, object], progress: Progress = unseen) -> Iterator[tuple[object, list[int]]]:
         """Yield the objects that refer to some of ``objects`` (by identity), and to which.
@@ -133,12 +133,12 @@ class Heap:
             self._alive = set(map(id, self._tracked))
         if any(not gc.is_tracked(item) for item in objects.values()):
             # The collector's own search would miss containers that it has stopped to track since.
-            found = _that_refer_to(objects, self._tracked, progress) + _that_refer_to(objects, self._containers)
+            referrers = _that_refer_to(objects, self._tracked, progress) + _that_refer_to(objects, self._containers)
         elif len(objects) > _FEW:
-            found = _that_refer_to(objects, self._tracked, progress)
+            referrers = _that_refer_to(objects, self._tracked, progress)
         else:
-            found = [item for item in gc.get_referrers(*objects.values()) if id(item) in self._alive]
-        for item in found:
+            referrers = [item for item in gc.get_referrers(*objects.values()) if id(item) in self._alive]
+        for item in referrers:
             children = [id(child) for child in gc.get_referents(item) if id(child) in objects]
             if children:
                 yield item, list(dict.fromkeys(children))
@@ -166,11 +166,11 @@ _CONTAINERS = {id(dict), id(tuple)}
 
 
 def _containers_of_more(items: Sequence[object]) -> list[object]:
-    """Return the untracked containers among ``items`` that hold more than plain numbers and text: few of them."""
-    found = list(filterfalse(gc.is_tracked, of_types(_CONTAINERS, items)))
-    if ATOMS.issuperset(types_of(gc.get_referents(*found))):
+    """Return the untracked containers among ``items`` that hold more than numbers and text: there are few."""
+    untracked = list(filterfalse(gc.is_tracked, of_types(_CONTAINERS, items)))
+    if ATOMS.issuperset(types_of(gc.get_referents(*untracked))):
         return []
-    return [item for item in found if not ATOMS.issuperset(types_of(gc.get_referents(item)))]
+    return [item for item in untracked if not ATOMS.issuperset(types_of(gc.get_referents(item)))]
 
 
 def _parts(items: Sequence[object], progress: Progress) -> Iterator[Sequence[object]]:
@@ -213,16 +213,16 @@ def live_instances(*bases: type) -> list[object]:
 def large_tensors(tensors: Iterable[object], smallest: int) -> dict[StorageKey, list[object]]:
     """Return which of ``tensors`` show each storage of at least ``smallest`` bytes."""
     base: Any = library_type("torch", "Tensor")
-    found: dict[StorageKey, list[object]] = {}
+    by_storage: dict[StorageKey, list[object]] = {}
     if base is None or not (tensors := list(tensors)):
-        return found
+        return by_storage
     untyped_storage = base.untyped_storage
     with sys.modules["torch"]._C.DisableTorchFunction():
         for tensor in tensors:
             try:
                 storage = untyped_storage(tensor)
                 if storage.nbytes() >= smallest and storage.device.type != "meta":
-                    found.setdefault(("torch", storage._cdata), []).append(tensor)
+                    by_storage.setdefault(("torch", storage._cdata), []).append(tensor)
             except (RuntimeError, NotImplementedError):  # noqa: PERF203  # sparse, or a wrapper
                 continue
-    return found
+    return by_storage

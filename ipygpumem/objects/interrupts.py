@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from types import TracebackType
 from typing import Any
 
 
@@ -34,9 +33,7 @@ class kept:  # noqa: N801  # read as a word of the "with" statement
         else:
             self._earlier(unraisable)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
         if self._earlier is None:
             return
         if sys.unraisablehook is self._own:  # else somebody's finaliser has put another one there

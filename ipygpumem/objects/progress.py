@@ -1,4 +1,4 @@
-"""How much of a piece of work is done: a share from 0 to 1, from counts that are known before each of its parts."""
+"""Reports how much of a piece of work is done, as a share from 0 to 1, by counts that are known before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def part(progress: Progress, start: float, end: float) -> Progress:
 
 
 def parts(progress: Progress, weights: Iterable[float]) -> list[Progress]:
-    """Return the ``Progress`` of each part, which are so long beside each other as ``weights`` says."""
+    """Return the ``Progress`` of each part; ``weights`` says how long they are."""
     weights = list(weights)
     whole = sum(weights) or 1.0
     starts = [sum(weights[:place]) / whole for place in range(len(weights) + 1)]
@@ -29,14 +29,14 @@ def parts(progress: Progress, weights: Iterable[float]) -> list[Progress]:
 
 
 def counted(items: Iterable[T], count: int, progress: Progress) -> Iterator[T]:
-    """Yield ``items``, of which there are ``count``, and tell after each."""
+    """Yield ``items``, of which there are ``count``, and report after each."""
     for done, item in enumerate(items, 1):
         yield item
         progress(done / count)
 
 
 def every(number: int, items: Sequence[T], progress: Progress) -> Iterator[T]:
-    """Yield ``items``, and tell after each ``number`` of them."""
+    """Yield ``items``, and report after each ``number`` of them."""
     for done, item in enumerate(items, 1):
         yield item
         if not done % number:

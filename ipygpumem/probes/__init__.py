@@ -1,4 +1,4 @@
-"""What can be measured: one file per kind of memory. A probe returns numbers and never prints."""
+"""Reads memory: one file for each kind. A probe returns numbers and never prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accelerators through torch: CUDA and ROCm, XPU, MPS. torch is found in ``sys.modules``, never imported.
+"""Reads accelerators through torch: CUDA and ROCm, XPU, MPS. torch is found in ``sys.modules``, never imported.
 
 A device counts as used once the user's own code has initialised its backend; until then it is left out, so
 that measuring never creates a context (which would cost hundreds of MiB).
@@ -50,7 +50,7 @@ def loaded_torch() -> Any | None:
 
 
 def uncounted() -> str:
-    """Return why torch counts nothing on CUDA devices; empty if it does. It asks only whether the name is there."""
+    """Return why torch counts nothing on CUDA devices; empty if it counts. The name alone decides, as in torch."""
     name = "PYTORCH_NO_CUDA_MEMORY_CACHING"
     return f"{name} is set: torch counts and limits nothing on CUDA devices" if name in os.environ else ""
 

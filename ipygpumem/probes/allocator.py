@@ -1,4 +1,4 @@
-"""What torch's caching allocator has reserved on each device, block by block, from its own snapshot.
+"""Reads what torch's caching allocator has reserved on each device, block by block, from its own snapshot.
 
 A segment is what the allocator got from the driver; it hands it out in blocks. Both are as ``torch.cuda.
 memory_snapshot`` describes them. Taking one allocates nothing on the device and waits for nothing there.
@@ -142,11 +142,11 @@ def snapshots(backend: str) -> dict[str, Snapshot]:
     if initialized is None or take is None or not initialized():
         return {}
     try:
-        found = take(include_traces=False)  # the history of allocations, if the user records one, can be huge
+        entries = take(include_traces=False)  # the history of allocations, if the user records one, can be huge
     except TypeError:  # an older torch
-        found = take()
+        entries = take()
     segments: dict[str, list[Segment]] = {}
-    for data in found:
+    for data in entries:
         segments.setdefault(f"{backend}:{data['device']}", []).append(_segment(data))
     return {device: Snapshot(tuple(items)) for device, items in segments.items()}
 

@@ -1,4 +1,4 @@
-"""The memory limit of the control group that this process runs in: in a container, the real size of the host.
+"""Reads the memory limit of this process's control group: in a container, the real size of the host.
 
 Limits nest: a group has no more than any of the groups around it. Versions 1 and 2 of the kernel's interface and
 the mixture of both are understood (cgroups(7), and the kernel's cgroup-v2 and cgroup-v1/memory documents).
@@ -66,13 +66,13 @@ def limits(root: Path = ROOT) -> list[Group]:
     Args:
         root: where ``proc`` and ``sys`` are looked for.
     """
-    found = []
+    groups = []
     for version, folder in _folders(root):
         with contextlib.suppress(OSError, ValueError):  # "max", or no such file: this group sets no limit
             limit = int((folder / version.limit).read_text())
             if limit < _UNLIMITED:
-                found.append(_group(version, folder, limit))
-    return found
+                groups.append(_group(version, folder, limit))
+    return groups
 
 
 def tightest(root: Path = ROOT) -> Group | None:

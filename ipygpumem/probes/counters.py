@@ -1,4 +1,4 @@
-"""One allocator's peak counters, shared between the user's code and ours.
+"""Shares one allocator's peak counters between the user's code and ours.
 
 torch's caching allocators have one resettable peak per statistic. We must reset it at every boundary to tell
 one cell's peak from another's; the user's ``max_memory_allocated()`` must not notice. So the two lowest
@@ -63,11 +63,11 @@ class SharedPeaks:
 
     def _stats_for_user(self, original: Callable[..., Stats]) -> Callable[..., Stats]:
         def stats(device: int) -> Stats:
-            found = original(device)
+            statistics = original(device)
             hidden = self._hidden.get(device, {})
-            for path, values in _with_peaks(found):
+            for path, values in _with_peaks(statistics):
                 values["peak"] = max(values["peak"], hidden.get(path, 0))
-            return found
+            return statistics
 
         return stats
 

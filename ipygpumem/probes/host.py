@@ -1,4 +1,4 @@
-"""Host memory: RSS, and its exact peak through the kernel's high-water mark on Linux.
+"""Reads host memory: RSS, and its exact peak through the kernel's high-water mark on Linux.
 
 Writing ``5`` to ``/proc/self/clear_refs`` resets the peak RSS that ``/proc/self/status`` shows as ``VmHWM``
 (proc(5), Linux 4.0 and later). It needs no thread and misses no spike, however short. It also lowers what
@@ -16,9 +16,9 @@ from typing import Any
 
 from ipygpumem.model import Method, Reading
 from ipygpumem.probes import cgroup, own_limits
+from ipygpumem.probes.pages import PAGE_BYTES
 from ipygpumem.units import KIB, MIB
 
-_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _MARK = re.compile(rb"\nVmHWM:\s*(\d+) kB\nVmRSS:\s*(\d+) kB")
 """The two lines of ``/proc/self/status`` that every boundary reads, which stand one below the other."""
 
@@ -132,7 +132,7 @@ class HostProbe:
         while waiting:
             process = Path("/proc") / waiting.pop().decode()
             with contextlib.suppress(OSError, IndexError):  # it ended while we looked
-                rss += int((process / "statm").read_bytes().split()[1]) * _PAGE
+                rss += int((process / "statm").read_bytes().split()[1]) * PAGE_BYTES
                 waiting += (process / "task" / process.name / "children").read_bytes().split()
         return rss
 
@@ -155,12 +155,6 @@ class HostProbe:
         self._status = self._children = self._marks = None
 
 
-def _kib(status: bytes, label: bytes) -> int:
-    """Return the figure of one line of ``/proc/self/status`` in bytes; ValueError if there is no such line."""
-    start = status.index(label) + len(label)
-    return int(status[start : status.index(b"kB", start)]) * KIB
-
-
 def _open(path: str, flags: int) -> int | None:
     try:
         return os.open(path, flags | os.O_CLOEXEC)
@@ -177,7 +171,7 @@ def _psutil() -> Any:
 
 def _ram_bytes() -> int:
     if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ()):
-        return os.sysconf("SC_PHYS_PAGES") * _PAGE
+        return os.sysconf("SC_PHYS_PAGES") * PAGE_BYTES
     return int(_psutil().virtual_memory().total)
 
 
@@ -200,7 +194,7 @@ def host_figures(children_bytes: int | None) -> HostFigures:
     memory, group = _psutil().virtual_memory(), cgroup.tightest()
     try:
         status = Path("/proc/self/status").read_bytes()
-        private, shared, file = (_kib(status, b"\nRss%b:" % kind) for kind in (b"Anon", b"Shmem", b"File"))
+        private, shared, file = (own_limits.figure(status, b"\nRss%b:" % kind) for kind in (b"Anon", b"Shmem", b"File"))
     except (OSError, ValueError):  # no Linux, or before 4.5
         private, shared, file = int(_psutil().Process().memory_info().rss), 0, 0
     free = int(getattr(memory, "free", memory.available))

@@ -1,4 +1,4 @@
-"""What the kernel's log says of processes that it ended, where it may be read (``/dev/kmsg``, Linux).
+"""Reads in the kernel's log which processes it ended, where it may be read (``/dev/kmsg``, Linux).
 
 Each record is ``priority,number,microseconds,flags;text`` (Documentation/ABI/testing/dev-kmsg); the time counts from
 the start of the machine.
@@ -30,7 +30,7 @@ class Death(NamedTuple):
 
 
 def deaths(path: Path = Path("/dev/kmsg")) -> list[Death]:
-    """Return the deaths that the kernel's log tells, oldest first; none where it may not be read."""
+    """Return the deaths in the kernel's log, oldest first; none where it may not be read."""
     found = []
     began = time.time() - time.monotonic()
     for record in _records(path):

@@ -1,4 +1,4 @@
-"""Device totals and other processes, as the NVIDIA driver tells them through NVML (``nvidia-ml-py``).
+"""Asks the NVIDIA driver for device totals and other processes, through NVML (``nvidia-ml-py``).
 
 torch's device numbers and NVML's differ under ``CUDA_VISIBLE_DEVICES``, so devices are matched by UUID. Where
 NVML cannot tell, the figure is None and ``note`` says why: never a wrong number.
@@ -27,7 +27,7 @@ _FIRST_NAMESPACE = "pid:[4026531836]"
 
 @dataclass(frozen=True)
 class DeviceWide:
-    """What the driver says of a whole device. None where it cannot tell; then ``note`` says why."""
+    """What the driver says of a whole device. None where it does not know; then ``note`` says why."""
 
     total_bytes: int | None = None
     used_bytes: int | None = None
@@ -120,7 +120,7 @@ def _find(library: Any, properties: Any) -> Any:
     """
     uuid = getattr(properties, "uuid", None)
     if uuid is None:
-        raise LookupError("this version of torch does not tell the device's UUID")
+        raise LookupError("this version of torch cannot report the device's UUID")
     # CUDA gives a MIG slice the UUID of its whole card, whose totals would be wrong for it.
     visible = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     if visible[0].startswith("MIG-"):
@@ -132,7 +132,7 @@ def _find(library: Any, properties: Any) -> Any:
 
 
 def _errors(library: Any) -> tuple[type[Exception], ...]:
-    """Return what a question may raise. The latter is no NVMLError: the driver is older than the package."""
+    """Return what a question may raise. The latter is not an NVMLError: the driver is older than the package."""
     return library.NVMLError, getattr(library, "NVMLLibraryMismatchError", library.NVMLError)
 
 
@@ -177,7 +177,7 @@ def _processes(library: Any, handle: Any, used: int, *, has_context: bool) -> tu
         return None, f"other processes: NVML: {error}"
     sizes = {process.pid: process.usedGpuMemory for process in listed}
     if any(size is None for size in sizes.values()):
-        return None, "other processes: the driver does not tell their memory here (WSL, or a container)"
+        return None, "other processes: the driver does not report their memory here (WSL, or a container)"
     if (has_context and os.getpid() not in sizes) or (not sizes and used > _IDLE_BYTES):
         return None, "other processes: process ids are hidden here (a container with its own PID namespace)"
     return sizes, ""

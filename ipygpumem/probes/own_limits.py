@@ -1,4 +1,4 @@
-"""The limits on memory that a process has by itself (``ulimit``, ``setrlimit``), and how near it is to them.
+"""Reads the process's own limits on memory (``ulimit``, ``setrlimit``), and how near it is to them.
 
 They bound its address space (``RLIMIT_AS``) or its private pages that can be written (``RLIMIT_DATA``). Memory counts
 from the moment that it is asked for, in RAM or not. ``RLIMIT_RSS`` bounds nothing on Linux.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+
+from ipygpumem.units import KIB
 
 resource: ModuleType | None
 try:
@@ -44,14 +46,18 @@ def bound(name: str) -> int | None:
 
 
 def used_bytes(name: str) -> int:
-    """Return how much of the limit ``name`` this process uses (``OSError`` or ``ValueError`` where nobody tells)."""
-    status, label = Path("/proc/self/status").read_bytes(), _USED[name]
+    """Return how much of the limit ``name`` this process uses (``OSError`` or ``ValueError`` if it cannot be read)."""
+    return figure(Path("/proc/self/status").read_bytes(), _USED[name])
+
+
+def figure(status: bytes, label: bytes) -> int:
+    """Return the figure of one line of ``/proc/self/status`` in bytes; ValueError if there is no such line."""
     start = status.index(label) + len(label)
-    return int(status[start : status.index(b"kB", start)]) * 1024
+    return int(status[start : status.index(b"kB", start)]) * KIB
 
 
 def limits() -> list[Limit]:
-    """Return the limits that are set; none where it cannot be told how much of them is used."""
+    """Return the limits that are set; none where their use cannot be read."""
     set_here = [(name, size) for name in WHAT if (size := bound(name)) is not None]
     try:
         return [Limit(name, size, used_bytes(name)) for name, size in set_here]

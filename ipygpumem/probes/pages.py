@@ -1,4 +1,4 @@
-"""How much of an address range of this process is really in RAM.
+"""Reads how much of an address range of this process is really in RAM.
 
 An array's size is what was asked for. Pages that were never written to take no memory, pages of a mapped file belong
 to the file, and others are swapped out: the kernel tells for each page (``/proc/self/pagemap``, documented under
@@ -16,8 +16,8 @@ _AT_ONCE = 1 << 17
 _PRESENT, _FILE_OR_SHARED = 0x80, 0x20
 """Bits 63 and 61 of an entry, in its highest byte."""
 _ANONYMOUS = bytes(int(value & _PRESENT != 0 and value & _FILE_OR_SHARED == 0) for value in range(256))
-_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-_SMALL = 16 * _PAGE
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_SMALL = 16 * PAGE_BYTES
 """Below this a range is taken as present: asking for each of many small ones would cost more than it tells."""
 
 
@@ -35,10 +35,10 @@ def anonymous_bytes(ranges: Iterable[tuple[int, int]]) -> list[int]:
 
 
 def _present(descriptor: int, address: int, size: int) -> int:
-    first, last = address // _PAGE, -(-(address + size) // _PAGE)
+    first, last = address // PAGE_BYTES, -(-(address + size) // PAGE_BYTES)
     pages = 0
     for start in range(first, last, _AT_ONCE):
         wanted = min(_AT_ONCE, last - start)
         highest = os.pread(descriptor, wanted * _ENTRY, start * _ENTRY)[_ENTRY - 1 :: _ENTRY]
         pages += highest.translate(_ANONYMOUS).count(1)
-    return min(size, pages * _PAGE)
+    return min(size, pages * PAGE_BYTES)

@@ -1,4 +1,4 @@
-"""How near the machine is to the end of its memory: what it could still give, and OOM kills counted.
+"""Reads how near the machine is to the end of its memory: what it could still give, and OOM kills.
 
 The kernel counts the processes that its OOM killer has killed: for each control group (``memory.events`` in version
 2 of the interface, ``memory.oom_control`` in version 1), and for the machine (``/proc/vmstat``). Kills for want of

@@ -119,8 +119,12 @@ class Account:
         while self._frames:
             self._end(self._frames[-1], after, now)
             self._frames.pop()
-        self._meter.drop(self._span)
+        self.drop()
         return now - self._began
+
+    def drop(self) -> None:
+        """Measure no more; may be called again."""
+        self._meter.drop(self._span)
 
     def _is_running(self, frame: FrameType) -> bool:
         """Take off frames above ``frame`` that never left; whether it is one that was entered."""

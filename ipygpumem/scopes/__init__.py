@@ -1,1 +1,1 @@
-"""Which names a scope owns: what its cells bind, what is deleted and restored at its end."""
+"""Knows which names a scope owns: what its cells bind, what is deleted and restored at its end."""

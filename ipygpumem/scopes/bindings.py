@@ -1,4 +1,4 @@
-"""Which names a cell binds, found in its syntax tree as Python's own scoping rules would.
+"""Finds the names that a cell binds, in its syntax tree and by Python's own scoping rules.
 
 ``symtable`` answers a similar question but reports ``del x`` and a bare ``x: int`` as assignments, and misses a
 walrus inside a comprehension; hence this walk. It keeps its own stack, since a long ``a + b + c + ...`` that Python
@@ -36,10 +36,10 @@ def bindings_of(tree: ast.AST, *, blocks: bool = True) -> Bindings:
         tree: what to look at.
         blocks: look into the blocks of compound statements too.
     """
-    found = Bindings()
+    bindings = Bindings()
     for node in parts_of(tree, blocks=blocks):
-        _note(node, found)
-    return found
+        _note(node, bindings)
+    return bindings
 
 
 def parts_of(tree: ast.AST, *, blocks: bool = True) -> Iterator[ast.AST]:
@@ -51,20 +51,20 @@ def parts_of(tree: ast.AST, *, blocks: bool = True) -> Iterator[ast.AST]:
         yield node
 
 
-def _note(node: ast.AST, found: Bindings) -> None:
+def _note(node: ast.AST, bindings: Bindings) -> None:
     """Add the names that ``node`` itself binds."""
     if isinstance(node, ast.Global):
-        found.shared.update(node.names)
+        bindings.shared.update(node.names)
     elif isinstance(node, ast.Import):
-        found.imported.update(alias.asname or alias.name.partition(".")[0] for alias in node.names)
+        bindings.imported.update(alias.asname or alias.name.partition(".")[0] for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
-        found.imported.update(alias.asname or alias.name for alias in node.names if alias.name != "*")
+        bindings.imported.update(alias.asname or alias.name for alias in node.names if alias.name != "*")
     elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del):
-        found.deleted.add(node.id)
+        bindings.deleted.add(node.id)
     else:
         name = _assigned_name(node)
         if name is not None:
-            found.assigned.add(name)
+            bindings.assigned.add(name)
 
 
 def _assigned_name(node: ast.AST) -> str | None:

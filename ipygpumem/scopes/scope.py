@@ -1,4 +1,4 @@
-"""Scopes over a namespace that has none: which names a scope owns, and what becomes of them at its end.
+"""Adds scopes to a namespace that has none: which names a scope owns, and what becomes of them at its end.
 
 A scope behaves like a Python function: what it binds is deleted at the end, and what that shadowed is back.
 It knows names only, nothing of memory or of IPython.
@@ -17,7 +17,7 @@ from typing import Any
 
 from ipygpumem.introspect import is_instance
 from ipygpumem.scopes.bindings import Bindings
-from ipygpumem.scopes.telling import BINDS, HAS_BOUND, HAS_DELETED
+from ipygpumem.scopes.instrumenting import BINDS, HAS_BOUND, HAS_DELETED
 
 Namespace = dict[str, Any]
 
@@ -68,7 +68,7 @@ class Scope:
         self.outcome = Outcome()
 
     def note(self, bindings: Bindings) -> None:
-        """Note what code of this scope may bind: whether a name is an import is decided by that."""
+        """Note what code of this scope may bind. That decides whether a name is an import."""
         self._assigned |= bindings.assigned
         self._imported |= bindings.imported
 
@@ -84,12 +84,12 @@ class Scope:
         self.save(list(self._outer))
 
     def unsave(self, names: Iterable[str]) -> None:
-        """Take back ``save``: the code will tell of these names itself."""
+        """Take back ``save``: the code reports these names itself."""
         for name in names:
             self.waiting.pop(name, None)
 
     def _forget_unbound(self) -> None:
-        """Forget what was kept of names that the code may have bound, and did not."""
+        """Forget what was kept of names that the code did not bind after all."""
         while self._unsure:
             name = self._unsure.pop()
             if name in self.waiting and name in self._namespace and self._namespace[name] is self.waiting[name]:
@@ -104,7 +104,7 @@ class Scope:
         return set(filter(is_ownable, filter(self._outer.__contains__, names)))
 
     def regain(self, names: set[str]) -> None:
-        """Take ``names`` as outer ones again: what had deleted them was taken back."""
+        """Take ``names`` as outer ones again: their deletion was undone."""
         self._outer.update(dict.fromkeys(names))
 
     def share(self, names: Iterable[str]) -> None:
@@ -114,7 +114,7 @@ class Scope:
             self.waiting.pop(name, None)
 
     def leave_to_others(self, bound: Iterable[str], appeared: Iterable[str]) -> None:
-        """Leave names to code that runs beside this scope and is none of its own, as another subshell's is.
+        """Leave names to other code that runs at the same time, such as another subshell's.
 
         Args:
             bound: what that code binds.
@@ -144,7 +144,7 @@ class Scope:
 
     @staticmethod
     def _begins_with(first: tuple[Any, ...], names: tuple[Any, ...]) -> bool:
-        """Whether ``names`` begin with ``first``: a dict keeps its order. Twice as fast as to look each of them up."""
+        """Whether ``names`` begin with ``first``: a dict keeps its order. Twice as fast as looking each one up."""
         return len(names) >= len(first) and all(map(is_, names, first))
 
     def names_to_delete(self, own: list[str]) -> list[str]:
@@ -226,8 +226,8 @@ class Scope:
             enclosing.waiting[name] = old
 
 
-def tell(scopes: Sequence[Scope], what: str) -> None:
-    """Take what code in the innermost of nested ``scopes`` tells of a name (see telling.py)."""
+def note_lookup(scopes: Sequence[Scope], what: str) -> None:
+    """Note what code in the innermost of nested ``scopes`` reports of a name (see instrumenting.py)."""
     scope, (word, name) = scopes[-1], what.rsplit(" ", 1)
     if word == HAS_BOUND[:-1]:
         scope._unsure.discard(name)

@@ -21,8 +21,8 @@ from tests.kernel import Kernel, Reply
         ("%experiment start", "name"),
         ("%%experiment\nx = 1", "name"),
         ("%%experiment --keep x\nx = 1", "which name?"),
-        ("%%experiment --keep x run\nx = 1", "It stands before the options"),
-        ("%experiment start --budget ram=4GiB run", "It stands before the options"),
+        ("%%experiment --keep x run\nx = 1", "Write it before the options"),
+        ("%experiment start --budget ram=4GiB run", "Write it before the options"),
         ("%experiment start a --bogus", "--bogus"),
         ("%%experiment a --bogus 3\nx = 1", "--bogus"),
         ("%experiment start a --help", "--help"),
@@ -38,7 +38,7 @@ from tests.kernel import Kernel, Reply
         ("%%experiment 'unclosed\nx = 1", "quotation"),
         ("%gpumem", "on"),
         ("%gpumem bogus", "status"),
-        ("%gpumem on off", "too many"),
+        ("%gpumem on off", "takes none"),
         ("%gpumem 'on", "quotation"),
     ],
 )
@@ -93,7 +93,7 @@ def test_a_wrong_argument_in_python_is_refused_when_it_is_given_and_loses_no_nam
 def run_ours(kernel: Kernel, code: str) -> Reply:
     """Run a cell whose error comes from our own Python functions: the traceback may name our files."""
     reply = kernel.run(code)
-    assert "steps aside" not in reply.stderr
+    assert "is not affected" not in reply.stderr
     return reply
 
 

@@ -45,7 +45,7 @@ def test_a_bad_option_is_named_when_the_extension_loads_and_the_kernel_goes_on()
             if value is not None:
                 works(kernel, f"get_ipython().config.IPyGpuMem = type(get_ipython().config)({option}={value})")
             reply = kernel.run("%load_ext ipygpumem")
-            assert reply.stderr.startswith(f"ipygpumem: the option {option} has its default: ")
+            assert reply.stderr.startswith(f"ipygpumem: option {option} is set to its default: ")
             assert len(reply.stderr.splitlines()) == 1
             assert kernel.run("6 * 7").result == "42"
             assert kernel.value(f"get_ipython().run_line_magic('config', 'IPyGpuMem.{option}')") == getattr(

@@ -76,5 +76,5 @@ def test_nothing_fits_says_what_would_be_needed(gpu_kernel: Kernel) -> None:
     assert "of cuda:0, which has" in reply.stderr
     reply = gpu_kernel.run("%%experiment small --budget gpu=1GiB\n%%autofit n=2\nstep(n << 5)")
     assert "even n=1 does not fit (over the budget): it needs at least 2." in reply.stderr
-    assert "of cuda:0, of which it may have 1.00 GiB" in reply.stderr
+    assert "of cuda:0, of which 1.00 GiB are allowed" in reply.stderr
     run_ok(gpu_kernel, "torch.ones(1, device='cuda')")

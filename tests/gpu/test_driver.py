@@ -123,7 +123,7 @@ def test_a_card_that_could_be_split(machine: Callable[..., None]) -> None:
     ("processes", "why"),
     [
         ("hidden", "process ids are hidden here"),
-        ("unknown", "the driver does not tell their memory here"),
+        ("unknown", "the driver does not report their memory here"),
         ("refused", "NVML: Insufficient Permissions"),
     ],
 )

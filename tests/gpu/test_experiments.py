@@ -172,5 +172,5 @@ def test_an_experiment_inside_a_capture(gpu_kernel: Kernel) -> None:
         "    y += 1\n"
         "graph.replay()\ntorch.cuda.synchronize()",
     )
-    assert "left alone while a CUDA graph is captured" in reply.reports("experiment")[0]
+    assert "skipped while a CUDA graph is captured" in reply.reports("experiment")[0]
     run_ok(gpu_kernel, "del graph, y")

@@ -24,7 +24,7 @@ def fails(kernel: Kernel, code: str, **options: Any) -> Reply:
     """Run a cell that must end with an error that the user sees."""
     reply = kernel.run(code, **options)
     assert reply.status == "error" or reply.error is not None, reply
-    assert "steps aside" not in reply.stderr, reply.stderr
+    assert "is not affected" not in reply.stderr, reply.stderr
     return reply
 
 

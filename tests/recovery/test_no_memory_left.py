@@ -84,7 +84,25 @@ def test_names_go_even_if_what_they_hold_cannot_be_seen(
         shell.run_cell("%experiment end")
     assert (shell.user_ns["x"], "y" in shell.user_ns) == ("old", False)
     (record,) = ipygpumem.experiments()
-    assert "there was too little memory left to see what all of it held" in record.notes
+    assert "memory was too short to list everything that the experiment held" in record.notes
+
+
+@pytest.mark.parametrize("missing", ["a part's note of the code's end", "the reading before the recovery"])
+def test_what_comes_first_at_a_cells_end_keeps_no_memory_from_recovery(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    shell.run_line_magic("load_ext", "ipygpumem")
+    shell.user_ns["watched"] = []
+    with monkeypatch.context() as patch:
+        if missing == "the reading before the recovery":
+            patch.setattr(notebook_of(shell).tools.meter, "settle", _no_memory)
+        else:
+            patch.setattr(notebook_of(shell).experiments, "code_ended", _no_memory)
+        shell.run_cell(
+            "import weakref\nclass Thing: pass\n"
+            "def f():\n    mine = Thing(); watched.append(weakref.ref(mine))\n    raise MemoryError\nf()"
+        )
+    assert shell.user_ns["watched"][0]() is None
 
 
 def test_names_for_which_there_was_no_memory_at_first_go_after_the_tracebacks(

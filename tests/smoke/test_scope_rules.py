@@ -32,7 +32,7 @@ def test_status_and_report_show_what_waits_to_be_restored(notebook: Kernel) -> N
     assert "names: big" in text
     (text,) = ok(notebook, "%experiment end").reports("experiment")
     assert "restored: big" in text
-    assert "(big) held 32 MiB meanwhile" in text
+    assert "(big) took 32 MiB while the experiment ran" in text
     assert notebook.value("big.size") == 4 << 20
 
 

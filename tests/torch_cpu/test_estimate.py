@@ -151,7 +151,7 @@ def test_a_fake_copy_has_its_originals_layout(capsys: pytest.CaptureFixture[str]
     assert first == second
 
 
-def test_values_that_code_asks_for_are_stood_in_for_and_the_line_is_told() -> None:
+def test_values_that_code_asks_for_are_stood_in_for_and_the_line_is_reported() -> None:
     x = torch.randn(8, requires_grad=True)
 
     def step() -> float:
@@ -176,7 +176,7 @@ def test_values_that_code_asks_for_are_stood_in_for_and_the_line_is_told() -> No
         ("x.numpy()", "NumPy in"),
     ],
 )
-def test_code_that_needs_values_is_told_with_its_line(code: str, name: str, tmp_path: Any) -> None:
+def test_code_that_needs_values_is_reported_with_its_line(code: str, name: str, tmp_path: Any) -> None:
     path = tmp_path / "users_code.py"
     path.write_text(f"import torch\ndef f(x):\n    return {code}\n")
     space: dict[str, Any] = {}
@@ -334,9 +334,9 @@ def test_a_meta_model_is_a_template_as_well() -> None:
 
 
 def test_mistakes_are_one_line() -> None:
-    with pytest.raises(EstimateError, match="'gpu' is no device"):
+    with pytest.raises(EstimateError, match="'gpu' is not a device"):
         ipygpumem.estimate(lambda: None, device="gpu")
-    with pytest.raises(UnitError, match="'24 apples' is no size"):
+    with pytest.raises(UnitError, match="'24 apples' is not a size"):
         ipygpumem.estimate(lambda: None, device_memory="24 apples")
     sparse = torch.eye(3).to_sparse()
     with pytest.raises(EstimateError, match="sparse or quantized"):
@@ -384,7 +384,7 @@ def test_a_cell_is_estimated_and_leaves_nothing(trainer: Kernel) -> None:
     )
 
 
-def test_a_cells_line_that_needs_values_is_told(trainer: Kernel) -> None:
+def test_a_cells_line_that_needs_values_is_reported(trainer: Kernel) -> None:
     reply = trainer.run("%%estimate\ny = x * 2\nz = y[y > 0]\n")
     assert reply.stderr.startswith("UsageError: this code cannot be estimated")
     assert "index in line 3: z = y[y > 0]" in reply.stderr
@@ -393,7 +393,7 @@ def test_a_cells_line_that_needs_values_is_told(trainer: Kernel) -> None:
 def test_what_a_cell_prints_is_printed_and_said(trainer: Kernel) -> None:
     reply = trainer.run("%%estimate\nprint(x.shape)\n")
     assert reply.stdout == "torch.Size([256, 1024])\n"
-    assert "only tensors are fake, the rest ran for real: print" in reply.reports("estimate")[0]
+    assert "only tensors are fake; calls of these run for real: print" in reply.reports("estimate")[0]
 
 
 def test_what_a_cell_reads_is_read_and_said_though_a_function_of_the_notebook_does_it(
@@ -404,7 +404,7 @@ def test_what_a_cell_reads_is_read_and_said_though_a_function_of_the_notebook_do
     trainer.run(f"def scales():\n    return factor(open({str(path)!r}).read())\ndef factor(text): return int(text)")
     reply = trainer.run("%%estimate\nimport json\ny = x * scales()\nassert scales() == 3\n")
     assert reply.status == "ok", reply.traceback
-    assert "only tensors are fake, the rest ran for real: open\n" in reply.reports("estimate")[0] + "\n"
+    assert "only tensors are fake; calls of these run for real: open\n" in reply.reports("estimate")[0] + "\n"
     assert trainer.value("'y' in globals()") is False
 
 
@@ -415,7 +415,7 @@ def test_a_functions_effects_are_said_and_recursion_ends(capsys: pytest.CaptureF
             train(x * 2, rounds - 1)
 
     (note,) = ipygpumem.estimate(train, torch.ones(8), 2).notes
-    assert note == "only tensors are fake, the rest ran for real: print"
+    assert note == "only tensors are fake; calls of these run for real: print"
     assert capsys.readouterr().out == "2\n1\n0\n"
     assert ipygpumem.estimate(lambda x: x * 2, torch.ones(8)).notes == ()
 
@@ -423,13 +423,13 @@ def test_a_functions_effects_are_said_and_recursion_ends(capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("cell", "message"),
     [
-        ("%%estimate --device-memory much\nx", "'much' is no size"),
-        ("%%estimate --device gpu\nx", "'gpu' is no device"),
+        ("%%estimate --device-memory much\nx", "'much' is not a size"),
+        ("%%estimate --device gpu\nx", "'gpu' is not a device"),
         ("%%estimate\n\n", "the cell is empty"),
-        ("%%estimate\nawait x\n", "await works inside async functions only"),
+        ("%%estimate\nawait x\n", "can await only inside an async function"),
         ("%%estimate --fast\nx", "unrecognized arguments: --fast"),
-        ("%%estimate\n%%time\ny = x\n", "%%time works on the notebook itself"),
-        ("%%estimate\nfor _ in [1]:\n    %time y = x\n", "%time works on the notebook itself"),
+        ("%%estimate\n%%time\ny = x\n", "%%time acts on the notebook itself"),
+        ("%%estimate\nfor _ in [1]:\n    %time y = x\n", "%time acts on the notebook itself"),
     ],
 )
 def test_a_mistake_in_a_cell_is_one_line(trainer: Kernel, cell: str, message: str) -> None:
@@ -470,5 +470,5 @@ def test_a_summary_shows_itself_and_leaves_the_model_alone(kernel: Kernel) -> No
 
 
 def test_a_summary_of_what_is_no_module_is_refused() -> None:
-    with pytest.raises(EstimateError, match=r"a summary takes a torch.nn.Module, and int is none"):
+    with pytest.raises(EstimateError, match=r"a summary takes a torch.nn.Module, not int"):
         ipygpumem.summary(3)

@@ -103,7 +103,7 @@ def test_what_the_environment_says_of_the_allocator_counts(
     assert users_rules() == rules
 
 
-def test_what_is_set_of_the_allocator_and_not_followed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_set_of_the_allocator_and_not_followed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "", raising=False)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:64")
     x = torch.ones(8)
@@ -177,7 +177,7 @@ def test_a_device_that_nobody_knows_is_taken_to_need_the_most_and_the_report_say
     assert ipygpumem.estimate(lambda: x + x, device="cuda:0").notes == ()
 
 
-def test_what_cudnn_takes_for_convolutions_is_told_as_not_counted() -> None:
+def test_what_cudnn_takes_for_convolutions_is_reported_as_not_counted() -> None:
     layer, x = nn.Conv2d(3, 8, 3), torch.ones(1, 3, 16, 16)
     assert any("cuDNN" in note for note in ipygpumem.estimate(layer, x, device="cuda:0").notes)
     assert ipygpumem.estimate(layer, x, device="cpu").notes == ()

@@ -404,7 +404,7 @@ def test_wherever_a_search_is_cut_off_it_claims_no_cycle(names: dict[str, Any], 
     heap.drop()
 
 
-def test_what_is_told_does_not_depend_on_how_fast_the_machine_is(
+def test_what_is_reported_does_not_depend_on_how_fast_the_machine_is(
     names: dict[str, Any], in_graphs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(0, 10**6, 100))
@@ -416,7 +416,7 @@ def test_what_is_told_does_not_depend_on_how_fast_the_machine_is(
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")  # torch's, of create_graph
-def test_a_cycle_in_cpp_is_told_where_everything_was_seen(names: dict[str, Any]) -> None:
+def test_a_cycle_in_cpp_is_reported_where_everything_was_seen(names: dict[str, Any]) -> None:
     gc.unfreeze()  # what the interpreter itself holds is asked for
     torch = pytest.importorskip("torch")
     leaf = torch.ones(100, requires_grad=True)

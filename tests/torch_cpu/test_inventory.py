@@ -330,7 +330,7 @@ def test_a_distributed_tensor_counts_its_local_part() -> None:
 # -- what cannot be read ----------------------------------------------------------------------------------------------
 
 
-def test_a_broken_device_leaves_the_rest_readable_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_device_leaves_the_rest_readable_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     broken, well = torch.ones(100), torch.ones(200)
     real = torch.Tensor.untyped_storage
     address = broken.data_ptr()

@@ -74,7 +74,7 @@ def test_what_was_alive_before_the_outer_scope_is_no_survivor_of_the_inner_one(n
     assert notebook.value("[e.survivors for e in ipygpumem.experiments()[-2:]]") == [(), ()]
 
 
-def test_a_gradient_that_the_scope_made_for_an_outer_model_is_told_without_advice(notebook: Kernel) -> None:
+def test_a_gradient_that_the_scope_made_for_an_outer_model_is_reported_without_advice(notebook: Kernel) -> None:
     works(notebook, "outer = nn.Linear(1024, 1024)")
     (report,) = works(notebook, "%%experiment a\nouter(torch.ones(2, 1024)).sum().backward()").reports("experiment")
     (line,) = [line for line in report.splitlines() if "held by" in line]
@@ -114,14 +114,16 @@ def test_no_advice_takes_more_from_the_user_than_what_the_scope_made(notebook: K
         ("x = torch.ones(1 << 19).numpy(); cache.append(x)", "cache[0]", "remove it from there"),
     ],
 )
-def test_what_the_scope_has_put_into_something_old_is_told(notebook: Kernel, code: str, path: str, advice: str) -> None:
+def test_what_the_scope_has_put_into_something_old_is_reported(
+    notebook: Kernel, code: str, path: str, advice: str
+) -> None:
     works(notebook, BEFORE)
     works(notebook, f"%%experiment a\n{code}")
     found = notebook.value("[(h.holder.path, h.holder.advice) for h in ipygpumem.experiments()[-1].survivors]")
     assert found == [(f"notebook variable {path}", advice)]
 
 
-def test_a_new_array_at_the_place_of_an_old_one_is_told(notebook: Kernel) -> None:
+def test_a_new_array_at_the_place_of_an_old_one_is_reported(notebook: Kernel) -> None:
     works(notebook, "import numpy as np\nbig, cache = np.zeros(1 << 18), []")
     works(notebook, "%%experiment a\ndel big\nbig = np.zeros(1 << 18); cache.append(big)")
     assert notebook.value("[h.name for h in ipygpumem.experiments()[-1].survivors]") == ["big"]
@@ -185,5 +187,8 @@ def test_a_first_look_that_fails_claims_nothing(notebook: Kernel) -> None:
     works(notebook, "def fails(*args): raise ValueError('no look')\nwatching.Before = fails")
     (report,) = works(notebook, "%%experiment a\nm = outer").reports("experiment")
     works(notebook, "watching.Before = real")
-    assert "what survives cannot be told, since a first look failed: ValueError: no look" in report
+    assert (
+        "what is still alive cannot be listed at the end, since the look at the start failed: ValueError: no look"
+        in report
+    )
     assert "still alive" not in report

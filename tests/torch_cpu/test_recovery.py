@@ -36,7 +36,7 @@ def test_torchs_cpu_allocator_refusing_is_an_oom_with_its_size(notebook: Kernel)
     assert works(notebook, "train(1 << 20)").result == "'trained'"
 
 
-def test_an_optimizer_that_keeps_half_of_its_state_is_told_of(notebook: Kernel) -> None:
+def test_an_optimizer_that_keeps_half_of_its_state_is_reported(notebook: Kernel) -> None:
     works(
         notebook,
         "def step(optimizer, fails):\n"

@@ -143,7 +143,9 @@ def test_a_seed_counts_also_where_the_cell_is_the_first_to_import_numpy_and_torc
         works(kernel, "import importlib, numpy\nassert torch.__spec__.loader is not None\nimport torch.fft, numpy.fft")
 
 
-def test_what_operations_saved_of_their_own_results_is_told_with_the_experiment_that_made_it(notebook: Kernel) -> None:
+def test_what_operations_saved_of_their_own_results_is_reported_with_the_experiment_that_made_it(
+    notebook: Kernel,
+) -> None:
     notebook.run("rows, losses = torch.ones(1 << 20, requires_grad=True), []\nlosses.append(rows.sigmoid().sum())")
     notebook.run("%%experiment saves\nlosses.append(rows.exp().tanh().sum())")
     told = "[(h.size_bytes, h.holder.path) for h in ipygpumem.experiments()[-1].survivors]"
@@ -154,7 +156,7 @@ def test_what_operations_saved_of_their_own_results_is_told_with_the_experiment_
     notebook.run("del rows, losses")
 
 
-def test_leaks_tells_them_when_it_is_asked_for_the_first_time(notebook: Kernel) -> None:
+def test_leaks_reports_them_when_it_is_asked_for_the_first_time(notebook: Kernel) -> None:
     notebook.run("rows = torch.ones(1 << 20, requires_grad=True)\nlosses = [rows.sigmoid().sum() for _ in range(3)]")
     (report,) = notebook.run("%gpumem leaks").reports("leaks")
     assert "12 MiB · 3 × Tensor float32 1048576 on cpu · held by notebook variable losses[…]: its autograd" in report

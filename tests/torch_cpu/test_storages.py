@@ -54,7 +54,7 @@ def test_no_code_of_a_subclass_runs(notebook: Kernel) -> None:
     assert notebook.value("(len(found), ran)") == (1, [])
 
 
-def test_status_tells_of_the_host_alone_where_torch_has_no_device(notebook: Kernel) -> None:
+def test_status_reports_the_host_alone_where_torch_has_no_device(notebook: Kernel) -> None:
     (status,) = works(notebook, "%gpumem status").reports("status")
     assert "RAM: " in status
     assert "cannot be told" not in status

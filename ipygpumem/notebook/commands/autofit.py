@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -14,9 +15,9 @@ from ipygpumem.fitting import fit, functions
 from ipygpumem.fitting.fit import FITS, TOO_LARGE, AutofitResult, Fit
 from ipygpumem.fitting.plan import Number, Values
 from ipygpumem.introspect import type_name
-from ipygpumem.notebook.cell import Cell
+from ipygpumem.notebook.cell import Cell, CellStack
 from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.ipython.loops import LoopOfCell
+from ipygpumem.notebook.ipython.loops import FITS_NAME, LoopOfCell
 from ipygpumem.notebook.ipython.rewriting import first_lines
 from ipygpumem.notebook.ipython.stored_errors import last_error, shown_since
 from ipygpumem.notebook.notebook import Notebook, notebook_of
@@ -29,11 +30,11 @@ from ipygpumem.scopes.scope import Scope
 from ipygpumem.units import format_bytes
 
 _MISSING = object()
-NESTED = "%%autofit: one runs already; several variables on its line are reduced in turn"
+NESTED = "%%autofit: an autofit is running already; to reduce several variables, put them on one line"
 
 
 def fit_cell(notebook: Notebook, options: Options) -> list[Report]:
-    """Fit the running cell: the loop that stands around its body asks for what begins here.
+    """Fit the running cell: the loop around its body asks the ``CellFit`` made here.
 
     Raises:
         UsageError: no cell is running.
@@ -41,11 +42,29 @@ def fit_cell(notebook: Notebook, options: Options) -> list[Report]:
     """
     running = notebook.tools.cells.running()
     if not running:
-        raise UsageError("%%autofit needs a cell with events: write it as the cell's first line")
+        raise UsageError("%%autofit must be the first line of a cell that you run yourself")
     if any(cell.of(LoopOfCell).fit is not None for cell in running):
         raise AutofitError(NESTED)
     running[-1].of(LoopOfCell).fit = CellFit(notebook, running[-1], options)
+    fits = _Fits(notebook.tools.cells)
+    if FITS_NAME in vars(builtins):  # a cell in another thread has it
+        setattr(builtins, FITS_NAME, fits)
+    else:  # IPython takes it out again when no cell runs any more
+        notebook.tools.shell.builtin_trap.add_builtin(FITS_NAME, fits)
     return []
+
+
+class _Fits:
+    """Where the loops find their fits, even if the cell unloads the extension."""
+
+    def __init__(self, cells: CellStack) -> None:
+        self._cells = cells
+
+    @property
+    def fit(self) -> CellFit:
+        """The autofit of the running cell."""
+        found: CellFit = self._cells.running()[-1].of(LoopOfCell).fit
+        return found
 
 
 def _given(options: Options, namespace: dict[str, Any]) -> tuple[Values, fit.Options]:
@@ -61,7 +80,7 @@ def _given(options: Options, namespace: dict[str, Any]) -> tuple[Values, fit.Opt
 def _variable(word: str, namespace: dict[str, Any]) -> tuple[str, Number]:
     name, equals, text = word.partition("=")
     if not name.isidentifier():
-        raise AutofitError(f"{word!r} is no variable: write NAME=NUMBER, such as batch_size=1024")
+        raise AutofitError(f"{word!r} is not a variable: write NAME=NUMBER, such as batch_size=1024")
     if equals:
         return name, _number(name, text)
     if name not in namespace:
@@ -90,7 +109,7 @@ def _number(what: str, text: str) -> Number:
         value = float(text)
         return int(value) if "." not in text and value.is_integer() else value  # 1e3 is as whole as 1000
     except ValueError:
-        raise AutofitError(f"{what}: {text[:40]!r} is no number; write one such as 1024 or 0.5") from None
+        raise AutofitError(f"{what}: {text[:40]!r} is not a number; write one such as 1024 or 0.5") from None
 
 
 class CellFit:
@@ -113,7 +132,7 @@ class CellFit:
         if names.count("autofit") > 1:
             raise AutofitError(NESTED)
         if not self._source.strip():
-            raise AutofitError("the cell has no code to fit: it stands below the line with %%autofit")
+            raise AutofitError("the cell is empty: write the code to fit below the line with %%autofit")
         self._fit = Fit(
             plan,
             notebook.tools.meter,
@@ -135,6 +154,9 @@ class CellFit:
         self._last_error = 0
         self._value: object = None
         self._cell = cell
+        self._is_left = False
+        """The code is over, or the extension was unloaded meanwhile."""
+        cell.closers.append(self._leave)
         cell.enders.append(self.end)
         if here := notebook.experiments.here():  # the variables are bound as if a statement of the cell did it
             here[-1].scope.note(Bindings(assigned=set(self._start)))
@@ -148,6 +170,8 @@ class CellFit:
         Raises:
             UsageError: nothing fits, or the cell itself undoes what is reduced.
         """
+        if self._is_left:
+            return False
         if self._cell.interrupted_inside:
             raise KeyboardInterrupt
         if self._fit.tries and not self._fit.more and self._fit.tries[-1].outcome not in TOO_LARGE:
@@ -177,6 +201,8 @@ class CellFit:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
+        if self._is_left:
+            return False
         namespace = self._notebook.tools.namespace
         self._undone = [name for name, value in self._given.items() if namespace.get(name) is not value]
         # Magics such as %run show an error and go on.
@@ -227,15 +253,19 @@ class CellFit:
                 self._notebook.tools.namespace[name] = value
         if self._undone:
             raise AutofitError(
-                f"the cell binds {self._undone[0]} itself, so that each try would be the same: take that out of it"
+                f"the cell sets {self._undone[0]} itself, which replaces the value to try: delete that line"
             )
         self._fit.check()
 
     # -- at the end of the cell -------------------------------------------------------------------------------
 
+    def _leave(self) -> list[Report]:
+        self._is_left = True
+        self._fit.abandon()
+        return []
+
     def end(self) -> list[Report]:
         """Return the report, once the cell is over, however it ended."""
-        self._fit.abandon()
         if self._scope is not None and self._closing:
             self._close(self._scope)
         elif self._scope is not None:
@@ -246,15 +276,17 @@ class CellFit:
 
     def _remarks(self) -> list[str]:
         found = [
-            f"the cell itself does not use {name}: unless what it calls does, no try differs from another"
+            f"the cell does not use {name}: all tries are the same, unless code that it calls uses {name}"
             for name in self._start
             if not re.search(rf"\b{name}\b", self._source)
         ]
         if self._fit.tries[-1].outcome == FITS:
-            found += [f"the cell has bound {name} itself: it is not the value that was tried" for name in self._undone]
+            found += [
+                f"the cell has set {name} itself: its value is not the one that was tried" for name in self._undone
+            ]
         if self._waiting_bytes >= self._notebook.tools.config.min_held_bytes:
             size = format_bytes(self._waiting_bytes)
-            found.append(f"what stood under the cell's names before held {size} during the tries: del frees it first")
+            found.append(f"the old values of the cell's names held {size} during the tries: del them before the cell")
         return found
 
 
@@ -271,7 +303,7 @@ def fit_function(
     except NotLoadedError:
         return functions.autofit(function, start, options)
     if any(cell.of(LoopOfCell).fit is not None for cell in notebook.tools.cells.running()):
-        raise AutofitError("the cell runs under %%autofit: give both variables to one of the two")
+        raise AutofitError("this cell runs under %%autofit already: reduce both variables with one of the two")
     return functions.autofit(
         function,
         start,

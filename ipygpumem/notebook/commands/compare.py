@@ -26,7 +26,9 @@ def compare(notebook: Notebook, options: Options) -> list[Report]:
         raise ExperimentError("no experiment has finished yet: there is nothing to compare")
     for pattern in options.names:
         if not any(_fits(run, pattern) for run in runs):
-            raise ExperimentError(f"no finished experiment fits {pattern!r}; {there_are([run.name for run in runs])}")
+            raise ExperimentError(
+                f"no finished experiment matches {pattern!r}; {there_are([run.name for run in runs])}"
+            )
     chosen = [run for run in runs if not options.names or any(_fits(run, pattern) for pattern in options.names)]
     return [reports.comparison_report(chosen)]
 

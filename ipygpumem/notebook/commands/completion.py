@@ -16,7 +16,7 @@ from ipygpumem.scopes.scope import is_ownable
 
 
 def complete(notebook: Notebook, magic: Magic, event: Any) -> list[str]:
-    """Return what may stand at the cursor in a line that begins with a magic's name.
+    """Return what may stand at the cursor in a magic's line.
 
     Args:
         notebook: the shell's.

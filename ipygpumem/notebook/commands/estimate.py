@@ -77,7 +77,7 @@ def _as_in_a_cell(shell: Any, error: SyntaxError) -> Exception:
 
 
 def _compiled(shell: Any, cell: str) -> Any:
-    """Return the cell's code, whose lines have the numbers that the user sees: the magic's is the first.
+    """Return the cell's code with the line numbers of the cell: the magic's line is the first.
 
     Raises:
         EstimateError: the cell has magics, whose code would run in the notebook's own namespace, or awaits.
@@ -86,12 +86,12 @@ def _compiled(shell: Any, cell: str) -> Any:
     magic = _MAGIC.search(source)
     if magic is not None:
         sign = "%%" if magic[1] == "cell" else "%"
-        raise EstimateError(f"{sign}{magic[2]} works on the notebook itself: leave it out of a cell to estimate")
+        raise EstimateError(f"{sign}{magic[2]} acts on the notebook itself: take it out of a cell to estimate")
     number = len(shell.history_manager.input_hist_parsed) - 1  # the count itself is the next cell's in some IPythons
     name = shell.compile.cache(source, number)
     try:
         return compile(source, name, "exec")
     except SyntaxError as error:
         if "await" in str(error) or "async" in str(error):
-            raise EstimateError("%%estimate: await works inside async functions only, in a cell to estimate") from None
+            raise EstimateError("%%estimate: an estimated cell can await only inside an async function") from None
         raise

@@ -12,6 +12,7 @@ from ipygpumem.fitting.budgets import parse_budget
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.experiments.experiment import Experiment
 from ipygpumem.notebook.experiments.open_experiment import OpenExperiment
+from ipygpumem.notebook.experiments.options import ExperimentOptions
 from ipygpumem.notebook.experiments.parameters import parse_parameters
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.reports.content import Report, clean, name_list, note, usage_parts
@@ -35,17 +36,17 @@ def start_cell(notebook: Notebook, options: Options) -> list[Report]:
 
 
 def _new(notebook: Notebook, options: Options) -> Experiment:
-    return Experiment(
-        notebook.experiments,
+    wanted = ExperimentOptions(
         options.name,
-        keep=_checked("--keep", options.keep),
-        drop_imports=options.drop_imports,
-        seed=options.seed,
-        report=options.report,
-        note=parse_parameters(options.note),
-        budget=parse_budget(",".join(options.budget)) if options.budget else None,
-        record=options.record,
+        _checked("--keep", options.keep),
+        options.drop_imports,
+        options.seed,
+        options.report,
+        parse_parameters(options.note),
+        parse_budget(",".join(options.budget)) if options.budget else None,
+        options.record,
     )
+    return Experiment(notebook.experiments, wanted)
 
 
 def _checked(what: str, words: Iterable[str]) -> list[str]:
@@ -53,7 +54,7 @@ def _checked(what: str, words: Iterable[str]) -> list[str]:
     patterns = [part for word in words for part in word.split(",") if part]
     for pattern in patterns:
         if not _PATTERN.fullmatch(pattern):
-            raise UsageError(clean(f"{what}: {pattern!r} is no name and no glob; write names such as x or 'y*'"))
+            raise UsageError(clean(f"{what}: {pattern!r} is neither a name nor a glob; write names such as x or 'y*'"))
     return patterns
 
 
@@ -75,7 +76,7 @@ def keep(notebook: Notebook, options: Options) -> list[Report]:
     patterns = _checked("%experiment keep", options.names)
     if not patterns:  # words of commas
         raise UsageError("%experiment keep: which names? For instance: %experiment keep model 'loss*'")
-    _innermost(notebook).options.keep.extend(patterns)
+    _innermost(notebook).options.keep_more(patterns)
     return []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipygpumem.freeing import reclaim
-from ipygpumem.freeing.steps import steps_that_free
+from ipygpumem.freeing.reclaim import steps_that_free
 from ipygpumem.model import ReclaimStep
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook

@@ -22,7 +22,7 @@ def statement(notebook: Notebook, options: Options) -> list[Report]:
     """Return what the statement of a line costs.
 
     Raises:
-        UsageError: it is no Python.
+        UsageError: it is not Python.
     """
     __tracebackhide__ = True
     return _measured(notebook, options, [Statement(options.code, _compiled(notebook.tools.shell, options.code))])
@@ -32,15 +32,17 @@ def statements(notebook: Notebook, options: Options, cell: str) -> list[Report]:
     """Return what the statements of a cell cost, side by side.
 
     Raises:
-        UsageError: there is none, one is no Python, or the line goes on after the options.
+        UsageError: there is none, one is not Python, or the line goes on after the options.
     """
     __tracebackhide__ = True
     if options.code:
         word = clean(options.code)
-        raise UsageError(f"%%gpumemit: {word!r} is too much for its line: statements stand below, setup after -s")
+        raise UsageError(
+            f"%%gpumemit: {word!r} cannot stand on the first line: write statements below it, setup after -s"
+        )
     found = _statements(notebook.tools.shell, cell)
     if not found:
-        raise UsageError("%%gpumemit: which statements? They stand below, one on each line")
+        raise UsageError("%%gpumemit: which statements? Write them below, one on each line")
     return _measured(notebook, options, found)
 
 
@@ -81,9 +83,7 @@ def _compiled(shell: Any, text: str) -> CodeType:
         code: CodeType = shell.compile(tree, name, "exec")
     except SyntaxError as error:
         if "await" in str(error.msg) or "async" in str(error.msg):
-            raise UsageError(
-                "gpumemit: a statement cannot await: the line below a plain cell says what it costs"
-            ) from None
+            raise UsageError("gpumemit cannot measure await: run it in a plain cell and read the line below") from None
         raise UsageError(_said(error, source)) from None
     return code
 

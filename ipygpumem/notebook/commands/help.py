@@ -27,7 +27,7 @@ def help_of(command: Command) -> str:
 
 
 def _command_row(magic: str, command: Command) -> tuple[str, str]:
-    """Return how a command is written, and what it does with the rest of what it takes."""
+    """Return how a command is written, and what it does, with its options."""
     words = [item for item in command.arguments if not item.name and not item.choices]
     others = [item for item in command.arguments if item not in words]
     below = " | ".join(f"{item.name} {_usage(item.arguments)}".strip() for item in command.commands)

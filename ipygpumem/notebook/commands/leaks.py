@@ -27,7 +27,7 @@ _QUOTED = re.compile(r'"[^"]*"')
 
 
 def leaks(notebook: Notebook, options: Options) -> list[Report]:
-    """Return what survived experiments, and what no notebook name leads to, with who holds it."""
+    """Return what survived experiments or cannot be reached by a notebook name, with its holders."""
     smallest = notebook.tools.config.min_held_bytes if options.min is None else options.min
     with notebook.tools.live.work("leaks") as progress:
         begun = 0.0 if notebook.experiments.survivors.known else 0.5
@@ -41,7 +41,7 @@ def leaks(notebook: Notebook, options: Options) -> list[Report]:
 
 
 def _look(notebook: Notebook, smallest: int, progress: Progress) -> tuple[list[Held], list[Held]]:
-    """Return what leaks, and what is too small to be looked into beside all that; forget survivors that are gone."""
+    """Return what leaks, and what is too small to be examined; forget survivors that are gone."""
     live_tensors(notebook.tools.garbage)  # from now on each has an object
     of_heap, of_known, of_others = parts(progress, (4, 2, 4))
     heap = Heap(running_locals(), of_heap)
@@ -56,9 +56,9 @@ def _look(notebook: Notebook, smallest: int, progress: Progress) -> tuple[list[H
 def _unnamed(
     notebook: Notebook, heap: Heap, known: Sequence[Watched], smallest: int, progress: Progress
 ) -> tuple[list[Held], list[Held]]:
-    """Return the tensors and arrays that no notebook name leads to and that are not among ``known``.
+    """Return the tensors and arrays without a path from a notebook name, except those in ``known``.
 
-    Beside them those that are too many to be looked into, the smallest.
+    The second list has the smallest, if there are too many to examine.
     """
     storages = {array.storage for item in known for array in item.alive()}
     found = {key: held_without_name(same[0]) for key, same in heap.large(smallest).items() if key not in storages}

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from types import MethodType
 from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, magics_class, no_var_expand
 
 from ipygpumem.errors import GpuMemError
-from ipygpumem.notebook.commands.help import help_of
-from ipygpumem.notebook.commands.parsing import parse
-from ipygpumem.notebook.ipython.loops import LoopOfCell
 from ipygpumem.notebook.ipython.rewriting import is_first_line, words_of
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.notebook.registry import MAGICS, Command, Magic
@@ -30,18 +26,17 @@ class GpuMemMagics(Magics):
         self._notebook = notebook
         for magic in MAGICS:
             for kind in magic.kinds:
-                self.magics[kind][magic.name] = MethodType(_method(magic, kind), self)
-
-    @property
-    def fit(self) -> Any:
-        """The autofit of the running cell; the loop that it puts around the body asks for it."""
-        return self._notebook.tools.cells.running()[-1].of(LoopOfCell).fit
+                command = magic.command(kind)
+                called = _Called(self, magic, command)
+                self.magics[kind][magic.name] = no_var_expand(called) if command.ends_in_code else called
 
     def call(self, magic: Magic, line: str, cell: str | None) -> None:
         """Do what ``%name``, ``%%name`` with a cell, or the first line ``%%name`` of a running one asks for."""
         __tracebackhide__ = True
         if cell is not None and magic.is_rewritten:  # from run_cell_magic and its like: a first line never comes here
-            parse(magic.command("cell"), line)  # a mistake would be shown by the cell, and once more by its result
+            loaded("parsing.parse")(
+                magic.command("cell"), line
+            )  # a mistake would be shown by the cell, and once more by its result
             self.shell.run_cell(f"%%{magic.name} {line}\n{cell}").raise_error()
         elif cell is not None:
             self._run(magic.command("cell"), line, cell)
@@ -56,29 +51,34 @@ class GpuMemMagics(Magics):
         """Show what a command gives."""
         __tracebackhide__ = True  # for errors of the user's code: IPython leaves this frame out
         try:
-            command, options = parse(magic, line)
+            command, options = loaded("parsing.parse")(magic, line)
             runs_users_code = cell or command.ends_in_code
             with contextlib.nullcontext() if runs_users_code else interrupts.kept():
-                reports = _named(command.run)(self._notebook, options, *cell)
+                reports = loaded(command.run)(self._notebook, options, *cell)
         except GpuMemError as error:
             raise UsageError(clean(str(error))) from None
         self._notebook.tools.screen.show(reports)
 
 
-def _named(place: str) -> Any:
-    """Return a command's function; its module is imported only now, since loading the extension must be fast."""
+def loaded(place: str) -> Any:
+    """Return a function of ``commands`` by its module and name, imported only now: loading must be fast."""
     module, _, name = place.partition(".")
     return getattr(importlib.import_module(f"ipygpumem.notebook.commands.{module}"), name)
 
 
-def _method(magic: Magic, kind: str) -> Any:
-    """Return the method that IPython calls for a magic, with the help that ``?`` shows."""
-    command = magic.command(kind)
+class _Called:
+    """What IPython calls for a magic. Its help, which ``?`` shows, is written when it is asked for."""
 
-    def call(self: GpuMemMagics, line: str, cell: str | None = None) -> None:
+    def __init__(self, magics: GpuMemMagics, magic: Magic, command: Command) -> None:
+        self.__self__ = magics  # as a method's: %lsmagic groups by it
+        self.__name__ = magic.name
+        self._magic = magic
+        self._command = command
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]  # an object's own, and not its class's
+        return str(loaded("help.help_of")(self._command))
+
+    def __call__(self, line: str, cell: str | None = None) -> None:
         __tracebackhide__ = True
-        self.call(magic, line, cell)
-
-    call.__name__ = magic.name
-    call.__doc__ = help_of(command)
-    return no_var_expand(call) if command.ends_in_code else call
+        self.__self__.call(self._magic, line, cell)

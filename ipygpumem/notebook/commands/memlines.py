@@ -32,7 +32,7 @@ def follow_cell(notebook: Notebook, options: Options) -> list[Report]:
     """
     running, frame = notebook.tools.cells.running(), _cell_frame(notebook.tools.namespace)
     if not running or frame is None:
-        raise UsageError(f"{_PROG} needs a cell with events: write it as the cell's first line")
+        raise UsageError(f"{_PROG} must be the first line of a cell that you run yourself")
     if any(number > frame.f_lineno for _, _, number in frame.f_code.co_lines() if number is not None):
         raise UsageError(f"{_PROG} comes too late here: write it above %%autofit, as the cell's first line")
     file = frame.f_code.co_filename
@@ -56,7 +56,12 @@ def follow(notebook: Notebook, cell: Cell, blocks: Blocks, order: str) -> None:
         record = LinesRecord(tuple(blocks.blocks), account.costs, seconds, own, notes, untrimmed)
         return [lines_report(record, order)]
 
-    cell.closers.append(finish)
+    def drop() -> list[Report]:
+        watching.stop()
+        account.drop()
+        return []
+
+    cell.closers += [drop, finish]  # the last one first; a Ctrl-C that ends it leaves the other
     watching.start()
 
 
@@ -78,7 +83,7 @@ def _cell_block(file: str, cell: Cell) -> Block:
 def _add(blocks: Blocks, name: str, namespace: dict[str, Any]) -> None:
     """Follow the function that ``name`` names."""
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{_PROG}: {clean(name)!r} is no name: write -f train or -f Model.forward")
+        raise UsageError(f"{_PROG}: {clean(name)!r} is not a name: write -f train or -f Model.forward")
     first, *rest = name.split(".")
     if first not in namespace:
         hint = "functions that the cell itself defines are followed without -f"
@@ -92,6 +97,6 @@ def _add(blocks: Blocks, name: str, namespace: dict[str, Any]) -> None:
             raise UsageError(f"{_PROG}: {clean(name)!r}: there is no {part!r}") from None
     code = None if isinstance(value, type) else code_of(value)
     if code is None:
-        hint = "a method is named as Model.forward" if isinstance(value, type) else "it has no lines of Python"
-        raise UsageError(f"{_PROG}: {clean(name)!r} is a {clean(type(value).__name__)} and no function: {hint}")
+        hint = "write a method as Model.forward" if isinstance(value, type) else "it has no lines of Python"
+        raise UsageError(f"{_PROG}: {clean(name)!r} is a {clean(type(value).__name__)}, not a function: {hint}")
     blocks.add(name, code)

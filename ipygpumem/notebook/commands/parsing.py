@@ -31,7 +31,7 @@ def _size(text: str) -> int:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of cells")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of cells; write one such as 20")
     return int(text)
 
 
@@ -91,7 +91,7 @@ def _split(prog: str, line: str) -> list[str]:
 
 def _options(command: Command, prog: str, words: list[str]) -> Options:
     if words and not command.arguments:
-        raise UsageError(clean(f"{prog}: {words[0]!r} is one word too many: this command has no options"))
+        raise UsageError(clean(f"{prog}: {words[0]!r} is not an option; this command takes none"))
     parser = Parser(prog=prog, add_help=False, allow_abbrev=False)
     for argument in command.arguments:
         _add(parser, argument)
@@ -139,9 +139,9 @@ def _options_and_code(command: Command, line: str) -> Options:
         except argparse.ArgumentTypeError as error:
             raise UsageError(clean(f"{command.name}: {name} {value}: {error}")) from None
     if re.match(r"\s*--?[a-zA-Z]", line):
-        there_are = " and ".join(item.usage for item in arguments.values())
-        word = clean(line.split()[0])
-        raise UsageError(f"{command.name}: {word!r} is no option; there are {there_are}; or put (...) around it")
+        there_are = " or ".join(item.usage for item in arguments.values())
+        hint = ", or put (...) around the statement" if len(arguments) < len(command.arguments) else ""
+        raise UsageError(f"{command.name}: {clean(line.split()[0])!r} is not an option; use {there_are}{hint}")
     found.code = line.strip()
     _check(command, command.name, found)
     return found

@@ -23,7 +23,7 @@ _MARK = "ipygpumem"
 
 
 def plot(notebook: Notebook, options: Options) -> list[Report]:
-    """Show the picture that ``%gpumem plot`` and its options ask for, or write it; return what there is to say."""
+    """Show or write the picture that the options ask for; return the reports."""
     target = None if options.save is None else _target(options.save)
     picture = figures.draw(
         options.picture,
@@ -47,7 +47,7 @@ def plot(notebook: Notebook, options: Options) -> list[Report]:
 def _target(path: str) -> Path:
     target = files.place_of(path)
     if target.suffix.lower() not in SUFFIXES:
-        raise PlotError(f"{clean(path)}: the suffix says the format: {' or '.join(SUFFIXES)}")
+        raise PlotError(f"{clean(path)}: write a file name that ends in {' or '.join(SUFFIXES)}")
     return target
 
 

@@ -19,7 +19,7 @@ def postmortem(notebook: Notebook, options: Options) -> list[Report]:
     """Return the report that ``%gpumem postmortem`` and its options ask for.
 
     Raises:
-        RecordingError: the file that is named is no recording.
+        RecordingError: the file is not a recording.
     """
     if options.all and options.file:
         raise UsageError("%gpumem postmortem: write --all, or a file, and not both")
@@ -43,7 +43,7 @@ def _named(folder: Path, name: str) -> reader.Recording:
     path = path.with_name(path.name.removesuffix(".1"))
     found = reader.read(files.Segments(path))
     if found.header is None and not found.entries:
-        reason = "it is no recording" if path.exists() else "there is no such file"
+        reason = "it is not a recording" if path.exists() else "there is no such file"
         raise RecordingError(f"{clean(name)}: {reason}; %gpumem postmortem --all lists what there is")
     return found
 

@@ -50,7 +50,7 @@ def _delete(folder: Path, own: files.Segments | None) -> Report:
     left = files.listed(folder)
     text = f"recording is off · {count(len(found) - len(left), 'recording')} deleted"
     if kept:
-        text += f" · {count(kept, 'recording')} kept: of kernels that still run, or may"
+        text += f" · {count(kept, 'recording')} kept: their kernels still run, or may"
     if len(left) > kept:
         text += f" · {len(left) - kept} could not be deleted"
     return note(text)

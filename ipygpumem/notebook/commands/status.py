@@ -25,7 +25,7 @@ def status(notebook: Notebook, options: Options) -> list[Report]:
     lines = [described(experiment) for experiment in experiments.open] or ["no experiment is open"]
     found = reconcile(notebook)
     lines += [f"{probe} cannot be read: {error}" for probe, error in notebook.tools.meter.failures.items()]
-    lines += [f"{source} cannot be told: {error}" for source, error in found.failures.items()]
+    lines += [f"{source} cannot be read: {error}" for source, error in found.failures.items()]
     return [status_report(headline, lines, found.readings.values(), found.reconciliations)]
 
 

@@ -79,7 +79,7 @@ def _cell_of(shell: Any, root: str, covered: Container[int | None]) -> int | Non
 
 
 def _covered(shell: Any) -> dict[str, set[int | None]]:
-    """Return, for names that experiments restored, the cells whose bindings of them are gone."""
+    """Return the cells whose bindings are gone, by the name that an experiment restored."""
     try:
         experiments = notebook_of(shell).experiments.finished
     except NotLoadedError:

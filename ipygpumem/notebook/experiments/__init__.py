@@ -1,1 +1,1 @@
-"""Scopes of notebook code: what opens and ends them, what they own, what is given back at their end."""
+"""Opens and ends the scopes of notebook code, and gives back what they own."""

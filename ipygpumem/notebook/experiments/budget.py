@@ -10,13 +10,14 @@ from types import TracebackType
 from ipygpumem.fitting.budgets import Budget, BudgetRecord
 from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.experiments.budgets import Budgets
+from ipygpumem.notebook.ipython.sources import running_cell
 from ipygpumem.notebook.ticker import Tick
 from ipygpumem.reports.content import note
 from ipygpumem.units import format_bytes
 
 
 class NotebookBudget(Budget):
-    """A budget whose crossing is told while the cell runs, once it is noticed, and at the cell's end for sure."""
+    """A budget that always reports a crossing at the cell's end, and while it runs if a tick sees it."""
 
     def __init__(self, budgets: Budgets, sizes: Mapping[str, int], of: str = "the with block") -> None:
         super().__init__(sizes, budgets.tools.meter, budgets.limits, of)
@@ -43,8 +44,7 @@ class NotebookBudget(Budget):
             tick.cell.context.run(sys.stderr.write, text)
 
     def _here(self) -> str:
-        """Name the running cell; IPython's versions differ in when they raise ``execution_count``."""
-        return f"cell {len(self._budgets.tools.shell.history_manager.input_hist_raw) - 1}"
+        return f"cell {running_cell(self._budgets.tools.shell)}"
 
     def stop(self, where: str = "") -> BudgetRecord:
         """Put back what was there before, and return the record."""

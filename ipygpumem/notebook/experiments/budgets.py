@@ -1,10 +1,9 @@
-"""The budgets in force in one shell: what they allow together, which of them refused memory, which were crossed."""
+"""Keeps the budgets in force in one shell: their limits, refusals and crossings."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ipygpumem.fitting.refusals import refusal
 from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.recovery import Recovery
@@ -40,11 +39,13 @@ class Budgets(Part):
 
     def who_refused(self, message: str) -> str:
         """Return which budget or other limit an out-of-memory error tells of, in words; empty if it is none."""
+        from ipygpumem.fitting.refusals import refusal  # loading the extension must stay fast
+
         refused = refusal(message)
         if refused is None:
             return ""
         by = [text for budget in self.in_force if (text := budget.note_refusal(refused))]
-        return by[-1] if by else refused.told(f"the limit of {format_bytes(refused.limit_bytes)} on torch's allocator")
+        return by[-1] if by else refused.text(f"the limit of {format_bytes(refused.limit_bytes)} on torch's allocator")
 
     def code_ended(self, cell: Cell, *, failed: bool) -> None:
         """Say which budgets the cell has crossed; an experiment that ends with it says so, too."""

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
 from types import TracebackType
 
 from ipygpumem.errors import ExperimentError
-from ipygpumem.fitting import budgets
 from ipygpumem.model import CellRecord, ExperimentRecord, Usage
-from ipygpumem.notebook.experiments.open_experiment import OpenExperiment, Options
-from ipygpumem.notebook.experiments.parameters import checked_parameters
+from ipygpumem.notebook.experiments.open_experiment import OpenExperiment
+from ipygpumem.notebook.experiments.options import ExperimentOptions
 from ipygpumem.notebook.experiments.stack import Experiments
-
-
-def _check(name: object, keep: list[str], seed: object, report: object) -> None:
-    """Raise ``ExperimentError`` for an argument that would only fail when it is too late."""
-    if not isinstance(name, str) or not name.strip() or len(name.splitlines()) > 1:
-        raise ExperimentError("an experiment's name is one line of text that is not empty")
-    if not all(isinstance(pattern, str) for pattern in keep):
-        raise ExperimentError("keep is a name, a glob, or a list of them: keep='x' or keep=['x', 'y*']")
-    if seed is not None and (type(seed) is not int or not -(2**63) <= seed < 2**64):
-        raise ExperimentError("seed is a whole number of 64 bits, as torch takes it")
-    if report not in (None, "full", "compact", "none"):
-        raise ExperimentError(f"report={report!r}: write 'full', 'compact' or 'none'")
 
 
 class Experiment:
@@ -35,33 +20,10 @@ class Experiment:
 
     Args:
         experiments: the shell's.
-        name: any one-line text; an open experiment of the same name is finished first.
-        keep: names or globs whose values stay at the end.
-        drop_imports: delete the names of modules that the experiment imported.
-        seed: reset Python's, NumPy's and torch's generators to this before every cell.
-        report: ``full``, ``compact`` or ``none``; None means as configured.
-        note: parameters to remember with it: numbers or text by name.
-        budget: bytes that it may use of ``gpu``, ``ram`` or ``cuda:N``.
-        record: a file for torch's history of allocations on CUDA devices, ``.pickle``.
+        options: what the user wants of it.
     """
 
-    def __init__(
-        self,
-        experiments: Experiments,
-        name: str,
-        *,
-        keep: str | Iterable[str] = (),
-        drop_imports: bool = False,
-        seed: int | None = None,
-        report: str | None = None,
-        note: Mapping[str, int | float | str] | None = None,
-        budget: Mapping[str, object] | None = None,
-        record: str | os.PathLike[str] | None = None,
-    ) -> None:
-        keep = [keep] if isinstance(keep, str) else list(keep)
-        _check(name, keep, seed, report)
-        sizes = budgets.checked(budget) if budget else None
-        options = Options(name, keep, drop_imports, seed, report, checked_parameters(note or {}), sizes, record)
+    def __init__(self, experiments: Experiments, options: ExperimentOptions) -> None:
         this = weakref.ref(self)  # or the two would be a cycle
         self._experiments = experiments
         self.opened = OpenExperiment(experiments.services, options, lambda value: value is not None and value is this())
@@ -100,9 +62,7 @@ class Experiment:
 
     def keep(self, *patterns: str) -> None:
         """Keep these names or globs at the end."""
-        options = self.opened.options
-        _check(self.name, list(patterns), options.seed, options.report)
-        options.keep.extend(patterns)
+        self.opened.options.keep_more(patterns)
 
     def usage(self) -> tuple[Usage, ...]:
         """Return each device's usage from the start until now, or until the end if it is finished."""
@@ -128,6 +88,8 @@ class Experiment:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         opened = self.opened
+        if opened.record is None and opened not in self._experiments.open:
+            return  # the extension was unloaded meanwhile, and has said so
         try:
             if error is not None:
                 opened.failed = True

@@ -1,4 +1,4 @@
-"""Whose names the running code binds: what it is about to do to them reaches the scope that it belongs to.
+"""Finds the scope whose names the running code binds, and prepares it.
 
 A scope owns what its own cells bind. Its cells are those of the thread that opened it, since another subshell runs its
 cells in a thread of its own, over the same names.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.introspect import text_of
@@ -17,8 +16,8 @@ from ipygpumem.notebook.cell import Cell, SeenCode
 from ipygpumem.notebook.ipython.rewriting import our_magic
 from ipygpumem.notebook.tools import Tools
 from ipygpumem.scopes.bindings import Bindings, bindings_of
-from ipygpumem.scopes.scope import Scope, settle, tell
-from ipygpumem.scopes.telling import HAS_DELETED, let_tell
+from ipygpumem.scopes.instrumenting import HAS_DELETED, instrument
+from ipygpumem.scopes.scope import Scope, note_lookup, settle
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.experiments.open_experiment import OpenExperiment
@@ -27,25 +26,25 @@ _MEASURES_LINES = re.compile(r"^%%memlines", re.MULTILINE)
 """In such a cell there must be no lines but the user's."""
 
 
-@dataclass
 class _OfCell:
     """What is known of a running cell."""
 
-    saved_early: list[str] = field(default_factory=list)
-    """Names that the open scope keeps in case that the code does not come to tell of them."""
-    names_before: set[str] | None = None
-    """The notebook's names when it began, or when a scope of another thread did."""
+    def __init__(self) -> None:
+        self.saved_early: list[str] = []
+        """Names that the open scope keeps in case that the code does not come to tell of them."""
+        self.names_before: set[str] | None = None
+        """The notebook's names when it began, or when a scope of another thread did."""
 
 
 class Listener(dict[str, None]):
-    """What the code looks names up in (see telling.py): those that need no more telling are found at once."""
+    """What the code looks names up in (see instrumenting.py): those that need no more telling are found at once."""
 
     def __init__(self, tell: Callable[[str], bool]) -> None:
         super().__init__()
         self._tell = tell
 
     def guard(self, guarded: Callable[[str, Callable[[str], bool]], Callable[[str], bool]]) -> None:
-        """Let a failure step aside: the user's code is in the middle of a statement."""
+        """Report a failure instead of raising it: the user's code is in the middle of a statement."""
         self._tell = guarded("names", self._tell)
 
     def __missing__(self, key: str) -> None:
@@ -78,20 +77,14 @@ class Names:
         scopes = [experiment.scope for experiment in self.here()]
         if not scopes:
             return False
-        tell(scopes, key)
+        note_lookup(scopes, key)
         # Deletions are told each time; and another thread's code may look up the same.
         return not key.startswith(HAS_DELETED) and len(scopes) == len(self._open)
 
     # -- code -------------------------------------------------------------------------------------------------
 
     def code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
-        """Note code that runs next in the innermost running cell.
-
-        Args:
-            tree: its syntax tree.
-            may_change: nobody else changes the tree after us.
-            is_timed: %timeit runs it: its names never reach the notebook, and it must not get slower.
-        """
+        """Note code that runs next in the innermost running cell; see ``Part``."""
         running = self._cells.running()
         if not running:
             return  # a front-end's own silent code
@@ -99,7 +92,7 @@ class Names:
         opens = our_magic(tree.body[0]) == "experiment" if getattr(tree, "body", None) else False
         told = frozenset[str]()
         if may_change and not is_timed:
-            told = self._let_tell(tree, text_of(getattr(cell.info, "raw_cell", None)), opens=opens)
+            told = self._instrument(tree, text_of(getattr(cell.info, "raw_cell", None)), opens=opens)
         code = SeenCode(tree, told)
         cell.code.append(code)
         if here:
@@ -112,7 +105,7 @@ class Names:
             saved = [] if opens or is_timed else self._expect(here[-1].scope, bindings, told)
             cell.of(_OfCell).saved_early = [] if may_change else saved
 
-    def _let_tell(self, tree: Any, source: str, *, opens: bool) -> frozenset[str]:
+    def _instrument(self, tree: Any, source: str, *, opens: bool) -> frozenset[str]:
         """Let the code of a cell tell of the names that a scope may have to know of, and return them.
 
         Args:
@@ -131,17 +124,17 @@ class Names:
         elif not may_open_later:
             names = here[-1].scope.outer_among(names)
         if names:
-            let_tell(tree, frozenset(names))
+            instrument(tree, frozenset(names))
         return frozenset(names)
 
     def _expect(self, scope: Scope, bindings: Bindings, told: Iterable[str]) -> list[str]:
-        """Prepare ``scope`` for code, and return the names that were saved for those that it does not tell of."""
+        """Prepare ``scope`` for code; return the names saved because the code does not tell of them."""
         self.listener.clear()
         scope.note(bindings)
         return scope.save(bindings.bound.difference(told))
 
     def expect_running_code(self, experiment: OpenExperiment) -> None:
-        """Tell a scope that becomes the innermost one what the code that runs already will bind."""
+        """Prepare a scope that becomes the innermost for what the running code will bind."""
         self.listener.clear()
         for code in [code for cell in self._cells.running(experiment.thread) for code in cell.code]:
             bindings = code.bindings()
@@ -151,7 +144,7 @@ class Names:
     # -- cells ------------------------------------------------------------------------------------------------
 
     def cell_begins(self, cell: Cell) -> None:
-        """Note what is there if scopes of other threads are open: what appears meanwhile may be the cell's."""
+        """Note the names if scopes of other threads are open: new ones may be the cell's."""
         if self._open and len(self.here()) < len(self._open):
             self._note_names(cell)
 
@@ -181,7 +174,7 @@ class Names:
             settle([experiment.scope for experiment in here])
 
     def scope_ends(self, experiment: OpenExperiment) -> None:
-        """Leave to cells that still run in other threads what they have bound."""
+        """Leave to running cells of other threads what they have bound."""
         self.listener.clear()
         for cell in self._cells.of_others(experiment.thread):
             self._leave_to(cell, experiment)

@@ -1,22 +1,22 @@
-"""An experiment from its start to its end: a scope, the measurement of what it costs, and what comes back."""
+"""Runs an experiment from start to end: its scope, its measurement, and what comes back."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from ipygpumem.errors import said
 from ipygpumem.freeing import reclaim
-from ipygpumem.freeing.steps import steps_that_free
+from ipygpumem.freeing.reclaim import steps_that_free
 from ipygpumem.introspect import is_atom, named_objects
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Usage
 from ipygpumem.notebook.experiments import watching
 from ipygpumem.notebook.experiments.allocation_file import AllocationFile
 from ipygpumem.notebook.experiments.budget import NotebookBudget
 from ipygpumem.notebook.experiments.budgets import Budgets
+from ipygpumem.notebook.experiments.options import ExperimentOptions
 from ipygpumem.notebook.experiments.seeding import SeedOnImport, seed_generators
 from ipygpumem.notebook.experiments.survivors import Survivors
 from ipygpumem.notebook.recovery import Recovery
@@ -25,20 +25,6 @@ from ipygpumem.objects.arrays import ArraySearch
 from ipygpumem.objects.garbage import Mark
 from ipygpumem.scopes.scope import Outcome, Scope, is_ownable
 from ipygpumem.units import format_bytes
-
-
-@dataclass
-class Options:
-    """What the user wants of an experiment."""
-
-    name: str
-    keep: list[str] = field(default_factory=list)
-    drop_imports: bool = False
-    seed: int | None = None
-    report: str | None = None
-    parameters: Mapping[str, int | float | str] = field(default_factory=dict)
-    budget: Mapping[str, int] | None = None
-    record: str | os.PathLike[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +58,7 @@ class OpenExperiment:
         spare: says which value of a name is the user's handle on it, which stays.
     """
 
-    def __init__(self, services: Services, options: Options, spare: Callable[[object], bool]) -> None:
+    def __init__(self, services: Services, options: ExperimentOptions, spare: Callable[[object], bool]) -> None:
         self._services = services
         self._tools = services.tools
         self._spare = spare
@@ -84,7 +70,7 @@ class OpenExperiment:
         self.error_at_start = 0
         self.thread = threading.get_ident()
         """The thread whose cells are the experiment's: that in which it starts."""
-        sizes = options.budget
+        sizes = options.sizes
         self._budget = NotebookBudget(services.budgets, sizes, f"experiment {self.name}") if sizes else None
         self._cells: list[CellRecord] = []
         self._remarks: list[str] = []
@@ -102,7 +88,7 @@ class OpenExperiment:
             self._allocations.start()
         self._started = time.perf_counter()
         self._started_at = time.time()
-        self.scope = Scope(tools.namespace, keep=options.keep, drop_imports=options.drop_imports)
+        self.scope = Scope(tools.namespace, keep=options.patterns, drop_imports=options.drop_imports)
         self.outputs_at_start = tools.outputs.mark()
         self._start = watching.Start(tools.namespace, tools.garbage, self.note)
         if self._budget is not None:
@@ -146,7 +132,7 @@ class OpenExperiment:
             self._allocations.write("written when memory ran out")
 
     def add_cell(self, cell: CellRecord) -> None:
-        """Count a finished cell as the experiment's, also that with which it has ended."""
+        """Count a finished cell as the experiment's, the one with which it ends included."""
         self._cells.append(cell)
         if self.record is not None:
             self.record = replace(self.record, cells=self.cells)
@@ -156,7 +142,7 @@ class OpenExperiment:
         self._remarks.append(text)
 
     def waiting(self) -> list[Held]:
-        """Return what the objects that wait to be restored hold."""
+        """Return what the objects to be restored hold."""
         search = ArraySearch()
         entries = [search.held(name, value) for name, value in list(self.scope.waiting.items())]
         return [entry[0] for entry in entries if entry is not None]
@@ -230,7 +216,7 @@ class OpenExperiment:
             watched = self._watch(own)
             complete = True
         except MemoryError:  # the names must go all the same, and now more than ever
-            self.note("there was too little memory left to see what all of it held")
+            self.note("memory was too short to list everything that the experiment held")
         at_end = _AtEnd(
             consumed={usage.device: usage.delta_bytes for usage in usages},
             before={usage.device: usage.after_bytes for usage in usages},
@@ -246,7 +232,7 @@ class OpenExperiment:
                 self.note(line)
 
     def _watch(self, own: list[str]) -> list[watching.Watched]:
-        """Return what the scope's names and outputs hold, with functions that say whether it is still alive."""
+        """Return what the scope's names and outputs hold, to be watched."""
         scope, search = self.scope, ArraySearch(self._start.was_there)
         namespace, outputs = self._tools.namespace, self._tools.outputs.since(self.outputs_at_start)
         values = ((name, namespace.get(name)) for name in scope.names_to_delete(own))
@@ -272,7 +258,7 @@ class OpenExperiment:
                 first_cell=min((cell.execution_count or 0 for cell in self._cells), default=None),
             )
         except Exception as error:  # all has been given back: this only tells what has not come
-            self.note(f"what survived could not be told: {said(error)}")
+            self.note(f"what is still alive could not be listed: {said(error)}")
             return ()
 
     def _make_record(self, at_end: _AtEnd, usages: tuple[Usage, ...]) -> ExperimentRecord:
@@ -302,7 +288,7 @@ class OpenExperiment:
         size = sum(held.size_bytes for held in at_end.waiting)
         if size >= self._tools.config.min_held_bytes:
             names = ", ".join(held.name for held in at_end.waiting)
-            notes.append(f"the shadowed objects that are back ({names}) held {format_bytes(size)} meanwhile")
+            notes.append(f"the restored objects ({names}) took {format_bytes(size)} while the experiment ran")
         if self._budget is not None:
             notes += [*self.limit_notes, *self._budget.crossings, *self._budget.refusals]
         notes += self._remarks

@@ -17,14 +17,14 @@ def parse_parameters(words: Iterable[str]) -> dict[str, int | float | str]:
     """Return the parameters that words such as ``lr=1e-3`` name; what reads as a number is one.
 
     Raises:
-        ExperimentError: a word is no ``NAME=VALUE``, or a name comes twice.
+        ExperimentError: a word is not ``NAME=VALUE``, or a name comes twice.
     """
     found: dict[str, int | float | str] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not _NAME.fullmatch(name):
             raise ExperimentError(
-                f"--note: {word!r} is no NAME=VALUE; write the experiment's name first, then for instance "
+                f"--note: {word!r} is not NAME=VALUE; write the experiment's name first, then for instance "
                 "--note lr=1e-3 bs=64"
             )
         if name in found:
@@ -37,14 +37,14 @@ def checked_parameters(given: object) -> dict[str, int | float | str]:
     """Return ``note=`` with plain values, so that the record can be written to any file.
 
     Raises:
-        ExperimentError: it is no dictionary, or a name or value is none that a record can hold.
+        ExperimentError: it is not a dictionary, or a record cannot hold a name or value.
     """
     if not is_instance(given, Mapping) and not is_instance(given, dict):
-        raise ExperimentError("note is a dictionary of parameters: note={'lr': 1e-3, 'bs': 64}")
+        raise ExperimentError("note must be a dictionary of parameters: note={'lr': 1e-3, 'bs': 64}")
     found: dict[str, int | float | str] = {}
     for name, value in given.items():  # type: ignore[attr-defined]  # is_instance says so
         if not _NAME.fullmatch(text_of(name)):
-            raise ExperimentError(f"note: a parameter's name is one word of text, unlike this {type_name(name)}")
+            raise ExperimentError(f"note: a parameter's name must be one word of text, not a {type_name(name)}")
         found[name] = _plain(name, value)
     return found
 

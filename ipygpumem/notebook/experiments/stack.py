@@ -1,11 +1,10 @@
-"""The experiments of one shell: those that are open, inside one another, and the records of those that have ended."""
+"""Keeps the open experiments of one shell, inside one another, and the records of the finished ones."""
 
 from __future__ import annotations
 
 import functools
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import ExperimentError
@@ -26,15 +25,15 @@ if TYPE_CHECKING:
     from ipygpumem.notebook.experiments.survivors import Survivors
 
 
-@dataclass
 class _OfCell:
     """The experiments of one cell."""
 
-    ending: list[OpenExperiment] = field(default_factory=list)
-    """Those that end with it."""
-    around: list[OpenExperiment] = field(default_factory=list)
-    """Those that were open when its code ended, innermost last."""
-    ended: list[OpenExperiment] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.ending: list[OpenExperiment] = []
+        """Those that end with it."""
+        self.around: list[OpenExperiment] = []
+        """Those that were open when its code ended, innermost last."""
+        self.ended: list[OpenExperiment] = []
 
 
 class Experiments(Part):
@@ -169,7 +168,9 @@ class Experiments(Part):
         """
         running = self._tools.cells.running()
         if not running:
-            raise ExperimentError("%%experiment needs a cell with events: use %experiment start and end here")
+            raise ExperimentError(
+                "%%experiment must be the first line of a cell that you run yourself; here use %experiment start"
+            )
         running[-1].gives_back = True
         running[-1].of(_OfCell).ending.append(experiment)
 
@@ -212,7 +213,7 @@ class Experiments(Part):
             self.names.expect_running_code(enclosing)
 
     def _publish(self, ended: list[OpenExperiment]) -> list[content.Report]:
-        """Add the records of experiments that have ended to what is known, and return their reports."""
+        """Remember the records of finished experiments, and return their reports."""
         reports: list[content.Report] = []
         for experiment in ended:
             if (record := experiment.record) is not None:

@@ -1,4 +1,4 @@
-"""What experiments leave behind, and who holds it."""
+"""Finds what experiments leave behind, and who holds it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Survivors:
         certain: bool = True,
         first_cell: int | None = None,
     ) -> tuple[Held, ...]:
-        """Return what an experiment leaves behind, largest first, with who holds it; remember it for %gpumem leaks.
+        """Return what an experiment leaves behind, largest first, with its holders; remember it for %gpumem leaks.
 
         Args:
             watched: what the experiment's names held.
@@ -77,7 +77,7 @@ class Survivors:
         return found
 
     def _with_cell(self, item: Watched, first_cell: int, *, certain: bool) -> Watched:
-        """Return what a name held with the cell that bound it: later ones may bind the name to something else."""
+        """Add the cell that bound the name, before later cells bind it anew."""
         is_old_perhaps = not certain and any(array.storage[0] == "numpy" for array in item.alive())
         name = item.held.name
         cell = cell_of_output(name) or cell_that_bound(self._tools.shell, name, range(first_cell))
@@ -104,17 +104,14 @@ class Survivors:
         """Return what the user of a notebook can name."""
         shell, namespace = self._tools.shell, self._tools.namespace
         outputs = namespace.get("_oh")
-        namespaces: dict[int, Callable[[object], Place]] = {
-            id(namespace): _variable,
-            id(shell.user_ns_hidden): _hidden,
-        }
+        namespaces: dict[int, Callable[[object], Place]] = {id(namespace): _variable, id(shell.user_ns_hidden): _hidden}
         if type(outputs) is dict:
             namespaces[id(outputs)] = _output
         for name, waiting in self._waiting():
             namespaces[id(waiting)] = _waits_in(name)
         objects = {
             id(shell): Place("IPython's shell", 3, "%gpumem free"),
-            id(self._ours): Place("ipygpumem itself", 4, "report this: it should not"),
+            id(self._ours): Place("ipygpumem itself", 4, "report this: it is a fault of ipygpumem"),
         }
         return Roots(namespaces, objects, cell_of=lambda filename: cell_of_file(shell, filename))
 
@@ -149,13 +146,13 @@ def _output(key: object) -> Place:
 
 
 def _hidden(key: object) -> Place:
-    return Place(f"IPython's hidden copy of {text_of(key)}", 3, "%gpumem free lets go of it")
+    return Place(f"IPython's hidden copy of {text_of(key)}", 3, "%gpumem free")
 
 
 def _waits_in(experiment: str) -> Callable[[object], Place]:
     def place(key: object) -> Place:
         return Place(
-            f"experiment {experiment}, which gives {text_of(key)} back", 0, "it is back at the experiment's end"
+            f"experiment {experiment}, which restores {text_of(key)} at its end", 0, "end it, then delete the name"
         )
 
     return place

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipygpumem.errors import said
-from ipygpumem.freeing.lingering import Named
+from ipygpumem.freeing.name_snapshot import NameSnapshot
 from ipygpumem.model import Held
 from ipygpumem.objects.arrays import Array, ArraySearch, describe, watch
 from ipygpumem.objects.garbage import Garbage, Mark
@@ -43,14 +43,14 @@ class Start:
         self._failed = False
         if {"torch", "numpy"} & sys.modules.keys():
             self._look(namespace, garbage, note)
-        self._named = Named(namespace)
+        self._names_before = NameSnapshot(namespace)
         self._mark = garbage.mark()
 
     def _look(self, namespace: dict[str, Any], garbage: Garbage, note: Callable[[str], None]) -> None:
         try:
             self._before = Before(namespace, garbage)
         except Exception as error:  # it only serves the report
-            note(f"what survives cannot be told, since a first look failed: {said(error)}")
+            note(f"what is still alive cannot be listed at the end, since the look at the start failed: {said(error)}")
             self._failed = True
 
     @property
@@ -64,7 +64,7 @@ class Start:
 
     def mark_if_nothing_lingers(self, namespace: dict[str, Any]) -> Mark | None:
         """Return the moment, unless something that had a name then may be garbage by now."""
-        return None if self._named.some_linger(namespace) else self._mark
+        return None if self._names_before.some_may_live_on(namespace) else self._mark
 
     def forget(self) -> None:
         """Let go of all that is known."""
@@ -73,7 +73,7 @@ class Start:
 
 
 def watch_names(named: Iterable[tuple[str, object]], search: ArraySearch) -> list[Watched]:
-    """Return what each name holds that no earlier one does, to be watched without keeping it alive."""
+    """Return what each name holds beside the earlier ones, to be watched without keeping it alive."""
     entries = [search.held(name, value) for name, value in named]
     found = [entry for entry in entries if entry is not None]
     described = [(held, [(item, describe(item)) for item in items]) for held, items in found]

@@ -18,7 +18,7 @@ def is_watched(shell: Any) -> bool:
 
 
 def shows_updates(shell: Any) -> bool:
-    """Whether what replaces a display is seen by who asked for the running cell.
+    """Whether the front-end of the running cell shows updates of displays.
 
     Consoles built on jupyter_client ignore updates. Their requests have ids of its own form, those of front-ends in
     JavaScript are UUIDs.

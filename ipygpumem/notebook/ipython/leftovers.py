@@ -23,7 +23,7 @@ class Leftovers:
         return {path: time for path, (_, time) in self._stored().items()}
 
     def forget_since(self, mark: StoredMark) -> None:
-        """Drop copies of objects that were stored after ``mark``, and what serves no later cell.
+        """Drop copies of objects stored after ``mark``, and other leftovers of no use to later cells.
 
         That is the modules of scripts, which %run clears itself before it runs one again; the debugger, which keeps
         each frame in which it displays something; and the record of warnings, which IPython drops before each cell.

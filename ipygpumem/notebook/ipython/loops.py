@@ -11,7 +11,9 @@ from typing import Any
 
 from ipygpumem.notebook.ipython.rewriting import our_magic
 
-_FIT = "get_ipython().magics_manager.registry['GpuMemMagics'].fit"
+FITS_NAME = "__ipygpumem_fits__"
+"""The built-in in which the loop finds the fit of its cell, as long as the cell runs."""
+_FIT = f"{FITS_NAME}.fit"
 _LOOP = f"while {_FIT}.again():\n    with {_FIT}:\n        pass\n"
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.notebook.ipython.leftovers import Leftovers, StoredMark
 
@@ -30,8 +29,7 @@ def cell_of_output(label: str) -> int | None:
     return int(found[1]) if found else None
 
 
-@dataclass(frozen=True)
-class OutputMark:
+class OutputMark(NamedTuple):
     """Which outputs were there at some moment."""
 
     keys: set[int]

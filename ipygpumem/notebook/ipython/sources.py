@@ -1,6 +1,6 @@
-"""Which cell some code came from: by the file name that IPython compiled it under, or by a name that it binds.
+"""Finds the cell of some code: by its file name, or by a name that it binds.
 
-And what tells a cell's source: its digest, and its first line that says something.
+And how a cell's source is known again: by its digest, and by its first line that says something.
 """
 
 from __future__ import annotations

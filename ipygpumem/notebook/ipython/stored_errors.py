@@ -1,4 +1,4 @@
-"""The errors that a cell ended with, or that IPython and ``sys`` keep of it."""
+"""Finds the error of a cell: in its result, or where IPython and ``sys`` keep it."""
 
 from __future__ import annotations
 

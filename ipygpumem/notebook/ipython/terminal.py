@@ -37,7 +37,7 @@ def terminal_of(shell: Any) -> int | None:
 
 
 def to_empty_row(descriptor: int) -> str:
-    """Return what moves the cursor to the first column of an empty row: its own row, or the next if that has text.
+    """Return text that moves the cursor to an empty row: its own, or the next if that has text.
 
     Nobody need know what was written, and by whom: as many blanks as the terminal has columns end in the last column
     of the cursor's row if they began in its first, and in the next row otherwise. Shells do so before their prompt

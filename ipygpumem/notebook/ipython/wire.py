@@ -62,7 +62,7 @@ class Wire:
         return self._shell.display_pub
 
     def cell_begins(self) -> None:
-        """Look out for what the cell shows that begins in this thread, if somebody looks at it."""
+        """Look out for the outputs of the cell that begins in this thread, if somebody sees them."""
         request = self._parent().get("msg_id")
         if self._send is None or self._has_failed or not request or not is_watched(self._shell):
             return

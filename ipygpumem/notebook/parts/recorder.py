@@ -1,6 +1,6 @@
 """The flight recorder of a shell: what it writes at the start and the end of cells, and while long ones run.
 
-Off, it is not there: no event, no thread, no file. On, whatever fails makes it step aside with one line.
+Off, it is not there: no event, no thread, no file. On, a failure stops it with one line.
 """
 
 from __future__ import annotations
@@ -17,21 +17,13 @@ from typing import Any
 
 from ipygpumem.errors import RecordingError
 from ipygpumem.flight_recorder import archive, files
-from ipygpumem.flight_recorder.entries import (
-    CellEnd,
-    CellStart,
-    End,
-    Entry,
-    Figures,
-    Header,
-    Sample,
-    first_lines,
-)
+from ipygpumem.flight_recorder.entries import CellEnd, CellStart, End, Entry, Figures, Header, Sample, first_lines
 from ipygpumem.flight_recorder.machine import process_started, this_machine
 from ipygpumem.flight_recorder.writer import Writer
 from ipygpumem.introspect import text_of
-from ipygpumem.model import CellRecord, Reading
+from ipygpumem.model import CellRecord, Reading, Usage
 from ipygpumem.notebook.cell import Cell
+from ipygpumem.notebook.ipython.sources import running_cell
 from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.ticker import Tick
 from ipygpumem.notebook.tools import Tools
@@ -57,7 +49,7 @@ class Recorder(Part):
         self._undo: list[Callable[[], object]] = []
         self._cell: CellStart | None = None
         self._messages: list[str] = []
-        """What is told at the end of the next cell: loading may happen before there is one."""
+        """What is shown at the end of the next cell: loading may happen before there is one."""
 
     @property
     def folder(self) -> Path:
@@ -94,7 +86,7 @@ class Recorder(Part):
         self._listen()
         running = self._tools.cells.running()
         if running:
-            self._begin(running[0], self._inputs() - 1)
+            self._write(lambda: self._cell_start(running[0], running_cell(self._tools.shell)))
 
     def _listen(self) -> None:
         shell = self._tools.shell
@@ -109,14 +101,10 @@ class Recorder(Part):
 
     def load(self) -> None:
         """Begin as configured when the extension loads, and say so if the kernel before died in a cell."""
-        try:
-            dead = archive.latest_death(self.folder, notebook=_notebook(), here=this_machine())
-            if dead is not None and dead.running is not None:
-                self.tell(f"the previous kernel died in cell {dead.running.cell}: %gpumem postmortem tells")
-            self.start()
-        except RecordingError as error:
-            self._tools.config.record = False
-            self.tell(str(error))
+        dead = archive.latest_death(self.folder, notebook=_notebook(), here=this_machine())
+        if dead is not None and dead.running is not None:
+            self.tell(f"the previous kernel died in cell {dead.running.cell}: see %gpumem postmortem")
+        self._start_if_it_can()
 
     def close(self) -> None:
         """Stop, as the extension is unloaded."""
@@ -137,9 +125,12 @@ class Recorder(Part):
 
     def switched(self, change: Any) -> None:
         """Follow the option ``record``."""
-        if not change["new"]:
+        if change["new"]:
+            self._start_if_it_can()
+        else:
             self.stop("recording was switched off")
-            return
+
+    def _start_if_it_can(self) -> None:
         try:
             self.start()
         except RecordingError as error:
@@ -167,11 +158,9 @@ class Recorder(Part):
         """Stop for good after a failure; the cell goes on."""
         writer, self._writer = self._writer, None
         if writer is not None:
-            writer.give_up(End(time.time(), f"recording stepped aside: {_reason(error)}"))
+            writer.give_up(End(time.time(), f"recording stopped: {_reason(error)}"))
         self._tools.config.record = False
-        self.tell(
-            f"recording stepped aside ({_reason(error)}): your code is not affected; %gpumem record on tries again"
-        )
+        self.tell(f"recording stopped ({_reason(error)}): your code is not affected; %gpumem record on tries again")
 
     # -- entries ------------------------------------------------------------------------------------------------
 
@@ -190,14 +179,8 @@ class Recorder(Part):
     def cell_begins(self, cell: Cell) -> None:
         """Write down that a cell begins."""
         if not cell.nested:
-            self._begin(cell, self._inputs())
-
-    def _inputs(self) -> int:
-        """Return the number of the next input; IPython's versions differ in when they raise ``execution_count``."""
-        return len(self._tools.shell.history_manager.input_hist_raw)
-
-    def _begin(self, cell: Cell, number: int) -> None:
-        self._write(lambda: self._cell_start(cell, number))
+            number = running_cell(self._tools.shell) + 1
+            self._write(lambda: self._cell_start(cell, number))
 
     def _cell_start(self, cell: Cell, number: int) -> CellStart:
         source = text_of(getattr(cell.info, "raw_cell", None))
@@ -253,17 +236,7 @@ class Recorder(Part):
             success=record is None or record.success,
             error=None if record is None or record.error is None else clean(record.error),
             oom_kills=self._oom_kills() if now - cell.time > _TICK_SECONDS else None,
-            devices=tuple(
-                Figures(
-                    usage.device,
-                    usage.after_bytes,
-                    usage.peak_bytes,
-                    usage.reserved_bytes,
-                    usage.used_bytes,
-                    usage.total_bytes,
-                )
-                for usage in (() if record is None else record.usages)
-            ),
+            devices=_figures(() if record is None else record.usages),
         )
 
     def _oom_kills(self) -> int | None:
@@ -293,18 +266,13 @@ class Recorder(Part):
         )
 
 
-def _figures(readings: Iterable[Reading]) -> tuple[Figures, ...]:
-    return tuple(
-        Figures(
-            reading.device,
-            reading.current_bytes,
-            None,
-            reading.reserved_bytes,
-            reading.used_bytes,
-            reading.total_bytes,
-        )
-        for reading in readings
-    )
+def _figures(found: Iterable[Reading | Usage]) -> tuple[Figures, ...]:
+    return tuple(map(_figures_of, found))
+
+
+def _figures_of(found: Reading | Usage) -> Figures:
+    now, peak = (found.after_bytes, found.peak_bytes) if isinstance(found, Usage) else (found.current_bytes, None)
+    return Figures(found.device, now, peak, found.reserved_bytes, found.used_bytes, found.total_bytes)
 
 
 def _notebook() -> str | None:

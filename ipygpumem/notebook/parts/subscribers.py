@@ -50,9 +50,9 @@ class Subscribers(Part):
         return ()
 
     def shown(self) -> None:
-        """Give the subscribers the records that wait; one that fails is named once and dropped.
+        """Give the waiting records to the subscribers; one that fails is named once and dropped.
 
-        A subscriber that runs cells is not told of them: it would run the next one, until Python's stack ends.
+        A subscriber that runs cells does not get their records: it would run the next one, until Python's stack ends.
         """
         while self._waiting:
             record = self._waiting.popleft()

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from ipygpumem.model import CellRecord, Growth, Usage
 from ipygpumem.notebook.part import Part
-from ipygpumem.reports.history import growth_line
 from ipygpumem.units import MIB
 
 _LEAST_BYTES, _LEAST_SHARE, _ENOUGH_BYTES = 10 * MIB, 0.01, 50 * MIB
@@ -22,7 +21,7 @@ _SMALL_RUNS = 4
 _CELLS_MOST = 1000
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)  # making these methods takes time while the extension loads
 class _Streak:
     """Runs of a cell, one after the other, that each grew a device by so much at least."""
 
@@ -46,7 +45,7 @@ class _Streak:
         return 4 * grown * self.runs >= 3 * self.sum_bytes
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Device:
     """What one device went through in the last runs of a cell."""
 
@@ -82,8 +81,13 @@ class Trends(Part):
         self._cells: dict[str, dict[str, _Device]] = {}
 
     def remarks(self, record: CellRecord) -> Sequence[str]:
-        """Return what is to be said of a cell that grows with every run."""
-        return [growth_line(growth) for growth in self.add(record)]
+        """Return a line for each device that the cell has grown in each of its last runs."""
+        growths = self.add(record)
+        if not growths:
+            return ()
+        from ipygpumem.reports.history import growth_line  # loading the extension must stay fast
+
+        return [growth_line(growth) for growth in growths]
 
     def add(self, record: CellRecord) -> list[Growth]:
         """Count a run, and return the devices that the cell has grown in each of its last runs."""

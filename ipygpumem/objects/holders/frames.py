@@ -1,4 +1,4 @@
-"""Running functions: which there are, and what their names refer to, without leaving anything behind."""
+"""Looks at running functions and what their names refer to, without leaving anything behind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Iterator
-from types import FrameType
+from types import FrameType, TracebackType
 
 from ipygpumem.introspect import text_of
 
@@ -50,6 +50,13 @@ def stack(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def steps(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    """Yield the entries of a traceback, the outermost first."""
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
+
+
 def is_users(frame: FrameType) -> bool:
     """Whether a frame runs a function of the user's, and not IPython's or ours, whose names lead to everything."""
     name = text_of(frame.f_globals.get("__name__"))
@@ -63,8 +70,8 @@ def peek(frame: FrameType) -> dict[str, object]:
     returns. It is emptied again, unless the user's code has asked for it too (``locals()``), or a debugger.
     """
     names = frame.f_locals
-    found = dict(names)
+    values = dict(names)
     only_ours = 3  # the frame's reference, the one in ``names``, and getrefcount's own
     if type(names) is dict and frame.f_trace is None and sys.getrefcount(names) == only_ours:
         names.clear()
-    return found
+    return values

@@ -1,4 +1,4 @@
-"""Tensors that autograd keeps in C++: saved for a backward pass, as a gradient, or as a graph's leaf.
+"""Finds tensors that autograd keeps in C++: saved for a backward pass, as a gradient, or as a graph's leaf.
 
 The garbage collector cannot see these references. They are found from the other end: every live tensor that is part of
 a graph is asked for its nodes, and each node for what it saved. Nothing is unpacked: ``SavedTensor.data`` (torch 2.1
@@ -51,17 +51,17 @@ def keepers(tensors: Iterable[Any], wanted: set[StorageKey]) -> tuple[dict[Stora
         wanted: identities of storages, see ``arrays.storage_key``.
     """
     torch: Any = sys.modules["torch"]
-    found: dict[StorageKey, Keeper] = {}
+    by_storage: dict[StorageKey, Keeper] = {}
     seen = _Seen()
     with torch._C.DisableTorchFunction():
         # Leaves first: a leaf that somebody can name is a better answer than a graph that leads to it.
         for tensor in sorted(tensors, key=lambda tensor: torch.Tensor.grad_fn.__get__(tensor) is not None):
-            if len(found) == len(wanted):
+            if len(by_storage) == len(wanted):
                 break
             for key, keeper in _kept_by(torch.Tensor, tensor, seen):
                 if key in wanted:
-                    found.setdefault(key, keeper)
-    return found, seen.complete
+                    by_storage.setdefault(key, keeper)
+    return by_storage, seen.complete
 
 
 def known_tensors(garbage: Garbage) -> tuple[list[Any], list[Any]]:
@@ -71,12 +71,12 @@ def known_tensors(garbage: Garbage) -> tuple[list[Any], list[Any]]:
         return [], []
     _let_swap(sys.modules.get("torch.utils"))
     scripted = library_type("torch.jit", "RecursiveScriptModule")
-    found = garbage.instances(base, *([] if scripted is None else [scripted]))  # in one look at the heap
-    return [item for item in found if is_instance(item, base)], [item for item in found if not is_instance(item, base)]
+    both = garbage.instances(base, *([] if scripted is None else [scripted]))  # in one look at the heap
+    return [item for item in both if is_instance(item, base)], [item for item in both if not is_instance(item, base)]
 
 
 def _let_swap(utils: Any) -> None:
-    """Let torch swap two tensors, as ``module.to()`` may: it refuses where anybody refers to one weakly, as we do."""
+    """Let torch swap two tensors, as ``module.to()`` may. It refuses where weak references exist, such as ours."""
     if getattr(utils, "weakref", None) is weakref:
         utils.weakref = SimpleNamespace(**{**vars(weakref), "getweakrefs": _references_of_others})
 
@@ -93,7 +93,7 @@ def _references_of_others(item: object) -> list[Any]:
 
 
 def live_tensors(garbage: Garbage) -> list[Any]:
-    """Return all live tensors that Python knows, and those that only graphs, leaves and TorchScript's modules keep.
+    """Return all live tensors: those that Python knows, and those that only graphs, leaves and TorchScript keep.
 
     What an operation has saved of its own result, and a gradient that nobody has asked for, have no object in Python
     until now, so nobody would see them: half of a network of sigmoids. The object stays beside them from then on.

@@ -1,4 +1,4 @@
-"""Chains of references in words: ``notebook variable cache["run3"][0]``.
+"""Puts chains of references in words: ``notebook variable cache["run3"][0]``.
 
 Nothing here asks a user's object for anything: attributes are found in its dict and slots by identity, keys are shown
 where they are plain text or numbers.
@@ -36,7 +36,7 @@ from ipygpumem.introspect import (
     type_name,
 )
 from ipygpumem.model import Holder
-from ipygpumem.objects.arrays import elements, is_of_pandas, library_type, slots
+from ipygpumem.objects.arrays import elements, is_of_library, is_of_pandas, slots
 from ipygpumem.objects.holders.frames import peek
 from ipygpumem.objects.holders.graphs import DETACH
 
@@ -52,17 +52,17 @@ _PARTS = {"_modules", "_parameters", "_buffers"}
 _LONGEST_PATH = 240
 NOTEBOOK = "notebook variable "
 
-_HANDLE = "remove() the hook by its handle when it has served"
-_OR_EXCEPTION = "remove it from there, or the exception when it has been read"
+_HANDLE = "call the hook's handle.remove() when you no longer need it"
+_OR_EXCEPTION = "remove it from there, or delete the exception once you have read it"
 
 
 _REMOVE = "remove it from there"
-_OR_FUNCTION = f"{_REMOVE}, or the function when it has served"
+_OR_FUNCTION = f"{_REMOVE}, or delete the function when you no longer need it"
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a root keeps something. Of several places the one of the lowest ``rank`` is told.
+    """Where a root keeps something. Of several places the one of the lowest ``rank`` is shown.
 
     No advice takes more from the user than what leaked: a name may lead to much else, and be older than the leak.
     """
@@ -75,7 +75,7 @@ class Place:
 
     @property
     def order(self) -> tuple[int, bool, str]:
-        """By this one of several is told that are equally near."""
+        """Decides which of several that are equally near is shown."""
         return self.rank, not self.is_home, self.text
 
     @classmethod
@@ -108,7 +108,7 @@ class Place:
     @classmethod
     def of_nobody(cls) -> Place:
         """Return the place of an object to which nothing that can be seen refers."""
-        return cls("", 9, "let C++ code or the library that keeps it go of it")
+        return cls("", 9, "end what keeps it: C++ code or a library")
 
 
 _LAST = "the last error"
@@ -141,7 +141,7 @@ class Writer:
     def _name(self, item: object) -> str:
         if is_instance(item, type):
             return f"class {name_of(item)}"  # type: ignore[arg-type]  # is_instance says so
-        return f"{_article(type_name(item))} that nothing in sight refers to"
+        return f"{_article(type_name(item))} that nothing visible from Python refers to"
 
     def _step(self, steps: Sequence[object], text: str) -> tuple[int, str, str | None]:
         """Return how many references the next piece of text covers, the text with it, and advice.
@@ -196,9 +196,7 @@ class Writer:
             taken = 3 if len(steps) > 3 else 2
             variable = function.__code__.co_freevars[_position(cells, after)]
             return taken, f"{text}: closure of function {name}, variable {variable}", _OR_FUNCTION
-        if child is function.__defaults__ and after is not None:
-            return 2, f"{text}: default argument of function {name}", _OR_FUNCTION
-        if child is function.__kwdefaults__ and after is not None:
+        if after is not None and (child is function.__defaults__ or child is function.__kwdefaults__):
             return 2, f"{text}: default argument of function {name}", _OR_FUNCTION
         return 1, f"{text}: function {name}{_attribute(function, child)}", _OR_FUNCTION
 
@@ -209,7 +207,7 @@ class Writer:
         taken = 2 if type(steps[1]) is FrameType and len(steps) > 2 else 1
         local = _local(frame, steps[taken])
         word = "coroutine" if prefix == "cr" else "generator"
-        return taken, f"{text}: suspended {word} {self._named(code)}{local}", f"close() the {word} when it has served"
+        return taken, f"{text}: suspended {word} {self._named(code)}{local}", f"close() the {word} when it is done"
 
     def _traceback(self, steps: Sequence[object], text: str) -> tuple[int, str, str | None]:
         """Cover exceptions, tracebacks and frames up to the name that a frame holds."""
@@ -241,13 +239,12 @@ class Writer:
             inside = itertools.takewhile(lambda item: is_of_pandas(item) or type(item) in (tuple, list), steps)
             return min(sum(1 for _ in inside), len(steps) - 1), text, None
         if kind == "_Info" and module_of(parent) == "weakref":
-            return 1, "weakref.finalize callback", "detach() the finalizer when it is not needed"
+            return 1, "weakref.finalize callback", "detach() the finalizer when you no longer need it"
         if kind == "Figure" and module_of(parent) == "matplotlib.figure":
-            return 1, f"matplotlib figure{_attribute(parent, child)}", "plt.close() the figure when it has been shown"
+            return 1, f"matplotlib figure{_attribute(parent, child)}", "plt.close() the figure once it has been shown"
         if module_of(child) == "torch.autograd.function" or kind.endswith("Backward0"):
             return 1, f"{text}: its autograd graph ({type_name(child)})", DETACH
-        tensor_type = library_type("torch", "Tensor")
-        if tensor_type is not None and is_instance(parent, tensor_type) and is_instance(child, dict) and len(steps) > 2:
+        if is_of_library(parent, "torch", "Tensor") and is_instance(child, dict) and len(steps) > 2:
             return 2, f"hook on {text.removeprefix(NOTEBOOK)}", _HANDLE  # ``_backward_hooks`` is no attribute in a dict
         name = _attribute(parent, child)
         inner = name[1:]
@@ -255,13 +252,12 @@ class Writer:
             return 2, f"{text}.{text_of(key_of(child, steps[2]))}", ""  # a model's own
         if len(steps) > 2 and inner in _HOOKS and is_instance(child, dict):
             return 2, f"{_HOOKS[inner]} on {text.removeprefix(NOTEBOOK)}", _HANDLE
-        optimizer = library_type("torch.optim", "Optimizer")
-        is_own = optimizer is not None and is_instance(parent, optimizer)
+        is_own = is_of_library(parent, "torch.optim", "Optimizer")
         return 1, text + (name or f" ({kind})"), "" if is_own else None
 
 
 def _expression(text: str) -> str:
-    """Return what the user writes for an object: ``mymod.load``; for one without such a name ``that function``."""
+    """Return what the user writes for an object, such as ``mymod.load``; without a name ``that function``."""
     written = text.removeprefix(NOTEBOOK).removeprefix("module ").replace(", global ", ".")
     return written if all(part.isidentifier() for part in written.split(".")) else "that function"
 

@@ -1,4 +1,4 @@
-"""Who keeps an object alive: the shortest chain of references from something that the user can name.
+"""Finds who keeps an object alive: the shortest chain of references from something that the user can name.
 
 The search goes backwards from the objects in question, one level of referrers at a time, each level one pass of the
 garbage collector over the heap in C. It ends at roots: namespaces, modules, threads, running functions. Only what was
@@ -50,14 +50,14 @@ _MOST_LOOKS = 20_000_000
 _SEARCHES = (6, 3, 1)
 """The weights of an explanation's searches: most is found by the first."""
 _NOBODY = Holder(path="no Python object: C++ code keeps it", advice="let the library that made it free it")
-_OUT_OF_SIGHT = Holder(path="something out of sight: a running function or compiled code", advice="")
+_OUT_OF_SIGHT = Holder(path="something that cannot be seen from Python: a running function or compiled code", advice="")
 _NOT_REACHED = Holder(
     path="something that the search did not reach within its limits",
-    advice="ask %gpumem leaks again when less is alive",
+    advice="free something, then ask %gpumem leaks again",
 )
 _CYCLE = Holder(
     path="a cycle in torch's own C++ code: a gradient that has a graph, as after backward(create_graph=True)",
-    advice="set .grad to None before the tensor's names go",
+    advice="set .grad to None before you delete the tensor",
 )
 
 
@@ -87,13 +87,13 @@ def explain(
 
     def holders_of(objects: dict[StorageKey, list[object]], *, nobody: bool = False) -> dict[StorageKey, Holder]:
         nonlocal left_out
-        found, cut = _holders(objects, heap, roots, looks, nobody=nobody, progress=next(searches))
+        holders, cut = _holders(objects, heap, roots, looks, nobody=nobody, progress=next(searches))
         left_out |= cut
-        return found
+        return holders
 
     objects = _objects_of(set(keys), heap)
-    found = holders_of(objects)
-    rest = set(keys) - found.keys()
+    holders = holders_of(objects)
+    rest = set(keys) - holders.keys()
     cycles: set[StorageKey] = set()
     if rest and heap.tensors:
         # What a graph has saved may be an object in Python too, which nobody but the graph holds: that is no answer.
@@ -104,19 +104,19 @@ def explain(
         ordered = sorted(named, key=lambda owner: _order(named[owner]))
         kept, complete = keepers([owners[owner][0] for owner in ordered], rest)
         for key, keeper in kept.items():
-            found[key] = Holder(named["object", id(keeper.tensor)].path + keeper.how, keeper.advice)
-        rest -= found.keys()
+            holders[key] = Holder(named["object", id(keeper.tensor)].path + keeper.how, keeper.advice)
+        rest -= holders.keys()
         among_themselves, _ = keepers(heap.tensors, rest)
         left_out |= not complete
         if any(keeper.how == GRADIENT for keeper in among_themselves.values()):
             cycles = set(among_themselves)
     if not left_out:  # else somebody whom the search did not reach may hold them
-        found.update(dict.fromkeys(cycles, _CYCLE))
-    rest -= found.keys() | cycles
-    found.update(holders_of({key: objects[key] for key in rest & objects.keys()}, nobody=True))
+        holders.update(dict.fromkeys(cycles, _CYCLE))
+    rest -= holders.keys() | cycles
+    holders.update(holders_of({key: objects[key] for key in rest & objects.keys()}, nobody=True))
     # The memory of an array belongs to an object in Python, which lives as long as the memory does.
     unknown = {key: _NOT_REACHED if left_out else _OUT_OF_SIGHT if key[0] == "numpy" else _NOBODY for key in keys}
-    return {**unknown, **found}
+    return {**unknown, **holders}
 
 
 def _objects_of(keys: set[StorageKey], heap: Heap) -> dict[StorageKey, list[object]]:
@@ -146,16 +146,16 @@ def _holders(
     writer = Writer(roots.cell_of)
     holders: dict[StorageKey, Holder] = {}
     for key, items in objects.items():
-        found = [chain for item in items if (chain := search.found(item)) is not None]
-        if found:
-            nearest = min((item.place.rank, len(item.chain)) for item in found)
-            told = [item for item in found if (item.place.rank, len(item.chain)) == nearest]
-            holders[key] = min((writer.holder(item.place, item.chain) for item in told), key=_order)
+        chains = [chain for item in items if (chain := search.found(item)) is not None]
+        if chains:
+            nearest = min((item.place.rank, len(item.chain)) for item in chains)
+            nearby = [item for item in chains if (item.place.rank, len(item.chain)) == nearest]
+            holders[key] = min((writer.holder(item.place, item.chain) for item in nearby), key=_order)
     return holders, search.is_cut and len(holders) < len(objects)
 
 
 def _order(holder: Holder) -> tuple[bool, int, str]:
-    """Return which of several to tell: never the one that the collector happens to list first."""
+    """Order several holders, of which one is shown: never the one that the collector happens to list first."""
     return (not holder.path.startswith(NOTEBOOK), len(holder.path), holder.path)
 
 
@@ -191,7 +191,7 @@ class _Search:
         """Objects that nothing seen refers to."""
 
     def run(self, *, nobody: bool, progress: Progress) -> None:
-        """Search; with ``nobody`` also tell of objects that nothing in sight refers to."""
+        """Search; with ``nobody``, also report objects to which nothing visible refers."""
         done = 0.0
         level = {id(target): target for target in self._targets}
         self._objects.update(level)
@@ -260,9 +260,9 @@ class _Search:
         return following
 
     def _note(self, seen: list[tuple[object, list[int]]]) -> tuple[dict[int, object], list[int]]:
-        """Note to what referrers lead; return those to follow, and those that a root is known to lead to.
+        """Note where referrers lead; return those to follow, and those to which a root is known to lead.
 
-        The collector lists objects in an order that changes from call to call. Nothing told may depend on it.
+        The collector lists objects in an order that changes from call to call. No answer may depend on it.
         """
         following: dict[int, object] = {}
         known: list[int] = []
@@ -305,7 +305,7 @@ class _Search:
         return self._keys[id(namespace)].get(id(child), [])
 
     def _is_news(self, key: int, children: list[int], new: set[int]) -> bool:
-        """Note to what a referrer leads, and return whether it leads to a target that it was not known to lead to."""
+        """Note where a referrer leads, and return whether that includes a new target."""
         leaves = self._leaves.setdefault(key, set())
         known = len(leaves)
         leaves |= new
@@ -320,7 +320,7 @@ class _Search:
             self._lead_on(key)
 
     def _lead_on(self, key: int, level: int | None = None) -> None:
-        """Note that all to which ``key`` leads is kept by the root that keeps it.
+        """Note that the root which keeps ``key`` keeps all that it leads to.
 
         Args:
             key: of an object that a root keeps.

@@ -1,1 +1,1 @@
-"""All tensors and arrays that are alive, by storage: ``survey`` takes an inventory, ``selection`` works with it."""
+"""Lists all tensors and arrays that are alive, by storage: ``survey`` takes an inventory, ``selection`` uses it."""

@@ -1,4 +1,4 @@
-"""What is alive before an experiment: none of that memory can be the experiment's, whatever refers to it at the end."""
+"""Remembers the memory that is in use before an experiment: none of it can be the experiment's."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Before:
         self._objects: dict[int, weakref.ref[Any]] = {}
         """Large arrays that own their memory, and tensors that have no storage, by identity."""
         self._small: set[int] = set()
-        """Identities of small arrays. A new one that got an old one's is taken for that: a trifle that is not told."""
+        """Identities of small arrays. A new one that got an old one's is taken for that, which is a trifle."""
         self._spans: list[tuple[int, int, weakref.ref[Any]]] | None = None
         self.complete = True
         base: Any = library_type("torch", "Tensor")

@@ -1,4 +1,4 @@
-"""The names of tensors and arrays: a walk forward from namespaces, through attributes and containers.
+"""Finds names of tensors and arrays: walks forward from namespaces, through attributes and containers.
 
 No code of the user's runs: attributes are read from instance dicts and slots, containers through their base class.
 Modules, and classes from elsewhere, are not entered: what lies behind them belongs to everybody.
@@ -11,20 +11,11 @@ import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import compress, count, islice
-from types import (
-    BuiltinFunctionType,
-    CellType,
-    CodeType,
-    FrameType,
-    FunctionType,
-    MethodType,
-    ModuleType,
-    TracebackType,
-)
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 from ipygpumem.introspect import HAS_REFERENCES, class_dict, instance_dict, is_instance, key_text, text_of, type_name
-from ipygpumem.objects.arrays import elements, inside_pandas, library_type, slot_descriptors, slots
+from ipygpumem.objects.arrays import NOT_ENTERED, elements, inside_pandas, library_type, slot_descriptors, slots
 from ipygpumem.objects.bulk import CHUNK, by_identity, chunks, of_types, one_of_each, types_of
 from ipygpumem.objects.progress import Progress, unseen
 
@@ -44,13 +35,11 @@ _CONTAINERS: tuple[tuple[type, str], ...] = (
     (type, "class"),
 )
 
-_NOT_ENTERED = (ModuleType, FrameType, CodeType, TracebackType, BuiltinFunctionType)
-
 _ARRAYS = {"tensor", "ndarray"}
 
 _FEW = 100
 """More objects than that are looked into at once before any of them is by itself: most that are many lead nowhere."""
-_TELLING = 250
+_REPORTED_AFTER = 250
 """So many objects are looked into before it is said how far the walk is."""
 _LEVELS = 4
 _WIDEST = 100_000
@@ -60,7 +49,7 @@ Label = Callable[[int], str]
 """Returns the path to the item at a position."""
 
 
-class Named(NamedTuple):
+class NamedArray(NamedTuple):
     """An array and the path that leads to it, which begins with the name ``root``."""
 
     array: object
@@ -82,7 +71,7 @@ class Names:
     """How many items of one container are looked at."""
 
     def __init__(self) -> None:
-        self.arrays: dict[int, Named] = {}
+        self.arrays: dict[int, NamedArray] = {}
         self.complete = True
         self._seen: dict[int, object] = {}
         """What is looked into or will be, by identity, which cannot come to mean something new meanwhile."""
@@ -104,7 +93,7 @@ class Names:
         self._bases = [*((base, category) for base, category in known if base is not None), *_CONTAINERS]
 
     def walk(self, roots: Iterable[tuple[str, object]], size: int = 1, progress: Progress = unseen) -> None:
-        """Find what is behind ``roots``, what is reached by the fewest steps first.
+        """Find what is behind ``roots``, the nearest first.
 
         Args:
             roots: names and their objects.
@@ -115,15 +104,15 @@ class Names:
         for name, value in roots:
             self._take([value], [name].__getitem__, name)
         while self._queue:
-            if not (len(self._seen) - len(self._queue)) % _TELLING:
-                self._tell()
+            if not (len(self._seen) - len(self._queue)) % _REPORTED_AFTER:
+                self._report()
             try:
                 self._enter(*self._queue.popleft())
             except RuntimeError:  # a thread changes a container while we look: its other items go unnamed
                 self.complete = False
 
-    def _tell(self) -> None:
-        """Say how far the walk is: it ends when enough objects are looked into, or all are looked at."""
+    def _report(self) -> None:
+        """Report how far the walk is: it ends when enough objects are looked into, or all are looked at."""
         entered = (len(self._seen) - len(self._queue)) / min(self.MOST_OBJECTS, self._size)
         self._progress(max(entered, self._looked_at / self._size))
 
@@ -139,7 +128,7 @@ class Names:
         for start, part in zip(count(0, CHUNK), chunks(items)):
             self._looked_at += len(part)
             if start:
-                self._tell()
+                self._report()
             wanted = self._wanted(part)
             of_interest = map(wanted.__contains__, map(id, map(type, part)))
             for position in compress(range(len(part)), of_interest) if wanted else ():
@@ -155,7 +144,7 @@ class Names:
         return wanted
 
     def _categorize(self, items: Sequence[object]) -> set[int]:
-        """Know how to look into each of the items' types; return those that are not to be skipped."""
+        """Decide how to look into each of the items' types; return those that are not skipped."""
         several = one_of_each(items)
         for kind in several.keys() - self._categories.keys():
             self._categories[kind] = self._category(several[kind])
@@ -171,10 +160,10 @@ class Names:
                 return True
             classes = {kind for kind in wanted if self._categories[kind] == "class"}
             own = types_of(list(level.values()))  # an object refers to its class, which has a name of its own
-            found = of_types(wanted - classes, referents)
+            leading = of_types(wanted - classes, referents)
             several = by_identity(of_types(classes, referents))
-            found += [kind for key, kind in several.items() if key not in own and _is_main(kind)]
-            level = by_identity(found)
+            leading += [kind for key, kind in several.items() if key not in own and _is_main(kind)]
+            level = by_identity(leading)
             for key in level.keys() & self._seen.keys():  # it has its place in the queue, or had
                 del level[key]
             if not level:
@@ -189,7 +178,7 @@ class Names:
         if category in _ARRAYS:
             if key in self.arrays:
                 return
-            self.arrays[key] = Named(item, label(position), root)
+            self.arrays[key] = NamedArray(item, label(position), root)
             if len(gc.get_referents(item)) <= 1 and (category == "tensor" or elements(item) is None):
                 return  # it leads to its type alone
         elif category == "dict" and not dict.__len__(item):  # type: ignore[arg-type]  # the category says so
@@ -201,7 +190,7 @@ class Names:
         self._queue.append((item, label(position), root))
 
     def _category(self, item: object) -> str:
-        if any(is_instance(item, kind) for kind in _NOT_ENTERED):
+        if any(is_instance(item, kind) for kind in (ModuleType, *NOT_ENTERED)):
             return "skip"
         category = next((category for base, category in self._bases if is_instance(item, base)), "object")
         may_refer = type.__dict__["__flags__"].__get__(type(item)) & HAS_REFERENCES
@@ -228,8 +217,8 @@ class Names:
 
     def _sequence(self, item: object, path: str, root: str) -> None:
         base: Any = next(base for base in (list, tuple, deque) if is_instance(item, base))
-        found = list(islice(base.__iter__(item), self.LONGEST))
-        self._take(found, lambda position: f"{path}[{position}]", root)
+        items = list(islice(base.__iter__(item), self.LONGEST))
+        self._take(items, lambda position: f"{path}[{position}]", root)
 
     def _dict(self, item: Any, path: str, root: str) -> None:
         if "__builtins__" in dict.keys(item):
@@ -274,7 +263,7 @@ class Names:
                 self._take(list(found.values()), _labels(path, list(found)), root)
 
     def _frame(self, item: object, path: str, root: str) -> None:
-        """Name the arrays of a DataFrame or Series as it, which has them in places that users never write."""
+        """Give the arrays of a DataFrame or Series its own name: users never write their real places."""
         for part in gc.get_referents((instance_dict(item) or {}).get("_mgr")):
             if type(part) is tuple:  # the blocks
                 self._take(inside_pandas(part), lambda position: path, root)
@@ -286,15 +275,15 @@ class Names:
     def _holds_something(self, item: object) -> bool:
         return any(self._categories.get(id(type(child))) != "skip" for child in gc.get_referents(item))
 
-    def _attributes(self, found: dict[str, Any], path: str, root: str, *, is_module: bool = False) -> None:
+    def _attributes(self, attributes: dict[str, Any], path: str, root: str, *, is_module: bool = False) -> None:
         if is_module:
             for collapsed in _COLLAPSED:
-                inner = found.get(collapsed)
+                inner = attributes.get(collapsed)
                 if inner is not None and is_instance(inner, dict) and id(inner) not in self._seen:
                     self._seen[id(inner)] = inner
                     parts = dict(dict.items(inner))
                     self._take(list(parts.values()), _labels(path, list(parts)), root)
-        self._take(list(found.values()), _labels(path, list(found)), root)
+        self._take(list(attributes.values()), _labels(path, list(attributes)), root)
 
 
 def _is_main(kind: object) -> bool:

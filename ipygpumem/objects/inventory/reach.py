@@ -1,4 +1,4 @@
-"""The NumPy arrays that some objects lead to: a walk forward, many objects at a time, up to a limit.
+"""Finds the NumPy arrays behind some objects: walks forward, many objects at a time, up to a limit.
 
 The collector does not list arrays. To look behind all that it lists takes three times as long as to follow what a
 notebook can name, so that is followed: containers, attributes, closures, classes of the user's, DataFrames.
@@ -24,15 +24,9 @@ from ipygpumem.introspect import (
     text_of,
     users_modules,
 )
-from ipygpumem.objects.arrays import TOOLS, flat_elements, library_type
+from ipygpumem.objects.arrays import NOT_ENTERED, TOOLS, flat_elements, library_type
 from ipygpumem.objects.bulk import CHUNK, by_identity, chunks, of_types, one_of_each, types_of
 
-_NOT_ENTERED = (
-    types.FrameType,
-    types.CodeType,
-    types.TracebackType,
-    types.BuiltinFunctionType,
-)
 _AT_ONCE = 500
 _MANY = 20_000
 """A container of more comes last: a list of a million must not hide what is beside it. If so many of its items in a row
@@ -87,8 +81,8 @@ class Reach:
         self._walk([*named, *(value for names in others.values() for _, value in named_objects(names))])
         complete = self.complete
         parts = [part for part in chunks(named) if not self._modules.isdisjoint(types_of(part))]
-        found = [module for part in parts for module in of_types(self._modules, part)]
-        for module in by_identity(found).values():
+        modules = [module for part in parts for module in of_types(self._modules, part)]
+        for module in by_identity(modules).values():
             self._left = self._MOST_INSTALLED
             self._walk([item for item in list(module_dict(module).values()) if type(item) is not types.FunctionType])
         self.complete = complete
@@ -99,13 +93,13 @@ class Reach:
         self._entered.clear()
 
     def _walk(self, values: list[Any]) -> None:
-        """Follow ``values``, the containers of many items among what they lead to last, as far as is left to go."""
+        """Follow ``values`` up to the limit, long containers last."""
         self._follow([item for part in chunks(values) for item in self._enter(part, self._left)])
         while self._long:
             self._go_through(self._long.popleft(), self._left // (len(self._long) + 1))
 
-    def _follow(self, found: list[object]) -> None:
-        waiting = deque([found])
+    def _follow(self, objects: list[object]) -> None:
+        waiting = deque([objects])
         while waiting:
             for some in chunks(waiting.popleft(), _AT_ONCE):
                 sized: list[Any] = of_types(_SIZED, some)
@@ -115,7 +109,7 @@ class Reach:
                 waiting.append(self._enter(gc.get_referents(*short), self._left))
 
     def _go_through(self, container: Any, most: int) -> None:
-        """Follow the items of a container that has many, as long as there are arrays among them or behind them."""
+        """Follow the items of a long container, as long as arrays are among them or behind them."""
         plain = barren = 0
         for some in _pieces(container):
             known, left = len(self.arrays), self._left
@@ -132,13 +126,13 @@ class Reach:
 
     def _enter(self, items: Sequence[Any], most: int) -> list[object]:
         """Note the arrays among ``items``, and return at most so many others that may lead to more."""
-        found = self._sift(items)
-        if len(found) > most:
+        leading = self._sift(items)
+        if len(leading) > most:
             self.complete = False
-            del found[max(0, most) :]
-        self._left -= len(found)
-        self._entered.append(found)
-        return found
+            del leading[max(0, most) :]
+        self._left -= len(leading)
+        self._entered.append(leading)
+        return leading
 
     def _sift(self, items: Sequence[Any]) -> list[object]:
         """Note the arrays among ``items``, and return what may lead to more and was not seen before."""
@@ -147,16 +141,16 @@ class Reach:
             for kind, item in one_of_each(items).items():
                 if kind not in self._types:
                     self._classify(kind, item)
-        found: list[object] = []
+        leading: list[object] = []
         if _FUNCTION in several:
             self._seen.update(id(function.__globals__) for function in of_types({_FUNCTION}, items))
         if not self._wanted.isdisjoint(several):
-            found += self._new(of_types(self._wanted, items))
+            leading += self._new(of_types(self._wanted, items))
         if not self._classes.isdisjoint(several):
-            found += filter(self._is_users_class, self._new(of_types(self._classes, items)))
+            leading += filter(self._is_users_class, self._new(of_types(self._classes, items)))
         if not self._array_types.isdisjoint(several):
-            found += self._take(of_types(self._array_types, items))
-        return found
+            leading += self._take(of_types(self._array_types, items))
+        return leading
 
     def _classify(self, kind: int, item: object) -> None:
         self._types.add(kind)
@@ -168,7 +162,7 @@ class Reach:
             self._modules.add(kind)
         elif (
             type.__dict__["__flags__"].__get__(type(item)) & HAS_REFERENCES
-            and not any(is_instance(item, base) for base in _NOT_ENTERED)
+            and not any(is_instance(item, base) for base in NOT_ENTERED)
             and module_of(item).partition(".")[0] not in TOOLS
         ):
             self._wanted.add(kind)
@@ -177,10 +171,10 @@ class Reach:
         return text_of(class_dict(kind).get("__module__")) in self._users
 
     def _new(self, items: list[object]) -> list[object]:
-        found = by_identity(items)
-        new = found.keys() - self._seen
+        by_key = by_identity(items)
+        new = by_key.keys() - self._seen
         self._seen |= new
-        return list(found.values()) if len(new) == len(found) else [found[key] for key in found if key in new]
+        return list(by_key.values()) if len(new) == len(by_key) else [by_key[key] for key in by_key if key in new]
 
     def _take(self, arrays: list[Any]) -> list[object]:
         """Note arrays, and return what may lead to more: attributes of a subclass, elements that are objects."""

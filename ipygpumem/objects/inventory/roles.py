@@ -1,4 +1,4 @@
-"""What tensors are for: parameters, gradients, optimizer state, buffers."""
+"""Finds what tensors are for: parameters, gradients, optimizer state, buffers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def roles_of(reader: Reader, heap: Heap, tensors: Sequence[Any], gradients: Sequ
         ("gradient", gradients),
         ("parameter", _parameters(tensors)),
     )
-    for role, found in groups:  # of several, the last one counts
-        roles.update((key, role) for tensor in found for key in (id(tensor), *reader.keys(tensor)))
+    for role, tensors_of_role in groups:  # of several, the last one counts
+        roles.update((key, role) for tensor in tensors_of_role for key in (id(tensor), *reader.keys(tensor)))
     return roles
 
 

@@ -1,4 +1,4 @@
-"""What one does with an inventory: choose from it, add it up, compare it with another."""
+"""Chooses from an inventory, adds it up, compares it with another."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def select(
 
 
 def group(tensors: Iterable[TensorRecord], by: str) -> tuple[TensorGroup, ...]:
-    """Return tensors added up by one of ``GROUPS``, the largest first; by name, by the name's first part."""
+    """Return tensors added up by one of ``GROUPS``, the largest first. By name means the name's first part."""
     label = _LABELS[by]
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""All tensors and arrays that are alive, by storage: what they are, which name leads to them, how many bytes they take.
+"""Lists all tensors and arrays that are alive, by storage: what they are, their names and their bytes.
 
 What torch's C++ code keeps without an object in Python is out of sight: activations saved for backward, and buffers
 inside its operations. The device's reconciliation accounts for them.
@@ -63,7 +63,7 @@ def take(
 
 
 def roles_of_objects() -> list[tuple[object, Role]]:
-    """Return all tensors and arrays that are alive, those inside sparse and wrapper tensors too, and their roles.
+    """Return all live tensors and arrays, also those inside sparse and wrapper tensors, with their roles.
 
     It keeps them alive: use it, then drop it.
     """
@@ -119,10 +119,10 @@ class _Survey:
             {id(one.array): one.path for one in named}, {id(one.array): cells[one.root] for one in named}
         )
         if not self._names.complete:
-            self.notes.append("the search for names ended early: some tensors that have one are listed without")
+            self.notes.append("the search for names stopped early: some tensors are shown without their names")
 
     def drop(self) -> None:
-        """Let go of everything but names, so that a collection that was due needs not look at it."""
+        """Let go of everything but names: a collection that is due need not look at it."""
         self._heap.drop()
         self._names.drop()
 
@@ -143,11 +143,11 @@ class _Survey:
                 gradients = add_gradients(reader, tensors, self._labels)
                 roles = roles_of(reader, self._heap, tensors, gradients)
                 self._of_tensors(0.2)
-                found = TensorList(reader, tensors, self._labels, part(self._of_tensors, 0.2, 0.6))
-                shown = found.match(array_type, arrays)
-                records += found.records(roles)
-                if found.unread:
-                    self.notes.append(f"the memory of {len(found.unread)} tensors {found.unread[0]}")
+                listed = TensorList(reader, tensors, self._labels, part(self._of_tensors, 0.2, 0.6))
+                shown = listed.match(array_type, arrays)
+                records += listed.records(roles)
+                if listed.unread:
+                    self.notes.append(f"the memory of {len(listed.unread)} tensors {listed.unread[0]}")
         self._of_tensors(1.0)
         records += array_records(array_type, arrays, self._labels, shown, self._of_arrays)
         return sorted(records, key=attrgetter("size_bytes"), reverse=True)
@@ -169,7 +169,7 @@ class _Survey:
 
 @contextlib.contextmanager
 def _torch_reader() -> Iterator[Reader | None]:
-    """Open a block in which tensors are read and no code of the user's runs; None if torch is not there, or not yet."""
+    """Open a block in which tensors are read without the user's code; None if torch is not loaded."""
     torch = loaded_torch()
     if (
         torch is None

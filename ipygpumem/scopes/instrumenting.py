@@ -1,4 +1,4 @@
-"""Lets code tell what it does to names, at the moment when it does it.
+"""Puts look-ups into code: they report what it does to names, at the moment when it does it.
 
 What a scope shadows must be kept before it is bound, and no earlier: an object that waits to be restored stays alive,
 although the cell may be about to delete it, and a function that the cell calls may change it first. So look-ups that
@@ -16,7 +16,7 @@ from typing import Any
 from ipygpumem.scopes.bindings import bindings_of, parts_of
 
 LISTENER = "__ipygpumem_names__"
-"""What the code looks words up in, such as ``LISTENER["binds x"]``; ``scope.tell`` takes them."""
+"""What the code looks words up in, such as ``LISTENER["binds x"]``; ``scope.note_lookup`` takes them."""
 BINDS, MAY_BIND, HAS_BOUND, HAS_DELETED = "binds ", "may bind ", "has bound ", "has deleted "
 
 _ASSIGNMENTS = (ast.Assign, ast.AugAssign, ast.AnnAssign)
@@ -26,24 +26,24 @@ _KEEPS_SHAPE = sys.version_info >= (3, 11)
 """Whether tracebacks find the part that failed by its position: earlier ones do by the shape of the code."""
 
 
-def let_tell(tree: ast.Module, names: frozenset[str]) -> None:
-    """Change ``tree`` so that its code tells of ``names``."""
+def instrument(tree: ast.Module, names: frozenset[str]) -> None:
+    """Change ``tree`` so that its code reports what it does to ``names``."""
     last = tree.body[-1] if tree.body else None
     # No recursion: each "elif" is a statement inside the one before it.
     waiting: list[tuple[Any, str, frozenset[str], set[str]]] = [(tree, "body", names, set())]
     while waiting:
-        owner, field, told, bound = waiting.pop()
+        owner, field, watched, bound = waiting.pop()
         old: list[ast.stmt] = getattr(owner, field)
         block = _lookups(old[0], HAS_BOUND, bound)
         for statement in old:
-            inside = frozenset[str]() if _is_plain_loop(statement) else told
+            inside = frozenset[str]() if _is_plain_loop(statement) else watched
             waiting += [(*place, inside, _bound_by(place[0], statement) & inside) for place in _blocks(statement)]
-            block += _telling(statement, told, shown=statement is last)
+            block += _instrumented(statement, watched, shown=statement is last)
         setattr(owner, field, block)
 
 
-def _telling(statement: ast.stmt, names: frozenset[str], *, shown: bool) -> list[ast.stmt]:
-    """Return ``statement`` with what it tells of ``names``; ``shown`` says that IPython may display its value."""
+def _instrumented(statement: ast.stmt, names: frozenset[str], *, shown: bool) -> list[ast.stmt]:
+    """Return ``statement`` with look-ups that report on ``names``; ``shown``: IPython may display its value."""
     if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
         return [statement]  # must stay the first of all
     own = bindings_of(statement, blocks=_is_plain_loop(statement))
@@ -53,9 +53,9 @@ def _telling(statement: ast.stmt, names: frozenset[str], *, shown: bool) -> list
     if not bound:
         return [statement]
     sure, perhaps = (
-        _told_in_values(statement, names) if _KEEPS_SHAPE and not _is_plain_loop(statement) else (set(), set())
+        _instrument_values(statement, names) if _KEEPS_SHAPE and not _is_plain_loop(statement) else (set(), set())
     )
-    # Where there are blocks, these tell once they are reached; and what comes last may be displayed.
+    # Blocks report once they are reached; and what comes last may be displayed.
     ends = not any(_blocks(statement)) and not isinstance(statement, ast.Expr)
     after = bound.difference(sure) if ends and not (shown and isinstance(statement, _ASSIGNMENTS)) else set()
     before = bound.difference(sure, perhaps)
@@ -63,7 +63,7 @@ def _telling(statement: ast.stmt, names: frozenset[str], *, shown: bool) -> list
 
 
 def _is_plain_loop(statement: ast.stmt) -> bool:
-    """Whether a loop runs no other code: it tells once, before it begins, so that it takes no longer."""
+    """Whether a loop runs no other code: it reports once, before it begins, so that it takes no longer."""
     if isinstance(statement, ast.For):
         items: Any = statement.iter
         is_known = isinstance(items, (ast.List, ast.Tuple, ast.Constant))
@@ -98,8 +98,8 @@ def _bound_by(owner: Any, statement: ast.stmt) -> set[str]:
     return set().union(*(bindings_of(target).bound for target in targets if target is not None))
 
 
-def _told_in_values(statement: ast.stmt, names: frozenset[str]) -> tuple[set[str], set[str]]:
-    """Let values tell what is about to be bound, once they are known.
+def _instrument_values(statement: ast.stmt, names: frozenset[str]) -> tuple[set[str], set[str]]:
+    """Put look-ups into values: they report what is about to be bound, once the value is known.
 
     Returns:
         The names that are bound next for sure, and those that perhaps are.
@@ -124,20 +124,20 @@ def _told_in_values(statement: ast.stmt, names: frozenset[str]) -> tuple[set[str
 
 
 def _deletions(statement: ast.Delete, names: set[str]) -> list[ast.stmt]:
-    """Return ``statement`` as one for each of its targets, each with what it tells once it has happened."""
+    """Return ``statement`` as one for each of its targets, each followed by its look-up."""
     if not names:
         return [statement]
-    found: list[ast.stmt] = []
+    statements: list[ast.stmt] = []
     waiting = statement.targets[::-1]
     while waiting:
         target = waiting.pop()
         if isinstance(target, (ast.Tuple, ast.List)):
             waiting += target.elts[::-1]
             continue
-        found.append(ast.copy_location(ast.Delete([target]), statement))
+        statements.append(ast.copy_location(ast.Delete([target]), statement))
         if isinstance(target, ast.Name):
-            found += _lookups(statement, HAS_DELETED, {target.id} & names)
-    return found
+            statements += _lookups(statement, HAS_DELETED, {target.id} & names)
+    return statements
 
 
 def _lookups(place: ast.stmt, word: str, names: Iterable[str]) -> list[ast.stmt]:

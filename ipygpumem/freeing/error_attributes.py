@@ -1,7 +1,7 @@
-"""What exceptions carry besides their frames: arguments, attributes and slots that hold tensors or arrays.
+"""Removes tensors and arrays from exceptions: from their arguments, attributes and slots.
 
 Python puts objects there (``AttributeError.obj``), and so do users, who may come back for them. Hence they are taken
-off only where nothing of the user's refers to the exceptions any more, and what was taken is told.
+off only where nothing of the user's refers to the exceptions any more, and what was taken is reported.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from ipygpumem.objects.arrays import ArraySearch, slot_descriptors, slots
 from ipygpumem.objects.holders.frames import stack
 
 
-def take_off(
+def remove(
     error: BaseException, *, roots: Iterable[object], through: Iterable[object], least_bytes: int
 ) -> tuple[Held, ...]:
-    """Take what holds ``least_bytes`` off ``error`` and its chain, unless they are the user's, and return what it was.
+    """Remove what holds ``least_bytes`` from ``error`` and its chain, unless they are the user's; return what it was.
 
     Args:
         error: its frames have been released before.
@@ -79,11 +79,11 @@ def _are_users(errors: list[BaseException], roots: list[object], through: list[o
 
 
 def _running_locals() -> Iterator[object]:
-    """Yield the locals of functions that run, in any thread; the garbage collector does not know of them."""
+    """Yield the locals of running functions, in all threads: the garbage collector does not see them."""
     for top in list(sys._current_frames().values()):
         for frame in stack(top):
             if not is_shells(frame):
-                yield from names_in(frame, running=True).values()
+                yield from names_in(frame).values()
 
 
 def _carried(error: BaseException, least_bytes: int) -> Iterator[tuple[str, Held]]:

@@ -11,7 +11,7 @@ from types import FunctionType, TracebackType
 
 import pytest
 
-from ipygpumem.freeing.stand_ins import stand_in_for
+from ipygpumem.freeing.traceback_copies import copy_without_frames
 
 
 def fail() -> None:
@@ -29,7 +29,7 @@ def traceback_of(function: FunctionType) -> TracebackType:
 def test_generated_code_without_lines_gets_a_stand_in() -> None:
     assert isinstance(fail, FunctionType)
     without_lines = FunctionType(fail.__code__.replace(co_linetable=b""), {"ValueError": ValueError})
-    made = stand_in_for(traceback_of(without_lines))
+    made = copy_without_frames(traceback_of(without_lines))
     assert made is not None
     assert (made.tb_frame.f_code.co_name, made.tb_lineno) == ("fail", 1)
     assert traceback.format_tb(made)
@@ -38,7 +38,7 @@ def test_generated_code_without_lines_gets_a_stand_in() -> None:
 def test_an_entry_that_was_made_by_hand_gets_a_stand_in() -> None:
     assert isinstance(fail, FunctionType)
     real = traceback_of(fail)
-    made = stand_in_for(TracebackType(None, real.tb_frame, -1, 7))
+    made = copy_without_frames(TracebackType(None, real.tb_frame, -1, 7))
     assert made is not None
     assert (made.tb_frame.f_code.co_name, made.tb_lineno) == ("fail", 7)
 
@@ -74,7 +74,7 @@ def test_a_stand_in_shows_what_the_real_one_shows_and_refers_to_no_frame_of_it(t
     file.write_text(SOURCE)
     with pytest.raises(IndexError) as caught:
         exec(compile(SOURCE, str(file), "exec"), {"__name__": "failing", "_" * 90: 0})
-    real, made = caught.tb.tb_next, stand_in_for(caught.tb.tb_next)
+    real, made = caught.tb.tb_next, copy_without_frames(caught.tb.tb_next)
     assert traceback.format_tb(made) == traceback.format_tb(real)
     for entry, shown in zip(entries(made), entries(real), strict=True):
         frame, real_frame = entry.tb_frame, shown.tb_frame
@@ -88,8 +88,8 @@ def test_a_stand_in_shows_what_the_real_one_shows_and_refers_to_no_frame_of_it(t
 
 def test_a_stand_in_of_a_stand_in_is_the_same_again() -> None:
     assert isinstance(fail, FunctionType)
-    once = stand_in_for(traceback_of(fail))
-    assert traceback.format_tb(stand_in_for(once)) == traceback.format_tb(once)
+    once = copy_without_frames(traceback_of(fail))
+    assert traceback.format_tb(copy_without_frames(once)) == traceback.format_tb(once)
 
 
 def test_a_stand_in_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,4 +98,4 @@ def test_a_stand_in_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert isinstance(fail, FunctionType)
     monkeypatch.setattr(threading.Thread, "start", refused)
-    assert stand_in_for(traceback_of(fail)) is not None
+    assert copy_without_frames(traceback_of(fail)) is not None

@@ -1,4 +1,4 @@
-"""What names stood for, to see later what may live on without its name: as garbage older than some moment."""
+"""Remembers what names stand for, to see later whether something lives on without its name, as garbage."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ipygpumem.scopes.scope import is_ownable
 _Seen = weakref.ref[object] | int | tuple[int, Callable[[], bool]]
 
 
-class Named:
-    """What names stand for at some moment, to see later whether some of it may live on without its name, as garbage.
+class NameSnapshot:
+    """What names stood for at one moment. It tells later whether some of that may live on without its name, as garbage.
 
     What has died may have left behind what it led to, in cycles; a tensor leads to nothing. It keeps nothing alive,
     and knows nothing of what only other objects refer to.
@@ -33,7 +33,7 @@ class Named:
         tensor_type = library_type("torch", "Tensor")
         self._values = {name: _seen(value, tensor_type) for name, value in leading if is_ownable(name)}
 
-    def some_linger(self, namespace: dict[str, Any]) -> bool:
+    def some_may_live_on(self, namespace: dict[str, Any]) -> bool:
         """Return whether something has lost its name, and it may be alive or what it led to."""
         return any(_lingers(value, namespace.get(name)) for name, value in self._values.items())
 

@@ -1,4 +1,4 @@
-"""Tracebacks that show the same lines as the real ones and hold nothing.
+"""Copies tracebacks: the copies show the same lines as the real ones, and hold nothing.
 
 Clearing a frame's locals does not free all that a traceback pins: from Python 3.11 on a frame keeps its function too,
 and that its closure, so the model that a nested ``step()`` uses would stay. Hence the traceback is replaced: each
@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType, TracebackType
 from typing import Any
 
+from ipygpumem.objects.holders.frames import steps
+
 _Position = tuple[int, int | None, int | None, int | None]
 """Line, end line, column and end column of an expression, as far as they are known."""
 
@@ -27,15 +29,11 @@ _FAILING = len(_NEVER_STARTS.co_code)
 """Where the instruction is that a stand-in shows as the one that failed; it does nothing."""
 
 
-def stand_in_for(traceback: TracebackType | None) -> TracebackType | None:
+def copy_without_frames(traceback: TracebackType | None) -> TracebackType | None:
     """Return a traceback that shows what ``traceback`` shows and refers to none of its frames."""
-    entries = []
-    while traceback is not None:
-        entries.append(traceback)
-        traceback = traceback.tb_next
     codes: dict[tuple[int, int, int], CodeType] = {}  # a recursion has a thousand entries that are alike
     made: TracebackType | None = None
-    for entry in reversed(entries):
+    for entry in reversed(list(steps(traceback))):
         frame, position = entry.tb_frame, _position(entry)
         key = (id(frame.f_code), entry.tb_lasti, position[0])
         if key not in codes:

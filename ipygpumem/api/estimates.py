@@ -1,0 +1,72 @@
+"""``ipygpumem.estimate`` and ``summary``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ipygpumem import estimating
+from ipygpumem.api.shell import current_shell
+from ipygpumem.reports.estimate import ShownEstimate, ShownSummary
+from ipygpumem.units import parse_bytes
+
+if TYPE_CHECKING:
+    from ipygpumem.estimating.records import Estimate, ModelSummary
+
+
+def estimate(
+    function: Callable[..., object],
+    /,
+    *args: object,
+    device: str | None = None,
+    device_memory: int | str | None = None,
+    timeout: float = 300.0,
+    **kwargs: object,
+) -> Estimate:
+    """Return what ``function(*args, **kwargs)`` would take, without running it on a device.
+
+    Its Python runs, on fake tensors without values: in a forked child process, so that nothing here is changed. Where
+    there can be none (on Windows, or once a backward pass ran where torch sees a device), it runs here, and what it
+    changed is put back; ``found.forked`` says which.
+
+    Args:
+        function: what to estimate, such as a training step.
+        args: its arguments.
+        device: take all tensors to be on this device, such as ``cuda:0``, which need not be here.
+        device_memory: what the device has, such as ``"24GiB"``; without it, what each device here has free.
+        timeout: seconds, after which the estimate is stopped.
+        kwargs: its further arguments; for one of its own called ``device``, take ``functools.partial``.
+
+    Raises:
+        EstimateError: torch is missing or too old, the function needs the values of tensors, or it did not end.
+        UnitError: ``device_memory`` is not a size.
+    """
+    __tracebackhide__ = True  # of the function's errors
+    room_bytes = parse_bytes(device_memory) if isinstance(device_memory, str) else device_memory
+    estimation = estimating.loaded("running").Estimation(device, room_bytes, timeout, _front())
+    namespaces = (vars(sys.modules["__main__"]), sys._getframe(1).f_globals)
+    return ShownEstimate(**vars(estimation.of_call(function, args, kwargs, namespaces)))
+
+
+def summary(model: object, /, *inputs: object, **kwargs: object) -> ModelSummary:
+    """Return a table of a model's modules: parameters, output shapes and what a forward pass keeps for backward.
+
+    ``model(*inputs, **kwargs)`` runs on fake tensors: nothing is computed, and the model stays as it is.
+
+    Raises:
+        EstimateError: torch is missing or too old, ``model`` is not a module, or it needs the values of tensors.
+    """
+    __tracebackhide__ = True  # of the model's errors
+    return ShownSummary(**vars(estimating.loaded("modules").summarize(model, inputs, kwargs, _front())))
+
+
+def _front() -> Any | None:
+    """Return what takes a child process off IPython; None in a script."""
+    shell = current_shell()
+    if shell is None:
+        return None
+
+    from ipygpumem.notebook.commands.estimate import ShellFront  # no script needs IPython
+
+    return ShellFront(shell)
