@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import sys
 import threading
@@ -48,6 +49,17 @@ def shell() -> Iterator[InteractiveShell]:
     shell.atexit_operations()
     shell.cleanup()
     InteractiveShell.clear_instance()
+
+
+@pytest.fixture
+def others_out_of_sight() -> Iterator[None]:
+    """Hide what was there before a test from its looks at the heap, which all of pytest makes a second long.
+
+    Not for tests of freeing: in a frozen heap it goes other ways. The torture looks into whole processes.
+    """
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

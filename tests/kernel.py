@@ -66,13 +66,20 @@ class Kernel:
     """A fresh kernel in a process of its own, with the interpreter that runs the tests."""
 
     def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
-        self._manager = KernelManager(kernel_name="python3")
-        self._manager.kernel_spec.argv[0] = sys.executable
-        options = {"env": env} if env is not None else {}
-        self._manager.start_kernel(extra_arguments=list(arguments), **options)
-        self._client = self._manager.blocking_client()
-        self._client.start_channels()
-        self._client.wait_for_ready(timeout=120)
+        options: dict[str, Any] = {"extra_arguments": list(arguments), **({"env": env} if env is not None else {})}
+        for tries_left in (2, 1, 0):
+            self._manager = KernelManager(kernel_name="python3")
+            self._manager.kernel_spec.argv[0] = sys.executable
+            self._manager.start_kernel(**options)
+            self._client = self._manager.blocking_client()
+            self._client.start_channels()
+            try:
+                self._client.wait_for_ready(timeout=120)
+                break
+            except RuntimeError:  # it died, as where another program has taken its port since that was chosen
+                Kernel.close(self)  # not a subclass's, whose folder is needed again
+                if not tries_left:
+                    raise
 
     def run(
         self,

@@ -28,6 +28,8 @@ from ipygpumem.reports.figures import axes, cells, devices, experiments, picture
 from ipygpumem.units import GIB, MIB
 from tests.kernel import Kernel
 
+pytestmark = pytest.mark.usefixtures("others_out_of_sight")
+
 HOSTILE = (
     r"$\frac{x}$ 100%",
     "two\nlines\x1b[31m",

@@ -13,6 +13,7 @@ import pytest
 from ipygpumem.objects.heap import Heap
 
 numpy = pytest.importorskip("numpy")
+pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 
 
 def holds(heap: Heap, array: object) -> bool:

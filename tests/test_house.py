@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import ipygpumem
 
 ROOT = Path(ipygpumem.__file__).parent
@@ -18,7 +20,15 @@ def name_of(path: Path) -> str:
 
 
 SOURCES = {name_of(path): path.read_text() for path in sorted(ROOT.rglob("*.py"))}
-TREES = {name: ast.parse(source) for name, source in SOURCES.items()}
+TREES: dict[str, ast.Module] = {}
+"""There while these tests run: a quarter of a million objects, which each look at the heap would pass over."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _parsed() -> Iterator[None]:
+    TREES.update((name, ast.parse(source)) for name, source in SOURCES.items())
+    yield
+    TREES.clear()
 
 
 def imported(node: ast.AST) -> Iterator[str]:
@@ -27,10 +37,10 @@ def imported(node: ast.AST) -> Iterator[str]:
         names = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom) and node.module:
         names = [f"{node.module}.{alias.name}" for alias in node.names]
-        names = [name if name in TREES else node.module for name in names]
+        names = [name if name in SOURCES else node.module for name in names]
     else:
         names = []
-    yield from (name for name in names if name in TREES)
+    yield from (name for name in names if name in SOURCES)
 
 
 def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -26,6 +26,7 @@ from tests.kernel import Kernel
 from tests.steps import works
 
 numpy = pytest.importorskip("numpy")
+pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 
 
 def take(**names: object) -> dict[str, TensorRecord]:
@@ -231,7 +232,7 @@ def test_objects_with_hostile_attributes_are_never_asked() -> None:
 
 def test_a_dict_that_another_thread_changes_stops_nothing() -> None:
     """Large, and with threads that take turns often: a loop in Python over its items would fail within five turns."""
-    changing: dict[int, object] = {0: numpy.ones(1)}
+    changing: dict[int, object] = {0: numpy.ones(1), **{number: [number] for number in range(1, 50_000)}}
     stop = threading.Event()
 
     def change() -> None:

@@ -76,7 +76,8 @@ def test_the_html_escapes_what_a_device_is_called() -> None:
 # -- where it is shown -----------------------------------------------------------------------------------------------
 
 
-notebook = kernel_with("%load_ext ipygpumem\nimport time, sys, threading\nfrom tests.waiting import ticks")
+LOAD = "import time, sys, threading\nfrom tests.waiting import tick_often, ticks\ntick_often()\n%load_ext ipygpumem"
+notebook = kernel_with(LOAD)
 
 
 def live_lines(reply: Reply) -> list[str]:
@@ -129,7 +130,7 @@ def test_before_the_cells_first_output_the_line_is_gone_and_it_does_not_come_bac
 def test_what_c_code_and_child_processes_write_is_the_cells_output_too() -> None:
     # The kernel looks at the descriptors themselves, unless pytest runs it.
     kernel = Kernel(env={name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"})
-    kernel.run("%load_ext ipygpumem\nimport os\nfrom tests.waiting import ticks")
+    kernel.run(f"{LOAD}\nimport os")
     for code in ("os.write(1, b'from C')", "os.system('echo child')"):
         reply = kernel.run(f"ticks(3); _ = {code}; ticks(2)", browser=True)
         assert live_lines(reply)
@@ -202,7 +203,7 @@ def test_an_experiments_report_takes_the_lines_place(notebook: Kernel) -> None:
 )
 def test_it_can_be_switched_off_and_on_again(notebook: Kernel, setting: str, back: str) -> None:
     notebook.run(setting)
-    off = notebook.run("time.sleep(1.7)", browser=True)
+    off = notebook.run("ticks(3)", browser=True)
     notebook.run(back)
     on = notebook.run("ticks(4)", browser=True)
     assert (off.updates, len(off.displays) <= 1) == ([], True)
@@ -210,26 +211,26 @@ def test_it_can_be_switched_off_and_on_again(notebook: Kernel, setting: str, bac
 
 
 def test_captured_output_stays_as_the_user_made_it(notebook: Kernel) -> None:
-    reply = notebook.run("%%capture box\ntime.sleep(1.7); print('inside'); display('shown')", browser=True)
+    reply = notebook.run("%%capture box\nticks(3); print('inside'); display('shown')", browser=True)
     assert reply.updates == []
     assert notebook.value("(box.stdout, len(box.outputs))") == ("inside\n", 1)
-    reply = notebook.run("import io\nreal, sys.stdout = sys.stdout, io.StringIO()\ntime.sleep(1.7)\nsys.stdout = real")
+    reply = notebook.run("import io\nreal, sys.stdout = sys.stdout, io.StringIO()\nticks(3)\nsys.stdout = real")
     assert reply.updates == []
 
 
 def test_a_client_that_cannot_be_asked_gets_no_line(notebook: Kernel) -> None:
-    reply = notebook.run("time.sleep(1.7)", allow_stdin=False)
+    reply = notebook.run("ticks(3)", allow_stdin=False)
     assert (reply.updates, len(reply.displays)) == ([], 1)
 
 
 def test_silent_code_gets_no_line(notebook: Kernel) -> None:
-    reply = notebook.run("time.sleep(1.7)", silent=True)
+    reply = notebook.run("time.sleep(1.7)", silent=True)  # no cell, so no tick tells that it is long
     assert (reply.updates, reply.displays) == ([], [])
 
 
 def test_a_cell_whose_threads_print_and_one_that_clears_its_output_end_with_the_report(notebook: Kernel) -> None:
     notebook.run(
-        "def talk():\n    for i in range(20):\n        print(i, flush=True); time.sleep(0.1)\n"
+        "def talk():\n    for i in range(20):\n        print(i, flush=True); time.sleep(0.02)\n"
         "talker = threading.Thread(target=talk)"
     )
     reply = notebook.run("talker.start(); talker.join()", browser=True)
@@ -241,7 +242,7 @@ def test_a_cell_whose_threads_print_and_one_that_clears_its_output_end_with_the_
 
 def test_in_a_cell_that_clears_its_output_in_a_loop_no_line_comes_between(notebook: Kernel) -> None:
     notebook.run("from IPython.display import clear_output")
-    loop = "for i in range(5):\n    clear_output(wait=True); print(i); time.sleep(0.45)"
+    loop = "for i in range(5):\n    clear_output(wait=True); print(i); ticks(1)"
     reply = notebook.run(loop, browser=True)
     assert reply.updates == []
     assert [list(item["data"]) for item in reply.displays] == [["text/plain", "text/html"]]
@@ -255,9 +256,10 @@ def test_a_nested_cell_keeps_the_line_of_the_outer_one(notebook: Kernel) -> None
     assert live_lines(reply)
 
 
-def test_unloading_in_the_cell_itself_takes_the_line_and_the_thread_away(kernel: Kernel) -> None:
-    kernel.run("import time, threading\nfrom tests.waiting import ticks")
-    reply = kernel.run("ticks(2)\n%unload_ext ipygpumem\ntime.sleep(1.2)", browser=True)
+def test_unloading_in_the_cell_itself_takes_the_line_and_the_thread_away(bare_kernel: Kernel) -> None:
+    kernel = bare_kernel
+    kernel.run(LOAD)
+    reply = kernel.run("ticks(2)\n%unload_ext ipygpumem\ntime.sleep(0.2)", browser=True)
     assert (reply.kinds, reply.displays) == ([], [])
     assert kernel.value("[t.name for t in threading.enumerate() if 'ipygpumem' in t.name]") == []
     left = "[name for name in ('_really_send',) if name in vars(sys.stdout.pub_thread)]"
@@ -269,7 +271,7 @@ def test_unloading_in_the_cell_itself_takes_the_line_and_the_thread_away(kernel:
 def test_a_forked_child_of_a_long_cell_shows_nothing_and_both_end(notebook: Kernel) -> None:
     reply = notebook.run(
         "import os, warnings\nwarnings.simplefilter('ignore')\nticks(2)\n"
-        "pid = os.fork()\nif pid == 0:\n    time.sleep(1.5); os._exit(3)\n"
+        "pid = os.fork()\nif pid == 0:\n    time.sleep(0.2); os._exit(3)\n"
         "code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])",
         browser=True,
     )

@@ -15,9 +15,11 @@ from tests.steps import kernel_with
 
 SLOW = """
 import time, sys, ipygpumem
+from ipygpumem.notebook import live
 from ipygpumem.notebook.commands import tensors
 from ipygpumem.notebook.experiments import survivors
 from tests.waiting import ticks
+live._WORK_SECONDS = live._WORK_EVERY_SECONDS = 0.1
 real = tensors.survey.take
 def slow(*arguments, **options):
     options["progress"](0.25)
@@ -27,7 +29,7 @@ def slow(*arguments, **options):
     return real(*arguments, **options)
 def slow_search(progress):
     begun = time.perf_counter()
-    while time.perf_counter() - begun < 2.5:
+    while time.perf_counter() - begun < 0.5:
         progress(0.125)
         time.sleep(0.01)
 """
@@ -47,7 +49,7 @@ def test_a_narrow_terminal_gets_no_bar_then_less_words() -> None:
     assert work_text(Work("leaks", 1.0), width=10, ascii_only=True) == "ipygpumem:"
 
 
-notebook = kernel_with("%load_ext ipygpumem\n" + SLOW)
+notebook = kernel_with("from tests.waiting import tick_often\ntick_often()\n%load_ext ipygpumem\n" + SLOW)
 
 
 @pytest.fixture

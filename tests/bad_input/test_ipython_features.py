@@ -206,6 +206,6 @@ def test_a_task_that_outlives_its_cell_can_bind_names_later(notebook: Kernel) ->
         "import asyncio\nasync def later():\n    global late\n    await asyncio.sleep(0.1)\n    late = 1\ntask = None",
     )
     works(notebook, "%%experiment a\nbackground = asyncio.ensure_future(later())")
-    works(notebook, "await asyncio.sleep(0.3)")
+    works(notebook, "while 'late' not in globals(): await asyncio.sleep(0.01)")
     assert "late" in names(notebook)
     goes_on(notebook)

@@ -54,13 +54,21 @@ def server(browser: BrowserContext, tmp_path_factory: pytest.TempPathFactory) ->
     server.close()
 
 
+@pytest.fixture(scope="package")
+def lab_page(server: Server, browser: BrowserContext) -> Iterator[Notebook]:
+    """A page of JupyterLab, for one notebook after the other."""
+    page = Notebook(server, browser)
+    yield page
+    page.close()
+
+
 @pytest.fixture
-def lab(server: Server, browser: BrowserContext) -> Iterator[Notebook]:
+def lab(lab_page: Notebook) -> Iterator[Notebook]:
     """A JupyterLab page, in which a test opens its notebook; at the end it has complained of nothing."""
-    notebook = Notebook(server, browser)
-    yield notebook
-    notebook.close()
-    assert notebook.complaints == []
+    lab_page.complaints.clear()
+    yield lab_page
+    lab_page.leave()
+    assert lab_page.complaints == []
 
 
 @pytest.fixture(scope="package")

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from tests.notebooks import Node, write
 
 if TYPE_CHECKING:
-    from playwright.sync_api import BrowserContext, ConsoleMessage, Locator, Playwright, Request, Route
+    from playwright.sync_api import BrowserContext, ConsoleMessage, Locator, Playwright, Request, ViewportSize
 
 LIGHT, DARK = "JupyterLab Light", "JupyterLab Dark"
 CHROMIUM = (
@@ -29,7 +29,9 @@ CHROMIUM = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
+"""No request leaves this machine. Routes of Playwright's would do, too, and each page would load without a cache."""
 _SETTINGS = {
     "notebook-extension/tracker": {"windowingMode": "none"},
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
@@ -38,6 +40,11 @@ _SETTINGS = {
 _TOKEN = "tests"
 _IDLE = "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
 """Asked of the model, since the signs for it differ between front-ends."""
+_LEAVE = """() => {
+    const shell = window.jupyterapp.shell;
+    for (const widget of [...shell.widgets('main')]) widget.dispose();  // nobody is asked whether to save
+    shell.expandLeft();
+}"""
 
 
 def chromium(playwright: Playwright, program: str) -> BrowserContext:
@@ -130,18 +137,25 @@ class Notebook:
 
     def __init__(self, server: Server, browser: BrowserContext, *, width: int = 900, height: int = 900) -> None:
         self.page = browser.new_page()
-        self.page.set_viewport_size({"width": width, "height": height})
+        self._size: ViewportSize = {"width": width, "height": height}
+        self.page.set_viewport_size(self._size)
         self.complaints: list[str] = []
         """Errors of the page's console, exceptions of its scripts, and requests that would leave this machine."""
         self._server = server
+        self._is_used = False
         self.page.on("console", self._console)
         self.page.on("pageerror", lambda error: self.complaints.append(f"exception: {error}"))
-        self.page.route("**/*", self._local_only)
+        self.page.on("request", self._local_only)
 
     def open(self, content: Node, name: str = "notebook.ipynb") -> None:
         """Write ``content`` to the server's folder, open it in the light theme, and wait until its kernel is ready."""
         write(content, self._server.folder / name)
-        self.page.goto(self._server.address(name))
+        if self._is_used:
+            self.page.evaluate(_LEAVE)
+            self.command("docmanager:open", path=name)
+        else:
+            self.page.goto(self._server.address(name))
+        self._is_used = True
         self.ready()
         self.theme(LIGHT)  # the server remembers what a test before chose
 
@@ -218,18 +232,27 @@ class Notebook:
             }"""
         )
 
+    def reload(self) -> None:
+        """Load the page again, with its notebook; the next one gets a page of its own."""
+        self.page.reload()
+        self._is_used = False
+        self.ready()
+
+    def leave(self) -> None:
+        """Close the notebook and end its kernel; the page is as it was, to open another: it takes seconds to load."""
+        self.page.evaluate(_LEAVE)
+        self._server.end_kernels()
+        self.page.set_viewport_size(self._size)
+
     def close(self) -> None:
         """Close the page, end the kernel."""
         self.page.close()
         self._server.end_kernels()
 
     def _console(self, message: ConsoleMessage) -> None:
-        if message.type == "error":
+        if message.type == "error" and "Canceled future" not in message.text:  # it was asked, and we left the notebook
             self.complaints.append(f"console: {message.text} ({message.location.get('url', '')})")
 
-    def _local_only(self, route: Route, request: Request) -> None:
-        if urlsplit(request.url).hostname in (None, "127.0.0.1"):
-            route.continue_()
-        else:
+    def _local_only(self, request: Request) -> None:
+        if urlsplit(request.url).hostname not in (None, "127.0.0.1"):
             self.complaints.append(f"network: {request.url}")
-            route.abort()

@@ -113,7 +113,6 @@ def test_reports_are_saved_and_still_there_after_the_page_is_reloaded(lab: Noteb
     before = lab.reports(1).all_inner_texts()
     with lab.page.expect_response(lambda reply: reply.request.method == "PUT" and "/api/contents/" in reply.url):
         lab.command("docmanager:save")
-    lab.page.reload()
-    lab.ready()
+    lab.reload()
     assert "deleted: part" in "".join(before)
     assert lab.reports(1).all_inner_texts() == before

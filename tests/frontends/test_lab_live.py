@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -12,10 +13,11 @@ import pytest
 
 from tests.frontends.lab import UNTIL, Notebook
 from tests.notebooks import notebook, read
+from tests.waiting import tick_often
 
 pytestmark = pytest.mark.frontends
 
-LOAD = "%load_ext ipygpumem"
+LOAD = f"{inspect.getsource(tick_often)}\ntick_often()\n%load_ext ipygpumem"
 PAUSE = """
 import sys, time
 from IPython.display import clear_output, display

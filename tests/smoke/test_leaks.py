@@ -8,7 +8,7 @@ import pytest
 
 from tests.hostile import SOURCE
 from tests.kernel import Kernel
-from tests.steps import works
+from tests.steps import tidied_kernel, works
 
 pytest.importorskip("numpy", reason="these tests need NumPy, which comes with the extra 'torch'")
 
@@ -16,9 +16,17 @@ BIG = "numpy.zeros(1 << 20)"
 """8 MiB."""
 
 
+shared_kernel, notebook = tidied_kernel(
+    "import gc, sys; gc.enable(); sys.modules.pop('mine', None); sys.modules.pop('other', None)\n"
+    "get_ipython().reset()  # the next cell is cell 1",
+    "%reload_ext ipygpumem",
+    "import numpy",
+)
+
+
 @pytest.fixture
-def notebook(kernel: Kernel) -> Kernel:
-    """A kernel with the extension and NumPy loaded."""
+def fresh(kernel: Kernel) -> Kernel:
+    """A kernel for a test that leaves something in it."""
     works(kernel, "import numpy")
     return kernel
 
@@ -53,11 +61,11 @@ def test_a_survivor_is_reported_at_the_end_of_its_experiment_and_later(notebook:
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
 
 
-def test_leaks_says_what_it_did_not_look_into(notebook: Kernel) -> None:
-    works(notebook, "from ipygpumem.notebook.commands import leaks\nleaks.MOST_EXPLAINED = 2")
+def test_leaks_says_what_it_did_not_look_into(fresh: Kernel) -> None:
+    works(fresh, "from ipygpumem.notebook.commands import leaks\nleaks.MOST_EXPLAINED = 2")
     for _ in range(3):
-        works(notebook, f"{BIG}[:5]")
-    first, *_, last = leaks(notebook).splitlines()
+        works(fresh, f"{BIG}[:5]")
+    first, *_, last = leaks(fresh).splitlines()
     assert first == "2 leaks · 16 MiB"
     assert last.startswith("  1 smaller storage, 8 MiB in all: not looked into")
 
@@ -69,10 +77,10 @@ def test_the_record_carries_the_holder_and_the_cell(notebook: Kernel) -> None:
     assert found == [("x", 4, "notebook variable kept[0]")]
 
 
-def test_outputs_and_saved_tracebacks_are_leaks_that_no_name_leads_to(notebook: Kernel) -> None:
-    works(notebook, f"{BIG}[:5]")
-    notebook.run(f"def train(batch):\n    raise ValueError\ntrain({BIG})")
-    found = leaks(notebook)
+def test_outputs_and_saved_tracebacks_are_leaks_that_no_name_leads_to(fresh: Kernel) -> None:
+    works(fresh, f"{BIG}[:5]")
+    fresh.run(f"def train(batch):\n    raise ValueError\ntrain({BIG})")
+    found = leaks(fresh)
     assert "held by Out[3]" in found
     assert "held by the last error: saved traceback, train (cell 4) line 2, local batch" in found
 
@@ -234,13 +242,13 @@ def test_explaining_changes_nothing(notebook: Kernel) -> None:
     assert notebook.value(state) == before
 
 
-def test_the_same_question_gets_the_same_answer(notebook: Kernel) -> None:
-    works(notebook, "import logging")
-    works(notebook, f"%%experiment a\nlg = logging.getLogger('zz'); lg.blob = {BIG}")
-    ((_, _, path, _),) = notebook.value(SURVIVORS)
+def test_the_same_question_gets_the_same_answer(fresh: Kernel) -> None:
+    works(fresh, "import logging")
+    works(fresh, f"%%experiment a\nlg = logging.getLogger('zz'); lg.blob = {BIG}")
+    ((_, _, path, _),) = fresh.value(SURVIVORS)
     assert path.endswith('ogger.manager.loggerDict["zz"].blob')
-    for _ in range(4):
-        assert f"held by {path} · " in leaks(notebook)
+    for _ in range(2):
+        assert f"held by {path} · " in leaks(fresh)
 
 
 def test_a_variable_is_reported_again_when_its_attributes_were_looked_at(notebook: Kernel) -> None:

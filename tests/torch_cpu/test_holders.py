@@ -23,6 +23,8 @@ from ipygpumem.objects.holders.paths import Place
 from ipygpumem.objects.holders.search import Roots, explain
 from tests import hostile
 
+pytestmark = pytest.mark.usefixtures("others_out_of_sight")
+
 
 class Thing:
     """Something with attributes."""
@@ -32,15 +34,6 @@ class Slotted:
     """Something without a dict."""
 
     __slots__ = ("part",)
-
-
-@pytest.fixture(autouse=True)
-def others_out_of_sight() -> Iterator[None]:
-    """Hide what was there before a test: smoke/test_leaks and the torture look into whole processes."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

@@ -1,29 +1,27 @@
-"""Every scenario, with ipygpumem, in real kernels. ``make torture`` compares with other ways, on every Python."""
+"""The scenarios, with ipygpumem, in real kernels; each in one way.
+
+The other way of most is in tests/gpu. ``make torture`` runs all of them in all ways, on every Python, and compares with
+other tools.
+"""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.smoke.steps import fails, ok
 from tests.torture.catalogue import SCENARIOS
-from tests.torture.runner import CELL, OURS, PLAIN, Runner, TortureKernel, Way
+from tests.torture.runner import CELL, PLAIN, SPAN, Runner, TortureKernel, Way
 from tests.torture.scenario import Scenario
 
-_CASES = [(way, scenario) for way in OURS for scenario in SCENARIOS if way.serves(scenario)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Kernels share what the C++ compiler has made, which takes longer than all else; each makes its own graphs."""
-    folder = tmp_path_factory.getbasetemp()
-    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(shared / "inductor"))
-        patch.setenv("TORCHINDUCTOR_FX_GRAPH_CACHE", "0")
-        yield
+_WITH_OWN_KERNEL = ("output cache of size 0, one cell", "a handler that keeps its records")
+"""Of the scenarios that need a kernel for themselves: one with options, one that changes the process."""
+_CASES = [
+    (CELL if CELL.serves(scenario) else SPAN, scenario)
+    for scenario in SCENARIOS
+    if not (scenario.alone or scenario.options) or scenario.name in _WITH_OWN_KERNEL
+]
 
 
 @pytest.fixture(scope="module")
