@@ -312,3 +312,11 @@ def test_a_terminal_shows_the_reports_as_text(tmp_path: Path) -> None:
     assert "deleted: y" in run.stdout
     assert "False\n" in run.stdout
     assert "<div" not in run.stdout
+
+
+def test_history_shows_a_cell_whose_magic_was_wrong_by_the_magic(shell: InteractiveShell) -> None:
+    shell.run_line_magic("load_ext", "ipygpumem")
+    shell.run_cell("%%experiment a --kep x\nx = 1")
+    shell.run_cell("%%experiment a --keep x\nx = 1")
+    lines = [record.source_line for record in notebook_of(shell).session.history]
+    assert lines == ["%%experiment a --kep x", "x = 1"]

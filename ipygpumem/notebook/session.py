@@ -151,7 +151,7 @@ class Session:
             error=None if error is None else type_name(error),
             usages=usages,
             source_digest=digest_of(source),
-            source_line=telling_line(source),
+            source_line=telling_line(source.partition("\n")[0] if _never_ran(source, error) else source),
             recovery=None if cell.recovery is None else replace(cell.recovery, now=now),
             reclaimed=fallen({usage.device: usage.after_bytes for usage in cell.at_end}, now),
         )
@@ -197,3 +197,8 @@ class Session:
     def _shown(self) -> None:
         for part in self._parts:
             part.shown()
+
+
+def _never_ran(source: str, error: BaseException | None) -> bool:
+    """Whether the line of a cell magic was wrong, so that none of the cell's code has run."""
+    return source.startswith("%%") and error is not None and type_name(error) == "UsageError"

@@ -67,7 +67,7 @@ def test_leaks_says_what_it_did_not_look_into(fresh: Kernel) -> None:
         works(fresh, f"{BIG}[:5]")
     first, *_, last = leaks(fresh).splitlines()
     assert first == "2 leaks · 16 MiB"
-    assert last.startswith("  1 smaller storage, 8 MiB in all: not looked into")
+    assert last.startswith("  1 smaller storage, 8 MiB in all: not examined")
 
 
 def test_the_record_carries_the_holder_and_the_cell(notebook: Kernel) -> None:
@@ -116,7 +116,12 @@ def test_the_threshold_can_be_chosen(notebook: Kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"), [("--min much", "'much' is not a size"), ("--max 3", "unrecognized"), ("now", "unrecognized")]
+    ("options", "words"),
+    [
+        ("--min much", "'much' is not a size"),
+        ("--max 3", "'--max' is not an option; use --min"),
+        ("now", "'now' is not an option"),
+    ],
 )
 def test_a_mistake_gets_one_line(notebook: Kernel, options: str, words: str) -> None:
     reply = notebook.run(f"%gpumem leaks {options}")

@@ -427,7 +427,7 @@ def test_a_functions_effects_are_said_and_recursion_ends(capsys: pytest.CaptureF
         ("%%estimate --device gpu\nx", "'gpu' is not a device"),
         ("%%estimate\n\n", "the cell is empty"),
         ("%%estimate\nawait x\n", "can await only inside an async function"),
-        ("%%estimate --fast\nx", "unrecognized arguments: --fast"),
+        ("%%estimate --fast\nx", "'--fast' is not an option; use --device"),
         ("%%estimate\n%%time\ny = x\n", "%%time acts on the notebook itself"),
         ("%%estimate\nfor _ in [1]:\n    %time y = x\n", "%time acts on the notebook itself"),
     ],

@@ -104,6 +104,10 @@ def test_deques_and_sets(path: Callable[..., str], names: dict[str, Any]) -> Non
     assert path(lambda x: names.update(pool={x}), "torch") == "notebook variable pool (in a set)"
 
 
+def test_a_key_of_a_dict(path: Callable[..., str], names: dict[str, Any]) -> None:
+    assert path(lambda x: names.update(state={x: None}), "torch") == "notebook variable state (as a key)"
+
+
 @KINDS
 def test_attributes(path: Callable[..., str], names: dict[str, Any], kind: str) -> None:
     def keep(x: Any) -> None:

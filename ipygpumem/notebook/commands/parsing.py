@@ -95,7 +95,11 @@ def _options(command: Command, prog: str, words: list[str]) -> Options:
     parser = Parser(prog=prog, add_help=False, allow_abbrev=False)
     for argument in command.arguments:
         _add(parser, argument)
-    options = parser.parse_args(words)
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        there_are = ", ".join(argument.name for argument in command.arguments if argument.name)
+        hint = f"use {there_are}" if there_are else "this command has no options"
+        raise UsageError(clean(f"{prog}: {unknown[0]!r} is not an option; {hint}"))
     for argument in command.arguments:
         if argument.type == "line":
             setattr(options, argument.attribute, " ".join(getattr(options, argument.attribute)))

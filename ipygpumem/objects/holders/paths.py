@@ -167,7 +167,7 @@ class Writer:
             taken = 2 if type(child) is dict and len(steps) > 2 else 1
             return taken, f"{text}: lru_cache of function {name}", f"{_expression(text)}.cache_clear()"
         if is_instance(parent, dict) or is_instance(parent, list) or is_instance(parent, tuple) or kind is deque:
-            return 1, text + _index(parent, child), None
+            return 1, text + _item(parent, child), None
         if is_instance(parent, set) or is_instance(parent, frozenset):
             return 1, f"{text} (in a set)", None
         if elements(parent) is not None:
@@ -279,11 +279,14 @@ def _shortened(path: str) -> str:
     return path if len(path) <= _LONGEST_PATH else f"{path[:half]} … {path[-half:]}"
 
 
-def _index(parent: object, child: object) -> str:
-    if is_instance(parent, dict):
-        key = key_of(parent, child)
-        return f"[{key_text(key) or f'<{type_name(key)}>'}]"
-    return f"[{_position(parent, child)}]"  # type: ignore[arg-type]  # list, tuple or deque
+def _item(parent: Any, child: object) -> str:
+    """Return how an item of a dict, list, tuple or deque is written; a dict may have it as a key."""
+    if not is_instance(parent, dict):
+        return f"[{_position(parent, child)}]"
+    if not any(value is child for value in list(dict.values(parent))):
+        return " (as a key)"
+    key = key_of(parent, child)
+    return f"[{key_text(key) or f'<{type_name(key)}>'}]"
 
 
 def _position(items: Iterable[object], child: object) -> int:
