@@ -26,7 +26,7 @@ from ipygpumem.model import (
 )
 from ipygpumem.objects.inventory.records import Inventory, TensorGroup, TensorRecord
 from ipygpumem.profiling.account import LineCost
-from ipygpumem.profiling.blocks import Block, LinesRecord
+from ipygpumem.profiling.blocks import CodeBlock, LinesRecord
 from ipygpumem.profiling.statements import Cost, Run
 from ipygpumem.reconcile.records import Part, Reconciliation
 from ipygpumem.reports import content, history, postmortem
@@ -169,7 +169,7 @@ def reports_of_choices(word: str, usage: Usage) -> list[content.Report]:
     rows = tuple(ModuleRow(name, word, depth, (1,), 1, 1, 1, 1, 1) for depth, name in enumerate(("", word)))
     cost = Cost(word, [Run((usage,), 0.1)])
     costs = {(0, 1): LineCost(1, 0.1, {word: 1}, {word: 1})}
-    lines = LinesRecord((Block(word, 1, (word, word)),), costs, 1.0, 0.1, (word,))
+    lines = LinesRecord((CodeBlock(word, 1, (word, word)),), costs, 1.0, 0.1, (word,))
     return [
         autofit_report(tries, [word], plan),
         estimate_report(Estimate((share,), 0.1, (word,), (word,))),

@@ -15,7 +15,7 @@ import pytest
 
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.profiling.account import Account, LineCost
-from ipygpumem.profiling.blocks import Block, Blocks, LinesRecord, code_of
+from ipygpumem.profiling.blocks import Blocks, CodeBlock, LinesRecord, code_of
 from ipygpumem.profiling.tracing import Monitor, Tracer, watcher
 from ipygpumem.reports import html, text
 from ipygpumem.reports.lines import lines_report
@@ -30,7 +30,7 @@ class Lab:
     def __init__(self, way: str, *functions: Any) -> None:
         self.probe = FakeProbe()
         self.meter = Meter([self.probe])
-        self.blocks = Blocks("<no cell>", [Block("cell", 1, ())])
+        self.blocks = Blocks("<no cell>", [CodeBlock("cell", 1, ())])
         for function in functions:
             self.blocks.add(function.__name__, code_of(function))  # type: ignore[arg-type]
         self.first = self.blocks.blocks[1].first_line
@@ -327,7 +327,7 @@ def test_the_heap_is_trimmed_before_each_look_while_that_is_cheap(way: str, monk
 
 
 def test_the_report_says_where_pages_that_the_heap_kept_may_not_have_been_seen() -> None:
-    record = LinesRecord((Block("cell", 1, ("x = 1",)),), {(0, 1): LineCost(hits=3)}, 1.0, 0.1, untrimmed=2)
+    record = LinesRecord((CodeBlock("cell", 1, ("x = 1",)),), {(0, 1): LineCost(hits=3)}, 1.0, 0.1, untrimmed=2)
     report = text.render([lines_report(record, "line")])
     assert "2 times free heap pages were not given back before a line" in report
     assert "not given back" not in text.render([lines_report(LinesRecord((), {}, 1.0, 0.1), "line")])
@@ -410,7 +410,7 @@ def record(*, own_seconds: float = 0.1) -> LinesRecord:
         (1, 2): LineCost(1, 0.5, {"cpu": 100 << 20, "cuda:0": 0}, {"cpu": 300 << 20, "cuda:0": 0}),
         (1, 3): LineCost(2, 0.0001, {"cpu": 0}, {"cpu": 4096}),
     }
-    return LinesRecord((Block("cell", 1, ("work()",)), Block("work", 1, source)), costs, 1.0, own_seconds)
+    return LinesRecord((CodeBlock("cell", 1, ("work()",)), CodeBlock("work", 1, source)), costs, 1.0, own_seconds)
 
 
 def test_the_table_shows_the_source_with_figures_where_lines_ran() -> None:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from ipygpumem.model import Reading
-from ipygpumem.reports.live import Sample, live_html, live_text, sample_of
+from ipygpumem.reports.live import LivePoint, live_html, live_text, sample_of
 from ipygpumem.units import GIB, MIB
 from tests.kernel import Kernel, Reply
 from tests.steps import kernel_with
@@ -19,8 +19,8 @@ HOST = Reading("cpu", 512 * MIB, 0, "kernel", 64 * GIB)
 GPU = Reading("cuda:0", 2 * GIB, 0, "allocator", 80 * GIB, reserved_bytes=3 * GIB, used_bytes=5 * GIB)
 
 
-def samples(*sizes: int, device: str = "cpu", every: float = 0.5) -> list[Sample]:
-    return [Sample(1 + index * every, {device: size}) for index, size in enumerate(sizes)]
+def samples(*sizes: int, device: str = "cpu", every: float = 0.5) -> list[LivePoint]:
+    return [LivePoint(1 + index * every, {device: size}) for index, size in enumerate(sizes)]
 
 
 def test_the_line_has_the_time_and_each_device_of_its_total() -> None:
@@ -45,7 +45,7 @@ def test_children_are_told_beside_the_process() -> None:
 
 
 def test_long_times_are_minutes() -> None:
-    assert live_text([], [Sample(125.9, {})], width=200) == "2 min 5 s"
+    assert live_text([], [LivePoint(125.9, {})], width=200) == "2 min 5 s"
 
 
 def test_the_curve_is_the_highest_of_each_piece_of_the_last_minute() -> None:

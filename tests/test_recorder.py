@@ -574,6 +574,11 @@ def test_the_verdict_claims_what_the_evidence_bears(case: str) -> None:
     assert words in found.text
 
 
+def test_a_machine_that_may_be_another_is_not_said_to_have_been_restarted() -> None:
+    found = judge(recording(ENTRIES[0], PLENTY), Scene("unknown", False, None))
+    assert found.evidence[0] == "this is another machine, or it has been restarted since"
+
+
 def test_the_machine_s_counter_alone_is_no_proof() -> None:
     header = dataclasses.replace(HEADER, counter="/proc/vmstat:1", group_limit_bytes=None)
     grew = Scene("dead", True, 3)
@@ -670,7 +675,7 @@ def test_the_curves_look_like_the_live_lines() -> None:
     found = recording(CellStart(101.0, 1, "x", 1), *samples)
     report = postmortem.postmortem_report(found, judge(found, Scene("dead", True, 2)))
     reading = Reading("cpu", 9 * GIB, 0, "kernel")
-    live = [live_line.Sample(4.0 * n, {"cpu": size}) for n, size in enumerate(sizes)]
+    live = [live_line.LivePoint(4.0 * n, {"cpu": size}) for n, size in enumerate(sizes)]
     label = re.compile(r' (?:title|aria-label)="[^"]+"')
     drawn = [
         label.sub("", page[page.index('<span role="img"') : page.index("</span></span>")])

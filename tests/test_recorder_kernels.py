@@ -101,7 +101,7 @@ def test_after_a_kill_the_next_kernel_tells_the_cell_and_its_memory(start: Start
     report = told(following)
     headline, *rest = report.split("\n")
     assert "died in cell 3" in headline
-    assert "not the OOM killer: somebody killed it, or it crashed (unknown)" in headline
+    assert "not the OOM killer: it was killed, or it crashed (unknown)" in headline
     source = [line.strip() for line in rest[-5:]]
     assert source == [line.strip() for line in ALLOCATE.splitlines()]
     (ram,) = [line.split() for line in rest if line.strip().startswith("RAM ")]
@@ -171,7 +171,7 @@ def test_an_abort_by_bad_alloc_is_not_said_to_have_had_memory_enough(start: Star
         "from tests.waiting import ticks\nticks(2)\nallocate(2**46)",
     )
     headline, *rest = told(start()).split("\n")
-    assert "not the OOM killer: somebody killed it, or it crashed (unknown)" in headline
+    assert "not the OOM killer: it was killed, or it crashed (unknown)" in headline
     said = [line for line in rest if "RLIMIT_AS allowed it" in line]
     assert bool(said) is limited, rest
     assert not limited or "3.00 GiB" in said[0]

@@ -92,7 +92,11 @@ def judge(recording: Recording, seen: Scene) -> Verdict:
         if seen.oom_kills > before:
             return _killed(recording.header, seen.oom_kills - before, scarcity)
         return _not_killed(recording, seen, scarcity)
-    missing = "the machine has been restarted since" if not seen.same_boot else "OOM kills cannot be counted from here"
+    missing = (
+        "this is another machine, or it has been restarted since"
+        if not seen.same_boot
+        else "OOM kills cannot be counted from here"
+    )
     if scarcity:
         return Verdict("likely", "memory", "memory had nearly run out", (*scarcity, missing))
     unknown = "it may still run: it is on another machine or in another container"
@@ -122,7 +126,7 @@ def _not_killed(recording: Recording, seen: Scene, scarcity: tuple[str, ...]) ->
         )
         return Verdict("likely", "memory", text, (*scarcity, none))
     parent = ("the process that had started the kernel is gone as well",) * seen.parent_gone
-    text = "not the OOM killer: somebody killed it, or it crashed"
+    text = "not the OOM killer: it was killed, or it crashed"
     return Verdict("unknown", "other", text, (none, *parent, *_bounds(recording)))
 
 

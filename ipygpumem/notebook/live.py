@@ -27,7 +27,16 @@ from ipygpumem.notebook.ipython.wire import Place, Wire
 from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.ticker import Tick, Ticker
 from ipygpumem.objects.progress import Progress
-from ipygpumem.reports.live import MINUTE_SECONDS, Sample, Work, live_html, live_text, sample_of, work_html, work_text
+from ipygpumem.reports.live import (
+    MINUTE_SECONDS,
+    LivePoint,
+    Work,
+    live_html,
+    live_text,
+    sample_of,
+    work_html,
+    work_text,
+)
 
 _PATIENCE_SECONDS = 2.0
 """How long a cell's end waits for a line that is being drawn, such as on a terminal that was halted by Ctrl-S."""
@@ -46,7 +55,7 @@ class Content(NamedTuple):
     text: Callable[..., str]
 
 
-def _of_cell(readings: Sequence[Reading], samples: Sequence[Sample]) -> Content:
+def _of_cell(readings: Sequence[Reading], samples: Sequence[LivePoint]) -> Content:
     return Content("live", partial(live_html, readings, samples), partial(live_text, readings, samples))
 
 
@@ -82,7 +91,7 @@ class Live(Part):
         self._undo: Callable[[], None] | None = None
         self._cell: Cell | None = None
         self._line: Line | None = None
-        self._samples: deque[Sample] = deque()
+        self._samples: deque[LivePoint] = deque()
         self._work: Work | None = None
         self._ending: Cell | None = None
         self._wire = wire

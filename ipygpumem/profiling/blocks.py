@@ -13,7 +13,7 @@ from ipygpumem.profiling.account import LineCost
 
 
 @dataclass(frozen=True)
-class Block:
+class CodeBlock:
     """Lines of source that are shown together."""
 
     title: str
@@ -25,7 +25,7 @@ class Block:
 class LinesRecord:
     """What the lines of some code cost."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[CodeBlock, ...]
     costs: Mapping[tuple[int, int], LineCost]
     """By the number of the block and the line."""
     seconds: float
@@ -41,7 +41,7 @@ class Blocks:
     """Which code belongs to which block; the first one is the cell's, known by the file that it was compiled under."""
 
     cell_file: str
-    blocks: list[Block]
+    blocks: list[CodeBlock]
     _known: dict[int, int] = field(default_factory=dict)
     codes: list[CodeType] = field(default_factory=list)
     """The code of the functions; kept, so that no other can come to have its identity."""
@@ -57,7 +57,7 @@ class Blocks:
             lines, first = inspect.getsourcelines(code)
         except (OSError, TypeError):  # made by exec, or its file is gone
             lines, first = [], code.co_firstlineno
-        self.blocks.append(Block(title, first, tuple(line.rstrip() for line in lines)))
+        self.blocks.append(CodeBlock(title, first, tuple(line.rstrip() for line in lines)))
 
     def of(self, code: CodeType) -> int | None:
         """Return the number of the block of some code, or None."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ipygpumem.profiling.account import LineCost
-from ipygpumem.profiling.blocks import Block, LinesRecord
+from ipygpumem.profiling.blocks import CodeBlock, LinesRecord
 from ipygpumem.reports.layout import Report, Table, clean, count, device_label
 from ipygpumem.units import format_change, format_seconds, format_short_seconds
 
@@ -49,7 +49,7 @@ def _devices(record: LinesRecord) -> list[str]:
     return sorted(used, key=lambda device: (device != "cpu", device)) or ["cpu"]
 
 
-def _table(record: LinesRecord, number: int, block: Block, devices: list[str], order: str) -> Table:
+def _table(record: LinesRecord, number: int, block: CodeBlock, devices: list[str], order: str) -> Table:
     costs = {line: cost for (owner, line), cost in record.costs.items() if owner == number}
     figures = [f"{device_label(device)} {what}" for device in devices for what in ("kept", "peak")]
     rows = [_row(line, block, costs.get(line), devices) for line in _lines(block, costs, order)]
@@ -57,7 +57,7 @@ def _table(record: LinesRecord, number: int, block: Block, devices: list[str], o
     return Table(clean(block.title), columns, tuple(rows), frozenset(columns[:-1]), frozenset({"source"}))
 
 
-def _lines(block: Block, costs: dict[int, LineCost], order: str) -> list[int]:
+def _lines(block: CodeBlock, costs: dict[int, LineCost], order: str) -> list[int]:
     if order != "line":
         return sorted(costs, key=lambda line: -_KEYS[order](costs[line]))
     if len(block.source) > _LONGEST_SHOWN:
@@ -65,7 +65,7 @@ def _lines(block: Block, costs: dict[int, LineCost], order: str) -> list[int]:
     return sorted({*costs, *range(block.first_line, block.first_line + len(block.source))})
 
 
-def _row(line: int, block: Block, cost: LineCost | None, devices: list[str]) -> tuple[str, ...]:
+def _row(line: int, block: CodeBlock, cost: LineCost | None, devices: list[str]) -> tuple[str, ...]:
     index = line - block.first_line
     source = block.source[index].expandtabs(4) if 0 <= index < len(block.source) else ""
     if cost is None:

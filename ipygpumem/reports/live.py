@@ -43,19 +43,19 @@ class Work(NamedTuple):
         return f"ipygpumem: {self.what} {self.share:.0%}"
 
 
-class Sample(NamedTuple):
+class LivePoint(NamedTuple):
     """What was drawn of each device at one moment of a cell."""
 
     elapsed_seconds: float
     sizes: dict[str, int]
 
 
-def sample_of(elapsed_seconds: float, readings: Iterable[Reading]) -> Sample:
+def sample_of(elapsed_seconds: float, readings: Iterable[Reading]) -> LivePoint:
     """Return what is drawn of ``readings``: a device's whole use where the driver reports it, else this process's."""
-    return Sample(elapsed_seconds, {reading.device: _shown_bytes(reading) for reading in readings})
+    return LivePoint(elapsed_seconds, {reading.device: _shown_bytes(reading) for reading in readings})
 
 
-def live_html(readings: Sequence[Reading], samples: Sequence[Sample]) -> str:
+def live_html(readings: Sequence[Reading], samples: Sequence[LivePoint]) -> str:
     """Return the line for a notebook; ``samples`` are those of the running cell, the newest that of ``readings``."""
     parts = [escape(_time(samples[-1]))]
     for reading in _in_use(readings):
@@ -64,7 +64,9 @@ def live_html(readings: Sequence[Reading], samples: Sequence[Sample]) -> str:
     return _LINE.format(SEPARATOR.join(parts))
 
 
-def live_text(readings: Sequence[Reading], samples: Sequence[Sample], *, width: int, ascii_only: bool = False) -> str:
+def live_text(
+    readings: Sequence[Reading], samples: Sequence[LivePoint], *, width: int, ascii_only: bool = False
+) -> str:
     """Return the line for a terminal, at most ``width`` characters: curves get shorter first, then the line does."""
     text = ""
     for columns in _TEXT_COLUMNS:
@@ -91,12 +93,12 @@ def _for_row(text: str, width: int, *, ascii_only: bool) -> str:
     return (text.translate(ASCII) if ascii_only else text)[:width]
 
 
-def _text_part(reading: Reading, samples: Sequence[Sample], columns: int) -> str:
+def _text_part(reading: Reading, samples: Sequence[LivePoint], columns: int) -> str:
     words = _words(reading)
     return f"{words} {text_spark(_curve(samples, reading, columns))}" if columns else words
 
 
-def _time(now: Sample) -> str:
+def _time(now: LivePoint) -> str:
     seconds = int(now.elapsed_seconds)  # hundredths would only flicker
     return f"{seconds} s" if seconds < 60 else format_seconds(float(seconds))
 
@@ -122,7 +124,7 @@ def _words(reading: Reading) -> str:
     return f"{device_label(reading.device)} {text}{children}"
 
 
-def _curve(samples: Sequence[Sample], reading: Reading, columns: int) -> Curve:
+def _curve(samples: Sequence[LivePoint], reading: Reading, columns: int) -> Curve:
     """Return the highest value in each piece of the last minute."""
     piece = MINUTE_SECONDS / columns
     highest: dict[int, int] = {}

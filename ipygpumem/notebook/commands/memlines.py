@@ -15,7 +15,7 @@ from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.profiling.account import Account
-from ipygpumem.profiling.blocks import Block, Blocks, LinesRecord, code_of
+from ipygpumem.profiling.blocks import Blocks, CodeBlock, LinesRecord, code_of
 from ipygpumem.profiling.tracing import watcher
 from ipygpumem.reports.content import Report, clean
 from ipygpumem.reports.lines import lines_report
@@ -73,11 +73,11 @@ def _cell_frame(namespace: dict[str, Any]) -> FrameType | None:
     return frame
 
 
-def _cell_block(file: str, cell: Cell) -> Block:
+def _cell_block(file: str, cell: Cell) -> CodeBlock:
     compiled = [line.rstrip("\n") for line in linecache.getlines(file)]
     written = str(getattr(cell.info, "raw_cell", "")).splitlines()
     # As it was typed, unless IPython has changed the number of lines.
-    return Block("cell", 1, tuple(written if len(written) == len(compiled) else compiled))
+    return CodeBlock("cell", 1, tuple(written if len(written) == len(compiled) else compiled))
 
 
 def _add(blocks: Blocks, name: str, namespace: dict[str, Any]) -> None:
