@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from importlib.util import find_spec
 
+import IPython
 import pytest
 
 from tests.kernel import Kernel
@@ -267,3 +268,15 @@ def test_an_error_after_one_that_was_caught_keeps_its_frames_for_debug(shared: K
     )
     frames = "[f.f_locals.get('wanted') for f, _ in __import__('traceback').walk_tb(sys.last_traceback)][-1]"
     assert shared.value(frames) == 5
+
+
+@pytest.mark.skipif(IPython.version_info < (8, 6), reason="matchers of one's own are new in IPython 8.6")
+def test_jedi_offers_no_names_of_python_beside_our_options(shared: Kernel) -> None:
+    shared.run(
+        "from IPython.core.completer import provisionalcompleter\n"
+        "def offered(line):\n    with provisionalcompleter():\n"
+        "        return [item.text for item in get_ipython().Completer.completions(line, len(line))]"
+    )
+    assert shared.value("offered('%gpumem tensors --d')") == ["--device"]
+    assert shared.value("offered('%%experiment a --ke')") == ["--keep"]
+    assert "print" in shared.value("offered('pri')")

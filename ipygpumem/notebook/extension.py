@@ -6,6 +6,7 @@ import builtins
 import functools
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from traitlets import TraitError
@@ -82,6 +83,8 @@ class Extension:
         for magic in MAGICS:
             for prefix in ("%", "%%"):
                 self._completer(prefix + magic.name, functools.partial(_completions, notebook, magic))
+        if hasattr(sys.modules["IPython.core.completer"], "CompletionContext"):  # from IPython 8.6 on
+            self._append(shell.Completer.custom_matchers, _matcher(notebook))
         self._undo.append(rich.register(shell))
         if config.record:
             notebook.recorder.load()
@@ -184,3 +187,20 @@ def _put_back(magics: dict[str, Any], name: str, earlier: Any) -> None:
 def _completions(notebook: Notebook, magic: Magic, shell: Any, event: Any) -> list[str]:
     found: list[str] = loaded("completion.complete")(notebook, magic, event)
     return found
+
+
+def _matcher(notebook: Notebook) -> Callable[[Any], dict[str, Any]]:
+    """Return what completes the lines of our magics alone: beside the hook, Jedi offers hundreds of names first."""
+    magics = {f"{prefix}{magic.name}": magic for magic in MAGICS for prefix in ("%", "%%")}
+
+    def ipygpumem_matcher(context: Any) -> dict[str, Any]:
+        magic = magics.get(next(iter(context.line_with_cursor.split()), ""))
+        if magic is None:
+            return {"completions": []}
+        event = SimpleNamespace(line=context.line_with_cursor, text_until_cursor=context.text_until_cursor)
+        offered = _completions(notebook, magic, None, event)
+        fitting = [SimpleNamespace(text=text, type="") for text in offered if text.startswith(context.token)]
+        return {"completions": fitting, "suppress": True, "ordered": True}
+
+    ipygpumem_matcher.matcher_api_version = 2  # type: ignore[attr-defined]  # as IPython's own decorator does
+    return ipygpumem_matcher
