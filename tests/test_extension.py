@@ -20,7 +20,9 @@ from traitlets.config import Config
 import ipygpumem
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.notebook import extension as hooks
+from ipygpumem.notebook import session
 from ipygpumem.notebook.config import IPyGpuMem
+from ipygpumem.notebook.experiments import stack
 from ipygpumem.notebook.notebook import notebook_of
 from ipygpumem.profiling.account import Account
 from tests.kernel import Kernel
@@ -320,3 +322,20 @@ def test_history_shows_a_cell_whose_magic_was_wrong_by_the_magic(shell: Interact
     shell.run_cell("%%experiment a --keep x\nx = 1")
     lines = [record.source_line for record in notebook_of(shell).session.history]
     assert lines == ["%%experiment a --kep x", "x = 1"]
+
+
+def test_an_error_between_two_cells_is_seen_even_if_it_has_the_identity_of_one_before(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a callback may, once the error is gone that was stored when the experiment started."""
+    shell.run_line_magic("load_ext", "ipygpumem")
+    released, stored = [], [1]
+    for module in (session, stack):
+        monkeypatch.setattr(module, "last_error", lambda: stored[0])
+    monkeypatch.setattr(notebook_of(shell).recovery, "release_stored_tracebacks", lambda: released.append(1) or [])
+    shell.run_cell("%experiment start a")
+    for identity in (2, 1):
+        stored[0] = identity
+        shell.run_cell("1")
+    shell.run_cell("%experiment end")
+    assert released == [1]

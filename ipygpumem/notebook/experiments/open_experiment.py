@@ -67,7 +67,7 @@ class OpenExperiment:
         self.ooms = 0
         self.record: ExperimentRecord | None = None
         self.failed = False
-        self.error_at_start = 0
+        self.error_at_start = self.seen_error = 0
         self.thread = threading.get_ident()
         """The thread whose cells are the experiment's: that in which it starts."""
         sizes = options.sizes
@@ -161,6 +161,14 @@ class OpenExperiment:
             self._start.forget()
         if self._seed_on_import is not None:
             self._seed_on_import.remove()
+
+    def saw_error(self, identity: int) -> None:
+        """Note the last error that was shown, so often that no two are shown between.
+
+        An error is made while the one that was shown before lives; a later one may have the identity of that.
+        """
+        self.failed |= identity != self.seen_error
+        self.seen_error = identity
 
     # -- its end ----------------------------------------------------------------------------------------------
 

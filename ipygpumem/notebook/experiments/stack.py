@@ -93,6 +93,8 @@ class Experiments(Part):
     def cell_begins(self, cell: Cell) -> None:
         """Begin to watch names, and reset the generators of experiments with a seed."""
         self.names.cell_begins(cell)
+        for experiment in self.open:  # a callback of the user's may have failed between two cells
+            experiment.saw_error(cell.last_error)
         if not cell.nested and (here := self.here()):
             cell.experiment = here[-1].name
             self._oom_count = _OomCount()
@@ -148,7 +150,7 @@ class Experiments(Part):
             if other.name == experiment.name:
                 self.finish(other)
                 break
-        experiment.error_at_start = last_error()
+        experiment.error_at_start = experiment.seen_error = last_error()
         try:
             experiment.enter()
             self.open.append(experiment)
@@ -202,8 +204,7 @@ class Experiments(Part):
             self._end(around.pop(), ended)
         enclosing = around[-2] if len(around) > 1 else None
         self.names.scope_ends(experiment)
-        # A callback of the user's may have failed between two cells.
-        experiment.failed = experiment.failed or last_error() != experiment.error_at_start
+        experiment.saw_error(last_error())
         if experiment.record is None:
             with interrupts.kept():
                 experiment.leave(enclosing.scope if enclosing else None)
