@@ -283,10 +283,8 @@ def _item(parent: Any, child: object) -> str:
     """Return how an item of a dict, list, tuple or deque is written; a dict may have it as a key."""
     if not is_instance(parent, dict):
         return f"[{_position(parent, child)}]"
-    if not any(value is child for value in list(dict.values(parent))):
-        return " (as a key)"
-    key = key_of(parent, child)
-    return f"[{key_text(key) or f'<{type_name(key)}>'}]"
+    keys = [key for key, value in list(dict.items(parent)) if value is child]  # one copy: a thread may change it
+    return f"[{key_text(keys[0]) or f'<{type_name(keys[0])}>'}]" if keys else " (as a key)"
 
 
 def _position(items: Iterable[object], child: object) -> int:
