@@ -39,6 +39,24 @@ def test_a_peak_inside_one_call_that_holds_the_gil_is_exact() -> None:
     assert usage.delta_bytes < 8 * MIB
 
 
+@needs_mark
+def test_two_meters_see_each_their_own_peak_over_the_one_mark_of_the_process() -> None:
+    first, second = Meter([HostProbe()]), Meter([HostProbe()])
+    around = first.start()
+    len(b"x" * (128 * MIB))
+    inside = second.start()  # resets the mark
+    len(b"x" * (32 * MIB))
+    (usage,) = second.stop(inside)
+    assert usage.peak_delta_bytes == pytest.approx(32 * MIB, rel=0.02)
+    (usage,) = first.stop(around)
+    assert usage.peak_delta_bytes == pytest.approx(128 * MIB, rel=0.02)
+    after = first.start()
+    (usage,) = first.stop(after)
+    assert usage.peak_delta_bytes < 8 * MIB
+    first.close()
+    second.close()
+
+
 def test_kept_memory_is_reported_within_one_percent() -> None:
     meter = Meter([HostProbe()])
     span = meter.start()

@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ipygpumem.model import Method, Reading
 from ipygpumem.probes import cgroup, own_limits
@@ -55,11 +56,16 @@ class HostProbe:
         exact: use the kernel's high-water mark where there is one; otherwise peaks are sampled.
     """
 
+    _with_mark: ClassVar[weakref.WeakSet[HostProbe]] = weakref.WeakSet()
+    """All that use the mark: the kernel has one for the whole process, which any of them resets."""
+
     def __init__(self, *, exact: bool = True) -> None:
         self._total = total_bytes()
         self._exact = exact
         self._mark_is_low = False
         """Whether the last reading found the mark at the RSS: then there is nothing to rearm."""
+        self._lost_peak = 0
+        """The highest mark that other probes have reset since our own ``rearm``."""
         self._open()
 
     def use_mark(self, *, exact: bool) -> None:
@@ -78,6 +84,8 @@ class HostProbe:
             os.close(self._marks)
             self._marks = None
             self.note = "the peak is sampled: the kernel's high-water mark cannot be reset here"
+        if self._marks is not None:
+            self._with_mark.add(self)
 
     def _mark_falls(self) -> bool:
         """Whether a reset really lowers the mark: some sandboxes accept the write and ignore it."""
@@ -106,6 +114,7 @@ class HostProbe:
         else:
             method = "kernel"
             self._mark_is_low = highest <= rss
+            highest = max(highest, self._lost_peak)
         children = self._children_rss(detail=detail) if peak or detail else None
         bound = own_limits.bound("RLIMIT_AS")  # code may set it at any time
         total = self._total if bound is None else min(self._total, bound)
@@ -146,9 +155,15 @@ class HostProbe:
 
     def rearm(self) -> None:
         if self._marks is not None and not self._mark_is_low:
+            others = [probe for probe in self._with_mark if probe is not self]
+            peak = self._rss_and_peak()[1] if others else 0
+            for probe in others:
+                probe._lost_peak = max(probe._lost_peak, peak)
             os.write(self._marks, b"5")
+        self._lost_peak = 0
 
     def close(self) -> None:
+        self._with_mark.discard(self)
         for descriptor in (self._status, self._children, self._marks):
             if descriptor is not None:
                 os.close(descriptor)
