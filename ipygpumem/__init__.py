@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ipygpumem.api.exports import load
     from ipygpumem.api.fits import autofit, budget
     from ipygpumem.api.inventories import diff, tensors
+    from ipygpumem.api.traces import Trace, trace, traces
     from ipygpumem.notebook.python import experiment, experiments, export, history, last, subscribe
 
 _PLACES = {
@@ -24,11 +25,13 @@ _PLACES = {
     "api.exports": ("load",),
     "api.fits": ("autofit", "budget"),
     "api.inventories": ("diff", "tensors"),
+    "api.traces": ("Trace", "trace", "traces"),
     "notebook.python": ("experiment", "experiments", "export", "history", "last", "subscribe"),
 }
 """What users call, by module. What is in ``api`` works in scripts, too, where nothing imports IPython."""
 
 __all__ = [
+    "Trace",
     "autofit",
     "budget",
     "diff",
@@ -44,6 +47,8 @@ __all__ = [
     "subscribe",
     "summary",
     "tensors",
+    "trace",
+    "traces",
     "unload_ipython_extension",
 ]
 

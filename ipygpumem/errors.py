@@ -10,6 +10,7 @@
     |-- PlotError               a picture that cannot be made
     |-- BudgetError             a budget that makes no sense
     |-- AutofitError            nothing fits, or autofit was asked for what it cannot do
+    |-- TraceError              a trace was asked for something that it cannot do
     |-- EstimateError           code whose memory cannot be estimated without running it
     `-- UnitError (ValueError)  a text is not a size
 
@@ -49,6 +50,10 @@ class AutofitError(GpuMemError):
 
 class BudgetError(GpuMemError):
     """A budget names no device or no size, or was used before."""
+
+
+class TraceError(GpuMemError):
+    """A trace was asked for something that it cannot do."""
 
 
 class EstimateError(GpuMemError):

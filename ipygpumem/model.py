@@ -167,6 +167,20 @@ class CellRecord(Record):
     ended with it. Empty where neither ran."""
 
 
+@dataclass(frozen=True, slots=True)
+class TraceRecord(Record):
+    """What a stretch of code cost, or one iteration of a tracked loop."""
+
+    label: str
+    started_at: float
+    duration_seconds: float
+    error: str | None
+    """Name of the type of the exception that left it, or None."""
+    usages: tuple[Usage, ...]
+    iteration: int | None = None
+    """Of a tracked loop, counted from 1."""
+
+
 @dataclass(frozen=True)
 class Holder(Record):
     """Who keeps an object alive."""
@@ -364,6 +378,7 @@ class SessionRecord(Record):
     """Unix time."""
     cells: tuple[CellRecord, ...]
     experiments: tuple[ExperimentRecord, ...]
+    traces: tuple[TraceRecord, ...] = ()
 
     @property
     def history(self) -> History:

@@ -3,10 +3,44 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ipygpumem.measuring import traces
+from ipygpumem.reports import text
+
+if TYPE_CHECKING:
+    from ipygpumem.measuring.traces import Traces
+    from ipygpumem.notebook.notebook import Notebook
+    from ipygpumem.reports.layout import Report
 
 
 def current_shell() -> Any | None:
     """Return IPython's shell; None in a script."""
     get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return get_ipython() if get_ipython is not None else None
+
+
+def loaded_notebook() -> Notebook | None:
+    """Return what the extension is in the current shell; None in a script, or where it is not loaded."""
+    module = sys.modules.get("ipygpumem.notebook.notebook")  # not imported for this: a script needs no IPython
+    shell = current_shell()
+    if module is None or shell is None:
+        return None
+    found: Notebook | None = module.find_notebook(shell)
+    return found
+
+
+def current_traces() -> Traces:
+    """Return the traces of the notebook, or of the script."""
+    notebook = loaded_notebook()
+    return traces.of_script() if notebook is None else notebook.traces
+
+
+def show(report: Report) -> None:
+    """Show a report where the call comes from: as a display in a notebook, as printed text in a script."""
+    notebook = loaded_notebook()
+    if notebook is None:
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        print(text.carried(text.render([report]), encoding))  # noqa: T201  # what the script asked for
+    else:
+        notebook.tools.screen.show([report])

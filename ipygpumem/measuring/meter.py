@@ -208,9 +208,10 @@ class Meter:
         return self._sample_seconds
 
     def close(self) -> None:
-        """Stop sampling and close the probes."""
+        """Stop sampling and close the probes; from now on there are no readings."""
         with self._lock:
             self._open.clear()
+            probes, self._probes, self._find_more = self._probes, [], None
         self.worker.close()
-        for probe in self._probes:
+        for probe in probes:
             probe.close()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from IPython import get_ipython
 
 from ipygpumem.errors import NotLoadedError
+from ipygpumem.measuring.traces import Traces
 from ipygpumem.model import SessionRecord
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments.budgets import Budgets
@@ -45,6 +46,7 @@ class Notebook:
         self.subscribers = Subscribers(shell)
         self.experiments = Experiments(tools, self.recovery, self.budgets, self.subscribers)
         self.trends = Trends()
+        self.traces = Traces(tools.meter, config.history_length)
         # In this order they are asked, and say what they have to say.
         self._parts: list[Part] = [tools.live, self.subscribers, self.budgets, self.experiments, self.trends]
         self.session = Session(tools, self.recovery, self._parts)
@@ -60,7 +62,8 @@ class Notebook:
 
     def records(self) -> SessionRecord:
         """Return all that has finished, as one record."""
-        return SessionRecord(time.time(), tuple(self.session.history), tuple(self.experiments.finished))
+        cells, experiments = tuple(self.session.history), tuple(self.experiments.finished)
+        return SessionRecord(time.time(), cells, experiments, tuple(self.traces.finished))
 
     def close(self) -> list[str]:
         """End everything; return the names of the experiments that were open."""
@@ -76,15 +79,23 @@ class Notebook:
         return names
 
 
+def find_notebook(shell: Any) -> Notebook | None:
+    """Return what ipygpumem is in ``shell``; None where the extension is not loaded."""
+    for configurable in getattr(shell, "configurables", ()):
+        if type(configurable) is IPyGpuMem and type(configurable.notebook) is Notebook:
+            return configurable.notebook
+    return None
+
+
 def notebook_of(shell: Any) -> Notebook:
     """Return what ipygpumem is in ``shell``.
 
     Raises:
         NotLoadedError: the extension is not loaded there, or ``shell`` is None.
     """
-    for configurable in getattr(shell, "configurables", ()):
-        if type(configurable) is IPyGpuMem and type(configurable.notebook) is Notebook:
-            return configurable.notebook
+    found = find_notebook(shell)
+    if found is not None:
+        return found
     if shell is None:
         raise NotLoadedError(
             "this needs a notebook or IPython: run the script as ipython --ext ipygpumem SCRIPT.py, "

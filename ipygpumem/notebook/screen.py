@@ -70,8 +70,6 @@ class Screen:
     def _for_terminal(self, reports: Sequence[Report], plain: str) -> str:
         """Return the text as the stream that it will be printed to can show it."""
         stream = sys.stdout
-        encoding = getattr(stream, "encoding", None) or "utf-8"
-        narrow = not _can_encode(text.ALL_GLYPHS, encoding)
         shown = plain
         if is_terminal(stream):
             style = text.Style(
@@ -82,8 +80,7 @@ class Screen:
             shown = text.render(reports, style)
         elif wants_colour(stream, self._shell):
             shown = text.render(reports, text.Style(colour=True))
-        if narrow:
-            shown = shown.translate(text.ASCII).encode(encoding, "replace").decode(encoding)
+        shown = text.carried(shown, getattr(stream, "encoding", None) or "utf-8")
         return plain if shown == plain else _Styled(plain, shown)
 
 
@@ -117,14 +114,6 @@ def wants_colour(stream: Any, shell: Any) -> bool:
     if forced is not None:
         return forced not in ("", "0", "false")
     return is_terminal(stream) and os.environ.get("TERM") != "dumb"
-
-
-def _can_encode(glyphs: str, encoding: str) -> bool:
-    try:
-        glyphs.encode(encoding)
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
 
 
 def _nothing_to_flush() -> bool:

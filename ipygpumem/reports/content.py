@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, RecoveryRecord, Usage
+from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, RecoveryRecord, TraceRecord, Usage
 from ipygpumem.reports.bars import Bar, Scales
 from ipygpumem.reports.layout import SEPARATOR, Fact, Listing, Segment, clean_name, headline, in_use, shape_label
 from ipygpumem.reports.layout import Report as Report
@@ -36,6 +36,19 @@ def cell_report(record: CellRecord, scales: Scales | None = None) -> Report:
     return Report("cell", headline(segments), segments=tuple(segments))
 
 
+def trace_report(record: TraceRecord, note: str = "") -> Report:
+    """Return the one-line report of a trace."""
+    segments = [Segment(" ".join(filter(None, ("trace", clean_name(record.label)))))]
+    segments += [Segment(clean(note))] if note else []
+    segments.append(Segment(format_seconds(record.duration_seconds)))
+    if record.error is not None:
+        segments.append(Segment(clean_name(record.error)))
+    segments += [_usage_segment(usage) for usage in record.usages if in_use(usage)]
+    if not record.usages:
+        segments.append(Segment("memory was not measured"))
+    return Report("trace", headline(segments), segments=tuple(segments))
+
+
 def is_quiet(record: CellRecord) -> bool:
     """Whether the line of a cell says nothing new: no device moved, nothing failed, no child process holds memory."""
     fine = record.error is None and record.recovery is None
@@ -47,9 +60,10 @@ def usage_parts(usages: Iterable[Usage]) -> list[str]:
     return [_usage_part(usage) for usage in usages if in_use(usage)]
 
 
-def _usage_segment(usage: Usage, scales: Scales) -> Segment:
+def _usage_segment(usage: Usage, scales: Scales | None = None) -> Segment:
     if _has_moved(usage):
-        return Segment(_usage_part(usage), scales.bar(device_label(usage.device), usage))
+        bar = None if scales is None else scales.bar(device_label(usage.device), usage)
+        return Segment(_usage_part(usage), bar)
     return Segment(f"{device_label(usage.device)} {_now(usage).removesuffix(' now')}{_children(usage)}")
 
 

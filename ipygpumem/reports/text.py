@@ -28,6 +28,16 @@ ASCII = str.maketrans({"…": "...", "→": "->", **dict(zip("·×─▒█░�
 ALL_GLYPHS = "".join(map(chr, ASCII))
 """What a stream must be able to carry for reports as they are."""
 
+
+def carried(shown: str, encoding: str) -> str:
+    """Return text as a stream of ``encoding`` can carry it."""
+    try:
+        ALL_GLYPHS.encode(encoding)
+    except UnicodeEncodeError:
+        return shown.translate(ASCII).encode(encoding, "replace").decode(encoding)
+    return shown
+
+
 _TABLE_WIDTH = 120
 _NARROWEST = 20
 

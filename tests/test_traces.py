@@ -1,0 +1,254 @@
+"""Traces measure any stretch of code, in scripts and in notebooks, and never get in the way of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import subprocess
+import sys
+import threading
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+import ipygpumem
+from ipygpumem.api import shell as where
+from ipygpumem.errors import TraceError
+from ipygpumem.measuring.meter import Meter
+from ipygpumem.measuring.traces import Traces
+from tests.alone import ROOT, in_a_process_of_its_own
+from tests.fakes import FakeProbe
+from tests.kernel import Kernel
+
+
+@pytest.fixture
+def probe(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeProbe]:
+    """Memory that a test sets, which is what a script's traces measure."""
+    probe = FakeProbe()
+    probe.set(100)
+    traces = Traces(Meter([probe]), most=5)
+    monkeypatch.setattr(where.traces, "of_script", lambda: traces)
+    yield probe
+    traces.meter.close()
+
+
+def kept_and_peak(record: Any) -> tuple[int, int]:
+    """Return what the host kept, and its peak above the start."""
+    (usage,) = record.usages
+    return usage.delta_bytes, usage.peak_delta_bytes
+
+
+def test_a_block_is_measured_and_one_line_says_what_it_took(
+    probe: FakeProbe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ipygpumem.trace("load\ndata") as trace:
+        probe.spike(5 << 20)
+        probe.set(3 << 20)
+    assert trace.record is not None
+    assert kept_and_peak(trace.record) == ((3 << 20) - 100, (5 << 20) - 100)
+    assert ipygpumem.traces() == [trace.record]
+    printed = capsys.readouterr().out
+    assert printed.startswith("trace load\N{REPLACEMENT CHARACTER}data · ")
+    assert printed.endswith(" · RAM +3 MiB, peak +5 MiB, 3 MiB now\n")
+
+
+def test_traces_nest_and_overlap_with_a_peak_of_their_own(probe: FakeProbe) -> None:
+    outer, early = ipygpumem.Trace("outer").start(), ipygpumem.Trace("early").start()
+    probe.spike(900)
+    late = ipygpumem.Trace("late").start()
+    probe.spike(300)
+    assert kept_and_peak(early.stop()) == (0, 800)
+    probe.set(150)
+    probe.spike(500)
+    assert kept_and_peak(late.stop()) == (50, 400)
+    assert kept_and_peak(outer.stop()) == (50, 800)
+    assert [record.label for record in ipygpumem.traces()] == ["early", "late", "outer"]
+
+
+def test_a_report_goes_on_and_one_with_a_reset_begins_anew(
+    probe: FakeProbe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = ipygpumem.Trace("epoch").start()
+    probe.spike(900)
+    trace.report("forward")
+    probe.set(200)
+    assert trace.usage()[0].peak_bytes == 900
+    trace.report_and_reset("backward")
+    probe.set(250)
+    trace.reset()
+    probe.set(260)
+    assert kept_and_peak(trace.stop()) == (10, 10)
+    assert trace.usage() == trace.record.usages  # type: ignore[union-attr]
+    assert [kept_and_peak(record) for record in ipygpumem.traces()] == [(100, 800), (10, 10)]
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("trace epoch · forward · ")
+    assert second.startswith("trace epoch · backward · ")
+
+
+def test_a_silent_one_shows_nothing_and_has_its_figures(probe: FakeProbe, capsys: pytest.CaptureFixture[str]) -> None:
+    with ipygpumem.trace(silent=True) as trace:
+        trace.report("here")
+        trace.report_and_reset()
+        probe.set(120)
+    assert kept_and_peak(trace.record) == (20, 20)
+    assert capsys.readouterr().out == ""
+
+
+def test_an_error_goes_through_and_stands_in_the_record(probe: FakeProbe, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = ipygpumem.trace("bad")
+    with pytest.raises(KeyError), trace:
+        raise KeyError("x")
+    assert trace.record is not None
+    assert trace.record.error == "KeyError"
+    assert "trace bad" in (printed := capsys.readouterr().out) and " · KeyError · " in printed
+
+
+def test_each_call_of_a_decorated_function_is_a_trace_of_its_own(probe: FakeProbe) -> None:
+    @ipygpumem.trace
+    def factorial(n: int) -> int:
+        """Docs."""
+        return 1 if n == 0 else n * factorial(n - 1)
+
+    assert factorial(2) == 2
+    assert factorial.__doc__ == "Docs."
+    assert [record.label.rpartition(".")[2] for record in ipygpumem.traces()] == ["factorial"] * 3
+
+    @ipygpumem.trace("named", silent=True)
+    def other() -> None:
+        return None
+
+    other()
+    assert ipygpumem.traces()[-1].label == "named"
+
+
+def test_coroutines_and_generators_are_measured_until_they_end(probe: FakeProbe) -> None:
+    @ipygpumem.trace
+    async def wait() -> str:
+        probe.set(110)
+        await asyncio.sleep(0)
+        probe.set(130)
+        return "done"
+
+    @ipygpumem.trace
+    def produce() -> Generator[int, int, str]:
+        probe.set(140)
+        got = yield 1
+        probe.set(100 + got)
+        return "end"
+
+    assert asyncio.run(wait()) == "done"
+    assert kept_and_peak(ipygpumem.traces()[-1]) == (30, 30)
+    generator = produce()
+    assert next(generator) == 1
+    with pytest.raises(StopIteration) as stopped:
+        generator.send(60)
+    assert stopped.value.value == "end"
+    assert kept_and_peak(ipygpumem.traces()[-1]) == (30, 30)
+
+
+def test_traces_of_many_threads_do_not_disturb_each_other(probe: FakeProbe) -> None:
+    def work() -> None:
+        for _ in range(50):
+            with ipygpumem.trace("thread", silent=True):
+                pass
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    with ipygpumem.trace("all", silent=True) as trace:
+        for thread in threads:
+            thread.start()
+        probe.spike(700)
+        for thread in threads:
+            thread.join()
+    assert kept_and_peak(trace.record) == (0, 600)
+    assert len(ipygpumem.traces()) == 5  # bounded
+
+
+def test_what_makes_no_sense_is_refused_in_one_line(probe: FakeProbe) -> None:
+    trace = ipygpumem.Trace()
+    for call in (trace.stop, trace.usage, trace.report, trace.reset, trace.report_and_reset):
+        with pytest.raises(TraceError, match="does not run: start"):
+            call()
+    trace.start()
+    with pytest.raises(TraceError, match="runs already"):
+        trace.start()
+    trace.stop()
+    trace.start().stop()
+    for wrong in (5, None, b"label"):
+        with pytest.raises(TraceError, match="must be a text, not"):
+            ipygpumem.trace(wrong)  # type: ignore[call-overload]
+
+    async def numbers() -> Any:
+        yield 1
+
+    for wrong in (int, numbers):
+        with pytest.raises(TraceError, match="no classes or async generators"):
+            ipygpumem.trace(wrong)
+
+
+def test_a_block_may_stop_its_own_trace(probe: FakeProbe, capsys: pytest.CaptureFixture[str]) -> None:
+    with ipygpumem.trace("early") as trace:
+        trace.stop()
+        probe.set(500)
+    assert kept_and_peak(trace.record) == (0, 0)
+    assert capsys.readouterr().out == ""
+
+
+def script_that_prints_to_ascii() -> None:
+    """Trace in a process without IPython, whose stdout carries ASCII only."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with contextlib.redirect_stdout(stream), ipygpumem.trace("größe") as trace:
+        block = bytearray(64 << 20)
+    stream.flush()
+    line = stream.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]  # a BytesIO
+    assert line.startswith("trace gr??e - "), line
+    assert trace.record is not None
+    assert 64 << 20 <= trace.record.usages[0].delta_bytes < 80 << 20, len(block)
+
+
+def test_any_stream_carries_the_line() -> None:
+    in_a_process_of_its_own(script_that_prints_to_ascii)
+
+
+def test_a_script_needs_no_ipython() -> None:
+    code = "import sys, ipygpumem\nwith ipygpumem.trace('x'): pass\nassert 'IPython' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("trace x · ")
+
+
+def test_in_a_notebook_it_stands_beside_cells_and_experiments(kernel: Kernel) -> None:
+    kernel.run("import ipygpumem")
+    reply = kernel.run(
+        "%%experiment scope\n"
+        "with ipygpumem.trace('inner'):\n"
+        "    block = bytearray(40 << 20)\n"
+        "    len(b'x' * (60 << 20))\n"
+        "len(b'x' * (150 << 20))"
+    )
+    (line,) = reply.reports("trace")
+    assert line.startswith("trace inner · ")
+    traced = kernel.value("[(u.delta_bytes >> 20, u.peak_delta_bytes >> 20) for u in ipygpumem.traces()[0].usages[:1]]")
+    ((kept, peak),) = traced
+    assert (kept, peak) == pytest.approx((40, 100), abs=3)
+    assert kernel.value("ipygpumem.history()[1].usages[0].peak_delta_bytes >> 20") >= 190
+
+
+def test_unloading_ends_what_it_measures_and_says_so(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell.run_line_magic("load_ext", "ipygpumem")
+    trace = ipygpumem.Trace("open").start()
+    shell.run_line_magic("unload_ext", "ipygpumem")
+    assert trace.stop().usages == ()
+    trace.report()
+    assert "memory was not measured" in capsys.readouterr().out
+
+
+def test_an_export_has_the_traces(shell: InteractiveShell, tmp_path: Any) -> None:
+    shell.run_line_magic("load_ext", "ipygpumem")
+    with ipygpumem.trace("kept", silent=True) as trace:
+        pass
+    ipygpumem.export(tmp_path / "session.json")
+    assert ipygpumem.load(tmp_path / "session.json").traces == (trace.record,)
