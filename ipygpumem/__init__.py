@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ipygpumem.api.exports import load
     from ipygpumem.api.fits import autofit, budget
     from ipygpumem.api.inventories import diff, tensors
+    from ipygpumem.api.loops import track
     from ipygpumem.api.traces import Trace, trace, traces
     from ipygpumem.notebook.python import experiment, experiments, export, history, last, subscribe
 
@@ -25,6 +26,7 @@ _PLACES = {
     "api.exports": ("load",),
     "api.fits": ("autofit", "budget"),
     "api.inventories": ("diff", "tensors"),
+    "api.loops": ("track",),
     "api.traces": ("Trace", "trace", "traces"),
     "notebook.python": ("experiment", "experiments", "export", "history", "last", "subscribe"),
 }
@@ -49,6 +51,7 @@ __all__ = [
     "tensors",
     "trace",
     "traces",
+    "track",
     "unload_ipython_extension",
 ]
 

@@ -13,6 +13,10 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from ipygpumem.api import shell as where
+from ipygpumem.measuring.meter import Meter
+from ipygpumem.measuring.traces import Traces
+from tests.fakes import FakeProbe
 from tests.kernel import Kernel
 
 os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
@@ -60,6 +64,17 @@ def others_out_of_sight() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture
+def script_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeProbe]:
+    """Memory that a test sets, which is what a script's traces measure."""
+    probe = FakeProbe()
+    probe.set(100)
+    traces = Traces(Meter([probe]), most=5)
+    monkeypatch.setattr(where.traces, "of_script", lambda: traces)
+    yield probe
+    traces.meter.close()
 
 
 @pytest.fixture(autouse=True)

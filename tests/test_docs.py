@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ipygpumem.model import CellRecord, ExperimentRecord, Held, Holder, ReclaimStep, RecoveryRecord, Usage
+from ipygpumem.model import CellRecord, ExperimentRecord, Held, Holder, ReclaimStep, RecoveryRecord, TraceRecord, Usage
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.reconcile.records import Part, Reconciliation
 from tests.kernel import Kernel, Reply
@@ -60,7 +60,9 @@ def check(reply: Reply, cell: str, shown: str) -> None:
         assert without_figures("\n".join(reply.reports()))[-len(expected_lines) :] == expected_lines
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/experiments.md", "docs/calibrate.md", "docs/python.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/experiments.md", "docs/calibrate.md", "docs/python.md", "docs/traces.md"]
+)
 def test_the_examples_of_a_page_run_and_show_what_it_says(page: str, bare_kernel: Kernel) -> None:
     for cell, shown in _CELL.findall(read(page)):
         check(bare_kernel.run(cell), cell, shown)
@@ -137,7 +139,7 @@ def test_every_option_is_listed_with_its_default() -> None:
 
 @pytest.mark.parametrize(
     "record",
-    [CellRecord, Usage, ExperimentRecord, RecoveryRecord, Held, Holder, Part, Reconciliation, ReclaimStep],
+    [CellRecord, TraceRecord, Usage, ExperimentRecord, RecoveryRecord, Held, Holder, Part, Reconciliation, ReclaimStep],
 )
 def test_every_field_of_a_record_is_listed_in_order(record: type) -> None:
     section = read("docs/records.md").split(f"## `{record.__name__}`")[1].split("\n## ")[0]

@@ -8,31 +8,17 @@ import io
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import Any
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
-from ipygpumem.api import shell as where
 from ipygpumem.errors import TraceError
-from ipygpumem.measuring.meter import Meter
-from ipygpumem.measuring.traces import Traces
 from tests.alone import ROOT, in_a_process_of_its_own
 from tests.fakes import FakeProbe
 from tests.kernel import Kernel
-
-
-@pytest.fixture
-def probe(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeProbe]:
-    """Memory that a test sets, which is what a script's traces measure."""
-    probe = FakeProbe()
-    probe.set(100)
-    traces = Traces(Meter([probe]), most=5)
-    monkeypatch.setattr(where.traces, "of_script", lambda: traces)
-    yield probe
-    traces.meter.close()
 
 
 def kept_and_peak(record: Any) -> tuple[int, int]:
@@ -42,11 +28,11 @@ def kept_and_peak(record: Any) -> tuple[int, int]:
 
 
 def test_a_block_is_measured_and_one_line_says_what_it_took(
-    probe: FakeProbe, capsys: pytest.CaptureFixture[str]
+    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with ipygpumem.trace("load\ndata") as trace:
-        probe.spike(5 << 20)
-        probe.set(3 << 20)
+        script_memory.spike(5 << 20)
+        script_memory.set(3 << 20)
     assert trace.record is not None
     assert kept_and_peak(trace.record) == ((3 << 20) - 100, (5 << 20) - 100)
     assert ipygpumem.traces() == [trace.record]
@@ -55,31 +41,31 @@ def test_a_block_is_measured_and_one_line_says_what_it_took(
     assert printed.endswith(" · RAM +3 MiB, peak +5 MiB, 3 MiB now\n")
 
 
-def test_traces_nest_and_overlap_with_a_peak_of_their_own(probe: FakeProbe) -> None:
+def test_traces_nest_and_overlap_with_a_peak_of_their_own(script_memory: FakeProbe) -> None:
     outer, early = ipygpumem.Trace("outer").start(), ipygpumem.Trace("early").start()
-    probe.spike(900)
+    script_memory.spike(900)
     late = ipygpumem.Trace("late").start()
-    probe.spike(300)
+    script_memory.spike(300)
     assert kept_and_peak(early.stop()) == (0, 800)
-    probe.set(150)
-    probe.spike(500)
+    script_memory.set(150)
+    script_memory.spike(500)
     assert kept_and_peak(late.stop()) == (50, 400)
     assert kept_and_peak(outer.stop()) == (50, 800)
     assert [record.label for record in ipygpumem.traces()] == ["early", "late", "outer"]
 
 
 def test_a_report_goes_on_and_one_with_a_reset_begins_anew(
-    probe: FakeProbe, capsys: pytest.CaptureFixture[str]
+    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = ipygpumem.Trace("epoch").start()
-    probe.spike(900)
+    script_memory.spike(900)
     trace.report("forward")
-    probe.set(200)
+    script_memory.set(200)
     assert trace.usage()[0].peak_bytes == 900
     trace.report_and_reset("backward")
-    probe.set(250)
+    script_memory.set(250)
     trace.reset()
-    probe.set(260)
+    script_memory.set(260)
     assert kept_and_peak(trace.stop()) == (10, 10)
     assert trace.usage() == trace.record.usages  # type: ignore[union-attr]
     assert [kept_and_peak(record) for record in ipygpumem.traces()] == [(100, 800), (10, 10)]
@@ -88,25 +74,31 @@ def test_a_report_goes_on_and_one_with_a_reset_begins_anew(
     assert second.startswith("trace epoch · backward · ")
 
 
-def test_a_silent_one_shows_nothing_and_has_its_figures(probe: FakeProbe, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_silent_one_shows_nothing_and_has_its_figures(
+    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
+) -> None:
     with ipygpumem.trace(silent=True) as trace:
         trace.report("here")
         trace.report_and_reset()
-        probe.set(120)
+        script_memory.set(120)
     assert kept_and_peak(trace.record) == (20, 20)
     assert capsys.readouterr().out == ""
 
 
-def test_an_error_goes_through_and_stands_in_the_record(probe: FakeProbe, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_goes_through_and_stands_in_the_record(
+    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
+) -> None:
     trace = ipygpumem.trace("bad")
     with pytest.raises(KeyError), trace:
         raise KeyError("x")
     assert trace.record is not None
     assert trace.record.error == "KeyError"
-    assert "trace bad" in (printed := capsys.readouterr().out) and " · KeyError · " in printed
+    printed = capsys.readouterr().out
+    assert printed.startswith("trace bad · ")
+    assert " · KeyError · " in printed
 
 
-def test_each_call_of_a_decorated_function_is_a_trace_of_its_own(probe: FakeProbe) -> None:
+def test_each_call_of_a_decorated_function_is_a_trace_of_its_own(script_memory: FakeProbe) -> None:
     @ipygpumem.trace
     def factorial(n: int) -> int:
         """Docs."""
@@ -124,19 +116,19 @@ def test_each_call_of_a_decorated_function_is_a_trace_of_its_own(probe: FakeProb
     assert ipygpumem.traces()[-1].label == "named"
 
 
-def test_coroutines_and_generators_are_measured_until_they_end(probe: FakeProbe) -> None:
+def test_coroutines_and_generators_are_measured_until_they_end(script_memory: FakeProbe) -> None:
     @ipygpumem.trace
     async def wait() -> str:
-        probe.set(110)
+        script_memory.set(110)
         await asyncio.sleep(0)
-        probe.set(130)
+        script_memory.set(130)
         return "done"
 
     @ipygpumem.trace
     def produce() -> Generator[int, int, str]:
-        probe.set(140)
+        script_memory.set(140)
         got = yield 1
-        probe.set(100 + got)
+        script_memory.set(100 + got)
         return "end"
 
     assert asyncio.run(wait()) == "done"
@@ -149,7 +141,7 @@ def test_coroutines_and_generators_are_measured_until_they_end(probe: FakeProbe)
     assert kept_and_peak(ipygpumem.traces()[-1]) == (30, 30)
 
 
-def test_traces_of_many_threads_do_not_disturb_each_other(probe: FakeProbe) -> None:
+def test_traces_of_many_threads_do_not_disturb_each_other(script_memory: FakeProbe) -> None:
     def work() -> None:
         for _ in range(50):
             with ipygpumem.trace("thread", silent=True):
@@ -159,14 +151,14 @@ def test_traces_of_many_threads_do_not_disturb_each_other(probe: FakeProbe) -> N
     with ipygpumem.trace("all", silent=True) as trace:
         for thread in threads:
             thread.start()
-        probe.spike(700)
+        script_memory.spike(700)
         for thread in threads:
             thread.join()
     assert kept_and_peak(trace.record) == (0, 600)
     assert len(ipygpumem.traces()) == 5  # bounded
 
 
-def test_what_makes_no_sense_is_refused_in_one_line(probe: FakeProbe) -> None:
+def test_what_makes_no_sense_is_refused_in_one_line(script_memory: FakeProbe) -> None:
     trace = ipygpumem.Trace()
     for call in (trace.stop, trace.usage, trace.report, trace.reset, trace.report_and_reset):
         with pytest.raises(TraceError, match="does not run: start"):
@@ -188,10 +180,10 @@ def test_what_makes_no_sense_is_refused_in_one_line(probe: FakeProbe) -> None:
             ipygpumem.trace(wrong)
 
 
-def test_a_block_may_stop_its_own_trace(probe: FakeProbe, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_block_may_stop_its_own_trace(script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]) -> None:
     with ipygpumem.trace("early") as trace:
         trace.stop()
-        probe.set(500)
+        script_memory.set(500)
     assert kept_and_peak(trace.record) == (0, 0)
     assert capsys.readouterr().out == ""
 

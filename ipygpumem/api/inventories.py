@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import FrameType
 
 from ipygpumem.api.shell import current_shell
 from ipygpumem.objects.inventory import selection, survey
@@ -20,16 +21,20 @@ def tensors(*names: str, device: str | None = None, kind: str | None = None, min
         kind: ``parameter``, ``gradient``, ``optimizer state``, ``buffer`` or ``other``.
         min_bytes: the smallest size.
     """
-    frame = sys._getframe(1)
+    found = inventory_at(sys._getframe(1))
+    return selection.select(found, names, device=device, kind=kind, min_bytes=min_bytes)
+
+
+def inventory_at(frame: FrameType) -> Inventory:
+    """Return an inventory of everything, with the names that code at ``frame`` sees."""
     shell = current_shell()
     if shell is None:
         code = frame.f_code
-        found = survey.take(survey.names_in(frame), file=code.co_filename, line=frame.f_lineno)
-    else:
-        from ipygpumem.notebook.commands.tensors import asked_by  # no script needs IPython
+        return survey.take(survey.names_in(frame), file=code.co_filename, line=frame.f_lineno)
 
-        found = asked_by(frame, shell)
-    return selection.select(found, names, device=device, kind=kind, min_bytes=min_bytes)
+    from ipygpumem.notebook.commands.tensors import asked_by  # no script needs IPython
+
+    return asked_by(frame, shell)
 
 
 def diff(before: Inventory, after: Inventory) -> InventoryDiff:

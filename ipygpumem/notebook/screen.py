@@ -38,8 +38,11 @@ class Screen:
         data, metadata = picture.bundle()
         self._shell.display_pub.publish(data=data, metadata={**metadata, "ipygpumem": {"reports": ["plot"]}})
 
-    def show(self, reports: Sequence[Report], *, place: str | None = None) -> None:
-        """Show ``reports`` in one display, or in that with the id ``place``; nothing if there are none."""
+    def show(self, reports: Sequence[Report], *, place: str | None = None, is_new: bool = False) -> None:
+        """Show ``reports`` in one display, in place of that with the id ``place``; nothing if there are none.
+
+        If it ``is_new``, the display gets that id.
+        """
         if not reports:
             return
         data = {"text/plain": text.render(reports)}
@@ -54,7 +57,7 @@ class Screen:
             self._begin_row()
             data["text/plain"] = self._for_terminal(reports, data["text/plain"])
         metadata = {"ipygpumem": {"reports": [report.kind for report in reports]}}
-        where = {} if place is None else {"transient": {"display_id": place}, "update": True}
+        where = {} if place is None else {"transient": {"display_id": place}, "update": not is_new}
         publisher = self._shell.display_pub
         if type(publisher).__name__ == "ZMQDisplayPublisher" and _nothing_to_flush():
             type(publisher).publish(_WithoutFlush(publisher), data=data, metadata=metadata, **where)

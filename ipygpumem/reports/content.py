@@ -38,15 +38,19 @@ def cell_report(record: CellRecord, scales: Scales | None = None) -> Report:
 
 def trace_report(record: TraceRecord, note: str = "") -> Report:
     """Return the one-line report of a trace."""
-    segments = [Segment(" ".join(filter(None, ("trace", clean_name(record.label)))))]
-    segments += [Segment(clean(note))] if note else []
-    segments.append(Segment(format_seconds(record.duration_seconds)))
+    head = [Segment(" ".join(filter(None, ("trace", clean_name(record.label)))))]
+    segments = (*head, *([Segment(clean(note))] if note else []), *trace_segments(record))
+    return Report("trace", headline(segments), segments=segments)
+
+
+def trace_segments(record: TraceRecord) -> list[Segment]:
+    """Return what is said of a trace after its name: its time, its error, each device in use."""
+    segments = [Segment(format_seconds(record.duration_seconds))]
     if record.error is not None:
         segments.append(Segment(clean_name(record.error)))
-    segments += [_usage_segment(usage) for usage in record.usages if in_use(usage)]
     if not record.usages:
         segments.append(Segment("memory was not measured"))
-    return Report("trace", headline(segments), segments=tuple(segments))
+    return segments + [_usage_segment(usage) for usage in record.usages if in_use(usage)]
 
 
 def is_quiet(record: CellRecord) -> bool:

@@ -47,12 +47,17 @@ def cells_table(cells: Sequence[CellRecord]) -> Table:
 
 def growth_line(growth: Growth) -> str:
     """Return what is said unasked of a cell that grows with every run."""
+    device = device_label(growth.device)
+    return f"this cell has grown {device} by {growth_size(growth)} on each of its last {growth.runs} runs"
+
+
+def growth_size(growth: Growth) -> str:
+    """Return by how much each run grew its device: ``64 MiB``, or ``60 to 64 MiB``."""
     least, most = format_bytes(growth.least_bytes), format_bytes(growth.most_bytes)
-    if least != most:
-        number, unit = least.split()
-        least = number if most.endswith(f" {unit}") else least
-    by = most if least == most else f"{least} to {most}"
-    return f"this cell has grown {device_label(growth.device)} by {by} on each of its last {growth.runs} runs"
+    if least == most:
+        return most
+    number, unit = least.split()
+    return f"{number if most.endswith(f' {unit}') else least} to {most}"
 
 
 def experiments_report(records: Sequence[ExperimentRecord], still_open: Iterable[str] = ()) -> Report:

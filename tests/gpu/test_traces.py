@@ -48,3 +48,22 @@ def test_a_script_measures_exactly_too(bare_kernel: Kernel) -> None:
     assert bare_kernel.value("figures(inner.record.usages)") == (32, 160)
     assert bare_kernel.value("figures(outer.record.usages)") == (32, 256)
     assert bare_kernel.value("(torch.cuda.max_memory_allocated() - before) >> 20") == 256
+
+
+def test_a_tracked_loop_says_what_each_iteration_leaves_on_the_device(gpu_kernel: Kernel) -> None:
+    """`track` around a loop that keeps each iteration's output: every row is exact, the growth is said, and the list
+    that holds it is named."""
+    run_ok(gpu_kernel, _SCRIPT + "outputs = []")
+    reply = run_ok(
+        gpu_kernel,
+        "loop = ipygpumem.track(range(8), 'step')\n"
+        "for step in loop:\n"
+        "    out = mib(64)\n"
+        "    mib(32)\n"
+        "    outputs.append(out)\n",
+    )
+    assert gpu_kernel.value("[figures(record.usages) for record in loop.records]") == [(64, 96)] * 8
+    (table,) = reply.reports("track")
+    assert "cuda:0 has grown by 64 MiB in each of the last 7 iterations" in table
+    assert "left 64 MiB more on cuda:0, held by outputs (outputs[" in table
+    run_ok(gpu_kernel, "del outputs, out")

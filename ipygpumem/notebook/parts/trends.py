@@ -3,82 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from ipygpumem.model import CellRecord, Growth, Usage
+from ipygpumem.measuring.growth import DeviceRuns, count_run
+from ipygpumem.model import CellRecord, Growth
 from ipygpumem.notebook.part import Part
-from ipygpumem.units import MIB
 
-_LEAST_BYTES, _LEAST_SHARE, _ENOUGH_BYTES = 10 * MIB, 0.01, 50 * MIB
-"""A run that grows the device by this share of what was in use is told; never by less, always by enough."""
-_RUNS = 3
-"""So often a cell must have grown after its first run, which imports, warms up and fills caches."""
-_SMALL_BYTES = MIB
-"""Runs that grow it by less break off: that is noise."""
-_SUM_LEAST_BYTES, _SUM_SHARE, _SUM_ENOUGH_BYTES = 30 * MIB, 0.02, 100 * MIB
-"""What smaller growth must come to together to be told."""
-_SMALL_RUNS = 4
 _CELLS_MOST = 1000
-
-
-@dataclass(slots=True, eq=False, repr=False)  # making these methods takes time while the extension loads
-class _Streak:
-    """Runs of a cell, one after the other, that each grew a device by so much at least."""
-
-    runs: int = 0
-    least_bytes: int = 0
-    most_bytes: int = 0
-    sum_bytes: int = 0
-
-    def add(self, grown: int, least: float) -> None:
-        """Count one more run, or begin anew if it grew the device by less than ``least``."""
-        if grown < least:
-            self.runs = self.sum_bytes = 0
-            return
-        self.least_bytes = min(self.least_bytes, grown) if self.runs else grown
-        self.most_bytes = max(self.most_bytes, grown) if self.runs else grown
-        self.runs += 1
-        self.sum_bytes += grown
-
-    def goes_on(self, grown: int) -> bool:
-        """Whether the last run was no small one: warming up fades away, a leak does not."""
-        return 4 * grown * self.runs >= 3 * self.sum_bytes
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class _Device:
-    """What one device went through in the last runs of a cell."""
-
-    after_bytes: int
-    grown_bytes: int = 0
-    """By the last run."""
-    large: _Streak = field(default_factory=_Streak)
-    small: _Streak = field(default_factory=_Streak)
-    """Growth that is told for what it has come to."""
-
-    def add(self, usage: Usage, *, success: bool) -> _Streak | None:
-        """Count one more run, and return those that are to be told."""
-        given_back = self.after_bytes - usage.before_bytes  # since the last run, by whatever did it
-        if given_back > self.grown_bytes // 2 or not success:  # what an error leaves is held by its traceback
-            self.large, self.small = _Streak(), _Streak()
-        self.after_bytes, self.grown_bytes = usage.after_bytes, usage.delta_bytes
-        if not success:
-            return None
-        grown, in_use = self.grown_bytes, usage.before_bytes
-        self.large.add(grown, min(_ENOUGH_BYTES, max(_LEAST_BYTES, _LEAST_SHARE * in_use)))
-        self.small.add(grown, _SMALL_BYTES)
-        if self.large.runs >= _RUNS and self.large.goes_on(grown):
-            return self.large
-        enough = min(_SUM_ENOUGH_BYTES, max(_SUM_LEAST_BYTES, _SUM_SHARE * in_use))
-        is_told = self.small.runs >= _SMALL_RUNS and self.small.sum_bytes >= enough and self.small.goes_on(grown)
-        return self.small if is_told else None
 
 
 class Trends(Part):
     """The last runs of every cell: one is known again by its id, or by its source."""
 
     def __init__(self) -> None:
-        self._cells: dict[str, dict[str, _Device]] = {}
+        self._cells: dict[str, dict[str, DeviceRuns]] = {}
 
     def remarks(self, record: CellRecord) -> Sequence[str]:
         """Return a line for each device that the cell has grown in each of its last runs."""
@@ -91,7 +28,7 @@ class Trends(Part):
 
     def add(self, record: CellRecord) -> list[Growth]:
         """Count a run, and return the devices that the cell has grown in each of its last runs."""
-        known: dict[str, _Device] | None = None
+        known: dict[str, DeviceRuns] | None = None
         keys = [key for key in (record.cell_id, record.source_digest) if key]
         for key in keys:
             found = self._cells.pop(key, None)  # to be the youngest again
@@ -101,15 +38,4 @@ class Trends(Part):
             self._cells[key] = devices
         while len(self._cells) > 2 * _CELLS_MOST:
             del self._cells[next(iter(self._cells))]
-        return [growth for usage in record.usages if (growth := _count(devices, usage, success=record.success))]
-
-
-def _count(devices: dict[str, _Device], usage: Usage, *, success: bool) -> Growth | None:
-    device = devices.get(usage.device)
-    if device is None:
-        devices[usage.device] = _Device(usage.after_bytes)
-        return None
-    told = device.add(usage, success=success)
-    if told is None:
-        return None
-    return Growth(usage.device, told.runs, told.least_bytes, told.most_bytes)
+        return [growth for usage in record.usages if (growth := count_run(devices, usage, success=record.success))]

@@ -1,0 +1,182 @@
+"""``ipygpumem.track``."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from types import FrameType
+from typing import Generic, TypeVar
+
+from ipygpumem.api.inventories import inventory_at
+from ipygpumem.api.shell import current_traces, loaded_notebook, show
+from ipygpumem.errors import TraceError, said
+from ipygpumem.introspect import type_name
+from ipygpumem.measuring.growth import DeviceRuns, count_run
+from ipygpumem.model import Growth, TraceRecord, Usage
+from ipygpumem.objects.inventory.records import Inventory
+from ipygpumem.reports.content import note
+from ipygpumem.reports.loops import holder_lines, iteration_report, loop_growth_line, loop_report
+
+T = TypeVar("T")
+
+_MOST_RECORDS = 10_000
+_UPDATE_SECONDS = 0.25
+_LINE_SECONDS = 1.0
+"""Where a table cannot be updated, iterations that are over sooner after a line get none."""
+
+
+def track(items: Iterable[T], label: str = "iteration", *, silent: bool = False) -> Tracked[T]:
+    """Return ``items``, to loop over: each iteration is measured, and gets a row of a table that is updated.
+
+    A row says what the iteration kept, its peak and its time, and how far each device has grown since the first one.
+    When every iteration grows a device, that is said, with the names that hold what came. An iteration begins when its
+    item is asked for. Works with ``tqdm`` inside or around it, with ``break`` and with errors, and in scripts: there
+    each row is printed, one a second at most.
+
+    Args:
+        items: anything to loop over.
+        label: what an iteration is called.
+        silent: show nothing.
+
+    Raises:
+        TraceError: ``items`` is nothing to loop over, or ``label`` no text.
+    """
+    if type(label) is not str:
+        raise TraceError(f"the label of a loop must be a text, not {type_name(label)}")
+    if not hasattr(type(items), "__iter__") and not hasattr(type(items), "__getitem__"):
+        raise TraceError(f"track needs something to loop over, such as range(10), and not {type_name(items)}")
+    return Tracked(items, label, silent=silent)
+
+
+class Tracked(Generic[T]):
+    """A loop that is measured; made by ``track``."""
+
+    def __init__(self, items: Iterable[T], label: str, *, silent: bool) -> None:
+        self._items = items
+        self._label = label
+        self._silent = silent
+        self.records: deque[TraceRecord] = deque(maxlen=_MOST_RECORDS)
+        """One for each iteration of the last loop over it that is over: the last 10,000."""
+
+    def __len__(self) -> int:
+        return len(self._items)  # type: ignore[arg-type]  # the TypeError of what has no length is the user's
+
+    def __iter__(self) -> Iterator[T]:
+        self.records.clear()
+        traces, shown, growing = current_traces(), _Shown(self._length()), _Growing()
+        iterator = iter(self._items)
+        span = traces.meter.start()
+        try:
+            for number in itertools.count(1):
+                started_at, started = time.time(), time.perf_counter()
+                try:
+                    item = [next(iterator)]
+                except StopIteration:
+                    return
+                try:
+                    yield item.pop()  # not kept here: the next batch would come beside it
+                finally:  # after a break or an error, too
+                    usages, seconds = traces.meter.lap(span), time.perf_counter() - started
+                    record = TraceRecord(self._label, started_at, seconds, None, usages, number)
+                    self.records.append(record)
+                    traces.finished.append(record)
+                growing.add(usages)
+                if growing.wants_look:
+                    growing.look(number, sys._getframe(1))
+                    traces.meter.lap(span)  # what our look took is not the loop's
+                if not self._silent:
+                    shown.row(self.records, growing.remarks)
+        finally:
+            traces.meter.drop(span)
+            if self.records and not self._silent:
+                shown.end(self.records, growing.remarks)
+
+    def _length(self) -> int | None:
+        try:
+            return len(self)
+        except Exception:  # whatever the items' own __len__ raises
+            return None
+
+
+class _Growing:
+    """Finds out whether each iteration grows a device, and then, in one more iteration, what it leaves behind."""
+
+    def __init__(self) -> None:
+        self._devices: dict[str, DeviceRuns] = {}
+        self._growths: list[Growth] = []
+        self._before: Inventory | None = None
+        self._held: list[str] | None = None
+
+    @property
+    def remarks(self) -> list[str]:
+        """What there is to say, in words."""
+        return [*map(loop_growth_line, self._growths), *((self._held or []) if self._growths else [])]
+
+    @property
+    def wants_look(self) -> bool:
+        """Whether a look at all tensors would say something new."""
+        return bool(self._growths) and self._held is None
+
+    def add(self, usages: Sequence[Usage]) -> None:
+        """Count an iteration."""
+        found = [count_run(self._devices, usage, success=True) for usage in usages]
+        self._growths = [growth for growth in found if growth is not None]
+        if not self._growths:
+            self._before = None
+
+    def look(self, number: int, frame: FrameType) -> None:
+        """Look at all tensors after iteration ``number`` of the loop at ``frame``; the second look finds what came."""
+        try:
+            now = inventory_at(_loop_frame(frame))
+            if self._before is not None:
+                self._held = holder_lines(self._before, now, number, self._growths)
+            self._before = now if self._held is None else None
+        except Exception as error:  # the loop goes on
+            self._held = [f"what it leaves behind could not be found ({said(error)})"]
+
+
+def _loop_frame(frame: FrameType) -> FrameType:
+    """Return the frame of the loop's code: a progress bar may be between."""
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("tqdm."):
+        frame = frame.f_back
+    return frame
+
+
+class _Shown:
+    """What is seen of a loop: in a notebook a table that is updated, elsewhere a line for an iteration."""
+
+    def __init__(self, total: int | None) -> None:
+        notebook = loaded_notebook()
+        self._screen = notebook.tools.screen if notebook is not None and notebook.tools.screen.has_images else None
+        self._total = total
+        self._place = ""
+        self._due = 0.0
+        self._remarks = 0
+        self._last: TraceRecord | None = None
+
+    def row(self, records: Sequence[TraceRecord], remarks: Sequence[str]) -> None:
+        """Show one more iteration, if it is not too soon."""
+        if time.monotonic() >= self._due:
+            self._show(records, remarks)
+
+    def end(self, records: Sequence[TraceRecord], remarks: Sequence[str]) -> None:
+        """Show the last iteration."""
+        if self._last is not records[-1]:
+            self._show(records, remarks)
+
+    def _show(self, records: Sequence[TraceRecord], remarks: Sequence[str]) -> None:
+        self._last = records[-1]
+        if self._screen is not None:
+            is_new, self._place = not self._place, self._place or f"ipygpumem-{secrets.token_hex(8)}"
+            report = loop_report(list(records), self._total, remarks)
+            self._screen.show([report], place=self._place, is_new=is_new)
+            self._due = time.monotonic() + _UPDATE_SECONDS
+            return
+        for report in (iteration_report(self._last), *map(note, remarks[self._remarks :])):
+            show(report)
+        self._remarks = len(remarks)
+        self._due = time.monotonic() + _LINE_SECONDS
