@@ -85,7 +85,7 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """
     hooks, had_torch = list(sys.meta_path), "torch" in sys.modules
     yield
-    assert had_torch or "torch" not in sys.modules or {"torch_cpu", "gpu"} & set(request.path.parts)
+    assert had_torch or "torch" not in sys.modules or {"torch_cpu", "integrations", "gpu"} & set(request.path.parts)
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if "ipygpumem" in name or name == "IPythonHistorySavingThread"]
     assert sys.meta_path == hooks

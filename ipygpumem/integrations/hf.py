@@ -1,0 +1,120 @@
+"""A callback for Hugging Face's ``Trainer``: what each epoch costs, in its log."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from types import FrameType
+from typing import Any
+
+from ipygpumem.integrations.epochs import Epochs, explain, harmless
+from ipygpumem.introspect import is_instance
+
+try:
+    from transformers import Trainer, TrainerCallback
+except ModuleNotFoundError as error:
+    explain(error, "transformers", "hf")
+    raise
+
+_NEAR = 6
+"""Frames from a hook of ours up to the trainer's training loop, and some more."""
+
+
+class MemoryCallback(TrainerCallback):
+    """Logs what each epoch keeps and its peak, on every device in use, as ``mem/cuda_0/kept_mib`` and its like.
+
+    The trainer tells nobody where the forward pass ends, so that both passes are one phase.
+
+    Args:
+        phases: measure the phases ``forward_backward``, ``optimizer`` and ``validation``, too.
+    """
+
+    def __init__(self, *, phases: bool = False) -> None:
+        self.epochs = Epochs(phases=phases)
+        self._trainer: weakref.ref[Any] | None = None  # weak: a circle would keep its model alive
+        self._number = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_trainer": None}
+
+    @harmless
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: D102
+        self._trainer = _trainer_above(sys._getframe(1))
+        self._number = int(state.epoch or 0)
+
+    @harmless
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: D102
+        self._number += 1
+        self.epochs.begin(self._number)
+
+    @harmless
+    def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: D102
+        self.epochs.enter("forward_backward")
+
+    @harmless
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: D102
+        self.epochs.leave("forward_backward")
+        self.epochs.enter("optimizer")
+
+    @harmless
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: D102
+        self.epochs.leave("optimizer")
+
+    @harmless
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: D102
+        self._await_validation(control)
+
+    @harmless
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: D102
+        self._log(state, self.epochs.end())
+        self._await_validation(control)
+
+    @harmless
+    def on_evaluate(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: D102
+        self.epochs.leave("validation")
+        self._log(state, self.epochs.take("validation"))
+        self.epochs.enter("validation")  # of the next data set, if there are several; else it does not count
+
+    @harmless
+    def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: D102
+        self.epochs.skip()
+
+    @harmless
+    def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: D102
+        self.epochs.close()
+
+    def _await_validation(self, control: Any) -> None:
+        """Begin the validation that the trainer is about to do: it tells when it has ended, and not when it begins."""
+        if control.should_evaluate:
+            self.epochs.enter("validation")
+
+    def _log(self, state: Any, figures: dict[str, float]) -> None:
+        trainer = self._trainer() if self._trainer is not None else None
+        if not figures:
+            return
+        if trainer is None:
+            state.log_history.append({**figures, "epoch": state.epoch, "step": state.global_step})
+            return
+        control = trainer.control
+        wanted = control.should_log
+        try:
+            # The base's own: those of other trainers empty what they have collected for the next log.
+            Trainer.log(trainer, figures)
+        finally:
+            control.should_log = wanted  # a log that was due is due still
+
+
+def _trainer_above(frame: FrameType | None) -> weakref.ref[Any] | None:
+    """Return the trainer whose training loop has called a hook: callbacks are not told.
+
+    Other callbacks get what is logged before ours do, so that what we added to it would reach none of them.
+    """
+    for _ in range(_NEAR):
+        if frame is None:
+            break
+        if frame.f_code.co_varnames[:1] == ("self",):
+            caller = frame.f_locals["self"]
+            if is_instance(caller, Trainer):
+                return weakref.ref(caller)
+        frame = frame.f_back
+    return None

@@ -1,0 +1,1 @@
+"""The callbacks of trainers, in the real libraries."""

@@ -1,0 +1,165 @@
+"""What the callbacks of all trainers share: epochs, phases, their names, and that they do no harm."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import pickle
+import sys
+
+import pytest
+
+import ipygpumem
+from ipygpumem.errors import GpuMemError
+from ipygpumem.integrations.epochs import Epochs, harmless
+from tests.integrations.steps import Card, is_closed, on_card, records
+
+
+def test_an_epoch_has_a_span_around_those_of_its_phases(card: Card) -> None:
+    epochs = Epochs(phases=True)
+    epochs.begin(1)
+    epochs.enter("forward")
+    card.move(4, 8)
+    epochs.leave("forward")
+    card.move(1, 64)  # what a data loader takes
+    epochs.enter("backward")
+    card.move(-4, 16)
+    epochs.leave("backward")
+    assert on_card(epochs.end()) == {
+        "kept_mib": 1.0,
+        "peak_mib": 68.0,
+        "forward/kept_mib": 4.0,
+        "forward/peak_mib": 8.0,
+        "backward/kept_mib": -4.0,
+        "backward/peak_mib": 16.0,
+    }
+    assert records() == [("forward", 1, 4, 8), ("backward", 1, -4, 16), ("epoch", 1, 1, 68)]
+    assert epochs.end() == {}
+
+
+def test_a_phase_is_told_by_its_run_with_the_highest_peak(card: Card) -> None:
+    epochs = Epochs(phases=True)
+    epochs.begin(3)
+    for kept, passing in ((1, 3), (2, 5), (0, 4)):
+        epochs.enter("optimizer")
+        card.move(kept, passing)
+        epochs.leave("optimizer")
+    assert on_card(epochs.take("optimizer")) == {"optimizer/kept_mib": 2.0, "optimizer/peak_mib": 5.0}
+    (record,) = ipygpumem.traces()
+    assert (record.label, record.iteration, record.duration_seconds > 0) == ("optimizer", 3, True)
+    assert epochs.take("optimizer") == {}
+
+
+def test_a_run_that_does_not_end_where_its_phase_does_is_not_counted(card: Card) -> None:
+    epochs = Epochs(phases=True)
+    epochs.begin(1)
+    epochs.enter("forward")
+    epochs.leave("backward")
+    epochs.enter("optimizer")
+    epochs.skip()
+    epochs.leave("optimizer")
+    assert set(on_card(epochs.end())) == {"kept_mib", "peak_mib"}
+
+
+def test_without_phases_and_outside_of_epochs_nothing_is_measured(card: Card) -> None:
+    for epochs in (Epochs(), Epochs(phases=True)):
+        epochs.enter("forward")
+        epochs.leave("forward")
+        assert epochs.end() == {}
+        epochs.begin(1)
+        epochs.close()
+        assert epochs.end() == {}
+        assert is_closed(epochs)
+    assert records() == []
+
+
+def test_figures_are_named_for_devices_that_hold_memory(card: Card) -> None:
+    epochs = Epochs(phases=True)
+    assert epochs.names(["forward"]) == [
+        "mem/cpu/kept_mib",
+        "mem/cpu/peak_mib",
+        "mem/cuda_0/kept_mib",
+        "mem/cuda_0/peak_mib",
+        "mem/cpu/forward/kept_mib",
+        "mem/cpu/forward/peak_mib",
+        "mem/cuda_0/forward/kept_mib",
+        "mem/cuda_0/forward/peak_mib",
+    ]
+    card.set(0)
+    assert Epochs().names(["forward"]) == ["mem/cpu/kept_mib", "mem/cpu/peak_mib"]
+    card.rearm()
+    epochs.begin(1)
+    assert set(epochs.end()) == {"mem/cpu/kept_mib", "mem/cpu/peak_mib"}
+
+
+class Broken:
+    def __init__(self) -> None:
+        self.epochs = Epochs()
+        self.calls = 0
+
+    @harmless
+    def hook(self) -> None:
+        self.calls += 1
+        self.epochs.begin(1)
+        raise ZeroDivisionError("half")
+
+
+def test_a_hook_that_fails_says_so_once_and_does_nothing_from_then_on(
+    card: Card, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = Broken()
+    broken.hook()
+    broken.hook()
+    assert broken.calls == 1
+    assert broken.epochs.end() == {}
+    assert capsys.readouterr().err == (
+        "ipygpumem: the memory callback failed (ZeroDivisionError: half). Your code is not affected; "
+        "it measures no more.\n"
+    )
+
+
+def test_copies_measure_the_same_and_share_nothing(card: Card) -> None:
+    epochs = Epochs(phases=True)
+    epochs.begin(1)
+    for other in (copy.deepcopy(epochs), pickle.loads(pickle.dumps(epochs))):
+        assert (other.phases, other.end()) == (True, {})
+
+
+class Without:
+    """An environment that lacks a library."""
+
+    def __init__(self, library: str) -> None:
+        self.library = library
+
+    def find_spec(self, name: str, *more: object) -> None:
+        if name == self.library:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+@pytest.mark.parametrize(
+    ("module", "library", "extra"),
+    [("hf", "transformers", "hf"), ("lightning", "lightning", "lightning"), ("fastai", "fastai", "fastai")],
+)
+def test_a_missing_library_is_one_line_that_names_the_extra(
+    module: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"ipygpumem.integrations.{module}"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    for loaded in [other for other in sys.modules if other.partition(".")[0] in {library, "pytorch_lightning"}]:
+        monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setattr(sys, "meta_path", [Without(library), *sys.meta_path])
+    with pytest.raises(GpuMemError) as found:
+        importlib.import_module(name)
+    assert isinstance(found.value, ImportError)
+    assert str(found.value) == f"{library} is not installed: pip install 'ipygpumem[{extra}]'"
+    assert name not in sys.modules
+
+
+def test_a_library_that_is_there_and_broken_says_so_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "ipygpumem.integrations.fastai"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "fastai", type(sys)("fastai"))
+    for loaded in [other for other in sys.modules if other.startswith("fastai.")]:
+        monkeypatch.delitem(sys.modules, loaded)
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'fastai\.callback'"):
+        importlib.import_module(name)

@@ -1,0 +1,223 @@
+"""The callback in Hugging Face's Trainer."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from ipygpumem.integrations.hf import MemoryCallback
+from tests.integrations.steps import (
+    Card,
+    Network,
+    Optimizer,
+    broken_meter,  # noqa: F401  # a fixture
+    is_closed,
+    on_card,
+    records,
+    rows,
+    weights,
+)
+
+ROWS = [{"x": x, "labels": y} for x, y in rows()]
+
+
+class Model(Network):
+    """The network as the trainer wants it."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+        out = super().forward(x)
+        return {"loss": torch.nn.functional.mse_loss(out, labels), "logits": out}
+
+
+def trainer(
+    folder: Path, *callbacks: TrainerCallback, card: Card | None = None, kind: type[Trainer] = Trainer, **options: Any
+) -> Any:
+    """Return a trainer of two steps an epoch, for two epochs."""
+    usual = {
+        "num_train_epochs": 2,
+        "per_device_train_batch_size": 4,
+        "logging_strategy": "epoch",
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": True,
+        "disable_tqdm": True,
+    }
+    model = Model(card)
+    data = options.pop("eval_dataset", ROWS[:1])
+    return kind(
+        model,
+        TrainingArguments(str(folder), **{**usual, **options}),
+        train_dataset=ROWS,
+        eval_dataset=data,
+        optimizers=(Optimizer(model.parameters(), card), None),
+        callbacks=list(callbacks),
+    )
+
+
+def logged(trainer: Any) -> list[dict[str, float]]:
+    """Return what the trainer's log has of the card."""
+    return [figures for entry in trainer.state.log_history if (figures := on_card(entry))]
+
+
+def test_each_epoch_is_in_the_log_and_in_tensorboard(card: Card, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "runs"))
+    trained = trainer(tmp_path, MemoryCallback(), card=card, report_to="tensorboard")
+    trained.train()
+    assert logged(trained) == [{"kept_mib": 1.0, "peak_mib": 21.0}, {"kept_mib": 0.0, "peak_mib": 20.0}]
+    assert records() == [("epoch", 1, 1, 21), ("epoch", 2, 0, 20)]
+    entries = [entry for entry in trained.state.log_history if "mem/cuda_0/peak_mib" in entry]
+    assert [(entry["epoch"], entry["step"]) for entry in entries] == [(1.0, 2), (2.0, 4)]
+    (folder,) = {path.parent for path in (tmp_path / "runs").rglob("events*")}
+    board = EventAccumulator(str(folder))
+    board.Reload()
+    assert [(event.step, event.value) for event in board.Scalars("train/mem/cuda_0/peak_mib")] == [(2, 21.0), (4, 20.0)]
+    assert len(board.Scalars("train/loss")) == 2
+
+
+def test_the_phases_are_those_that_the_trainer_lets_one_tell_apart(card: Card, tmp_path: Path) -> None:
+    trained = trainer(tmp_path, MemoryCallback(phases=True), card=card, eval_strategy="epoch")
+    trained.train()
+    first, validated, second, again = logged(trained)
+    passes = {"forward_backward/kept_mib": 0.0, "forward_backward/peak_mib": 20.0}
+    assert first == {
+        **{"kept_mib": 1.0, "peak_mib": 21.0, "optimizer/kept_mib": 1.0, "optimizer/peak_mib": 3.0},
+        **passes,
+    }
+    assert second == {
+        **{"kept_mib": 0.0, "peak_mib": 20.0, "optimizer/kept_mib": 0.0, "optimizer/peak_mib": 3.0},
+        **passes,
+    }
+    assert validated == again == {"validation/kept_mib": 0.0, "validation/peak_mib": 32.0}
+    assert [label for label, *_ in records()] == ["forward_backward", "optimizer", "epoch", "validation"] * 2
+
+
+def test_a_validation_inside_an_epoch_counts_for_it(card: Card, tmp_path: Path) -> None:
+    trained = trainer(
+        tmp_path, MemoryCallback(phases=True), card=card, eval_strategy="steps", eval_steps=1, num_train_epochs=1
+    )
+    trained.train()
+    first, second, epoch = logged(trained)
+    assert first == second == {"validation/kept_mib": 0.0, "validation/peak_mib": 32.0}
+    assert epoch["peak_mib"] == 33.0
+
+
+def test_gradients_of_several_batches_are_one_run(card: Card, tmp_path: Path) -> None:
+    trained = trainer(
+        tmp_path, MemoryCallback(phases=True), card=card, gradient_accumulation_steps=2, num_train_epochs=1
+    )
+    trained.train()
+    assert [(label, peak) for label, _, _, peak in records()] == [
+        ("forward_backward", 20),
+        ("optimizer", 3),
+        ("epoch", 20),
+    ]
+
+
+def test_each_of_several_data_sets_is_a_validation(card: Card, tmp_path: Path) -> None:
+    trained = trainer(
+        tmp_path,
+        MemoryCallback(phases=True),
+        card=card,
+        eval_strategy="epoch",
+        eval_dataset={"one": ROWS[:1], "two": ROWS[:2]},
+        num_train_epochs=1,
+        save_strategy="epoch",
+    )
+    trained.train()
+    assert [label for label, *_ in records()][-2:] == ["validation", "validation"]
+
+
+def test_an_evaluation_of_the_users_own_is_none_of_the_trainings(card: Card, tmp_path: Path) -> None:
+    callback = MemoryCallback(phases=True)
+    trained = trainer(tmp_path, callback, card=card)
+    trained.evaluate()
+    trained.train()
+    trained.evaluate()
+    assert "validation" not in [label for label, *_ in records()]
+    assert is_closed(callback.epochs)
+
+
+def test_a_training_that_goes_on_counts_its_epochs_on(card: Card, tmp_path: Path) -> None:
+    trainer(tmp_path, card=card, num_train_epochs=1, save_strategy="epoch").train()
+    trainer(tmp_path, MemoryCallback(), card=card).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert [(label, number) for label, number, *_ in records()] == [("epoch", 2)]
+
+
+def test_the_training_gives_the_same_weights_and_logs_as_without(card: Card, tmp_path: Path) -> None:
+    def train(*callbacks: TrainerCallback) -> tuple[list[float], list[dict[str, Any]]]:
+        trained = trainer(tmp_path, *callbacks, eval_strategy="epoch", seed=3)
+        trained.train()
+        log = [entry for entry in trained.state.log_history if not any(name.startswith("mem/") for name in entry)]
+        return weights(trained.model), [
+            {name: value for name, value in entry.items() if "runtime" not in name and "second" not in name}
+            for entry in log
+        ]
+
+    assert train(MemoryCallback(phases=True)) == train()
+
+
+def test_a_trainers_own_log_keeps_what_it_has_collected(card: Card, tmp_path: Path) -> None:
+    class Collecting(Trainer):
+        """As those do that train with preferences: a log takes along what was collected since the last."""
+
+        collected: list[int]
+
+        def log(self, logs: dict[str, float], *more: Any) -> None:
+            if "loss" in logs:
+                logs["collected"] = len(self.collected)
+            self.collected.clear()
+            super().log(logs, *more)
+
+        def training_step(self, *inputs: Any) -> torch.Tensor:
+            self.collected.append(1)
+            return super().training_step(*inputs)
+
+    trained = trainer(tmp_path, MemoryCallback(), card=card, kind=Collecting)
+    trained.collected = []
+    trained.train()
+    assert [entry["collected"] for entry in trained.state.log_history if "collected" in entry] == [2, 2]
+    assert len(logged(trained)) == 2
+
+
+@pytest.mark.usefixtures("card", "broken_meter")
+def test_a_failure_of_ours_is_said_once_and_the_training_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = trainer(tmp_path, MemoryCallback(phases=True), eval_strategy="epoch")
+    trained.train()
+    assert trained.state.global_step == 4
+    assert capsys.readouterr().err.count("ipygpumem: the memory callback failed (RuntimeError: no counters here)") == 1
+
+
+def test_after_an_interrupt_the_next_training_is_measured(card: Card, tmp_path: Path) -> None:
+    class Interrupt(TrainerCallback):
+        def on_pre_optimizer_step(self, *args: Any, **more: Any) -> None:
+            raise KeyboardInterrupt
+
+    callback = MemoryCallback(phases=True)
+    trained = trainer(tmp_path, callback, Interrupt(), card=card)
+    with pytest.raises(KeyboardInterrupt):
+        trained.train()
+    trained.remove_callback(Interrupt)
+    trained.train()
+    assert [(label, number) for label, number, *_ in records() if label == "epoch"] == [("epoch", 1), ("epoch", 2)]
+
+
+def test_the_callback_keeps_no_trainer_alive_and_can_be_pickled(card: Card, tmp_path: Path) -> None:
+    callback = MemoryCallback(phases=True)
+    trained = trainer(tmp_path, callback, card=card)
+    trained.train()
+    other = pickle.loads(pickle.dumps(callback))
+    assert other.epochs.phases
+    seen = weakref.ref(trained)
+    del trained
+    gc.collect()  # the trainer itself has circles
+    assert seen() is None
