@@ -88,11 +88,17 @@ def test_the_phases_are_those_that_the_trainer_lets_one_tell_apart(card: Card, t
     first, validated, second, again = logged(trained)
     passes = {"forward_backward/kept_mib": 0.0, "forward_backward/peak_mib": 20.0}
     assert first == {
-        **{"kept_mib": 1.0, "peak_mib": 21.0, "optimizer/kept_mib": 1.0, "optimizer/peak_mib": 3.0},
+        "kept_mib": 1.0,
+        "peak_mib": 21.0,
+        "optimizer/kept_mib": 1.0,
+        "optimizer/peak_mib": 3.0,
         **passes,
     }
     assert second == {
-        **{"kept_mib": 0.0, "peak_mib": 20.0, "optimizer/kept_mib": 0.0, "optimizer/peak_mib": 3.0},
+        "kept_mib": 0.0,
+        "peak_mib": 20.0,
+        "optimizer/kept_mib": 0.0,
+        "optimizer/peak_mib": 3.0,
         **passes,
     }
     assert validated == again == {"validation/kept_mib": 0.0, "validation/peak_mib": 32.0}

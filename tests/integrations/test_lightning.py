@@ -1,0 +1,174 @@
+"""The callback in Lightning's Trainer."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import gc
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger
+from torch.utils.data import DataLoader
+
+from ipygpumem.integrations.lightning import MemoryCallback
+from tests.integrations.steps import (
+    Card,
+    Network,
+    Optimizer,
+    broken_meter,  # noqa: F401  # a fixture
+    is_closed,
+    on_card,
+    records,
+    rows,
+    weights,
+)
+
+
+class Module(LightningModule):
+    def __init__(self, card: Card | None = None) -> None:
+        super().__init__()
+        self.network, self.card = Network(card), card
+
+    def training_step(self, batch: Any, number: int) -> torch.Tensor:
+        x, y = batch
+        return torch.nn.functional.mse_loss(self.network(x), y)
+
+    def validation_step(self, batch: Any, number: int) -> None:
+        self.log("loss", self.training_step(batch, number))
+
+    def configure_optimizers(self) -> Any:
+        return Optimizer(self.parameters(), self.card)
+
+
+def fit(
+    folder: Path, *callbacks: Callback, card: Card | None = None, module: LightningModule | None = None, **options: Any
+) -> Trainer:
+    """Train two steps an epoch, for two epochs."""
+    usual: dict[str, Any] = {"max_epochs": 2, "logger": False, "enable_checkpointing": False}
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # few workers for the data, and its like
+        trainer = Trainer(
+            accelerator="cpu", default_root_dir=folder, callbacks=list(callbacks), **{**usual, **quiet, **options}
+        )
+        trainer.fit(module or Module(card), DataLoader(rows(), batch_size=4), DataLoader(rows(1)))
+    return trainer
+
+
+def test_each_epoch_is_in_the_loggers_and_in_the_trainers_metrics(card: Card, tmp_path: Path) -> None:
+    trainer = fit(tmp_path, MemoryCallback(), card=card, logger=CSVLogger(tmp_path))
+    assert records() == [("epoch", 1, 1, 33), ("epoch", 2, 0, 32)]
+    assert on_card(trainer.callback_metrics) == {"kept_mib": 0.0, "peak_mib": 32.0}
+    with next(tmp_path.rglob("metrics.csv")).open() as file:
+        logged = [row for row in csv.DictReader(file) if row["mem/cuda_0/peak_mib"]]
+    assert [(row["epoch"], row["mem/cuda_0/kept_mib"], row["mem/cuda_0/peak_mib"]) for row in logged] == [
+        ("0", "1.0", "33.0"),
+        ("1", "0.0", "32.0"),
+    ]
+    assert set(on_card(logged[0])) == {"kept_mib", "peak_mib"}
+
+
+def test_each_phase_is_exact(card: Card, tmp_path: Path) -> None:
+    trainer = fit(tmp_path, MemoryCallback(phases=True), card=card, max_epochs=1)
+    assert on_card(trainer.callback_metrics) == {
+        "kept_mib": 1.0,
+        "peak_mib": 33.0,
+        "forward/kept_mib": 4.0,
+        "forward/peak_mib": 8.0,
+        "backward/kept_mib": -4.0,
+        "backward/peak_mib": 16.0,
+        "optimizer/kept_mib": 1.0,
+        "optimizer/peak_mib": 3.0,
+        "validation/kept_mib": 0.0,
+        "validation/peak_mib": 32.0,
+    }
+    assert [label for label, *_ in records()] == ["forward", "backward", "optimizer", "validation", "epoch"]
+
+
+def test_batches_without_a_step_have_no_optimizer_phase(card: Card, tmp_path: Path) -> None:
+    callback = MemoryCallback(phases=True)
+    seen = []
+
+    class Watch(Callback):
+        def on_train_batch_end(self, *more: Any) -> None:
+            seen.append(sorted(callback.epochs._runs))
+
+    fit(tmp_path, callback, Watch(), card=card, accumulate_grad_batches=2, max_epochs=1)
+    assert seen == [["backward", "forward"], ["backward", "forward", "optimizer"]]
+
+
+def test_manual_optimization_tells_only_backward_and_validation(card: Card, tmp_path: Path) -> None:
+    class Manual(Module):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            loss = super().training_step(batch, number)
+            if loss.requires_grad:
+                self.manual_backward(loss)
+                self.optimizers().step()
+                self.network(batch[0])
+            return loss
+
+    fit(tmp_path, MemoryCallback(phases=True), module=Manual(card), max_epochs=1)
+    assert [label for label, *_ in records()] == ["backward", "validation", "epoch"]
+
+
+def test_an_optimizer_that_computes_the_loss_again_is_no_phase(card: Card, tmp_path: Path) -> None:
+    class Again(Module):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.LBFGS(self.parameters(), max_iter=3)
+
+    fit(tmp_path, MemoryCallback(phases=True), module=Again(card), max_epochs=1)
+    assert [label for label, *_ in records()] == ["forward", "backward", "validation", "epoch"]
+
+
+def test_a_validation_of_the_users_own_is_none_of_the_trainings(card: Card, tmp_path: Path) -> None:
+    callback = MemoryCallback(phases=True)
+    trainer = fit(tmp_path, callback, card=card, max_epochs=1)
+    before = records()
+    trainer.validate(Module(card), DataLoader(rows(1)), verbose=False)
+    assert records() == before
+    assert is_closed(callback.epochs)
+
+
+def test_the_training_gives_the_same_weights_as_without(card: Card, tmp_path: Path) -> None:
+    def train(*callbacks: Callback) -> list[float]:
+        trainer = fit(tmp_path, *callbacks)
+        return weights(trainer.lightning_module)
+
+    assert train(MemoryCallback(phases=True)) == train()
+
+
+@pytest.mark.usefixtures("card", "broken_meter")
+def test_a_failure_of_ours_is_said_once_and_the_training_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fit(tmp_path, MemoryCallback(phases=True)).global_step == 4
+    assert capsys.readouterr().err.count("ipygpumem: the memory callback failed (RuntimeError: no counters here)") == 1
+
+
+def test_after_an_error_in_the_training_nothing_is_open(card: Card, tmp_path: Path) -> None:
+    class Bad(Module):
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            raise ValueError("mine")
+
+    callback = MemoryCallback(phases=True)
+    with pytest.raises(ValueError, match="mine"):
+        fit(tmp_path, callback, module=Bad(card))
+    assert is_closed(callback.epochs)
+    assert records() == []
+
+
+def test_the_callback_can_be_copied_and_pickled(card: Card, tmp_path: Path) -> None:
+    callback = MemoryCallback(phases=True)
+    fit(tmp_path, callback, card=card, max_epochs=1)
+    gc.collect()
+    for other in (copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))):
+        assert other.epochs.phases
+        assert is_closed(other.epochs)
