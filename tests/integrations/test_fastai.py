@@ -183,14 +183,18 @@ def real_only(test: Callable[..., None]) -> Any:
 
 
 @real_only
-def test_a_learner_with_the_callback_can_be_exported_and_looks_for_a_rate(card: Card, fast: Any, tmp_path: Any) -> None:
+def test_a_learner_with_the_callback_can_be_pickled_and_its_search_for_a_rate_is_no_training(
+    card: Card, fast: Any, tmp_path: Any
+) -> None:
     learner = fast.learner(None, fast.MemoryCallback(phases=True))
     learner.fit(1)
     before = records()
     learner.path = tmp_path
     schedule = importlib.import_module("fastai.callback.schedule")
     with learner.no_bar():
-        schedule.Learner.lr_find(learner, num_it=20, show_plot=False)
+        schedule.Learner.lr_find(learner, num_it=20, suggest_funcs=None, show_plot=False)
         learner.get_preds()
     assert records() == before
-    assert pickle.loads(pickle.dumps(learner.cbs[-1])).epochs.phases
+    learner.logger = print
+    loaded = pickle.loads(pickle.dumps(learner))
+    assert [callback.epochs.phases for callback in loaded.cbs if isinstance(callback, fast.MemoryCallback)] == [True]
