@@ -169,7 +169,7 @@ class CellRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class TraceRecord(Record):
-    """What a stretch of code cost, or one iteration of a tracked loop."""
+    """What a stretch of code cost, one iteration of a tracked loop, or an epoch or a phase of a training."""
 
     label: str
     started_at: float
@@ -178,7 +178,7 @@ class TraceRecord(Record):
     """Name of the type of the exception that left it, or None."""
     usages: tuple[Usage, ...]
     iteration: int | None = None
-    """Of a tracked loop, counted from 1."""
+    """Of a tracked loop, or the number of the epoch, counted from 1."""
 
 
 @dataclass(frozen=True)

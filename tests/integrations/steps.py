@@ -11,6 +11,7 @@ import torch
 import ipygpumem
 from ipygpumem.integrations.epochs import Epochs
 from ipygpumem.measuring.meter import Meter
+from tests.alone import ROOT
 from tests.fakes import FakeProbe
 
 
@@ -108,3 +109,12 @@ def is_closed(epochs: Epochs) -> bool:
     epochs.enter("probe")
     epochs.leave("probe")
     return epochs.take("probe") == {}
+
+
+def run_example(heading: str) -> dict[str, Any]:
+    """Run the code below a heading of docs/trainers.md, and return its names."""
+    page = (ROOT / "docs" / "trainers.md").read_text("utf-8")
+    code = page.split(f"\n## {heading}\n")[1].split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+    exec(compile(code, f"docs/trainers.md, {heading}", "exec"), names)
+    return names

@@ -24,6 +24,7 @@ from tests.integrations.steps import (
     on_card,
     records,
     rows,
+    run_example,
     weights,
 )
 
@@ -183,7 +184,7 @@ def real_only(test: Callable[..., None]) -> Any:
 
 
 @real_only
-def test_a_learner_with_the_callback_can_be_pickled_and_its_search_for_a_rate_is_no_training(
+def test_a_search_for_a_rate_is_no_training_and_the_learner_can_be_pickled(
     card: Card, fast: Any, tmp_path: Any
 ) -> None:
     learner = fast.learner(None, fast.MemoryCallback(phases=True))
@@ -198,3 +199,8 @@ def test_a_learner_with_the_callback_can_be_pickled_and_its_search_for_a_rate_is
     learner.logger = print
     loaded = pickle.loads(pickle.dumps(learner))
     assert [callback.epochs.phases for callback in loaded.cbs if isinstance(callback, fast.MemoryCallback)] == [True]
+
+
+@real_only
+def test_the_example_of_the_page_runs(fast: Any) -> None:
+    assert "mem/cpu/peak_mib" in run_example("fastai")["learner"].recorder.metric_names

@@ -23,6 +23,7 @@ from tests.integrations.steps import (
     on_card,
     records,
     rows,
+    run_example,
     weights,
 )
 
@@ -227,3 +228,10 @@ def test_the_callback_keeps_no_trainer_alive_and_can_be_pickled(card: Card, tmp_
     del trained
     gc.collect()  # the trainer itself has circles
     assert seen() is None
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = run_example("Hugging Face")["trainer"].state.log_history
+    assert len([entry for entry in log if "mem/cpu/peak_mib" in entry]) == 2
+    assert "mem/cpu/forward_backward/peak_mib" in log[0]

@@ -26,6 +26,7 @@ from tests.integrations.steps import (
     on_card,
     records,
     rows,
+    run_example,
     weights,
 )
 
@@ -172,3 +173,10 @@ def test_the_callback_can_be_copied_and_pickled(card: Card, tmp_path: Path) -> N
     for other in (copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))):
         assert other.epochs.phases
         assert is_closed(other.epochs)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    metrics = run_example("Lightning")["trainer"].callback_metrics
+    assert {"mem/cpu/peak_mib", "mem/cpu/forward/peak_mib"} <= set(metrics)
