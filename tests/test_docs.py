@@ -96,11 +96,11 @@ def test_links_into_pages_find_their_heading(page: str) -> None:
 def exists(name: str) -> bool:
     """Whether a dotted name is a module's, or what a module has."""
     names = name.split(".")
+    if name.startswith("ipygpumem.integrations."):  # its modules import libraries of trainers, and torch
+        source = ROOT.joinpath(*names[:3]).with_suffix(".py")
+        return source.exists() and all(f"\nclass {part}" in source.read_text() for part in names[3:])
     for length in range(len(names), 0, -1):
         if _finds(".".join(names[:length])):
-            if name.startswith("ipygpumem.integrations."):  # imports the library of a trainer, and torch
-                source = (ROOT / Path(*names[:length])).with_suffix(".py").read_text()
-                return all(f"\nclass {part}(" in source for part in names[length:])
             module = importlib.import_module(".".join(names[:length]))
             return reduce(lambda owner, part: owner and getattr(owner, part, None), names[length:], module) is not None
     return False

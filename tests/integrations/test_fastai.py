@@ -70,14 +70,23 @@ def shown(learner: Any) -> list[dict[str, Any]]:
 
 def test_each_epoch_is_in_the_recorders_table(card: Card, fast: Any) -> None:
     lines: list[list[Any]] = []
-    learner = fast.learner(card, fast.MemoryCallback())
-    learner.logger = lambda log: lines.append(list(log))
+
+    class Reader(fast.Callback):  # type: ignore[misc]
+        order = 51  # that of fastai's own for TensorBoard
+
+        def before_fit(self) -> None:
+            lines.append(list(self.learn.recorder.metric_names))
+
+        def after_epoch(self) -> None:
+            lines.append(list(self.learn.recorder.log))
+
+    learner = fast.learner(card, Reader(), fast.MemoryCallback())
     learner.fit(2)
     assert list(learner.recorder.metric_names)[3:] == [
         *("mem/cpu/kept_mib", "mem/cpu/peak_mib", "mem/cuda_0/kept_mib", "mem/cuda_0/peak_mib", "time")
     ]
     assert shown(learner) == [{"kept_mib": 1.0, "peak_mib": 33.0}, {"kept_mib": 0.0, "peak_mib": 32.0}]
-    assert [line[5:7] for line in lines] == [[1.0, 33.0], [0.0, 32.0]]
+    assert [line[5:7] for line in lines] == [list(learner.recorder.metric_names)[5:7], [1.0, 33.0], [0.0, 32.0]]
     assert {len(line) for line in lines} == {8}
     assert records() == [("epoch", 1, 1, 33), ("epoch", 2, 0, 32)]
 
@@ -133,6 +142,13 @@ def test_an_epoch_that_is_cancelled_is_remembered_if_it_had_begun(card: Card, fa
     assert records() == []
     fast.learner(card, fast.MemoryCallback(), cancelling(fast, "after_train", "CancelEpochException")).fit(1)
     assert [label for label, *_ in records()] == ["epoch"]
+
+
+def test_a_training_that_is_cancelled_leaves_nothing_open(card: Card, fast: Any) -> None:
+    callback = fast.MemoryCallback(phases=True)
+    fast.learner(card, callback, cancelling(fast, "after_batch", "CancelFitException")).fit(1)
+    assert is_closed(callback.epochs)
+    assert records() == []
 
 
 def test_a_validation_of_the_users_own_returns_what_it_did(card: Card, fast: Any) -> None:
@@ -193,7 +209,7 @@ def test_a_search_for_a_rate_is_no_training_and_the_learner_can_be_pickled(
     learner.path = tmp_path
     schedule = importlib.import_module("fastai.callback.schedule")
     with learner.no_bar():
-        schedule.Learner.lr_find(learner, num_it=20, suggest_funcs=None, show_plot=False)
+        schedule.Learner.lr_find(learner, num_it=20, stop_div=False, suggest_funcs=None, show_plot=False)
         learner.get_preds()
     assert records() == before
     learner.logger = print

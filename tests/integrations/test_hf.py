@@ -142,6 +142,25 @@ def test_each_of_several_data_sets_is_a_validation(card: Card, tmp_path: Path) -
     assert [label for label, *_ in records()][-2:] == ["validation", "validation"]
 
 
+def test_what_another_callback_evaluates_is_no_validation_of_the_trainers(card: Card, tmp_path: Path) -> None:
+    class Again(TrainerCallback):
+        def on_save(self, *args: Any, **more: Any) -> None:
+            card.move(0, 500)
+            trained.evaluate()
+
+    trained = trainer(
+        tmp_path,
+        MemoryCallback(phases=True),
+        Again(),
+        card=card,
+        eval_strategy="epoch",
+        num_train_epochs=1,
+        save_strategy="epoch",
+    )
+    trained.train()
+    assert [peak for label, _, _, peak in records() if label == "validation"] == [32]
+
+
 def test_an_evaluation_of_the_users_own_is_none_of_the_trainings(card: Card, tmp_path: Path) -> None:
     callback = MemoryCallback(phases=True)
     trained = trainer(tmp_path, callback, card=card)

@@ -92,16 +92,15 @@ def test_each_phase_is_exact(card: Card, tmp_path: Path) -> None:
     assert [label for label, *_ in records()] == ["forward", "backward", "optimizer", "validation", "epoch"]
 
 
-def test_batches_without_a_step_have_no_optimizer_phase(card: Card, tmp_path: Path) -> None:
+def test_every_batch_counts_when_gradients_are_accumulated(card: Card, tmp_path: Path) -> None:
+    class Second(Module):
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            card.move(0, 64 * number)
+            return super().training_step(batch, number)
+
     callback = MemoryCallback(phases=True)
-    seen = []
-
-    class Watch(Callback):
-        def on_train_batch_end(self, *more: Any) -> None:
-            seen.append(sorted(callback.epochs._runs))
-
-    fit(tmp_path, callback, Watch(), card=card, accumulate_grad_batches=2, max_epochs=1)
-    assert seen == [["backward", "forward"], ["backward", "forward", "optimizer"]]
+    figures = on_card(fit(tmp_path, callback, module=Second(card), accumulate_grad_batches=2).callback_metrics)
+    assert (figures["forward/peak_mib"], figures["backward/peak_mib"], figures["optimizer/peak_mib"]) == (64, 16, 3)
 
 
 def test_manual_optimization_tells_only_backward_and_validation(card: Card, tmp_path: Path) -> None:
