@@ -17,6 +17,7 @@ from ipygpumem.model import (
 )
 from ipygpumem.reports import content, html, text
 from ipygpumem.reports.grid import columns
+from ipygpumem.reports.layout import Report, Table, clean
 from ipygpumem.units import GIB, MIB
 from tests.report_samples import RAM, cell, every_report, experiment, recovery
 
@@ -282,8 +283,8 @@ def test_colour_changes_nothing_but_the_colour() -> None:
 
 def test_a_table_that_is_too_wide_is_folded_and_then_becomes_lines() -> None:
     rows = (("x" * 20, "1.00 GiB", "one two three four five six"),)
-    table = content.Table("", ("name", "size", "what you can do"), rows, frozenset({"size"}))
-    report = [content.Report("note", "head", tables=(table,))]
+    table = Table("", ("name", "size", "what you can do"), rows, frozenset({"size"}))
+    report = [Report("note", "head", tables=(table,))]
     assert text.render(report, text.Style(width=58)).splitlines()[3:] == [
         f"  {'x' * 20}   1.00 GiB   one two three four",
         f"  {'':20}              five six",
@@ -309,14 +310,14 @@ def test_in_a_narrow_terminal_a_row_is_a_line_of_names_and_values_that_begins_wi
 
 
 def test_huge_texts_and_long_names_are_cut() -> None:
-    assert content.clean("x" * 9999).endswith("x…")
+    assert clean("x" * 9999).endswith("x…")
     (report,) = content.experiment_reports(experiment(name="n" * 500), "full")
     assert len(report.headline) < 120
 
 
 @given(st.text())
 def test_cleaned_text_is_one_printable_line_of_the_same_length(value: str) -> None:
-    cleaned = content.clean(value)
+    cleaned = clean(value)
     assert len(cleaned) == len(value)
     assert cleaned.isprintable()
 

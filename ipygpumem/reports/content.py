@@ -6,14 +6,23 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, RecoveryRecord, Usage
-from ipygpumem.reports.bars import Bar, Scales
-from ipygpumem.reports.layout import SEPARATOR, Fact, Listing, Segment, clean_name, headline, in_use, shape_label
-from ipygpumem.reports.layout import Report as Report
-from ipygpumem.reports.layout import Table as Table
-from ipygpumem.reports.layout import clean as clean
-from ipygpumem.reports.layout import count as count
-from ipygpumem.reports.layout import device_label as device_label
-from ipygpumem.reports.layout import note as note
+from ipygpumem.reports.bars import Scales
+from ipygpumem.reports.layout import (
+    SEPARATOR,
+    Bar,
+    Fact,
+    Listing,
+    Report,
+    Segment,
+    Table,
+    clean,
+    clean_name,
+    count,
+    device_label,
+    headline,
+    in_use,
+    shape_label,
+)
 from ipygpumem.units import MIB, format_bytes, format_change, format_seconds, format_share
 
 _NAMES_SHOWN = 40

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from ipygpumem.reports.bars import html_bar, html_spark
-from ipygpumem.reports.cleaning import clean
 from ipygpumem.reports.grid import columns
-from ipygpumem.reports.layout import SEPARATOR, Fact, Listing, Report, Segment, Table
+from ipygpumem.reports.layout import SEPARATOR, Fact, Listing, Report, Segment, Table, clean
 
 DARK_PICTURE = "invert(0.92) hue-rotate(180deg)"
 """The filter that makes a picture dark: lightness is inverted, and hues stay as they are."""

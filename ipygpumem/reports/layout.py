@@ -7,12 +7,50 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ipygpumem.model import Usage
-from ipygpumem.reports.bars import Bar, Curve
-from ipygpumem.reports.cleaning import clean as clean
-from ipygpumem.reports.cleaning import clean_name as clean_name
-from ipygpumem.reports.cleaning import shorten as shorten
 
 SEPARATOR = " · "
+LEAST_SHARE = 0.01
+"""A smaller part of a bar's length is no piece, and a smaller change no bar."""
+_LONGEST_TEXT = 4000
+_LONGEST_NAME = 80
+
+
+# -- the parts ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A device's memory as pieces of a length: in use before, kept on top of that, the peak above, the rest.
+
+    ``label`` says in words what the bar shows.
+    """
+
+    label: str
+    length_bytes: int
+    used_bytes: int
+    kept_bytes: int = 0
+    peak_bytes: int = 0
+    is_whole: bool = True
+    """Whether it ends where the device's memory does, which is told by a tick."""
+
+    @property
+    def pieces(self) -> tuple[int, int, int]:
+        """The bytes of the pieces: none negative or below 1 % of the length, together not above it."""
+        rest = self.length_bytes
+        found = []
+        for size in (self.used_bytes, self.kept_bytes, self.peak_bytes):
+            found.append(min(size, rest) if size >= LEAST_SHARE * self.length_bytes else 0)
+            rest -= found[-1]
+        return (found[0], found[1], found[2])
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A device's memory over time, in equal steps, above its lowest; ``label`` says in words what it shows."""
+
+    label: str
+    heights: tuple[int, ...]
+    top: int
 
 
 class Segment(NamedTuple):
@@ -95,6 +133,32 @@ class Report:
     def head(self) -> tuple[Segment, ...]:
         """The headline in parts, one at least."""
         return self.segments or (Segment(self.headline),)
+
+
+# -- texts ----------------------------------------------------------------------------------------------------
+
+
+def clean(text: str) -> str:
+    """Return ``text`` on one line without control characters, which could write over a terminal; cut if it is huge."""
+    if len(text) > _LONGEST_TEXT:
+        text = f"{text[:_LONGEST_TEXT]}…"
+    if text.isprintable():
+        return text
+    return "".join([letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text])
+
+
+def shorten(text: str, letters: int) -> str:
+    """Return ``text`` as ``clean`` does, but shorter: the middle gives way, since ends tell names apart."""
+    text = clean(text)
+    if len(text) <= letters:
+        return text
+    tail = (letters - 1) // 3
+    return f"{text[: letters - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def clean_name(text: str) -> str:
+    """Return a name, a type or the like in a length that leaves room for what stands beside it."""
+    return shorten(text, _LONGEST_NAME)
 
 
 def note(text: str) -> Report:

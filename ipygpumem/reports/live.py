@@ -10,8 +10,8 @@ from html import escape
 from typing import NamedTuple
 
 from ipygpumem.model import Reading
-from ipygpumem.reports.bars import Curve, curve_of, html_spark, text_spark
-from ipygpumem.reports.layout import SEPARATOR, device_label
+from ipygpumem.reports.bars import curve_of, html_spark, text_spark
+from ipygpumem.reports.layout import SEPARATOR, Curve, device_label
 from ipygpumem.reports.text import ASCII
 from ipygpumem.units import format_bytes, format_seconds, format_share
 

@@ -10,9 +10,10 @@ from ipygpumem.flight_recorder.archive import Counts
 from ipygpumem.flight_recorder.entries import CellEnd, CellStart, Header, Sample
 from ipygpumem.flight_recorder.reader import Recording
 from ipygpumem.flight_recorder.verdict import NO_DEATHS, Verdict, curve, devices, last_figures
-from ipygpumem.reports.bars import Curve, curve_of, text_spark
+from ipygpumem.reports.bars import curve_of, text_spark
 from ipygpumem.reports.layout import (
     SEPARATOR,
+    Curve,
     Fact,
     Listing,
     Report,

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from ipygpumem.model import Reading
 from ipygpumem.reconcile.records import Part, Reconciliation
-from ipygpumem.reports.bars import Bar
-from ipygpumem.reports.layout import SEPARATOR, Report, Segment, Table, clean, device_label
+from ipygpumem.reports.layout import SEPARATOR, Bar, Report, Segment, Table, clean, device_label
 from ipygpumem.units import format_bytes
 
 _ROWS_SHOWN = 24

@@ -15,7 +15,8 @@ from ipygpumem.notebook.experiments.open_experiment import OpenExperiment
 from ipygpumem.notebook.experiments.options import ExperimentOptions
 from ipygpumem.notebook.experiments.parameters import parse_parameters
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.reports.content import Report, clean, name_list, note, usage_parts
+from ipygpumem.reports.content import name_list, usage_parts
+from ipygpumem.reports.layout import Report, clean, note
 from ipygpumem.units import format_bytes, format_seconds
 
 _PATTERN = re.compile(r"[\w*?\[\]!-]+")

@@ -9,6 +9,7 @@ from ipygpumem.model import SessionRecord
 from ipygpumem.reports import content, history, html
 from ipygpumem.reports.bars import Scales
 from ipygpumem.reports.export.pictures import pictures
+from ipygpumem.reports.layout import count
 from ipygpumem.units import format_seconds
 
 _MARK = '<meta name="generator" content="ipygpumem">'
@@ -48,7 +49,7 @@ def render(record: SessionRecord) -> str:
     return _PAGE.format(
         mark=_MARK,
         dark=html.DARK_PICTURE,
-        title=f"{content.count(cells, 'cell')}, {content.count(experiments, 'experiment')}, {seconds}",
+        title=f"{count(cells, 'cell')}, {count(experiments, 'experiment')}, {seconds}",
         saved=datetime.fromtimestamp(record.saved_at, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC"),
         sections="\n".join(f"<h2>{title}</h2>\n<section>\n{body}\n</section>" for title, body in _sections(record)),
     )
