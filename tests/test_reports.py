@@ -17,7 +17,7 @@ from ipygpumem.model import (
 )
 from ipygpumem.reports import content, html, text
 from ipygpumem.reports.grid import columns
-from ipygpumem.reports.layout import Report, Table, clean
+from ipygpumem.reports.layout import Report, Table, clean, listed
 from ipygpumem.units import GIB, MIB
 from tests.report_samples import RAM, cell, every_report, experiment, recovery
 
@@ -98,6 +98,12 @@ def test_the_compact_and_the_silent_report_of_an_experiment() -> None:
         "experiment small · 2 cells · 4.20 s · RAM consumed +600 MiB, reclaimed 88 MiB, peak +1.31 GiB"
     )
     assert content.experiment_reports(experiment(), "none") == []
+
+
+def test_each_report_of_an_experiment_marks_a_sampled_peak() -> None:
+    sampled = experiment(usages=(Usage("cpu", 0, 0, MIB, None, "sampled"),))
+    shown = [text.render(content.experiment_reports(sampled, style)) for style in ("compact", "full")]
+    assert all("+1 MiB (sampled)" in report for report in shown)
 
 
 def test_many_names_are_counted_instead_of_listed() -> None:
@@ -351,8 +357,8 @@ def test_leaks_that_are_freed_in_different_ways_are_lines_of_their_own() -> None
 
 
 def test_a_long_list_of_names_says_how_many_more_there_are() -> None:
-    assert content.name_list([f"n{n}" for n in range(50)]).endswith("n38, n39 and 10 more")
-    assert content.name_list(["x", "y"]) == "x, y"
+    assert listed([f"n{n}" for n in range(50)]).endswith("n38, n39 and 10 more")
+    assert listed(["x", "y"]) == "x, y"
 
 
 def test_what_was_too_much_to_be_looked_into_is_counted() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ipygpumem.model import Usage
 
 SEPARATOR = " · "
+NAMES_SHOWN = 40
 LEAST_SHARE = 0.01
 """A smaller part of a bar's length is no piece, and a smaller change no bar."""
 _LONGEST_TEXT = 4000
@@ -94,14 +95,13 @@ class Fact:
     title: str
     values: tuple[str, ...]
     code: bool = False
-    more: int = 0
-    """How many further values are not listed."""
+    most: int = NAMES_SHOWN
+    """How many of the values are listed; the others are counted."""
 
     @property
     def text(self) -> str:
         """The fact as one line."""
-        rest = f" and {self.more} more" if self.more else ""
-        return f"{self.title}: {', '.join(self.values)}{rest}"
+        return f"{self.title}: {listed(self.values, self.most)}"
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,23 @@ class Report:
     """The headline in parts; empty where it is one."""
     is_trouble: bool = False
     """Whether it reports something that went wrong, which a border in another colour shows."""
+
+    @classmethod
+    def of(
+        cls,
+        kind: str,
+        segments: Iterable[Segment],
+        lines: Iterable[str] = (),
+        tables: Iterable[Table] = (),
+        facts: tuple[Fact, ...] = (),
+        listings: tuple[Listing, ...] = (),
+        *,
+        is_trouble: bool = False,
+    ) -> Report:
+        """Return a report whose headline has parts."""
+        parts = tuple(segments)
+        headline = SEPARATOR.join([segment.text for segment in parts])
+        return cls(kind, headline, tuple(lines), tuple(tables), facts, listings, parts, is_trouble)
 
     @property
     def head(self) -> tuple[Segment, ...]:
@@ -166,9 +183,10 @@ def note(text: str) -> Report:
     return Report("note", clean(text))
 
 
-def headline(segments: Sequence[Segment]) -> str:
-    """Return the parts as one line."""
-    return SEPARATOR.join([segment.text for segment in segments])
+def listed(values: Sequence[str], most: int = NAMES_SHOWN) -> str:
+    """Return values with commas, and how many more there are where they are too many."""
+    rest = len(values) - most
+    return ", ".join(values[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def count(number: int, thing: str) -> str:

@@ -12,7 +12,6 @@ from ipygpumem.flight_recorder.reader import Recording
 from ipygpumem.flight_recorder.verdict import NO_DEATHS, Verdict, curve, devices, last_figures
 from ipygpumem.reports.bars import curve_of, text_spark
 from ipygpumem.reports.layout import (
-    SEPARATOR,
     Curve,
     Fact,
     Listing,
@@ -88,17 +87,9 @@ def postmortem_report(recording: Recording, verdict: Verdict) -> Report:
     lines = [f"{count(recording.skipped, 'line')} of the recording could not be read"] * bool(recording.skipped)
     if lines and died:
         lines[0] += ": its end may be among them"
-    tables = [table for table in (_memory_table(recording), _before_table(recording)) if table is not None]
-    return Report(
-        "postmortem",
-        SEPARATOR.join(headline),
-        tuple(lines),
-        tuple(tables),
-        facts=tuple(Fact("evidence", (clean(text),)) for text in verdict.evidence),
-        listings=_source(recording),
-        segments=tuple(map(Segment, headline)),
-        is_trouble=died,
-    )
+    tables = [table for table in (_memory_table(recording), _before_table(recording)) if table.rows]
+    facts = tuple(Fact("evidence", (clean(text),)) for text in verdict.evidence)
+    return Report.of("postmortem", map(Segment, headline), lines, tables, facts, _source(recording), is_trouble=died)
 
 
 def _kernel(header: Header | None) -> str:
@@ -129,7 +120,7 @@ def _source(recording: Recording) -> tuple[Listing, ...]:
     return (Listing(f"cell {cell.cell}{scope} began {_when(cell.time)}, ran {ran}", tuple(lines), code=True),)
 
 
-def _memory_table(recording: Recording) -> Table | None:
+def _memory_table(recording: Recording) -> Table:
     found = [_of_device(recording, device) for device in devices(recording)]
     samples = [entry for entry in recording.last_cell_entries if isinstance(entry, Sample)]
     ram = recording.header.ram_bytes if recording.header else None
@@ -144,7 +135,7 @@ def _memory_table(recording: Recording) -> Table | None:
     found = [item for item in found if item.points]
     columns = ("memory", "curve", "first", "lowest", "highest", "last", "of")
     rows, curves = tuple(item.row for item in found), tuple(item.curve for item in found)
-    return Table("", columns, rows, frozenset(columns[2:]), frozenset({"curve"}), curves=curves) if rows else None
+    return Table("", columns, rows, frozenset(columns[2:]), frozenset({"curve"}), curves=curves)
 
 
 def _of_device(recording: Recording, device: str) -> _Memory:
@@ -198,11 +189,10 @@ def _binned(points: Sequence[tuple[float, int]]) -> list[int]:
     return values[1:]
 
 
-def _before_table(recording: Recording) -> Table | None:
+def _before_table(recording: Recording) -> Table:
     """Return the cells before the last, oldest first."""
-    cells = list(_finished(recording))[-_CELLS_BEFORE:]
     rows = []
-    for start, end in cells:
+    for start, end in list(_finished(recording))[-_CELLS_BEFORE:]:
         rss = next((item for item in end.devices if item.device == "cpu"), None)
         first_line = next((line for line in start.source.split("\n") if line.strip()), "")
         rows.append(
@@ -216,11 +206,7 @@ def _before_table(recording: Recording) -> Table | None:
             )
         )
     columns = ("cell", "time", "error", "RAM after", "peak", "source")
-    return (
-        Table("cells before", columns, tuple(rows), frozenset({"cell", "RAM after", "peak"}), frozenset({"source"}))
-        if rows
-        else None
-    )
+    return Table("cells before", columns, tuple(rows), frozenset({"cell", "RAM after", "peak"}), frozenset({"source"}))
 
 
 def _finished(recording: Recording) -> Iterable[tuple[CellStart, CellEnd]]:

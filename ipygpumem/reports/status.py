@@ -24,8 +24,7 @@ def status_report(
     for item in reconciliations:
         notes += [f"{_label(item)}: {clean(note)}" for note in item.notes]
     tables = (_readings_table(readings), *map(_parts_table, reconciliations))
-    segments = tuple(map(Segment, headline.split(SEPARATOR)))
-    return Report("status", headline, (*map(clean, lines), *notes), tables, segments=segments)
+    return Report.of("status", map(Segment, headline.split(SEPARATOR)), (*map(clean, lines), *notes), tables)
 
 
 def _readings_table(readings: Iterable[Reading]) -> Table:
