@@ -32,7 +32,7 @@ class Bar:
     kept_bytes: int = 0
     peak_bytes: int = 0
     is_whole: bool = True
-    """Whether it ends where the device's memory does, which is told by a tick."""
+    """Whether it ends where the device's memory does, which a tick shows."""
 
     @property
     def pieces(self) -> tuple[int, int, int]:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ipygpumem.flight_recorder.archive import Counts
-from ipygpumem.flight_recorder.entries import CellEnd, CellStart, Header, Sample
+from ipygpumem.flight_recorder.entries import CellEnd, CellStart, Figures, Header, Sample
 from ipygpumem.flight_recorder.reader import Recording
-from ipygpumem.flight_recorder.verdict import NO_DEATHS, Verdict, curve, devices, last_figures
+from ipygpumem.flight_recorder.verdict import NO_DEATHS, Verdict
 from ipygpumem.reports.bars import curve_of, text_spark
 from ipygpumem.reports.layout import (
     Curve,
@@ -121,7 +121,7 @@ def _source(recording: Recording) -> tuple[Listing, ...]:
 
 
 def _memory_table(recording: Recording) -> Table:
-    found = [_of_device(recording, device) for device in devices(recording)]
+    found = [_of_device(device, moments) for device, moments in recording.last_cell_figures.items()]
     samples = [entry for entry in recording.last_cell_entries if isinstance(entry, Sample)]
     ram = recording.header.ram_bytes if recording.header else None
     limit = next((item.group_limit_bytes for item in reversed(samples) if item.group_limit_bytes), None)
@@ -138,12 +138,10 @@ def _memory_table(recording: Recording) -> Table:
     return Table("", columns, rows, frozenset(columns[2:]), frozenset({"curve"}), curves=curves)
 
 
-def _of_device(recording: Recording, device: str) -> _Memory:
-    last = last_figures(recording, device)
-    ends = [entry for entry in recording.last_cell_entries if isinstance(entry, CellEnd)]
-    peaks = [item.peak_bytes or 0 for entry in ends for item in entry.devices if item.device == device]
-    total = last.total_bytes if last else None
-    return _Memory(clean(device_label(device)), curve(recording, device), total, max(peaks, default=0))
+def _of_device(device: str, moments: Sequence[tuple[float, Figures]]) -> _Memory:
+    points = [(moment, item.current_bytes) for moment, item in moments]
+    peak = max(item.peak_bytes or 0 for _, item in moments)
+    return _Memory(clean(device_label(device)), points, moments[-1][1].total_bytes, peak)
 
 
 class _Memory(NamedTuple):

@@ -15,8 +15,7 @@ _SOURCE = ("source_line", "source_digest", "recovery")
 COLUMNS = (*_CELL, *_SOURCE, "device", *USAGE_BYTES, "method")
 
 # A spreadsheet takes text that begins with one of these for a formula, or would after dropping the space before it.
-_FORMULA = ("=", "+", "-", "@", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}")
-_FORMULA_WIDE = ("\N{FULLWIDTH HYPHEN-MINUS}", "\N{FULLWIDTH COMMERCIAL AT}")
+_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # the last four are full-width
 
 
 def render(record: SessionRecord) -> str:
@@ -52,4 +51,4 @@ def _plain(value: object) -> object:
     if type(value) is not str:
         return value
     text = clean(value)
-    return f"'{text}" if text.lstrip().startswith(_FORMULA + _FORMULA_WIDE) else text
+    return f"'{text}" if text.lstrip().startswith(_FORMULA) else text
