@@ -92,11 +92,9 @@ def judge(recording: Recording, seen: Scene) -> Verdict:
         if seen.oom_kills > before:
             return _killed(recording.header, seen.oom_kills - before, scarcity)
         return _not_killed(recording, seen, scarcity)
-    missing = (
-        "this is another machine, or it has been restarted since"
-        if not seen.same_boot
-        else "OOM kills cannot be counted from here"
-    )
+    missing = "OOM kills cannot be counted from here"
+    if not seen.same_boot:
+        missing = "this is another machine, or it has been restarted since"
     if scarcity:
         return Verdict("likely", "memory", "memory had nearly run out", (*scarcity, missing))
     unknown = "it may still run: it is on another machine or in another container"

@@ -10,7 +10,6 @@ from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Rec
 from ipygpumem.reports.bars import Scales
 from ipygpumem.reports.layout import (
     SEPARATOR,
-    Bar,
     Fact,
     Listing,
     Report,
@@ -102,14 +101,12 @@ def experiment_reports(record: ExperimentRecord, style: str, scales: Scales | No
     if style == "compact":
         segments += [Segment(_experiment_part(record, usage), bar) for usage, bar in zip(used, bars, strict=True)]
         return [Report.of("experiment", segments, notes)]
-    tables = (_experiment_table(record, used, bars),)
-    facts, listings = _experiment_facts(record), _survivors(record.survivors)
-    return [Report.of("experiment", segments, notes, tables, facts, listings)]
-
-
-def _survivors(held: Sequence[Held]) -> tuple[Listing, ...]:
+    rows = tuple(_experiment_row(record, usage) for usage in used)
+    columns = ("device", "consumed", "reclaimed", "peak")  # what is in use now stands in the cell's line
+    tables = (Table("", columns, rows, frozenset(columns[1:]), bars=bars),)
     title = "still alive, because something outside the experiment refers to it"
-    return (Listing(title, tuple(leak_lines(held))),) if held else ()
+    listings = (Listing(title, tuple(leak_lines(record.survivors))),) if record.survivors else ()
+    return [Report.of("experiment", segments, notes, tables, _experiment_facts(record), listings)]
 
 
 def _experiment_part(record: ExperimentRecord, usage: Usage) -> str:
@@ -120,12 +117,6 @@ def _experiment_part(record: ExperimentRecord, usage: Usage) -> str:
 def _experiment_row(record: ExperimentRecord, usage: Usage) -> tuple[str, ...]:
     consumed, reclaimed = record.consumed.get(usage.device, 0), record.reclaimed.get(usage.device, 0)
     return device_label(usage.device), format_change(consumed), format_bytes(reclaimed), _peak(usage)
-
-
-def _experiment_table(record: ExperimentRecord, used: Sequence[Usage], bars: tuple[Bar | None, ...]) -> Table:
-    rows = tuple(_experiment_row(record, usage) for usage in used)
-    columns = ("device", "consumed", "reclaimed", "peak")  # what is in use now stands in the cell's line
-    return Table("", columns, rows, frozenset(columns[1:]), bars=bars)
 
 
 def _experiment_facts(record: ExperimentRecord) -> tuple[Fact, ...]:

@@ -61,7 +61,7 @@ def _reading_row(reading: Reading) -> tuple[str, ...]:
 def _parts_table(found: Reconciliation) -> Table:
     """Return the parts of one device that are not empty; "unknown" is a part like any other."""
     parts = _shortened([part for part in found.parts if part.size_bytes != 0])
-    rows = [(_size(part), clean(part.name), clean(part.advice)) for part in parts]
+    rows = [(_size(part.size_bytes), clean(part.name), clean(part.advice)) for part in parts]
     title = f"{_label(found)}: {format_bytes(found.total_bytes)}, {clean(found.basis)}"
     columns = ("size", "part", "what it is, what you can do")
     bars = tuple(_share(part, found.total_bytes) for part in parts)
@@ -75,8 +75,8 @@ def _share(part: Part, total_bytes: int) -> Bar | None:
     return Bar(label, total_bytes, part.size_bytes)
 
 
-def _size(part: Part) -> str:
-    return "unknown" if part.size_bytes is None else format_bytes(part.size_bytes)
+def _size(size: int | None) -> str:
+    return "unknown" if size is None else format_bytes(size)
 
 
 def _shortened(parts: list[Part]) -> list[Part]:

@@ -78,11 +78,8 @@ def _sections(record: SessionRecord) -> Iterator[tuple[str, str]]:
         yield "Experiments", html.render(reports)
     for cell in shown:
         if cell.recovery is not None and (reports := content.recovery_reports(cell.recovery, 0)):
-            yield f"Recovery in {_cell(cell.execution_count)}", html.render(reports)
-
-
-def _cell(number: int | None) -> str:
-    return "a cell" if number is None else f"cell {number}"
+            name = "a cell" if cell.execution_count is None else f"cell {cell.execution_count}"
+            yield f"Recovery in {name}", html.render(reports)
 
 
 def _pictures(record: SessionRecord) -> Iterator[str]:
