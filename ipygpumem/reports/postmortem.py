@@ -72,17 +72,15 @@ def postmortem_report(recording: Recording, verdict: Verdict) -> Report:
     """Return the last that is known of one kernel: its cell, its memory, and what ended it."""
     last = recording.running
     kernel = f"kernel {_kernel(recording.header)}"
-    if verdict.cause == "alive":
-        headline = [f"{kernel} still runs", f"last entry {_when(recording.last_time)}"]
-    elif verdict.cause == "ended":
-        headline = [f"{kernel} ended on purpose", clean(verdict.text), _when(recording.last_time)]
-    elif verdict.cause == "unrecorded":
-        headline = [f"the recording of {kernel} ended", clean(verdict.text), _when(recording.last_time)]
-    elif verdict.cause == "unreadable":
-        headline = [clean(verdict.text), f"last entry {_when(recording.last_time)}"]
-    else:
-        where = "while no cell ran" if last is None else f"in cell {last.cell}"
-        headline = [f"{kernel} died {where}", _when(recording.last_time), f"{clean(verdict.text)} ({verdict.grade})"]
+    when, why = _when(recording.last_time), clean(verdict.text)
+    where = "while no cell ran" if last is None else f"in cell {last.cell}"
+    headlines = {
+        "alive": [f"{kernel} still runs", f"last entry {when}"],
+        "ended": [f"{kernel} ended on purpose", why, when],
+        "unrecorded": [f"the recording of {kernel} ended", why, when],
+        "unreadable": [why, f"last entry {when}"],
+    }
+    headline = headlines.get(verdict.cause, [f"{kernel} died {where}", when, f"{why} ({verdict.grade})"])
     died = verdict.cause not in NO_DEATHS
     lines = [f"{count(recording.skipped, 'line')} of the recording could not be read"] * bool(recording.skipped)
     if lines and died:
@@ -192,17 +190,11 @@ def _before_table(recording: Recording) -> Table:
     rows = []
     for start, end in list(_finished(recording))[-_CELLS_BEFORE:]:
         rss = next((item for item in end.devices if item.device == "cpu"), None)
+        sizes = (None, None) if rss is None else (rss.current_bytes, rss.peak_bytes)
+        memory = ["" if size is None else format_bytes(size) for size in sizes]
         first_line = next((line for line in start.source.split("\n") if line.strip()), "")
-        rows.append(
-            (
-                str(start.cell),
-                format_seconds(end.seconds),
-                clean(end.error or ""),
-                "" if rss is None else format_bytes(rss.current_bytes),
-                "" if rss is None or rss.peak_bytes is None else format_bytes(rss.peak_bytes),
-                shorten(first_line, 60),
-            )
-        )
+        before = (str(start.cell), format_seconds(end.seconds), clean(end.error or ""))
+        rows.append((*before, *memory, shorten(first_line, 60)))
     columns = ("cell", "time", "error", "RAM after", "peak", "source")
     return Table("cells before", columns, tuple(rows), frozenset({"cell", "RAM after", "peak"}), frozenset({"source"}))
 
