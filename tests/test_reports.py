@@ -15,7 +15,7 @@ from ipygpumem.model import (
     Holder,
     Usage,
 )
-from ipygpumem.reports import content, html, text
+from ipygpumem.reports import content, history, html, text
 from ipygpumem.reports.grid import columns
 from ipygpumem.reports.layout import Report, Table, clean, listed
 from ipygpumem.units import GIB, MIB
@@ -100,10 +100,13 @@ def test_the_compact_and_the_silent_report_of_an_experiment() -> None:
     assert content.experiment_reports(experiment(), "none") == []
 
 
-def test_each_report_of_an_experiment_marks_a_sampled_peak() -> None:
-    sampled = experiment(usages=(Usage("cpu", 0, 0, MIB, None, "sampled"),))
-    shown = [text.render(content.experiment_reports(sampled, style)) for style in ("compact", "full")]
-    assert all("+1 MiB (sampled)" in report for report in shown)
+def test_each_report_of_an_experiment_or_a_cell_marks_a_sampled_peak() -> None:
+    usages = (Usage("cpu", 0, 0, MIB, None, "sampled"),)
+    ended = experiment(usages=usages)
+    reports = [content.experiment_reports(ended, style) for style in ("compact", "full")]
+    reports += [[history.history_report([cell(usages=usages)], total=1)], [history.experiments_report([ended])]]
+    reports.append([history.comparison_report(history.numbered([ended]))])
+    assert [text.render(found).count("+1 MiB (sampled)") for found in reports] == [1] * 5
 
 
 def test_many_names_are_counted_instead_of_listed() -> None:

@@ -20,6 +20,7 @@ from ipygpumem.reports.layout import (
     count,
     device_label,
     in_use,
+    peak_label,
     shape_label,
 )
 from ipygpumem.units import MIB, format_bytes, format_change, format_seconds, format_share
@@ -67,11 +68,7 @@ def _has_moved(usage: Usage) -> bool:
 
 def _usage_part(usage: Usage) -> str:
     kept = f"{device_label(usage.device)} {format_change(usage.delta_bytes)}"
-    return f"{kept}, peak {_peak(usage)}, {_now(usage)}{_children(usage)}"
-
-
-def _peak(usage: Usage) -> str:
-    return format_change(usage.peak_delta_bytes) + " (sampled)" * (usage.method == "sampled")
+    return f"{kept}, peak {peak_label(usage)}, {_now(usage)}{_children(usage)}"
 
 
 def _children(usage: Usage) -> str:
@@ -116,7 +113,7 @@ def _experiment_part(record: ExperimentRecord, usage: Usage) -> str:
 
 def _experiment_row(record: ExperimentRecord, usage: Usage) -> tuple[str, ...]:
     consumed, reclaimed = record.consumed.get(usage.device, 0), record.reclaimed.get(usage.device, 0)
-    return device_label(usage.device), format_change(consumed), format_bytes(reclaimed), _peak(usage)
+    return device_label(usage.device), format_change(consumed), format_bytes(reclaimed), peak_label(usage)
 
 
 def _experiment_facts(record: ExperimentRecord) -> tuple[Fact, ...]:

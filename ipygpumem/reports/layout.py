@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ipygpumem.model import Usage
+from ipygpumem.units import format_change
 
 SEPARATOR = " · "
 NAMES_SHOWN = 40
@@ -197,6 +198,11 @@ def count(number: int, thing: str) -> str:
 def shape_label(shape: Sequence[int]) -> str:
     """Return a shape as reports show it, ``512 × 1024``; none is that of a scalar."""
     return " × ".join(map(str, shape)) or "scalar"
+
+
+def peak_label(usage: Usage) -> str:
+    """Return how far a device rose above its start; samples are marked, since they may miss the highest point."""
+    return format_change(usage.peak_delta_bytes) + " (sampled)" * (usage.method == "sampled")
 
 
 def in_use(usage: Usage) -> bool:
