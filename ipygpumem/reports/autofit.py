@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ipygpumem.fitting.fit import FITS, Try, shown
 from ipygpumem.model import usage_on
-from ipygpumem.reports.layout import SEPARATOR, Report, Table, clean, clean_name, device_label
+from ipygpumem.reports.layout import SEPARATOR, Report, Table, clean, clean_name, device_label, sampled_mark
 from ipygpumem.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def _table(tries: Sequence[Try], plan: Plan) -> Table:
     rows = []
     for item in tries:
         usages = [usage_on(item.usages, device) for device in devices]
-        own_peaks = ["" if usage is None else format_bytes(usage.peak_bytes) for usage in usages]
+        own_peaks = ["" if usage is None else format_bytes(usage.peak_bytes) + sampled_mark(usage) for usage in usages]
         values = [f"{value:g}" if type(value) is float else str(value) for value in item.values.values()]
         asked = "" if item.requested_bytes is None else f", asked for {format_bytes(item.requested_bytes)}"
         rows.append((*values, *own_peaks, clean_name(item.outcome + asked), format_seconds(item.duration_seconds)))

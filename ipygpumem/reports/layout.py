@@ -202,7 +202,12 @@ def shape_label(shape: Sequence[int]) -> str:
 
 def peak_label(usage: Usage) -> str:
     """Return how far a device rose above its start; samples are marked, since they may miss the highest point."""
-    return format_change(usage.peak_delta_bytes) + " (sampled)" * (usage.method == "sampled")
+    return format_change(usage.peak_delta_bytes) + sampled_mark(usage)
+
+
+def sampled_mark(usage: Usage) -> str:
+    """Return what stands behind a peak: nothing where it is exact."""
+    return " (sampled)" if usage.method == "sampled" else ""
 
 
 def in_use(usage: Usage) -> bool:
