@@ -449,6 +449,11 @@ def test_a_script_without_ipython_finds_what_fits_under_a_real_limit() -> None:
 # -- the report -----------------------------------------------------------------------------------------------
 
 
+def test_the_table_marks_a_sampled_peak() -> None:
+    tries = [Try({"n": size}, "fits", 1.0, (Usage("cpu", 0, 0, 2**20, None, "sampled"),)) for size in (8, 9)]
+    assert text.render([autofit_report(tries, [], Options().plan({"n": 9}))]).count("1 MiB (sampled)") == 2
+
+
 def test_the_table_has_a_row_for_each_try() -> None:
     plan = Options().plan({"batch_size": 1024})
     tries = [

@@ -199,6 +199,18 @@ def test_two_thousand_cells_are_drawn_as_a_few_artists() -> None:
         figure.release()
 
 
+def test_the_numbers_of_two_thousand_cells_are_measured_by_how_many_digits_they_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured = []
+    inches = picture.inches
+    monkeypatch.setattr(
+        picture, "inches", lambda text, *options, **more: measured.append(text) or inches(text, *options, **more)
+    )
+    session.draw(split(made_up(2000))[0])
+    assert 0 < len(measured) < 50
+
+
 def test_a_session_says_which_cells_and_how_many_experiments_are_left_out() -> None:
     records = made_up(30)
     own = split(records)[0]

@@ -15,8 +15,9 @@ from ipygpumem.model import (
     Holder,
     Usage,
 )
-from ipygpumem.reports import content, html, text
+from ipygpumem.reports import content, history, html, text
 from ipygpumem.reports.grid import columns
+from ipygpumem.reports.layout import Report, Table, clean, listed
 from ipygpumem.units import GIB, MIB
 from tests.report_samples import RAM, cell, every_report, experiment, recovery
 
@@ -97,6 +98,15 @@ def test_the_compact_and_the_silent_report_of_an_experiment() -> None:
         "experiment small · 2 cells · 4.20 s · RAM consumed +600 MiB, reclaimed 88 MiB, peak +1.31 GiB"
     )
     assert content.experiment_reports(experiment(), "none") == []
+
+
+def test_each_report_of_an_experiment_or_a_cell_marks_a_sampled_peak() -> None:
+    usages = (Usage("cpu", 0, 0, MIB, None, "sampled"),)
+    ended = experiment(usages=usages)
+    reports = [content.experiment_reports(ended, style) for style in ("compact", "full")]
+    reports += [[history.history_report([cell(usages=usages)], total=1)], [history.experiments_report([ended])]]
+    reports.append([history.comparison_report(history.numbered([ended]))])
+    assert [text.render(found).count("+1 MiB (sampled)") for found in reports] == [1] * 5
 
 
 def test_many_names_are_counted_instead_of_listed() -> None:
@@ -282,8 +292,8 @@ def test_colour_changes_nothing_but_the_colour() -> None:
 
 def test_a_table_that_is_too_wide_is_folded_and_then_becomes_lines() -> None:
     rows = (("x" * 20, "1.00 GiB", "one two three four five six"),)
-    table = content.Table("", ("name", "size", "what you can do"), rows, frozenset({"size"}))
-    report = [content.Report("note", "head", tables=(table,))]
+    table = Table("", ("name", "size", "what you can do"), rows, frozenset({"size"}))
+    report = [Report("note", "head", tables=(table,))]
     assert text.render(report, text.Style(width=58)).splitlines()[3:] == [
         f"  {'x' * 20}   1.00 GiB   one two three four",
         f"  {'':20}              five six",
@@ -309,14 +319,14 @@ def test_in_a_narrow_terminal_a_row_is_a_line_of_names_and_values_that_begins_wi
 
 
 def test_huge_texts_and_long_names_are_cut() -> None:
-    assert content.clean("x" * 9999).endswith("x…")
+    assert clean("x" * 9999).endswith("x…")
     (report,) = content.experiment_reports(experiment(name="n" * 500), "full")
     assert len(report.headline) < 120
 
 
 @given(st.text())
 def test_cleaned_text_is_one_printable_line_of_the_same_length(value: str) -> None:
-    cleaned = content.clean(value)
+    cleaned = clean(value)
     assert len(cleaned) == len(value)
     assert cleaned.isprintable()
 
@@ -350,8 +360,8 @@ def test_leaks_that_are_freed_in_different_ways_are_lines_of_their_own() -> None
 
 
 def test_a_long_list_of_names_says_how_many_more_there_are() -> None:
-    assert content.name_list([f"n{n}" for n in range(50)]).endswith("n38, n39 and 10 more")
-    assert content.name_list(["x", "y"]) == "x, y"
+    assert listed([f"n{n}" for n in range(50)]).endswith("n38, n39 and 10 more")
+    assert listed(["x", "y"]) == "x, y"
 
 
 def test_what_was_too_much_to_be_looked_into_is_counted() -> None:

@@ -22,9 +22,8 @@ from ipygpumem.notebook.experiments import watching
 from ipygpumem.notebook.experiments.experiment import Experiment
 from ipygpumem.notebook.experiments.options import ExperimentOptions
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.reports import content
 from ipygpumem.reports.bars import Scales
-from ipygpumem.reports.content import Report
+from ipygpumem.reports.layout import Report, note
 from ipygpumem.units import MIB
 from tests.fakes import FakeProbe
 
@@ -312,7 +311,7 @@ def test_quiet_hides_no_error_and_no_growth_and_nothing_else_that_is_said(
     assert len(run_cell(notebook)) == 1
     monkeypatch.undo()
     notebook.tools.config.min_cell_seconds = 0.0
-    told = content.note("a budget was crossed")
+    told = note("a budget was crossed")
     monkeypatch.setattr(notebook.budgets, "code_ended", lambda cell, *, failed: cell.below.append(told))
     assert run_cell(notebook) == [told.headline]
 

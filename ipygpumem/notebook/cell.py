@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ipygpumem.measuring.meter import Measurement
 from ipygpumem.model import RecoveryRecord, Usage
-from ipygpumem.reports.content import Report
+from ipygpumem.reports.layout import Report
 from ipygpumem.scopes.bindings import Bindings, bindings_of
 
 T = TypeVar("T")

@@ -18,6 +18,7 @@ from ipygpumem.notebook.tools import Tools
 from ipygpumem.objects.garbage import Mark
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.reports import content
+from ipygpumem.reports.layout import Report
 
 
 class _OfCell:
@@ -53,14 +54,14 @@ class Recovery:
         self._mark: Mark | None = None
         """The moment of that recovery."""
 
-    def cell_ended(self, cell: Cell, error: BaseException | None) -> list[content.Report]:
+    def cell_ended(self, cell: Cell, error: BaseException | None) -> list[Report]:
         """Release what the cell's error holds; most cells have none, and pay nothing."""
         if error is None and cell.recovery is None:
             self._named = None  # the cell may have left garbage
             return []
         return self._recover(cell, error)
 
-    def _recover(self, cell: Cell, error: BaseException | None) -> list[content.Report]:
+    def _recover(self, cell: Cell, error: BaseException | None) -> list[Report]:
         """Release what the cell's error holds, if the policy says so, and return the report."""
         if error is not None:
             failure = tracebacks.classify(error)

@@ -18,6 +18,7 @@ from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.recovery import Recovery
 from ipygpumem.notebook.tools import Tools
 from ipygpumem.reports import content
+from ipygpumem.reports.layout import Report, note
 
 
 class Session:
@@ -156,7 +157,7 @@ class Session:
             reclaimed=fallen({usage.device: usage.after_bytes for usage in cell.at_end}, now),
         )
 
-    def _line(self, record: CellRecord) -> list[content.Report]:
+    def _line(self, record: CellRecord) -> list[Report]:
         """Return the line of a cell, if it is to be shown."""
         tools = self._tools
         remarks = [line for part in self._parts for line in part.remarks(record)]
@@ -171,7 +172,7 @@ class Session:
         long_enough = record.duration_seconds >= self._tools.config.min_cell_seconds
         return long_enough and not (self._tools.config.quiet and content.is_quiet(record))
 
-    def _tell(self, cell: Cell, result: Any, reports: list[content.Report]) -> None:
+    def _tell(self, cell: Cell, result: Any, reports: list[Report]) -> None:
         """Show what there is to say of a cell, in spite of a Ctrl-C: it may wait long for much output of the cell's."""
         place, live = None, self._tools.live
         for _ in range(2):
@@ -185,14 +186,14 @@ class Session:
                 cell.interrupted = True
         live.reported(cell)
 
-    def _interrupted(self, result: Any) -> list[content.Report]:
+    def _interrupted(self, result: Any) -> list[Report]:
         """Let a late Ctrl-C, after the cell's code, stop what comes next; IPython would lose it."""
         for outer in self._tools.cells.running():
             outer.interrupted_inside = True
         if getattr(result, "error_in_exec", self) is not None:
             return []
         result.error_in_exec = KeyboardInterrupt("the cell's code had ended")
-        return [content.note("Ctrl-C came when the cell's code had ended")]
+        return [note("Ctrl-C came when the cell's code had ended")]
 
     def _shown(self) -> None:
         for part in self._parts:

@@ -20,7 +20,8 @@ from ipygpumem.objects.holders.graphs import live_tensors
 from ipygpumem.objects.holders.paths import NOTEBOOK
 from ipygpumem.objects.holders.search import explain
 from ipygpumem.objects.progress import Progress, part, parts
-from ipygpumem.reports.content import Report, leaks_report
+from ipygpumem.reports.content import leaks_report
+from ipygpumem.reports.layout import Report
 
 _OF_MODULE = re.compile(r"module ([\w.]+), global [^:]+")
 _QUOTED = re.compile(r'"[^"]*"')

@@ -17,7 +17,7 @@ from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.profiling.account import Account
 from ipygpumem.profiling.blocks import Blocks, CodeBlock, LinesRecord, code_of
 from ipygpumem.profiling.tracing import watcher
-from ipygpumem.reports.content import Report, clean
+from ipygpumem.reports.layout import Report, clean
 from ipygpumem.reports.lines import lines_report
 
 _PROG = "%%memlines"

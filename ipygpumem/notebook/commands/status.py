@@ -9,7 +9,7 @@ from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.objects.inventory.survey import roles_of_objects
 from ipygpumem.reconcile import findings
-from ipygpumem.reports.content import Report, count
+from ipygpumem.reports.layout import Report, count
 from ipygpumem.reports.status import status_report
 
 

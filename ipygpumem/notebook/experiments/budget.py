@@ -12,7 +12,7 @@ from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.experiments.budgets import Budgets
 from ipygpumem.notebook.ipython.sources import running_cell
 from ipygpumem.notebook.ticker import Tick
-from ipygpumem.reports.content import note
+from ipygpumem.reports.layout import note
 from ipygpumem.units import format_bytes
 
 

@@ -8,7 +8,7 @@ from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.recovery import Recovery
 from ipygpumem.notebook.tools import Tools
-from ipygpumem.reports.content import note
+from ipygpumem.reports.layout import note
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.ticker import Tick
 from ipygpumem.notebook.tools import Tools
 from ipygpumem.probes import cgroup, own_limits, pressure
-from ipygpumem.reports.content import Report, clean, note
+from ipygpumem.reports.layout import Report, clean, note
 
 _TICK_SECONDS = 0.25
 
