@@ -114,7 +114,8 @@ def counting(notebook: Kernel) -> Kernel:
 @pytest.mark.parametrize("name", [*YOUNG, *FULL])
 def test_a_look_at_what_is_young_gives_what_a_look_at_everything_gives(counting: Kernel, name: str) -> None:
     code = {**YOUNG, **FULL}[name]
-    ends(counting, code)  # the first time torch loads what it loads lazily
+    works(counting, SETUP)
+    works(counting, code)  # the first time torch loads what it loads lazily
     for _ in range(_TRIES):
         found, full, walks = ends(counting, code)
         if name in FULL or (full, walks) == (0, 0):
