@@ -97,7 +97,5 @@ def test_a_syntax_error_is_shown_as_in_a_plain_cell(kernel: Kernel) -> None:
         expected, found = run(kernel, f"#\n{body}"), run(kernel, f"%%estimate\n{body}")
         assert (found.status, found.error) == ("error", expected.error), body
         assert "ipygpumem" not in found.traceback, body
-        shown, plain = (
-            re.sub(r"\x1b\[[\d;]*m|Cell.*?In *\[\d+\]", "", reply.traceback) for reply in (found, expected)
-        )
+        shown, plain = (re.sub(r"\x1b\[[\d;]*m|Cell.*?In *\[\d+\]", "", reply.traceback) for reply in (found, expected))
         assert shown.splitlines()[-4:] == plain.splitlines()[-4:], body
