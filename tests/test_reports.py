@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ipygpumem.model import (
     Held,
     Holder,
+    ReclaimStep,
     Usage,
 )
 from ipygpumem.reports import content, html, text
@@ -89,6 +90,20 @@ def test_the_full_report_of_an_experiment() -> None:
         "  still alive, because something outside the experiment refers to it:",
         "  32 MiB · b: Tensor float32 8 × 1024 × 1024 on cpu",
     ]
+
+
+def test_no_step_is_shown_to_have_given_more_than_came_back_in_all() -> None:
+    def step(name: str, size: int) -> ReclaimStep:
+        return ReclaimStep(name, {"cpu": size}, {"cuda:0": 3 * MIB}, 0.1)
+
+    steps = (step("names", 32 * MIB), step("garbage", -8 * MIB), step("malloc_trim", 4 * MIB))
+    (report,) = content.experiment_reports(experiment(steps=steps, reclaimed={"cpu": 28 * MIB}), "full")
+    assert report.facts[-1].values == (
+        "names (RAM 28 MiB, cuda:0 reserved 3 MiB)",
+        "garbage (cuda:0 reserved 3 MiB)",
+        "malloc_trim (cuda:0 reserved 3 MiB)",
+    )
+    assert content.freed_report("came back", steps[:1], {"cpu": -1}).lines == ("names (cuda:0 reserved 3 MiB)",)
 
 
 def test_the_compact_and_the_silent_report_of_an_experiment() -> None:

@@ -142,18 +142,21 @@ def _experiment_facts(record: ExperimentRecord) -> tuple[Fact, ...]:
     noted = tuple(clean_name(f"{name}={value}") for name, value in record.parameters.items())
     if noted:
         facts.insert(0, Fact("noted", noted[:_NAMES_SHOWN], code=True, more=max(0, len(noted) - _NAMES_SHOWN)))
-    steps = _step_list(record.steps)
+    steps = _step_list(record.steps, record.reclaimed)
     return (*facts, Fact("given back", tuple(steps))) if steps else tuple(facts)
 
 
-def _step_list(steps: Iterable[ReclaimStep]) -> list[str]:
-    """Return what each step gave, leaving out those that gave less than a tenth of a MiB."""
-    texts = []
+def _step_list(steps: Iterable[ReclaimStep], total: Mapping[str, int]) -> list[str]:
+    """Return what each step gave of ``total``, leaving out those that gave less than a tenth of a MiB."""
+    texts, left = [], dict(total)
     for step in steps:
-        sizes = [*step.reclaimed.items(), *((f"{device} reserved", size) for device, size in step.returned.items())]
-        given = [f"{device_label(device)} {format_bytes(size)}" for device, size in sizes if size >= 2**20 // 10]
-        if given:
-            texts.append(f"{step.name} ({', '.join(given)})")
+        # A later step may take some of it again, if only a page for its own work.
+        given = {device: min(size, left.get(device, 0)) for device, size in step.reclaimed.items() if size > 0}
+        left.update({device: left.get(device, 0) - size for device, size in given.items()})
+        sizes = [*given.items(), *((f"{device} reserved", size) for device, size in step.returned.items())]
+        shown = [f"{device_label(device)} {format_bytes(size)}" for device, size in sizes if size >= 2**20 // 10]
+        if shown:
+            texts.append(f"{step.name} ({', '.join(shown)})")
     return texts
 
 
@@ -283,7 +286,7 @@ def freed_report(
     """Return what giving memory back by hand gave."""
     steps = list(steps)
     lines = [*notes, *(f"{step.name}: {clean(step.error)}" for step in steps if step.error)]
-    given = _step_list(steps)
+    given = _step_list(steps, reclaimed)
     if given:
         lines.insert(0, ", ".join(given))
     sizes = {device: max(0, size) for device, size in reclaimed.items()}
