@@ -124,6 +124,12 @@ class Heap:
                 by_storage.setdefault(array.storage, []).append(item)
         return by_storage
 
+    def add(self, item: object) -> None:
+        """Note an object that has come into being since, and stands for what was there, as an object's own dict."""
+        if id(item) not in self._alive:
+            self._alive.add(id(item))
+            self._tracked.append(item)
+
     def referrers(self, objects: dict[int, object], progress: Progress = unseen) -> Iterator[tuple[object, list[int]]]:
         """Yield the objects that refer to some of ``objects`` (by identity), and to which.
 
