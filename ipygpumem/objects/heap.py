@@ -64,6 +64,7 @@ class Heap:
         """Let go of everything. If the maker of the heap is in it, that would be a cycle otherwise."""
         for objects in (self._tracked, self._containers, self.tensors, self.modules, self.optimizers, self.ndarrays):
             objects.clear()
+        self._alive.clear()
         self._inside = None
 
     def _look_behind(self, beside: Iterable[object], progress: Progress) -> None:
