@@ -441,7 +441,8 @@ def test_an_object_whose_dict_the_first_of_several_searches_has_made_is_still_fo
     layer = torch.nn.Linear(10, 10)
     layer(torch.zeros(1, 10)).sum().backward()
     weight, gradient = storage_key(layer.weight), storage_key(layer.weight.grad)
-    assert weight is not None and gradient is not None
+    assert weight is not None
+    assert gradient is not None
     names["trainer"] = Thing()
     names["trainer"].weights = [layer.weight]  # CPython 3.11 and 3.12 make the trainer's dict when somebody asks
     del layer
