@@ -17,7 +17,7 @@ from ipygpumem.model import (
     Usage,
 )
 from ipygpumem.reports import content, html, text
-from ipygpumem.reports.grid import columns
+from ipygpumem.reports.grid import columns, fold
 from ipygpumem.units import GIB, MIB
 from tests.report_samples import RAM, cell, every_report, experiment, recovery
 
@@ -293,6 +293,18 @@ def test_colour_changes_nothing_but_the_colour() -> None:
         coloured = text.render(every_report(), dataclasses.replace(style, colour=True))
         assert "\x1b[1m" in coloured
         assert re.sub("\x1b\\[\\d+m", "", coloured) == text.render(every_report(), style)
+
+
+def test_a_long_name_is_broken_between_its_parts_and_inside_one_only_where_it_must_be() -> None:
+    path = 'model.encoder.layers[11].self_attention.out_proj["weight"]'
+    assert fold(path, 24) == ["model.encoder.layers[11]", ".self_attention.out_proj", '["weight"]']
+    assert fold("get_ipython().run_line_magic('reload_ext')", 30) == ["get_ipython().run_line_magic", "('reload_ext')"]
+    assert fold("a" * 25 + ".b", 10) == ["a" * 10, "a" * 10, "aaaaa.b"]
+
+
+def test_a_folded_line_of_source_keeps_its_indentation() -> None:
+    assert fold("        total = first + second", 24) == ["        total = first +", "        second"]
+    assert fold("        x", 4) == ["  x"]
 
 
 def test_a_table_that_is_too_wide_is_folded_and_then_becomes_lines() -> None:
