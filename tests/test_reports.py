@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from ipygpumem.model import (
     Held,
     Holder,
+    ReclaimStep,
     Usage,
 )
 from ipygpumem.reports import content, history, html, text
-from ipygpumem.reports.grid import columns
+from ipygpumem.reports.grid import columns, fold
 from ipygpumem.reports.layout import Report, Table, clean, listed
 from ipygpumem.units import GIB, MIB
 from tests.report_samples import RAM, cell, every_report, experiment, recovery
@@ -90,6 +91,20 @@ def test_the_full_report_of_an_experiment() -> None:
         "  still alive, because something outside the experiment refers to it:",
         "  32 MiB · b: Tensor float32 8 × 1024 × 1024 on cpu",
     ]
+
+
+def test_no_step_is_shown_to_have_given_more_than_came_back_in_all() -> None:
+    def step(name: str, size: int) -> ReclaimStep:
+        return ReclaimStep(name, {"cpu": size}, {"cuda:0": 3 * MIB}, 0.1)
+
+    steps = (step("names", 32 * MIB), step("garbage", -8 * MIB), step("malloc_trim", 4 * MIB))
+    (report,) = content.experiment_reports(experiment(steps=steps, reclaimed={"cpu": 28 * MIB}), "full")
+    assert report.facts[-1].values == (
+        "names (RAM 28 MiB, cuda:0 reserved 3 MiB)",
+        "garbage (cuda:0 reserved 3 MiB)",
+        "malloc_trim (cuda:0 reserved 3 MiB)",
+    )
+    assert content.freed_report("came back", steps[:1], {"cpu": -1}).lines == ("names (cuda:0 reserved 3 MiB)",)
 
 
 def test_the_compact_and_the_silent_report_of_an_experiment() -> None:
@@ -288,6 +303,18 @@ def test_colour_changes_nothing_but_the_colour() -> None:
         coloured = text.render(every_report(), dataclasses.replace(style, colour=True))
         assert "\x1b[1m" in coloured
         assert re.sub("\x1b\\[\\d+m", "", coloured) == text.render(every_report(), style)
+
+
+def test_a_long_name_is_broken_between_its_parts_and_inside_one_only_where_it_must_be() -> None:
+    path = 'model.encoder.layers[11].self_attention.out_proj["weight"]'
+    assert fold(path, 24) == ["model.encoder.layers[11]", ".self_attention.out_proj", '["weight"]']
+    assert fold("get_ipython().run_line_magic('reload_ext')", 30) == ["get_ipython().run_line_magic", "('reload_ext')"]
+    assert fold("a" * 25 + ".b", 10) == ["a" * 10, "a" * 10, "aaaaa.b"]
+
+
+def test_a_folded_line_of_source_keeps_its_indentation() -> None:
+    assert fold("        total = first + second", 24) == ["        total = first +", "        second"]
+    assert fold("        x", 4) == ["  x"]
 
 
 def test_a_table_that_is_too_wide_is_folded_and_then_becomes_lines() -> None:

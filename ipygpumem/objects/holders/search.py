@@ -246,6 +246,8 @@ class _Search:
                 roots += [(place, child) for place, child in places if place is not None]
                 if all(place is None for place, _ in places):
                     seen.append((holder, held))
+                if holder is not referrer:
+                    self._heap.add(holder)  # else the next search would end at the dict that this one has made
         following, known = self._note(seen)
         self._objects.update(following)
         tops = [key for key in level if key not in referred and key in self._children]
