@@ -41,7 +41,7 @@ STILL = Usage("cpu", 61 * MIB, 61 * MIB + 90_000, 61 * MIB + 700_000, 16 * GIB, 
 STILL_CUDA = Usage("cuda:0", GIB, GIB, GIB + 512, 24 * GIB, "allocator", reserved_bytes=2 * GIB, used_bytes=3 * GIB)
 
 
-def test_a_device_that_did_not_move_by_a_mib_is_told_by_its_size_alone() -> None:
+def test_a_device_that_did_not_move_by_a_mib_is_said_by_its_size_alone() -> None:
     still = content.cell_report(cell(execution_count=3, duration_seconds=0.0003, usages=(STILL,)))
     assert still.headline == "cell 3 · 0.3 ms · RAM 61.1 MiB"
     assert content.cell_report(cell(usages=(STILL, STILL_CUDA))).headline == (
@@ -55,7 +55,7 @@ def test_a_device_that_did_not_move_by_a_mib_is_told_by_its_size_alone() -> None
 
 
 @pytest.mark.parametrize("changes", [{"after_bytes": 60 * MIB}, {"peak_bytes": 62 * MIB}, {"after_bytes": 62 * MIB}])
-def test_what_was_kept_given_back_or_needed_meanwhile_is_told_from_a_mib_on(changes: dict[str, int]) -> None:
+def test_what_was_kept_given_back_or_needed_meanwhile_is_said_from_a_mib_on(changes: dict[str, int]) -> None:
     usage = dataclasses.replace(STILL, **changes)
     assert not content.is_quiet(cell(usages=(usage, STILL_CUDA)))
     assert "RAM " in (headline := content.cell_report(cell(usages=(usage,))).headline)
@@ -222,7 +222,7 @@ def test_html_is_a_few_elements_with_inline_styles_and_nothing_from_outside() ->
         assert forbidden not in styles
 
 
-def test_a_bar_in_html_is_told_in_words_and_can_be_left_out() -> None:
+def test_a_bar_in_html_is_said_in_words_and_can_be_left_out() -> None:
     report = content.cell_report(cell(usages=(RAM,)))
     words = 'aria-label="RAM: 3.50 GiB of 16.00 GiB in use; the bar ends at 6.00 GiB"'
     assert words in html.render([report])

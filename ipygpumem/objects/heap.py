@@ -30,7 +30,7 @@ class Heap:
 
     Args:
         beside: yields what else is alive, and maybe out of the collector's sight, as what running functions hold.
-        progress: told how much has been looked at.
+        progress: gets how much has been looked at.
 
     Attributes:
         tensors: torch tensors, also those that only another object refers to.

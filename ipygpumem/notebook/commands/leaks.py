@@ -96,8 +96,8 @@ def _unnamed(
     holders = explain(ordered[:MOST_EXPLAINED], heap, notebook.experiments.survivors.roots(), progress=progress)
     modules = _users_modules(notebook.tools.namespace)
     unnamed = [key for key in ordered[:MOST_EXPLAINED] if not _is_plain(holders[key].path, modules)]
-    told = [replace(found[key], holder=_without_advice(holders[key])) for key in unnamed]
-    return told, [found[key] for key in ordered[MOST_EXPLAINED:]]
+    shown = [replace(found[key], holder=_without_advice(holders[key])) for key in unnamed]
+    return shown, [found[key] for key in ordered[MOST_EXPLAINED:]]
 
 
 def _without_advice(holder: Holder) -> Holder:

@@ -80,7 +80,7 @@ def explain(
         roots: what else the user can name.
         looks: how many objects are asked to what they refer, in each of three searches. What is not explained then
             stays so, and its holder says that. A limit of time would let answers change from call to call.
-        progress: told how much of it is done.
+        progress: gets how much of it is done.
     """
     left_out = False
     searches = iter(parts(progress, _SEARCHES))
