@@ -338,6 +338,11 @@ def test_too_little_headroom_is_no_fit(meter: Meter) -> None:
     found = run_tries(train, Fit(Options(step="search").plan({"n": 1000}), meter, headroom=0.1))
     assert found.result == 900
     assert found.tries[0] == Try({"n": 1000}, "too little headroom", found.tries[0].duration_seconds, *found_in(found))
+    with pytest.raises(AutofitError) as caught:
+        run_tries(train, Fit(Options(step="search", min=990).plan({"n": 1000}), meter, headroom=0.1))
+    assert str(caught.value) == (
+        "even n=990 does not fit (too little headroom): it needs 990 B of cuda:0 beside the 10% that must stay free"
+    )
     meter.close()
 
 

@@ -173,6 +173,15 @@ def test_the_line_after_the_cell_is_there_as_ever(shared: Kernel) -> None:
     ok(shared, "del held")
 
 
+def test_above_another_magic_the_source_is_as_it_was_typed(shared: Kernel) -> None:
+    reply = ok(shared, "%%memlines\n%%time\nheld = block(8)")
+    (table,) = reply.reports("memlines")
+    assert "get_ipython" not in table
+    assert "%%memlines" in table
+    assert "%%time" in table
+    ok(shared, "del held")
+
+
 def test_run_as_a_plain_cell_magic_it_works(shared: Kernel) -> None:
     reply = ok(shared, "get_ipython().run_cell_magic('memlines', '--sort peak', 'held = block(8)\\n')")
     assert sizes(reply)["cell:2"] == (8, 8)

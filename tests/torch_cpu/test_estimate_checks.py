@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from ipygpumem.errors import EstimateError
+import ipygpumem
+from ipygpumem.errors import EstimateError, GpuMemError
 from tests.kernel import Kernel
 from tests.smoke.steps import run
 from tests.torch_cpu.test_estimate_usual_code import estimated
@@ -99,3 +101,21 @@ def test_a_syntax_error_is_shown_as_in_a_plain_cell(kernel: Kernel) -> None:
         assert "ipygpumem" not in found.traceback, body
         shown, plain = (re.sub(r"\x1b\[[\d;]*m|Cell.*?In *\[\d+\]", "", reply.traceback) for reply in (found, expected))
         assert shown.splitlines()[-4:] == plain.splitlines()[-4:], body
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"device_memory": -5}, "and not -5"),
+        ({"device_memory": 0.5}, "and not 0.5"),
+        ({"device_memory": True}, "and not bool"),
+        ({"device_memory": [1]}, "and not list"),
+        ({"timeout": -1}, "seconds above zero"),
+        ({"timeout": "x"}, "seconds above zero"),
+    ],
+)
+def test_a_wrong_size_or_time_is_said_before_anything_runs(options: dict[str, Any], words: str) -> None:
+    ran: list[int] = []
+    with pytest.raises(GpuMemError, match=words):
+        ipygpumem.estimate(ran.append, 1, **options)
+    assert ran == []
