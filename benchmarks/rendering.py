@@ -10,6 +10,7 @@ from time import thread_time
 from benchmarks.report import Row, Section
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, Holder, ReclaimStep, RecoveryRecord, Usage
 from ipygpumem.reports import content, html, text
+from ipygpumem.reports.layout import Report
 
 _GIB = 2**30
 _COMPACT_MS, _FULL_MS = 0.3, 5.0
@@ -31,7 +32,7 @@ def run(*, quick: bool) -> Section:
     usages = [_larger(cell.usages, number * 2**26) for number in range(_DIFFERENT)]
     cells = itertools.cycle([replace(cell, usages=each) for each in usages])
     experiments = itertools.cycle([replace(experiment, usages=each) for each in usages])
-    kinds: tuple[tuple[str, float, Callable[[], Sequence[content.Report]]], ...] = (
+    kinds: tuple[tuple[str, float, Callable[[], Sequence[Report]]], ...] = (
         ("the line after a cell", _COMPACT_MS, lambda: [content.cell_report(next(cells))]),
         ("an experiment, compact", _COMPACT_MS, lambda: content.experiment_reports(next(experiments), "compact")),
         ("an experiment, full", _FULL_MS, lambda: content.experiment_reports(next(experiments), "full")),

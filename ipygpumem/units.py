@@ -65,6 +65,22 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
 
 
+def checked_bytes(size: object) -> int:
+    """Return the number of bytes that a caller means: a number of them, or a text as ``parse_bytes`` reads it.
+
+    Raises:
+        UnitError: it is neither.
+    """
+    if isinstance(size, str):
+        return parse_bytes(size)
+    if type(size) is float and size.is_integer():  # 8e9
+        size = int(size)
+    if type(size) is not int or size < 0:
+        what = str(size) if type(size) in (int, float) else type(size).__name__
+        raise UnitError(f"a size is a number of bytes, or a text such as '8GiB', and not {what}")
+    return size
+
+
 def format_short_seconds(seconds: float) -> str:
     """Return a duration as ``format_seconds`` does, and less than a millisecond as ``12 µs``."""
     return f"{seconds * 1e6:.0f} µs" if seconds < 0.001 else format_seconds(seconds)

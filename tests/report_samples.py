@@ -32,6 +32,7 @@ from ipygpumem.reconcile.records import Part, Reconciliation
 from ipygpumem.reports import content, history, postmortem
 from ipygpumem.reports.autofit import autofit_report
 from ipygpumem.reports.estimate import estimate_report, summary_report
+from ipygpumem.reports.layout import Report, note
 from ipygpumem.reports.lines import lines_report
 from ipygpumem.reports.statements import statements_report
 from ipygpumem.reports.status import status_report
@@ -102,7 +103,7 @@ def recovery(**changes: Any) -> RecoveryRecord:
     return RecoveryRecord(**{**values, **changes})
 
 
-def every_report(word: str = "x") -> list[content.Report]:
+def every_report(word: str = "x") -> list[Report]:
     """All kinds of reports, with ``word`` wherever a user's text may come."""
     held = tuple(
         Held(word, word, shape, word, word, 9 * MIB, function=word, line=1, holder=Holder(word, word))
@@ -123,7 +124,7 @@ def every_report(word: str = "x") -> list[content.Report]:
         *content.experiment_reports(ended, "full"),
         *content.experiment_reports(ended, "compact"),
         *content.recovery_reports(failed, MIB),
-        content.note(word),
+        note(word),
         content.interrupted_exit(word),
         content.leaks_report(held, MIB),
         content.freed_report(word, [step], {word: 1}),
@@ -135,7 +136,7 @@ def every_report(word: str = "x") -> list[content.Report]:
     ]
 
 
-def reports_over_time(word: str, ended: ExperimentRecord) -> list[content.Report]:
+def reports_over_time(word: str, ended: ExperimentRecord) -> list[Report]:
     """What is told of many cells and experiments, and of a kernel that is gone."""
     record = cell(error=word, experiment=word, source_line=word)
     figures = (Figures(word, 1, 2), Figures("cpu", 1, 2))
@@ -155,13 +156,13 @@ def reports_over_time(word: str, ended: ExperimentRecord) -> list[content.Report
         history.history_report([record], total=2, experiment=word),
         history.experiments_report([noted, noted], [word]),
         history.comparison_report(history.numbered([noted, noted])),
-        content.note(history.growth_line(Growth(word, 3, MIB, GIB))),
+        note(history.growth_line(Growth(word, 3, MIB, GIB))),
         postmortem.postmortem_report(gone, verdict),
         postmortem.list_report([(gone, verdict)], word),
     ]
 
 
-def reports_of_choices(word: str, usage: Usage) -> list[content.Report]:
+def reports_of_choices(word: str, usage: Usage) -> list[Report]:
     """What is told of sizes that were tried or estimated, of statements and of lines."""
     plan = Plan([Variable(word, 8, 1)])
     tries = [Try({word: 8}, outcome, 0.1, (usage,), word, 1) for outcome in ("out of memory", word)]

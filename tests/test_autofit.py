@@ -338,6 +338,11 @@ def test_too_little_headroom_is_no_fit(meter: Meter) -> None:
     found = run_tries(train, Fit(Options(step="search").plan({"n": 1000}), meter, headroom=0.1))
     assert found.result == 900
     assert found.tries[0] == Try({"n": 1000}, "too little headroom", found.tries[0].duration_seconds, *found_in(found))
+    with pytest.raises(AutofitError) as caught:
+        run_tries(train, Fit(Options(step="search", min=990).plan({"n": 1000}), meter, headroom=0.1))
+    assert str(caught.value) == (
+        "even n=990 does not fit (too little headroom): it needs 990 B of cuda:0 beside the 10% that must stay free"
+    )
     meter.close()
 
 
@@ -447,6 +452,11 @@ def test_a_script_without_ipython_finds_what_fits_under_a_real_limit() -> None:
 
 
 # -- the report -----------------------------------------------------------------------------------------------
+
+
+def test_the_table_marks_a_sampled_peak() -> None:
+    tries = [Try({"n": size}, "fits", 1.0, (Usage("cpu", 0, 0, 2**20, None, "sampled"),)) for size in (8, 9)]
+    assert text.render([autofit_report(tries, [], Options().plan({"n": 9}))]).count("1 MiB (sampled)") == 2
 
 
 def test_the_table_has_a_row_for_each_try() -> None:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipygpumem.model import Usage
-from ipygpumem.reports.bars import BAR_COLUMNS, Bar, Curve, Scales, curve_of, html_bar, html_spark, text_bar, text_spark
+from ipygpumem.reports.bars import BAR_COLUMNS, Scales, curve_of, html_bar, html_spark, text_bar, text_spark
+from ipygpumem.reports.layout import Bar, Curve
 from ipygpumem.reports.text import ASCII
 from ipygpumem.units import GIB, MIB
 

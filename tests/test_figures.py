@@ -199,6 +199,18 @@ def test_two_thousand_cells_are_drawn_as_a_few_artists() -> None:
         figure.release()
 
 
+def test_the_numbers_of_two_thousand_cells_are_measured_by_how_many_digits_they_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured = []
+    inches = picture.inches
+    monkeypatch.setattr(
+        picture, "inches", lambda text, *options, **more: measured.append(text) or inches(text, *options, **more)
+    )
+    session.draw(split(made_up(2000))[0])
+    assert 0 < len(measured) < 50
+
+
 def test_a_session_says_which_cells_and_how_many_experiments_are_left_out() -> None:
     records = made_up(30)
     own = split(records)[0]
@@ -383,7 +395,7 @@ def test_each_picture_is_written_to_a_file(
         ("cells --save cat.png", "cat.png is a file that ipygpumem did not write: --force"),
     ],
 )
-def test_a_mistake_is_told_in_one_line_and_writes_nothing(
+def test_a_mistake_is_said_in_one_line_and_writes_nothing(
     terminal: InteractiveShell, capsys: pytest.CaptureFixture[str], tmp_path: Path, line: str, words: str
 ) -> None:
     (tmp_path / "cat.png").write_bytes(b"a cat")

@@ -12,7 +12,7 @@ import ipygpumem
 from ipygpumem.errors import GpuMemError
 from ipygpumem.model import History
 from ipygpumem.reports import history as reports
-from ipygpumem.reports.content import Table
+from ipygpumem.reports.layout import Table
 from tests.kernel import Kernel
 from tests.test_export import HOSTILE, MIB, SESSION, cell, experiment, oom, usage
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+import ipygpumem
+from ipygpumem.errors import GpuMemError
 from ipygpumem.objects.bulk import CHUNK
 from ipygpumem.objects.inventory import reach, selection, survey
 from ipygpumem.objects.inventory.naming import Names
@@ -351,3 +353,25 @@ def test_an_inventory_that_a_magic_takes_knows_its_cell_by_its_input_number(kern
     works(kernel, "from ipygpumem.notebook.commands import tensors")
     shown = works(kernel, "print(tensors.take(get_ipython()).cell)\nlen(In) - 1")
     assert (shown.stdout, shown.result) == ("3\n", "3")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kind": "x"}, "write one of parameter, gradient, optimizer state, buffer, other"),
+        ({"min_bytes": -1}, "and not -1"),
+        ({"min_bytes": True}, "and not bool"),
+        ({"min_bytes": "1 MeB"}, "is not a size"),
+    ],
+)
+def test_a_wrong_condition_is_said_in_one_line(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(GpuMemError, match=words):
+        ipygpumem.tensors(**options)
+
+
+def test_what_is_no_name_and_no_inventory_is_said_in_one_line() -> None:
+    with pytest.raises(GpuMemError, match=r"names as text, such as .*, and not int"):
+        ipygpumem.tensors(3)  # type: ignore[arg-type]
+    with pytest.raises(GpuMemError, match=r"diff takes two inventories, .* and not int"):
+        ipygpumem.diff(ipygpumem.tensors("no such"), 2)  # type: ignore[arg-type]
+    assert ipygpumem.tensors("no such", min_bytes="1GiB").tensors == ()

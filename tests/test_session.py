@@ -22,9 +22,8 @@ from ipygpumem.notebook.experiments import watching
 from ipygpumem.notebook.experiments.experiment import Experiment
 from ipygpumem.notebook.experiments.options import ExperimentOptions
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.reports import content
 from ipygpumem.reports.bars import Scales
-from ipygpumem.reports.content import Report
+from ipygpumem.reports.layout import Report, note
 from ipygpumem.units import MIB
 from tests.fakes import FakeProbe
 
@@ -235,6 +234,21 @@ def test_an_end_that_cannot_tell_what_survived_is_an_end_all_the_same(
     )
 
 
+def test_an_experiment_and_the_cell_that_ends_it_agree_on_what_is_in_use_though_the_look_for_survivors_took_memory(
+    notebook: Notebook, probe: FakeProbe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(*args: object, **options: object) -> tuple[()]:
+        probe.set(17 * MIB)
+        return ()
+
+    monkeypatch.setattr(notebook.experiments.survivors, "of_experiment", look)
+    experiment = Experiment(notebook.experiments, ExperimentOptions("a")).start()
+    notebook.tools.namespace["finish"] = experiment.finish
+    run(notebook, "finish()")
+    assert experiment.record is not None
+    assert experiment.record.usages[0].after_bytes == notebook.session.history[-1].usages[0].after_bytes == 17 * MIB
+
+
 def test_an_experiment_that_a_finaliser_opens_during_an_exit_stays_open(notebook: Notebook) -> None:
     class OpensOne:
         def __del__(self) -> None:
@@ -312,7 +326,7 @@ def test_quiet_hides_no_error_and_no_growth_and_nothing_else_that_is_said(
     assert len(run_cell(notebook)) == 1
     monkeypatch.undo()
     notebook.tools.config.min_cell_seconds = 0.0
-    told = content.note("a budget was crossed")
+    told = note("a budget was crossed")
     monkeypatch.setattr(notebook.budgets, "code_ended", lambda cell, *, failed: cell.below.append(told))
     assert run_cell(notebook) == [told.headline]
 

@@ -84,7 +84,7 @@ def test_the_bar_of_an_inventory_of_much_never_stands_for_long(what: str) -> Non
 
 
 def take_much(what: str) -> None:
-    keep = [MAKE[what]() for _ in range(30 * CHUNK)]
+    keep = [MAKE[what]() for _ in range(10 * CHUNK)]
     assert longest_stand(lambda progress: survey.take([("keep", keep)], progress=progress)) < 0.25
 
 

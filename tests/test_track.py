@@ -167,10 +167,14 @@ def test_in_a_notebook_it_is_one_table_that_is_updated(kernel: Kernel) -> None:
     assert reply.status == "ok", reply.traceback
     (table,) = reply.reports("track")
     assert table.splitlines()[0].startswith("<b>step 30 of 30 · ")
-    assert "10 rows after the first are not shown" in table
+    assert "10 rows after the first not shown" in table
     html = next(display["data"]["text/html"] for display in reply.displays if "track" in str(display["metadata"]))
     assert "<b>step" not in html
     assert "&lt;b&gt;step" in html
     assert reply.stdout == "mine\n"
     assert kernel.value("[len(ipygpumem.traces()), ipygpumem.traces()[-1].iteration]") == [30, 30]
-    kernel.run("del kept")
+    reply = kernel.run("del kept\nfor step in ipygpumem.track(range(10_050)): pass")
+    (table,) = reply.reports("track")
+    assert "10030 rows after the first not shown" in table
+    assert table.splitlines()[4].split()[0] == "1"
+    assert table.splitlines()[-1].split()[0] == "10050"

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ipygpumem import estimating
 from ipygpumem.api.shell import current_shell
+from ipygpumem.errors import EstimateError
 from ipygpumem.reports.estimate import ShownEstimate, ShownSummary
-from ipygpumem.units import parse_bytes
+from ipygpumem.units import checked_bytes
 
 if TYPE_CHECKING:
     from ipygpumem.estimating.records import Estimate, ModelSummary
@@ -20,7 +21,7 @@ def estimate(
     /,
     *args: object,
     device: str | None = None,
-    device_memory: int | str | None = None,
+    device_memory: float | str | None = None,
     timeout: float = 300.0,
     **kwargs: object,
 ) -> Estimate:
@@ -39,11 +40,14 @@ def estimate(
         kwargs: its further arguments; for one of its own called ``device``, take ``functools.partial``.
 
     Raises:
-        EstimateError: torch is missing or too old, the function needs the values of tensors, or it did not end.
+        EstimateError: torch is missing or too old, the function needs the values of tensors, did not end, or
+            ``timeout`` is no time.
         UnitError: ``device_memory`` is not a size.
     """
     __tracebackhide__ = True  # of the function's errors
-    room_bytes = parse_bytes(device_memory) if isinstance(device_memory, str) else device_memory
+    room_bytes = None if device_memory is None else checked_bytes(device_memory)
+    if type(timeout) not in (int, float) or not timeout > 0:
+        raise EstimateError("timeout must be a number of seconds above zero")
     estimation = estimating.loaded("running").Estimation(device, room_bytes, timeout, _front())
     namespaces = (vars(sys.modules["__main__"]), sys._getframe(1).f_globals)
     return ShownEstimate(**vars(estimation.of_call(function, args, kwargs, namespaces)))

@@ -18,12 +18,13 @@ from ipygpumem.introspect import type_name
 from ipygpumem.measuring.growth import DeviceRuns, count_run
 from ipygpumem.model import Growth, TraceRecord, Usage
 from ipygpumem.objects.inventory.records import Inventory
-from ipygpumem.reports.content import note
+from ipygpumem.reports.layout import note
 from ipygpumem.reports.loops import holder_lines, iteration_report, loop_growth_line, loop_report
 
 T = TypeVar("T")
 
 _MOST_RECORDS = 10_000
+_ROWS_SHOWN = 20
 _UPDATE_SECONDS = 0.25
 _LINE_SECONDS = 1.0
 """Where a table cannot be updated, iterations that are over sooner after a line get none."""
@@ -156,6 +157,7 @@ class _Shown:
         self._place = ""
         self._due = 0.0
         self._remarks = 0
+        self._first: TraceRecord | None = None
         self._last: TraceRecord | None = None
 
     def row(self, records: Sequence[TraceRecord], remarks: Sequence[str]) -> None:
@@ -170,9 +172,11 @@ class _Shown:
 
     def _show(self, records: Sequence[TraceRecord], remarks: Sequence[str]) -> None:
         self._last = records[-1]
+        self._first = self._first or records[0]  # which the records may drop
         if self._screen is not None:
             is_new, self._place = not self._place, self._place or f"ipygpumem-{secrets.token_hex(8)}"
-            report = loop_report(list(records), self._total, remarks)
+            rows = [self._first, *itertools.islice(records, max(1, len(records) - _ROWS_SHOWN + 1), None)]
+            report = loop_report(rows, self._total, remarks)
             self._screen.show([report], place=self._place, is_new=is_new)
             self._due = time.monotonic() + _UPDATE_SECONDS
             return

@@ -187,7 +187,7 @@ class Fit:
     def check(self) -> None:
         """Raise ``AutofitError`` if nothing fits."""
         if self.plan.best is None:
-            raise AutofitError(_nothing_fits(self.tries, self._allowed, exhausted=self.plan.exhausted))
+            raise AutofitError(_nothing_fits(self.tries, self._allowed, self._headroom, exhausted=self.plan.exhausted))
 
     def abandon(self) -> None:
         """Stop measuring a try that has no end."""
@@ -196,7 +196,7 @@ class Fit:
             self._span = None
 
 
-def _nothing_fits(tries: Sequence[Try], allowed: room.Limits, *, exhausted: bool) -> str:
+def _nothing_fits(tries: Sequence[Try], allowed: room.Limits, headroom: float, *, exhausted: bool) -> str:
     last = tries[-1]
     text = f"even {shown(last.values)} does not fit ({last.outcome})"
     needed = last.needed_bytes
@@ -204,6 +204,8 @@ def _nothing_fits(tries: Sequence[Try], allowed: room.Limits, *, exhausted: bool
         ran_out = last.outcome == OUT_OF_MEMORY or last.requested_bytes is not None
         text += f": it needs {'at least ' if ran_out else ''}{format_bytes(needed)}"
         text += f" of {'RAM' if last.device == 'cpu' else last.device}"
+        if last.outcome == CROWDED:
+            text += f" beside the {headroom * 100:g}% that must stay free"
         total = next((usage.total_bytes for usage in last.usages if usage.device == last.device), None)
         limit = last.limit_bytes or allowed.get(last.device)
         if limit is not None:

@@ -159,7 +159,8 @@ def decode(line: bytes) -> tuple[int, Entry] | None:
     try:
         data = json.loads(line, parse_int=_int)
         entry = ENTRIES[data["kind"]].from_dict({name: item for name, item in data.items() if item is not None})
-        if type(data["n"]) is int and _has_times(entry):
+        times = [value for value in vars(entry).values() if type(value) is float]
+        if type(data["n"]) is int and all(0 <= value < _LATEST for value in times):
             return data["n"], entry
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         pass
@@ -171,8 +172,3 @@ def _int(digits: str) -> int:
     if abs(number) >= _MOST:
         raise ValueError("no size or count")
     return number
-
-
-def _has_times(entry: Entry) -> bool:
-    """Whether each time of an entry is one that a calendar has."""
-    return all(0 <= value < _LATEST for value in vars(entry).values() if type(value) is float)

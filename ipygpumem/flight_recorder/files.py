@@ -11,7 +11,6 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -51,7 +50,7 @@ class Segments:
 
     @property
     def written_at(self) -> float:
-        """Unix time of the last write; 0 where it cannot be told."""
+        """Unix time of the last write; 0 where it is not known."""
         return max(_stat(path, "st_mtime") for path in (self.older, self.current))
 
     @property
@@ -111,37 +110,28 @@ def lock(descriptor: int) -> None:
 
 
 def is_locked(path: Path) -> bool | None:
-    """Whether somebody holds the lock of a recording; None where that cannot be told."""
-    with _opened(path) as descriptor:
-        if fcntl is None or descriptor is None:
-            return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:  # a file system without locks
-            return None
-        return False
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int | None]:
+    """Whether somebody holds the lock of a recording; None where that is not known."""
+    if fcntl is None:
+        return None
+    descriptor = -1
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    except OSError:
-        yield None
-        return
-    try:
-        yield descriptor
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such file, or a file system without locks
+        return None
     finally:
-        os.close(descriptor)
+        if descriptor >= 0:
+            os.close(descriptor)
+    return False
 
 
 def state(header: Header, path: Path, here: Machine) -> State:
     """Return whether the kernel of a recording still runs.
 
-    Among processes that are seen from here their ids and times of start tell. For another container or machine it is
-    the file's lock, which the system gives up with the process.
+    Processes that are seen from here are known by their ids and times of start. For another container or machine
+    there is the file's lock, which the system gives up with the process.
     """
     if (header.boot, header.namespace) == (here.boot, here.namespace):
         return "alive" if process_started(header.pid) == header.process_started else "dead"

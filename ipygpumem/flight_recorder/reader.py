@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ipygpumem.flight_recorder.entries import CellEnd, CellStart, End, Entry, Header, Sample, decode
+from ipygpumem.flight_recorder.entries import CellEnd, CellStart, End, Entry, Figures, Header, Sample, decode
 from ipygpumem.flight_recorder.files import Segments
 
 _MOST_BYTES = 64 * 2**20
@@ -45,6 +45,16 @@ class Recording:
         """The last cell's start and all after it."""
         positions = range(len(self.entries) - 1, -1, -1)
         return self.entries[next((at for at in positions if isinstance(self.entries[at], CellStart)), 0) :]
+
+    @functools.cached_property
+    def last_cell_figures(self) -> dict[str, list[tuple[float, Figures]]]:
+        """What each device went through in the last cell, with the times: the host first, the oldest figures first."""
+        found: dict[str, list[tuple[float, Figures]]] = {}
+        for entry in self.last_cell_entries:
+            if isinstance(entry, (CellStart, Sample, CellEnd)):
+                for item in entry.devices:
+                    found.setdefault(item.device, []).append((entry.time, item))
+        return dict(sorted(found.items(), key=lambda pair: pair[0] != "cpu"))
 
     @functools.cached_property
     def running(self) -> CellStart | Sample | None:

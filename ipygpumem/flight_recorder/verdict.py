@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from ipygpumem.flight_recorder.entries import CellEnd, CellStart, Figures, Header, Sample
+from ipygpumem.flight_recorder.entries import Header, Sample
 from ipygpumem.flight_recorder.files import state
 from ipygpumem.flight_recorder.machine import Machine, State, process_started, this_machine
 from ipygpumem.flight_recorder.reader import Recording
@@ -92,11 +92,9 @@ def judge(recording: Recording, seen: Scene) -> Verdict:
         if seen.oom_kills > before:
             return _killed(recording.header, seen.oom_kills - before, scarcity)
         return _not_killed(recording, seen, scarcity)
-    missing = (
-        "this is another machine, or it has been restarted since"
-        if not seen.same_boot
-        else "OOM kills cannot be counted from here"
-    )
+    missing = "OOM kills cannot be counted from here"
+    if not seen.same_boot:
+        missing = "this is another machine, or it has been restarted since"
     if scarcity:
         return Verdict("likely", "memory", "memory had nearly run out", (*scarcity, missing))
     unknown = "it may still run: it is on another machine or in another container"
@@ -175,27 +173,3 @@ def _scarcity(recording: Recording) -> tuple[str, ...]:
             what = own_limits.WHAT[name]
             found.append(f"its {what} took {format_bytes(used_bytes)}, of {format_bytes(bound)} allowed ({name})")
     return tuple(found)
-
-
-def curve(recording: Recording, device: str) -> list[tuple[float, int]]:
-    """Return the times and bytes of one device in the last cell, oldest first."""
-    return [
-        (time, item.current_bytes) for time, items in _moments(recording) for item in items if item.device == device
-    ]
-
-
-def devices(recording: Recording) -> list[str]:
-    """Return the devices that the last cell used, the host first."""
-    found = [item.device for _, items in _moments(recording) for item in items]
-    return sorted(dict.fromkeys(found), key=lambda name: name != "cpu")
-
-
-def last_figures(recording: Recording, device: str) -> Figures | None:
-    """Return what was last seen of a device in the last cell."""
-    found = [item for _, items in _moments(recording) for item in items if item.device == device]
-    return found[-1] if found else None
-
-
-def _moments(recording: Recording) -> list[tuple[float, tuple[Figures, ...]]]:
-    kinds = (CellStart, Sample, CellEnd)
-    return [(entry.time, entry.devices) for entry in recording.last_cell_entries if isinstance(entry, kinds)]

@@ -166,10 +166,11 @@ class Meter:
     ) -> dict[str, Reading]:
         """Read ``probes`` into all open spans; one that fails is left out and named in ``failures``."""
         found = {}
+        spans = list(self._open) if self._open else ()  # going through a weak set takes longer than a probe
         for probe in probes:
             try:
                 readings = probe.read(detail=detail, peak=peak)
-                for measurement in self._open:
+                for measurement in spans:
                     measurement.fold(readings)
                 if rearm:
                     probe.rearm()

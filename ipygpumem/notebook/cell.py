@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ipygpumem.measuring.meter import Measurement
 from ipygpumem.model import RecoveryRecord, Usage
-from ipygpumem.reports.content import Report
+from ipygpumem.reports.layout import Report
 from ipygpumem.scopes.bindings import Bindings, bindings_of
 
 T = TypeVar("T")
@@ -25,8 +25,8 @@ class SeenCode(NamedTuple):
     """Code that runs in a cell."""
 
     tree: ast.AST
-    told: frozenset[str]
-    """The names of which it tells the scopes itself."""
+    noted: frozenset[str]
+    """The names that it notes for the scopes itself."""
 
     def bindings(self) -> Bindings:
         """Return what it binds."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from ipygpumem.model import CellRecord
 from ipygpumem.notebook.cell import Cell
-from ipygpumem.reports.content import Report
+from ipygpumem.reports.layout import Report
 
 
 class Part:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ipygpumem.notebook.ipython.displays import is_kernels
 from ipygpumem.notebook.ipython.terminal import terminal_of, to_empty_row
 from ipygpumem.reports import html, text
-from ipygpumem.reports.content import Report
+from ipygpumem.reports.layout import Report
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.config import IPyGpuMem

@@ -155,10 +155,10 @@ class HostProbe:
 
     def rearm(self) -> None:
         if self._marks is not None and not self._mark_is_low:
-            others = [probe for probe in self._with_mark if probe is not self]
-            peak = self._rss_and_peak()[1] if others else 0
-            for probe in others:
-                probe._lost_peak = max(probe._lost_peak, peak)
+            if len(self._with_mark) > 1:
+                peak = self._rss_and_peak()[1]
+                for probe in self._with_mark:
+                    probe._lost_peak = max(probe._lost_peak, peak)
             os.write(self._marks, b"5")
         self._lost_peak = 0
 

@@ -139,7 +139,7 @@ def _run(
 
 
 def _wait_for(devices: Sequence[str]) -> Callable[[], None]:
-    """Return what waits until ``devices`` have done what they were told to do."""
+    """Return what waits until ``devices`` have done their work."""
     torch: Any = loaded_torch()
     waits: list[tuple[Callable[..., None], list[int]]] = []
     for device in devices:

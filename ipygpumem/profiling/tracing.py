@@ -22,7 +22,7 @@ def watcher(account: Account, follow: Follow, codes: list[CodeType]) -> Watcher:
     """Return what this Python has: ``sys.monitoring`` with a free tool, else a trace function.
 
     Args:
-        account: what is told.
+        account: what adds up the costs.
         follow: says which code is followed.
         codes: code that is followed and exists already.
     """
@@ -50,7 +50,7 @@ class Watcher(ABC):
     def stop(self) -> None:
         """Put everything back as it was; may be called again."""
 
-    def _tell(self, action: Callable[..., None], *arguments: Any, **options: Any) -> None:
+    def _guarded(self, action: Callable[..., None], *arguments: Any, **options: Any) -> None:
         try:
             action(*arguments, **options)
         except Exception as error:
@@ -81,16 +81,16 @@ class Tracer(Watcher):
         if block is None:
             return None
         goes_on = frame.f_code.co_flags & _SUSPENDS and frame.f_lineno > frame.f_code.co_firstlineno
-        self._tell(self._account.enter, frame, block, line=frame.f_lineno if goes_on else None)
+        self._guarded(self._account.enter, frame, block, line=frame.f_lineno if goes_on else None)
         return self._line
 
     def _line(self, frame: FrameType, event: str, _: Any) -> Any:
         if not self._on:
             return None
         if event == "line":
-            self._tell(self._account.line, frame, frame.f_lineno)
+            self._guarded(self._account.line, frame, frame.f_lineno)
         elif event == "return":
-            self._tell(self._account.leave, frame)
+            self._guarded(self._account.leave, frame)
         return self._line
 
 
@@ -156,19 +156,19 @@ class Monitor(Watcher):
             if all(code is not known for known in self._codes):
                 self._codes.append(code)
                 self._watch(code)
-            self._tell(self._account.enter, sys._getframe(1), block)
+            self._guarded(self._account.enter, sys._getframe(1), block)
         return None
 
     def _resumed(self, code: CodeType, *_: Any) -> None:
         block = self._follow(code) if self._is_watched() else None
         if block is not None:
             frame = sys._getframe(1)
-            self._tell(self._account.enter, frame, block, line=frame.f_lineno)
+            self._guarded(self._account.enter, frame, block, line=frame.f_lineno)
 
     def _lined(self, _: CodeType, line: int) -> None:
         if self._is_watched():
-            self._tell(self._account.line, sys._getframe(1), line)
+            self._guarded(self._account.line, sys._getframe(1), line)
 
     def _left(self, code: CodeType, *_: Any) -> None:
         if self._is_watched() and self._follow(code) is not None:
-            self._tell(self._account.leave, sys._getframe(1))
+            self._guarded(self._account.leave, sys._getframe(1))

@@ -7,7 +7,8 @@ without such a storage is held by something else: a graph of autograd, a library
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -87,7 +88,7 @@ def card_parts(device: str, wide: DeviceWide) -> Reconciliation:
 class _Cover:
     """How storages fill the blocks in use."""
 
-    kinds: dict[str, int] = field(default_factory=dict)
+    kinds: Counter[str] = field(default_factory=Counter)
     unheld_bytes: int = 0
     rounding_bytes: int = 0
     outside_bytes: int = 0
@@ -99,7 +100,7 @@ def _by_blocks(snapshot: Snapshot, storages: list[Storage] | None, texts: list[s
         parts = [_unsorted(snapshot.requested_bytes), Part("rounding", rounding, _ROUNDING)]
     else:
         cover = _cover(snapshot.blocks_in_use(), storages)
-        parts = _kind_parts(cover.kinds)
+        parts = kind_parts("tensors", dict.fromkeys(KINDS, 0) | cover.kinds)
         parts.append(Part("held by C++ or autograd", cover.unheld_bytes, _UNHELD))
         parts.append(Part("rounding", cover.rounding_bytes, _ROUNDING))
         if cover.outside_bytes:
@@ -133,7 +134,7 @@ def _cover(blocks: Sequence[Block], storages: Iterable[Storage]) -> _Cover:
         for item in ordered[first:last]:
             stop = min(item.address + item.size_bytes, end)
             fresh = max(0, stop - max(item.address, reached))
-            cover.kinds[item.kind] = cover.kinds.get(item.kind, 0) + fresh
+            cover.kinds[item.kind] += fresh
             cover.outside_bytes -= item.size_bytes
             inside += fresh
             reached = max(reached, stop)
@@ -151,20 +152,21 @@ def _by_counters(reading: Reading, storages: list[Storage] | None, texts: list[s
     parts = [_unsorted(allocated)]
     if storages is not None:
         largest = {item.address: item for item in sorted(storages, key=lambda item: item.size_bytes)}
-        kinds: dict[str, int] = {}
+        kinds = dict.fromkeys(KINDS, 0)
         for item in largest.values():
             kinds[item.kind] = kinds.get(item.kind, 0) + item.size_bytes
         rest = allocated - sum(kinds.values())
         if rest >= 0:
-            parts = [*_kind_parts(kinds), Part("held by C++ or autograd, and rounding", rest, _UNHELD)]
+            parts = [*kind_parts("tensors", kinds), Part("held by C++ or autograd, and rounding", rest, _UNHELD)]
         else:
             texts.append("the tensors that Python holds take more than the allocator counts: they cannot be told apart")
     return [*parts, Part("allocator cache and fragmentation", cache, _MIXED_CACHE)]
 
 
-def _kind_parts(kinds: dict[str, int]) -> list[Part]:
-    order = [*KINDS, *sorted(kinds.keys() - KINDS)]
-    return [Part(f"tensors: {kind}", kinds.get(kind, 0), KINDS.get(kind, KINDS["other"])) for kind in order]
+def kind_parts(what: str, kinds: Mapping[str, int]) -> list[Part]:
+    """Return a part for each of ``kinds``, in the order of the report; ``what`` begins their names."""
+    order = [*(kind for kind in KINDS if kind in kinds), *sorted(kinds.keys() - KINDS)]
+    return [Part(f"{what}: {kind}", kinds[kind], KINDS.get(kind, KINDS["other"])) for kind in order]
 
 
 def _unsorted(size: int) -> Part:
@@ -176,8 +178,8 @@ def _unsorted(size: int) -> Part:
 
 def _around(reading: Reading, reserved: int, wide: DeviceWide | None) -> tuple[list[Part], int, str]:
     """Return the parts beside what is reserved, the total of all parts, and what that total is."""
-    told = wide is not None and wide.used_bytes is not None
-    total, used = (wide.total_bytes, wide.used_bytes) if told and wide else (reading.total_bytes, reading.used_bytes)
+    source = reading if wide is None or wide.used_bytes is None else wide
+    total, used = source.total_bytes, source.used_bytes
     why = reading.note or (wide.note if wide is not None else "") or "the driver was not asked, or does not say"
     if total is None or used is None:
         return _reserved_only(reserved, why)

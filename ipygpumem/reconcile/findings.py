@@ -45,7 +45,7 @@ class Findings:
         """Return the answer to ``question``; ``otherwise`` if it fails, which is noted under ``name``."""
         try:
             return question()
-        except Exception as error:  # what one source cannot tell must not hide what the others can
+        except Exception as error:  # one source that fails must not hide what the others can
             self.failures[name] = said(error)
             return otherwise
 

@@ -7,16 +7,17 @@ what is free, or the group's own statistics), child processes (RSS). What is lef
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from ipygpumem.probes import own_limits
 from ipygpumem.probes.host import HostFigures
-from ipygpumem.reconcile.device import KINDS, Storage
+from ipygpumem.reconcile.device import Storage, kind_parts
 from ipygpumem.reconcile.records import Part, Reconciliation
 from ipygpumem.units import format_bytes
 
 Resident = Callable[[list[tuple[int, int]]], list[int]]
-"""Tells how much of each address range is in RAM; raises OSError where the system does not tell."""
+"""Returns how much of each address range is in RAM; raises OSError where the system does not say."""
 
 _OBJECTS = "Python objects, libraries' own data: delete names, then %gpumem free"
 _SHARED = "data loaders' batches, pinned memory, /dev/shm: close what made it"
@@ -47,7 +48,7 @@ def host_parts(figures: HostFigures, storages: Iterable[Storage] | None, residen
     Args:
         figures: what the system says.
         storages: the tensors and arrays that Python holds, on any device; None if nobody has looked.
-        resident: tells how much of an address range is in RAM.
+        resident: returns how much of an address range is in RAM.
     """
     notes: list[str] = []
     group = figures.group
@@ -100,16 +101,14 @@ def _private(size: int, storages: Iterable[Storage] | None, resident: Resident, 
     except OSError as error:
         notes.append(f"it cannot be found out here which arrays are in RAM ({error.strerror})")
         return whole
-    kinds: dict[str, int] = {}
+    kinds: Counter[str] = Counter()
     for item, found in zip(ranges, sizes, strict=True):
-        kinds[item.kind] = kinds.get(item.kind, 0) + found
+        kinds[item.kind] += found
     rest = size - sum(kinds.values())
     if rest < 0:
         notes.append("the arrays that Python holds are larger than this process's own pages: they cannot be told apart")
         return whole
-    order = [kind for kind in (*KINDS, *sorted(kinds.keys() - KINDS)) if kind in kinds]
-    parts = [Part(f"arrays: {kind}", kinds[kind], KINDS.get(kind, KINDS["other"])) for kind in order]
-    return [*parts, Part("this process, beside arrays", rest, _OBJECTS)]
+    return [*kind_parts("arrays", kinds), Part("this process, beside arrays", rest, _OBJECTS)]
 
 
 def _disjoint(storages: Iterable[Storage]) -> list[Storage]:

@@ -13,7 +13,7 @@ class Part(Record):
 
     name: str
     size_bytes: int | None
-    """None for what nobody can tell; then ``advice`` says why."""
+    """None where nobody knows it; then ``advice`` says why."""
     advice: str
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ipygpumem.fitting.fit import FITS, Try, shown
-from ipygpumem.model import Usage
-from ipygpumem.reports.layout import SEPARATOR, Report, Table, clean, clean_name, count, device_label
+from ipygpumem.model import usage_on
+from ipygpumem.reports.layout import SEPARATOR, Report, Table, clean, clean_name, device_label, sampled_mark
 from ipygpumem.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 def autofit_report(tries: Sequence[Try], notes: Sequence[str], plan: Plan) -> Report:
     """Return what was tried, what came of it, and what fits."""
     last = tries[-1]
-    parts = ["autofit", clean(_headline(last)), count(len(tries), "try").replace("trys", "tries")]
-    parts.append(format_seconds(sum(item.duration_seconds for item in tries)))
+    outcome = f"{shown(last.values)}{':' * (last.outcome != FITS)} {last.outcome}"
+    number = "1 try" if len(tries) == 1 else f"{len(tries)} tries"
+    parts = ["autofit", clean(outcome), number, format_seconds(sum(item.duration_seconds for item in tries))]
     lines = [*notes]
     if plan.exhausted and plan.best is not None:
         larger = "larger values" if plan.failed is None else f"a value below {plan.failed:g}"
@@ -27,20 +28,17 @@ def autofit_report(tries: Sequence[Try], notes: Sequence[str], plan: Plan) -> Re
     return Report("autofit", SEPARATOR.join(parts), tuple(map(clean, lines)), (table,) if len(tries) > 1 else ())
 
 
-def _headline(last: Try) -> str:
-    return f"{shown(last.values)} {last.outcome}" if last.outcome == FITS else f"{shown(last.values)}: {last.outcome}"
-
-
 def _table(tries: Sequence[Try], plan: Plan) -> Table:
     names = tuple(plan.values)
     devices = _devices(tries)
     peaks = tuple(f"peak {device_label(device)}" for device in devices)
     rows = []
     for item in tries:
-        found = {usage.device: usage for usage in item.usages}
-        shown_peaks = [_peak(found.get(device)) for device in devices]
+        usages = [usage_on(item.usages, device) for device in devices]
+        own_peaks = ["" if usage is None else format_bytes(usage.peak_bytes) + sampled_mark(usage) for usage in usages]
         values = [f"{value:g}" if type(value) is float else str(value) for value in item.values.values()]
-        rows.append((*values, *shown_peaks, clean_name(_outcome(item)), format_seconds(item.duration_seconds)))
+        asked = "" if item.requested_bytes is None else f", asked for {format_bytes(item.requested_bytes)}"
+        rows.append((*values, *own_peaks, clean_name(item.outcome + asked), format_seconds(item.duration_seconds)))
     columns = (*map(clean_name, names), *peaks, "outcome", "time")
     return Table("", columns, tuple(rows), frozenset(columns) - {"outcome"}, frozenset(names))
 
@@ -50,13 +48,3 @@ def _devices(tries: Sequence[Try]) -> list[str]:
     used = {usage.device: None for item in tries for usage in item.usages if usage.peak_delta_bytes > 0}
     accelerators = [device for device in used if device != "cpu"]
     return accelerators or ["cpu"]
-
-
-def _peak(usage: Usage | None) -> str:
-    return "" if usage is None else format_bytes(usage.peak_bytes)
-
-
-def _outcome(item: Try) -> str:
-    if item.requested_bytes is None:
-        return item.outcome
-    return f"{item.outcome}, asked for {format_bytes(item.requested_bytes)}"

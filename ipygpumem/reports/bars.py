@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 
 from ipygpumem.model import Usage
-from ipygpumem.reports.cleaning import clean
+from ipygpumem.reports.layout import LEAST_SHARE, Bar, Curve, clean
 from ipygpumem.units import format_bytes
 
 _CELLS = 8
@@ -19,8 +18,6 @@ BAR_COLUMNS = _CELLS + 2
 """What a bar takes in a terminal, with its two ends."""
 _GRAINS = 1024
 """No bar shows a smaller part of its length: those that look the same are equal, and need not be drawn twice."""
-_LEAST_SHARE = 0.01
-"""A smaller part of a bar's length is no piece, and a smaller change no bar."""
 _BLOCKS = ("▒", "█", "░")
 _START, _ENDS = "▕", ("▏", "┃")
 """The left end, and the right one without and with the tick that is the device's total."""
@@ -50,32 +47,6 @@ _SPARK_PIXELS = 12
 _QUIET_SHARE = 0.02
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A device's memory as pieces of a length: in use before, kept on top of that, the peak above, the rest.
-
-    ``label`` says in words what the bar shows.
-    """
-
-    label: str
-    length_bytes: int
-    used_bytes: int
-    kept_bytes: int = 0
-    peak_bytes: int = 0
-    is_whole: bool = True
-    """Whether it ends where the device's memory does, which is told by a tick."""
-
-    @property
-    def pieces(self) -> tuple[int, int, int]:
-        """The bytes of the pieces: none negative or below 1 % of the length, together not above it."""
-        rest = self.length_bytes
-        found = []
-        for size in (self.used_bytes, self.kept_bytes, self.peak_bytes):
-            found.append(min(size, rest) if size >= _LEAST_SHARE * self.length_bytes else 0)
-            rest -= found[-1]
-        return (found[0], found[1], found[2])
-
-
 class Scales:
     """How long each device's bar is: as the session's highest use, so that a change can be seen."""
 
@@ -100,7 +71,7 @@ class Scales:
         used, kept, peak = _sizes(usage)
         highest = max(self._highest.get(usage.device, 0), used + kept + peak)
         length = min(total, _rounded_up(highest + highest // 20))
-        if max(kept, peak) < _LEAST_SHARE * length:
+        if max(kept, peak) < LEAST_SHARE * length:
             return None
         label = f"{name}: {format_bytes(used + kept)} of {format_bytes(total)} in use"
         if length < total:
@@ -163,15 +134,6 @@ def html_bar(bar: Bar) -> str:
     )
     tick = _TICK if bar.is_whole else ""
     return _TRACK.format(label=escape(clean(bar.label)), pieces=pieces, tick=tick)
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A device's memory over time, in equal steps, above its lowest; ``label`` says in words what it shows."""
-
-    label: str
-    heights: tuple[int, ...]
-    top: int
 
 
 def curve_of(label: str, sizes: Sequence[int], total_bytes: int | None) -> Curve:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, RecoveryRecord, TraceRecord, Usage
-from ipygpumem.reports.bars import Bar, Scales
-from ipygpumem.reports.layout import SEPARATOR, Fact, Listing, Segment, clean_name, headline, in_use, shape_label
-from ipygpumem.reports.layout import Report as Report
-from ipygpumem.reports.layout import Table as Table
-from ipygpumem.reports.layout import clean as clean
-from ipygpumem.reports.layout import count as count
-from ipygpumem.reports.layout import device_label as device_label
-from ipygpumem.reports.layout import note as note
+from ipygpumem.reports.bars import Scales
+from ipygpumem.reports.layout import (
+    SEPARATOR,
+    Fact,
+    Listing,
+    Report,
+    Segment,
+    Table,
+    clean,
+    clean_name,
+    count,
+    device_label,
+    in_use,
+    peak_label,
+    shape_label,
+)
 from ipygpumem.units import MIB, format_bytes, format_change, format_seconds, format_share
 
-_NAMES_SHOWN = 40
 _ROWS_SHOWN = 20
 _ROWS_OPEN = 8
 """Rows of a table of details that are shown without asking."""
@@ -33,14 +41,13 @@ def cell_report(record: CellRecord, scales: Scales | None = None) -> Report:
     if record.error is not None:
         segments.append(Segment(clean_name(record.error)))
     segments += [_usage_segment(usage, scales) for usage in record.usages if in_use(usage)]
-    return Report("cell", headline(segments), segments=tuple(segments))
+    return Report.of("cell", segments)
 
 
 def trace_report(record: TraceRecord, note: str = "") -> Report:
     """Return the one-line report of a trace."""
     head = [Segment(" ".join(filter(None, ("trace", clean_name(record.label)))))]
-    segments = (*head, *([Segment(clean(note))] if note else []), *trace_segments(record))
-    return Report("trace", headline(segments), segments=segments)
+    return Report.of("trace", [*head, *([Segment(clean(note))] if note else []), *trace_segments(record)])
 
 
 def trace_segments(record: TraceRecord) -> list[Segment]:
@@ -77,11 +84,8 @@ def _has_moved(usage: Usage) -> bool:
 
 
 def _usage_part(usage: Usage) -> str:
-    peak = f"peak {format_change(usage.peak_delta_bytes)}"
-    if usage.method == "sampled":
-        peak += " (sampled)"
     kept = f"{device_label(usage.device)} {format_change(usage.delta_bytes)}"
-    return ", ".join([kept, peak, _now(usage)]) + _children(usage)
+    return f"{kept}, peak {peak_label(usage)}, {_now(usage)}{_children(usage)}"
 
 
 def _children(usage: Usage) -> str:
@@ -110,68 +114,48 @@ def experiment_reports(record: ExperimentRecord, style: str, scales: Scales | No
     bars = tuple(scales.bar(device_label(usage.device), usage) for usage in used)
     if style == "compact":
         segments += [Segment(_experiment_part(record, usage), bar) for usage, bar in zip(used, bars, strict=True)]
-        return [Report("experiment", headline(segments), notes, segments=tuple(segments))]
-    return [
-        Report(
-            "experiment",
-            headline(segments),
-            notes,
-            (_experiment_table(record, used, bars),),
-            _experiment_facts(record),
-            _survivors(record.survivors),
-            tuple(segments),
-        )
-    ]
-
-
-def _survivors(held: Sequence[Held]) -> tuple[Listing, ...]:
+        return [Report.of("experiment", segments, notes)]
+    rows = tuple(_experiment_row(record, usage) for usage in used)
+    columns = ("device", "consumed", "reclaimed", "peak")  # what is in use now stands in the cell's line
+    tables = (Table("", columns, rows, frozenset(columns[1:]), bars=bars),)
     title = "still alive, because something outside the experiment refers to it"
-    return (Listing(title, tuple(leak_lines(held))),) if held else ()
+    listings = (Listing(title, tuple(leak_lines(record.survivors))),) if record.survivors else ()
+    return [Report.of("experiment", segments, notes, tables, _experiment_facts(record), listings)]
 
 
 def _experiment_part(record: ExperimentRecord, usage: Usage) -> str:
-    return (
-        f"{device_label(usage.device)} consumed {format_change(record.consumed.get(usage.device, 0))}, "
-        f"reclaimed {format_bytes(record.reclaimed.get(usage.device, 0))}, "
-        f"peak {format_change(usage.peak_delta_bytes)}"
-    )
+    device, consumed, reclaimed, peak = _experiment_row(record, usage)
+    return f"{device} consumed {consumed}, reclaimed {reclaimed}, peak {peak}"
 
 
-def _experiment_table(record: ExperimentRecord, used: Sequence[Usage], bars: tuple[Bar | None, ...]) -> Table:
-    rows = [
-        (
-            device_label(usage.device),
-            format_change(record.consumed.get(usage.device, 0)),
-            format_bytes(record.reclaimed.get(usage.device, 0)),
-            format_change(usage.peak_delta_bytes) + (" (sampled)" if usage.method == "sampled" else ""),
-        )
-        for usage in used
-    ]
-    columns = ("device", "consumed", "reclaimed", "peak")  # what is in use now stands in the cell's line
-    return Table("", columns, tuple(rows), frozenset(columns[1:]), bars=bars)
+def _experiment_row(record: ExperimentRecord, usage: Usage) -> tuple[str, ...]:
+    consumed, reclaimed = record.consumed.get(usage.device, 0), record.reclaimed.get(usage.device, 0)
+    return device_label(usage.device), format_change(consumed), format_bytes(reclaimed), peak_label(usage)
 
 
 def _experiment_facts(record: ExperimentRecord) -> tuple[Fact, ...]:
-    facts = [
-        Fact(title, tuple(map(clean_name, names[:_NAMES_SHOWN])), code=True, more=max(0, len(names) - _NAMES_SHOWN))
-        for title, names in (("deleted", record.deleted), ("restored", record.restored), ("kept", record.kept))
-        if names
-    ]
-    noted = tuple(clean_name(f"{name}={value}") for name, value in record.parameters.items())
-    if noted:
-        facts.insert(0, Fact("noted", noted[:_NAMES_SHOWN], code=True, more=max(0, len(noted) - _NAMES_SHOWN)))
-    steps = _step_list(record.steps)
-    return (*facts, Fact("given back", tuple(steps))) if steps else tuple(facts)
+    names = {
+        "noted": [f"{name}={value}" for name, value in record.parameters.items()],
+        "deleted": record.deleted,
+        "restored": record.restored,
+        "kept": record.kept,
+    }
+    facts = [Fact(title, tuple(map(clean_name, found)), code=True) for title, found in names.items()]
+    facts.append(Fact("given back", tuple(_step_list(record.steps, record.reclaimed))))
+    return tuple(fact for fact in facts if fact.values)
 
 
-def _step_list(steps: Iterable[ReclaimStep]) -> list[str]:
-    """Return what each step gave, leaving out those that gave less than a tenth of a MiB."""
-    texts = []
+def _step_list(steps: Iterable[ReclaimStep], total: Mapping[str, int]) -> list[str]:
+    """Return what each step gave of ``total``, leaving out those that gave less than a tenth of a MiB."""
+    texts, left = [], dict(total)
     for step in steps:
-        sizes = [*step.reclaimed.items(), *((f"{device} reserved", size) for device, size in step.returned.items())]
-        given = [f"{device_label(device)} {format_bytes(size)}" for device, size in sizes if size >= 2**20 // 10]
-        if given:
-            texts.append(f"{step.name} ({', '.join(given)})")
+        # A later step may take some of it again, if only a page for its own work.
+        given = {device: min(size, left.get(device, 0)) for device, size in step.reclaimed.items() if size > 0}
+        left.update({device: left.get(device, 0) - size for device, size in given.items()})
+        sizes = [*given.items(), *((f"{device} reserved", size) for device, size in step.returned.items())]
+        shown = [f"{device_label(device)} {format_bytes(size)}" for device, size in sizes if size >= 2**20 // 10]
+        if shown:
+            texts.append(f"{step.name} ({', '.join(shown)})")
     return texts
 
 
@@ -200,8 +184,7 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
     tables = [_devices_table(columns)]
     if held:
         tables.append(_held_table("the frames of the traceback held", held))
-    lines = tuple(_recovery_lines(record))
-    return [Report("recovery", headline(segments), lines, tuple(tables), segments=tuple(segments), is_trouble=True)]
+    return [Report.of("recovery", segments, _recovery_lines(record), tables, is_trouble=True)]
 
 
 def _devices_table(columns: Mapping[str, Mapping[str, int]]) -> Table:
@@ -228,14 +211,16 @@ def _recovery_lines(record: RecoveryRecord) -> list[str]:
             "Make a new optimizer, or call its state.clear()."
         )
     lines += let_go_lines(record.let_go)
-    returned: dict[str, int] = {}
+    returned: Counter[str] = Counter()
     for step in record.steps:
-        for device, size in step.returned.items():
-            returned[device] = returned.get(device, 0) + size
+        returned.update(step.returned)
     if any(size > 0 for size in returned.values()):
         lines.append("returned to the device: " + _sizes(returned))
-    lines += [f"{step.name}: {clean(step.error)}" for step in record.steps if step.error]
-    return lines
+    return lines + _failed_steps(record.steps)
+
+
+def _failed_steps(steps: Iterable[ReclaimStep]) -> list[str]:
+    return [f"{step.name}: {clean(step.error)}" for step in steps if step.error]
 
 
 def let_go_lines(held: Sequence[Held]) -> list[str]:
@@ -250,10 +235,11 @@ def _sizes(sizes: Mapping[str, int]) -> str:
 
 def _held_table(title: str, held: tuple[Held, ...]) -> Table:
     located = any(item.function for item in held)
-    columns: tuple[str, ...] = ("size", "name", "type", "shape", "dtype", "device")
-    rows: list[tuple[str, ...]] = [
+    columns = ("size", *("function", "line") * located, "name", "type", "shape", "dtype", "device")
+    rows = [
         (
             format_bytes(item.size_bytes),
+            *(clean_name(item.function), str(item.line)) * located,
             clean_name(item.name),
             clean_name(item.type_name),
             _shape(item),
@@ -262,16 +248,9 @@ def _held_table(title: str, held: tuple[Held, ...]) -> Table:
         )
         for item in held[:_ROWS_SHOWN]
     ]
-    if located:
-        columns = ("size", "function", "line", *columns[1:])
-        rows = [
-            (row[0], clean_name(item.function), str(item.line), *row[1:])
-            for item, row in zip(held[:_ROWS_SHOWN], rows, strict=True)
-        ]
     rest = held[_ROWS_SHOWN:]
     if rest:
-        total = format_bytes(sum(item.size_bytes for item in rest))
-        rows.append((total, f"and {len(rest)} more", *[""] * (len(columns) - 2)))
+        rows.append((format_bytes(_total(rest)), f"and {len(rest)} more", *[""] * (len(columns) - 2)))
     return Table(
         f"{title}: {format_bytes(_total(held))}" if len(held) > _ROWS_OPEN else title,
         columns,
@@ -289,21 +268,13 @@ def _shape(item: Held) -> str:
 # -- the rest ------------------------------------------------------------------------------------------------
 
 
-def name_list(names: Sequence[str]) -> str:
-    """Return names with commas, and how many more there are where they are too many."""
-    rest = len(names) - _NAMES_SHOWN
-    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
-
-
 def freed_report(
     title: str, steps: Iterable[ReclaimStep], reclaimed: Mapping[str, int], notes: Sequence[str] = ()
 ) -> Report:
     """Return what giving memory back by hand gave."""
     steps = list(steps)
-    lines = [*notes, *(f"{step.name}: {clean(step.error)}" for step in steps if step.error)]
-    given = _step_list(steps)
-    if given:
-        lines.insert(0, ", ".join(given))
+    given = ", ".join(_step_list(steps, reclaimed))
+    lines = [*[given] * bool(given), *notes, *_failed_steps(steps)]
     sizes = {device: max(0, size) for device, size in reclaimed.items()}
     return Report("note", f"{title}: {_sizes(sizes)}", tuple(lines))
 

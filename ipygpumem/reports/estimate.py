@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.reports import html, text
-from ipygpumem.reports.layout import Fact, Report, Segment, Table, clean, device_label, headline, shape_label
+from ipygpumem.reports.layout import Fact, Report, Segment, Table, clean, device_label, shape_label
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 _GUESSES_SHOWN = 5
@@ -20,17 +20,13 @@ def estimate_report(estimate: Estimate) -> Report:
     where = "a child process" if estimate.forked else "this process"
     segments.append(Segment(f"made in {where} in {format_seconds(estimate.duration_seconds)}, nothing ran on a device"))
     several = len(estimate.devices) > 1
-    tables = tuple(
+    tables = [
         _parts(device, device_label(device.device) if several else "")
         for device in estimate.devices
         if device.peak_bytes
-    )
-    more = max(0, len(estimate.guesses) - _GUESSES_SHOWN)
-    guesses = tuple(clean(line) for line in estimate.guesses[:_GUESSES_SHOWN])
-    facts = (Fact("lines that got guessed values", guesses, more=more),) if guesses else ()
-    return Report(
-        "estimate", headline(segments), tuple(map(clean, estimate.notes)), tables, facts, segments=tuple(segments)
-    )
+    ]
+    guesses = Fact("lines that got guessed values", tuple(map(clean, estimate.guesses)), most=_GUESSES_SHOWN)
+    return Report.of("estimate", segments, map(clean, estimate.notes), tables, (guesses,) * bool(guesses.values))
 
 
 def _verdict(device: DeviceEstimate) -> str:
@@ -73,7 +69,7 @@ def summary_report(summary: ModelSummary) -> Report:
     columns = ("module", "type", "output", "parameters", "weights", "activations", "share")
     rows = tuple(_row(row, share_of) for row in summary.rows)
     numbers = frozenset({"parameters", "weights", "activations", "share"})
-    return Report("summary", headline(segments), tables=(Table("", columns, rows, numbers),), segments=segments)
+    return Report.of("summary", segments, tables=(Table("", columns, rows, numbers),))
 
 
 def _row(row: ModuleRow, share_of: int) -> tuple[str, ...]:
@@ -90,12 +86,10 @@ def _row(row: ModuleRow, share_of: int) -> tuple[str, ...]:
     )
 
 
-class _Shown(ABC):
+class _Shown:
     """A record that a notebook shows as its report, and ``print`` as its text."""
 
-    @abstractmethod
-    def _report(self) -> Report:
-        """Return the report."""
+    _report: Callable[[], Report]
 
     def __str__(self) -> str:
         return text.render([self._report()])
@@ -107,12 +101,10 @@ class _Shown(ABC):
 class ShownEstimate(_Shown, Estimate):
     """An estimate that shows itself."""
 
-    def _report(self) -> Report:
-        return estimate_report(self)
+    _report = estimate_report
 
 
 class ShownSummary(_Shown, ModelSummary):
     """A summary of a model that shows itself."""
 
-    def _report(self) -> Report:
-        return summary_report(self)
+    _report = summary_report

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from ipygpumem.model import CellRecord, ExperimentRecord, Growth, Usage, devices_of, usage_on
-from ipygpumem.reports.layout import Report, Table, clean, count, device_label, in_use, shorten
+from ipygpumem.reports.layout import Report, Table, clean, count, device_label, in_use, peak_label, shorten
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 _SOURCE_SHOWN = 40
@@ -33,7 +33,7 @@ def cells_table(cells: Sequence[CellRecord]) -> Table:
     rows = [
         (
             "" if cell.execution_count is None else str(cell.execution_count),
-            *_figures(cell.usages, devices, _kept, _peak),
+            *_figures(cell.usages, devices, _kept, peak_label),
             format_seconds(cell.duration_seconds),
             shorten(cell.source_line, _SOURCE_SHOWN),
             clean(cell.experiment or ""),
@@ -74,7 +74,7 @@ def experiments_report(records: Sequence[ExperimentRecord], still_open: Iterable
             datetime.fromtimestamp(item.started_at).strftime("%H:%M:%S"),  # the user's own clock
             format_seconds(item.duration_seconds),
             str(len(item.cells)),
-            *_figures(item.usages, devices, _peak, _kept),
+            *_figures(item.usages, devices, peak_label, _kept),
             str(item.ooms) if item.ooms else "",
             ", ".join(f"{shorten(key, _VALUE_SHOWN)}={_value(value)}" for key, value in item.parameters.items()),
         )
@@ -114,7 +114,7 @@ def _device_table(runs: Sequence[NumberedRun], device: str) -> Table:
         (
             run.label,
             format_change(run.record.consumed.get(device, 0)),
-            _peak(usage),
+            peak_label(usage),
             format_bytes(run.record.reclaimed.get(device, 0)),
             _kept(usage),
         )
@@ -161,10 +161,6 @@ def _figures(usages: Sequence[Usage], devices: Iterable[str], *figures: Callable
 
 def _kept(usage: Usage) -> str:
     return format_change(usage.delta_bytes)
-
-
-def _peak(usage: Usage) -> str:
-    return format_change(usage.peak_delta_bytes)
 
 
 def _value(value: object) -> str:

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from ipygpumem.reports.bars import html_bar, html_spark
-from ipygpumem.reports.cleaning import clean
 from ipygpumem.reports.grid import columns
-from ipygpumem.reports.layout import SEPARATOR, Fact, Listing, Report, Segment, Table
+from ipygpumem.reports.layout import SEPARATOR, Fact, Listing, Report, Segment, Table, clean, listed
 
 DARK_PICTURE = "invert(0.92) hue-rotate(180deg)"
 """The filter that makes a picture dark: lightness is inverted, and hues stay as they are."""
@@ -117,9 +116,8 @@ def _fold(title: str, content: str, *, shown: bool) -> str:
 
 def _fact(fact: Fact) -> str:
     form = _NAME.format if fact.code else str
-    values = ", ".join([form(_escaped(value)) for value in fact.values])
-    more = f" and {fact.more} more" if fact.more else ""
-    return f'<div><span style="opacity: 0.75">{_escaped(fact.title)}:</span> {values}{more}</div>'
+    values = listed([form(_escaped(value)) for value in fact.values], fact.most)
+    return f'<div><span style="opacity: 0.75">{_escaped(fact.title)}:</span> {values}</div>'
 
 
 def _listing(listing: Listing) -> str:

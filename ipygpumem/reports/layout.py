@@ -2,17 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ipygpumem.model import Usage
-from ipygpumem.reports.bars import Bar, Curve
-from ipygpumem.reports.cleaning import clean as clean
-from ipygpumem.reports.cleaning import clean_name as clean_name
-from ipygpumem.reports.cleaning import shorten as shorten
+from ipygpumem.units import format_change
 
 SEPARATOR = " · "
+NAMES_SHOWN = 40
+LEAST_SHARE = 0.01
+"""A smaller part of a bar's length is no piece, and a smaller change no bar."""
+_LONGEST_TEXT = 4000
+_LONGEST_NAME = 80
+
+
+# -- the parts ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A device's memory as pieces of a length: in use before, kept on top of that, the peak above, the rest.
+
+    ``label`` says in words what the bar shows.
+    """
+
+    label: str
+    length_bytes: int
+    used_bytes: int
+    kept_bytes: int = 0
+    peak_bytes: int = 0
+    is_whole: bool = True
+    """Whether it ends where the device's memory does, which a tick shows."""
+
+    @property
+    def pieces(self) -> tuple[int, int, int]:
+        """The bytes of the pieces: none negative or below 1 % of the length, together not above it."""
+        rest = self.length_bytes
+        found = []
+        for size in (self.used_bytes, self.kept_bytes, self.peak_bytes):
+            found.append(min(size, rest) if size >= LEAST_SHARE * self.length_bytes else 0)
+            rest -= found[-1]
+        return (found[0], found[1], found[2])
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A device's memory over time, in equal steps, above its lowest; ``label`` says in words what it shows."""
+
+    label: str
+    heights: tuple[int, ...]
+    top: int
 
 
 class Segment(NamedTuple):
@@ -56,14 +96,13 @@ class Fact:
     title: str
     values: tuple[str, ...]
     code: bool = False
-    more: int = 0
-    """How many further values are not listed."""
+    most: int = NAMES_SHOWN
+    """How many of the values are listed; the others are counted."""
 
     @property
     def text(self) -> str:
         """The fact as one line."""
-        rest = f" and {self.more} more" if self.more else ""
-        return f"{self.title}: {', '.join(self.values)}{rest}"
+        return f"{self.title}: {listed(self.values, self.most)}"
 
 
 @dataclass(frozen=True)
@@ -91,10 +130,53 @@ class Report:
     is_trouble: bool = False
     """Whether it reports something that went wrong, which a border in another colour shows."""
 
+    @classmethod
+    def of(
+        cls,
+        kind: str,
+        segments: Iterable[Segment],
+        lines: Iterable[str] = (),
+        tables: Iterable[Table] = (),
+        facts: tuple[Fact, ...] = (),
+        listings: tuple[Listing, ...] = (),
+        *,
+        is_trouble: bool = False,
+    ) -> Report:
+        """Return a report whose headline has parts."""
+        parts = tuple(segments)
+        headline = SEPARATOR.join([segment.text for segment in parts])
+        return cls(kind, headline, tuple(lines), tuple(tables), facts, listings, parts, is_trouble)
+
     @property
     def head(self) -> tuple[Segment, ...]:
         """The headline in parts, one at least."""
         return self.segments or (Segment(self.headline),)
+
+
+# -- texts ----------------------------------------------------------------------------------------------------
+
+
+def clean(text: str) -> str:
+    """Return ``text`` on one line without control characters, which could write over a terminal; cut if it is huge."""
+    if len(text) > _LONGEST_TEXT:
+        text = f"{text[:_LONGEST_TEXT]}…"
+    if text.isprintable():
+        return text
+    return "".join([letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text])
+
+
+def shorten(text: str, letters: int) -> str:
+    """Return ``text`` as ``clean`` does, but shorter: the middle gives way, since ends tell names apart."""
+    text = clean(text)
+    if len(text) <= letters:
+        return text
+    tail = (letters - 1) // 3
+    return f"{text[: letters - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def clean_name(text: str) -> str:
+    """Return a name, a type or the like in a length that leaves room for what stands beside it."""
+    return shorten(text, _LONGEST_NAME)
 
 
 def note(text: str) -> Report:
@@ -102,9 +184,10 @@ def note(text: str) -> Report:
     return Report("note", clean(text))
 
 
-def headline(segments: Sequence[Segment]) -> str:
-    """Return the parts as one line."""
-    return SEPARATOR.join([segment.text for segment in segments])
+def listed(values: Sequence[str], most: int = NAMES_SHOWN) -> str:
+    """Return values with commas, and how many more there are where they are too many."""
+    rest = len(values) - most
+    return ", ".join(values[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def count(number: int, thing: str) -> str:
@@ -115,6 +198,16 @@ def count(number: int, thing: str) -> str:
 def shape_label(shape: Sequence[int]) -> str:
     """Return a shape as reports show it, ``512 × 1024``; none is that of a scalar."""
     return " × ".join(map(str, shape)) or "scalar"
+
+
+def peak_label(usage: Usage) -> str:
+    """Return how far a device rose above its start; samples are marked, since they may miss the highest point."""
+    return format_change(usage.peak_delta_bytes) + sampled_mark(usage)
+
+
+def sampled_mark(usage: Usage) -> str:
+    """Return what stands behind a peak: nothing where it is exact."""
+    return " (sampled)" if usage.method == "sampled" else ""
 
 
 def in_use(usage: Usage) -> bool:

@@ -9,7 +9,6 @@ from ipygpumem.profiling.blocks import CodeBlock, LinesRecord
 from ipygpumem.reports.layout import Report, Table, clean, count, device_label
 from ipygpumem.units import format_change, format_seconds, format_short_seconds
 
-ORDERS = ("line", "kept", "peak", "time", "hits")
 _UNSEEN = "lines that took such pages again show less than they used"
 _LONGEST_SHOWN = 100
 """Lines of a block that are shown with those that did not run."""
@@ -20,6 +19,7 @@ _KEYS: dict[str, Callable[[LineCost], float]] = {
     "time": lambda cost: cost.seconds,
     "hits": lambda cost: cost.hits,
 }
+ORDERS = ("line", *_KEYS)
 
 
 def lines_report(record: LinesRecord, order: str) -> Report:

@@ -10,8 +10,8 @@ from html import escape
 from typing import NamedTuple
 
 from ipygpumem.model import Reading
-from ipygpumem.reports.bars import Curve, curve_of, html_spark, text_spark
-from ipygpumem.reports.layout import SEPARATOR, device_label
+from ipygpumem.reports.bars import curve_of, html_spark, text_spark
+from ipygpumem.reports.layout import SEPARATOR, Curve, device_label
 from ipygpumem.reports.text import ASCII
 from ipygpumem.units import format_bytes, format_seconds, format_share
 
@@ -70,7 +70,10 @@ def live_text(
     """Return the line for a terminal, at most ``width`` characters: curves get shorter first, then the line does."""
     text = ""
     for columns in _TEXT_COLUMNS:
-        parts = [_text_part(reading, samples, columns) for reading in _in_use(readings)]
+        parts = [
+            _words(reading) + (f" {text_spark(_curve(samples, reading, columns))}" if columns else "")
+            for reading in _in_use(readings)
+        ]
         text = SEPARATOR.join([_time(samples[-1]), *parts])
         if len(text) <= width:
             break
@@ -91,11 +94,6 @@ def work_text(work: Work, *, width: int, ascii_only: bool = False) -> str:
 
 def _for_row(text: str, width: int, *, ascii_only: bool) -> str:
     return (text.translate(ASCII) if ascii_only else text)[:width]
-
-
-def _text_part(reading: Reading, samples: Sequence[LivePoint], columns: int) -> str:
-    words = _words(reading)
-    return f"{words} {text_spark(_curve(samples, reading, columns))}" if columns else words
 
 
 def _time(now: LivePoint) -> str:

@@ -9,37 +9,33 @@ from ipygpumem.objects.inventory import selection
 from ipygpumem.objects.inventory.records import Inventory, TensorRecord
 from ipygpumem.reports.content import trace_segments
 from ipygpumem.reports.history import growth_size
-from ipygpumem.reports.layout import Report, Segment, Table, clean, clean_name, device_label, headline, in_use
+from ipygpumem.reports.layout import Report, Segment, Table, clean, clean_name, count, device_label, in_use, peak_label
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
-_ROWS_SHOWN = 20
 _HOLDERS_SHOWN = 3
 _LEAST_SHARE = 0.1
 """A name is said to hold what grows from this share of it on."""
 
 
-def loop_report(records: Sequence[TraceRecord], total: int | None, remarks: Sequence[str]) -> Report:
-    """Return the table of a loop so far: its first row, and the last ones.
+def loop_report(rows: Sequence[TraceRecord], total: int | None, remarks: Sequence[str]) -> Report:
+    """Return the table of a loop so far.
 
     Args:
-        records: of its iterations, one at least.
+        rows: the first iteration, and the last ones.
         total: how many there will be, where that is known.
         remarks: what to say below.
     """
-    first, last = records[0], records[-1]
+    first, last = rows[0], rows[-1]
     number = f"{last.iteration}" if total is None else f"{last.iteration} of {total}"
     seconds = last.started_at + last.duration_seconds - first.started_at
     segments = (Segment(f"{clean_name(last.label)} {number}"), Segment(format_seconds(seconds)))
-    used = [usage for record in records for usage in record.usages if in_use(usage)]
-    devices = devices_of(used)
-    shown = [first, *records[1:][1 - _ROWS_SHOWN :]]
-    hidden = len(records) - len(shown)
-    title = f"{hidden} rows after the first are not shown" if hidden else ""
-    figures = [f"{device_label(device)} {what}" for device in devices for what in ("kept", "peak", "since the first")]
-    rows = tuple(_row(record, first, devices) for record in shown)
+    devices = devices_of(usage for record in rows for usage in record.usages if in_use(usage))
+    hidden = (last.iteration or 0) - len(rows)
+    title = f"{count(hidden, 'row')} after the first not shown" if hidden else ""
+    figures = [f"{device_label(device)} {what}" for device in devices for what in ("kept", "peak", "growth")]
     columns = (clean_name(last.label), "time", *figures)
-    table = Table(title, columns, rows, frozenset(columns))
-    return Report("track", headline(segments), tuple(remarks), (table,), segments=segments)
+    table = Table(title, columns, tuple(_row(record, first, devices) for record in rows), frozenset(columns))
+    return Report.of("track", segments, remarks, [table])
 
 
 def _row(record: TraceRecord, first: TraceRecord, devices: Sequence[str]) -> tuple[str, ...]:
@@ -49,16 +45,14 @@ def _row(record: TraceRecord, first: TraceRecord, devices: Sequence[str]) -> tup
         if usage is None:
             cells += ["", "", ""]
             continue
-        grown = usage.after_bytes - (start.after_bytes if start is not None else 0)
-        peak = format_change(usage.peak_delta_bytes) + (" (sampled)" if usage.method == "sampled" else "")
-        cells += [format_change(usage.delta_bytes), peak, "" if record is first else format_change(grown)]
+        grown = "" if record is first else format_change(usage.after_bytes - (start.after_bytes if start else 0))
+        cells += [format_change(usage.delta_bytes), peak_label(usage), grown]
     return tuple(cells)
 
 
 def iteration_report(record: TraceRecord) -> Report:
     """Return one line for one iteration, where no table can be updated."""
-    segments = (Segment(f"{clean_name(record.label)} {record.iteration}"), *trace_segments(record))
-    return Report("track", headline(segments), segments=segments)
+    return Report.of("track", [Segment(f"{clean_name(record.label)} {record.iteration}"), *trace_segments(record)])
 
 
 def loop_growth_line(growth: Growth) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ipygpumem.flight_recorder.archive import Counts
-from ipygpumem.flight_recorder.entries import CellEnd, CellStart, Header, Sample
+from ipygpumem.flight_recorder.entries import CellEnd, CellStart, Figures, Header, Sample
 from ipygpumem.flight_recorder.reader import Recording
-from ipygpumem.flight_recorder.verdict import NO_DEATHS, Verdict, curve, devices, last_figures
-from ipygpumem.reports.bars import Curve, curve_of, text_spark
+from ipygpumem.flight_recorder.verdict import NO_DEATHS, Verdict
+from ipygpumem.reports.bars import curve_of, text_spark
 from ipygpumem.reports.layout import (
-    SEPARATOR,
+    Curve,
     Fact,
     Listing,
     Report,
@@ -72,32 +72,22 @@ def postmortem_report(recording: Recording, verdict: Verdict) -> Report:
     """Return the last that is known of one kernel: its cell, its memory, and what ended it."""
     last = recording.running
     kernel = f"kernel {_kernel(recording.header)}"
-    if verdict.cause == "alive":
-        headline = [f"{kernel} still runs", f"last entry {_when(recording.last_time)}"]
-    elif verdict.cause == "ended":
-        headline = [f"{kernel} ended on purpose", clean(verdict.text), _when(recording.last_time)]
-    elif verdict.cause == "unrecorded":
-        headline = [f"the recording of {kernel} ended", clean(verdict.text), _when(recording.last_time)]
-    elif verdict.cause == "unreadable":
-        headline = [clean(verdict.text), f"last entry {_when(recording.last_time)}"]
-    else:
-        where = "while no cell ran" if last is None else f"in cell {last.cell}"
-        headline = [f"{kernel} died {where}", _when(recording.last_time), f"{clean(verdict.text)} ({verdict.grade})"]
+    when, why = _when(recording.last_time), clean(verdict.text)
+    where = "while no cell ran" if last is None else f"in cell {last.cell}"
+    headlines = {
+        "alive": [f"{kernel} still runs", f"last entry {when}"],
+        "ended": [f"{kernel} ended on purpose", why, when],
+        "unrecorded": [f"the recording of {kernel} ended", why, when],
+        "unreadable": [why, f"last entry {when}"],
+    }
+    headline = headlines.get(verdict.cause, [f"{kernel} died {where}", when, f"{why} ({verdict.grade})"])
     died = verdict.cause not in NO_DEATHS
     lines = [f"{count(recording.skipped, 'line')} of the recording could not be read"] * bool(recording.skipped)
     if lines and died:
         lines[0] += ": its end may be among them"
-    tables = [table for table in (_memory_table(recording), _before_table(recording)) if table is not None]
-    return Report(
-        "postmortem",
-        SEPARATOR.join(headline),
-        tuple(lines),
-        tuple(tables),
-        facts=tuple(Fact("evidence", (clean(text),)) for text in verdict.evidence),
-        listings=_source(recording),
-        segments=tuple(map(Segment, headline)),
-        is_trouble=died,
-    )
+    tables = [table for table in (_memory_table(recording), _before_table(recording)) if table.rows]
+    facts = tuple(Fact("evidence", (clean(text),)) for text in verdict.evidence)
+    return Report.of("postmortem", map(Segment, headline), lines, tables, facts, _source(recording), is_trouble=died)
 
 
 def _kernel(header: Header | None) -> str:
@@ -128,8 +118,8 @@ def _source(recording: Recording) -> tuple[Listing, ...]:
     return (Listing(f"cell {cell.cell}{scope} began {_when(cell.time)}, ran {ran}", tuple(lines), code=True),)
 
 
-def _memory_table(recording: Recording) -> Table | None:
-    found = [_of_device(recording, device) for device in devices(recording)]
+def _memory_table(recording: Recording) -> Table:
+    found = [_of_device(device, moments) for device, moments in recording.last_cell_figures.items()]
     samples = [entry for entry in recording.last_cell_entries if isinstance(entry, Sample)]
     ram = recording.header.ram_bytes if recording.header else None
     limit = next((item.group_limit_bytes for item in reversed(samples) if item.group_limit_bytes), None)
@@ -143,15 +133,13 @@ def _memory_table(recording: Recording) -> Table | None:
     found = [item for item in found if item.points]
     columns = ("memory", "curve", "first", "lowest", "highest", "last", "of")
     rows, curves = tuple(item.row for item in found), tuple(item.curve for item in found)
-    return Table("", columns, rows, frozenset(columns[2:]), frozenset({"curve"}), curves=curves) if rows else None
+    return Table("", columns, rows, frozenset(columns[2:]), frozenset({"curve"}), curves=curves)
 
 
-def _of_device(recording: Recording, device: str) -> _Memory:
-    last = last_figures(recording, device)
-    ends = [entry for entry in recording.last_cell_entries if isinstance(entry, CellEnd)]
-    peaks = [item.peak_bytes or 0 for entry in ends for item in entry.devices if item.device == device]
-    total = last.total_bytes if last else None
-    return _Memory(clean(device_label(device)), curve(recording, device), total, max(peaks, default=0))
+def _of_device(device: str, moments: Sequence[tuple[float, Figures]]) -> _Memory:
+    points = [(moment, item.current_bytes) for moment, item in moments]
+    peak = max(item.peak_bytes or 0 for _, item in moments)
+    return _Memory(clean(device_label(device)), points, moments[-1][1].total_bytes, peak)
 
 
 class _Memory(NamedTuple):
@@ -197,29 +185,18 @@ def _binned(points: Sequence[tuple[float, int]]) -> list[int]:
     return values[1:]
 
 
-def _before_table(recording: Recording) -> Table | None:
+def _before_table(recording: Recording) -> Table:
     """Return the cells before the last, oldest first."""
-    cells = list(_finished(recording))[-_CELLS_BEFORE:]
     rows = []
-    for start, end in cells:
+    for start, end in list(_finished(recording))[-_CELLS_BEFORE:]:
         rss = next((item for item in end.devices if item.device == "cpu"), None)
+        sizes = (None, None) if rss is None else (rss.current_bytes, rss.peak_bytes)
+        memory = ["" if size is None else format_bytes(size) for size in sizes]
         first_line = next((line for line in start.source.split("\n") if line.strip()), "")
-        rows.append(
-            (
-                str(start.cell),
-                format_seconds(end.seconds),
-                clean(end.error or ""),
-                "" if rss is None else format_bytes(rss.current_bytes),
-                "" if rss is None or rss.peak_bytes is None else format_bytes(rss.peak_bytes),
-                shorten(first_line, 60),
-            )
-        )
+        before = (str(start.cell), format_seconds(end.seconds), clean(end.error or ""))
+        rows.append((*before, *memory, shorten(first_line, 60)))
     columns = ("cell", "time", "error", "RAM after", "peak", "source")
-    return (
-        Table("cells before", columns, tuple(rows), frozenset({"cell", "RAM after", "peak"}), frozenset({"source"}))
-        if rows
-        else None
-    )
+    return Table("cells before", columns, tuple(rows), frozenset({"cell", "RAM after", "peak"}), frozenset({"source"}))
 
 
 def _finished(recording: Recording) -> Iterable[tuple[CellStart, CellEnd]]:

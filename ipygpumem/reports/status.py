@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from ipygpumem.model import Reading
 from ipygpumem.reconcile.records import Part, Reconciliation
-from ipygpumem.reports.bars import Bar
-from ipygpumem.reports.layout import SEPARATOR, Report, Segment, Table, clean, device_label
+from ipygpumem.reports.layout import SEPARATOR, Bar, Report, Segment, Table, clean, device_label
 from ipygpumem.units import format_bytes
 
 _ROWS_SHOWN = 24
@@ -25,8 +24,7 @@ def status_report(
     for item in reconciliations:
         notes += [f"{_label(item)}: {clean(note)}" for note in item.notes]
     tables = (_readings_table(readings), *map(_parts_table, reconciliations))
-    segments = tuple(map(Segment, headline.split(SEPARATOR)))
-    return Report("status", headline, (*map(clean, lines), *notes), tables, segments=segments)
+    return Report.of("status", map(Segment, headline.split(SEPARATOR)), (*map(clean, lines), *notes), tables)
 
 
 def _readings_table(readings: Iterable[Reading]) -> Table:
@@ -63,7 +61,7 @@ def _reading_row(reading: Reading) -> tuple[str, ...]:
 def _parts_table(found: Reconciliation) -> Table:
     """Return the parts of one device that are not empty; "unknown" is a part like any other."""
     parts = _shortened([part for part in found.parts if part.size_bytes != 0])
-    rows = [(_size(part), clean(part.name), clean(part.advice)) for part in parts]
+    rows = [(_size(part.size_bytes), clean(part.name), clean(part.advice)) for part in parts]
     title = f"{_label(found)}: {format_bytes(found.total_bytes)}, {clean(found.basis)}"
     columns = ("size", "part", "what it is, what you can do")
     bars = tuple(_share(part, found.total_bytes) for part in parts)
@@ -77,8 +75,8 @@ def _share(part: Part, total_bytes: int) -> Bar | None:
     return Bar(label, total_bytes, part.size_bytes)
 
 
-def _size(part: Part) -> str:
-    return "unknown" if part.size_bytes is None else format_bytes(part.size_bytes)
+def _size(size: int | None) -> str:
+    return "unknown" if size is None else format_bytes(size)
 
 
 def _shortened(parts: list[Part]) -> list[Part]:

@@ -11,8 +11,7 @@ from ipygpumem.units import format_bytes, format_change
 
 def tensors_report(inventory: Inventory, *, top: int) -> Report:
     """Return the ``top`` largest tensors, and what the others come to."""
-    table = _table("", inventory.tensors, top)
-    return Report("tensors", _headline(inventory), _lines(inventory), (table,) if inventory.tensors else ())
+    return _report(inventory, _table("", inventory.tensors, top))
 
 
 def groups_report(inventory: Inventory, by: str, groups: Sequence[TensorGroup], *, top: int) -> Report:
@@ -22,29 +21,24 @@ def groups_report(inventory: Inventory, by: str, groups: Sequence[TensorGroup], 
     if rest:
         tensors, size = sum(item.tensors for item in rest), sum(item.size_bytes for item in rest)
         rows.append((format_bytes(size), str(tensors), f"and {len(rest):,} smaller"))
-    table = Table("", ("size", "tensors", by), tuple(rows), frozenset({"tensors", "size"}))
-    return Report("tensors", _headline(inventory), _lines(inventory), (table,) if rows else ())
+    return _report(inventory, Table("", ("size", "tensors", by), tuple(rows), frozenset({"tensors", "size"})))
 
 
 def difference_report(difference: InventoryDiff, *, top: int) -> Report:
     """Return the ``top`` largest tensors that came, as many that went, and where the inventories were taken."""
-    places = [f"from {difference.before or 'before'} to {difference.after or 'after'}"]
+    places = clean(f"from {difference.before or 'before'} to {difference.after or 'after'}")
     changes = [f"{device_label(device)} {format_change(size)}" for device, size in difference.changed_bytes.items()]
     parts = ((f"came: {len(difference.came):,}", difference.came), (f"went: {len(difference.went):,}", difference.went))
     tables = tuple(_table(title, tensors, top) for title, tensors in parts if tensors)
-    headline = SEPARATOR.join(["tensors and arrays", *map(clean, places), *(changes or ["no change"])])
+    headline = SEPARATOR.join(["tensors and arrays", places, *(changes or ["no change"])])
     return Report("difference", headline, (), tables)
 
 
-def _headline(inventory: Inventory) -> str:
+def _report(inventory: Inventory, table: Table) -> Report:
     sizes = [f"{device_label(device)} {format_bytes(size)}" for device, size in inventory.device_bytes.items()]
-    return SEPARATOR.join([f"tensors and arrays: {count(len(inventory.tensors), 'storage')}", *sizes])
-
-
-def _lines(inventory: Inventory) -> tuple[str, ...]:
-    notes = list(inventory.notes)
-    lines = [f"{row.name or row.type_name}: {row.note}" for row in inventory.tensors[:10] if row.note]
-    return tuple(map(clean, notes + lines))
+    headline = SEPARATOR.join([f"tensors and arrays: {count(len(inventory.tensors), 'storage')}", *sizes])
+    notes = [f"{row.name or row.type_name}: {row.note}" for row in inventory.tensors[:10] if row.note]
+    return Report("tensors", headline, tuple(map(clean, [*inventory.notes, *notes])), (table,) * bool(table.rows))
 
 
 def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:

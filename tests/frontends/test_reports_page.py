@@ -11,8 +11,7 @@ import pytest
 from PIL import Image, ImageStat
 
 from ipygpumem.reports import html
-from ipygpumem.reports.bars import Bar
-from ipygpumem.reports.layout import Report, Table
+from ipygpumem.reports.layout import Bar, Report, Table
 from ipygpumem.units import MIB
 from tests.frontends import gallery
 from tests.frontends.lab import DARK, LIGHT, Notebook, Server

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from ipygpumem.errors import EstimateError
+import ipygpumem
+from ipygpumem.errors import EstimateError, GpuMemError
 from tests.kernel import Kernel
+from tests.smoke.steps import run
 from tests.torch_cpu.test_estimate_usual_code import estimated
 
 FINE = [
@@ -79,23 +82,40 @@ def test_what_torch_itself_cannot_do_without_values_is_refused_by_its_line(
     assert str(caught.value).endswith(body.splitlines()[-1])
 
 
-@pytest.mark.parametrize("where", ["apart", "in place"])
-def test_an_error_after_a_guess_says_which_lines_got_one(kernel: Kernel, where: str) -> None:
-    if where == "in place":
-        assert kernel.run("import os\ndel os.fork").status == "ok"
-    assert kernel.run("import torch\nx = torch.ones(3)").status == "ok"
-    reply = kernel.run("%%estimate\nloss = x.sum()\nif loss.item() < 2:\n    raise ValueError('small')\n")
-    assert reply.error == "ValueError"
-    assert "guess" in reply.stderr
-    assert "line 3: if loss.item() < 2:" in reply.stderr
-    reply = kernel.run("%%estimate\nx.sum()\nraise ValueError('small')\n")
-    assert (reply.error, reply.stderr) == ("ValueError", "")
+def test_an_error_after_a_guess_says_which_lines_got_one(kernel: Kernel) -> None:
+    assert run(kernel, "import torch\nx = torch.ones(3)").status == "ok"
+    for way in ("apart", "in place"):
+        reply = run(kernel, "%%estimate\nloss = x.sum()\nif loss.item() < 2:\n    raise ValueError('small')\n")
+        assert reply.error == "ValueError", way
+        assert "guess" in reply.stderr, way
+        assert "line 3: if loss.item() < 2:" in reply.stderr, way
+        reply = run(kernel, "%%estimate\nx.sum()\nraise ValueError('small')\n")
+        assert (reply.error, reply.stderr) == ("ValueError", ""), way
+        assert run(kernel, "import os\nvars(os).pop('fork', None)").status == "ok"  # from now on in place
 
 
-@pytest.mark.parametrize("body", ["x = (]\n", "if x:\ny = 2\n", "y = 2\nreturn 3\n", "exec('z = (')\n"])
-def test_a_syntax_error_is_shown_as_in_a_plain_cell(kernel: Kernel, body: str) -> None:
-    expected, found = kernel.run(f"#\n{body}"), kernel.run(f"%%estimate\n{body}")
-    assert (found.status, found.error) == ("error", expected.error)
-    assert "ipygpumem" not in found.traceback
-    shown, plain = (re.sub(r"\x1b\[[\d;]*m|Cell.*?In *\[\d+\]", "", reply.traceback) for reply in (found, expected))
-    assert shown.splitlines()[-4:] == plain.splitlines()[-4:]
+def test_a_syntax_error_is_shown_as_in_a_plain_cell(kernel: Kernel) -> None:
+    for body in ("x = (]\n", "if x:\ny = 2\n", "y = 2\nreturn 3\n", "exec('z = (')\n"):
+        expected, found = run(kernel, f"#\n{body}"), run(kernel, f"%%estimate\n{body}")
+        assert (found.status, found.error) == ("error", expected.error), body
+        assert "ipygpumem" not in found.traceback, body
+        shown, plain = (re.sub(r"\x1b\[[\d;]*m|Cell.*?In *\[\d+\]", "", reply.traceback) for reply in (found, expected))
+        assert shown.splitlines()[-4:] == plain.splitlines()[-4:], body
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"device_memory": -5}, "and not -5"),
+        ({"device_memory": 0.5}, "and not 0.5"),
+        ({"device_memory": True}, "and not bool"),
+        ({"device_memory": [1]}, "and not list"),
+        ({"timeout": -1}, "seconds above zero"),
+        ({"timeout": "x"}, "seconds above zero"),
+    ],
+)
+def test_a_wrong_size_or_time_is_said_before_anything_runs(options: dict[str, Any], words: str) -> None:
+    ran: list[int] = []
+    with pytest.raises(GpuMemError, match=words):
+        ipygpumem.estimate(ran.append, 1, **options)
+    assert ran == []

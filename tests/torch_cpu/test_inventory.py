@@ -25,6 +25,8 @@ from tests.steps import works
 torch: Any = pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
 nn = torch.nn
 
+pytestmark = pytest.mark.usefixtures("others_out_of_sight")
+
 
 def take(**names: object) -> dict[str, TensorRecord]:
     """The inventory's records by name, for what stands under ``names``."""

@@ -57,12 +57,12 @@ cache = []
         "same = sparse; values = sparse.coalesce().values()",
     ],
 )
-@pytest.mark.parametrize("form", ["%%experiment a\n{}", "%experiment start a\n{}\n%experiment end"])
-def test_what_was_alive_before_is_no_survivor(notebook: Kernel, form: str, code: str) -> None:
-    works(notebook, BEFORE)
-    (report,) = works(notebook, form.format(code)).reports("experiment")
-    assert "still alive" not in report, report
-    assert notebook.value("ipygpumem.experiments()[-1].survivors") == ()
+def test_what_was_alive_before_is_no_survivor(notebook: Kernel, code: str) -> None:
+    for form in ("%%experiment a\n{}", "%experiment start a\n{}\n%experiment end"):
+        works(notebook, BEFORE)
+        (report,) = works(notebook, form.format(code)).reports("experiment")
+        assert "still alive" not in report, (form, report)
+        assert notebook.value("ipygpumem.experiments()[-1].survivors") == (), form
 
 
 def test_what_was_alive_before_the_outer_scope_is_no_survivor_of_the_inner_one(notebook: Kernel) -> None:

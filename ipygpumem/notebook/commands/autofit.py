@@ -24,7 +24,7 @@ from ipygpumem.notebook.notebook import Notebook, notebook_of
 from ipygpumem.objects import interrupts
 from ipygpumem.objects.arrays import ArraySearch
 from ipygpumem.reports.autofit import autofit_report
-from ipygpumem.reports.content import Report, clean
+from ipygpumem.reports.layout import Report, clean
 from ipygpumem.scopes.bindings import Bindings
 from ipygpumem.scopes.scope import Scope
 from ipygpumem.units import format_bytes

@@ -8,7 +8,7 @@ from ipygpumem.errors import ExperimentError
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.reports import history as reports
-from ipygpumem.reports.content import Report
+from ipygpumem.reports.layout import Report
 
 _NAMES_SHOWN = 10
 

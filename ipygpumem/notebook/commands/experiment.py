@@ -15,7 +15,8 @@ from ipygpumem.notebook.experiments.open_experiment import OpenExperiment
 from ipygpumem.notebook.experiments.options import ExperimentOptions
 from ipygpumem.notebook.experiments.parameters import parse_parameters
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.reports.content import Report, clean, name_list, note, usage_parts
+from ipygpumem.reports.content import usage_parts
+from ipygpumem.reports.layout import Report, clean, listed, note
 from ipygpumem.units import format_bytes, format_seconds
 
 _PATTERN = re.compile(r"[\w*?\[\]!-]+")
@@ -104,7 +105,7 @@ def described(experiment: OpenExperiment) -> str:
     """Return one line on an open experiment: its costs, its names, and what waits to be restored."""
     parts = [f"experiment {experiment.name}", format_seconds(experiment.elapsed_seconds)]
     parts += usage_parts(experiment.usage())
-    parts.append(f"names: {name_list(experiment.scope.own_names()) or 'none yet'}")
+    parts.append(f"names: {listed(experiment.scope.own_names()) or 'none yet'}")
     waiting = experiment.waiting()
     if waiting:
         held = ", ".join(f"{item.name} {format_bytes(item.size_bytes)}" for item in waiting)

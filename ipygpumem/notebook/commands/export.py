@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.reports.content import Report, count, note
 from ipygpumem.reports.export import formats
+from ipygpumem.reports.layout import Report, count, note
 from ipygpumem.units import format_bytes
 
 

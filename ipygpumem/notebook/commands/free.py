@@ -7,7 +7,8 @@ from ipygpumem.freeing.reclaim import steps_that_free
 from ipygpumem.model import ReclaimStep
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.reports.content import Report, freed_report
+from ipygpumem.reports.content import freed_report
+from ipygpumem.reports.layout import Report
 
 
 def free(notebook: Notebook, options: Options) -> list[Report]:

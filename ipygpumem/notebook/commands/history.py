@@ -9,8 +9,8 @@ from ipygpumem.model import CellRecord
 from ipygpumem.notebook.commands.compare import there_are
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.reports.content import Report
 from ipygpumem.reports.history import history_report
+from ipygpumem.reports.layout import Report
 
 
 def history(notebook: Notebook, options: Options) -> list[Report]:

@@ -14,7 +14,7 @@ from ipygpumem.notebook.ipython.rewriting import is_first_line, words_of
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.notebook.registry import MAGICS, Command, Magic
 from ipygpumem.objects import interrupts
-from ipygpumem.reports.content import clean
+from ipygpumem.reports.layout import clean
 
 
 @magics_class

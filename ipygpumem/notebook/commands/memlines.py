@@ -17,7 +17,7 @@ from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.profiling.account import Account
 from ipygpumem.profiling.blocks import Blocks, CodeBlock, LinesRecord, code_of
 from ipygpumem.profiling.tracing import watcher
-from ipygpumem.reports.content import Report, clean
+from ipygpumem.reports.layout import Report, clean
 from ipygpumem.reports.lines import lines_report
 
 _PROG = "%%memlines"
@@ -76,8 +76,10 @@ def _cell_frame(namespace: dict[str, Any]) -> FrameType | None:
 def _cell_block(file: str, cell: Cell) -> CodeBlock:
     compiled = [line.rstrip("\n") for line in linecache.getlines(file)]
     written = str(getattr(cell.info, "raw_cell", "")).splitlines()
-    # As it was typed, unless IPython has changed the number of lines.
-    return CodeBlock("cell", 1, tuple(written if len(written) == len(compiled) else compiled))
+    if len(written) != len(compiled):  # a magic's line has taken up those below it
+        ours = {at for at, line in enumerate(compiled) if line.startswith("get_ipython().") and at < len(written)}
+        written = [written[at] if at in ours else line for at, line in enumerate(compiled)]
+    return CodeBlock("cell", 1, tuple(written))
 
 
 def _add(blocks: Blocks, name: str, namespace: dict[str, Any]) -> None:

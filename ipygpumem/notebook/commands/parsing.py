@@ -12,7 +12,7 @@ from IPython.core.error import UsageError
 
 from ipygpumem.errors import UnitError
 from ipygpumem.notebook.registry import Argument, Command
-from ipygpumem.reports.content import clean
+from ipygpumem.reports.layout import clean
 from ipygpumem.units import parse_bytes
 
 Options = argparse.Namespace

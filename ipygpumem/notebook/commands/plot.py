@@ -9,8 +9,8 @@ from ipygpumem.errors import PlotError
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.commands.status import reconcile
 from ipygpumem.reports import figures
-from ipygpumem.reports.content import Report, clean
 from ipygpumem.reports.export import files
+from ipygpumem.reports.layout import Report, clean
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:

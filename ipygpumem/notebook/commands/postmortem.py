@@ -12,7 +12,7 @@ from ipygpumem.flight_recorder.machine import this_machine
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.reports import postmortem as reports
-from ipygpumem.reports.content import Report, clean
+from ipygpumem.reports.layout import Report, clean
 
 
 def postmortem(notebook: Notebook, options: Options) -> list[Report]:

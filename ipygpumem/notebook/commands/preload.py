@@ -11,7 +11,7 @@ from ipygpumem.errors import ExperimentError, said
 from ipygpumem.model import Usage
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.reports.content import Report, note
+from ipygpumem.reports.layout import Report, note
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 

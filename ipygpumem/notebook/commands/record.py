@@ -8,7 +8,7 @@ from ipygpumem.flight_recorder import archive, files, reader
 from ipygpumem.flight_recorder.machine import this_machine
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.reports.content import Report, count, note
+from ipygpumem.reports.layout import Report, count, note
 from ipygpumem.units import format_bytes
 
 

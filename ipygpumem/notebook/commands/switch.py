@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.reports.content import Report, note
+from ipygpumem.reports.layout import Report, note
 
 
 def switch_on(notebook: Notebook, options: Options) -> list[Report]:

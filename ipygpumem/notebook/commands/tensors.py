@@ -16,7 +16,7 @@ from ipygpumem.objects.inventory import selection, survey
 from ipygpumem.objects.inventory.records import Inventory
 from ipygpumem.objects.progress import Progress, unseen
 from ipygpumem.reports import tensors as reports
-from ipygpumem.reports.content import Report
+from ipygpumem.reports.layout import Report
 from ipygpumem.scopes.scope import is_ownable
 
 _WORK = "tensors and arrays"

@@ -19,6 +19,7 @@ from ipygpumem.notebook.recovery import Recovery
 from ipygpumem.notebook.tools import Tools
 from ipygpumem.objects import interrupts
 from ipygpumem.reports import content
+from ipygpumem.reports.layout import Report
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.experiments.open_experiment import OpenExperiment, Services
@@ -41,7 +42,7 @@ class Experiments(Part):
 
     Args:
         tools: the shell's.
-        recovery: tells of errors that run out of memory.
+        recovery: reports errors that run out of memory.
         budgets: those in force.
         subscribers: get the records.
     """
@@ -132,7 +133,7 @@ class Experiments(Part):
             cell.below += [content.interrupted_exit(item.name) for item in of_cell.ending if item in self.open]
             raise
 
-    def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[content.Report]:
+    def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
         """Count the cell as its experiments', and publish those that have ended with it."""
         if not (cell.in_scope or cell.gives_back):
             return ()
@@ -184,7 +185,7 @@ class Experiments(Part):
         assert experiment.record is not None
         return experiment.record
 
-    def close_experiment(self, experiment: OpenExperiment) -> list[content.Report]:
+    def close_experiment(self, experiment: OpenExperiment) -> list[Report]:
         """End ``experiment`` and all inside it, and return the reports."""
         ended: list[OpenExperiment] = []
         try:
@@ -213,9 +214,9 @@ class Experiments(Part):
         if enclosing is not None:
             self.names.expect_running_code(enclosing)
 
-    def _publish(self, ended: list[OpenExperiment]) -> list[content.Report]:
+    def _publish(self, ended: list[OpenExperiment]) -> list[Report]:
         """Remember the records of finished experiments, and return their reports."""
-        reports: list[content.Report] = []
+        reports: list[Report] = []
         for experiment in ended:
             if (record := experiment.record) is not None:
                 self.finished.append(record)

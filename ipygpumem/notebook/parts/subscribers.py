@@ -13,7 +13,7 @@ from ipygpumem.introspect import type_name
 from ipygpumem.model import CellRecord, ExperimentRecord
 from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.part import Part
-from ipygpumem.reports.content import Report, clean
+from ipygpumem.reports.layout import Report, clean
 
 Subscriber = Callable[[CellRecord | ExperimentRecord], object]
 

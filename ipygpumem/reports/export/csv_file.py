@@ -5,18 +5,17 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator
-from operator import attrgetter
 
-from ipygpumem.model import USAGE_BYTES, CellRecord, SessionRecord, Usage
+from ipygpumem.model import USAGE_BYTES, CellRecord, SessionRecord
 from ipygpumem.reports.layout import clean
 
 _CELL = ("execution_count", "cell_id", "experiment", "started_at", "duration_seconds", "success", "error")
-_SOURCE = ("source_line", "source_digest", "recovery")
-COLUMNS = (*_CELL, *_SOURCE, "device", *USAGE_BYTES, "method")
+_SOURCE = ("source_line", "source_digest")
+_USAGE = ("device", *USAGE_BYTES, "method")
+COLUMNS = (*_CELL, *_SOURCE, "recovery", *_USAGE)
 
 # A spreadsheet takes text that begins with one of these for a formula, or would after dropping the space before it.
-_FORMULA = ("=", "+", "-", "@", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}")
-_FORMULA_WIDE = ("\N{FULLWIDTH HYPHEN-MINUS}", "\N{FULLWIDTH COMMERCIAL AT}")
+_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # the last four are full-width
 
 
 def render(record: SessionRecord) -> str:
@@ -35,16 +34,10 @@ def is_ours(head: str) -> bool:
 
 
 def _rows(cell: CellRecord) -> Iterator[list[object]]:
-    first = [getattr(cell, name) for name in _CELL]
-    first += [cell.source_line, cell.source_digest, cell.recovery and cell.recovery.kind]
+    first = [*(getattr(cell, name) for name in (*_CELL, *_SOURCE)), cell.recovery and cell.recovery.kind]
     for usage in cell.usages or (None,):
-        yield [_plain(value) for value in (*first, *_usage(usage))]
-
-
-def _usage(usage: Usage | None) -> list[object]:
-    if usage is None:
-        return [None] * (len(USAGE_BYTES) + 2)
-    return [usage.device, *(attrgetter(name)(usage) for name in USAGE_BYTES), usage.method]
+        figures = [getattr(usage, name, None) for name in _USAGE]
+        yield [_plain(value) for value in (*first, *figures)]
 
 
 def _plain(value: object) -> object:
@@ -52,4 +45,4 @@ def _plain(value: object) -> object:
     if type(value) is not str:
         return value
     text = clean(value)
-    return f"'{text}" if text.lstrip().startswith(_FORMULA + _FORMULA_WIDE) else text
+    return f"'{text}" if text.lstrip().startswith(_FORMULA) else text

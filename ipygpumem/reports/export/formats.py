@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from ipygpumem.errors import FileError
@@ -12,19 +11,13 @@ from ipygpumem.model import SessionRecord
 from ipygpumem.reports.export import csv_file, files, html_page, json_file, openmetrics
 from ipygpumem.reports.layout import clean
 
-
-@dataclass(frozen=True)
-class _Format:
-    render: Callable[[SessionRecord], str]
-    is_ours: Callable[[str], bool]
-
-
-_FORMATS = {
-    ".json": _Format(json_file.render, json_file.is_ours),
-    ".csv": _Format(csv_file.render, csv_file.is_ours),
-    ".html": _Format(html_page.render, html_page.is_ours),
-    ".prom": _Format(openmetrics.render, openmetrics.is_ours),
+_FORMATS: dict[str, tuple[Callable[[SessionRecord], str], Callable[[str], bool]]] = {
+    ".json": (json_file.render, json_file.is_ours),
+    ".csv": (csv_file.render, csv_file.is_ours),
+    ".html": (html_page.render, html_page.is_ours),
+    ".prom": (openmetrics.render, openmetrics.is_ours),
 }
+"""By suffix, what writes a session as text, and whether it wrote a file that begins with some text."""
 SUFFIXES = tuple(_FORMATS)
 
 
@@ -38,7 +31,8 @@ def save(path: str | os.PathLike[str], record: SessionRecord, *, force: bool = F
     chosen = _FORMATS.get(Path(path).suffix.lower())
     if chosen is None:
         raise FileError(f"{clean(str(path))}: the suffix says the format: {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
-    return place, files.write(place, chosen.render(record), is_ours=chosen.is_ours, force=force)
+    render, is_ours = chosen
+    return place, files.write(place, render(record), is_ours=is_ours, force=force)
 
 
 def load(path: str | os.PathLike[str]) -> SessionRecord:

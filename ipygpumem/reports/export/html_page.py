@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import datetime, timezone
+from html import escape
 
 from ipygpumem.model import SessionRecord
-from ipygpumem.reports import content, history, html
+from ipygpumem.reports import content, figures, history, html
 from ipygpumem.reports.bars import Scales
-from ipygpumem.reports.export.pictures import pictures
+from ipygpumem.reports.layout import clean, count
 from ipygpumem.units import format_seconds
 
 _MARK = '<meta name="generator" content="ipygpumem">'
 _CELLS_SHOWN = 1000
+_REFERENCE = re.compile(r'(\bid="|href="#|url\(#)')
 
 _PAGE = """\
 <!DOCTYPE html>
@@ -48,7 +51,7 @@ def render(record: SessionRecord) -> str:
     return _PAGE.format(
         mark=_MARK,
         dark=html.DARK_PICTURE,
-        title=f"{content.count(cells, 'cell')}, {content.count(experiments, 'experiment')}, {seconds}",
+        title=f"{count(cells, 'cell')}, {count(experiments, 'experiment')}, {seconds}",
         saved=datetime.fromtimestamp(record.saved_at, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC"),
         sections="\n".join(f"<h2>{title}</h2>\n<section>\n{body}\n</section>" for title, body in _sections(record)),
     )
@@ -62,7 +65,7 @@ def is_ours(head: str) -> bool:
 def _sections(record: SessionRecord) -> Iterator[tuple[str, str]]:
     if record.experiments:
         yield "Experiments side by side", html.render([history.comparison_report(history.numbered(record.experiments))])
-    drawn = "\n".join(pictures(record))
+    drawn = "\n".join(_pictures(record))
     if drawn:
         yield "Pictures", drawn
     shown = record.cells[-_CELLS_SHOWN:]
@@ -75,8 +78,25 @@ def _sections(record: SessionRecord) -> Iterator[tuple[str, str]]:
         yield "Experiments", html.render(reports)
     for cell in shown:
         if cell.recovery is not None and (reports := content.recovery_reports(cell.recovery, 0)):
-            yield f"Recovery in {_cell(cell.execution_count)}", html.render(reports)
+            name = "a cell" if cell.execution_count is None else f"cell {cell.execution_count}"
+            yield f"Recovery in {name}", html.render(reports)
 
 
-def _cell(number: int | None) -> str:
-    return "a cell" if number is None else f"cell {number}"
+def _pictures(record: SessionRecord) -> Iterator[str]:
+    """Yield the session, its cells and its experiments as figures; nothing without matplotlib."""
+    if figures.is_installed():
+        names = ["session", "cells"] * bool(record.cells) + ["experiments"] * bool(record.experiments)
+        yield from (_figure(name, record) for name in names)
+
+
+def _figure(name: str, record: SessionRecord) -> str:
+    try:
+        picture = figures.draw(name, cells=record.cells, experiments=record.experiments)
+        summary, svg = escape(clean(" ".join(picture.summary.split()))), picture.svg()
+        picture.release()
+    except Exception as error:  # matplotlib has many versions; the tables are worth having without it
+        why = escape(clean(f"{type(error).__name__}: {error}"))
+        return f"<p>The picture of the {name} could not be drawn: {why}</p>"
+    # Ids of a picture are its own, and on a page there are several.
+    svg = _REFERENCE.sub(rf"\g<1>{name}-", svg)
+    return f'<figure role="img" aria-label="{summary}">{svg}</figure>'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from ipygpumem.model import CellRecord, ExperimentRecord, SessionRecord, Usage
 from ipygpumem.reports.history import numbered
@@ -12,10 +11,8 @@ from ipygpumem.reports.layout import clean
 _HEAD = "# TYPE ipygpumem_"
 
 
-@dataclass(frozen=True)
-class _Sample:
-    labels: Mapping[str, str]
-    value: float
+_Sample = tuple[Mapping[str, str], float]
+"""Labels and a value."""
 
 
 def render(record: SessionRecord) -> str:
@@ -31,33 +28,33 @@ def is_ours(head: str) -> bool:
 def _of_cells(cells: Iterable[CellRecord]) -> Iterator[str]:
     cells = list(cells)
     failed = sum(not cell.success for cell in cells)
-    counts = [_Sample({"success": "true"}, len(cells) - failed), _Sample({"success": "false"}, failed)]
+    counts = [({"success": "true"}, len(cells) - failed), ({"success": "false"}, failed)]
     yield _family("cells", "counter", "Finished cells.", counts)
     seconds = sum(cell.duration_seconds for cell in cells)
-    yield _family("cell_seconds", "counter", "Time that cells ran.", [_Sample({}, seconds)])
+    yield _family("cell_seconds", "counter", "Time that cells ran.", [({}, seconds)])
     ooms = sum(cell.recovery is not None and cell.recovery.kind == "oom" for cell in cells)
-    yield _family("recoveries", "counter", "Recoveries from out-of-memory errors.", [_Sample({}, ooms)])
+    yield _family("recoveries", "counter", "Recoveries from out-of-memory errors.", [({}, ooms)])
     last: dict[str, Usage] = {}
     peaks: dict[str, int] = {}
     for usage in (usage for cell in cells for usage in cell.usages):
         last[usage.device] = usage
         peaks[usage.device] = max(peaks.get(usage.device, 0), usage.peak_bytes)
-    now = [_device(usage.device, usage.after_bytes) for usage in last.values()]
+    now = [({"device": usage.device}, usage.after_bytes) for usage in last.values()]
     yield _family("memory_bytes", "gauge", "RSS of the host, live tensors elsewhere, after the last cell.", now)
-    highest = [_device(device, size) for device, size in peaks.items()]
+    highest = [({"device": device}, size) for device, size in peaks.items()]
     yield _family("peak_bytes", "gauge", "The highest use by any cell.", highest)
-    totals = [_device(usage.device, usage.total_bytes) for usage in last.values() if usage.total_bytes is not None]
+    totals = [({"device": name}, usage.total_bytes) for name, usage in last.items() if usage.total_bytes is not None]
     yield _family("device_bytes", "gauge", "Size of each device.", totals)
 
 
 def _of_experiments(experiments: Iterable[ExperimentRecord]) -> Iterator[str]:
     runs = [({"experiment": run.name, "run": str(run.number)}, run.record) for run in numbered(experiments)]
-    seconds = [_Sample(labels, item.duration_seconds) for labels, item in runs]
+    seconds = [(labels, item.duration_seconds) for labels, item in runs]
     yield _family("experiment_seconds", "gauge", "Time from an experiment's start until its end was done.", seconds)
-    ooms = [_Sample(labels, item.ooms) for labels, item in runs]
+    ooms = [(labels, item.ooms) for labels, item in runs]
     yield _family("experiment_ooms", "gauge", "Out-of-memory errors of an experiment.", ooms)
     parameters = [
-        _Sample({**labels, "parameter": name, "value": str(value)}, 1)
+        ({**labels, "parameter": name, "value": str(value)}, 1)
         for labels, item in runs
         for name, value in item.parameters.items()
     ]
@@ -70,16 +67,12 @@ def _of_experiments(experiments: Iterable[ExperimentRecord]) -> Iterator[str]:
         "reclaimed": ("What its end gave back.", _by_device(runs, "reclaimed")),
     }
     for name, (words, found) in figures.items():
-        samples = [_Sample({**labels, "device": device}, size) for labels, device, size in found]
+        samples = [({**labels, "device": device}, size) for labels, device, size in found]
         yield _family(f"experiment_{name}_bytes", "gauge", words, samples)
 
 
 def _by_device(runs: list[tuple[dict[str, str], ExperimentRecord]], name: str) -> list[tuple[dict[str, str], str, int]]:
     return [(labels, device, size) for labels, item in runs for device, size in getattr(item, name).items()]
-
-
-def _device(device: str, size: int) -> _Sample:
-    return _Sample({"device": device}, size)
 
 
 def _family(name: str, kind: str, words: str, samples: Iterable[_Sample]) -> str:
@@ -89,9 +82,9 @@ def _family(name: str, kind: str, words: str, samples: Iterable[_Sample]) -> str
     lines += [f"# UNIT {name} {unit}" for unit in ("bytes", "seconds") if name.endswith(f"_{unit}")]
     lines.append(f"# HELP {name} {words}")
     suffix = {"counter": "_total", "info": "_info"}.get(kind, "")
-    for sample in samples:
-        labels = ",".join(f'{label}="{_escape(value)}"' for label, value in sample.labels.items())
-        lines.append(f"{name}{suffix}{{{labels}}} {sample.value}" if labels else f"{name}{suffix} {sample.value}")
+    for labels, figure in samples:
+        inside = ",".join(f'{label}="{_escape(value)}"' for label, value in labels.items())
+        lines.append(f"{name}{suffix}{{{inside}}} {figure}" if inside else f"{name}{suffix} {figure}")
     return "".join(f"{line}\n" for line in lines)
 
 

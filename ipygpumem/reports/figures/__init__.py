@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from ipygpumem.errors import PlotError
 from ipygpumem.model import CellRecord, ExperimentRecord
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SHOWN = {"session": 2000, "cells": 200, "devices": 0, "experiments": 20}
-"""The pictures, and how many of the last records each draws unless told otherwise."""
+"""The pictures, and how many of the last records each draws by default."""
 
 
 def draw(
@@ -37,15 +37,15 @@ def draw(
     if not is_installed():
         raise PlotError("pictures need matplotlib, which is not installed: pip install 'ipygpumem[plot]'")
     number = SHOWN[name] if last is None else last
-    drawn: Any = importlib.import_module(f"ipygpumem.reports.figures.{name}").draw
+    drawn: Callable[..., Picture] = importlib.import_module(f"ipygpumem.reports.figures.{name}").draw
     if name == "devices":
-        return drawn(reconciliations, device=device)  # type: ignore[no-any-return]  # all four return pictures
+        return drawn(reconciliations, device=device)
     if name == "experiments":
-        return drawn(_last(experiments, number, "experiment"), device=device)  # type: ignore[no-any-return]
+        return drawn(_last(experiments, number, "experiment"), device=device)
     shown = _last(cells, number, "cell")
     if name == "cells":
-        return drawn(shown, device=device)  # type: ignore[no-any-return]
-    return drawn(shown, experiments, device=device, earlier=len(cells) - len(shown))  # type: ignore[no-any-return]
+        return drawn(shown, device=device)
+    return drawn(shown, experiments, device=device, earlier=len(cells) - len(shown))
 
 
 def is_installed() -> bool:

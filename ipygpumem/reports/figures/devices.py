@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -24,39 +23,33 @@ _SMALL_SHARE = 0.004
 """Parts with less of the device are drawn as one."""
 
 
-@dataclass(frozen=True)
-class _Look:
-    color: str
-    hatch: str = ""
-
-
-_LOOKS = (  # by the beginning of a part's name; lightness tells neighbours apart, hatches tell kinds apart
-    ("unknown", _Look("#ffffff", "xxxx")),
-    ("tensors: parameter", _Look("#083d66")),
-    ("tensors: gradient", _Look("#2a6ea3", "....")),
-    ("tensors: optimizer state", _Look("#5b97c6")),
-    ("tensors: buffer", _Look("#8bb8dc", "....")),
-    ("tensors", _Look("#b4d2ea")),
-    ("live tensors", _Look("#2a6ea3")),
-    ("held by C++", _Look("#5a3e85", "////")),
-    ("allocator cache", _Look("#8fcbb5")),
-    ("pools' cache", _Look("#b9e0d2", "....")),
-    ("fragmentation", _Look("#4e9f83", "\\\\\\\\")),
-    ("rounding", _Look("#d5ece3")),
-    ("waiting for a stream", _Look("#4e9f83")),
-    ("context and libraries", _Look("#c98b1b")),
-    ("this process", _Look("#e0a83a")),
-    ("shared memory", _Look("#f3cf86", "////")),
-    ("libraries and mapped files", _Look("#fae6ba")),
-    ("child processes", _Look("#b5543a", "....")),
-    ("process", _Look("#cf7d63", "////")),
-    ("other", _Look("#e3ab98", "////")),
-    ("cache", _Look("#dcdfe3")),
-    ("out of reach", _Look("#b7bcc4", "----")),
-    ("free", _Look("#f6f7f8")),
-)
-_ANY = _Look("#a3a8b0")
-_MERGED = _Look("#7a7f87")
+_LOOKS = {  # by the beginning of a part's name; lightness tells neighbours apart, hatches tell kinds apart
+    "unknown": ("#ffffff", "xxxx"),
+    "tensors: parameter": ("#083d66", ""),
+    "tensors: gradient": ("#2a6ea3", "...."),
+    "tensors: optimizer state": ("#5b97c6", ""),
+    "tensors: buffer": ("#8bb8dc", "...."),
+    "tensors": ("#b4d2ea", ""),
+    "live tensors": ("#2a6ea3", ""),
+    "held by C++": ("#5a3e85", "////"),
+    "allocator cache": ("#8fcbb5", ""),
+    "pools' cache": ("#b9e0d2", "...."),
+    "fragmentation": ("#4e9f83", "\\\\\\\\"),
+    "rounding": ("#d5ece3", ""),
+    "waiting for a stream": ("#4e9f83", ""),
+    "context and libraries": ("#c98b1b", ""),
+    "this process": ("#e0a83a", ""),
+    "shared memory": ("#f3cf86", "////"),
+    "libraries and mapped files": ("#fae6ba", ""),
+    "child processes": ("#b5543a", "...."),
+    "process": ("#cf7d63", "////"),
+    "other": ("#e3ab98", "////"),
+    "cache": ("#dcdfe3", ""),
+    "out of reach": ("#b7bcc4", "----"),
+    "free": ("#f6f7f8", ""),
+}
+"""Colours and hatches."""
+_ANY, _MERGED = ("#a3a8b0", ""), ("#7a7f87", "")
 
 
 def draw(reconciliations: Sequence[Reconciliation], *, device: str | None = None) -> Picture:
@@ -83,11 +76,8 @@ def _parts(found: Reconciliation) -> list[Part]:
     """Return the parts that are not empty, the small ones of known kinds as one; what is unknown stays by itself."""
     filled = [part for part in found.parts if part.size_bytes != 0]
     limit = _SMALL_SHARE * found.total_bytes
-    small = [
-        part
-        for part in filled
-        if part.size_bytes is not None and part.size_bytes < limit and _look(part) is not _LOOKS[0][1]
-    ]
+    known = [part for part in filled if part.size_bytes is not None and not part.name.startswith("unknown")]
+    small = [part for part in known if (part.size_bytes or 0) < limit]
     if len(small) < 2:
         return filled
     rest = Part(f"{len(small)} small parts", sum(part.size_bytes or 0 for part in small), "")
@@ -96,11 +86,11 @@ def _parts(found: Reconciliation) -> list[Part]:
     return [*kept[:position], rest, *kept[position:]]
 
 
-def _look(part: Part) -> _Look:
+def _look(part: Part) -> tuple[str, str]:
     if part.name.endswith("small parts"):
         return _MERGED
     name = part.name.replace("arrays", "tensors", 1)  # the host's parts
-    return next((look for start, look in _LOOKS if name.startswith(start)), _ANY)
+    return next((look for start, look in _LOOKS.items() if name.startswith(start)), _ANY)
 
 
 def _draw_bar(axes: Axes, parts: Sequence[Part], total: int) -> None:
@@ -108,9 +98,9 @@ def _draw_bar(axes: Axes, parts: Sequence[Part], total: int) -> None:
     axes.set(xlim=(0, total or 1), ylim=(-0.5, 0.5), yticks=[])
     left = 0
     for part in parts:
-        look, size = _look(part), _size(part, total)
+        (color, hatch), size = _look(part), _size(part, total)
         name = picture.fit(part.name, _ABOUT_ACROSS / _COLUMNS - 1.8, picture.SMALL)
-        options: dict[str, Any] = {"facecolor": look.color, "hatch": look.hatch, "edgecolor": picture.INK}
+        options: dict[str, Any] = {"facecolor": color, "hatch": hatch, "edgecolor": picture.INK}
         axes.barh(0, part.size_bytes or 0, 1, left, label=f"{name} · {size}", linewidth=0.5, **options)
         left += part.size_bytes or 0
     axes.grid(visible=False)

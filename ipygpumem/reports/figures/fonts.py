@@ -8,6 +8,8 @@ from functools import cache
 
 from matplotlib import font_manager, rcParams
 
+from ipygpumem.reports.layout import listed
+
 _OWN = "DejaVu Sans"
 """Matplotlib's own font, which is everywhere."""
 _PREFERRED = (
@@ -62,8 +64,7 @@ def without(text: str, letters: Iterable[str]) -> str:
 def missing_line(letters: Iterable[str]) -> str:
     """Return one line that says which letters are not drawn; nothing where none of them would be seen."""
     codes = [f"U+{ord(letter):04X}" for letter in letters if _is_seen(letter)]
-    more = f" and {len(codes) - _NAMED} more" if len(codes) > _NAMED else ""
-    return f"no font here has {', '.join(codes[:_NAMED])}{more}: drawn as {MISSING}" if codes else ""
+    return f"no font here has {listed(codes, _NAMED)}: drawn as {MISSING}" if codes else ""
 
 
 def _is_seen(letter: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from ipygpumem.reports.figures.records import cell_name, ran_out
 _ROWS_AT_MOST = 4
 _LETTERS = 24
 """For so much of a name an experiment beside it goes into another row."""
+_DIGIT = re.compile("[0-9]")
 _BANDS = ("#e8eaee", "#f4f5f7")
 _BAR, _BAR_EDGE = "#dcd6ea", "#6f5f97"
 _MARGIN = 0.04  # inches beside a text
@@ -172,6 +174,7 @@ def _draw_bar(axes: Axes, bar: ExperimentBar, room: float, per_inch: float) -> N
 def _number_cells(axes: Axes, line: Timeline, per_inch: float) -> None:
     """Write the numbers of cells into their bands, where they fit; those that ran out of memory come first."""
     taken: list[tuple[float, float]] = []
+    widths: dict[tuple[str, str], float] = {}
     out = [ran_out(cell) for cell in line.cells]
     lengths = [end - start for start, end in line.places]
     for index in sorted(range(len(line.cells)), key=lambda index: (not out[index], -lengths[index])):
@@ -180,7 +183,10 @@ def _number_cells(axes: Axes, line: Timeline, per_inch: float) -> None:
         mark = "OOM " if out[index] else "" if cell.success else "× "
         weight = "bold" if out[index] else "normal"
         for text in (mark + cell_name(cell), cell_name(cell)):
-            width = (picture.inches(text, picture.SMALL, weight=weight) + 0.5 * _MARGIN) * per_inch
+            form = (_DIGIT.sub("0", text), weight)  # digits are equally wide: few texts have to be measured
+            if form not in widths:
+                widths[form] = (picture.inches(form[0], picture.SMALL, weight=weight) + 0.5 * _MARGIN) * per_inch
+            width = widths[form]
             left = min(max((start + end - width) / 2, low), high - width)
             if width > high - low or any(left < other_right and left + width > other for other, other_right in taken):
                 continue
