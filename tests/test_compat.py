@@ -266,6 +266,23 @@ def test_an_extension_that_is_unloaded_takes_the_experiment_with_it(bare_kernel:
     assert bare_kernel.value("'y' in globals()") is False
 
 
+@pytest.mark.parametrize("reset", ["%reset -f", "%reset_selective -f ."])
+def test_a_reset_of_all_names_ends_an_experiment_and_finds_its_names(bare_kernel: Kernel, reset: str) -> None:
+    """IPython deletes name by name, in no order: an end that deleted others of them would break it."""
+    many = "\n".join(f"name_{number} = {number}" for number in range(50))
+    replies(bare_kernel, OURS, ["from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU()", many])
+    reply = bare_kernel.run(reset)
+    assert (reply.status, reply.message) == ("ok", "")
+    assert len(reply.reports("experiment")) == 1
+    assert bare_kernel.value("'exp' in globals(), 'name_7' in globals()") == (False, False)
+
+
+def test_an_experiment_that_a_magic_has_ended_gives_its_data(bare_kernel: Kernel) -> None:
+    cells = ["from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU()", "x = 1", "%experiment end"]
+    replies(bare_kernel, OURS, cells)
+    assert bare_kernel.value("exp.running, 'x' in globals(), exp.finish()._fields") == (False, False, ("cpu", "gpu"))
+
+
 def test_bad_input_is_one_clear_line_and_loses_nothing(bare_kernel: Kernel) -> None:
     replies(
         bare_kernel,

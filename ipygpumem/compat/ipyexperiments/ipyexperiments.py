@@ -17,10 +17,11 @@ from ipygpumem.compat.ipyexperiments.cell_logger import CellLogger, SwitchedOff
 from ipygpumem.compat.ipyexperiments.utils.mem import device_memory
 from ipygpumem.errors import ExperimentError
 from ipygpumem.freeing.reclaim import empty_device_caches
-from ipygpumem.introspect import is_instance
+from ipygpumem.introspect import is_instance, text_of
 from ipygpumem.notebook.experiments.experiment import Experiment
 from ipygpumem.notebook.experiments.options import ExperimentOptions
 from ipygpumem.notebook.notebook import Notebook, find_notebook, notebook_of
+from ipygpumem.objects.holders.frames import stack
 from ipygpumem.probes.host import available_bytes, total_bytes
 from ipygpumem.reports.layout import Report, Table, device_label
 from ipygpumem.units import format_bytes
@@ -68,7 +69,7 @@ class IPyExperiments:
         cl_gc_collect: bool = True,
         cl_set_seed: int = 0,
     ) -> None:
-        self.running = False
+        self._runs = False
         self.enable, self.cl_enable, self.cl_compact = exp_enable, cl_enable, cl_compact
         self._notebook = _notebook()
         options = ExperimentOptions(
@@ -92,6 +93,11 @@ class IPyExperiments:
         """Whether it measures a GPU, too."""
         return self.backend == "pytorch"
 
+    @property
+    def running(self) -> bool:
+        """Whether it has begun and has not ended; an unloading ends it, too."""
+        return self._runs and (not self.enable or self._experiment.is_open)
+
     def _free_name(self) -> str:
         taken = {opened.name for opened in self._notebook.experiments.open}
         name, number = type(self).__name__, 1
@@ -109,7 +115,7 @@ class IPyExperiments:
             self._show([self._state(f"{self._experiment.name} started")])
             self._experiment.start()
             self._experiment.opened.scope.share(list(self._notebook.tools.namespace))
-        self.running = True
+        self._runs = True
         for part in self._parts:
             part.start()
 
@@ -211,9 +217,9 @@ class IPyExperiments:
         for part in self._parts:
             part.stop()
         self._parts, self.cl = [], None
-        if self.enable and self.running and self._experiment.record is None:
+        if self.enable and self._experiment.record is None:
             self._end()
-        self.running = False
+        self._runs = False
         return self.data if self.enable else None
 
     def _end(self) -> None:
@@ -231,17 +237,16 @@ class IPyExperiments:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._can_end():
+        if self.running:
             if error is not None and self.enable:
                 self._experiment.failed_by(error)
             self.finish()
 
     def __del__(self) -> None:
-        if "running" in vars(self) and self._can_end() and not sys.is_finalizing():
+        if "_runs" in vars(self) and self.running and not sys.is_finalizing():
+            if self.enable and _names_are_reset():
+                self._experiment.opened.scope.share(list(self._notebook.tools.namespace))
             self.finish()
-
-    def _can_end(self) -> bool:
-        return self.running and (not self.enable or self._experiment.is_open)
 
 
 class IPyExperimentsCPU(IPyExperiments):
@@ -282,3 +287,12 @@ def _notebook() -> Notebook:
     if shell is not None and find_notebook(shell) is None:
         shell.run_line_magic("load_ext", "ipygpumem")
     return notebook_of(shell)
+
+
+def _names_are_reset() -> bool:
+    """Whether IPython is deleting all names, one by one: it fails where one of them is gone already."""
+    return any(
+        frame.f_code.co_name in ("reset", "reset_selective")
+        and text_of(frame.f_globals.get("__name__")).startswith("IPython.core.")
+        for frame in stack(sys._getframe(1))
+    )
