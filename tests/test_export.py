@@ -327,7 +327,7 @@ def test_a_missing_folder_a_folder_and_a_device_are_named(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["x", "x.txt", "x.json.gz", ".json", ""])
-def test_an_unknown_suffix_is_told_the_four(tmp_path: Path, name: str) -> None:
+def test_an_unknown_suffix_is_said_the_four(tmp_path: Path, name: str) -> None:
     assert ".json, .csv, .html or .prom" in _raises_one_line(tmp_path / name if name else "")
     assert not names(tmp_path)
 
@@ -410,14 +410,14 @@ def test_whatever_stops_the_write_leaves_no_file_behind(
         (b"\xff\xfe", "not text"),
     ],
 )
-def test_what_is_no_export_is_told_in_one_line(tmp_path: Path, content: bytes, words: str) -> None:
+def test_what_is_no_export_is_said_in_one_line(tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(FileError, match=words) as caught:
         ipygpumem.load(tmp_path / "x.json")
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="No such file"):
         ipygpumem.load(tmp_path / "x.json")
     with pytest.raises(FileError, match="cannot be read"):

@@ -241,7 +241,7 @@ def no_other_fonts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("draw", [session.draw, lambda _, runs: experiments.draw(runs)])
-def test_letters_that_no_font_has_are_told_in_one_line(no_other_fonts: None, draw: Any) -> None:
+def test_letters_that_no_font_has_are_said_in_one_line(no_other_fonts: None, draw: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         figure = draw(*renamed("实验 🔥"))

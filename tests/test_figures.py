@@ -395,7 +395,7 @@ def test_each_picture_is_written_to_a_file(
         ("cells --save cat.png", "cat.png is a file that ipygpumem did not write: --force"),
     ],
 )
-def test_a_mistake_is_told_in_one_line_and_writes_nothing(
+def test_a_mistake_is_said_in_one_line_and_writes_nothing(
     terminal: InteractiveShell, capsys: pytest.CaptureFixture[str], tmp_path: Path, line: str, words: str
 ) -> None:
     (tmp_path / "cat.png").write_bytes(b"a cat")

@@ -85,6 +85,15 @@ def test_a_heap_that_drops_what_it_saw_is_no_cycle_with_its_maker() -> None:
         gc.enable()
 
 
+def test_a_heap_that_was_searched_keeps_no_memory_once_it_is_dropped() -> None:
+    """What follows gives free memory back to the system, while somebody's variable still names the heap."""
+    target = [object()]
+    heap = Heap()
+    list(heap.referrers({id(target[0]): target[0]}))
+    heap.drop()
+    assert not any(vars(heap).values())
+
+
 def test_referrers_are_those_that_were_there_before() -> None:
     array = numpy.ones(3)
     box = [array]

@@ -346,7 +346,7 @@ def test_open_spans_keep_their_peaks_over_laps() -> None:
 
 
 @pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="Python 3.12 has sys.monitoring")
-def test_code_that_takes_the_tool_away_is_told_so() -> None:
+def test_code_that_takes_the_tool_away_is_said_so() -> None:
     def work() -> None:
         sys.monitoring.free_tool_id(lab.watcher._tool)  # type: ignore[attr-defined, unused-ignore]
 

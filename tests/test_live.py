@@ -39,7 +39,7 @@ def test_devices_that_hold_nothing_and_totals_that_nobody_knows_are_left_out() -
     assert live_text([idle, strange], [sample_of(1, [idle, strange])], width=200) == "1 s · mps 3 MiB ▁"
 
 
-def test_children_are_told_beside_the_process() -> None:
+def test_children_are_said_beside_the_process() -> None:
     parent = HOST._replace(children_bytes=3 * GIB)
     assert "64.00 GiB, children 3.00 GiB" in live_text([parent], [sample_of(1, [parent])], width=200)
 
@@ -327,7 +327,7 @@ def test_the_report_comes_after_text_that_is_just_being_sent(notebook: Kernel) -
 @pytest.mark.parametrize(
     ("code", "kinds"), [("1", ["result", "display"]), ("ticks(3)", ["display"]), ("1 / 0", ["error", "display"])]
 )
-def test_a_ctrl_c_while_the_report_is_on_its_way_is_told_in_it_and_leaves_no_live_line(
+def test_a_ctrl_c_while_the_report_is_on_its_way_is_said_in_it_and_leaves_no_live_line(
     notebook: Kernel, code: str, kinds: list[str]
 ) -> None:
     notebook.run(
@@ -348,14 +348,14 @@ def test_where_output_is_captured_for_good_our_own_work_at_a_cells_end_shows_not
         "%load_ext ipygpumem\nfrom IPython.core.displaypub import CapturingDisplayPublisher\n"
         "from ipygpumem.notebook import live\nfrom ipygpumem.notebook.notebook import current_notebook\n"
         "live._WORK_SECONDS, session, shell = 0.0, current_notebook(), get_ipython()\n"
-        "give_back, tell, publisher = session.session._give_back, session.session._tell, shell.display_pub\n"
+        "give_back, show, publisher = session.session._give_back, session.session._show, shell.display_pub\n"
         "def works(*words):\n"
         "    with session.tools.live.work('our own') as progress:\n        progress(0.5)\n"
         "    return give_back(*words)\n"
-        "def releases(*words):\n    shell.display_pub = publisher\n    tell(*words)\n"
+        "def releases(*words):\n    shell.display_pub = publisher\n    show(*words)\n"
     )
     reply = kernel.run(
-        "session.session._give_back, session.session._tell = works, releases\n"
+        "session.session._give_back, session.session._show = works, releases\n"
         "shell.display_pub = CapturingDisplayPublisher()",
         browser=True,
     )

@@ -8,6 +8,8 @@ from importlib.util import find_spec
 import IPython
 import pytest
 
+from ipygpumem.notebook.commands.status import RELEASED
+from ipygpumem.notebook.config import IPyGpuMem
 from tests.kernel import Kernel
 from tests.steps import kernel_with
 
@@ -28,11 +30,15 @@ def test_gpumem_off_silences_the_line_and_on_brings_it_back(shared: Kernel) -> N
     assert len(shared.run("1").reports("cell")) == 1
 
 
+def test_status_has_words_for_each_value_of_release_frames() -> None:
+    assert RELEASED.keys() == set(IPyGpuMem.class_traits()["release_frames"].values)
+
+
 def test_status_says_what_is_on_what_is_open_and_each_devices_memory(shared: Kernel) -> None:
     shared.run("big = block(64)")
     shared.run("%experiment start alpha\nbig = None; other = block(32)")
     (status,) = shared.run("%gpumem status").reports("status")
-    assert "reports on" in status
+    assert "reports on · what out-of-memory errors and interrupts hold comes back after the cell · " in status
     assert "experiment alpha" in status
     assert "names: big, other" in status
     assert "RAM" in status

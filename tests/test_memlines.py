@@ -128,7 +128,7 @@ def test_small_blocks_that_a_statement_drops_are_not_kept(shared: Kernel) -> Non
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="no trace function is in use: sys.monitoring tells")
 @pytest.mark.parametrize("function", ["None", "lambda *_: None"])
-def test_a_cell_that_sets_another_trace_function_is_told_so(shared: Kernel, function: str) -> None:
+def test_a_cell_that_sets_another_trace_function_is_said_so(shared: Kernel, function: str) -> None:
     reply = ok(shared, f"%%memlines\nx = 1\nsys.settrace({function})\ny = 2")
     (report,) = reply.reports("memlines")
     assert "measuring stopped early: the code has set another trace function (sys.settrace)" in report
@@ -208,7 +208,7 @@ def test_unloading_inside_ends_it(kernel: Kernel) -> None:
         ("%%memlines words\n1", "words"),
     ],
 )
-def test_a_wrong_line_is_told_in_one_line_and_nothing_runs(shared: Kernel, line: str, part: str) -> None:
+def test_a_wrong_line_is_said_in_one_line_and_nothing_runs(shared: Kernel, line: str, part: str) -> None:
     reply = shared.run(line)
     assert reply.stderr.count("\n") == 1, reply.stderr
     assert part in reply.stderr

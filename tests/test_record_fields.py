@@ -11,7 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import ipygpumem
 from ipygpumem.errors import ExperimentError
 from ipygpumem.notebook.experiments.parameters import checked_parameters, parse_parameters
-from ipygpumem.notebook.ipython.sources import cell_that_bound, digest_of, telling_line
+from ipygpumem.notebook.ipython.sources import cell_that_bound, describing_line, digest_of
 from ipygpumem.notebook.notebook import notebook_of
 
 
@@ -40,8 +40,8 @@ def loaded(shell: InteractiveShell) -> InteractiveShell:
     ],
 )
 def test_the_first_line_that_says_what_a_cell_does(source: str, line: str) -> None:
-    assert telling_line(source) == line
-    assert len(telling_line(source)) <= 80
+    assert describing_line(source) == line
+    assert len(describing_line(source)) <= 80
 
 
 def test_equal_sources_have_equal_digests_whatever_white_space_surrounds_them() -> None:
@@ -132,7 +132,7 @@ def test_a_note_that_is_none_is_one_clear_line(words: list[str]) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_name_after_the_notes_is_told_where_it_belongs(loaded: InteractiveShell) -> None:
+def test_a_name_after_the_notes_is_said_where_it_belongs(loaded: InteractiveShell) -> None:
     result = loaded.run_cell("%experiment start --note lr=1 run")
     assert "name" in str(result.error_in_exec)
     assert not ipygpumem.experiments()

@@ -436,7 +436,7 @@ def test_the_death_before_is_not_told_of_an_older_kernel_if_the_last_recording_i
     assert archive.latest_death(tmp_path, notebook=None, here=HERE) is None
 
 
-def test_what_cannot_be_known_is_counted_where_no_death_is_told() -> None:
+def test_what_cannot_be_known_is_counted_where_no_death_is_said() -> None:
     def told(**counts: int) -> str:
         return postmortem.nothing_report(archive.Counts(**{"found": 3, **counts}), on=True).headline
 
@@ -619,7 +619,7 @@ def test_a_recording_that_was_switched_off_is_no_kernel_that_ended() -> None:
         assert "ended on purpose" in postmortem.postmortem_report(found, judge(found, GONE)).headline
 
 
-def test_the_end_of_what_started_the_kernel_is_told() -> None:
+def test_the_end_of_what_started_the_kernel_is_said() -> None:
     found = judge(recording(ENTRIES[0], PLENTY), Scene("dead", True, 2, parent_gone=True))
     assert any("had started the kernel is gone" in line for line in found.evidence)
 

@@ -110,7 +110,7 @@ def test_after_a_kill_the_next_kernel_tells_the_cell_and_its_memory(start: Start
     assert any(line.strip().startswith("2 ") and "first = 1" in line for line in rest)
 
 
-def test_a_kernel_that_its_memory_limit_has_killed_is_told_so(start: Start) -> None:
+def test_a_kernel_that_its_memory_limit_has_killed_is_said_so(start: Start) -> None:
     with limited_group(300 * MIB) as group:
         kernel = start("--ip=127.0.0.1", load=False)
         move(pid_of(kernel), group)
@@ -127,7 +127,7 @@ def test_a_kernel_that_its_memory_limit_has_killed_is_told_so(start: Start) -> N
     assert used[-2:] == ["300", "MiB"]
 
 
-def test_a_kernel_killed_before_its_first_sample_is_told_as_well(start: Start) -> None:
+def test_a_kernel_killed_before_its_first_sample_is_said_as_well(start: Start) -> None:
     with limited_group(300 * MIB) as group:
         kernel = start(load=False)
         move(pid_of(kernel), group)

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from ipygpumem.model import (
     Held,
     Holder,
+    ReclaimStep,
     Usage,
 )
 from ipygpumem.reports import content, history, html, text
-from ipygpumem.reports.grid import columns
+from ipygpumem.reports.grid import columns, fold
 from ipygpumem.reports.layout import Report, Table, clean, listed
 from ipygpumem.units import GIB, MIB
 from tests.report_samples import RAM, cell, every_report, experiment, recovery
@@ -40,7 +41,7 @@ STILL = Usage("cpu", 61 * MIB, 61 * MIB + 90_000, 61 * MIB + 700_000, 16 * GIB, 
 STILL_CUDA = Usage("cuda:0", GIB, GIB, GIB + 512, 24 * GIB, "allocator", reserved_bytes=2 * GIB, used_bytes=3 * GIB)
 
 
-def test_a_device_that_did_not_move_by_a_mib_is_told_by_its_size_alone() -> None:
+def test_a_device_that_did_not_move_by_a_mib_is_said_by_its_size_alone() -> None:
     still = content.cell_report(cell(execution_count=3, duration_seconds=0.0003, usages=(STILL,)))
     assert still.headline == "cell 3 · 0.3 ms · RAM 61.1 MiB"
     assert content.cell_report(cell(usages=(STILL, STILL_CUDA))).headline == (
@@ -54,7 +55,7 @@ def test_a_device_that_did_not_move_by_a_mib_is_told_by_its_size_alone() -> None
 
 
 @pytest.mark.parametrize("changes", [{"after_bytes": 60 * MIB}, {"peak_bytes": 62 * MIB}, {"after_bytes": 62 * MIB}])
-def test_what_was_kept_given_back_or_needed_meanwhile_is_told_from_a_mib_on(changes: dict[str, int]) -> None:
+def test_what_was_kept_given_back_or_needed_meanwhile_is_said_from_a_mib_on(changes: dict[str, int]) -> None:
     usage = dataclasses.replace(STILL, **changes)
     assert not content.is_quiet(cell(usages=(usage, STILL_CUDA)))
     assert "RAM " in (headline := content.cell_report(cell(usages=(usage,))).headline)
@@ -90,6 +91,20 @@ def test_the_full_report_of_an_experiment() -> None:
         "  still alive, because something outside the experiment refers to it:",
         "  32 MiB · b: Tensor float32 8 × 1024 × 1024 on cpu",
     ]
+
+
+def test_no_step_is_shown_to_have_given_more_than_came_back_in_all() -> None:
+    def step(name: str, size: int) -> ReclaimStep:
+        return ReclaimStep(name, {"cpu": size}, {"cuda:0": 3 * MIB}, 0.1)
+
+    steps = (step("names", 32 * MIB), step("garbage", -8 * MIB), step("malloc_trim", 4 * MIB))
+    (report,) = content.experiment_reports(experiment(steps=steps, reclaimed={"cpu": 28 * MIB}), "full")
+    assert report.facts[-1].values == (
+        "names (RAM 28 MiB, cuda:0 reserved 3 MiB)",
+        "garbage (cuda:0 reserved 3 MiB)",
+        "malloc_trim (cuda:0 reserved 3 MiB)",
+    )
+    assert content.freed_report("came back", steps[:1], {"cpu": -1}).lines == ("names (cuda:0 reserved 3 MiB)",)
 
 
 def test_the_compact_and_the_silent_report_of_an_experiment() -> None:
@@ -207,7 +222,7 @@ def test_html_is_a_few_elements_with_inline_styles_and_nothing_from_outside() ->
         assert forbidden not in styles
 
 
-def test_a_bar_in_html_is_told_in_words_and_can_be_left_out() -> None:
+def test_a_bar_in_html_is_said_in_words_and_can_be_left_out() -> None:
     report = content.cell_report(cell(usages=(RAM,)))
     words = 'aria-label="RAM: 3.50 GiB of 16.00 GiB in use; the bar ends at 6.00 GiB"'
     assert words in html.render([report])
@@ -288,6 +303,18 @@ def test_colour_changes_nothing_but_the_colour() -> None:
         coloured = text.render(every_report(), dataclasses.replace(style, colour=True))
         assert "\x1b[1m" in coloured
         assert re.sub("\x1b\\[\\d+m", "", coloured) == text.render(every_report(), style)
+
+
+def test_a_long_name_is_broken_between_its_parts_and_inside_one_only_where_it_must_be() -> None:
+    path = 'model.encoder.layers[11].self_attention.out_proj["weight"]'
+    assert fold(path, 24) == ["model.encoder.layers[11]", ".self_attention.out_proj", '["weight"]']
+    assert fold("get_ipython().run_line_magic('reload_ext')", 30) == ["get_ipython().run_line_magic", "('reload_ext')"]
+    assert fold("a" * 25 + ".b", 10) == ["a" * 10, "a" * 10, "aaaaa.b"]
+
+
+def test_a_folded_line_of_source_keeps_its_indentation() -> None:
+    assert fold("        total = first + second", 24) == ["        total = first +", "        second"]
+    assert fold("        x", 4) == ["  x"]
 
 
 def test_a_table_that_is_too_wide_is_folded_and_then_becomes_lines() -> None:

@@ -234,6 +234,21 @@ def test_an_end_that_cannot_tell_what_survived_is_an_end_all_the_same(
     )
 
 
+def test_an_experiment_and_the_cell_that_ends_it_agree_on_what_is_in_use_though_the_look_for_survivors_took_memory(
+    notebook: Notebook, probe: FakeProbe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(*args: object, **options: object) -> tuple[()]:
+        probe.set(17 * MIB)
+        return ()
+
+    monkeypatch.setattr(notebook.experiments.survivors, "of_experiment", look)
+    experiment = Experiment(notebook.experiments, ExperimentOptions("a")).start()
+    notebook.tools.namespace["finish"] = experiment.finish
+    run(notebook, "finish()")
+    assert experiment.record is not None
+    assert experiment.record.usages[0].after_bytes == notebook.session.history[-1].usages[0].after_bytes == 17 * MIB
+
+
 def test_an_experiment_that_a_finaliser_opens_during_an_exit_stays_open(notebook: Notebook) -> None:
     class OpensOne:
         def __del__(self) -> None:

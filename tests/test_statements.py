@@ -118,7 +118,7 @@ def test_a_copy_costs_its_size_and_the_same_in_place_costs_nothing(shared: Kerne
     assert "MiB" not in in_place
 
 
-def test_what_a_statement_keeps_is_told_and_given_back(shared: Kernel) -> None:
+def test_what_a_statement_keeps_is_said_and_given_back(shared: Kernel) -> None:
     (row,) = rows(shared, "%gpumemit -r 2 kept = block * 2; more = kept * 2")
     assert row.split("RAM")[1].split()[:2][1] == "MiB"
     assert float(row.split("RAM")[1].split()[0]) == pytest.approx(128, abs=1)
@@ -165,7 +165,7 @@ def test_setup_and_magics_work(shared: Kernel) -> None:
         ("%gpumemit -s 'return' block", "gpumemit: 'return' outside function: 'return'"),
     ],
 )
-def test_a_wrong_line_is_told_in_one_line(shared: Kernel, line: str, part: str) -> None:
+def test_a_wrong_line_is_said_in_one_line(shared: Kernel, line: str, part: str) -> None:
     reply = shared.run(line)
     assert reply.stderr.count("\n") == 1, reply.stderr
     assert part in reply.stderr

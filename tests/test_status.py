@@ -174,7 +174,7 @@ def test_many_gaps_come_with_a_way_to_have_fewer(card: FakeNvml, monkeypatch: py
     assert gap_notes(card, FEW) == ()
 
 
-def test_no_way_is_told_that_this_torch_has_not_or_has_taken(card: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_way_is_said_that_this_torch_has_not_or_has_taken(card: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     assert gap_notes(card, GAPS, "2.0.1+cu118") == ()
     assert gap_notes(card, GAPS, cuda=None) == ()
@@ -262,7 +262,7 @@ def test_a_context_that_torch_has_but_the_driver_hides_is_not_anothers(card: Fak
 
 
 @pytest.mark.parametrize("name", ["snapshots", "host_figures", "host_parts", "device_parts"])
-def test_whatever_fails_is_named_and_the_rest_is_told(
+def test_whatever_fails_is_named_and_the_rest_is_said(
     card: FakeNvml, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def fail(*arguments: Any) -> Any:

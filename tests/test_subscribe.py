@@ -108,7 +108,7 @@ def test_an_undo_inside_a_call_and_a_new_subscriber_inside_a_call_work(loaded: I
     assert [record.source_line for record in records] == ["x = 2"]
 
 
-def test_one_that_runs_cells_itself_is_told_of_all_but_those(
+def test_one_that_runs_cells_itself_is_said_of_all_but_those(
     loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told: list[Any] = []

@@ -30,7 +30,7 @@ class Notebook:
         return self.trends.add(CellRecord(None, name, None, 0.0, 1.0, success, None, (usage,), source))
 
 
-def test_growth_is_told_from_the_fourth_run_on_the_first_does_not_count() -> None:
+def test_growth_is_said_from_the_fourth_run_on_the_first_does_not_count() -> None:
     notebook = Notebook()
     told = [notebook.run("leak", grows) for grows in (900, 300, 300, 300, 310)]
     assert told[:3] == [[], [], []]
@@ -97,7 +97,7 @@ def test_no_alarm(case: str, runs: list[int]) -> None:
         (200_000, 300, 4),
     ],
 )
-def test_small_growth_is_told_once_it_has_come_to_something(in_use: int, grows: int, told_at: int) -> None:
+def test_small_growth_is_said_once_it_has_come_to_something(in_use: int, grows: int, told_at: int) -> None:
     notebook = Notebook(in_use)
     told = [bool(notebook.run("leak", grows)) for _ in range(20)]
     assert told.index(True) + 1 == told_at
@@ -156,7 +156,7 @@ def test_only_so_many_cells_are_watched_the_youngest() -> None:
 
 @settings(deadline=None)  # a machine may be busy
 @given(runs=st.lists(st.integers(-500, 500), max_size=30))
-def test_whatever_is_told_is_true(runs: list[int]) -> None:
+def test_whatever_is_said_is_true(runs: list[int]) -> None:
     notebook = Notebook(start=100_000)
     for number, grows in enumerate(runs, 1):
         for growth in notebook.run("cell", grows):
@@ -183,7 +183,7 @@ def test_the_line_says_how_much_and_how_often(least: int, most: int, words: str)
     assert line.endswith("on each of its last 4 runs")
 
 
-def test_a_real_cell_that_leaks_is_told_unasked_and_one_that_does_not_is_not(kernel: Kernel) -> None:
+def test_a_real_cell_that_leaks_is_said_unasked_and_one_that_does_not_is_not(kernel: Kernel) -> None:
     def reports(code: str, times: int) -> list[str]:
         return ["\n".join(kernel.run(code).reports("cell")) for _ in range(times)]
 

@@ -62,7 +62,7 @@ def budget(*, gpu: int | str | None = None, ram: int | str | None = None, **devi
     """Return a budget to use in ``with``: pretend to have less memory meanwhile. It works in scripts, too.
 
     torch's allocator refuses what the accelerator's part does not allow, as if the card were smaller. The host's part
-    limits nothing: you are told when the process goes above it, while the cell runs, at its end, and in ``record``
+    limits nothing: a report says when the process goes above it, while the cell runs, at its end, and in ``record``
     when the block is over; in a script by a ``ResourceWarning``.
 
     Args:

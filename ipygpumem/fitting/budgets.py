@@ -87,7 +87,7 @@ class Budget:
 
     Args:
         sizes: bytes of ``gpu``, ``ram`` or ``cuda:N``.
-        meter: tells the peak.
+        meter: measures the peak.
         outer: gives the limits of the budgets around this one.
         of: whose it is, in words.
     """

@@ -8,13 +8,13 @@ from ipygpumem.model import Growth, Usage
 from ipygpumem.units import MIB
 
 _LEAST_BYTES, _LEAST_SHARE, _ENOUGH_BYTES = 10 * MIB, 0.01, 50 * MIB
-"""A run that grows the device by this share of what was in use is told; never by less, always by enough."""
+"""A run that grows the device by this share of what was in use is reported; never by less, always by enough."""
 _RUNS = 3
 """So often code must have grown after its first run, which imports, warms up and fills caches."""
 _SMALL_BYTES = MIB
 """Runs that grow it by less break off: that is noise."""
 _SUM_LEAST_BYTES, _SUM_SHARE, _SUM_ENOUGH_BYTES = 30 * MIB, 0.02, 100 * MIB
-"""What smaller growth must come to together to be told."""
+"""What smaller growth must come to together to be reported."""
 _SMALL_RUNS = 4
 
 
@@ -51,10 +51,10 @@ class DeviceRuns:
     """By the last run."""
     large: _Streak = field(default_factory=_Streak)
     small: _Streak = field(default_factory=_Streak)
-    """Growth that is told for what it has come to."""
+    """Growth that is reported for what it has come to."""
 
     def add(self, usage: Usage, *, success: bool) -> _Streak | None:
-        """Count one more run, and return those that are to be told."""
+        """Count one more run, and return those that are to be reported."""
         given_back = self.after_bytes - usage.before_bytes  # since the last run, by whatever did it
         if given_back > self.grown_bytes // 2 or not success:  # what an error leaves is held by its traceback
             self.large, self.small = _Streak(), _Streak()
@@ -67,8 +67,8 @@ class DeviceRuns:
         if self.large.runs >= _RUNS and self.large.goes_on(grown):
             return self.large
         enough = min(_SUM_ENOUGH_BYTES, max(_SUM_LEAST_BYTES, _SUM_SHARE * in_use))
-        is_told = self.small.runs >= _SMALL_RUNS and self.small.sum_bytes >= enough and self.small.goes_on(grown)
-        return self.small if is_told else None
+        is_reported = self.small.runs >= _SMALL_RUNS and self.small.sum_bytes >= enough and self.small.goes_on(grown)
+        return self.small if is_reported else None
 
 
 def count_run(devices: dict[str, DeviceRuns], usage: Usage, *, success: bool) -> Growth | None:
@@ -77,7 +77,7 @@ def count_run(devices: dict[str, DeviceRuns], usage: Usage, *, success: bool) ->
     if device is None:
         devices[usage.device] = DeviceRuns(usage.after_bytes)
         return None
-    told = device.add(usage, success=success)
-    if told is None:
+    streak = device.add(usage, success=success)
+    if streak is None:
         return None
-    return Growth(usage.device, told.runs, told.least_bytes, told.most_bytes)
+    return Growth(usage.device, streak.runs, streak.least_bytes, streak.most_bytes)

@@ -25,8 +25,8 @@ class SeenCode(NamedTuple):
     """Code that runs in a cell."""
 
     tree: ast.AST
-    told: frozenset[str]
-    """The names of which it tells the scopes itself."""
+    noted: frozenset[str]
+    """The names that it notes for the scopes itself."""
 
     def bindings(self) -> Bindings:
         """Return what it binds."""

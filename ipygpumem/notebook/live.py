@@ -79,7 +79,7 @@ class Live(Part):
     Args:
         shell: IPython's shell.
         config: ``live`` and ``report`` switch the line off.
-        ticker: tells about cells that run for long.
+        ticker: reports cells that run for long.
         wire: the kernel's; None in a terminal.
     """
 

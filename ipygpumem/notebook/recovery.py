@@ -65,7 +65,7 @@ class Recovery:
         """Release what the cell's error holds, if the policy says so, and return the report."""
         if error is not None:
             failure = tracebacks.classify(error)
-            self._tell_oom(error, failure)
+            self._announce_oom(error, failure)
             refused = self._refused(failure, cell)
             releases = cell.of(_OfCell).released_by == id(error) or self._releases(failure)
             if cell.recovery is None and (releases or failure.poisoned):
@@ -149,12 +149,12 @@ class Recovery:
         """
         running = self._cells.running()
         failure = tracebacks.classify(error)
-        self._tell_oom(error, failure, leaving)
+        self._announce_oom(error, failure, leaving)
         cell = running[-1] if running else None
         refused = self._refused(failure, cell)
         if self._releases(failure):
             if cell is not None and cell.recovery is not None:
-                self._release(error)  # told already, by an experiment inside this one
+                self._release(error)  # announced already, by an experiment inside this one
                 return ""
             record = self._record(error, failure, release=True)
             if cell is not None:
@@ -170,21 +170,21 @@ class Recovery:
         self._refused(tracebacks.classify(error), running[-1] if running else None)
 
     def saw(self, error: BaseException) -> None:
-        """Tell of an error of the user's code that somebody else deals with."""
-        self._tell_oom(error, tracebacks.classify(error))
+        """Announce an error of the user's code that somebody else deals with."""
+        self._announce_oom(error, tracebacks.classify(error))
 
-    def _tell_oom(self, error: BaseException, failure: tracebacks.Failure, leaving: object = None) -> None:
+    def _announce_oom(self, error: BaseException, failure: tracebacks.Failure, leaving: object = None) -> None:
         for callback in self.on_oom if failure.kind == "oom" else ():
             callback(error, leaving)
 
     def _refused(self, failure: tracebacks.Failure, cell: Cell | None) -> str:
         """Return which budget or other limit refused the memory, in words; empty if the device did."""
-        told = cell.of(_OfCell).refusals if cell is not None else {}
+        refusals = cell.of(_OfCell).refusals if cell is not None else {}
         # Most errors of this kind name no limit, and where the host's memory has run out there is none for more.
-        if failure.kind == "oom" and " allowed" in failure.message and failure.message not in told:
+        if failure.kind == "oom" and " allowed" in failure.message and failure.message not in refusals:
             with contextlib.suppress(MemoryError):  # it only serves the report
-                told[failure.message] = self.who_refused(failure.message)
-        return told.get(failure.message, "")
+                refusals[failure.message] = self.who_refused(failure.message)
+        return refusals.get(failure.message, "")
 
     def release_stored_tracebacks(self) -> list[str]:
         """Release the last error, kept for %debug and %tb; return lines for the report."""

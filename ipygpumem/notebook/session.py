@@ -12,7 +12,7 @@ from ipygpumem.freeing.reclaim import fallen
 from ipygpumem.introspect import text_of, type_name
 from ipygpumem.model import CellRecord
 from ipygpumem.notebook.cell import Cell
-from ipygpumem.notebook.ipython.sources import digest_of, telling_line
+from ipygpumem.notebook.ipython.sources import describing_line, digest_of
 from ipygpumem.notebook.ipython.stored_errors import error_of, last_error, shown_since
 from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.recovery import Recovery
@@ -96,7 +96,7 @@ class Session:
             cell.interrupted = True
             self._tools.meter.drop(cell.measurement)
         finally:
-            self._tell(cell, result, reports)
+            self._show(cell, result, reports)
             self._shown()
 
     def _give_back(self, cell: Cell, error: BaseException | None) -> None:
@@ -152,7 +152,7 @@ class Session:
             error=None if error is None else type_name(error),
             usages=usages,
             source_digest=digest_of(source),
-            source_line=telling_line(source.partition("\n")[0] if _never_ran(source, error) else source),
+            source_line=describing_line(source.partition("\n")[0] if _never_ran(source, error) else source),
             recovery=None if cell.recovery is None else replace(cell.recovery, now=now),
             reclaimed=fallen({usage.device: usage.after_bytes for usage in cell.at_end}, now),
         )
@@ -162,17 +162,17 @@ class Session:
         tools = self._tools
         remarks = [line for part in self.parts for line in part.remarks(record)]
         tools.scales.note(record.usages)
-        if not (tools.config.report and (remarks or self._is_told(record))):
+        if not (tools.config.report and (remarks or self._is_shown(record))):
             return []
         report = content.cell_report(record, tools.scales)
         return [replace(report, lines=(*report.lines, *remarks)) if remarks else report]
 
-    def _is_told(self, record: CellRecord) -> bool:
+    def _is_shown(self, record: CellRecord) -> bool:
         """Whether a cell's line is shown, as far as the cell decides that."""
         long_enough = record.duration_seconds >= self._tools.config.min_cell_seconds
         return long_enough and not (self._tools.config.quiet and content.is_quiet(record))
 
-    def _tell(self, cell: Cell, result: Any, reports: list[Report]) -> None:
+    def _show(self, cell: Cell, result: Any, reports: list[Report]) -> None:
         """Show what there is to say of a cell, in spite of a Ctrl-C: it may wait long for much output of the cell's."""
         place, live = None, self._tools.live
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Tells listeners what a long cell holds, again and again while it runs.
+"""Calls listeners with what a long cell holds, again and again while it runs.
 
 A trivial cell must pay nothing for this, so no cell starts or wakes a thread. Ours looks around about once a second
 while cells come, often enough for each cell's first tick, and rests when none has been seen for a while.
@@ -44,7 +44,7 @@ class _Listening:
 
 
 class Ticker:
-    """Tells listeners about the outermost running cell, from the meter's thread; none listens: no thread."""
+    """Calls listeners about the outermost running cell, from the meter's thread; none listens: no thread."""
 
     def __init__(self, cells: CellStack, meter: Meter) -> None:
         self._cells = cells
@@ -60,7 +60,7 @@ class Ticker:
         """Call ``listener`` with a ``Tick`` while a cell runs, and return the undo.
 
         It is called from a thread of ours, never twice at once, and may be called once more while the cell ends:
-        ``tick.cell.over`` tells. If it fails, that is said once, and it is dropped.
+        ``tick.cell.over`` says. If it fails, that is said once, and it is dropped.
 
         Args:
             listener: what to call; it should be back within milliseconds.
@@ -95,7 +95,7 @@ class Ticker:
         self._seen_at = now
         due = [entry for entry in listening if entry.due_for(cell) <= now]
         if due:
-            self._tell(due, Tick(cell, now - cell.started, self._meter.glance()))
+            self._call(due, Tick(cell, now - cell.started, self._meter.glance()))
         now = time.perf_counter()
         return max(0.0, min(longest, *(entry.due_for(cell) - now for entry in listening))) if listening else longest
 
@@ -108,7 +108,7 @@ class Ticker:
         self.rests = False
         return 0.0
 
-    def _tell(self, due: list[_Listening], tick: Tick) -> None:
+    def _call(self, due: list[_Listening], tick: Tick) -> None:
         for entry in due:
             entry.due = time.perf_counter() + entry.every_seconds
             if tick.cell.over or entry not in self._listening:

@@ -30,7 +30,7 @@ class Heap:
 
     Args:
         beside: yields what else is alive, and maybe out of the collector's sight, as what running functions hold.
-        progress: told how much has been looked at.
+        progress: gets how much has been looked at.
 
     Attributes:
         tensors: torch tensors, also those that only another object refers to.
@@ -64,6 +64,7 @@ class Heap:
         """Let go of everything. If the maker of the heap is in it, that would be a cycle otherwise."""
         for objects in (self._tracked, self._containers, self.tensors, self.modules, self.optimizers, self.ndarrays):
             objects.clear()
+        self._alive.clear()
         self._inside = None
 
     def _look_behind(self, beside: Iterable[object], progress: Progress) -> None:
@@ -123,6 +124,12 @@ class Heap:
             if array is not None and array.size_bytes >= smallest:
                 by_storage.setdefault(array.storage, []).append(item)
         return by_storage
+
+    def add(self, item: object) -> None:
+        """Note an object that has come into being since, and stands for what was there, as an object's own dict."""
+        if id(item) not in self._alive:
+            self._alive.add(id(item))
+            self._tracked.append(item)
 
     def referrers(self, objects: dict[int, object], progress: Progress = unseen) -> Iterator[tuple[object, list[int]]]:
         """Yield the objects that refer to some of ``objects`` (by identity), and to which.

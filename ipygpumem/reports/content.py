@@ -141,18 +141,21 @@ def _experiment_facts(record: ExperimentRecord) -> tuple[Fact, ...]:
         "kept": record.kept,
     }
     facts = [Fact(title, tuple(map(clean_name, found)), code=True) for title, found in names.items()]
-    facts.append(Fact("given back", tuple(_step_list(record.steps))))
+    facts.append(Fact("given back", tuple(_step_list(record.steps, record.reclaimed))))
     return tuple(fact for fact in facts if fact.values)
 
 
-def _step_list(steps: Iterable[ReclaimStep]) -> list[str]:
-    """Return what each step gave, leaving out those that gave less than a tenth of a MiB."""
-    texts = []
+def _step_list(steps: Iterable[ReclaimStep], total: Mapping[str, int]) -> list[str]:
+    """Return what each step gave of ``total``, leaving out those that gave less than a tenth of a MiB."""
+    texts, left = [], dict(total)
     for step in steps:
-        sizes = [*step.reclaimed.items(), *((f"{device} reserved", size) for device, size in step.returned.items())]
-        given = [f"{device_label(device)} {format_bytes(size)}" for device, size in sizes if size >= 2**20 // 10]
-        if given:
-            texts.append(f"{step.name} ({', '.join(given)})")
+        # A later step may take some of it again, if only a page for its own work.
+        given = {device: min(size, left.get(device, 0)) for device, size in step.reclaimed.items() if size > 0}
+        left.update({device: left.get(device, 0) - size for device, size in given.items()})
+        sizes = [*given.items(), *((f"{device} reserved", size) for device, size in step.returned.items())]
+        shown = [f"{device_label(device)} {format_bytes(size)}" for device, size in sizes if size >= 2**20 // 10]
+        if shown:
+            texts.append(f"{step.name} ({', '.join(shown)})")
     return texts
 
 
@@ -270,7 +273,7 @@ def freed_report(
 ) -> Report:
     """Return what giving memory back by hand gave."""
     steps = list(steps)
-    given = ", ".join(_step_list(steps))
+    given = ", ".join(_step_list(steps, reclaimed))
     lines = [*[given] * bool(given), *notes, *_failed_steps(steps)]
     sizes = {device: max(0, size) for device, size in reclaimed.items()}
     return Report("note", f"{title}: {_sizes(sizes)}", tuple(lines))

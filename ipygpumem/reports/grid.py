@@ -14,6 +14,9 @@ _GAPS = (3, 2)
 _NARROWEST = 18
 """Columns of a terminal that a long text needs at least to stand beside others."""
 _TOGETHER = re.compile(r"(?<=\d) (?=[KMGTP]?i?B\b)| (?=· )")
+_BEGINS_PART = ".[("
+_JOINT = re.compile(r"(?<=[_/,=-])|(?=[.\[(])")
+"""Where a long path or call is broken rather than inside a word."""
 _NO_BREAK = "\N{NO-BREAK SPACE}"  # cleaned text has none
 _FIRST_WIDE = "\N{HANGUL CHOSEONG KIYEOK}"  # no character before it takes two columns
 
@@ -29,6 +32,10 @@ def fold(text: str, width: int) -> list[str]:
     """Return ``text`` in lines of at most ``width`` columns, broken between words, and not between number and unit."""
     if columns(text) <= width:
         return [text.replace(_NO_BREAK, " ")]
+    if text.startswith(" ") and not text.isspace():  # source: its indentation says where it belongs
+        bare = text.lstrip(" ")
+        indent = " " * min(len(text) - len(bare), width // 2)
+        return [indent + line for line in fold(bare, width - len(indent))]
     lines, used = [""], 0
     for word in _TOGETHER.sub(_NO_BREAK, text).split(" "):
         needed = columns(word)
@@ -44,13 +51,16 @@ def fold(text: str, width: int) -> list[str]:
 
 
 def _pieces(word: str, width: int) -> list[str]:
-    """Return a word in pieces of at most ``width`` columns."""
+    """Return a word in pieces of at most ``width`` columns, broken between the parts of a path where it has some."""
     pieces, used = [""], 0
     for letter in word:
         needed = columns(letter)
         if used + needed > width:
-            pieces.append("")
-            used = 0
+            last = pieces[-1]
+            joints = [] if letter in _BEGINS_PART else [joint.start() for joint in _JOINT.finditer(last)]
+            place = max((joint for joint in joints if joint > len(last) // 2), default=len(last))
+            pieces[-1:] = [last[:place], last[place:]]
+            used = columns(pieces[-1])
         pieces[-1] += letter
         used += needed
     return pieces

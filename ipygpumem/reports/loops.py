@@ -32,7 +32,7 @@ def loop_report(rows: Sequence[TraceRecord], total: int | None, remarks: Sequenc
     devices = devices_of(usage for record in rows for usage in record.usages if in_use(usage))
     hidden = (last.iteration or 0) - len(rows)
     title = f"{count(hidden, 'row')} after the first not shown" if hidden else ""
-    figures = [f"{device_label(device)} {what}" for device in devices for what in ("kept", "peak", "since the first")]
+    figures = [f"{device_label(device)} {what}" for device in devices for what in ("kept", "peak", "growth")]
     columns = (clean_name(last.label), "time", *figures)
     table = Table(title, columns, tuple(_row(record, first, devices) for record in rows), frozenset(columns))
     return Report.of("track", segments, remarks, [table])

@@ -226,7 +226,7 @@ print(x, y, "z" in globals())
 """
 
 
-def test_a_script_without_ipython_is_told_in_one_line_what_to_use_and_that_works(tmp_path: Path) -> None:
+def test_a_script_without_ipython_is_said_in_one_line_what_to_use_and_that_works(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     asking = [["-c", f"import ipygpumem\nipygpumem.{call}()"] for call in ("history", "last", "experiments")]

@@ -436,6 +436,23 @@ def test_a_cycle_in_cpp_is_reported_where_everything_was_seen(names: dict[str, A
     assert alive() is None
 
 
+def test_an_object_whose_dict_the_first_of_several_searches_has_made_is_still_followed(names: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    layer = torch.nn.Linear(10, 10)
+    layer(torch.zeros(1, 10)).sum().backward()
+    weight, gradient = storage_key(layer.weight), storage_key(layer.weight.grad)
+    assert weight is not None
+    assert gradient is not None
+    names["trainer"] = Thing()
+    names["trainer"].weights = [layer.weight]  # CPython 3.11 and 3.12 make the trainer's dict when somebody asks
+    del layer
+    heap = Heap()
+    roots = Roots({id(names): Place.of_variable}, hidden=frozenset({id(sys._getframe())}))
+    holders = explain([weight, gradient], heap, roots)
+    assert holders[weight].path == "notebook variable trainer.weights[0]"
+    assert holders[gradient].path == "notebook variable trainer.weights[0].grad"
+
+
 def test_many_targets_find_their_own_paths(names: dict[str, Any]) -> None:
     things = {f"key{n}": Thing() for n in range(300)}
     keys = {}

@@ -161,3 +161,20 @@ def test_leaks_reports_them_when_it_is_asked_for_the_first_time(notebook: Kernel
     (report,) = notebook.run("%gpumem leaks").reports("leaks")
     assert "12 MiB · 3 × Tensor float32 1048576 on cpu · held by notebook variable losses[…]: its autograd" in report
     notebook.run("del rows, losses")
+
+
+def test_what_the_notebooks_own_optimizer_needs_is_no_leak_and_that_of_a_model_that_leaks_is(notebook: Kernel) -> None:
+    step = "{0}(torch.ones(1, 1024)).sum().backward(); {1}.step()"
+    works(notebook, "ours = nn.Linear(1024, 1024); adam = torch.optim.Adam(ours.parameters()); adams = []")
+    (text,) = works(notebook, f"%%experiment own\n{step.format('ours', 'adam')}").reports("experiment")
+    assert text.count("notebook variable adam.state[<Parameter>]") == 2  # it says why the memory is not back
+    assert works(notebook, "%gpumem leaks").reports("leaks") == ["no leak of at least 1 MiB was found"]
+    make = "model = nn.Linear(1024, 1024); other = torch.optim.Adam(model.parameters()); adams.append(other)"
+    works(notebook, f"%%experiment leaky\n{make}\n{step.format('model', 'other')}")
+    (text,) = works(notebook, "%gpumem leaks").reports("leaks")
+    assert text.startswith("3 leaks · 16 MiB")
+    assert [word in text for word in (" other: Adam", " model: Linear", ".grad", "ours", " adam.")] == [
+        *[True] * 3,
+        *[False] * 2,
+    ]
+    works(notebook, "del ours, adam, adams")

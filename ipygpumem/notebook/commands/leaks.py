@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from ipygpumem.freeing.reclaim import trim_host_heap
-from ipygpumem.introspect import is_users_module, module_dict, text_of
+from ipygpumem.introspect import is_instance, is_users_module, module_dict, text_of
 from ipygpumem.model import Held, Holder
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.experiments.survivors import MOST_EXPLAINED, held_without_name, size_of
 from ipygpumem.notebook.experiments.watching import Watched
 from ipygpumem.notebook.notebook import Notebook
+from ipygpumem.objects.arrays import StorageKey, library_type, storage_key
 from ipygpumem.objects.heap import Heap
 from ipygpumem.objects.holders.frames import running_locals
-from ipygpumem.objects.holders.graphs import live_tensors
+from ipygpumem.objects.holders.graphs import live_tensors, requiring_grad
 from ipygpumem.objects.holders.paths import NOTEBOOK
 from ipygpumem.objects.holders.search import explain
+from ipygpumem.objects.inventory.roles import optimizer_states
 from ipygpumem.objects.progress import Progress, part, parts
 from ipygpumem.reports.content import leaks_report
 from ipygpumem.reports.layout import Report
@@ -48,10 +52,35 @@ def _look(notebook: Notebook, smallest: int, progress: Progress) -> tuple[list[H
     heap = Heap(running_locals(), of_heap)
     notebook.experiments.survivors.known = [item for item in notebook.experiments.survivors.known if item.alive()]
     known = [item for item in notebook.experiments.survivors.known if size_of(item.alive()) >= smallest]
+    expected = _of_training(heap, {key for item in known for key in _storages(item)})
+    # Where a plain path leads to them, they are what the user's own optimizer needs, and no leak.
+    known = [item for item in known if item.held.name or not expected.issuperset(_storages(item))]
     found = notebook.experiments.survivors.explained(known, heap, of_known)
     unnamed, beyond = _unnamed(notebook, heap, known, smallest, of_others)
     heap.drop()
     return [*found, *unnamed], beyond
+
+
+def _storages(item: Watched) -> list[StorageKey]:
+    return [array.storage for array in item.alive()]
+
+
+def _of_training(heap: Heap, survivors: set[StorageKey]) -> set[StorageKey | None]:
+    """Return the gradients, and what live optimizers remember, of tensors that are not among the ``survivors``."""
+    base: Any = library_type("torch", "Tensor")
+    if base is None:
+        return set()
+    owned = list(optimizer_states(heap, base))
+    with sys.modules["torch"]._C.DisableTorchFunction():
+        for tensor in requiring_grad(heap.tensors):
+            with contextlib.suppress(RuntimeError):  # a view that was changed in place may refuse to tell its graph
+                if base.is_leaf.__get__(tensor):  # others make torch warn
+                    owned.append((tensor, base.grad.__get__(tensor)))
+    return {
+        storage_key(tensor)
+        for owner, tensor in owned
+        if tensor is not None and is_instance(owner, base) and storage_key(owner) not in survivors
+    }
 
 
 def _unnamed(
@@ -61,14 +90,14 @@ def _unnamed(
 
     The second list has the smallest, if there are too many to examine.
     """
-    storages = {array.storage for item in known for array in item.alive()}
+    storages = {key for item in known for key in _storages(item)}
     found = {key: held_without_name(same[0]) for key, same in heap.large(smallest).items() if key not in storages}
     ordered = sorted(found, key=lambda key: -found[key].size_bytes)
     holders = explain(ordered[:MOST_EXPLAINED], heap, notebook.experiments.survivors.roots(), progress=progress)
     modules = _users_modules(notebook.tools.namespace)
     unnamed = [key for key in ordered[:MOST_EXPLAINED] if not _is_plain(holders[key].path, modules)]
-    told = [replace(found[key], holder=_without_advice(holders[key])) for key in unnamed]
-    return told, [found[key] for key in ordered[MOST_EXPLAINED:]]
+    shown = [replace(found[key], holder=_without_advice(holders[key])) for key in unnamed]
+    return shown, [found[key] for key in ordered[MOST_EXPLAINED:]]
 
 
 def _without_advice(holder: Holder) -> Holder:

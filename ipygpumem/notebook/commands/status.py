@@ -12,6 +12,14 @@ from ipygpumem.reconcile import findings
 from ipygpumem.reports.layout import Report, count
 from ipygpumem.reports.status import status_report
 
+RELEASED = {
+    "never": "what errors hold stays after the cell",
+    "oom": "what out-of-memory errors hold comes back after the cell",
+    "oom+interrupt": "what out-of-memory errors and interrupts hold comes back after the cell",
+    "always": "what errors hold comes back after the cell",
+}
+"""What the values of ``release_frames`` mean."""
+
 
 def status(notebook: Notebook, options: Options) -> list[Report]:
     """Return what is on, what is open, and each device's memory now."""
@@ -19,7 +27,7 @@ def status(notebook: Notebook, options: Options) -> list[Report]:
     lines_shown = "off" if not config.report else "on, quiet" if config.quiet else "on"
     experiments = notebook.experiments
     headline = (
-        f"ipygpumem · reports {lines_shown} · frames released after: {config.release_frames} · "
+        f"ipygpumem · reports {lines_shown} · {RELEASED[config.release_frames]} · "
         f"{count(len(notebook.session.history), 'cell')} and {count(len(experiments.finished), 'experiment')} measured"
     )
     lines = [described(experiment) for experiment in experiments.open] or ["no experiment is open"]

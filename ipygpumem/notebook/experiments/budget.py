@@ -22,7 +22,7 @@ class NotebookBudget(Budget):
     def __init__(self, budgets: Budgets, sizes: Mapping[str, int], of: str = "the with block") -> None:
         super().__init__(sizes, budgets.tools.meter, budgets.limits, of)
         self._budgets = budgets
-        self._told: Cell | None = None
+        self._noted: Cell | None = None
         self._stop_watching: Callable[[], object] = lambda: None
 
     def start(self) -> None:
@@ -33,11 +33,11 @@ class NotebookBudget(Budget):
             self._stop_watching = self._budgets.tools.ticker.listen(self._watch, after_seconds=0.25)
 
     def _watch(self, tick: Tick) -> None:
-        """Tell of a crossing while the cell runs; called in a thread of ours."""
+        """Report a crossing while the cell runs; called in a thread of ours."""
         reading = tick.readings.get("cpu")
-        if reading is None or tick.cell is self._told or not self.crossed(reading.current_bytes):
+        if reading is None or tick.cell is self._noted or not self.crossed(reading.current_bytes):
             return
-        self._told = tick.cell
+        self._noted = tick.cell
         text = f"ipygpumem: {self._here()} has crossed the RAM budget of {format_bytes(self.sizes['ram'])}: "
         text += f"{format_bytes(reading.current_bytes)} are in use\n"
         with contextlib.suppress(Exception):  # whatever stands for stderr now

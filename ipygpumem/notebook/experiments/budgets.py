@@ -20,7 +20,7 @@ class Budgets(Part):
 
     Args:
         tools: the shell's.
-        recovery: tells of errors that leave a budget's block.
+        recovery: reports errors that leave a budget's block.
     """
 
     def __init__(self, tools: Tools, recovery: Recovery) -> None:
@@ -38,7 +38,7 @@ class Budgets(Part):
         return found
 
     def who_refused(self, message: str) -> str:
-        """Return which budget or other limit an out-of-memory error tells of, in words; empty if it is none."""
+        """Return which budget or other limit an out-of-memory error speaks of, in words; empty if it is none."""
         from ipygpumem.fitting.refusals import refusal  # loading the extension must stay fast
 
         refused = refusal(message)

@@ -31,25 +31,25 @@ class _OfCell:
 
     def __init__(self) -> None:
         self.saved_early: list[str] = []
-        """Names that the open scope keeps in case that the code does not come to tell of them."""
+        """Names that the open scope keeps in case that the code does not come to note them."""
         self.names_before: set[str] | None = None
         """The notebook's names when it began, or when a scope of another thread did."""
 
 
 class Listener(dict[str, None]):
-    """What the code looks names up in (see instrumenting.py): those that need no more telling are found at once."""
+    """What the code looks names up in (see instrumenting.py): those that need no further note are found at once."""
 
-    def __init__(self, tell: Callable[[str], bool]) -> None:
+    def __init__(self, note: Callable[[str], bool]) -> None:
         super().__init__()
-        self._tell = tell
+        self._note = note
 
     def guard(self, guarded: Callable[[str, Callable[[str], bool]], Callable[[str], bool]]) -> None:
         """Report a failure instead of raising it: the user's code is in the middle of a statement."""
-        self._tell = guarded("names", self._tell)
+        self._note = guarded("names", self._note)
 
     def __missing__(self, key: str) -> None:
         __tracebackhide__ = True  # a Ctrl-C may strike here
-        if self._tell(key):
+        if self._note(key):
             self[key] = None
 
 
@@ -65,20 +65,20 @@ class Names:
         self._tools = tools
         self._cells = tools.cells
         self._open = experiments
-        self.listener = Listener(self._told)
+        self.listener = Listener(self._noted)
 
     def here(self, thread: int | None = None) -> list[OpenExperiment]:
         """Return the open experiments of a thread, by default of this one, innermost last."""
         thread = threading.get_ident() if thread is None else thread
         return [experiment for experiment in self._open if experiment.thread == thread]
 
-    def _told(self, key: str) -> bool:
-        """Take what the code tells; return whether it need not tell it again."""
+    def _noted(self, key: str) -> bool:
+        """Take what the code notes; return whether it need not note it again."""
         scopes = [experiment.scope for experiment in self.here()]
         if not scopes:
             return False
         note_lookup(scopes, key)
-        # Deletions are told each time; and another thread's code may look up the same.
+        # Deletions come each time; and another thread's code may look up the same.
         return not key.startswith(HAS_DELETED) and len(scopes) == len(self._open)
 
     # -- code -------------------------------------------------------------------------------------------------
@@ -90,10 +90,10 @@ class Names:
             return  # a front-end's own silent code
         cell, here = running[-1], self.here()
         opens = our_magic(tree.body[0]) == "experiment" if getattr(tree, "body", None) else False
-        told = frozenset[str]()
+        noted = frozenset[str]()
         if may_change and not is_timed:
-            told = self._instrument(tree, text_of(getattr(cell.info, "raw_cell", None)), opens=opens)
-        code = SeenCode(tree, told)
+            noted = self._instrument(tree, text_of(getattr(cell.info, "raw_cell", None)), opens=opens)
+        code = SeenCode(tree, noted)
         cell.code.append(code)
         if here:
             bindings = code.bindings()
@@ -102,11 +102,11 @@ class Names:
             if may_change:
                 here[-1].scope.unsave(cell.of(_OfCell).saved_early)
             # A first line %%experiment opens a scope of its own for all that comes.
-            saved = [] if opens or is_timed else self._expect(here[-1].scope, bindings, told)
+            saved = [] if opens or is_timed else self._expect(here[-1].scope, bindings, noted)
             cell.of(_OfCell).saved_early = [] if may_change else saved
 
     def _instrument(self, tree: Any, source: str, *, opens: bool) -> frozenset[str]:
-        """Let the code of a cell tell of the names that a scope may have to know of, and return them.
+        """Let the code of a cell note the names that a scope may have to know, and return them.
 
         Args:
             tree: the code's, which is changed.
@@ -127,11 +127,11 @@ class Names:
             instrument(tree, frozenset(names))
         return frozenset(names)
 
-    def _expect(self, scope: Scope, bindings: Bindings, told: Iterable[str]) -> list[str]:
-        """Prepare ``scope`` for code; return the names saved because the code does not tell of them."""
+    def _expect(self, scope: Scope, bindings: Bindings, noted: Iterable[str]) -> list[str]:
+        """Prepare ``scope`` for code; return the names saved because the code does not note them."""
         self.listener.clear()
         scope.note(bindings)
-        return scope.save(bindings.bound.difference(told))
+        return scope.save(bindings.bound.difference(noted))
 
     def expect_running_code(self, experiment: OpenExperiment) -> None:
         """Prepare a scope that becomes the innermost for what the running code will bind."""
@@ -139,7 +139,7 @@ class Names:
         for code in [code for cell in self._cells.running(experiment.thread) for code in cell.code]:
             bindings = code.bindings()
             experiment.scope.share(bindings.shared)
-            self._expect(experiment.scope, bindings, code.told)
+            self._expect(experiment.scope, bindings, code.noted)
 
     # -- cells ------------------------------------------------------------------------------------------------
 

@@ -184,7 +184,9 @@ class OpenExperiment:
         self._give_back(enclosing, own)
         if self._seed_on_import is not None:
             self._seed_on_import.remove()
-        self.record = self._make_record(self._at_end, self._tools.meter.stop(self._measurement))
+        seconds = self.elapsed_seconds
+        survivors = self._survivors(self._at_end)  # first: what the look takes counts for the cell's line, too
+        self.record = self._make_record(self._at_end, self._tools.meter.stop(self._measurement), seconds, survivors)
         self._start.forget()
 
     def _give_back(self, enclosing: Scope | None, own: list[str] | None) -> None:
@@ -269,13 +271,15 @@ class OpenExperiment:
             self.note(f"what is still alive could not be listed: {said(error)}")
             return ()
 
-    def _make_record(self, at_end: _AtEnd, usages: tuple[Usage, ...]) -> ExperimentRecord:
+    def _make_record(
+        self, at_end: _AtEnd, usages: tuple[Usage, ...], seconds: float, survivors: tuple[Held, ...]
+    ) -> ExperimentRecord:
         after = {usage.device: usage.after_bytes for usage in usages}
         outcome = self.scope.outcome
         return ExperimentRecord(
             name=self.name,
             started_at=self._started_at,
-            duration_seconds=self.elapsed_seconds,
+            duration_seconds=seconds,
             cells=tuple(self._cells),
             usages=usages,
             consumed=at_end.consumed,
@@ -283,7 +287,7 @@ class OpenExperiment:
             deleted=tuple(outcome.deleted),
             restored=tuple(outcome.restored),
             kept=tuple(outcome.kept),
-            survivors=self._survivors(at_end),
+            survivors=survivors,
             steps=tuple(self._steps),
             notes=tuple(self._notes(at_end)),
             parameters=dict(self.options.parameters),

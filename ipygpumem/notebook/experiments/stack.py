@@ -42,7 +42,7 @@ class Experiments(Part):
 
     Args:
         tools: the shell's.
-        recovery: tells of errors that run out of memory.
+        recovery: reports errors that run out of memory.
         budgets: those in force.
         subscribers: get the records.
     """

@@ -53,7 +53,7 @@ class Survivors:
             watched: what the experiment's names held.
             known: says of a tensor whether its memory was there before, or stays on purpose.
             certain: whether all that was there before is known, NumPy's arrays too.
-            first_cell: number of the experiment's first cell; the running one unless told.
+            first_cell: number of the experiment's first cell; the running one unless given.
         """
         tools = self._tools
         smallest = tools.config.min_held_bytes
@@ -67,8 +67,8 @@ class Survivors:
                 alive.append(Watched(held_without_name(tensors[0]), ((watch(tensors[0]), array),)))
         if not alive:
             return ()
-        told = {array.storage for item in self.known for array in item.alive()}  # by an experiment inside this one
-        self.known += [item for item in alive if any(array.storage not in told for array in item.alive())]
+        reported = {array.storage for item in self.known for array in item.alive()}  # by an experiment inside this one
+        self.known += [item for item in alive if any(array.storage not in reported for array in item.alive())]
         with tools.live.work("who holds what is still alive") as progress:
             heap = Heap(running_locals(), part(progress, 0.0, 0.5))
             found = self.explained(alive, heap, part(progress, 0.5, 1.0))

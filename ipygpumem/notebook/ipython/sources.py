@@ -31,7 +31,7 @@ def digest_of(source: str) -> str:
     return hashlib.blake2b(source.strip().encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def telling_line(source: str) -> str:
+def describing_line(source: str) -> str:
     """Return the first line of code, else of an import, of a magic, of a comment, cut to 80 characters."""
     imported = magic = comment = ""
     inside = False

@@ -103,7 +103,7 @@ class Recorder(Part):
         """Begin as configured when the extension loads, and say so if the kernel before died in a cell."""
         dead = archive.latest_death(self.folder, notebook=_notebook(), here=this_machine())
         if dead is not None and dead.running is not None:
-            self.tell(f"the previous kernel died in cell {dead.running.cell}: see %gpumem postmortem")
+            self.say(f"the previous kernel died in cell {dead.running.cell}: see %gpumem postmortem")
         self._start_if_it_can()
 
     def close(self) -> None:
@@ -135,9 +135,9 @@ class Recorder(Part):
             self.start()
         except RecordingError as error:
             self._tools.config.record = False
-            self.tell(str(error))
+            self.say(str(error))
 
-    def tell(self, message: str) -> None:
+    def say(self, message: str) -> None:
         """Show ``message`` at the end of the running or the next cell."""
         self._messages.append(message)
 
@@ -160,7 +160,7 @@ class Recorder(Part):
         if writer is not None:
             writer.give_up(End(time.time(), f"recording stopped: {_reason(error)}"))
         self._tools.config.record = False
-        self.tell(f"recording stopped ({_reason(error)}): your code is not affected; %gpumem record on tries again")
+        self.say(f"recording stopped ({_reason(error)}): your code is not affected; %gpumem record on tries again")
 
     # -- entries ------------------------------------------------------------------------------------------------
 

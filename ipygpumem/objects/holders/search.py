@@ -80,7 +80,7 @@ def explain(
         roots: what else the user can name.
         looks: how many objects are asked to what they refer, in each of three searches. What is not explained then
             stays so, and its holder says that. A limit of time would let answers change from call to call.
-        progress: told how much of it is done.
+        progress: gets how much of it is done.
     """
     left_out = False
     searches = iter(parts(progress, _SEARCHES))
@@ -246,6 +246,8 @@ class _Search:
                 roots += [(place, child) for place, child in places if place is not None]
                 if all(place is None for place, _ in places):
                     seen.append((holder, held))
+                if holder is not referrer:
+                    self._heap.add(holder)  # else the next search would end at the dict that this one has made
         following, known = self._note(seen)
         self._objects.update(following)
         tops = [key for key in level if key not in referred and key in self._children]

@@ -14,7 +14,7 @@ from ipygpumem.objects.inventory.memory import Memory, Reader
 from ipygpumem.objects.inventory.records import Role, TensorRecord
 from ipygpumem.objects.progress import Progress, every, unseen
 
-_TELLING = 1000
+_STEP = 1000
 _MAPPED = "a memory map: bytes of the file, not all of them in RAM"
 
 
@@ -57,12 +57,12 @@ class TensorList:
         reader: reads the tensors.
         tensors: those with a name first.
         labels: their names.
-        progress: told how much is read.
+        progress: gets how much is read.
     """
 
     def __init__(self, reader: Reader, tensors: Sequence[Any], labels: Labels, progress: Progress = unseen) -> None:
         self._reader, self._labels = reader, labels
-        self._memories = [(tensor, reader.memory(tensor)) for tensor in every(_TELLING, tensors, progress)]
+        self._memories = [(tensor, reader.memory(tensor)) for tensor in every(_STEP, tensors, progress)]
         self._wholes: dict[int, list[Memory]] = {}
         """What a storage is a part of: sparse, quantized and wrapper tensors."""
         for _, memory in self._memories:
@@ -163,7 +163,7 @@ def array_records(
 ) -> list[TensorRecord]:
     """Return one record for the memory of each array, but for that which was ``shown`` as a tensor's."""
     records: dict[int, TensorRecord] = {}
-    for item in every(_TELLING, arrays, progress):
+    for item in every(_STEP, arrays, progress):
         owner = memory_of(array_type, item)
         found, key = describe(item), id(owner)
         if key in shown or found is None:

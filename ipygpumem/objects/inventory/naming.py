@@ -98,7 +98,7 @@ class Names:
         Args:
             roots: names and their objects.
             size: how many objects there are in all; more is not behind the names, or only by several ways.
-            progress: told how much has been looked at.
+            progress: gets how much has been looked at.
         """
         self._size, self._progress = max(size, 1), progress
         for name, value in roots:

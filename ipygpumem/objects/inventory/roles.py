@@ -20,7 +20,7 @@ def roles_of(reader: Reader, heap: Heap, tensors: Sequence[Any], gradients: Sequ
     roles: dict[int, Role] = {}
     groups: tuple[tuple[Role, Iterable[Any]], ...] = (
         ("buffer", _buffers(reader, heap)),
-        ("optimizer state", _states(reader, heap)),
+        ("optimizer state", (tensor for _, tensor in optimizer_states(heap, reader.base))),
         ("gradient", gradients),
         ("parameter", _parameters(tensors)),
     )
@@ -47,17 +47,17 @@ def _buffers(reader: Reader, heap: Heap) -> Iterator[Any]:
             yield from (item for item in list(dict.values(buffers)) if is_instance(item, reader.base))  # type: ignore[arg-type]  # is_instance says so
 
 
-def _states(reader: Reader, heap: Heap) -> Iterator[Any]:
-    """Yield what live optimizers remember, which is not always one level deep."""
+def optimizer_states(heap: Heap, base: Any) -> Iterator[tuple[object, Any]]:
+    """Yield each tensor that a live optimizer remembers, behind the key of its state: a parameter, mostly."""
     for optimizer in heap.optimizers:
-        waiting = [((instance_dict(optimizer) or {}).get("state"), 0)]
+        waiting: list[tuple[object, Any, int]] = [(None, (instance_dict(optimizer) or {}).get("state"), 0)]
         for _ in range(_MOST_PER_STATE):
             if not waiting:
                 break
-            item, depth = waiting.pop()
-            if is_instance(item, reader.base):
-                yield item
+            owner, item, depth = waiting.pop()  # which is not always one level deep
+            if is_instance(item, base):
+                yield owner, item
             elif depth < _DEEPEST and is_instance(item, dict):
-                waiting += [(value, depth + 1) for value in list(dict.values(item))]  # type: ignore[arg-type]  # is_instance says so
+                waiting += [(owner if depth else key, value, depth + 1) for key, value in list(dict.items(item))]
             elif depth < _DEEPEST and (type(item) is list or type(item) is tuple):
-                waiting += [(value, depth + 1) for value in item]
+                waiting += [(owner, value, depth + 1) for value in item]

@@ -52,7 +52,7 @@ def take(
         file: the script that asks, and
         line: where in it; or
         cell: the notebook's cell that asks.
-        progress: told how much of it is done.
+        progress: gets how much of it is done.
     """
     with _collector_paused():
         survey = _Survey(roots, cell_of, progress)
