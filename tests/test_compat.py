@@ -30,10 +30,25 @@ needs_original = pytest.mark.skipif(
 NAMES = "sorted(name for name in globals() if not name.startswith('_') and name not in ('In', 'Out', 'exit', 'quit'))"
 
 
-@pytest.fixture
-def kernels() -> Iterator[tuple[Kernel, Kernel]]:
+TIDY = (
+    "for _value in list(globals().values()):\n    if hasattr(type(_value), 'keep_var_names'): _value.finish()",
+    "%reset -f",
+)
+"""In this order: the original's end within a reset deletes names that IPython then does not find."""
+
+
+@pytest.fixture(scope="module")
+def two_kernels() -> Iterator[tuple[Kernel, Kernel]]:
     with Kernel() as original, Kernel() as ours:
         yield original, ours
+
+
+@pytest.fixture
+def kernels(two_kernels: tuple[Kernel, Kernel]) -> tuple[Kernel, Kernel]:
+    """One for the original, one for ours, without names and experiments of other tests."""
+    for kernel in two_kernels:
+        replies(kernel, "", TIDY)
+    return two_kernels
 
 
 def replies(kernel: Kernel, package: str, cells: Sequence[str]) -> list[Reply]:
@@ -204,9 +219,9 @@ def test_every_name_of_the_original_is_there(kernels: tuple[Kernel, Kernel]) -> 
     public = (
         "sorted(name for name in dir(package.IPyExperimentsCPU) if not name.startswith('_')), "
         "sorted(name for name in dir(package) if name.startswith('IPy')), "
-        "sorted(name for name in dir(package.utils.ipython) if name.startswith(('is_', 'IS_', 'ipython_')))"
+        "sorted(name for name in dir(ipython) if name.startswith(('is_', 'IS_', 'ipython_')))"
     )
-    cells = ["import PEER as package\nimport PEER.utils.ipython"]
+    cells = ["import PEER as package\nfrom PEER.utils import ipython"]
     ((original, ours),) = under_both(kernels, cells, public)
     inside = {"backend_init", "gpu_ram_used_fast", "start"}  # what subclasses with a backend of their own call
     assert set(original[0]) - set(ours[0]) == inside
