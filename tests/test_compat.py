@@ -298,6 +298,17 @@ def test_an_experiment_that_a_magic_has_ended_gives_its_data(bare_kernel: Kernel
     assert bare_kernel.value("exp.running, 'x' in globals(), exp.finish()._fields") == (False, False, ("cpu", "gpu"))
 
 
+def test_outputs_of_the_experiments_cells_go_and_kept_names_may_be_globs(bare_kernel: Kernel) -> None:
+    cells = [
+        "1",
+        "from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU()",
+        "[2]",
+        "loss_a, loss_b, other = 1, 2, 3",
+    ]
+    replies(bare_kernel, OURS, [*cells, "exp.keep_var_names('loss_*')\nexp.finish();"])
+    assert bare_kernel.value("sorted(Out), loss_a + loss_b, 'other' in globals()") == ([1], 3, False)
+
+
 def test_bad_input_is_one_clear_line_and_loses_nothing(bare_kernel: Kernel) -> None:
     replies(
         bare_kernel,
