@@ -33,17 +33,20 @@ $(VENV)/.demo: setup.cfg pyproject.toml $(CONSTRAINTS)
 	$(INSTALL) -e '.[demo]'
 	touch $@
 
+# The peer without its own requirements, which bring the deprecated package pynvml, with which torch warns.
 $(VENV)/.installed: $(VENV)/.demo
 	$(INSTALL) --quiet -e '.[demo,test,frontends,dev]'
+	$(INSTALL) --quiet --no-deps 'ipyexperiments==0.1.29'
 	touch $@
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/run_demo.py build/demo
 
-# tests/torch_cpu runs apart: it brings torch into its process, where each look at the heap takes longer then.
+# What brings torch or a trainer into its process runs apart: each look at the heap takes longer then.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/torch_cpu
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/torch_cpu --ignore tests/integrations
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/torch_cpu
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/integrations
 
 frontends: $(VENV)/.installed
 	IPYGPUMEM_FRONTENDS=required IPYGPUMEM_PICTURES='$(PICTURES)' $(BIN)/python -m pytest tests/frontends -m frontends
@@ -61,9 +64,7 @@ check: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# What the peer needs is there already; its own requirements bring the deprecated package pynvml, with which torch warns.
 bench: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'ipyexperiments==0.1.29'
 	$(BIN)/python -m benchmarks
 
 torture: $(VENV)/.installed

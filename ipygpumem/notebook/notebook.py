@@ -48,8 +48,8 @@ class Notebook:
         self.trends = Trends()
         self.traces = Traces(tools.meter, config.history_length)
         # In this order they are asked, and say what they have to say.
-        self._parts: list[Part] = [tools.live, self.subscribers, self.budgets, self.experiments, self.trends]
-        self.session = Session(tools, self.recovery, self._parts)
+        parts: list[Part] = [tools.live, self.subscribers, self.budgets, self.experiments, self.trends]
+        self.session = Session(tools, self.recovery, parts)
 
     @functools.cached_property
     def recorder(self) -> Recorder:
@@ -57,8 +57,16 @@ class Notebook:
         from ipygpumem.notebook.parts.recorder import Recorder  # loading the extension must stay fast
 
         recorder = Recorder(self.tools, self.experiments.innermost)
-        self._parts.append(recorder)
+        self.join(recorder)
         return recorder
+
+    def join(self, part: Part) -> None:
+        """Let a part go along with cells from now on."""
+        self.session.parts = (*self.session.parts, part)
+
+    def leave(self, part: Part) -> None:
+        """Let a part go along no more."""
+        self.session.parts = tuple(other for other in self.session.parts if other is not part)
 
     def records(self) -> SessionRecord:
         """Return all that has finished, as one record."""
@@ -73,7 +81,7 @@ class Notebook:
                 stack.callback(graphs.stop_letting_swap)
             stack.callback(self.tools.garbage.forget)
             stack.callback(self.tools.meter.close)
-            for part in self._parts:
+            for part in self.session.parts:
                 stack.callback(part.close)
             stack.callback(self.tools.cells.close)
         return names

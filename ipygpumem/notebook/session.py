@@ -33,7 +33,7 @@ class Session:
     def __init__(self, tools: Tools, recovery: Recovery, parts: Sequence[Part]) -> None:
         self._tools = tools
         self._recovery = recovery
-        self._parts = parts
+        self.parts = tuple(parts)  # replaced as a whole: one may join or leave while they have their turn
         self.history: deque[CellRecord] = deque(maxlen=tools.config.history_length)
 
     def cell_begins(self, info: Any) -> None:
@@ -41,7 +41,7 @@ class Session:
         tools = self._tools
         cell = tools.cells.push(info, tools.meter.start())
         cell.last_error = last_error()
-        for part in self._parts:
+        for part in self.parts:
             part.cell_begins(cell)
         cell.started = time.perf_counter()
         if tools.ticker.rests:
@@ -49,7 +49,7 @@ class Session:
 
     def code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
         """Note code that runs next in a cell."""
-        for part in self._parts:
+        for part in self.parts:
             part.code_seen(tree, may_change=may_change, is_timed=is_timed)
 
     def cell_ends(self, result: Any) -> None:
@@ -120,7 +120,7 @@ class Session:
     def _all(self, call: Callable[[Part], object]) -> None:
         """Call all parts in their order, even if one fails or is interrupted; then that is raised."""
         failed: BaseException | None = None
-        for part in self._parts:
+        for part in self.parts:
             try:
                 call(part)
             except BaseException as error:  # noqa: PERF203  # each part has its turn
@@ -160,7 +160,7 @@ class Session:
     def _line(self, record: CellRecord) -> list[Report]:
         """Return the line of a cell, if it is to be shown."""
         tools = self._tools
-        remarks = [line for part in self._parts for line in part.remarks(record)]
+        remarks = [line for part in self.parts for line in part.remarks(record)]
         tools.scales.note(record.usages)
         if not (tools.config.report and (remarks or self._is_shown(record))):
             return []
@@ -196,7 +196,7 @@ class Session:
         return [note("Ctrl-C came when the cell's code had ended")]
 
     def _shown(self) -> None:
-        for part in self._parts:
+        for part in self.parts:
             part.shown()
 
 

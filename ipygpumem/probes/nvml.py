@@ -70,11 +70,24 @@ class Nvml:
         if library is None:
             return DeviceWide(note=self._missing)
         try:
-            if index not in self._handles:
-                self._handles[index] = _find(library, module.get_device_properties(index))
-            return _wide(library, self._handles[index], processes=processes, has_context=has_context)
+            return _wide(library, self._handle(library, module, index), processes=processes, has_context=has_context)
         except (library.NVMLError, LookupError) as error:
             return DeviceWide(note=f"NVML: {error}")
+
+    def number(self, module: Any, index: int) -> int | None:
+        """Return NVML's own number of ``module``'s device ``index``; None where it cannot tell."""
+        library = self._load()
+        if library is None:
+            return None
+        try:
+            return int(library.nvmlDeviceGetIndex(self._handle(library, module, index)))
+        except (library.NVMLError, LookupError):
+            return None
+
+    def _handle(self, library: ModuleType, module: Any, index: int) -> Any:
+        if index not in self._handles:
+            self._handles[index] = _find(library, module.get_device_properties(index))
+        return self._handles[index]
 
     def cards(self) -> list[Card]:
         """Return every card that the driver has, for a process that uses none of them; none without a driver.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 
 from ipygpumem.errors import ExperimentError
@@ -21,12 +22,16 @@ class Experiment:
     Args:
         experiments: the shell's.
         options: what the user wants of it.
+        spare: says which value of a name is a handle on it, which stays; by default this object.
     """
 
-    def __init__(self, experiments: Experiments, options: ExperimentOptions) -> None:
+    def __init__(
+        self, experiments: Experiments, options: ExperimentOptions, spare: Callable[[object], bool] | None = None
+    ) -> None:
         this = weakref.ref(self)  # or the two would be a cycle
         self._experiments = experiments
-        self.opened = OpenExperiment(experiments.services, options, lambda value: value is not None and value is this())
+        spare = spare or (lambda value: value is not None and value is this())
+        self.opened = OpenExperiment(experiments.services, options, spare)
 
     @property
     def name(self) -> str:
@@ -88,13 +93,22 @@ class Experiment:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         opened = self.opened
-        if opened.record is None and opened not in self._experiments.open:
+        if opened.record is None and not self.is_open:
             return  # the extension was unloaded meanwhile, and has said so
         try:
             if error is not None:
-                opened.failed = True
-                if remark := self._experiments.recovery.failed_inside(error, opened):
-                    opened.note(remark)
+                self.failed_by(error)
         finally:
             if opened.record is None:
                 self.finish()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was started, and neither finished nor left open by an unloading."""
+        return self.opened in self._experiments.open
+
+    def failed_by(self, error: BaseException) -> None:
+        """Note an error that leaves the experiment, and release what it holds if it ran out of memory."""
+        self.opened.failed = True
+        if remark := self._experiments.recovery.failed_inside(error, self.opened):
+            self.opened.note(remark)

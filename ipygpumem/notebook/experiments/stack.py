@@ -185,6 +185,11 @@ class Experiments(Part):
         assert experiment.record is not None
         return experiment.record
 
+    def put_inside(self, experiment: OpenExperiment) -> None:
+        """Make an open experiment the innermost one, so that it ends alone."""
+        self.open.remove(experiment)
+        self.open.append(experiment)
+
     def close_experiment(self, experiment: OpenExperiment) -> list[Report]:
         """End ``experiment`` and all inside it, and return the reports."""
         ended: list[OpenExperiment] = []

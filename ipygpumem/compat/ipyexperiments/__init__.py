@@ -1,0 +1,10 @@
+"""The interface of ipyexperiments 0.1.29 over our experiments: change the import, and the notebook runs.
+
+Its modules are found under their names: ``cell_logger``, ``ipyexperiments``, ``utils.mem`` and ``utils.ipython``.
+docs/moving.md says what is different.
+"""
+
+from ipygpumem.compat.ipyexperiments.ipyexperiments import IPyExperiments as IPyExperiments
+from ipygpumem.compat.ipyexperiments.ipyexperiments import IPyExperimentsCPU as IPyExperimentsCPU
+from ipygpumem.compat.ipyexperiments.ipyexperiments import IPyExperimentsGPU as IPyExperimentsGPU
+from ipygpumem.compat.ipyexperiments.ipyexperiments import IPyExperimentsPytorch as IPyExperimentsPytorch

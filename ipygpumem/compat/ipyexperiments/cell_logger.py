@@ -1,0 +1,152 @@
+"""What each cell cost, as ipyexperiments' cell logger gives it. The line below a cell is the notebook's own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from ipygpumem.measuring.meter import Measurement
+from ipygpumem.model import CellRecord, Usage
+from ipygpumem.notebook.cell import Cell
+from ipygpumem.notebook.experiments.seeding import SeedOnImport, seed_generators
+from ipygpumem.notebook.notebook import Notebook
+from ipygpumem.notebook.part import Part
+from ipygpumem.probes.accelerators import loaded_torch
+from ipygpumem.reports.layout import Report
+
+
+class CellLoggerMemory(NamedTuple):
+    """What a cell kept, how far it rose above that and above its start, and what is in use after it; bytes."""
+
+    used_delta: int
+    peaked_delta: int
+    used_total: int
+
+
+class CellLoggerTime(NamedTuple):
+    """How long a cell took, in seconds."""
+
+    time_delta: float
+
+
+class CellLoggerData(NamedTuple):
+    """What the last finished cell cost."""
+
+    cpu: CellLoggerMemory
+    gpu: CellLoggerMemory
+    time: CellLoggerTime
+
+
+_NOTHING = CellLoggerMemory(0, 0, 0)
+
+
+class CellLogger(Part):
+    """Keeps what the last finished cell cost in ``data``; the first is the rest of the cell that starts it.
+
+    Args:
+        notebook: the shell's.
+        device: the CUDA device, such as ``cuda:0``; empty for the host alone.
+        seed: what generators are set to before each cell; 0 leaves them alone.
+    """
+
+    def __init__(self, notebook: Notebook, device: str, seed: int) -> None:
+        self._notebook = notebook
+        self._device = device
+        self._seed = seed
+        self._seed_on_import = SeedOnImport(seed)
+        self._rest_of_cell: Measurement | None = None
+        self.data = CellLoggerData(_NOTHING, _NOTHING, CellLoggerTime(0))
+
+    def start(self) -> None:
+        """Go along with cells from now on."""
+        self._notebook.join(self)
+        if self._seed:
+            self._seed_on_import.install()
+            self._reseed()
+        self._started = time.perf_counter()
+        self._rest_of_cell = self._notebook.tools.meter.start()
+
+    def stop(self) -> None:
+        """Go along no more."""
+        self._notebook.leave(self)
+        self._seed_on_import.remove()
+        self._read_rest()
+
+    def close(self) -> None:
+        """Stop: the extension is being unloaded."""
+        self.stop()
+
+    def cell_begins(self, cell: Cell) -> None:
+        """Reset the generators."""
+        if self._seed:
+            self._reseed()
+
+    def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
+        """Note what a cell cost."""
+        if record is not None:
+            self._note(record.usages, record.duration_seconds)
+        return ()
+
+    def shown(self) -> None:
+        """Note what the rest of the first cell cost: the one that loads the extension has no record."""
+        self._read_rest()
+
+    def _read_rest(self) -> None:
+        if self._rest_of_cell is not None:
+            usages, self._rest_of_cell = self._notebook.tools.meter.stop(self._rest_of_cell), None
+            self._note(usages, time.perf_counter() - self._started)
+
+    def _note(self, usages: Iterable[Usage], seconds: float) -> None:
+        memory = {usage.device: _memory(usage) for usage in usages}
+        cpu, gpu = memory.get("cpu", _NOTHING), memory.get(self._device, _NOTHING)
+        self.data = CellLoggerData(cpu, gpu, CellLoggerTime(seconds))
+
+    def _reseed(self) -> None:
+        seed_generators(self._seed)
+        torch: Any = loaded_torch()
+        if torch is not None:
+            torch.backends.cudnn.deterministic = True
+            torch.backends.cudnn.benchmark = False
+
+
+def _memory(usage: Usage) -> CellLoggerMemory:
+    """Return the figures of a device; what is in use on a whole device does not count our allocator's cache."""
+    total = usage.after_bytes
+    if usage.used_bytes is not None and usage.reserved_bytes is not None:
+        total += usage.used_bytes - usage.reserved_bytes
+    return CellLoggerMemory(usage.delta_bytes, usage.peak_delta_bytes - max(0, usage.delta_bytes), total)
+
+
+class SwitchedOff(Part):
+    """Keeps an option off while it goes along, and sets it back when the last such part for it has left.
+
+    Args:
+        notebook: the shell's.
+        option: its name.
+    """
+
+    def __init__(self, notebook: Notebook, option: str) -> None:
+        self._notebook = notebook
+        self.option = option
+
+    def start(self) -> None:
+        """Switch the option off."""
+        config, others = self._notebook.tools.config, self._others()
+        self.before: bool = others[0].before if others else getattr(config, self.option)
+        setattr(config, self.option, False)
+        self._notebook.join(self)
+
+    def stop(self) -> None:
+        """Let the option be what it was."""
+        self._notebook.leave(self)
+        if not self._others():
+            setattr(self._notebook.tools.config, self.option, self.before)
+
+    def close(self) -> None:
+        """Stop: the extension is being unloaded."""
+        self.stop()
+
+    def _others(self) -> list[SwitchedOff]:
+        same = [part for part in self._notebook.session.parts if isinstance(part, SwitchedOff)]
+        return [part for part in same if part.option == self.option and part is not self]

@@ -1,0 +1,298 @@
+"""ipyexperiments' classes: an experiment begins where one is made, and ends with ``finish``, ``del`` or ``with``.
+
+Names follow ipyexperiments' rule: those that were not there before go at the end, and older ones stay as they are
+bound then. Unlike its ``finish``, names are deleted by name: an older name of the same object stays.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from IPython import get_ipython
+
+from ipygpumem.compat.ipyexperiments.cell_logger import CellLogger, SwitchedOff
+from ipygpumem.compat.ipyexperiments.utils.mem import device_memory
+from ipygpumem.errors import ExperimentError
+from ipygpumem.freeing.reclaim import empty_device_caches
+from ipygpumem.introspect import is_instance, text_of
+from ipygpumem.notebook.experiments.experiment import Experiment
+from ipygpumem.notebook.experiments.options import ExperimentOptions
+from ipygpumem.notebook.notebook import Notebook, find_notebook, notebook_of
+from ipygpumem.objects.holders.frames import stack
+from ipygpumem.probes.host import available_bytes, total_bytes
+from ipygpumem.reports.layout import Report, Table, device_label
+from ipygpumem.units import format_bytes
+
+__all__ = ["IPyExperimentsCPU", "IPyExperimentsPytorch"]
+
+
+class IPyExperimentMemory(NamedTuple):
+    """What an experiment took of one device and gave back, and what is free there now; bytes."""
+
+    consumed: int
+    reclaimed: int
+    available: int
+
+
+class IPyExperimentData(NamedTuple):
+    """An experiment's figures; those of ``gpu`` are zero without one."""
+
+    cpu: IPyExperimentMemory
+    gpu: IPyExperimentMemory
+
+
+class IPyExperiments:
+    """An experiment over the notebook's cells, which begins here; ipyexperiments' parameters, under their names.
+
+    Args:
+        exp_enable: False leaves the names alone and logs cells only.
+        cl_enable: False logs no cells, and hides the line below them meanwhile.
+        cl_compact: without effect: the report below a cell is one line.
+        cl_gc_collect: False collects no garbage after cells.
+        cl_set_seed: what the random generators are set to before each cell; 0 leaves them alone.
+
+    Raises:
+        NotLoadedError: there is no IPython.
+        ExperimentError: this class has no backend, or its backend does not work here.
+    """
+
+    backend = ""
+
+    def __init__(
+        self,
+        exp_enable: bool = True,
+        cl_enable: bool = True,
+        cl_compact: bool = False,
+        cl_gc_collect: bool = True,
+        cl_set_seed: int = 0,
+    ) -> None:
+        self._runs = False
+        self.enable, self.cl_enable, self.cl_compact = exp_enable, cl_enable, cl_compact
+        self._notebook = _notebook()
+        options = ExperimentOptions(
+            self._free_name(), drop_imports=True, seed=cl_set_seed
+        )  # a seed that cannot be is refused here
+        options.seed = None  # the cell logger seeds: it may run without an experiment
+        self._experiment = Experiment(
+            self._notebook.experiments, options, lambda value: is_instance(value, IPyExperiments)
+        )
+        self.gpu_current_device_id = self._preload()
+        device = f"cuda:{self.gpu_current_device_id}" if self.has_gpu else ""
+        self._devices = ["cpu", *([device] if device else [])]
+        self.cl = CellLogger(self._notebook, device, cl_set_seed) if cl_enable else None
+        self._parts: list[CellLogger | SwitchedOff] = [self.cl or SwitchedOff(self._notebook, "report")]
+        if not cl_gc_collect:
+            self._parts.append(SwitchedOff(self._notebook, "collect_garbage"))
+        self._start()
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether it measures a GPU, too."""
+        return self.backend == "pytorch"
+
+    @property
+    def running(self) -> bool:
+        """Whether it has begun and has not ended; an unloading ends it, too."""
+        return self._runs and (not self.enable or self._experiment.is_open)
+
+    def _free_name(self) -> str:
+        taken = {opened.name for opened in self._notebook.experiments.open}
+        name, number = type(self).__name__, 1
+        while name in taken:
+            number += 1
+            name = f"{type(self).__name__} {number}"
+        return name
+
+    def _preload(self) -> int:
+        """Make the backend ready, and return the number of its device; -1 for none."""
+        raise ExperimentError("use IPyExperimentsCPU or IPyExperimentsPytorch: this class has no backend")
+
+    def _start(self) -> None:
+        if self.enable:
+            self._show([self._state(f"{self._experiment.name} started")])
+            self._experiment.start()
+            self._experiment.opened.scope.share(list(self._notebook.tools.namespace))
+        self._runs = True
+        for part in self._parts:
+            part.start()
+
+    # -- names ------------------------------------------------------------------------------------------------
+
+    def keep_var_names(self, *args: str) -> None:
+        """Let these names stay at the end.
+
+        Raises:
+            ValueError: one of them is no text.
+        """
+        if not all(is_instance(name, str) for name in args):
+            raise ValueError("keep_var_names takes names as text: keep_var_names('model', 'score')")
+        self._experiment.keep(*args)
+
+    def get_var_names(self) -> list[str]:
+        """Return the notebook's names, those of before the experiment included."""
+        found: list[str] = self._notebook.tools.shell.run_line_magic("who_ls", "")
+        return found
+
+    # -- figures ----------------------------------------------------------------------------------------------
+
+    @property
+    def data(self) -> IPyExperimentData:
+        """What it has taken so far; once it is finished, what it had taken then and what came back."""
+        cpu, gpu = (self._memory(device) for device in ("cpu", self._devices[-1]))
+        return IPyExperimentData(cpu, gpu if self.has_gpu else IPyExperimentMemory(0, 0, 0))
+
+    def _memory(self, device: str) -> IPyExperimentMemory:
+        record, consumed, reclaimed = self._experiment.record, 0, 0
+        if record is not None:
+            consumed, reclaimed = record.consumed.get(device, 0), record.reclaimed.get(device, 0)
+        elif self.enable:
+            consumed = sum(usage.delta_bytes for usage in self._experiment.usage() if usage.device == device)
+        available = self.cpu_ram_avail() if device == "cpu" else self.gpu_ram_avail()
+        return IPyExperimentMemory(consumed, reclaimed, available)
+
+    def cpu_ram(self) -> tuple[int, int, int]:
+        """Return what the host has, what of it is available, and this process's RSS."""
+        return self.cpu_ram_total(), self.cpu_ram_avail(), self.cpu_ram_used()
+
+    def cpu_ram_total(self) -> int:
+        """Return what this process could have at most: the machine's memory, or its container's."""
+        return total_bytes()
+
+    def cpu_ram_avail(self) -> int:
+        """Return what this process could still get."""
+        return available_bytes()
+
+    def cpu_ram_used(self) -> int:
+        """Return this process's RSS."""
+        return self._notebook.tools.meter.now()["cpu"].current_bytes
+
+    def gpu_ram(self) -> tuple[int, int, int]:
+        """Empty torch's cache, and return what the GPU has, what of it is free, and what all processes use."""
+        if not self.has_gpu:
+            return 0, 0, 0
+        self.gpu_clear_cache()
+        total, free, used = device_memory(self.gpu_current_device_id)
+        return total, free, used
+
+    def gpu_ram_avail(self) -> int:
+        """Empty torch's cache, and return what of the GPU is free."""
+        return self.gpu_ram()[1]
+
+    def gpu_ram_used(self) -> int:
+        """Empty torch's cache, and return what all processes use of the GPU."""
+        return self.gpu_ram()[2]
+
+    def gpu_clear_cache(self) -> None:
+        """Return what torch caches to the GPU."""
+        empty_device_caches()
+
+    def print_state(self) -> None:
+        """Show what is used, free and there."""
+        self._show([self._state("now")])
+
+    def _state(self, headline: str) -> Report:
+        sizes = [self.cpu_ram(), *([self.gpu_ram()] if self.has_gpu else [])]
+        rows = tuple(
+            (device_label(device), *map(format_bytes, (used, free, total)))
+            for device, (total, free, used) in zip(self._devices, sizes, strict=True)
+        )
+        columns = ("device", "used", "free", "total")
+        return Report("experiment", headline, tables=(Table("", columns, rows, frozenset(columns[1:])),))
+
+    def _show(self, reports: list[Report]) -> None:
+        if self._notebook.tools.config.experiment_report != "none":
+            self._notebook.tools.screen.show(reports)
+
+    # -- its end ----------------------------------------------------------------------------------------------
+
+    def finish(self) -> IPyExperimentData | None:
+        """End it, show its report and return its data; None if it only logged cells.
+
+        Raises:
+            ExperimentError: ipygpumem was unloaded meanwhile.
+        """
+        for part in self._parts:
+            part.stop()
+        self._parts, self.cl = [], None
+        if self.enable and self._experiment.record is None:
+            self._end()
+        self._runs = False
+        return self.data if self.enable else None
+
+    def _end(self) -> None:
+        experiments, opened = self._notebook.experiments, self._experiment.opened
+        if self._experiment.is_open:
+            names = list(self._notebook.tools.namespace)
+            opened.scope.share(name for name in names if is_instance(name, str) and name.startswith("_"))
+            experiments.put_inside(opened)
+        self._show([*experiments.close_experiment(opened), self._state("now")])
+        self._notebook.subscribers.shown()
+
+    def __enter__(self) -> IPyExperiments:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.running:
+            if error is not None and self.enable:
+                self._experiment.failed_by(error)
+            self.finish()
+
+    def __del__(self) -> None:
+        if "_runs" in vars(self) and self.running and not sys.is_finalizing():
+            if self.enable and _names_are_reset():
+                self._experiment.opened.scope.share(list(self._notebook.tools.namespace))
+            self.finish()
+
+
+class IPyExperimentsCPU(IPyExperiments):
+    """An experiment that measures the host's memory."""
+
+    backend = "cpu"
+
+    def _preload(self) -> int:
+        return -1
+
+
+class IPyExperimentsGPU(IPyExperimentsCPU):
+    """What all experiments with a GPU are; only ``IPyExperimentsPytorch`` can be used."""
+
+    backend = "gpu-generic"
+
+    def _preload(self) -> int:
+        return IPyExperiments._preload(self)
+
+
+class IPyExperimentsPytorch(IPyExperimentsGPU):
+    """An experiment that measures the host's memory and that of torch's current CUDA device."""
+
+    backend = "pytorch"
+
+    def _preload(self) -> int:
+        torch: Any = importlib.import_module("torch")
+        if not torch.cuda.is_available():
+            raise ExperimentError("torch sees no CUDA device here: use IPyExperimentsCPU")
+        index: int = torch.cuda.current_device()
+        torch.ones(1, device=index)  # the context is not the experiment's
+        return index
+
+
+def _notebook() -> Notebook:
+    """Return the notebook of this shell; the extension is loaded if it is not."""
+    shell: Any = get_ipython()
+    if shell is not None and find_notebook(shell) is None:
+        shell.run_line_magic("load_ext", "ipygpumem")
+    return notebook_of(shell)
+
+
+def _names_are_reset() -> bool:
+    """Whether IPython is deleting all names, one by one: it fails where one of them is gone already."""
+    return any(
+        frame.f_code.co_name in ("reset", "reset_selective")
+        and text_of(frame.f_globals.get("__name__")).startswith("IPython.core.")
+        for frame in stack(sys._getframe(1))
+    )

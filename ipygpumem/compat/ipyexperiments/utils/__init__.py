@@ -1,0 +1,1 @@
+"""The namesakes of ipyexperiments' helpers."""

@@ -1,0 +1,156 @@
+"""What a CUDA device has, in MiB, and ways to fill it: under the names of ipyexperiments."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import importlib.util
+from typing import Any, NamedTuple
+
+from ipygpumem.errors import GpuMemError
+from ipygpumem.probes.nvml import Nvml
+from ipygpumem.units import MIB
+
+
+class GPUMemory(NamedTuple):
+    """A device's memory; in MiB, but for ``device_memory``."""
+
+    total: int
+    free: int
+    used: int
+
+
+def __getattr__(name: str) -> bool:
+    if name == "use_gpu":
+        return _torch() is not None
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _torch() -> Any | None:
+    """Return torch if it is installed and sees a CUDA device."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    torch: Any = importlib.import_module("torch")
+    return torch if torch.cuda.is_available() else None
+
+
+def _needed_torch() -> Any:
+    torch = _torch()
+    if torch is None:
+        raise GpuMemError("this needs torch and a CUDA device that it sees")
+    return torch
+
+
+@functools.cache
+def _nvml() -> Nvml:
+    return Nvml()
+
+
+def device_memory(torch_gpu_id: int) -> GPUMemory:
+    """Return what the driver says of a whole device, in bytes.
+
+    Raises:
+        Exception: torch has no such device.
+    """
+    torch = _needed_torch()
+    found = _nvml().device(torch.cuda, torch_gpu_id, processes=False, has_context=True)
+    if found.total_bytes is None or found.used_bytes is None:
+        free, total = torch.cuda.mem_get_info(torch_gpu_id)
+        return GPUMemory(total, free, total - free)
+    return GPUMemory(found.total_bytes, found.total_bytes - found.used_bytes, found.used_bytes)
+
+
+def preload_pytorch(device_id: int = 0) -> None:
+    """Create torch's CUDA context now, unless there is one."""
+    torch = _needed_torch()
+    if not torch.cuda.is_initialized():
+        torch.ones((1, 1)).to(device_id)
+
+
+def get_nvml_gpu_id(torch_gpu_id: int) -> int:
+    """Return the driver's number of torch's device, whatever ``CUDA_VISIBLE_DEVICES`` names; found by its UUID.
+
+    Raises:
+        GpuMemError: the driver cannot tell.
+    """
+    number = _nvml().number(_needed_torch().cuda, torch_gpu_id)
+    if number is None:
+        raise GpuMemError(f"the driver cannot tell its number of torch's device {torch_gpu_id}")
+    return number
+
+
+def b2mb(num: float) -> int:
+    """Return bytes as whole MiB, rounded towards zero."""
+    return int(num / MIB)
+
+
+def gpu_mem_get_mbs(torch_gpu_id: int | None = None) -> GPUMemory:
+    """Return a device's memory, by default the current one's; zeros where there is no such device."""
+    torch = _torch()
+    if torch is None:
+        return GPUMemory(0, 0, 0)
+    index = torch.cuda.current_device() if torch_gpu_id is None else torch_gpu_id
+    if not 0 <= index < torch.cuda.device_count():
+        return GPUMemory(0, 0, 0)
+    return GPUMemory(*map(b2mb, device_memory(index)))
+
+
+def gpu_mem_get_total_mbs(torch_gpu_id: int | None = None) -> int:
+    """Return how much a device has."""
+    return gpu_mem_get_mbs(torch_gpu_id).total
+
+
+def gpu_mem_get_free_mbs(torch_gpu_id: int | None = None) -> int:
+    """Return how much of a device nobody uses; torch's cache counts as used."""
+    return gpu_mem_get_mbs(torch_gpu_id).free
+
+
+def gpu_mem_get_used_mbs(torch_gpu_id: int | None = None) -> int:
+    """Return how much of a device is used, by all processes and torch's cache."""
+    return gpu_mem_get_mbs(torch_gpu_id).used
+
+
+def gpu_mem_get_free_no_cache_mbs(torch_gpu_id: int | None = None) -> int:
+    """Collect garbage, empty torch's cache, and return how much of a device is free."""
+    _empty_cache()
+    return gpu_mem_get_free_mbs(torch_gpu_id)
+
+
+def gpu_mem_get_used_no_cache_mbs(torch_gpu_id: int | None = None) -> int:
+    """Collect garbage, empty torch's cache, and return how much of a device is used."""
+    _empty_cache()
+    return gpu_mem_get_used_mbs(torch_gpu_id)
+
+
+def _empty_cache() -> None:
+    gc.collect()
+    torch = _torch()
+    if torch is not None:
+        torch.cuda.empty_cache()
+
+
+def gpu_mem_allocate_mbs(n: int, fatal: bool = False) -> Any | None:
+    """Return a tensor of ``n`` MiB on the current device; None where it does not fit, unless that is ``fatal``."""
+    torch = _needed_torch()
+    try:
+        return torch.ones(n * MIB // 4, device="cuda")
+    except RuntimeError:
+        if fatal:
+            raise
+        return None
+
+
+def gpu_mem_leave_free_mbs(n: int) -> Any:
+    """Return a tensor that fills the current device so that about ``n`` MiB stay free; deleted it gives them back.
+
+    Raises:
+        AssertionError: no more than that is free, or the tensor does not fit.
+    """
+    free = gpu_mem_get_free_mbs()
+    if free <= n:
+        raise AssertionError(f"{free} MiB are free: too few to leave {n} MiB")
+    filler = gpu_mem_allocate_mbs(free - n)
+    if filler is None:
+        raise AssertionError(f"{free - n} MiB, to leave {n} MiB free, do not fit")
+    return filler

@@ -1,0 +1,381 @@
+"""A notebook that was written for ipyexperiments 0.1.29 does the same after its import is changed.
+
+Each runs in two real kernels, under the original and under ours. The original takes the host's peaks from a thread that
+samples, and counts what Python frees late: figures of 64 MiB and more are compared, with 8 MiB of tolerance.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from ipygpumem.compat.ipyexperiments.utils.ipython import (
+    IS_IN_IPYTHON,
+    ipython_tb_clear_frames,
+    ipython_tb_clear_frames_ctx,
+)
+from tests.kernel import Kernel, Reply
+
+MIB = 1 << 20
+TOLERANCE = 8 * MIB
+ORIGINAL, OURS = "ipyexperiments", "ipygpumem.compat.ipyexperiments"
+
+needs_original = pytest.mark.skipif(
+    importlib.util.find_spec(ORIGINAL) is None, reason="ipyexperiments 0.1.29 is not installed"
+)
+
+NAMES = "sorted(name for name in globals() if not name.startswith('_') and name not in ('In', 'Out', 'exit', 'quit'))"
+
+
+TIDY = (
+    "for _value in list(globals().values()):\n    if hasattr(type(_value), 'keep_var_names'): _value.finish()",
+    "%reset -f",
+)
+"""In this order: the original's end within a reset deletes names that IPython then does not find."""
+
+
+@pytest.fixture(scope="module")
+def two_kernels() -> Iterator[tuple[Kernel, Kernel]]:
+    with Kernel() as original, Kernel() as ours:
+        yield original, ours
+
+
+@pytest.fixture
+def kernels(two_kernels: tuple[Kernel, Kernel]) -> tuple[Kernel, Kernel]:
+    """One for the original, one for ours, without names and experiments of other tests."""
+    for kernel in two_kernels:
+        replies(kernel, "", TIDY)
+    return two_kernels
+
+
+def replies(kernel: Kernel, package: str, cells: Sequence[str]) -> list[Reply]:
+    found = []
+    for cell in cells:
+        reply = kernel.run(cell.replace("PEER", package))
+        assert reply.status == "ok", (package, cell, reply.traceback)
+        assert "is not affected" not in reply.stderr
+        found.append(reply)
+    return found
+
+
+def under_both(kernels: tuple[Kernel, Kernel], cells: Sequence[str], *values: str) -> list[tuple[Any, Any]]:
+    """Run a notebook under both, and return what each of ``values`` is then: the original's, and ours."""
+    original, ours = kernels
+    replies(original, ORIGINAL, cells)
+    replies(ours, OURS, cells)
+    return [(original.value(value), ours.value(value)) for value in values]
+
+
+def plain(value: str) -> str:
+    """Return an expression for a data tuple as plain data, with its fields' names."""
+    return f"[(name, tuple(part), part._fields) for name, part in {value}._asdict().items()]"
+
+
+@needs_original
+@pytest.mark.parametrize(
+    "end",
+    ["exp.finish()", "del exp", "exp = None", "exp.__exit__(None, None, None)"],
+)
+def test_new_names_go_kept_ones_stay_and_older_ones_are_as_bound_last(kernels: tuple[Kernel, Kernel], end: str) -> None:
+    cells = [
+        "import random\nolder, counter = [1], 0",
+        "from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU()\nsame_cell = 1",
+        "new, kept, _private = bytearray(10), 'kept', 'private'\ncounter = 5\nimport json",
+        "exp.keep_var_names('kept', 'never_bound')",
+        end,
+    ]
+    (names, ours), (values, our_values) = under_both(kernels, cells, NAMES, "(older, counter, kept, _private)")
+    assert ours == names
+    assert our_values == values == ([1], 5, "kept", "private")
+
+
+@needs_original
+def test_a_with_block_ends_at_an_error_too(kernels: tuple[Kernel, Kernel]) -> None:
+    cells = [
+        "from PEER import IPyExperimentsCPU\nouter = 1",
+        "try:\n    with IPyExperimentsCPU() as exp: inside = 1; 1 / 0\nexcept ZeroDivisionError:\n    outer = 2",
+    ]
+    ((names, ours),) = under_both(kernels, cells, NAMES)
+    assert "inside" not in ours
+    assert ours == names
+
+
+@needs_original
+def test_an_older_name_of_a_deleted_object_stays_under_ours_alone(kernels: tuple[Kernel, Kernel]) -> None:
+    """The original deletes by identity: each name of an object goes with the new one."""
+    cells = [
+        "model = bytearray(100)\nresults = [model]",
+        "from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU()",
+        "alias = model",
+        "data = exp.finish()",
+    ]
+    ((original, ours),) = under_both(kernels, cells, "'model' in globals(), 'alias' in globals()")
+    assert (original, ours) == ((False, False), (True, False))
+
+
+@needs_original
+def test_data_has_the_same_fields_and_figures(kernels: tuple[Kernel, Kernel]) -> None:
+    cells = [
+        "from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU()",
+        "block = b'1' * (96 << 20)",
+        "during, cell = exp.data, exp.cl.data\nexp.keep_var_names('during', 'cell', 'final')",
+        "final = exp.finish()",
+    ]
+    original, ours = kernels
+    replies(original, ORIGINAL, cells)
+    replies(ours, OURS, cells)
+    for name in ("during", "final"):
+        theirs, our_own = original.value(plain(name)), ours.value(plain(name))
+        assert [(part, fields) for part, _, fields in our_own] == [(part, fields) for part, _, fields in theirs]
+        consumed, reclaimed, available = our_own[0][1]
+        assert abs(consumed - 96 * MIB) < TOLERANCE
+        assert abs(reclaimed - (96 * MIB if name == "final" else 0)) < TOLERANCE
+        assert available > 0
+        assert abs(our_own[0][1][0] - theirs[0][1][0]) < TOLERANCE
+        assert abs(our_own[0][1][1] - theirs[0][1][1]) < TOLERANCE
+        assert our_own[1][1] == theirs[1][1] == (0, 0, 0)
+    theirs, our_own = original.value(plain("cell")), ours.value(plain("cell"))
+    assert [(part, fields) for part, _, fields in our_own] == [(part, fields) for part, _, fields in theirs]
+    assert abs(our_own[0][1][0] - theirs[0][1][0]) < TOLERANCE
+    assert (theirs[1][1], our_own[1][1]) == ((0, -1, -1), (0, 0, 0))  # the original's marks for no device
+    assert our_own[2][1][0] > 0
+
+
+@needs_original
+def test_a_cells_peak_is_what_it_needed_above_what_it_kept(kernels: tuple[Kernel, Kernel]) -> None:
+    """Memory that lasts long enough is seen by the original's thread, too."""
+    fill = "import time\nspike = bytearray(128 << 20); time.sleep(0.5); del spike\nblock = bytearray(b'1') * (64 << 20)"
+    cells = ["from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU()", fill, "cpu, gpu, took = exp.cl.data"]
+    ((original, ours),) = under_both(kernels, cells, "(cpu.used_delta, cpu.peaked_delta, cpu.used_total > 0)")
+    assert abs(ours[0] - 64 * MIB) < TOLERANCE
+    assert original[2] is ours[2] is True
+    assert abs(ours[1] - original[1]) < TOLERANCE
+    assert abs(ours[0] - original[0]) < TOLERANCE
+
+
+@needs_original
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_seed_gives_each_cell_the_same_numbers(kernels: tuple[Kernel, Kernel], enabled: bool) -> None:
+    cells = [
+        "import random, numpy\ndrawn = []",
+        f"from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU(exp_enable={enabled}, cl_set_seed=42)",
+        "drawn += [random.random(), float(numpy.random.rand())]",
+        "drawn += [random.random(), float(numpy.random.rand())]",
+        "exp.finish(); random.random()",
+        "drawn += [random.random()]",
+    ]
+    ((original, ours),) = under_both(kernels, cells, "drawn")
+    assert original[:4] == ours[:4]
+    assert ours[:2] == ours[2:4]
+    assert ours[4] != ours[0]
+
+
+@needs_original
+def test_with_the_cell_logger_alone_names_stay(kernels: tuple[Kernel, Kernel]) -> None:
+    cells = [
+        "from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU(exp_enable=False, cl_compact=True)",
+        "block = b'1' * (64 << 20)",
+        "delta = exp.cl.data.cpu.used_delta",
+        "end = exp.finish()",
+    ]
+    (names, ours), (delta, our_delta), (end, our_end) = under_both(kernels, cells, NAMES, "delta", "repr(end)")
+    assert ours == names
+    assert abs(delta - our_delta) < TOLERANCE
+    assert end == our_end == "None"
+
+
+@needs_original
+def test_an_experiment_made_anew_in_its_cell_ends_the_older_one_alone(kernels: tuple[Kernel, Kernel]) -> None:
+    make = "from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU()"
+    cells = [make, "first = 1", make, "second = 2\nstill_runs = exp.running", "exp.keep_var_names('still_runs')"]
+    (names, ours), (_, running) = under_both(kernels, cells, NAMES, "still_runs")
+    assert ours == names
+    assert running is True
+    replies(kernels[0], ORIGINAL, ["exp.finish()"])
+    replies(kernels[1], OURS, ["exp.finish()"])
+    assert kernels[1].value(NAMES) == kernels[0].value(NAMES)
+    assert "second" not in kernels[1].value(NAMES)
+
+
+@needs_original
+def test_two_experiments_end_in_any_order(kernels: tuple[Kernel, Kernel]) -> None:
+    cells = [
+        "from PEER import IPyExperimentsCPU\nouter = IPyExperimentsCPU()",
+        "one = 1",
+        "inner = IPyExperimentsCPU()",
+        "two = 2",
+        "outer.finish()",
+    ]
+    (names, ours), (_, runs) = under_both(kernels, cells, NAMES, "inner.running")
+    assert ours == names
+    assert runs is True
+
+
+@needs_original
+def test_every_name_of_the_original_is_there(kernels: tuple[Kernel, Kernel]) -> None:
+    public = (
+        "sorted(name for name in dir(package.IPyExperimentsCPU) if not name.startswith('_')), "
+        "sorted(name for name in dir(package) if name.startswith('IPy')), "
+        "sorted(name for name in dir(ipython) if name.startswith(('is_', 'IS_', 'ipython_')))"
+    )
+    cells = ["import PEER as package\nfrom PEER.utils import ipython"]
+    ((original, ours),) = under_both(kernels, cells, public)
+    inside = {"backend_init", "gpu_ram_used_fast", "start"}  # what subclasses with a backend of their own call
+    assert set(original[0]) - set(ours[0]) == inside
+    assert ours[1] == original[1]
+    assert ours[2] == original[2]
+
+
+# -- ours alone -----------------------------------------------------------------------------------------------
+
+
+def test_the_report_says_what_was_before_then_what_was_consumed_reclaimed_and_the_peak(bare_kernel: Kernel) -> None:
+    made, _, ended = replies(
+        bare_kernel,
+        OURS,
+        [
+            "from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU()",
+            "block = b'1' * (64 << 20)",
+            "exp.keep_var_names('result'); result = 1\nexp.finish();",
+        ],
+    )
+    (before,) = made.reports("experiment")
+    assert before.splitlines()[0] == "IPyExperimentsCPU started"
+    assert before.splitlines()[1].split() == ["device", "used", "free", "total"]
+    (report,) = ended.reports("experiment")
+    assert report.startswith("experiment IPyExperimentsCPU · ")
+    places = [report.index(word) for word in ("consumed", "reclaimed", "peak", "deleted: block", "kept: result", "now")]
+    assert places[:3] == sorted(places[:3])
+    assert places[-1] == max(places)
+
+
+def test_a_cell_says_what_it_cost_unless_the_logger_is_off(bare_kernel: Kernel) -> None:
+    cells = [
+        "from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU()",
+        "1",
+        "exp = IPyExperimentsCPU(cl_enable=False, cl_gc_collect=False)",
+        "1",
+        "exp = IPyExperimentsCPU(cl_enable=False, cl_gc_collect=False)",
+        "1",
+        "exp.finish()",
+        "1",
+    ]
+    lines = [len(reply.reports("cell")) for reply in replies(bare_kernel, OURS, cells)]
+    assert lines == [0, 1, 0, 0, 0, 0, 1, 1]  # the cell that loads the extension has no line
+    assert bare_kernel.value("get_ipython().run_line_magic('config', 'IPyGpuMem.collect_garbage')") is True
+
+
+def test_an_extension_that_is_unloaded_takes_the_experiment_with_it(bare_kernel: Kernel) -> None:
+    replies(bare_kernel, OURS, ["from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU(cl_set_seed=1)", "x = 1"])
+    assert "open experiments" in bare_kernel.run("%unload_ext ipygpumem").stderr
+    refused = bare_kernel.run("exp.finish()")
+    assert refused.error == "ExperimentError"
+    assert "unloaded" in refused.message
+    gone = bare_kernel.run("del exp")
+    assert (gone.status, gone.stderr) == ("ok", "")
+    assert bare_kernel.value("x") == 1
+    replies(bare_kernel, OURS, ["exp = IPyExperimentsCPU()", "y = 1", "exp.finish()"])
+    assert bare_kernel.value("'y' in globals()") is False
+
+
+@pytest.mark.parametrize("reset", ["%reset -f", "%reset_selective -f ."])
+def test_a_reset_of_all_names_ends_an_experiment_and_finds_its_names(bare_kernel: Kernel, reset: str) -> None:
+    """IPython deletes name by name, in no order: an end that deleted others of them would break it."""
+    many = "\n".join(f"name_{number} = {number}" for number in range(50))
+    replies(bare_kernel, OURS, ["from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU()", many])
+    reply = bare_kernel.run(reset)
+    assert (reply.status, reply.message) == ("ok", "")
+    assert len(reply.reports("experiment")) == 1
+    assert bare_kernel.value("'exp' in globals(), 'name_7' in globals()") == (False, False)
+
+
+def test_an_experiment_that_a_magic_has_ended_gives_its_data(bare_kernel: Kernel) -> None:
+    cells = ["from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU()", "x = 1", "%experiment end"]
+    replies(bare_kernel, OURS, cells)
+    assert bare_kernel.value("exp.running, 'x' in globals(), exp.finish()._fields") == (False, False, ("cpu", "gpu"))
+
+
+def test_outputs_of_the_experiments_cells_go_and_kept_names_may_be_globs(bare_kernel: Kernel) -> None:
+    cells = [
+        "1",
+        "from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU()",
+        "[2]",
+        "loss_a, loss_b, other = 1, 2, 3",
+    ]
+    replies(bare_kernel, OURS, [*cells, "exp.keep_var_names('loss_*')\nexp.finish();"])
+    assert bare_kernel.value("sorted(Out), loss_a + loss_b, 'other' in globals()") == ([1], 3, False)
+
+
+def test_bad_input_is_one_clear_line_and_loses_nothing(bare_kernel: Kernel) -> None:
+    replies(
+        bare_kernel,
+        OURS,
+        ["from PEER import *\nfrom PEER import IPyExperimentsGPU\nexp = IPyExperimentsCPU()", "x = 1"],
+    )
+    for cell, error, text in (
+        ("exp.keep_var_names('x', 1)", "ValueError", "takes names as text"),
+        ("IPyExperimentsGPU()", "ExperimentError", "use IPyExperimentsCPU or IPyExperimentsPytorch"),
+        ("IPyExperimentsCPU(cl_set_seed='1')", "ExperimentError", "seed must be a whole number"),
+        ("IPyExperimentsCPU(compact=True)", "TypeError", "compact"),
+        ("IPyExperimentsPytorch()", "ExperimentError", "torch sees no CUDA device"),
+    ):
+        reply = bare_kernel.run(cell)
+        assert (reply.error, text in reply.message) == (error, True), (cell, reply.message)
+        assert "Exception ignored" not in reply.stderr
+    replies(bare_kernel, OURS, ["exp.finish()"])
+    assert bare_kernel.value("'x' in globals()") is False
+
+
+def test_memory_functions_without_a_device(bare_kernel: Kernel) -> None:
+    functions = "use_gpu, gpu_mem_get_mbs, gpu_mem_get_free_no_cache_mbs, gpu_mem_allocate_mbs, b2mb, preload_pytorch"
+    replies(bare_kernel, OURS, [f"from PEER.utils.mem import {functions}"])
+    found = bare_kernel.value("use_gpu, tuple(gpu_mem_get_mbs()), gpu_mem_get_free_no_cache_mbs(0), b2mb(3 << 20)")
+    assert found == (False, (0, 0, 0), 0, 3)
+    assert bare_kernel.run("preload_pytorch()").error == "GpuMemError"
+    assert "CUDA device" in bare_kernel.run("gpu_mem_allocate_mbs(1)").message
+
+
+class PickyError(Exception):
+    """Its constructor takes more than a message."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(code, text)
+
+
+class Big:
+    pass
+
+
+def fails(alive: list[Any]) -> None:
+    import weakref
+
+    big = Big()
+    alive.append(weakref.ref(big))
+    raise PickyError(7, "text")
+
+
+def test_an_error_leaves_a_function_without_its_locals_and_is_the_same_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The original makes a new one, which fails for this type."""
+    alive: list[Any] = []
+    with pytest.raises(PickyError) as raised:
+        ipython_tb_clear_frames(fails)(alive)
+    assert alive[0]() is not None  # outside of IPython nothing changes
+    assert IS_IN_IPYTHON is False
+    monkeypatch.setattr("ipygpumem.compat.ipyexperiments.utils.ipython.current_shell", object)
+    with pytest.raises(PickyError) as raised:
+        ipython_tb_clear_frames(fails)(alive)
+    assert raised.value.args == (7, "text")
+    assert alive[1]() is None
+
+
+def test_an_error_leaves_a_block_without_the_locals_of_functions() -> None:
+    alive: list[Any] = []
+    with ipython_tb_clear_frames_ctx():
+        pass
+    with pytest.raises(PickyError) as raised, ipython_tb_clear_frames_ctx():
+        fails(alive)
+    assert raised.value.args == (7, "text")
+    assert alive[0]() is None
