@@ -11,6 +11,7 @@
     |-- BudgetError             a budget that makes no sense
     |-- AutofitError            nothing fits, or autofit was asked for what it cannot do
     |-- TraceError              a trace was asked for something that it cannot do
+    |-- DeviceError             a device that is not here, or cannot do what it was asked for
     |-- EstimateError           code whose memory cannot be estimated without running it
     `-- UnitError (ValueError)  a text is not a size
 
@@ -54,6 +55,10 @@ class BudgetError(GpuMemError):
 
 class TraceError(GpuMemError):
     """A trace was asked for something that it cannot do."""
+
+
+class DeviceError(GpuMemError):
+    """A device is not here, or cannot do what it was asked for."""
 
 
 class EstimateError(GpuMemError):
