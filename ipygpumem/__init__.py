@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from ipygpumem import plot as plot
-    from ipygpumem.api.devices import memory
+    from ipygpumem.api.devices import memory, most_free_device
     from ipygpumem.api.estimates import estimate, summary
     from ipygpumem.api.exports import load
     from ipygpumem.api.fits import autofit, budget
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ipygpumem.notebook.python import experiment, experiments, export, history, last, subscribe
 
 _PLACES = {
-    "api.devices": ("memory",),
+    "api.devices": ("memory", "most_free_device"),
     "api.estimates": ("estimate", "summary"),
     "api.exports": ("load",),
     "api.fits": ("autofit", "budget"),
@@ -48,6 +48,7 @@ __all__ = [
     "load",
     "load_ipython_extension",
     "memory",
+    "most_free_device",
     "plot",
     "subscribe",
     "summary",

@@ -62,7 +62,8 @@ def check(reply: Reply, cell: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/experiments.md", "docs/calibrate.md", "docs/python.md", "docs/traces.md"]
+    "page",
+    ["README.md", "docs/experiments.md", "docs/calibrate.md", "docs/python.md", "docs/traces.md", "docs/helpers.md"],
 )
 def test_the_examples_of_a_page_run_and_show_what_it_says(page: str, bare_kernel: Kernel) -> None:
     for cell, shown in _CELL.findall(read(page)):

@@ -132,6 +132,36 @@ def test_what_names_no_device_is_refused_in_one_line(device: Any) -> None:
         ipygpumem.memory(device)
 
 
+def test_the_device_with_the_most_free_memory_is_found(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ipygpumem.most_free_device() == "cuda:1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    assert ipygpumem.most_free_device() == "cuda:0"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert ipygpumem.most_free_device() is None
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    driver.memory["GPU-b"] = driver.memory["GPU-a"]
+    assert ipygpumem.most_free_device() == "cuda:0"
+    use_cuda(monkeypatch, driver)
+    driver.memory = {"GPU-uuid-0": (1000, 700), "GPU-uuid-1": (2000, 300)}
+    assert ipygpumem.most_free_device() == "cuda:1"
+
+
+def test_without_a_driver_there_is_no_device(driver: FakeNvml) -> None:
+    driver.fail_init = True
+    assert ipygpumem.most_free_device() is None
+
+
+def test_the_most_free_device_is_no_guess(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "nvmlDeviceGetName", str)
+        with pytest.raises(DeviceError, match=r"^which device .+ is not known: CUDA's order of cards .+$"):
+            ipygpumem.most_free_device()
+    use_cuda(monkeypatch, driver)
+    driver.fail_init = True
+    with pytest.raises(DeviceError, match=r"^which device .+ is not known: NVML: Driver Not Loaded$"):
+        ipygpumem.most_free_device()
+
+
 def test_a_script_needs_no_ipython() -> None:
     code = "import ipygpumem, sys; ipygpumem.memory(); assert not {'IPython', 'torch'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
