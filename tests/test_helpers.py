@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from typing import Any
 
+import numpy
 import psutil
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
-from ipygpumem.errors import DeviceError
+from ipygpumem.errors import DeviceError, GpuMemError
 from ipygpumem.probes.device_memory import DeviceMemory
 from tests.alone import ROOT
 from tests.fakes import FakeAllocator, fake_torch
+from tests.kernel import Kernel
 from tests.test_nvml import FakeNvml
 
 
@@ -165,3 +169,29 @@ def test_the_most_free_device_is_no_guess(driver: FakeNvml, monkeypatch: pytest.
 def test_a_script_needs_no_ipython() -> None:
     code = "import ipygpumem, sys; ipygpumem.memory(); assert not {'IPython', 'torch'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+
+
+def test_only_a_kernel_is_a_notebook(kernel: Kernel, shell: InteractiveShell) -> None:
+    assert kernel.run("import ipygpumem; ipygpumem.in_notebook()").result == "True"
+    assert shell.run_cell("import ipygpumem; ipygpumem.in_notebook()").result is False
+    code = "import ipygpumem, sys; assert ipygpumem.in_notebook() is False; assert 'IPython' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+
+
+def test_a_seed_gives_the_same_numbers_again() -> None:
+    ipygpumem.set_seed(2**64 - 1)
+    first = random.random(), numpy.random.rand()
+    assert (random.random(), numpy.random.rand()) != first
+    ipygpumem.set_seed(2**64 - 1)
+    assert (random.random(), numpy.random.rand()) == first
+
+
+def test_a_seed_loads_nothing() -> None:
+    code = "import ipygpumem, sys; ipygpumem.set_seed(1); assert not {'IPython', 'torch', 'numpy'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+
+
+@pytest.mark.parametrize("seed", [-(2**63) - 1, 2**64, 1.5, True, "1", None])
+def test_what_is_no_seed_is_refused_in_one_line(seed: Any) -> None:
+    with pytest.raises(GpuMemError, match=r"^a seed is a whole number that fits into 64 bits, and not .+$"):
+        ipygpumem.set_seed(seed)
