@@ -13,20 +13,24 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from ipygpumem import plot as plot
+    from ipygpumem.api.devices import memory, most_free_device
     from ipygpumem.api.estimates import estimate, summary
     from ipygpumem.api.exports import load
     from ipygpumem.api.fits import autofit, budget
     from ipygpumem.api.inventories import diff, tensors
     from ipygpumem.api.loops import track
+    from ipygpumem.api.surroundings import in_notebook, set_seed
     from ipygpumem.api.traces import Trace, trace, traces
     from ipygpumem.notebook.python import experiment, experiments, export, history, last, subscribe
 
 _PLACES = {
+    "api.devices": ("memory", "most_free_device"),
     "api.estimates": ("estimate", "summary"),
     "api.exports": ("load",),
     "api.fits": ("autofit", "budget"),
     "api.inventories": ("diff", "tensors"),
     "api.loops": ("track",),
+    "api.surroundings": ("in_notebook", "set_seed"),
     "api.traces": ("Trace", "trace", "traces"),
     "notebook.python": ("experiment", "experiments", "export", "history", "last", "subscribe"),
 }
@@ -42,10 +46,14 @@ __all__ = [
     "experiments",
     "export",
     "history",
+    "in_notebook",
     "last",
     "load",
     "load_ipython_extension",
+    "memory",
+    "most_free_device",
     "plot",
+    "set_seed",
     "subscribe",
     "summary",
     "tensors",

@@ -12,6 +12,7 @@
     |-- AutofitError            nothing fits, or autofit was asked for what it cannot do
     |-- TraceError              a trace was asked for something that it cannot do
     |-- MissingLibraryError     (ImportError too) a library that is not installed, and the extra that brings it
+    |-- DeviceError             a device that is not here, or cannot do what it was asked for
     |-- EstimateError           code whose memory cannot be estimated without running it
     `-- UnitError (ValueError)  a text is not a size
 
@@ -59,6 +60,10 @@ class TraceError(GpuMemError):
 
 class MissingLibraryError(GpuMemError, ImportError):
     """A trainer's callback needs a library that is not installed."""
+
+
+class DeviceError(GpuMemError):
+    """A device is not here, or cannot do what it was asked for."""
 
 
 class EstimateError(GpuMemError):

@@ -13,6 +13,7 @@ import pytest
 
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, Holder, ReclaimStep, RecoveryRecord, TraceRecord, Usage
 from ipygpumem.notebook.config import IPyGpuMem
+from ipygpumem.probes.device_memory import DeviceMemory
 from ipygpumem.reconcile.records import Part, Reconciliation
 from tests.kernel import Kernel, Reply
 
@@ -62,7 +63,15 @@ def check(reply: Reply, cell: str, shown: str) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "docs/experiments.md", "docs/calibrate.md", "docs/moving.md", "docs/python.md", "docs/traces.md"],
+    [
+        "README.md",
+        "docs/experiments.md",
+        "docs/calibrate.md",
+        "docs/helpers.md",
+        "docs/moving.md",
+        "docs/python.md",
+        "docs/traces.md",
+    ],
 )
 def test_the_examples_of_a_page_run_and_show_what_it_says(page: str, bare_kernel: Kernel) -> None:
     for cell, shown in _CELL.findall(read(page)):
@@ -143,7 +152,19 @@ def test_every_option_is_listed_with_its_default() -> None:
 
 @pytest.mark.parametrize(
     "record",
-    [CellRecord, TraceRecord, Usage, ExperimentRecord, RecoveryRecord, Held, Holder, Part, Reconciliation, ReclaimStep],
+    [
+        CellRecord,
+        TraceRecord,
+        Usage,
+        ExperimentRecord,
+        RecoveryRecord,
+        Held,
+        Holder,
+        Part,
+        Reconciliation,
+        ReclaimStep,
+        DeviceMemory,
+    ],
 )
 def test_every_field_of_a_record_is_listed_in_order(record: type) -> None:
     section = read("docs/records.md").split(f"## `{record.__name__}`")[1].split("\n## ")[0]

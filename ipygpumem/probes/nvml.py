@@ -54,7 +54,8 @@ class Nvml:
 
     def __init__(self) -> None:
         self._library: ModuleType | None = None
-        self._missing = ""
+        self.missing = ""
+        """Why there is no connection, once one was tried in vain."""
         self._handles: dict[int, Any] = {}
 
     def device(self, module: Any, index: int, *, processes: bool, has_context: bool) -> DeviceWide:
@@ -68,7 +69,7 @@ class Nvml:
         """
         library = self._load()
         if library is None:
-            return DeviceWide(note=self._missing)
+            return DeviceWide(note=self.missing)
         try:
             return _wide(library, self._handle(library, module, index), processes=processes, has_context=has_context)
         except (library.NVMLError, LookupError) as error:
@@ -100,19 +101,35 @@ class Nvml:
             return []
         return [_card(library, index) for index in range(library.nvmlDeviceGetCount())]
 
+    def visible(self) -> list[DeviceWide]:
+        """Return what NVML says of each card that CUDA would show this process, in CUDA's order; none without a driver.
+
+        It is for a process that does not use CUDA yet: then torch cannot be asked without making a context.
+
+        Raises:
+            LookupError: the order cannot be known before CUDA is used, or the driver breaks off.
+        """
+        library = self._load()
+        if library is None:
+            return []
+        try:
+            return [_wide(library, card, processes=False, has_context=False) for card in _visible(library)]
+        except library.NVMLError as error:
+            raise LookupError(f"NVML: {error}") from None
+
     def _load(self) -> ModuleType | None:
-        if self._library is None and not self._missing:
+        if self._library is None and not self.missing:
             try:
                 with warnings.catch_warnings():  # the deprecated package of that name warns
                     warnings.simplefilter("ignore", FutureWarning)
                     import pynvml
             except ImportError:
-                self._missing = "NVML: the package nvidia-ml-py is not installed"
+                self.missing = "NVML: the package nvidia-ml-py is not installed"
                 return None
             try:
                 pynvml.nvmlInit()
             except pynvml.NVMLError as error:
-                self._missing = f"NVML: {error}"
+                self.missing = f"NVML: {error}"
                 return None
             self._library = pynvml
         return self._library
@@ -142,6 +159,46 @@ def _find(library: Any, properties: Any) -> Any:
     if _mig_enabled(library, handle):
         raise LookupError("the card is split by MIG and CUDA_VISIBLE_DEVICES does not name the slice")
     return handle
+
+
+def _visible(library: Any) -> list[Any]:
+    """Return the handles of the cards that ``CUDA_VISIBLE_DEVICES`` leaves, as CUDA reads it.
+
+    Raises:
+        LookupError: CUDA's order of the cards, or a slice of one, cannot be known yet.
+    """
+    cards = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
+    text = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(len(cards)))))
+    words = [word.strip() for word in text.split(",")]
+    if words[0].startswith("MIG-"):
+        return [library.nvmlDeviceGetHandleByUUID(words[0])]  # as in _find
+    if any(_mig_enabled(library, card) for card in cards):
+        raise LookupError("a card is split by MIG and CUDA_VISIBLE_DEVICES does not name the slice")
+    # CUDA puts the fastest card first; of cards of one model it keeps the driver's order.
+    differ = len({library.nvmlDeviceGetName(card) for card in cards}) > 1
+    if differ and any(word.isdecimal() for word in words) and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        raise LookupError(
+            "CUDA's order of cards that differ is known once it is used, or with CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        )
+    found: list[int] = []
+    for word in words:
+        place = _place(library, cards, word)
+        if place is None:  # CUDA stops at what it does not know
+            break
+        found.append(place)
+    return [cards[place] for place in found] if len(set(found)) == len(found) else []  # twice the same: CUDA shows none
+
+
+def _place(library: Any, cards: list[Any], word: str) -> int | None:
+    """Return which card a word of ``CUDA_VISIBLE_DEVICES`` names: a number, or the beginning of a UUID."""
+    if word.isdecimal():
+        return int(word) if int(word) < len(cards) else None
+    if not word.startswith("GPU-"):
+        return None
+    uuids = [library.nvmlDeviceGetUUID(card) for card in cards]
+    texts = [uuid.decode() if isinstance(uuid, bytes) else uuid for uuid in uuids]  # before version 12 of the package
+    fitting = [place for place, uuid in enumerate(texts) if uuid.startswith(word)]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def _errors(library: Any) -> tuple[type[Exception], ...]:

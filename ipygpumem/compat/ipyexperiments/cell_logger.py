@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from ipygpumem.measuring.meter import Measurement
 from ipygpumem.model import CellRecord, Usage
 from ipygpumem.notebook.cell import Cell
-from ipygpumem.notebook.experiments.seeding import SeedOnImport, seed_generators
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.notebook.part import Part
 from ipygpumem.probes.accelerators import loaded_torch
 from ipygpumem.reports.layout import Report
+from ipygpumem.scopes.seeding import SeedOnImport, seed_generators
 
 
 class CellLoggerMemory(NamedTuple):

@@ -17,13 +17,13 @@ from ipygpumem.notebook.experiments.allocation_file import AllocationFile
 from ipygpumem.notebook.experiments.budget import NotebookBudget
 from ipygpumem.notebook.experiments.budgets import Budgets
 from ipygpumem.notebook.experiments.options import ExperimentOptions
-from ipygpumem.notebook.experiments.seeding import SeedOnImport, seed_generators
 from ipygpumem.notebook.experiments.survivors import Survivors
 from ipygpumem.notebook.recovery import Recovery
 from ipygpumem.notebook.tools import Tools
 from ipygpumem.objects.arrays import ArraySearch
 from ipygpumem.objects.garbage import Mark
 from ipygpumem.scopes.scope import Outcome, Scope, is_ownable
+from ipygpumem.scopes.seeding import SeedOnImport, seed_generators
 from ipygpumem.units import format_bytes
 
 

@@ -9,6 +9,7 @@ from dataclasses import InitVar, dataclass
 from ipygpumem.errors import ExperimentError
 from ipygpumem.fitting import budgets
 from ipygpumem.notebook.experiments.parameters import checked_parameters
+from ipygpumem.scopes.seeding import is_seed
 
 
 @dataclass(eq=False)
@@ -40,7 +41,7 @@ class ExperimentOptions:
         self.patterns: list[str] = []
         """What to keep; more may come while it is open."""
         self.keep_more([keep] if isinstance(keep, str) else keep)
-        if self.seed is not None and (type(self.seed) is not int or not -(2**63) <= self.seed < 2**64):
+        if self.seed is not None and not is_seed(self.seed):
             raise ExperimentError("seed must be a whole number that fits into 64 bits")
         if self.report not in (None, "full", "compact", "none"):
             raise ExperimentError(f"report={self.report!r}: write 'full', 'compact' or 'none'")

@@ -12,6 +12,11 @@ from types import ModuleType
 from typing import Any
 
 
+def is_seed(value: object) -> bool:
+    """Whether torch takes ``value`` as a seed: a whole number that fits into 64 bits, with a sign or without."""
+    return type(value) is int and -(2**63) <= value < 2**64
+
+
 def seed_generators(seed: int) -> None:
     """Seed Python's generator, and NumPy's global and torch's ones if those modules are loaded."""
     random.seed(seed)

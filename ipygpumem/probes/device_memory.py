@@ -1,0 +1,148 @@
+"""Reads how much memory a device has, has free and has in use, for a caller who asks about one device now."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from ipygpumem.errors import DeviceError, said
+from ipygpumem.introspect import is_instance, type_name
+from ipygpumem.model import Record
+from ipygpumem.probes import host
+from ipygpumem.probes.accelerators import loaded_torch, uncounted
+from ipygpumem.probes.nvml import DeviceWide, Nvml
+
+_CUDA = re.compile(r"cuda:(0|[1-9]\d*)")
+
+
+@dataclass(frozen=True)
+class DeviceMemory(Record):
+    """The memory of one device at one moment. None where nobody can tell; then ``note`` says why."""
+
+    device: str
+    total_bytes: int | None = None
+    """Of the whole device; on the host no more than a container's limit."""
+    free_bytes: int | None = None
+    """What anybody could still get; on the host what this process could."""
+    used_bytes: int | None = None
+    """What is in use by all processes: the rest of the total."""
+    allocated_bytes: int | None = None
+    """Live tensors of this process; on the host its RSS."""
+    reserved_bytes: int | None = None
+    """What torch's allocator has got from the device; None on the host, which has no such cache."""
+    note: str = ""
+
+    @property
+    def free_with_cache_bytes(self) -> int | None:
+        """What this process could still use: what is free, and what torch's allocator has in its cache."""
+        if self.free_bytes is None or self.device == "cpu":
+            return self.free_bytes
+        if self.reserved_bytes is None or self.allocated_bytes is None:
+            return None
+        return self.free_bytes + self.reserved_bytes - self.allocated_bytes
+
+
+def cuda_in_use() -> Any | None:
+    """Return ``torch.cuda`` once the user's code has initialised it, else None."""
+    cuda = getattr(loaded_torch(), "cuda", None)
+    initialized = getattr(cuda, "is_initialized", None)  # absent while torch is being imported
+    return cuda if initialized is not None and initialized() else None
+
+
+def checked_device(device: object) -> str:
+    """Return the name of a device, ``cpu`` or such as ``cuda:0``, that a caller gives in one of torch's ways.
+
+    Raises:
+        DeviceError: it is none of these.
+    """
+    torch_device = getattr(loaded_torch(), "device", None)
+    name = ""
+    if type(device) is str or (is_instance(torch_device, type) and type(device) is torch_device):
+        name = str(device)
+    elif type(device) is int:
+        name = f"cuda:{device}"
+    if name == "cuda":
+        cuda = cuda_in_use()
+        name = f"cuda:{0 if cuda is None else cuda.current_device()}"
+    if name != "cpu" and _CUDA.fullmatch(name) is None:
+        what = repr(name) if name else type_name(device)
+        raise DeviceError(f"a device is 'cpu', or one such as 'cuda:0' or its number, and not {what}")
+    return name
+
+
+def read(name: str) -> DeviceMemory:
+    """Return the memory of the device ``name``, without making a context on it.
+
+    Raises:
+        DeviceError: there is no such device.
+    """
+    if name == "cpu":
+        return _host()
+    index, cuda = int(name[5:]), cuda_in_use()
+    with contextlib.closing(Nvml()) as nvml:
+        wide = _unused(nvml, index) if cuda is None else _used(nvml, cuda, index)
+    free = None if wide.total_bytes is None or wide.used_bytes is None else wide.total_bytes - wide.used_bytes
+    if cuda is None:
+        return DeviceMemory(name, wide.total_bytes, free, wide.used_bytes, 0, 0, wide.note)
+    if uncounted():
+        note = "; ".join(filter(None, (wide.note, uncounted())))
+        return DeviceMemory(name, wide.total_bytes, free, wide.used_bytes, note=note)
+    allocated, reserved = cuda.memory_allocated(index), cuda.memory_reserved(index)
+    return DeviceMemory(name, wide.total_bytes, free, wide.used_bytes, allocated, reserved, wide.note)
+
+
+def _host() -> DeviceMemory:
+    total, free = host.total_bytes(), host.available_bytes()
+    with contextlib.closing(host.HostProbe(exact=False)) as probe:
+        rss = probe.read(peak=False)[0].current_bytes
+    return DeviceMemory("cpu", total, free, max(0, total - free), rss)
+
+
+def _used(nvml: Nvml, cuda: Any, index: int) -> DeviceWide:
+    """Return what is known of a device where torch has initialised CUDA, though perhaps not on this one."""
+    if index >= cuda.device_count():
+        raise DeviceError(f"there is no cuda:{index} here")
+    wide = nvml.device(cuda, index, processes=False, has_context=False)
+    if wide.used_bytes is not None:
+        return wide
+    if uncounted() or not cuda.memory_reserved(index):  # then asking might make a context
+        return DeviceWide(cuda.get_device_properties(index).total_memory, note=wide.note)
+    try:
+        free, total = cuda.mem_get_info(index)
+    except RuntimeError as error:  # a broken context answers no question
+        return DeviceWide(cuda.get_device_properties(index).total_memory, note=f"cuda: {said(error)}")
+    return DeviceWide(total, total - free)
+
+
+def _unused(nvml: Nvml, index: int) -> DeviceWide:
+    """Return what the driver says of a device where this process does not use CUDA."""
+    try:
+        cards = nvml.visible()
+    except LookupError as error:
+        return DeviceWide(note=str(error))
+    if index >= len(cards):
+        raise DeviceError(f"there is no cuda:{index} here" + (f" ({nvml.missing})" if nvml.missing else ""))
+    return cards[index]
+
+
+def most_free() -> str | None:
+    """Return the name of the CUDA device with the most free memory by the driver; None without one.
+
+    Raises:
+        DeviceError: there are several, and what one of them has free is not known.
+    """
+    cuda = cuda_in_use()
+    with contextlib.closing(Nvml()) as nvml:
+        try:
+            cards = nvml.visible() if cuda is None else [_used(nvml, cuda, at) for at in range(cuda.device_count())]
+        except LookupError as error:
+            raise DeviceError(f"which device has the most free memory is not known: {error}") from None
+    if len(cards) < 2:
+        return "cuda:0" if cards else None
+    free = [card.total_bytes - card.used_bytes for card in cards if card.total_bytes and card.used_bytes is not None]
+    if len(free) < len(cards):
+        notes = "; ".join(dict.fromkeys(card.note for card in cards if card.used_bytes is None))
+        raise DeviceError(f"which device has the most free memory is not known: {notes}")
+    return f"cuda:{free.index(max(free))}"
