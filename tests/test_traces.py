@@ -223,7 +223,7 @@ def test_in_a_notebook_it_stands_beside_cells_and_experiments(kernel: Kernel) ->
     assert line.startswith("trace inner · ")
     traced = kernel.value("[(u.delta_bytes >> 20, u.peak_delta_bytes >> 20) for u in ipygpumem.traces()[0].usages[:1]]")
     ((kept, peak),) = traced
-    assert (kept, peak) == pytest.approx((40, 100), abs=3)
+    assert (kept, peak) == pytest.approx((40, 100), abs=8)
     assert kernel.value("ipygpumem.history()[1].usages[0].peak_delta_bytes >> 20") >= 190
 
 
