@@ -22,3 +22,14 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
     monkeypatch.setattr(where.traces, "of_script", lambda: traces)
     yield card
     traces.meter.close()
+
+
+@pytest.fixture
+def broken_meter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing of ours can be measured."""
+
+    def fail(self: Meter) -> None:
+        raise RuntimeError("no counters here")
+
+    monkeypatch.setattr(Meter, "start", fail)
+    return

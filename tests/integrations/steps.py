@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
 
 import ipygpumem
 from ipygpumem.integrations.epochs import Epochs
-from ipygpumem.measuring.meter import Meter
 from tests.alone import ROOT
 from tests.fakes import FakeProbe
 
@@ -93,15 +90,19 @@ def on_card(figures: dict[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(start): value for name, value in figures.items() if name.startswith(start)}
 
 
-@pytest.fixture
-def broken_meter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing of ours can be measured."""
-
-    def fail(self: Meter) -> None:
-        raise RuntimeError("no counters here")
-
-    monkeypatch.setattr(Meter, "start", fail)
-    return
+OF_PHASES = {
+    "kept_mib": 1.0,
+    "peak_mib": 33.0,
+    "forward/kept_mib": 4.0,
+    "forward/peak_mib": 8.0,
+    "backward/kept_mib": -4.0,
+    "backward/peak_mib": 16.0,
+    "optimizer/kept_mib": 1.0,
+    "optimizer/peak_mib": 3.0,
+    "validation/kept_mib": 0.0,
+    "validation/peak_mib": 32.0,
+}
+"""What an epoch of the network is known to take on the card, where a trainer tells all phases apart."""
 
 
 def is_closed(epochs: Epochs) -> bool:

@@ -18,7 +18,6 @@ from tests.integrations.steps import (
     Card,
     Network,
     Optimizer,
-    broken_meter,  # noqa: F401  # a fixture
     is_closed,
     on_card,
     records,

@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader
 
 from ipygpumem.integrations.lightning import MemoryCallback
 from tests.integrations.steps import (
+    OF_PHASES,
     Card,
     Network,
     Optimizer,
-    broken_meter,  # noqa: F401  # a fixture
     is_closed,
     on_card,
     records,
@@ -77,18 +77,7 @@ def test_each_epoch_is_in_the_loggers_and_in_the_trainers_metrics(card: Card, tm
 
 def test_each_phase_is_exact(card: Card, tmp_path: Path) -> None:
     trainer = fit(tmp_path, MemoryCallback(phases=True), card=card, max_epochs=1)
-    assert on_card(trainer.callback_metrics) == {
-        "kept_mib": 1.0,
-        "peak_mib": 33.0,
-        "forward/kept_mib": 4.0,
-        "forward/peak_mib": 8.0,
-        "backward/kept_mib": -4.0,
-        "backward/peak_mib": 16.0,
-        "optimizer/kept_mib": 1.0,
-        "optimizer/peak_mib": 3.0,
-        "validation/kept_mib": 0.0,
-        "validation/peak_mib": 32.0,
-    }
+    assert on_card(trainer.callback_metrics) == OF_PHASES
     assert [label for label, *_ in records()] == ["forward", "backward", "optimizer", "validation", "epoch"]
 
 
