@@ -10,7 +10,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import GpuMemError
-from ipygpumem.model import History
+from ipygpumem.model import History, TraceRecord
 from ipygpumem.reports import history as reports
 from ipygpumem.reports.layout import Table
 from tests.kernel import Kernel
@@ -107,6 +107,7 @@ def test_hostile_texts_are_cleaned_and_cut_in_every_table() -> None:
         reports.comparison_report(reports.numbered([hostile])),
         reports.experiments_report([hostile], [HOSTILE]),
         reports.history_report([cell(1, source_line=HOSTILE, error=HOSTILE, experiment=HOSTILE)], total=1),
+        reports.traces_report([TraceRecord(HOSTILE, 0.0, 2.0, HOSTILE, (usage(),), 7)], total=1),
     ]
     for report in found:
         texts = [*report.lines, *(text for table in report.tables for row in table.rows for text in row)]
@@ -157,6 +158,23 @@ def test_history_lists_the_last_cells_or_those_of_an_experiment(
     assert "third" in outer
     assert "first" not in outer
     assert "third" not in shown(loaded, capsys, "%gpumem history --experiment inner")
+
+
+def test_history_lists_traces_and_iterations_below_the_cells(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "trace" not in shown(loaded, capsys, "%gpumem history")
+    loaded.run_cell("import ipygpumem\nfor _ in ipygpumem.track(range(3), 'epoch', silent=True): pass")
+    loaded.run_cell("with ipygpumem.trace(silent=True):\n    1 / 0")
+    loaded.run_cell("%%experiment apart\npass")
+    found = shown(loaded, capsys, "%gpumem history")
+    rows = [line.split() for line in found[found.index("4 traces") :].splitlines()]
+    assert [row[:2] for row in rows if row[:1] == ["epoch"]] == [["epoch", "1"], ["epoch", "2"], ["epoch", "3"]]
+    assert rows[-1][-1] == "ZeroDivisionError"
+    two = shown(loaded, capsys, "%gpumem history -n 2")
+    assert "the last 2 of 4 traces" in two
+    assert ["epoch", "1"] not in [line.split()[:2] for line in two.splitlines()]
+    assert "traces" not in shown(loaded, capsys, "%gpumem history --experiment apart")
 
 
 def test_experiments_are_listed_and_compared(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:

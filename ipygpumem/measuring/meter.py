@@ -81,7 +81,8 @@ class Meter:
         self.failures: dict[str, str] = {}
         self._sample_seconds = sample_seconds
         # Weak: the span of somebody who was interrupted before he had it in his hands ends by itself.
-        self._open: weakref.WeakSet[Measurement] = weakref.WeakSet()
+        # A set of references, since a WeakSet takes as long as a probe.
+        self._open: set[weakref.ref[Measurement]] = set()
         self._own_lock, self._pid = threading.RLock(), os.getpid()
         self._sampling = False
         self.worker = Worker()
@@ -96,7 +97,7 @@ class Meter:
         """Open a span."""
         with self._lock:
             measurement = Measurement(self._readings(peak=bool(self._open), rearm=True))
-            self._open.add(measurement)
+            self._open.add(weakref.ref(measurement, self._open.discard))
             self._sample_if_needed()
             return measurement
 
@@ -133,7 +134,7 @@ class Meter:
             self._close(measurement)
 
     def _close(self, measurement: Measurement) -> None:
-        self._open.discard(measurement)
+        self._open.discard(weakref.ref(measurement))
         if self._sampling and not self._open:
             self._sampling = False
             self.worker.remove(self._sample)
@@ -166,7 +167,7 @@ class Meter:
     ) -> dict[str, Reading]:
         """Read ``probes`` into all open spans; one that fails is left out and named in ``failures``."""
         found = {}
-        spans = list(self._open) if self._open else ()  # going through a weak set takes longer than a probe
+        spans = [span for reference in tuple(self._open) if (span := reference()) is not None]
         for probe in probes:
             try:
                 readings = probe.read(detail=detail, peak=peak)

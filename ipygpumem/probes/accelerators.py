@@ -46,7 +46,8 @@ XPU = Backend(
 def loaded_torch() -> Any | None:
     """Return the torch module if the user's code has imported it, else None (also for a stand-in)."""
     module = sys.modules.get("torch")
-    return module if is_instance(module, ModuleType) else None
+    # Asked at every boundary, several times: the check of subclasses takes longer than the rest.
+    return module if type(module) is ModuleType or is_instance(module, ModuleType) else None
 
 
 def uncounted() -> str:
@@ -83,9 +84,7 @@ class CachingAllocatorProbe:
         return self._readings("driver")
 
     def _readings(self, wide: str) -> tuple[Reading, ...]:
-        if loaded_torch() is None:
-            return ()
-        peaks = self._share_peaks()
+        peaks = self._peaks or self._share_peaks()
         module = self._module()
         if module is None or peaks is None:
             return ()
@@ -93,10 +92,9 @@ class CachingAllocatorProbe:
 
     def _share_peaks(self) -> SharedPeaks | None:
         """Wrap torch's counters as soon as torch is there: the first cell that uses the device may reset them."""
-        if self._peaks is None:
-            library = getattr(loaded_torch(), "_C", None)
-            if hasattr(library, self._backend.stats[0]) and hasattr(library, self._backend.reset[0]):
-                self._peaks = SharedPeaks(library, self._backend.stats, self._backend.reset)
+        library = getattr(loaded_torch(), "_C", None)
+        if hasattr(library, self._backend.stats[0]) and hasattr(library, self._backend.reset[0]):
+            self._peaks = SharedPeaks(library, self._backend.stats, self._backend.reset)
         return self._peaks
 
     def _read(self, module: Any, peaks: SharedPeaks, index: int, wide: str) -> Reading:

@@ -1,4 +1,4 @@
-"""Reports what happened so far: one row per cell, one row per experiment."""
+"""Reports what happened so far: one row for each cell, each trace, each experiment."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from ipygpumem.model import CellRecord, ExperimentRecord, Growth, Usage, devices_of, usage_on
-from ipygpumem.reports.layout import Report, Table, clean, count, device_label, in_use, peak_label, shorten
+from ipygpumem.model import CellRecord, ExperimentRecord, Growth, TraceRecord, Usage, devices_of, usage_on
+from ipygpumem.reports.layout import Report, Table, clean, clean_name, count, device_label, in_use, peak_label, shorten
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 _SOURCE_SHOWN = 40
@@ -43,6 +43,26 @@ def cells_table(cells: Sequence[CellRecord]) -> Table:
     ]
     numbers = frozenset({"cell", "time", *figures})
     return Table("", columns, tuple(rows), numbers, frozenset({"source"})).without_empty()
+
+
+def traces_report(traces: Sequence[TraceRecord], *, total: int) -> Report:
+    """Return one row for each of ``traces``, the iterations of loops among them, of ``total`` that there are."""
+    number = f"the last {len(traces)} of {count(total, 'trace')}" if len(traces) < total else count(total, "trace")
+    devices = _in_use(traces)
+    figures = [f"{device_label(device)} {what}" for device in devices for what in ("kept", "peak")]
+    rows = [
+        (
+            clean_name(trace.label),
+            "" if trace.iteration is None else str(trace.iteration),
+            *_figures(trace.usages, devices, _kept, peak_label),
+            format_seconds(trace.duration_seconds),
+            clean(trace.error or ""),
+        )
+        for trace in traces
+    ]
+    columns = ("label", "iteration", *figures, "time", "error")
+    table = Table("", columns, tuple(rows), frozenset({"iteration", "time", *figures}))
+    return Report("traces", number, tables=(table.without_empty(),))
 
 
 def growth_line(growth: Growth) -> str:
@@ -149,7 +169,7 @@ def numbered(records: Iterable[ExperimentRecord]) -> list[NumberedRun]:
     return runs
 
 
-def _in_use(records: Sequence[CellRecord | ExperimentRecord]) -> list[str]:
+def _in_use(records: Sequence[CellRecord | ExperimentRecord | TraceRecord]) -> list[str]:
     """Return the host and the accelerators that held something."""
     return devices_of(usage for record in records for usage in record.usages if in_use(usage))
 

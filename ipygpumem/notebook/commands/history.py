@@ -1,4 +1,4 @@
-"""``%gpumem history``: the cells that have finished."""
+"""``%gpumem history``: the cells and the traces that have finished."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from ipygpumem.model import CellRecord
 from ipygpumem.notebook.commands.compare import there_are
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.reports.history import history_report
+from ipygpumem.reports.history import history_report, traces_report
 from ipygpumem.reports.layout import Report
 
 
 def history(notebook: Notebook, options: Options) -> list[Report]:
-    """Return one row per finished cell, the last ones."""
+    """Return one row per finished cell, the last ones, and one per trace."""
     cells = list(notebook.session.history)
     if options.experiment is not None:
         cells = _cells_of(notebook, options.experiment, cells)
-    return [history_report(cells[-options.n :], total=len(cells), experiment=options.experiment)]
+    reports = [history_report(cells[-options.n :], total=len(cells), experiment=options.experiment)]
+    traces = list(notebook.traces.finished)
+    if traces and options.experiment is None:
+        reports.append(traces_report(traces[-options.n :], total=len(traces)))
+    return reports
 
 
 def _cells_of(notebook: Notebook, pattern: str, cells: list[CellRecord]) -> list[CellRecord]:
