@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from ipygpumem import plot as plot
+    from ipygpumem.api.advice import advise
     from ipygpumem.api.devices import memory, most_free_device
     from ipygpumem.api.estimates import estimate, summary
     from ipygpumem.api.exports import load
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ipygpumem.notebook.python import experiment, experiments, export, history, last, subscribe
 
 _PLACES = {
+    "api.advice": ("advise",),
     "api.devices": ("memory", "most_free_device"),
     "api.estimates": ("estimate", "summary"),
     "api.exports": ("load",),
@@ -38,6 +40,7 @@ _PLACES = {
 
 __all__ = [
     "Trace",
+    "advise",
     "autofit",
     "budget",
     "diff",

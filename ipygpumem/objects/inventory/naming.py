@@ -116,6 +116,10 @@ class Names:
         entered = (len(self._seen) - len(self._queue)) / min(self.MOST_OBJECTS, self._size)
         self._progress(max(entered, self._looked_at / self._size))
 
+    def objects(self) -> set[int]:
+        """Return the identities of all objects that were looked into."""
+        return set(self._seen)
+
     def drop(self) -> None:
         """Let go of all objects."""
         self.arrays.clear()
