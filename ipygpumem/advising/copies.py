@@ -19,7 +19,10 @@ _SMALL = 0.5
 
 def views(look: Look, graphs: Graphs) -> Iterator[Finding]:
     """Yield tensors and arrays that are a small part of the memory that they keep alive."""
-    for kind, operation in ((library_type("torch", "Tensor"), ".clone()"), (library_type("numpy", "ndarray"), ".copy()")):
+    for kind, operation in (
+        (library_type("torch", "Tensor"), ".clone()"),
+        (library_type("numpy", "ndarray"), ".copy()"),
+    ):
         if kind is None:
             continue
         wanted = [(item, place) for item, place in look.spots(kind) if _is_small_view(look, item, kind)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -101,22 +101,26 @@ def _of_text(look: Look, name: str, key: StorageKey, values: Any) -> Column | No
     if len(values) > _MOST_ROWS or not look.may_read(int(values.nbytes)):
         return None
     items = values.tolist()
-    if any(type(item) is not str for item in items):
+    if any(kind is not str for kind in set(map(type, items))):
         return None
-    times, first = Counter(map(id, items)), dict[str, int]()
-    for item in items:
-        first.setdefault(item, id(item))
-    width = next((width for width in (1, 2, 4) if len(first) < 1 << 8 * width - 1), 8)
-    kept, several = set(first.values()), {id(item): item for item in items}
-    del items
-    # Besides the column, ``several``, the loop and the call refer to each.
-    freed = sum(sys.getsizeof(one) for number, one in several.items() if number not in kept and _goes(one, times[number]))
-    after = len(values) * width + 8 * len(first)
-    if len(first) > len(values) // 4:
+    places = dict(zip(reversed(items), reversed(range(len(items))), strict=True))
+    """Where each text comes first: a category keeps that object."""
+    width = next((width for width in (1, 2, 4) if len(places) < 1 << 8 * width - 1), 8)
+    if len(places) > len(items) // 4:
         return None
-    return Column(name, key, "category", after, freed)
+    return Column(
+        name, key, "category", len(items) * width + 8 * len(places), _freed_text(items, list(places.values()))
+    )
 
 
-def _goes(item: str, times: int) -> bool:
-    ours = 4  # ``several``, the generator's name, this one, and getrefcount's own
-    return sys.getrefcount(item) - ours == times
+def _freed_text(items: list[Any], kept: list[int]) -> int:
+    """Return the bytes of the strings that only a column refers to, and ``items``, but for those ``kept``."""
+    numpy: Any = sys.modules["numpy"]
+    read = functools.partial(numpy.fromiter, dtype="int64", count=len(items))
+    texts, references, sizes = (read(map(get, items)) for get in (id, sys.getrefcount, sys.getsizeof))
+    texts[kept] = -1
+    _, first, times = numpy.unique(texts, return_index=True, return_counts=True)
+    ours = next(map(sys.getrefcount, ["".join(["a", "text"])])) - 1
+    """References that looking takes, besides the list's."""
+    goes = (texts[first] != -1) & (references[first] - ours == 2 * times)
+    return int(sizes[first][goes].sum())

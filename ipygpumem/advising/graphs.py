@@ -95,7 +95,9 @@ class Graphs:
         if not self.complete or holder in (_OTHERS, _SHARED):
             return {}
         look = self._look
-        return {key: look.sizes[key] for key, owner in self._owners.items() if owner == holder and look.dies(key, set())}
+        return {
+            key: look.sizes[key] for key, owner in self._owners.items() if owner == holder and look.dies(key, set())
+        }
 
     def leaves(self, tensor: Any) -> list[Any]:
         """Return the leaves to which the graph of a tensor leads."""
@@ -135,7 +137,9 @@ def stored(look: Look, graphs: Graphs) -> Iterator[Finding]:
         if one.spot.code.isidentifier():
             continue
         holders = {graphs.holder(item) for item in one.items}
-        shares = {key: size for holder in holders if type(holder) is int for key, size in graphs.freed_with(holder).items()}
+        shares = {
+            key: size for holder in holders if type(holder) is int for key, size in graphs.freed_with(holder).items()
+        }
         of_whom = [item for item in one.items if type(graphs.holder(item)) is int]
         if len(one.items) == 1 and not _alone_in(look, of_whom, one, graphs):
             continue

@@ -7,6 +7,7 @@ look keeps all of it alive: use it, then drop it.
 from __future__ import annotations
 
 import gc
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -22,7 +23,7 @@ from ipygpumem.objects.inventory.memory import Reader
 from ipygpumem.objects.inventory.naming import Names
 from ipygpumem.objects.progress import Progress, part, unseen
 
-COMPARED_BYTES = 4 << 30
+COMPARED_BYTES = 2 << 30
 """So much content is read at most, all advice together. A limit of time would let answers change from call to call."""
 
 
@@ -54,19 +55,26 @@ class Look:
 
     def _read(self, progress: Progress) -> None:
         self._in_frames = Counter(map(id, running_locals()))
+        counted = _references(self.heap.ndarrays)  # before they are in lists of ours
         self.tensors: list[Any] = list(self.heap.tensors)
         self.ndarrays: list[Any] = list(self.heap.ndarrays)
-        self._refer: dict[int, list[object]] = {}
+        self._refer: dict[int, list[tuple[object, int]]] = {}
+        """What refers to tensors and arrays, and how often."""
         # First of all: to ask an object for its attributes may make a dict, which then refers to them in its place.
         for referrer, children in self.heap.referrers({id(item): item for item in (*self.tensors, *self.ndarrays)}):
             if self._reader is not None and is_instance(referrer, self._reader.base):
                 continue  # a gradient, which C++ holds
+            times = Counter(map(id, gc.get_referents(referrer)))
             for child in children:
-                self._refer.setdefault(child, []).append(referrer)
+                self._refer.setdefault(child, []).append((referrer, times[child]))
         self._sort()
+        for array, number in counted:
+            if number > self.is_in_frames(array) + sum(times for _, times in self._refer.get(id(array), ())):
+                self._locked.add(self._keys.get(id(array), ("", 0)))  # a view, or code in C
         self.names = self.scope.names()
         self._walked = Names()
         self._walked.walk(self.names.items(), self.heap.size, progress)
+        self._walked.keep_arrays_only()  # references are counted from here on
         if not self._walked.complete:
             self.notes.append("the search for names stopped early: some tensors have none here")
 
@@ -127,7 +135,7 @@ class Look:
 
     def referrers(self, item: object) -> list[object]:
         """Return what refers to a tensor or array from Python, but for running functions."""
-        return self._refer.get(id(item), [])
+        return [referrer for referrer, _ in self._refer.get(id(item), ())]
 
     def is_held(self, item: object) -> bool:
         """Whether Python refers to a tensor: others are kept by C++ alone, for a graph or a view."""
@@ -139,11 +147,10 @@ class Look:
 
     def is_only_at(self, item: object, place: Spot) -> bool:
         """Whether a tensor or array dies when something else is put at its place."""
-        referrers = self.referrers(item)
-        if any(id(referrer) not in place.holders for referrer in referrers):
+        found = self._refer.get(id(item), ())
+        if any(id(referrer) not in place.holders for referrer, _ in found):
             return False
-        times = sum(value is item for holder in referrers for value in _values(holder))
-        return times + self._in_frames[id(item)] == 1
+        return sum(times for _, times in found) + self._in_frames[id(item)] == 1
 
     def dies(self, key: StorageKey, dropped: set[int]) -> bool:
         """Whether a storage is freed when Python no longer refers to the ``dropped`` tensors (by identity)."""
@@ -196,10 +203,8 @@ class Look:
         return True
 
 
-def _values(holder: Any) -> Iterable[object]:
-    """Return what an object of the interpreter's own, or an object's attributes, refer to, as often as they do."""
-    if type(holder) is dict:
-        return list(dict.values(holder))
-    if type(holder) is list or type(holder) is tuple:
-        return list(holder)
-    return gc.get_referents(holder)
+def _references(items: list[Any]) -> list[tuple[Any, int]]:
+    """Return how many references there are to each of a list's items, but for the list's and those of looking."""
+    numbers = list(map(sys.getrefcount, items))
+    (ours,) = map(sys.getrefcount, [object()])
+    return [(item, number - ours) for item, number in zip(items, numbers, strict=True)]

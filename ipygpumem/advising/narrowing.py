@@ -81,6 +81,6 @@ def _fits_floats(numpy: Any, array: Any, narrow: Any) -> bool:
     with numpy.errstate(all="ignore"):
         for piece in pieces(array.reshape(-1)):
             back = piece.astype(narrow).astype(array.dtype)
-            if not ((back == piece) | (piece != piece)).all():  # noqa: PLR0124  # what is not a number is not itself
+            if not ((back == piece) | (piece != piece)).all():  # what is not a number is not itself
                 return False
     return True

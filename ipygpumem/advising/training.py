@@ -78,4 +78,4 @@ def _only_in(holders: set[int], referrers: Sequence[object]) -> bool:
 
 def _is_large(look: Look, item: Any) -> bool:
     base: Any = library_type("torch", "Tensor")
-    return is_instance(item, base) and (look.read("nbytes", item) or 0) > 64  # noqa: PLR2004  # a step's number is not
+    return is_instance(item, base) and (look.read("nbytes", item) or 0) > 64  # a step's number is not

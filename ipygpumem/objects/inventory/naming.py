@@ -120,6 +120,10 @@ class Names:
         """Return the identities of all objects that were looked into."""
         return set(self._seen)
 
+    def keep_arrays_only(self) -> None:
+        """Let go of all objects but the arrays; nothing is walked from here on."""
+        self._seen.clear()
+
     def drop(self) -> None:
         """Let go of all objects."""
         self.arrays.clear()
