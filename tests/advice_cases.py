@@ -107,7 +107,8 @@ CASES = {
     ),
     "columns of numbers": Case(
         "frames",
-        "frame = pd.DataFrame({'a': np.arange(1 << 20) % 100, 'b': np.arange(1 << 20) * 0.5, 'c': np.random.rand(1 << 20)})",
+        "n = np.arange(1 << 20)\nframe = pd.DataFrame({'a': n % 100, 'b': n * 0.5, 'c': np.random.rand(1 << 20)})\n"
+        "del n",
         "frame = frame.astype({'a': 'int8', 'b': 'float32'}).copy()",
         "host",
     ),
@@ -126,24 +127,26 @@ CASES = {
 }
 
 NEAR_MISSES = {
-    "losses without graphs": f"{_NET}losses = [net(torch.rand(4096, 512, device=D)).mean().detach() for step in range(3)]",
+    "losses without graphs": f"{_NET}losses = [net(torch.rand(4096, 512, device=D)).detach().mean() for i in 'abc']",
     "losses after backward": f"{_NET}{_DATA}net[0].weight.requires_grad_(False)\nlosses = [net(x).mean()]\n"
     "losses[0].backward()\nnet.zero_grad()",
     "a loss before backward": f"{_NET}{_DATA}loss = net(x).mean()",
     "a graph that two names hold": f"{_NET}{_DATA}losses = [net(x).mean()]\nloss = losses[0]",
-    "an evaluation under inference_mode": f"{_NET}{_DATA}net.eval().bfloat16()\nwith torch.inference_mode(): out = net(x.bfloat16())[:10].clone()",
+    "an evaluation under inference_mode": f"{_NET}{_DATA}net.eval().bfloat16()\n"
+    "with torch.inference_mode(): out = net(x.bfloat16())[:10].clone()",
     "gradients while a backward is to come": f"{_NET}{_DATA}net(x).sum().backward()\nloss = net(x).sum()",
     "gradients that a name holds": "w = torch.rand(1024, 1024, device=D, requires_grad=True)\n"
     "sgd = torch.optim.SGD([w], 0.1)\nw.sum().backward()\ng = w.grad",
     "SGD without momentum": f"{_NET}{_DATA}sgd = torch.optim.SGD(net.parameters(), 0.1)\n"
     "net(x).sum().backward(); sgd.step(); sgd.zero_grad()",
     "weights in training": "net = nn.Linear(2048, 2048).to(D)",
-    "weights of which a copy by name shares the storage": "net = nn.Linear(2048, 2048).to(D).eval()\nsaved = net.state_dict()",
-    "weights that an optimizer has": "net = nn.Linear(2048, 2048).to(D).eval()\nsgd = torch.optim.SGD(net.parameters(), 0.1)",
+    "weights that a state_dict shares": "net = nn.Linear(2048, 2048).to(D).eval()\nsaved = net.state_dict()",
+    "weights that an optimizer has": "net = nn.Linear(2048, 2048).to(D).eval()\n"
+    "sgd = torch.optim.SGD(net.parameters(), 0.1)",
     "weights of bfloat16": "net = nn.Linear(2048, 2048).to(D).bfloat16().eval()",
     "tied weights": "net = nn.Sequential(nn.Embedding(4096, 512), nn.Linear(512, 4096, bias=False)).to(D)\n"
     "net[1].weight = net[0].weight",
-    "weights that differ in one element": "net = nn.ModuleList([nn.Linear(1024, 1024, bias=False) for i in range(2)]).to(D)\n"
+    "weights that differ in one element": "net = nn.ModuleList(nn.Linear(1024, 1024, bias=False) for i in 'ab').to(D)\n"
     "with torch.no_grad(): net[1].weight.copy_(net[0].weight)[5, 5] += 1",
     "a view whose base has a name": "base = torch.rand(4096, 1024, device=D)\nrow = base[0]",
     "a view that is most of its base": "rows = torch.rand(4096, 1024, device=D)[:3000]",
@@ -162,7 +165,8 @@ NEAR_MISSES = {
     "vars(run)['x'] = torch.rand(4096, 1024, device=D)[0]",
     "a class with its own __getattribute__": "class Run:\n    def __getattribute__(self, name):\n"
     "        return object.__getattribute__(self, name)\nrun = Run()\nrun.x = torch.rand(4096, 1024, device=D)[0]",
-    "a key that only the user's code could show": "class Key: pass\nfound = {Key(): torch.rand(4096, 1024, device=D)[0]}",
+    "a key that only the user's code could show": "class Key: pass\n"
+    "found = {Key(): torch.rand(4096, 1024, device=D)[0]}",
     "a DataFrame of which a Series is in use": "frame = pd.DataFrame({'a': np.arange(1 << 20)})\na = frame['a']",
     "a DataFrame under two names": "frame = pd.DataFrame({'a': np.arange(1 << 20)})\nsame = frame",
 }

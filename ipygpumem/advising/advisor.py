@@ -11,7 +11,7 @@ from ipygpumem.advising.places import Scope
 from ipygpumem.advising.records import Advice, Advised, Finding
 from ipygpumem.objects.arrays import StorageKey
 from ipygpumem.objects.inventory.survey import collector_paused, torch_reader
-from ipygpumem.objects.progress import Progress, part, unseen
+from ipygpumem.objects.progress import Progress, counted, part, unseen
 from ipygpumem.units import MIB
 
 LEAST_BYTES = MIB
@@ -49,7 +49,8 @@ def advise(scope: Scope, least: int = LEAST_BYTES, progress: Progress = unseen) 
             known = Graphs(look)
             if not known.complete:
                 look.notes.append("there are too many autograd graphs to follow: nothing is said about them")
-            found = [finding for kind in KINDS for finding in kind(look, known)]
+            kinds = counted(KINDS, len(KINDS), part(progress, 0.8, 1.0))
+            found = [finding for kind in kinds for finding in kind(look, known)]
             return _advised([one for one in found if sum(one.shares.values()) >= max(least, 1)], look.notes)
         finally:
             look.drop()

@@ -52,7 +52,8 @@ def _same(left: Any, right: Any) -> bool:
 
 def _flat(item: Any) -> Any:
     """Return all elements in one row, as a view; None where that takes a copy."""
-    if type(item) is library_type("numpy", "ndarray"):
+    kind: Any = library_type("numpy", "ndarray")
+    if type(item) is kind:
         return item.reshape(-1) if item.flags.c_contiguous and item.dtype.kind in "biufc" else None
     return item.detach().view(-1) if item.is_contiguous() else None
 

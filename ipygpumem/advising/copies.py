@@ -36,7 +36,7 @@ def views(look: Look, graphs: Graphs) -> Iterator[Finding]:
                     shares[key] -= own_bytes(look, item)
             what = f"{one.place} is a view" if len(one.items) == 1 else f"{len(one.items):,} views in {one.place}"
             whole = "keeps its whole base" if len(one.items) == 1 else "keep their whole bases"
-            condition = "if nothing is to be written through it into the base; next time clone the part that you keep"
+            condition = "if nothing is to be written through it into the base; next time keep a copy of the part alone"
             yield from look.by_device("view of a large base", shares, f"{what} that {whole} alive", one.code, condition)
 
 
@@ -74,12 +74,18 @@ def _looks(item: Any, device: str) -> object:
 
 
 def _equal(look: Look, graphs: Graphs, several: list[tuple[Any, Spot]]) -> Iterator[Finding]:
-    """Yield those of tensors that look alike which equal an earlier one."""
-    kept: list[tuple[Any, Spot]] = []
+    """Yield those of tensors that look alike which equal another that stays."""
+    goes = {
+        id(item)
+        for item, place in several
+        if place.takes and look.is_only_at(item, place) and _goes(look, graphs, look.key(item), {id(item)})
+    }
+    kept = [one for one in several if id(one[0]) not in goes]
     for item, place in several:
         key = look.key(item)
-        goes = place.takes and look.is_only_at(item, place) and _goes(look, graphs, key, {id(item)})
-        same = [other for other in kept if look.key(other[0]) != key] if goes else []
+        if id(item) not in goes:
+            continue
+        same = [other for other in kept if look.key(other[0]) != key]
         twin = next((where for other, where in same if are_equal(look, other, item)), None)
         if twin is None or key is None:
             kept.append((item, place))

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 from ipygpumem.advising.look import Look
+from ipygpumem.advising.places import entries
 from ipygpumem.advising.records import Finding
 from ipygpumem.advising.rewriting import Rewriting, rewritings
 from ipygpumem.introspect import instance_dict, name_of
@@ -35,9 +36,12 @@ class Graphs:
         self.roots: list[Any] = []
         for tensor in look.tensors:
             node = look.read("grad_fn", tensor) if look.read("requires_grad", tensor) else None
-            if node is not None and (look.is_held(tensor) or not look.shown_by.get(look.key(tensor) or ("", 0))):
+            if node is not None and look.is_held(tensor):
                 self.roots.append(tensor)
                 self._spread(node, self.holder(tensor))
+            gradient = look.read("_grad", tensor) if node is None else None
+            if gradient is not None:  # it has a graph of its own after backward(create_graph=True)
+                self._spread(look.read("grad_fn", gradient), _OTHERS)
         self._note_saved()
 
     def holder(self, tensor: Any) -> Hashable:
@@ -146,7 +150,7 @@ def stored(look: Look, graphs: Graphs) -> Iterator[Finding]:
         yield from look.by_device(
             "stored graph",
             shares,
-            f"{_tensors(len(one.items))} in {one.place} {'keeps' if len(one.items) == 1 else 'keep'} the autograd graph",
+            _whose(one),
             one.code,
             "if no backward() through it is to come; next time keep loss.item(), or loss.detach()",
         )
@@ -180,9 +184,8 @@ def _leaves_at_rest(look: Look) -> set[int]:
     sets: dict[bool, set[int]] = {True: set(), False: set()}
     for module in look.heap.modules:
         attributes = instance_dict(module) or {}
-        parameters = attributes.get("_parameters")
-        if type(parameters) is dict:
-            sets[attributes.get("training") is not False] |= set(map(id, parameters.values()))
+        parameters = entries(attributes.get("_parameters"))
+        sets[attributes.get("training") is not False] |= set(map(id, parameters.values()))
     return sets[False] - sets[True]
 
 
@@ -193,5 +196,7 @@ def _with_graphs(look: Look) -> Iterator[Rewriting]:
         yield from rewritings(look, wanted, ".detach()")
 
 
-def _tensors(number: int) -> str:
-    return "a tensor" if number == 1 else f"{number:,} tensors"
+def _whose(one: Rewriting) -> str:
+    if len(one.items) == 1:
+        return f"{one.place} keeps its autograd graph"
+    return f"{len(one.items):,} tensors in {one.place} keep their autograd graphs"

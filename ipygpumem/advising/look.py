@@ -46,6 +46,7 @@ class Look:
         self.scope, self.least, self.notes = scope, least, list[str]()
         self._reader = reader
         self._left = COMPARED_BYTES
+        self._in_frames = Counter(map(id, running_locals()))  # before, as the heap does it
         self.heap = Heap(running_locals(), part(progress, 0.0, 0.3))
         try:
             self._read(part(progress, 0.3, 0.8))
@@ -54,7 +55,6 @@ class Look:
             raise
 
     def _read(self, progress: Progress) -> None:
-        self._in_frames = Counter(map(id, running_locals()))
         counted = _references(self.heap.ndarrays)  # before they are in lists of ours
         self.tensors: list[Any] = list(self.heap.tensors)
         self.ndarrays: list[Any] = list(self.heap.ndarrays)
@@ -62,8 +62,8 @@ class Look:
         """What refers to tensors and arrays, and how often."""
         # First of all: to ask an object for its attributes may make a dict, which then refers to them in its place.
         for referrer, children in self.heap.referrers({id(item): item for item in (*self.tensors, *self.ndarrays)}):
-            if self._reader is not None and is_instance(referrer, self._reader.base):
-                continue  # a gradient, which C++ holds
+            if referrer is self.scope.local or (self._reader and is_instance(referrer, self._reader.base)):
+                continue  # our copy of a function's names; a tensor, of which it is the gradient: C++ holds that
             times = Counter(map(id, gc.get_referents(referrer)))
             for child in children:
                 self._refer.setdefault(child, []).append((referrer, times[child]))
@@ -123,7 +123,7 @@ class Look:
         """Let go of everything."""
         self.heap.drop()
         for kept in (self.tensors, self.ndarrays, self._refer, self.shown_by) if hasattr(self, "shown_by") else ():
-            kept.clear()  # type: ignore[attr-defined]  # lists and dicts
+            kept.clear()
         if hasattr(self, "_walked"):
             self._walked.drop()
 

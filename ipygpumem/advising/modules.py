@@ -1,4 +1,4 @@
-"""Advice on models at rest: weights of twice the size that they need, weights that could be one; and what models have."""
+"""Advice on models: weights at rest of twice the size that they need, weights that could be one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from ipygpumem.advising.contents import are_equal
 from ipygpumem.advising.graphs import Graphs
 from ipygpumem.advising.look import Look
-from ipygpumem.advising.places import has_torchs
+from ipygpumem.advising.places import entries, has_torchs
 from ipygpumem.advising.records import Finding
 from ipygpumem.introspect import instance_dict
 from ipygpumem.objects.arrays import library_type
@@ -19,8 +19,8 @@ _NARROWER = {"float64": ("float32", "float"), "float32": ("bfloat16", "bfloat16"
 
 def inner(module: Any, part: str) -> dict[str, Any]:
     """Return a module's ``_modules``, ``_parameters`` or ``_buffers``, without the empty ones."""
-    found = (instance_dict(module) or {}).get(part)
-    return {name: item for name, item in found.items() if item is not None} if type(found) is dict else {}
+    found = entries((instance_dict(module) or {}).get(part))
+    return {name: item for name, item in found.items() if item is not None}
 
 
 def outermost(modules: Iterable[Any]) -> list[Any]:
@@ -53,7 +53,7 @@ def halved(look: Look, graphs: Graphs) -> Iterator[Finding]:
     for module, path in look.named(outermost(look.heap.modules)):
         parts = [part for _, part in with_parts(module)]
         weights = [w for part in parts for name in ("_parameters", "_buffers") for w in inner(part, name).values()]
-        weights = [item for item in weights if look.read("is_floating_point", item) or _is_floating(look, item)]
+        weights = [item for item in weights if _is_floating(look, item)]
         dtypes = {str(look.read("dtype", item)).removeprefix("torch.") for item in weights}
         at_rest = all((instance_dict(part) or {}).get("training") is False for part in parts)
         if len(dtypes) != 1 or not at_rest or not _NARROWER.keys() & dtypes or trained & set(map(id, weights)):
@@ -84,11 +84,14 @@ def _is_floating(look: Look, item: Any) -> bool:
 def _trained(look: Look) -> set[int]:
     """Return the identities of the parameters that have a gradient or an optimizer."""
     found = {id(item) for item in look.tensors if look.read("is_leaf", item) and look.read("_grad", item) is not None}
-    for optimizer in look.heap.optimizers:
-        groups = (instance_dict(optimizer) or {}).get("param_groups")
-        for group in groups if type(groups) is list else ():
-            found |= set(map(id, group.get("params", ())))
-    return found
+    return found.union(*(map(id, optimized(optimizer)) for optimizer in look.heap.optimizers))
+
+
+def optimized(optimizer: Any) -> list[Any]:
+    """Return an optimizer's parameters."""
+    groups = (instance_dict(optimizer) or {}).get("param_groups")
+    lists = [group.get("params") for group in groups if type(group) is dict] if type(groups) is list else []
+    return [parameter for those in lists if type(those) is list for parameter in those]
 
 
 def untied(look: Look, graphs: Graphs) -> Iterator[Finding]:
@@ -111,5 +114,5 @@ def untied(look: Look, graphs: Graphs) -> Iterator[Finding]:
                     {key: look.sizes[key]},
                     f"{place.code} and {other_place} have equal content",
                     f"{place.code} = {other_place}",
-                    "if they are to be one weight: from then on they train together; do it before the optimizer is made",
+                    "if they are to be one weight, which then trains as one; do it before you make the optimizer",
                 )

@@ -15,7 +15,7 @@ from ipygpumem.objects.inventory.naming import Names
 def outputs(look: Look, graphs: Graphs) -> Iterator[Finding]:
     """Yield outputs that hold memory to which no name of the user's leads."""
     kept = look.scope.outputs
-    values = {id(value): (number, value) for number, value in kept.values.items() if not is_atom(value)}
+    values = {id(value): (number, value) for number in kept.numbers if not is_atom(value := kept.cache[number])}
     referrers: dict[int, list[object]] = {}
     for referrer, children in look.heap.referrers({key: value for key, (_, value) in values.items()}) if values else ():
         for child in children:

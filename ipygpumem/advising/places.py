@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MemberDescriptorType
+from types import FunctionType, MemberDescriptorType
 from typing import Any
 
 from ipygpumem.introspect import (
@@ -35,14 +35,17 @@ _IN_MODULES = ("_parameters", "_buffers", "_modules")
 class Outputs:
     """What IPython keeps in ``Out``."""
 
-    values: Mapping[int, object]
+    cache: Mapping[int, object]
+    """``Out`` itself: a copy would hold them, too."""
+    numbers: frozenset[int]
+    """Those that can be forgotten."""
     keepers: frozenset[int]
     """Identities of all objects with which IPython keeps outputs."""
     code: Callable[[int], str]
     """Returns the line that makes IPython forget one."""
 
 
-NO_OUTPUTS = Outputs({}, frozenset(), str)
+NO_OUTPUTS = Outputs({}, frozenset(), frozenset(), str)
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ def _item(owner: Spot, key: Any, code: str) -> Spot | None:
         return Spot(code, container[key], frozenset({id(container)}), container, owner.code, takes=True)
     if _is_torchs(container, "__getitem__") and type(key) is int:  # of Sequential and ModuleList
         modules = (instance_dict(container) or {})["_modules"]
-        return Spot(code, list(modules.values())[key], frozenset({id(modules)}))
+        return Spot(code, list(entries(modules).values())[key], frozenset({id(modules)}))
     return None
 
 
@@ -139,9 +142,10 @@ def _attribute(owner: Any, name: str, code: str) -> Spot | None:
         is_plain = _lookup(type(owner), "__setattr__") is object.__setattr__ or _is_torchs(owner, "__setattr__")
         return Spot(code, attributes[name], frozenset({id(owner), id(attributes)}), takes=is_plain)
     if found is None and _is_torchs(owner, "__getattr__"):
-        inner = next((attributes[part] for part in _IN_MODULES if name in attributes.get(part, ())), None)
+        inner = next((attributes[part] for part in _IN_MODULES if name in entries(attributes.get(part))), None)
         if inner is not None:
-            return Spot(code, inner[name], frozenset({id(inner)}), takes=_is_torchs(owner, "__setattr__"))
+            takes = _is_torchs(owner, "__setattr__")
+            return Spot(code, entries(inner)[name], frozenset({id(inner)}), takes=takes)
     return None
 
 
@@ -158,8 +162,13 @@ def _is_torchs(owner: object, method: str) -> bool:
 
 def has_torchs(owner: object, *methods: str) -> bool:
     """Whether torch wrote these methods of an object."""
-    places = [text_of(getattr(_lookup(type(owner), name), "__module__", None)) for name in methods]
-    return all(place == "torch" or place.startswith("torch.") for place in places)
+    found = [_lookup(type(owner), name) for name in methods]
+    return all(type(item) is FunctionType and f"{text_of(item.__module__)}.".startswith("torch.") for item in found)
+
+
+def entries(item: Any) -> dict[Any, Any]:
+    """Return what is in a dict, also in one of a class derived from it; nothing for another object."""
+    return dict(dict.items(item)) if is_instance(item, dict) else {}
 
 
 def named(names: Mapping[str, object], wanted: Iterable[object]) -> Iterator[tuple[object, str]]:
@@ -180,6 +189,6 @@ def named(names: Mapping[str, object], wanted: Iterable[object]) -> Iterator[tup
         elif type(item) is dict:
             pairs = [(value, key_text(key)) for key, value in list(item.items())[:_MOST]]
             waiting += [(value, f"{path}[{key}]") for value, key in pairs if key is not None]
-        elif path.count(".") < 2 and not is_instance(item, type(named)):
+        elif path.count(".") < 2 and type(item) is not FunctionType:
             pairs = [(value, text_of(key)) for key, value in list((instance_dict(item) or {}).items())]
             waiting += [(value, f"{path}.{key}") for value, key in pairs]

@@ -44,7 +44,7 @@ def rewritings(look: Look, wanted: Sequence[tuple[Any, Spot]], operation: str) -
         items = [item]
         code = f"{place.code} = {place.code}{operation}"
         if container is not None and len(by_container[id(container)]) > 1:
-            all_items: list[Any] = list(container.values() if type(container) is dict else container)  # type: ignore[attr-defined, call-overload]  # a place's is one of both
+            all_items: list[Any] = list(container.values() if type(container) is dict else container)  # type: ignore[call-overload]  # a place's is one of both
             if all(type(other) is library_type("torch", "Tensor") for other in all_items):
                 items, code = all_items, _of_all(place, operation)
         done |= set(map(id, items))

@@ -7,8 +7,8 @@ from typing import Any
 
 from ipygpumem.advising.graphs import Graphs
 from ipygpumem.advising.look import Look
-from ipygpumem.advising.modules import outermost, parameters_of
-from ipygpumem.advising.places import has_torchs
+from ipygpumem.advising.modules import optimized, outermost, parameters_of
+from ipygpumem.advising.places import entries, has_torchs
 from ipygpumem.advising.records import Finding
 from ipygpumem.introspect import instance_dict, is_instance, type_name
 from ipygpumem.objects.arrays import StorageKey, library_type
@@ -40,13 +40,6 @@ def _goes(look: Look, graphs: Graphs, key: StorageKey) -> bool:
     return look.dies(key, set()) and not graphs.saves(key)
 
 
-def optimized(optimizer: Any) -> list[Any]:
-    """Return an optimizer's parameters."""
-    groups = (instance_dict(optimizer) or {}).get("param_groups")
-    lists = [group.get("params") for group in groups if type(group) is dict] if type(groups) is list else []
-    return [parameter for those in lists if type(those) is list for parameter in those]
-
-
 def states(look: Look, graphs: Graphs) -> Iterator[Finding]:
     """Yield what each optimizer remembers of its parameters, as Adam two averages."""
     for optimizer, path in look.named(look.heap.optimizers):
@@ -61,15 +54,16 @@ def states(look: Look, graphs: Graphs) -> Iterator[Finding]:
         yield from look.by_device(
             "optimizer state",
             shares,
-            f"{' and '.join(map(str, names))} of {type_name(optimizer)}, for {len(rows):,} parameters",
+            f"{' and '.join(names)} of {type_name(optimizer)}, for {len(rows):,} parameters",
             f"{path}.state.clear()",
             "when training is over: a further step would start from nothing; SGD without momentum keeps no such state",
         )
 
 
 def _rows(state: object) -> list[dict[str, Any]]:
-    rows = list(dict.values(state)) if is_instance(state, dict) else []  # type: ignore[arg-type]  # is_instance says so
-    return [row for row in rows if type(row) is dict]
+    """Return what is remembered of each parameter, by names."""
+    rows = [row for row in entries(state).values() if type(row) is dict]
+    return [row for row in rows if all(type(name) is str for name in row)]
 
 
 def _only_in(holders: set[int], referrers: Sequence[object]) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 from ipygpumem.introspect import ATOMS, is_atom, is_instance
 from ipygpumem.objects.arrays import StorageKey, describe, elements, flat_elements, library_type
 from ipygpumem.objects.bulk import CHUNK, by_identity, chunks, of_types, one_of_each, types_of
+from ipygpumem.objects.holders.frames import emptied_locals
 from ipygpumem.objects.progress import Progress, counted, unseen
 
 _FEW = 50
@@ -40,6 +41,7 @@ class Heap:
     """
 
     def __init__(self, beside: Iterable[object] = (), progress: Progress = unseen) -> None:
+        beside, emptied = list(beside), emptied_locals()
         # First of all: what is made from here on is ours. With itself in its own list, or a variable that an inner
         # function shares, it would be a cycle; it must go as soon as it is dropped.
         self._tracked: list[object] = gc.get_objects()
@@ -55,8 +57,11 @@ class Heap:
         """Arrays of objects, and the identities of the containers and arrays in them."""
         # Python 3.12's asyncio shows the collector objects that it has freed and keeps for later. To be in a list even
         # for a moment frees them again, and every collection from then on runs in a circle for ever.
-        for item in (self, sys.modules.get("_asyncio")):
+        for item in (self, beside, sys.modules.get("_asyncio")):
             for place in islice(compress(count(), map(is_, self._tracked, repeat(item))), 1):
+                self._tracked[place] = None
+        if emptied:
+            for place in list(compress(count(), map(emptied.__contains__, map(id, self._tracked)))):
                 self._tracked[place] = None
         self._look_behind(beside, progress)
 
@@ -67,11 +72,11 @@ class Heap:
         self._alive.clear()
         self._inside = None
 
-    def _look_behind(self, beside: Iterable[object], progress: Progress) -> None:
+    def _look_behind(self, beside: list[object], progress: Progress) -> None:
         """Find the arrays and the containers that the collector does not track."""
         arrays = {id(library_type("numpy", "ndarray"))}
         behind: dict[int, object] = {}
-        level: Iterator[Sequence[object]] = chain(self._referents(progress), [list(beside)])
+        level: Iterator[Sequence[object]] = chain(self._referents(progress), [beside])
         while True:
             known = len(behind)
             for referents in level:

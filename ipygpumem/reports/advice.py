@@ -1,4 +1,4 @@
-"""Reports what would save memory: of each piece of advice its figure, and its code with the condition as a comment."""
+"""Reports what would save memory: of each piece of advice its figure, and its code below the condition as a comment."""
 
 from __future__ import annotations
 
@@ -22,4 +22,4 @@ def advice_report(advised: Advised, *, top: int) -> Report:
 
 def _listing(item: Advice) -> Listing:
     title = f"{device_label(item.device)} {format_bytes(item.saves_bytes)}{SEPARATOR}{item.what}"
-    return Listing(clean(title), (clean(item.code), clean(f"# {item.condition}")), code=True)
+    return Listing(clean(title), (clean(f"# {item.condition}"), clean(item.code)), code=True)

@@ -6,7 +6,7 @@ from types import FrameType
 from typing import Any
 
 from ipygpumem.advising import advisor
-from ipygpumem.advising.places import Outputs, Scope
+from ipygpumem.advising.places import NO_OUTPUTS, Outputs, Scope
 from ipygpumem.advising.records import Advised
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.introspect import instance_dict
@@ -54,8 +54,8 @@ def _outputs(shell: Any) -> Outputs:
     """Return the outputs that ``%xdel _5`` makes IPython forget wherever it keeps them."""
     cache, namespace = shell.user_ns.get("_oh"), shell.user_ns
     if type(cache) is not dict:
-        return Outputs({}, frozenset(), str)
-    numbers = [key for key in cache if type(key) is int and namespace.get(f"_{key}") is cache[key]]
+        return NO_OUTPUTS
+    numbers = {key for key in cache if type(key) is int and namespace.get(f"_{key}") is cache[key]}
     places = [cache, namespace, shell.user_ns_hidden, shell.displayhook, shell.last_execution_result]
     keepers = {id(place) for place in places} | {id(instance_dict(place)) for place in places[3:] if place is not None}
-    return Outputs({key: cache[key] for key in numbers}, frozenset(keepers), "%xdel _{}".format)
+    return Outputs(cache, frozenset(numbers), frozenset(keepers), "%xdel _{}".format)
