@@ -107,7 +107,7 @@ CASES = {
     ),
     "columns of numbers": Case(
         "frames",
-        "n = np.arange(1 << 20)\nframe = pd.DataFrame({'a': n % 100, 'b': n * 0.5, 'c': np.random.rand(1 << 20)})\n"
+        "n = np.arange(1 << 20)\nframe = pd.DataFrame({'a': n % 100, 'b': n * 0.5, 'c': np.random.rand(n.size)})\n"
         "del n",
         "frame = frame.astype({'a': 'int8', 'b': 'float32'}).copy()",
         "host",

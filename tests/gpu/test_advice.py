@@ -17,7 +17,10 @@ ON_DEVICE = {
     for name, case in CASES.items()
     if case.where in ("torch", "cache") and name not in _NEEDS_RESULTS and case.finds != "caches"
 }
-START = f"import ipygpumem, gc, torch, numpy as np\nfrom torch import nn\nD = {DEVICE!r}\ngc.collect(); torch.cuda.empty_cache()"
+START = f"""import ipygpumem, gc, torch
+from torch import nn
+D = {DEVICE!r}
+gc.collect(); torch.cuda.empty_cache()"""
 
 
 @pytest.mark.parametrize("case", ON_DEVICE.values(), ids=list(ON_DEVICE))
