@@ -240,6 +240,7 @@ def test_its_record_goes_through_json() -> None:
     record = track()
     assert TrackerRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
     assert record.number == 2, x
+    assert repr(record) == "<TrackerRecord: 1 came, 0 went: cpu +12 B>"
 
 
 def test_the_place_is_that_of_the_call() -> None:

@@ -128,7 +128,7 @@ class InventoryDiff(Record):
     def __repr__(self) -> str:
         """Return one line."""
         sizes = ", ".join(f"{device} {format_change(size)}" for device, size in self.changed_bytes.items())
-        return f"<InventoryDiff: {len(self.came)} came, {len(self.went)} went: {sizes or 'no change'}>"
+        return f"<{type(self).__name__}: {len(self.came)} came, {len(self.went)} went: {sizes or 'no change'}>"
 
 
 @dataclass(frozen=True, repr=False)
