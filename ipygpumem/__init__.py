@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ipygpumem.api.loops import track
     from ipygpumem.api.surroundings import in_notebook, set_seed
     from ipygpumem.api.traces import Trace, trace, traces
+    from ipygpumem.api.tracking import tracker
     from ipygpumem.notebook.python import experiment, experiments, export, history, last, subscribe
 
 _PLACES = {
@@ -32,6 +33,7 @@ _PLACES = {
     "api.loops": ("track",),
     "api.surroundings": ("in_notebook", "set_seed"),
     "api.traces": ("Trace", "trace", "traces"),
+    "api.tracking": ("tracker",),
     "notebook.python": ("experiment", "experiments", "export", "history", "last", "subscribe"),
 }
 """What users call, by module. What is in ``api`` works in scripts, too, where nothing imports IPython."""
@@ -60,6 +62,7 @@ __all__ = [
     "trace",
     "traces",
     "track",
+    "tracker",
     "unload_ipython_extension",
 ]
 
