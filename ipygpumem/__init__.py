@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ipygpumem.api.surroundings import in_notebook, set_seed
     from ipygpumem.api.tracebacks import clear_tracebacks
     from ipygpumem.api.traces import Trace, trace, traces
+    from ipygpumem.api.tracking import tracker
     from ipygpumem.notebook.python import experiment, experiments, export, history, last, subscribe
 
 _PLACES = {
@@ -34,6 +35,7 @@ _PLACES = {
     "api.surroundings": ("in_notebook", "set_seed"),
     "api.tracebacks": ("clear_tracebacks",),
     "api.traces": ("Trace", "trace", "traces"),
+    "api.tracking": ("tracker",),
     "notebook.python": ("experiment", "experiments", "export", "history", "last", "subscribe"),
 }
 """What users call, by module. What is in ``api`` works in scripts, too, where nothing imports IPython."""
@@ -66,6 +68,7 @@ __all__ = [
     "trace",
     "traces",
     "track",
+    "tracker",
     "unload_ipython_extension",
 ]
 

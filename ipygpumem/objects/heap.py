@@ -40,8 +40,9 @@ class Heap:
     """
 
     def __init__(self, beside: Iterable[object] = (), progress: Progress = unseen) -> None:
-        # First of all: what is made from here on is ours. With itself in its own list, or a variable that an inner
-        # function shares, it would be a cycle; it must go as soon as it is dropped.
+        beside = list(beside)  # while no list of ours has what is peeked at: ``peek`` counts references
+        # What is made from here on is ours. With itself in its own list, or a variable that an inner function shares,
+        # it would be a cycle; it must go as soon as it is dropped.
         self._tracked: list[object] = gc.get_objects()
         """As long as it lives here, no identity can come to mean something new."""
         self._alive: set[int] = set()
@@ -55,7 +56,7 @@ class Heap:
         """Arrays of objects, and the identities of the containers and arrays in them."""
         # Python 3.12's asyncio shows the collector objects that it has freed and keeps for later. To be in a list even
         # for a moment frees them again, and every collection from then on runs in a circle for ever.
-        for item in (self, sys.modules.get("_asyncio")):
+        for item in (self, beside, sys.modules.get("_asyncio")):
             for place in islice(compress(count(), map(is_, self._tracked, repeat(item))), 1):
                 self._tracked[place] = None
         self._look_behind(beside, progress)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import sys
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import compress
-from operator import attrgetter, not_
+from operator import not_
 from typing import Any
 
 from ipygpumem.introspect import is_instance
 from ipygpumem.objects.arrays import Array, library_type, owner_of
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.objects.holders.graphs import live_tensors
-from ipygpumem.objects.inventory.memory import Reader, each
+from ipygpumem.objects.inventory.memory import Reader
 from ipygpumem.objects.inventory.reach import Reach
+from ipygpumem.objects.inventory.storages import Storages
 
 _LARGE = 1 << 16
 """Bytes of an array that is worth a reference of its own, which the garbage collector has to look at."""
@@ -36,7 +37,7 @@ class Before:
     """
 
     def __init__(self, namespace: dict[str, Any], garbage: Garbage) -> None:
-        self._storages = _Storages()
+        self._storages = Storages()
         self._objects: dict[int, weakref.ref[Any]] = {}
         """Large arrays that own their memory, and tensors that have no storage, by identity."""
         self._small: set[int] = set()
@@ -45,7 +46,7 @@ class Before:
         self.complete = True
         base: Any = library_type("torch", "Tensor")
         if base is not None:
-            self._add_tensors(base, live_tensors(garbage))
+            self._add_tensors(live_tensors(garbage))
         array_type = library_type("numpy", "ndarray")
         if array_type is not None:
             reach = Reach(namespace)
@@ -53,16 +54,11 @@ class Before:
             self._add_arrays(array_type, reach.arrays)
             reach.drop()
 
-    def _add_tensors(self, base: Any, tensors: list[Any]) -> None:
+    def _add_tensors(self, tensors: list[Any]) -> None:
         torch: Any = sys.modules["torch"]
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            reader = Reader(torch)
-            storages = each(base.untyped_storage, tensors)
-            odd = [tensor for tensor, storage in zip(tensors, storages, strict=True) if storage is None]
-            for tensor in odd:  # sparse, or in another layout
-                self._objects[id(tensor)] = weakref.ref(tensor)
-                storages += each(base.untyped_storage, reader.parts(tensor))
-            self._storages.add([storage for storage in storages if storage is not None])
+            odd = self._storages.add_of(Reader(torch), tensors)
+            self._objects.update((id(tensor), weakref.ref(tensor)) for tensor in odd)
 
     def _add_arrays(self, array_type: Any, arrays: Sequence[Any]) -> None:
         base = array_type.__dict__["base"].__get__
@@ -102,35 +98,6 @@ class Before:
         self._objects.clear()
         self._small.clear()
         self._spans = None
-
-
-class _Storages:
-    """Storages of torch, referred to weakly: 0.1 us each, where a ``StorageWeakRef`` takes 0.6."""
-
-    _free: Callable[[int], object]
-
-    def __init__(self) -> None:
-        self._keys: set[int] = set()
-
-    def add(self, storages: Sequence[Any]) -> None:
-        kind: Any = sys.modules["torch"].UntypedStorage
-        self._free = kind._free_weak_ref
-        by_key = dict(zip(map(attrgetter("_cdata"), storages), storages, strict=True))
-        new = by_key.keys() - self._keys
-        for key in new:
-            kind._weak_ref(by_key[key])
-        self._keys |= new
-
-    def __contains__(self, key: int) -> bool:
-        return key in self._keys
-
-    def close(self) -> None:
-        while self._keys:
-            self._free(self._keys.pop())
-
-    def __del__(self) -> None:
-        if hasattr(self, "_keys"):  # an interrupt may have come before
-            self.close()
 
 
 def _spans(references: Iterable[weakref.ref[Any]]) -> Iterable[tuple[int, int, weakref.ref[Any]]]:
