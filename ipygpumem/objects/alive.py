@@ -55,9 +55,10 @@ class WatchedArray:
         """Whether it is."""
         return self._is_alive if self._reference is None else self._reference() is not None
 
-    def let_go(self) -> None:
-        """Refer to it no more: the user's code goes on."""
-        self._is_alive, self._reference = self(), None
+    def let_go(self, places: Container[Place]) -> None:
+        """Refer to it no more if it is at one of ``places``, where ``look`` finds it again: the user's code goes on."""
+        if self._place in places:
+            self._is_alive, self._reference = self(), None
 
     def look(self, places: Container[Place]) -> None:
         """See whether it is among the arrays at ``places``; another one that took its place is not told from it."""

@@ -73,9 +73,11 @@ class Survivors:
         with tools.live.work("who holds what is still alive") as progress:
             heap = Heap(running_locals(), part(progress, 0.0, 0.5))
             found = self.explained(alive, heap, part(progress, 0.5, 1.0))
+            arrays = [array for item in alive for array in item.of_numpy]
+            places = heap.places() if arrays else set()
             heap.drop()
-        for watched_array in (array for item in alive for array in item.of_numpy):
-            watched_array.let_go()
+        for watched_array in arrays:
+            watched_array.let_go(places)
         trim_host_heap()  # what the search took must not be the next experiment's to give back
         return found
 
