@@ -17,7 +17,15 @@ from operator import is_
 from typing import Any
 
 from ipygpumem.introspect import ATOMS, is_atom, is_instance
-from ipygpumem.objects.arrays import StorageKey, describe, elements, flat_elements, library_type
+from ipygpumem.objects.alive import Place, place_of
+from ipygpumem.objects.arrays import (
+    StorageKey,
+    describe,
+    elements,
+    flat_elements,
+    library_type,
+    owner_of,
+)
 from ipygpumem.objects.bulk import CHUNK, by_identity, chunks, of_types, one_of_each, types_of
 from ipygpumem.objects.progress import Progress, counted, unseen
 
@@ -125,6 +133,12 @@ class Heap:
             if array is not None and array.size_bytes >= smallest:
                 by_storage.setdefault(array.storage, []).append(item)
         return by_storage
+
+    def places(self) -> set[Place]:
+        """Return where the arrays are whose memory arrays on the heap show."""
+        array_type: Any = library_type("numpy", "ndarray")
+        owners = [owner_of(array_type, array) for array in self.ndarrays]
+        return {place_of(owner) for owner in owners if is_instance(owner, array_type)}
 
     def add(self, item: object) -> None:
         """Note an object that has come into being since, and stands for what was there, as an object's own dict."""
