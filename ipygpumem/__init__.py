@@ -14,26 +14,30 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from ipygpumem import plot as plot
     from ipygpumem.api.advice import advise
-    from ipygpumem.api.devices import memory, most_free_device
+    from ipygpumem.api.devices import allocate, leave_free, memory, most_free_device, preload
     from ipygpumem.api.estimates import estimate, summary
     from ipygpumem.api.exports import load
     from ipygpumem.api.fits import autofit, budget
     from ipygpumem.api.inventories import diff, tensors
     from ipygpumem.api.loops import track
     from ipygpumem.api.surroundings import in_notebook, set_seed
+    from ipygpumem.api.tracebacks import clear_tracebacks
     from ipygpumem.api.traces import Trace, trace, traces
+    from ipygpumem.api.tracking import tracker
     from ipygpumem.notebook.python import experiment, experiments, export, history, last, subscribe
 
 _PLACES = {
     "api.advice": ("advise",),
-    "api.devices": ("memory", "most_free_device"),
+    "api.devices": ("allocate", "leave_free", "memory", "most_free_device", "preload"),
     "api.estimates": ("estimate", "summary"),
     "api.exports": ("load",),
     "api.fits": ("autofit", "budget"),
     "api.inventories": ("diff", "tensors"),
     "api.loops": ("track",),
     "api.surroundings": ("in_notebook", "set_seed"),
+    "api.tracebacks": ("clear_tracebacks",),
     "api.traces": ("Trace", "trace", "traces"),
+    "api.tracking": ("tracker",),
     "notebook.python": ("experiment", "experiments", "export", "history", "last", "subscribe"),
 }
 """What users call, by module. What is in ``api`` works in scripts, too, where nothing imports IPython."""
@@ -41,8 +45,10 @@ _PLACES = {
 __all__ = [
     "Trace",
     "advise",
+    "allocate",
     "autofit",
     "budget",
+    "clear_tracebacks",
     "diff",
     "estimate",
     "experiment",
@@ -51,11 +57,13 @@ __all__ = [
     "history",
     "in_notebook",
     "last",
+    "leave_free",
     "load",
     "load_ipython_extension",
     "memory",
     "most_free_device",
     "plot",
+    "preload",
     "set_seed",
     "subscribe",
     "summary",
@@ -63,6 +71,7 @@ __all__ = [
     "trace",
     "traces",
     "track",
+    "tracker",
     "unload_ipython_extension",
 ]
 

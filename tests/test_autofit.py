@@ -422,6 +422,7 @@ def test_the_decorator_returns_what_the_function_returns_and_reports_what_fitted
             raise MemoryError
         return name, batch_size, epochs
 
+    assert train.fitted is None
     assert train("a", epochs=3) == ("a", 16, 3)
     assert train.fitted.values == {"batch_size": 16}
     assert train.fitted.result is None
@@ -679,6 +680,16 @@ def test_an_autofit_of_a_function_in_a_cell_that_is_fitted_is_an_error(notebook:
         "AutofitError",
         "this cell runs under %%autofit already: reduce both variables with one of the two",
     )
+
+
+def test_a_traceback_shows_the_users_frames_and_no_way_through_ours(notebook: Kernel) -> None:
+    reply = notebook.run(
+        "import ipygpumem\ndef fails(size):\n    raise KeyError(size)\nipygpumem.autofit(fails, size=4)"
+    )
+    assert reply.error == "KeyError"
+    assert "ipygpumem/" not in reply.traceback.replace("\\", "/")
+    reply = notebook.run("ipygpumem.autofit(work, nothing=4)")
+    assert reply.traceback.count("ipygpumem/") == 1  # where it is raised: IPython hides no last frame
 
 
 def test_a_cell_that_does_not_use_the_variable_or_binds_it_is_reported(notebook: Kernel) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, Holder, ReclaimStep, RecoveryRecord, TraceRecord, Usage
 from ipygpumem.notebook.config import IPyGpuMem
+from ipygpumem.objects.inventory.records import TrackerRecord
 from ipygpumem.probes.device_memory import DeviceMemory
 from ipygpumem.reconcile.records import Part, Reconciliation
 from tests.kernel import Kernel, Reply
@@ -156,6 +157,7 @@ def test_every_option_is_listed_with_its_default() -> None:
     [
         CellRecord,
         TraceRecord,
+        TrackerRecord,
         Usage,
         ExperimentRecord,
         RecoveryRecord,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import subprocess
 import sys
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
@@ -195,3 +199,165 @@ def test_a_seed_loads_nothing() -> None:
 def test_what_is_no_seed_is_refused_in_one_line(seed: Any) -> None:
     with pytest.raises(GpuMemError, match=r"^a seed is a whole number that fits into 64 bits, and not .+$"):
         ipygpumem.set_seed(seed)
+
+
+# -- memory that is held, and errors made again -----------------------------------------------------------------------
+
+FILL = """
+import ipygpumem, sys
+MIB = 1 << 20
+def fits(size):
+    try:
+        bytearray(size)
+    except MemoryError:
+        return False
+    return True
+"""
+
+
+def in_script(code: str) -> str:
+    """Return what a script of its own prints: limits and RSS are those of a process."""
+    run = [sys.executable, "-c", FILL + code]
+    return subprocess.run(run, cwd=ROOT, check=True, text=True, capture_output=True, timeout=120).stdout.strip()
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="limits on address space are Linux's")
+
+
+@linux
+def test_so_much_is_left_to_this_process_and_no_more() -> None:
+    code = (
+        "with ipygpumem.leave_free('256 MiB', 'cpu'):\n    inside = fits(250 * MIB), fits(260 * MIB)\n"
+        "print(inside, fits(512 * MIB))"
+    )
+    assert in_script(code) == "(True, False) True"
+
+
+@linux
+def test_limits_that_overlap_end_in_any_order() -> None:
+    code = (
+        "outer = ipygpumem.leave_free('256 MiB', 'cpu'); inner = ipygpumem.leave_free('64 MiB', 'cpu')\n"
+        "one = fits(60 * MIB), fits(70 * MIB)\nouter.free(); two = fits(60 * MIB), fits(70 * MIB)\n"
+        "inner.free(); print(one, two, fits(512 * MIB), outer)"
+    )
+    assert in_script(code) == "(True, False) (True, False) True <cpu: given back>"
+
+
+@linux
+def test_a_limit_of_the_users_is_there_again_and_one_set_meanwhile_stays() -> None:
+    code = (
+        "import resource\ndef limit(size): resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))\n"
+        "def now(): return resource.getrlimit(resource.RLIMIT_AS)[0] // MIB\n"
+        "limit(8000 * MIB)\nwith ipygpumem.leave_free('64 MiB', 'cpu'): inside = now() < 8000\n"
+        "print(inside, now())\nwith ipygpumem.leave_free('64 MiB', 'cpu'): limit(7000 * MIB)\nprint(now())\n"
+        "filler = ipygpumem.leave_free('64 MiB', 'cpu'); del filler; print(now())"
+    )
+    assert in_script(code).split() == ["True", "8000", "7000", "7000"]
+
+
+def test_memory_that_is_held_on_the_host_is_in_ram_until_it_is_given_back() -> None:
+    code = (
+        "def rss(): return ipygpumem.memory().allocated_bytes // MIB\nbefore = rss()\n"
+        "with ipygpumem.allocate('256 MiB', 'cpu') as held: inside = rss() - before\n"
+        "print(250 <= inside <= 262, rss() - before < 6, held.size_bytes, ipygpumem.allocate(0, 'cpu'))"
+    )
+    assert in_script(code) == f"True True {256 << 20} <cpu: 0 B held; free() gives them back>"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: ipygpumem.leave_free(1, "cpu"), "leave the host 32 MiB at least: Python itself needs some to go on"),
+        (lambda: ipygpumem.leave_free("9 PiB", "cpu"), "cannot stay free"),
+        (lambda: ipygpumem.allocate("9 PiB", "cpu"), "available, and not"),
+        (lambda: ipygpumem.allocate("1 MiB", "tpu"), "a device is 'cpu'"),
+        (lambda: ipygpumem.allocate(-1, "cpu"), "and not -1"),
+        (lambda: ipygpumem.leave_free(None, "cpu"), "and not NoneType"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_cannot_be_held_or_left_is_said_in_one_line(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(GpuMemError) as caught:
+        call()
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_card_that_is_not_there_is_said_so() -> None:
+    code = (
+        "for call in (ipygpumem.allocate, ipygpumem.leave_free):\n    try: call('1 MiB', 'cuda:77')\n"
+        "    except ipygpumem.errors.DeviceError as error: print(error)\nprint(ipygpumem.preload())"
+    )
+    assert in_script(code).splitlines()[:2] == ["there is no cuda:77 here"] * 2
+
+
+# -- what errors hold -------------------------------------------------------------------------------------------------
+
+
+class Big:
+    """Something of which only weak references are kept."""
+
+
+def make(watched: list[weakref.ref[Big]]) -> None:
+    big = Big()
+    watched.append(weakref.ref(big))
+    raise PickyError(3, "enough")
+
+
+class PickyError(Exception):
+    """Its constructor takes more than a message."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(code, text)
+        self.code = code
+
+
+def test_an_error_leaves_the_block_as_it_is_but_for_the_locals_of_its_frames() -> None:
+    watched: list[weakref.ref[Big]] = []
+    here = Big()
+    with pytest.raises(PickyError) as caught, ipygpumem.clear_tracebacks():
+        make(watched)
+    assert (caught.value.code, caught.value.args, watched[0]()) == (3, (3, "enough"), None)
+    assert [line.name for line in traceback.extract_tb(caught.value.__traceback__)][-1] == "make"
+    assert here is not None
+
+
+def test_each_call_of_a_decorated_function_is_cleared_whatever_kind_it_is() -> None:
+    watched: list[weakref.ref[Big]] = []
+
+    @ipygpumem.clear_tracebacks
+    def plain() -> None:
+        make(watched)
+
+    @ipygpumem.clear_tracebacks
+    async def awaited() -> None:
+        make(watched)
+
+    @ipygpumem.clear_tracebacks
+    def generated() -> Iterator[int]:
+        yield 1
+        make(watched)
+
+    for call in (plain, lambda: asyncio.run(awaited()), lambda: list(generated())):
+        with pytest.raises(PickyError):
+            call()
+    assert [reference() for reference in watched] == [None] * 3
+    assert plain.__name__ == "plain"
+
+
+@pytest.mark.parametrize("what", [Big, 3, "text"])
+def test_what_is_no_function_is_not_decorated(what: Any) -> None:
+    with pytest.raises(GpuMemError, match="decorates functions"):
+        ipygpumem.clear_tracebacks(what)
+
+
+def test_stored_errors_are_released_in_a_notebook_and_a_script(bare_kernel: Kernel) -> None:
+    make_big = "class Big: pass\nimport weakref, ipygpumem\ndef f():\n    global seen\n    big = Big()\n"
+    make_big += "    seen = weakref.ref(big)\n    1 / 0\n"
+    for _ in range(2):
+        assert bare_kernel.run(f"{make_big}f()").error == "ZeroDivisionError"
+        assert bare_kernel.value("seen() is None") is False
+        assert "released" in (bare_kernel.run("ipygpumem.clear_tracebacks()").result or "")
+        assert bare_kernel.value("seen() is None") is True
+        bare_kernel.run("%load_ext ipygpumem")
+    code = "try: f()\nexcept ZeroDivisionError as error: sys.last_value = error\nipygpumem.clear_tracebacks()\n"
+    assert in_script(f"{make_big}{code}print(seen(), 'IPython' in sys.modules)") == "None False"

@@ -263,7 +263,12 @@ def test_names_to_keep_are_checked_when_they_are_given(shared: Kernel) -> None:
 
 def test_the_words_of_keep_are_checked_even_where_no_experiment_is_open(shared: Kernel) -> None:
     assert "UsageError: %experiment keep: which names?" in shared.run("%experiment keep ,").stderr
-    assert "'a b' is neither a name nor a glob" in shared.run("%experiment keep 'a b'").stderr
+    for word in ("a b", "3x", "a-b"):
+        assert f"'{word}' is neither a name nor a glob" in shared.run(f"%experiment keep '{word}'").stderr
+
+
+def test_a_table_has_one_row_at_least(shared: Kernel) -> None:
+    assert "'0' is no number from 1 on" in shared.run("%gpumem tensors --top 0").stderr
 
 
 def test_an_error_after_one_that_was_caught_keeps_its_frames_for_debug(shared: Kernel) -> None:

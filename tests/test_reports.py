@@ -115,6 +115,14 @@ def test_the_compact_and_the_silent_report_of_an_experiment() -> None:
     assert content.experiment_reports(experiment(), "none") == []
 
 
+def test_an_end_that_took_more_than_it_gave_back_has_reclaimed_nothing() -> None:
+    record = experiment(reclaimed={"cpu": -2 * MIB})
+    full, compact = (content.experiment_reports(record, style)[0] for style in ("full", "compact"))
+    side_by_side = history.comparison_report(history.numbered([record])).tables[1]
+    assert full.tables[0].rows[0][2] == side_by_side.rows[0][3] == "0 B"
+    assert "reclaimed 0 B" in compact.headline
+
+
 def test_each_report_of_an_experiment_or_a_cell_marks_a_sampled_peak() -> None:
     usages = (Usage("cpu", 0, 0, MIB, None, "sampled"),)
     ended = experiment(usages=usages)

@@ -128,12 +128,12 @@ def test_what_a_statement_keeps_is_said_and_given_back(shared: Kernel) -> None:
 
 def test_longer_statements_stand_between_rules(shared: Kernel) -> None:
     found = rows(shared, "%%gpumemit -r 1\nfirst = 1\nsecond = first\n---\nfor _ in range(2):\n    pass\n")
-    assert [row.split("RAM")[0].strip() for row in found] == ["first = 1 second = first", "for _ in range(2): pass"]
+    assert [row.split("RAM")[0].strip() for row in found] == ["first = 1 ⏎ second = first", "for _ in range(2): ⏎ pass"]
 
 
 def test_lines_of_a_cell_are_statements_and_a_block_is_one(shared: Kernel) -> None:
     found = rows(shared, "%%gpumemit -r 1\n# compare\nfirst = 1; first\nfor _ in range(2):\n    pass\n")
-    assert [row.split("RAM")[0].strip() for row in found] == ["first = 1; first", "for _ in range(2): pass"]
+    assert [row.split("RAM")[0].strip() for row in found] == ["first = 1; first", "for _ in range(2): ⏎ pass"]
 
 
 def test_braces_are_pythons_and_no_variable_of_ipythons(shared: Kernel) -> None:

@@ -1,9 +1,15 @@
-"""``ipygpumem.memory`` and ``most_free_device``."""
+"""``ipygpumem.memory``, ``most_free_device``, ``preload``, ``allocate`` and ``leave_free``."""
 
 from __future__ import annotations
 
+from ipygpumem.api.shell import current_traces
+from ipygpumem.fitting import filling
+from ipygpumem.fitting.filling import Filler
+from ipygpumem.measuring import preloading
+from ipygpumem.model import TraceRecord
 from ipygpumem.probes import device_memory
 from ipygpumem.probes.device_memory import DeviceMemory
+from ipygpumem.units import checked_bytes
 
 
 def memory(device: object = "cpu") -> DeviceMemory:
@@ -25,3 +31,47 @@ def most_free_device() -> str | None:
         DeviceError: there are several, and nobody can say what each has free.
     """
     return device_memory.most_free()
+
+
+def preload() -> TraceRecord | None:
+    """Create the context of torch's accelerator now, and return what that costs; None where torch sees none.
+
+    Raises:
+        DeviceError: torch is not installed, or its accelerator does not work.
+    """
+    return preloading.preload(current_traces().meter)
+
+
+def allocate(size: int | str, device: object = "cuda") -> Filler:
+    """Hold ``size`` bytes of a device until ``free()`` or the end of ``with``; keep what is returned.
+
+    On a CUDA device it is a tensor of torch's, whose context is created if there is none. On the host the pages are
+    written to, so that they are in RAM.
+
+    Args:
+        size: bytes, or a text such as ``"512 MiB"``.
+        device: as for ``memory``.
+
+    Raises:
+        DeviceError: the device is not there, or has not so much.
+        UnitError: ``size`` is not a size.
+    """
+    return filling.hold(checked_bytes(size), device_memory.checked_device(device))
+
+
+def leave_free(size: int | str, device: object = "cuda") -> Filler:
+    """Leave ``size`` bytes to be had on a device, until ``free()`` or the end of ``with``; keep what is returned.
+
+    On a CUDA device torch's cache is emptied and the rest is held. What stays free is ``size``, rounded up to the 2 MiB
+    that torch's allocator asks for. On the host nothing is filled: this process gets a limit on its address space
+    (``RLIMIT_AS``), and others notice nothing.
+
+    Args:
+        size: bytes, or a text such as ``"512 MiB"``; on the host 32 MiB at least.
+        device: as for ``memory``.
+
+    Raises:
+        DeviceError: the device is not there, has not so much, or cannot be limited.
+        UnitError: ``size`` is not a size.
+    """
+    return filling.fill(checked_bytes(size), device_memory.checked_device(device))

@@ -42,9 +42,11 @@ def autofit(
     Raises:
         AutofitError: nothing fits, or what is asked for makes no sense.
     """
+    __tracebackhide__ = True  # of the user's errors, and ours
     options = Options(min, step, headroom, max_tries)
 
     def run(function: Callable[..., Any], start: Mapping[str, Any]) -> AutofitResult:
+        __tracebackhide__ = True
         shell = current_shell()
         if shell is None:
             return functions.autofit(function, start, options)

@@ -10,6 +10,7 @@ from ipygpumem.errors import GpuMemError
 from ipygpumem.introspect import type_name
 from ipygpumem.objects.inventory import selection, survey
 from ipygpumem.objects.inventory.records import Inventory, InventoryDiff
+from ipygpumem.objects.inventory.storages import Storages
 from ipygpumem.units import checked_bytes
 
 
@@ -40,16 +41,16 @@ def tensors(*names: str, device: str | None = None, kind: str | None = None, min
     return selection.select(found, names, device=device, kind=kind, min_bytes=least)
 
 
-def inventory_at(frame: FrameType) -> Inventory:
-    """Return an inventory of everything, with the names that code at ``frame`` sees."""
+def inventory_at(frame: FrameType, storages: Storages | None = None) -> Inventory:
+    """Return an inventory of everything, with the names that code at ``frame`` sees; ``storages`` as in a survey."""
     shell = current_shell()
     if shell is None:
         code = frame.f_code
-        return survey.take(survey.names_in(frame), file=code.co_filename, line=frame.f_lineno)
+        return survey.take(survey.names_in(frame), file=code.co_filename, line=frame.f_lineno, storages=storages)
 
     from ipygpumem.notebook.commands.tensors import asked_by  # no script needs IPython
 
-    return asked_by(frame, shell)
+    return asked_by(frame, shell, storages)
 
 
 def diff(before: Inventory, after: Inventory) -> InventoryDiff:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import time
-from collections.abc import Callable, Generator
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import overload
 
+from ipygpumem.api.decorating import F, can_decorate, run_inside
 from ipygpumem.api.shell import current_traces, show
 from ipygpumem.errors import TraceError
 from ipygpumem.introspect import text_of, type_name
@@ -16,8 +14,6 @@ from ipygpumem.measuring.meter import Measurement
 from ipygpumem.measuring.traces import Traces
 from ipygpumem.model import TraceRecord, Usage
 from ipygpumem.reports.content import trace_report
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Trace:
@@ -171,27 +167,9 @@ def traces() -> list[TraceRecord]:
 
 
 def _traced(function: F, label: str, *, silent: bool) -> F:
-    if not callable(function) or inspect.isclass(function) or inspect.isasyncgenfunction(function):
+    if not can_decorate(function):
         raise TraceError(
             "trace decorates functions, and no classes or async generators: write with ipygpumem.trace(...): inside"
         )
     name = label or text_of(getattr(function, "__qualname__", "")) or type_name(function)
-
-    def new() -> Trace:
-        return Trace(name, silent=silent)
-
-    async def awaited(*args: Any, **kwargs: Any) -> Any:
-        with new():
-            return await function(*args, **kwargs)
-
-    def generated(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        with new():
-            return (yield from function(*args, **kwargs))
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        with new():
-            return function(*args, **kwargs)
-
-    is_awaited, is_generator = inspect.iscoroutinefunction(function), inspect.isgeneratorfunction(function)
-    traced = awaited if is_awaited else generated if is_generator else called
-    return functools.wraps(function)(traced)  # type: ignore[return-value]  # it takes and gives the same
+    return run_inside(function, lambda: Trace(name, silent=silent))

@@ -154,7 +154,8 @@ class FakeCopies:
         if not _can_be_copied(type(value), module_of(value)):
             return self._keep(value, self._shared(value))
         if type_name(value) == "OptimizedModule" and "_orig_mod" in (instance_dict(value) or {}).get("_modules", {}):
-            self._note(COMPILED)
+            if type_name((instance_dict(value) or {}).get("dynamo_ctx")) != "DisableContext":
+                self._note(COMPILED)
             return self._keep(value, self.of(instance_dict(value)["_modules"]["_orig_mod"]))  # type: ignore[index]
         try:
             copy = object.__new__(type(value))
@@ -195,7 +196,8 @@ class FakeCopies:
     def _function(self, value: Any) -> Any:
         compiled = value.__dict__.get("_torchdynamo_orig_callable")
         if compiled is not None:
-            self._note(COMPILED)
+            if not value.__dict__.get("_torchdynamo_disable"):  # it is wrapped so that it is never compiled
+                self._note(COMPILED)
             return self._keep(value, self.of(compiled))
         self._shared(value)
         in_notebook = id(value.__globals__) in self._namespaces

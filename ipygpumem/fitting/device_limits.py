@@ -121,6 +121,13 @@ def _fraction(cuda: Any, index: int) -> float | None:
     return None if ask is None else float(ask(index))
 
 
+def torch_allows(cuda: Any, index: int) -> int:
+    """Return how many bytes torch's own limit lets it still get from a device."""
+    total = cuda.get_device_properties(index).total_memory
+    known = _fraction(cuda, index)
+    return max(0, int(total if known is None else known * total) - int(cuda.memory_reserved(index)))
+
+
 def _set_fraction(cuda: Any, index: int, fraction: float) -> None:
     """Set torch's limit, and keep the current device: older versions change it."""
     with cuda.device(index):

@@ -186,6 +186,7 @@ class Fit:
 
     def check(self) -> None:
         """Raise ``AutofitError`` if nothing fits."""
+        __tracebackhide__ = True
         if self.plan.best is None:
             raise AutofitError(_nothing_fits(self.tries, self._allowed, self._headroom, exhausted=self.plan.exhausted))
 

@@ -47,6 +47,7 @@ def autofit(
     Raises:
         AutofitError: nothing fits, or what is asked for makes no sense.
     """
+    __tracebackhide__ = True
     own = Meter([HostProbe()], find_more=accelerators) if meter is None else None
     meter = meter or own
     assert meter is not None
@@ -68,6 +69,7 @@ def run_tries(function: Callable[..., Any], fit: Fit) -> AutofitResult:
     Raises:
         AutofitError: nothing fits, the function does not take the variables, or it runs inside another autofit.
     """
+    __tracebackhide__ = True
     _check_parameters(function, fit.plan.values)
     if any(frame.f_code is run_tries.__code__ for frame in stack(sys._getframe(1))):
         raise AutofitError("an autofit is running already: give it both variables, and they are reduced in turn")
@@ -85,6 +87,7 @@ def run_tries(function: Callable[..., Any], fit: Fit) -> AutofitResult:
 
 def _try(function: Callable[..., Any], fit: Fit) -> Any:
     """Return what the function gives; None after an out-of-memory error."""
+    __tracebackhide__ = True
     fit.begin()
     try:
         result = function(**fit.plan.values)
@@ -97,6 +100,7 @@ def _try(function: Callable[..., Any], fit: Fit) -> Any:
 
 
 def _check_parameters(function: Callable[..., Any], names: Mapping[str, Any]) -> None:
+    __tracebackhide__ = True
     later = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if any(asks(function) for asks in later):
         raise AutofitError(f"{name_of_function(function)} runs nothing when it is called: pass a plain function")
@@ -125,10 +129,12 @@ def decorated(function: Callable[..., Any], start: Mapping[str, Any], run: Run) 
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
+        __tracebackhide__ = True
         own = {name: options.pop(name, value) for name, value in start.items()}
         fitted = run(functools.partial(function, *args, **options), own)
         # What the function returned may be large: it is the caller's alone.
         call.fitted = dataclasses.replace(fitted, result=None)  # type: ignore[attr-defined]  # any attribute will do
         return fitted.result
 
+    call.fitted = None  # type: ignore[attr-defined]  # as above
     return call

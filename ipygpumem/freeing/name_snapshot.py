@@ -10,7 +10,8 @@ from operator import is_
 from typing import Any
 
 from ipygpumem.introspect import is_instance
-from ipygpumem.objects.arrays import library_type, watch
+from ipygpumem.objects.alive import watch
+from ipygpumem.objects.arrays import library_type
 from ipygpumem.objects.garbage import weak
 from ipygpumem.scopes.scope import is_ownable
 
@@ -49,6 +50,9 @@ def _arrays_of_objects(names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def _seen(value: object, tensor_type: type | None) -> _Seen:
     if tensor_type is not None and is_instance(value, tensor_type):
         return id(value), watch(value)
+    array_type = library_type("numpy", "ndarray")
+    if array_type is not None and is_instance(value, array_type):
+        return id(value)  # NumPy resizes no array that somebody refers to weakly
     return weak(value) or id(value)
 
 

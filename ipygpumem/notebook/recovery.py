@@ -13,7 +13,7 @@ from ipygpumem.freeing.reclaim import steps_that_free
 from ipygpumem.introspect import instance_dict
 from ipygpumem.model import Held, Reading, ReclaimStep, RecoveryRecord
 from ipygpumem.notebook.cell import Cell
-from ipygpumem.notebook.ipython.stored_errors import error_of, stored_error
+from ipygpumem.notebook.ipython.stored_errors import release_stored, stored_errors
 from ipygpumem.notebook.tools import Tools
 from ipygpumem.objects.garbage import Mark
 from ipygpumem.probes.host import available_bytes
@@ -71,7 +71,7 @@ class Recovery:
             if cell.recovery is None and (releases or failure.poisoned):
                 cell.recovery = replace(self._record(error, failure, release=releases), refused_by=refused)
             elif releases:
-                self._release(error)  # frames that still ran when the experiment inside the cell ended
+                release_stored(error, self._shell)  # frames that still ran when the experiment inside the cell ended
                 if cell.recovery is not None:
                     cell.recovery = replace(cell.recovery, let_go=cell.recovery.let_go + self._take_off(error))
         running = self._cells.running()
@@ -103,7 +103,7 @@ class Recovery:
 
         def free() -> None:
             error = waiting.pop()
-            frames.append(self._release(error))
+            frames.append(release_stored(error, self._shell))
             let_go.extend(self._take_off(error))
 
         if release:
@@ -154,7 +154,7 @@ class Recovery:
         refused = self._refused(failure, cell)
         if self._releases(failure):
             if cell is not None and cell.recovery is not None:
-                self._release(error)  # announced already, by an experiment inside this one
+                release_stored(error, self._shell)  # announced already, by an experiment inside this one
                 return ""
             record = self._record(error, failure, release=True)
             if cell is not None:
@@ -190,26 +190,13 @@ class Recovery:
         """Release the last error, kept for %debug and %tb; return lines for the report."""
         if self._config.release_frames == "never":
             return []
-        last = self._shell.last_execution_result
-        stored = [stored_error("last_exc"), stored_error("last_value"), error_of(last)]
-        errors = list({id(error): error for error in stored if error is not None}.values())
-        del stored
+        errors = stored_errors(self._shell)
         let_go: list[Held] = []
         while errors:  # each leaves the list before it is asked who refers to it
             error = errors.pop()
-            self._release(error)
+            release_stored(error, self._shell)
             let_go.extend(self._take_off(error))
         return content.let_go_lines(let_go)
-
-    def _release(self, error: BaseException) -> int:
-        """Release ``error``, and let ``sys`` and IPython keep its stand-in instead of its real traceback."""
-        real = tracebacks.traceback_of(error)
-        cleared = tracebacks.release(error)
-        if getattr(sys, "last_traceback", None) is real:
-            sys.last_traceback = tracebacks.traceback_of(error)
-        if getattr(self._shell.InteractiveTB, "tb", None) is real:  # set by the first traceback that is shown
-            self._shell.InteractiveTB.tb = tracebacks.traceback_of(error)
-        return cleared
 
     def _take_off(self, error: BaseException) -> tuple[Held, ...]:
         """Take the arrays off a released error if only IPython and ``sys`` still have it, and return what it was."""

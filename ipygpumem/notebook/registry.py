@@ -149,7 +149,7 @@ _TENSORS = (
     _MIN,
     Argument("--kind parameter|gradient|optimizer|buffer|other", type="kind"),
     Argument("--by name|shape|kind|cell|device"),
-    Argument("--top N", type="int", default=20),
+    Argument("--top N", type="count", default=20),
 )
 _ADVISE = (_MIN, Argument("--top N", type="int", default=10))
 _HISTORY = (Argument("-n 20", type="count", default=20), Argument("--experiment NAME", offers="finished"))
@@ -157,7 +157,7 @@ _EXPORTED = Argument("FILE", to="file", offers="exports", missing="which file? I
 _PLOT = (
     Argument("session|cells|devices|experiments", to="picture", default="session"),
     Argument("--device D", offers=("RAM", "cuda")),
-    Argument("-n N", type="int"),
+    Argument("-n N", type="count"),
     Argument("--save FILE", offers="pictures"),
     Argument("--dark"),
     _FORCE,

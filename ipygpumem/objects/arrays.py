@@ -12,7 +12,6 @@ import gc
 import itertools
 import sys
 import types
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -277,39 +276,6 @@ def _behind(array_type: type, array: Any) -> Any:
     if type_name(behind) == "DummyArray":  # np.lib.stride_tricks puts one between a view and its array
         behind = (instance_dict(behind) or {}).get("base")
     return behind.obj if type(behind) is memoryview else behind
-
-
-def watch(item: object) -> Callable[[], bool]:
-    """Return a function that says whether the memory of a tensor or array is still alive; it keeps nothing alive.
-
-    A view that survives keeps its storage, so the storage is watched and not the object.
-    """
-    if is_of_library(item, "torch", "Tensor"):
-        torch: Any = sys.modules["torch"]
-        with contextlib.suppress(Exception), torch._C.DisableTorchFunction():  # some have no storage
-            return _WeakStorage(torch.Tensor.untyped_storage(item)).is_alive
-    array_type = library_type("numpy", "ndarray")
-    if array_type is not None and is_instance(item, array_type):
-        item = owner_of(array_type, item)
-        if not is_instance(item, array_type):
-            return watch(item)
-    reference = weakref.ref(item)
-    return lambda: reference() is not None
-
-
-class _WeakStorage:
-    """A weak reference to a storage of torch. torch's own has a finaliser, and cannot itself be referred to weakly."""
-
-    def __init__(self, storage: Any) -> None:
-        self._kind: Any = type(storage)
-        self._key = storage._weak_ref()
-
-    def is_alive(self) -> bool:
-        return not self._kind._expired(self._key)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_key"):
-            self._kind._free_weak_ref(self._key)
 
 
 class ArraySearch:

@@ -17,7 +17,15 @@ from operator import is_
 from typing import Any
 
 from ipygpumem.introspect import ATOMS, is_atom, is_instance
-from ipygpumem.objects.arrays import StorageKey, describe, elements, flat_elements, library_type
+from ipygpumem.objects.alive import Place, place_of
+from ipygpumem.objects.arrays import (
+    StorageKey,
+    describe,
+    elements,
+    flat_elements,
+    library_type,
+    owner_of,
+)
 from ipygpumem.objects.bulk import CHUNK, by_identity, chunks, of_types, one_of_each, types_of
 from ipygpumem.objects.holders.frames import emptied_locals
 from ipygpumem.objects.progress import Progress, counted, unseen
@@ -41,9 +49,10 @@ class Heap:
     """
 
     def __init__(self, beside: Iterable[object] = (), progress: Progress = unseen) -> None:
+        # While no list of ours has what is peeked at: ``peek`` counts references.
         beside, emptied = list(beside), emptied_locals()
-        # First of all: what is made from here on is ours. With itself in its own list, or a variable that an inner
-        # function shares, it would be a cycle; it must go as soon as it is dropped.
+        # What is made from here on is ours. With itself in its own list, or a variable that an inner function shares,
+        # it would be a cycle; it must go as soon as it is dropped.
         self._tracked: list[object] = gc.get_objects()
         """As long as it lives here, no identity can come to mean something new."""
         self._alive: set[int] = set()
@@ -129,6 +138,12 @@ class Heap:
             if array is not None and array.size_bytes >= smallest:
                 by_storage.setdefault(array.storage, []).append(item)
         return by_storage
+
+    def places(self) -> set[Place]:
+        """Return where the arrays are whose memory arrays on the heap show."""
+        array_type: Any = library_type("numpy", "ndarray")
+        owners = [owner_of(array_type, array) for array in self.ndarrays]
+        return {place_of(owner) for owner in owners if is_instance(owner, array_type)}
 
     def add(self, item: object) -> None:
         """Note an object that has come into being since, and stands for what was there, as an object's own dict."""

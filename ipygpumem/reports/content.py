@@ -129,8 +129,13 @@ def _experiment_part(record: ExperimentRecord, usage: Usage) -> str:
 
 
 def _experiment_row(record: ExperimentRecord, usage: Usage) -> tuple[str, ...]:
-    consumed, reclaimed = record.consumed.get(usage.device, 0), record.reclaimed.get(usage.device, 0)
-    return device_label(usage.device), format_change(consumed), format_bytes(reclaimed), peak_label(usage)
+    consumed = format_change(record.consumed.get(usage.device, 0))
+    return device_label(usage.device), consumed, reclaimed_label(record, usage.device), peak_label(usage)
+
+
+def reclaimed_label(record: ExperimentRecord, device: str) -> str:
+    """Return what the end gave back; nothing where its own work took more than came back."""
+    return format_bytes(max(0, record.reclaimed.get(device, 0)))
 
 
 def _experiment_facts(record: ExperimentRecord) -> tuple[Fact, ...]:

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from ipygpumem.model import CellRecord, ExperimentRecord, Growth, TraceRecord, Usage, devices_of, usage_on
+from ipygpumem.reports.content import reclaimed_label
 from ipygpumem.reports.layout import Report, Table, clean, clean_name, count, device_label, in_use, peak_label, shorten
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
@@ -135,7 +136,7 @@ def _device_table(runs: Sequence[NumberedRun], device: str) -> Table:
             run.label,
             format_change(run.record.consumed.get(device, 0)),
             peak_label(usage),
-            format_bytes(run.record.reclaimed.get(device, 0)),
+            reclaimed_label(run.record, device),
             _kept(usage),
         )
         for run, usage in found

@@ -25,7 +25,9 @@ def _row(cost: Cost, device: str) -> tuple[str, ...]:
     first = device == cost.devices[0]
     peak, seconds = cost.peak_bytes(device), cost.seconds
     return (
-        clean_name(" ".join(cost.text.split())) if first else "",
+        clean_name(" ⏎ ".join(" ".join(line.split()) for line in cost.text.splitlines() if line.strip()))
+        if first
+        else "",
         device_label(device) + " (sampled)" * cost.is_sampled(device),
         format_change(round(cost.kept_bytes(device).median)),
         format_change(round(peak.median)),

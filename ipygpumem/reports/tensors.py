@@ -28,10 +28,15 @@ def difference_report(difference: InventoryDiff, *, top: int) -> Report:
     """Return the ``top`` largest tensors that came, as many that went, and where the inventories were taken."""
     places = clean(f"from {difference.before or 'before'} to {difference.after or 'after'}")
     changes = [f"{device_label(device)} {format_change(size)}" for device, size in difference.changed_bytes.items()]
-    parts = ((f"came: {len(difference.came):,}", difference.came), (f"went: {len(difference.went):,}", difference.went))
-    tables = tuple(_table(title, tensors, top) for title, tensors in parts if tensors)
+    tables = changed_tables(difference, top=top)
     headline = SEPARATOR.join(["tensors and arrays", places, *(changes or ["no change"])])
     return Report("difference", headline, (), tables)
+
+
+def changed_tables(difference: InventoryDiff, *, top: int) -> tuple[Table, ...]:
+    """Return a table of the ``top`` largest tensors that came, and one of as many that went."""
+    parts = ((f"came: {len(difference.came):,}", difference.came), (f"went: {len(difference.went):,}", difference.went))
+    return tuple(_table(title, tensors, top) for title, tensors in parts if tensors)
 
 
 def _report(inventory: Inventory, table: Table) -> Report:

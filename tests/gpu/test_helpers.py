@@ -48,3 +48,68 @@ def test_the_most_free_of_two_cards_is_found_with_and_without_a_context(
                 assert kernel.value("ipygpumem.most_free_device()") == best
                 run_ok(kernel, f"torch.ones(1, device={best!r})")
                 assert kernel.value("ipygpumem.most_free_device()") == best
+
+
+_FITS = (
+    "import torch, ipygpumem\n"
+    "def fits(n):\n"
+    "    try: torch.empty(n, dtype=torch.uint8, device='cuda:0')\n"
+    "    except torch.OutOfMemoryError: return False\n"
+    "    finally: torch.cuda.empty_cache()\n"
+    "    return True\n"
+)
+
+
+@pytest.mark.parametrize("mib", [20, 64, 3000])
+def test_exactly_so_much_stays_free(bare_kernel: Kernel, mib: int) -> None:
+    """Under `leave_free(n)` a request of n bytes fits, and one of n and two blocks of 2 MiB does not; afterwards it
+    fits again."""
+    ready(bare_kernel)
+    run_ok(bare_kernel, f"{_FITS}n, more = {mib} << 20, {mib + 4} << 20")
+    run_ok(
+        bare_kernel,
+        "gaps = [torch.empty(1 << 20, dtype=torch.uint8, device='cuda:0') for _ in range(64)][::2]\n"
+        "cached = torch.empty(256 << 20, dtype=torch.uint8, device='cuda:0'); del cached\n"
+        "with ipygpumem.leave_free(n) as filler:\n    inside = fits(n), fits(more)\n"
+        "after = fits(more)",
+    )
+    assert bare_kernel.value("(inside, after)") == ((True, False), True)
+
+
+def test_what_stays_free_is_what_torchs_own_limit_leaves(bare_kernel: Kernel) -> None:
+    """Where the user has given torch a share of the card, `leave_free` leaves so much of the share, which it does not
+    change."""
+    ready(bare_kernel)
+    run_ok(
+        bare_kernel,
+        f"{_FITS}torch.cuda.set_per_process_memory_fraction(0.25, 0)\nask = torch.cuda.get_device_properties",
+    )
+    run_ok(bare_kernel, "with ipygpumem.leave_free('512 MiB'):\n    inside = fits(512 << 20), fits(516 << 20)")
+    run_ok(bare_kernel, "total = ask(0).total_memory\nafter = fits(total // 5), fits(total // 3)")
+    assert bare_kernel.value("(inside, after)") == ((True, False), (True, False))
+
+
+def test_fillers_nest_and_give_back(bare_kernel: Kernel) -> None:
+    """A filler inside another leaves less; each gives back what it held at its end, after an error, too."""
+    ready(bare_kernel)
+    run_ok(
+        bare_kernel,
+        f"{_FITS}before = torch.cuda.memory_allocated(0)\n"
+        "with ipygpumem.leave_free('1 GiB'):\n"
+        "    with ipygpumem.leave_free('64 MiB'):\n        inner = fits(64 << 20), fits(68 << 20)\n"
+        "    outer = fits(1 << 30), fits((1 << 30) + (4 << 20))\n"
+        "with ipygpumem.allocate(12345) as held:\n    size = held.size_bytes, torch.cuda.memory_allocated(0) - before\n"
+        "try:\n    with ipygpumem.allocate('1 GiB'):\n        1 / 0\nexcept ZeroDivisionError: pass\n"
+        "try:\n    with ipygpumem.leave_free('9 TiB'):\n        pass\nexcept ipygpumem.errors.DeviceError as error:\n"
+        "    said = str(error)\n"
+        "after = torch.cuda.memory_allocated(0) - before",
+    )
+    assert bare_kernel.value("(inner, outer, size, after)") == ((True, False), (True, False), (12345, 12800), 0)
+    assert bare_kernel.value("said").endswith(": 9.00 TiB cannot stay free")
+
+
+def test_preload_from_python(bare_kernel: Kernel) -> None:
+    """`ipygpumem.preload()` creates the context, and its record says what the device uses then."""
+    run_ok(bare_kernel, "import torch, ipygpumem\nassert not torch.cuda.is_initialized()\nfound = ipygpumem.preload()")
+    assert bare_kernel.value("torch.cuda.is_initialized(), found.label") == (True, "cuda")
+    assert bare_kernel.value("[usage.device for usage in found.usages if usage.used_bytes]") == ["cuda:0"]

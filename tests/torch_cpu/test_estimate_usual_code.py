@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import ipygpumem
 from ipygpumem.errors import EstimateError
@@ -285,6 +286,20 @@ def test_compiled_code_is_estimated_as_eager_code_and_that_is_said(tmp_path: Pat
     assert compiled.peak_bytes == estimated("model(x).sum().backward()", tmp_path).peak_bytes
     model, x = torch.compile(network()), torch.randn(4, 128)
     assert any("torch.compile" in note for note in ipygpumem.estimate(lambda: model(x)).notes)
+
+
+@pytest.mark.parametrize("way", ["checkpointing", "a disabled module"])
+def test_what_is_never_compiled_is_not_called_compiled(way: str) -> None:
+    """torch wraps what its compiler is to leave alone, such as checkpointing from its first call on."""
+    model, x = network(), torch.randn(4, 128)
+    disabled = torch._dynamo.disable(model)
+
+    def step() -> None:
+        out = disabled(x) if way == "a disabled module" else checkpoint(model, x, use_reentrant=False)
+        out.sum().backward()
+
+    step()
+    assert ipygpumem.estimate(step).notes == ()
 
 
 def test_a_scripts_log_is_written_as_ever(capsys: pytest.CaptureFixture[str], caplog: Any) -> None:

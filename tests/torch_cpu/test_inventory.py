@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import ipygpumem
-from ipygpumem.objects.arrays import storage_key, watch
+from ipygpumem.objects.alive import watch
+from ipygpumem.objects.arrays import storage_key
 from ipygpumem.objects.bulk import CHUNK
 from ipygpumem.objects.heap import Heap
 from ipygpumem.objects.holders.search import Roots, explain

@@ -298,6 +298,7 @@ def fit_function(
     Raises:
         AutofitError: nothing fits, what is asked for makes no sense, or the running cell is fitted itself.
     """
+    __tracebackhide__ = True
     try:
         notebook = notebook_of(shell)
     except NotLoadedError:

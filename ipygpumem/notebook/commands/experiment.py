@@ -19,7 +19,7 @@ from ipygpumem.reports.content import usage_parts
 from ipygpumem.reports.layout import Report, clean, listed, note
 from ipygpumem.units import format_bytes, format_seconds
 
-_PATTERN = re.compile(r"[\w*?\[\]!-]+")
+_GLOB = re.compile(r"(?=.*[*?\[])[\w*?\[\]!-]+")
 
 
 def start(notebook: Notebook, options: Options) -> list[Report]:
@@ -54,7 +54,7 @@ def _checked(what: str, words: Iterable[str]) -> list[str]:
     """Return the names and globs in words with commas."""
     patterns = [part for word in words for part in word.split(",") if part]
     for pattern in patterns:
-        if not _PATTERN.fullmatch(pattern):
+        if not pattern.isidentifier() and not _GLOB.fullmatch(pattern):
             raise UsageError(clean(f"{what}: {pattern!r} is neither a name nor a glob; write names such as x or 'y*'"))
     return patterns
 

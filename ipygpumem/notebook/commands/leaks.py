@@ -50,7 +50,7 @@ def _look(notebook: Notebook, smallest: int, progress: Progress) -> tuple[list[H
     live_tensors(notebook.tools.garbage)  # from now on each has an object
     of_heap, of_known, of_others = parts(progress, (4, 2, 4))
     heap = Heap(running_locals(), of_heap)
-    notebook.experiments.survivors.known = [item for item in notebook.experiments.survivors.known if item.alive()]
+    notebook.experiments.survivors.look(heap)
     known = [item for item in notebook.experiments.survivors.known if size_of(item.alive()) >= smallest]
     expected = _of_training(heap, {key for item in known for key in _storages(item)})
     # Where a plain path leads to them, they are what the user's own optimizer needs, and no leak.

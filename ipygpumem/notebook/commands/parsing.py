@@ -31,7 +31,7 @@ def _size(text: str) -> int:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of cells; write one such as 20")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on; write one such as 20")
     return int(text)
 
 

@@ -14,6 +14,7 @@ from ipygpumem.notebook.ipython.sources import cell_of_file, cell_that_bound, ru
 from ipygpumem.notebook.notebook import Notebook, notebook_of
 from ipygpumem.objects.inventory import selection, survey
 from ipygpumem.objects.inventory.records import Inventory
+from ipygpumem.objects.inventory.storages import Storages
 from ipygpumem.objects.progress import Progress, unseen
 from ipygpumem.reports import tensors as reports
 from ipygpumem.reports.layout import Report
@@ -34,17 +35,19 @@ def tensors(notebook: Notebook, options: Options) -> list[Report]:
     return [reports.groups_report(found, options.by, groups, top=options.top)]
 
 
-def asked_by(frame: FrameType, shell: Any) -> Inventory:
+def asked_by(frame: FrameType, shell: Any, storages: Storages | None = None) -> Inventory:
     """Return the inventory that code at ``frame`` asks for; where the extension is loaded, with a bar if it lasts."""
     try:
         notebook = notebook_of(shell)
     except NotLoadedError:
-        return take(shell, frame)
+        return take(shell, frame, storages)
     with notebook.tools.live.work(_WORK) as progress:
-        return take(shell, frame, progress=progress)
+        return take(shell, frame, storages, progress=progress)
 
 
-def take(shell: Any, frame: FrameType | None = None, *, progress: Progress = unseen) -> Inventory:
+def take(
+    shell: Any, frame: FrameType | None = None, storages: Storages | None = None, *, progress: Progress = unseen
+) -> Inventory:
     """Return an inventory with the notebook's names, and where ``frame`` (if that is given) asks for it."""
     filename = "" if frame is None else frame.f_code.co_filename
     asking = running_cell(shell) if frame is None else cell_of_file(shell, filename)
@@ -57,6 +60,7 @@ def take(shell: Any, frame: FrameType | None = None, *, progress: Progress = uns
         file=filename if is_script else None,
         line=frame.f_lineno if is_script and frame is not None else None,
         cell=asking,
+        storages=storages,
         progress=progress,
     )
 

@@ -188,6 +188,7 @@ class OpenExperiment:
         survivors = self._survivors(self._at_end)  # first: what the look takes counts for the cell's line, too
         self.record = self._make_record(self._at_end, self._tools.meter.stop(self._measurement), seconds, survivors)
         self._start.forget()
+        self._at_end.watched.clear()  # it refers weakly to arrays
 
     def _give_back(self, enclosing: Scope | None, own: list[str] | None) -> None:
         """Let go of names, outputs and tracebacks, then free what they held."""

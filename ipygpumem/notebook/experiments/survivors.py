@@ -12,7 +12,8 @@ from ipygpumem.notebook.experiments.watching import Watched
 from ipygpumem.notebook.ipython.outputs import cell_of_output, is_of_ipython
 from ipygpumem.notebook.ipython.sources import cell_of_file, cell_that_bound, running_cell
 from ipygpumem.notebook.tools import Tools
-from ipygpumem.objects.arrays import Array, describe, watch
+from ipygpumem.objects.alive import watch
+from ipygpumem.objects.arrays import Array, describe
 from ipygpumem.objects.heap import Heap, large_tensors
 from ipygpumem.objects.holders.frames import running_locals
 from ipygpumem.objects.holders.graphs import live_tensors
@@ -72,9 +73,21 @@ class Survivors:
         with tools.live.work("who holds what is still alive") as progress:
             heap = Heap(running_locals(), part(progress, 0.0, 0.5))
             found = self.explained(alive, heap, part(progress, 0.5, 1.0))
+            arrays = [array for item in alive for array in item.of_numpy]
+            places = heap.places() if arrays else set()
             heap.drop()
+        for watched_array in arrays:
+            watched_array.let_go(places)
         trim_host_heap()  # what the search took must not be the next experiment's to give back
         return found
+
+    def look(self, heap: Heap) -> None:
+        """Forget what is no more, by what there is on the ``heap``."""
+        arrays = [array for item in self.known for array in item.of_numpy]
+        places = heap.places() if arrays else set()
+        for array in arrays:
+            array.look(places)
+        self.known = [item for item in self.known if item.alive()]
 
     def _with_cell(self, item: Watched, first_cell: int, *, certain: bool) -> Watched:
         """Add the cell that bound the name, before later cells bind it anew."""

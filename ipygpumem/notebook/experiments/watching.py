@@ -10,7 +10,8 @@ from typing import Any
 from ipygpumem.errors import said
 from ipygpumem.freeing.name_snapshot import NameSnapshot
 from ipygpumem.model import Held
-from ipygpumem.objects.arrays import Array, ArraySearch, describe, watch
+from ipygpumem.objects.alive import WatchedArray, watch
+from ipygpumem.objects.arrays import Array, ArraySearch, describe
 from ipygpumem.objects.garbage import Garbage, Mark
 from ipygpumem.objects.inventory.before import Before
 
@@ -23,6 +24,11 @@ class Watched:
     arrays: tuple[tuple[Callable[[], bool], Array], ...]
     is_old_perhaps: bool = False
     """Whether its memory may be older than the experiment: the notebook held too much to look through at the start."""
+
+    @property
+    def of_numpy(self) -> list[WatchedArray]:
+        """Those that cannot be watched while the user's code runs."""
+        return [is_alive for is_alive, _ in self.arrays if isinstance(is_alive, WatchedArray)]
 
     def alive(self) -> list[Array]:
         """Return the arrays that are still alive, largest first."""

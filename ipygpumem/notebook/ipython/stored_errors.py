@@ -1,10 +1,11 @@
-"""Finds the error of a cell: in its result, or where IPython and ``sys`` keep it."""
+"""Finds the error of a cell, in its result or where IPython and ``sys`` keep it, and releases it there."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
+from ipygpumem.freeing import tracebacks
 from ipygpumem.introspect import is_instance
 
 
@@ -27,3 +28,28 @@ def stored_error(name: str) -> BaseException | None:
     """Return an error that ``sys`` keeps; None if there is none, or if the user put something else there."""
     value = getattr(sys, name, None)
     return value if is_instance(value, BaseException) else None
+
+
+def stored_errors(shell: Any | None) -> list[BaseException]:
+    """Return the errors that ``sys`` and IPython, if there is one, keep for %debug and %tb, each once."""
+    stored = [
+        stored_error("last_exc"),
+        stored_error("last_value"),
+        error_of(getattr(shell, "last_execution_result", None)),
+    ]
+    return list({id(error): error for error in stored if error is not None}.values())
+
+
+def release_stored(error: BaseException, shell: Any | None) -> int:
+    """Release ``error``, and let ``sys`` and IPython keep its stand-in instead of its real traceback.
+
+    Return how many frames were cleared.
+    """
+    real = tracebacks.traceback_of(error)
+    cleared = tracebacks.release(error)
+    if getattr(sys, "last_traceback", None) is real:
+        sys.last_traceback = tracebacks.traceback_of(error)
+    shown = getattr(shell, "InteractiveTB", None)
+    if getattr(shown, "tb", None) is real:  # set by the first traceback that is shown
+        shown.tb = tracebacks.traceback_of(error)  # type: ignore[union-attr]  # the line above says so
+    return cleared

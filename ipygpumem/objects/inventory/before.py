@@ -5,17 +5,19 @@ from __future__ import annotations
 import sys
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from itertools import compress
-from operator import attrgetter, not_
+from operator import not_
 from typing import Any
 
 from ipygpumem.introspect import is_instance
+from ipygpumem.objects.alive import Place, place_of
 from ipygpumem.objects.arrays import Array, library_type, owner_of
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.objects.holders.graphs import live_tensors
-from ipygpumem.objects.inventory.memory import Reader, each
+from ipygpumem.objects.inventory.memory import Reader
 from ipygpumem.objects.inventory.reach import Reach
+from ipygpumem.objects.inventory.storages import Storages
 
 _LARGE = 1 << 16
 """Bytes of an array that is worth a reference of its own, which the garbage collector has to look at."""
@@ -25,7 +27,7 @@ class Before:
     """The memory of all tensors, and of the arrays that a notebook can name, at the moment when it is made.
 
     It keeps none of it alive. What was alive then has no other's identity later: storages of torch are referred to
-    weakly, so that their places are not taken again, and of arrays it is asked whether they are the same objects.
+    weakly, so that their places are not taken again. Of arrays their own places are known.
 
     Args:
         namespace: the notebook's names.
@@ -36,16 +38,19 @@ class Before:
     """
 
     def __init__(self, namespace: dict[str, Any], garbage: Garbage) -> None:
-        self._storages = _Storages()
+        self._storages = Storages()
         self._objects: dict[int, weakref.ref[Any]] = {}
-        """Large arrays that own their memory, and tensors that have no storage, by identity."""
+        """Tensors that have no storage, by identity."""
+        self._large: set[Place] = set()
+        """Where large arrays are that own their memory: NumPy resizes none that somebody refers to weakly. A new one
+        that got the identity and the memory of an old one is taken for that, which is a trifle."""
+        self._spans: list[tuple[int, int]] = []
         self._small: set[int] = set()
         """Identities of small arrays. A new one that got an old one's is taken for that, which is a trifle."""
-        self._spans: list[tuple[int, int, weakref.ref[Any]]] | None = None
         self.complete = True
         base: Any = library_type("torch", "Tensor")
         if base is not None:
-            self._add_tensors(base, live_tensors(garbage))
+            self._add_tensors(live_tensors(garbage))
         array_type = library_type("numpy", "ndarray")
         if array_type is not None:
             reach = Reach(namespace)
@@ -53,22 +58,18 @@ class Before:
             self._add_arrays(array_type, reach.arrays)
             reach.drop()
 
-    def _add_tensors(self, base: Any, tensors: list[Any]) -> None:
+    def _add_tensors(self, tensors: list[Any]) -> None:
         torch: Any = sys.modules["torch"]
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            reader = Reader(torch)
-            storages = each(base.untyped_storage, tensors)
-            odd = [tensor for tensor, storage in zip(tensors, storages, strict=True) if storage is None]
-            for tensor in odd:  # sparse, or in another layout
-                self._objects[id(tensor)] = weakref.ref(tensor)
-                storages += each(base.untyped_storage, reader.parts(tensor))
-            self._storages.add([storage for storage in storages if storage is not None])
+            odd = self._storages.add_of(Reader(torch), tensors)
+            self._objects.update((id(tensor), weakref.ref(tensor)) for tensor in odd)
 
     def _add_arrays(self, array_type: Any, arrays: Sequence[Any]) -> None:
         base = array_type.__dict__["base"].__get__
         owners = [array if base(array) is None else owner_of(array_type, array) for array in arrays]
         large = list(map(_LARGE.__lt__, map(array_type.__dict__["nbytes"].__get__, arrays)))
-        self._objects.update((id(owner), weakref.ref(owner)) for owner in compress(owners, large))
+        self._large.update(place_of(owner) for owner in compress(owners, large) if is_instance(owner, array_type))
+        self._spans = sorted((start, end) for _, start, end in self._large)
         self._small = set(map(id, compress(owners, map(not_, large))))
 
     def has(self, item: object, array: Array) -> bool:
@@ -76,10 +77,14 @@ class Before:
         library, key = array.storage
         if library == "torch":
             return key in self._storages or self._shows_old_array(item)
+        array_type = library_type("numpy", "ndarray")
+        if array_type is not None and is_instance(item, array_type):
+            owner = owner_of(array_type, item)
+            if is_instance(owner, array_type) and array.size_bytes > _LARGE:
+                return place_of(owner) in self._large
+            return key in self._small and array.size_bytes <= _LARGE
         reference = self._objects.get(key)
-        if reference is None:
-            return library == "numpy" and key in self._small and array.size_bytes <= _LARGE
-        return reference() is not None
+        return reference is not None and reference() is not None
 
     def _shows_old_array(self, item: Any) -> bool:
         """Whether a tensor shows the memory of an array that was there, as one from ``torch.from_numpy`` does."""
@@ -91,53 +96,13 @@ class Before:
             if storage.device.type != "cpu" or storage.resizable():
                 return False
             address = storage.data_ptr()
-        if self._spans is None:
-            self._spans = sorted(_spans(self._objects.values()), key=lambda span: span[:2])
         place = bisect_right(self._spans, address, key=lambda span: span[0]) - 1
-        return place >= 0 and address < self._spans[place][1] and self._spans[place][2]() is not None
+        return place >= 0 and address < self._spans[place][1]
 
     def close(self) -> None:
         """Forget all of it."""
         self._storages.close()
         self._objects.clear()
+        self._large.clear()
         self._small.clear()
-        self._spans = None
-
-
-class _Storages:
-    """Storages of torch, referred to weakly: 0.1 us each, where a ``StorageWeakRef`` takes 0.6."""
-
-    _free: Callable[[int], object]
-
-    def __init__(self) -> None:
-        self._keys: set[int] = set()
-
-    def add(self, storages: Sequence[Any]) -> None:
-        kind: Any = sys.modules["torch"].UntypedStorage
-        self._free = kind._free_weak_ref
-        by_key = dict(zip(map(attrgetter("_cdata"), storages), storages, strict=True))
-        new = by_key.keys() - self._keys
-        for key in new:
-            kind._weak_ref(by_key[key])
-        self._keys |= new
-
-    def __contains__(self, key: int) -> bool:
-        return key in self._keys
-
-    def close(self) -> None:
-        while self._keys:
-            self._free(self._keys.pop())
-
-    def __del__(self) -> None:
-        if hasattr(self, "_keys"):  # an interrupt may have come before
-            self.close()
-
-
-def _spans(references: Iterable[weakref.ref[Any]]) -> Iterable[tuple[int, int, weakref.ref[Any]]]:
-    """Yield where the memory of arrays begins and ends."""
-    array_type: Any = library_type("numpy", "ndarray")
-    for reference in references:
-        array = reference()
-        if array_type is not None and is_instance(array, array_type):
-            start = array_type.__dict__["__array_interface__"].__get__(array)["data"][0]
-            yield start, start + int(array_type.__dict__["nbytes"].__get__(array)), reference
+        self._spans.clear()

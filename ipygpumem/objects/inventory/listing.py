@@ -70,6 +70,8 @@ class TensorList:
                 self._wholes.setdefault(key, []).append(memory)
         self._shown: Counter[int] = Counter()
         """How many arrays show a storage."""
+        self._owners: dict[int, int] = {}
+        """The arrays, by identity, whose memory a storage is."""
 
     @property
     def unread(self) -> list[str]:
@@ -98,6 +100,7 @@ class TensorList:
             size, owner_id = by_address[start]
             if start <= address < start + size:
                 self._shown[key] += 1
+                self._owners[key] = owner_id
                 shown.add(owner_id)
         return shown
 
@@ -152,8 +155,8 @@ class TensorList:
             self._labels.cells.get(identity),
             others + (sum(self._shown[part] for part in key) if self._shown else 0),
             memory.shared,
-            "torch",
-            key[0],
+            "numpy" if key[0] in self._owners else "torch",
+            self._owners.get(key[0], key[0]),
             memory.note,
         )
 

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from ipygpumem.model import Record
+from ipygpumem.model import Record, Usage
 from ipygpumem.units import format_bytes, format_change
 
 Role = Literal["parameter", "gradient", "optimizer state", "buffer", "other"]
@@ -39,7 +39,7 @@ class TensorRecord(NamedTuple):
     shared: bool = False
     """Whether the storage is in memory that other processes may share; for the host only."""
     library: str = ""
-    """``torch``, ``numpy``, or ``buffer`` for an array on another object's memory."""
+    """Whose the memory is: ``torch``, ``numpy``, or ``buffer`` for an array on another object's memory."""
     storage: int = 0
     """Identity of the storage among the library's: what stayed between two inventories has the same."""
     note: str = ""
@@ -128,4 +128,32 @@ class InventoryDiff(Record):
     def __repr__(self) -> str:
         """Return one line."""
         sizes = ", ".join(f"{device} {format_change(size)}" for device, size in self.changed_bytes.items())
-        return f"<InventoryDiff: {len(self.came)} came, {len(self.went)} went: {sizes or 'no change'}>"
+        return f"<{type(self).__name__}: {len(self.came)} came, {len(self.went)} went: {sizes or 'no change'}>"
+
+
+@dataclass(frozen=True, repr=False)
+class TrackerRecord(InventoryDiff):
+    """What came and what went between two calls of a tracker, and what is there; the first call finds all to come."""
+
+    number: int
+    """Which call it was, counted from 1."""
+    taken_at: float
+    """Unix time."""
+    file: str | None
+    """The file of the code that called; None for a notebook's cell, and where nothing in Python called."""
+    line: int | None
+    """In the file, or in the cell."""
+    cell: int | None
+    """Execution count of the cell whose code called."""
+    function: str
+    """That called, such as ``Net.forward``; empty at the top level."""
+    tensor_bytes: dict[str, int]
+    """The bytes of all tensors and arrays on each device, each storage once."""
+    usages: tuple[Usage, ...]
+    """What each device went through since the last call."""
+    notes: tuple[str, ...] = ()
+    """What could not be read, in words for the user."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as a dictionary of plain values, ready for JSON."""
+        return {**super().to_dict(), "usages": [usage.to_dict() for usage in self.usages]}

@@ -26,6 +26,7 @@ from ipygpumem.objects.inventory.memory import Reader
 from ipygpumem.objects.inventory.naming import Names
 from ipygpumem.objects.inventory.records import Inventory, Role, TensorRecord
 from ipygpumem.objects.inventory.roles import roles_of
+from ipygpumem.objects.inventory.storages import Storages
 from ipygpumem.objects.progress import Progress, part, parts, unseen
 from ipygpumem.probes.accelerators import loaded_torch
 
@@ -42,6 +43,7 @@ def take(
     file: str | None = None,
     line: int | None = None,
     cell: int | None = None,
+    storages: Storages | None = None,
     progress: Progress = unseen,
 ) -> Inventory:
     """Return all tensors and arrays that are alive now, the largest first.
@@ -52,12 +54,13 @@ def take(
         file: the script that asks, and
         line: where in it; or
         cell: the notebook's cell that asks.
+        storages: gets the storages of torch: none that comes later is taken for one of them while they are kept.
         progress: gets how much of it is done.
     """
     with collector_paused():
         survey = _Survey(roots, cell_of, progress)
         try:
-            return Inventory(tuple(survey.records()), time.time(), file, line, cell, tuple(survey.notes))
+            return Inventory(tuple(survey.records(storages)), time.time(), file, line, cell, tuple(survey.notes))
         finally:
             survey.drop()
 
@@ -105,6 +108,7 @@ class _Survey:
 
     def __init__(self, roots: Iterable[tuple[str, object]], cell_of: CellOf, progress: Progress) -> None:
         self.notes: list[str] = []
+        roots = list(roots)  # before the heap is listed: ``peek`` counts references
         self._heap = Heap(running_locals(), part(progress, 0.0, _HEAPS_SHARE))
         tensors, arrays = len(self._heap.tensors), len(self._heap.ndarrays)
         number = self._heap.size + arrays
@@ -131,8 +135,8 @@ class _Survey:
         named = (one.array for one in self._names.arrays.values() if is_instance(one.array, base))
         return list({id(item): item for item in chain(named, on_heap)}.values())
 
-    def records(self) -> list[TensorRecord]:
-        """Return the records of all tensors and arrays, the largest first."""
+    def records(self, storages: Storages | None) -> list[TensorRecord]:
+        """Return the records of all tensors and arrays, the largest first; add torch's storages to ``storages``."""
         array_type = library_type("numpy", "ndarray")
         arrays = [] if array_type is None else self._all(array_type, self._heap.ndarrays)
         shown: set[int] = set()
@@ -141,6 +145,8 @@ class _Survey:
             if reader is not None:
                 tensors = self._all(reader.base, self._heap.tensors)
                 gradients = add_gradients(reader, tensors, self._labels)
+                if storages is not None:
+                    storages.add_of(reader, tensors)
                 roles = roles_of(reader, self._heap, tensors, gradients)
                 self._of_tensors(0.2)
                 listed = TensorList(reader, tensors, self._labels, part(self._of_tensors, 0.2, 0.6))

@@ -1,0 +1,220 @@
+"""A tracker follows arrays without torch, writes where it is told to, and refuses what makes no sense."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+import ipygpumem
+from ipygpumem.errors import FileError, TraceError
+from ipygpumem.model import Usage
+from ipygpumem.objects.inventory.records import TensorRecord, TrackerRecord
+from ipygpumem.reports import text
+from ipygpumem.reports.tracking import tracker_report
+from tests.alone import ROOT
+from tests.fakes import FakeProbe
+
+MIB = 1 << 20
+
+pytestmark = pytest.mark.usefixtures("others_out_of_sight")
+
+
+def test_a_call_says_what_came_with_the_place_and_the_totals(
+    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker = ipygpumem.tracker()
+    tracker.track()
+    capsys.readouterr()
+    box = {"array": numpy.ones(MIB // 8)}
+    view = box["array"][5:]
+    script_memory.spike(9 << 20)
+    script_memory.set(3 << 20)
+    record = tracker.track()
+    head, title, _, _, row, total = capsys.readouterr().out.splitlines()
+    assert head.startswith("tracker 2 · ")
+    assert head.endswith(f"{__file__}:{record.line} in {record.function} · RAM +1 MiB")
+    assert (title, row.split()[:3]) == ("  came: 1", ["1", "MiB", "view"])
+    assert total.endswith(" in tensors and arrays; RSS 3 MiB, peak 9 MiB since the last call")
+    assert record.usages[0].peak_bytes == 9 << 20
+    del box, view
+    assert [row.size_bytes for row in tracker.track().went] == [MIB]
+
+
+def test_the_rows_that_are_not_shown_are_counted_with_their_bytes(
+    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker = ipygpumem.tracker(top=2)
+    tracker.track()
+    capsys.readouterr()
+    kept = [numpy.ones(128) for _ in range(7)]
+    record = tracker.track()
+    out = capsys.readouterr().out
+    assert len(record.came) == len(kept) == 7
+    assert "  5 KiB   and 5 smaller" in out, out
+
+
+def test_a_silent_one_says_nothing(
+    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    ipygpumem.tracker(silent=True).track()
+    log = tmp_path / "log"
+    ipygpumem.tracker(log, silent=True).track()
+    assert (capsys.readouterr().out, log.read_text()) == ("", "")
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_file_gets_each_call_below_what_is_there(
+    script_memory: FakeProbe,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Any,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log.txt").write_text("before\n", encoding="utf-8")
+    tracker = ipygpumem.tracker(kind("log.txt"))
+    tracker.track()
+    monkeypatch.chdir("/")
+    größe = numpy.ones(MIB)
+    tracker.track()
+    lines = (tmp_path / "log.txt").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "before"
+    assert [line.split(" · ")[0] for line in lines if line.startswith("tracker")] == ["tracker 1", "tracker 2"]
+    assert "größe" in lines[-2], größe.shape
+    assert capsys.readouterr().out == ""
+
+
+def test_a_logger_gets_each_call_with_the_place_of_the_caller(
+    script_memory: FakeProbe, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = logging.getLogger("tests.tracker")
+    caplog.set_level(logging.INFO, logger.name)
+    record = ipygpumem.tracker(logger).track()
+    (entry,) = caplog.records
+    assert (entry.pathname, entry.lineno, entry.levelname) == (__file__, record.line, "INFO")
+    assert entry.getMessage().startswith("tracker 1 · ")
+    ipygpumem.tracker(logging.LoggerAdapter(logger, {})).track()
+    assert len(caplog.records) == 2
+
+
+def test_where_writing_fails_it_is_said_and_the_record_comes(
+    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    class Broken(logging.Logger):
+        def info(self, *args: Any, **kwargs: Any) -> None:
+            raise OSError("the network is down")
+
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    for tracker in (ipygpumem.tracker(Broken("x")), ipygpumem.tracker(folder / "log.txt")):
+        if (folder / "log.txt").exists():
+            (folder / "log.txt").unlink()
+            folder.rmdir()
+        assert tracker.track().number == 1
+        head, *_, last = capsys.readouterr().out.splitlines()
+        assert head.startswith("tracker 1 · ")
+        assert last.startswith("ipygpumem: the tracker could not write to ")
+
+
+def test_what_makes_no_sense_is_refused_in_one_line(script_memory: FakeProbe, tmp_path: Path) -> None:
+    for wrong in (5, b"log", sys.stdout, [], True):
+        with pytest.raises(
+            TraceError, match="a tracker writes to a logger, or to a file whose path it gets, and not to"
+        ):
+            ipygpumem.tracker(wrong)
+    for top in (-1, 2.5, "3", True, None):
+        with pytest.raises(TraceError, match="top is how many rows are shown"):
+            ipygpumem.tracker(top=top)  # type: ignore[arg-type]
+    for path in (tmp_path, tmp_path / "no" / "log", "", "a\0b", "~nobody-has-this-name/log"):
+        with pytest.raises(FileError, match="the tracker's file cannot be written") as caught:
+            ipygpumem.tracker(path)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_file_that_may_not_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("")
+    (tmp_path / "log").chmod(0o400)
+    with pytest.raises(FileError, match="PermissionError"):
+        ipygpumem.tracker(tmp_path / "log")
+
+
+def test_an_array_can_be_resized_while_it_is_followed(script_memory: FakeProbe) -> None:
+    """NumPy refuses to resize an array to which a weak reference exists."""
+    tracker, array = ipygpumem.tracker(silent=True), numpy.ones(MIB)
+    tracker.track()
+    array.resize(2 * MIB, refcheck=False)
+    record = tracker.track()
+    assert [[row.size_bytes for row in rows] for rows in (record.came, record.went)] == [[16 * MIB], [8 * MIB]]
+
+
+_SCRIPT = """
+import atexit, sys, ipygpumem
+t = ipygpumem.tracker()
+def work():
+    t.track()
+work()
+assert "torch" not in sys.modules and "IPython" not in sys.modules
+import numpy
+big = numpy.ones(2**17)
+exec("t.track()")
+atexit.register(t.track)
+"""
+
+
+def test_a_script_without_torch_prints_each_call(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    heads = [line for line in done.stdout.splitlines() if line.startswith("tracker")]
+    assert heads[0].rpartition(" · ")[0].endswith("train.py:5 in work")
+    assert heads[1].startswith("tracker 2 · <string>:1 · RAM +1 MiB")
+    assert heads[2].startswith("tracker 3 · "), "called by atexit"
+    assert "train.py" not in heads[2]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "allocated", "said"),
+    [
+        (64, 96, "64 MiB in tensors; torch has allocated 96 MiB (32 MiB of it in no Python tensor, or rounding)"),
+        (64, 64, "64 MiB in tensors; torch has allocated 64 MiB, reserved 128 MiB, peak"),
+        (
+            64,
+            60,
+            "64 MiB in tensors; torch has allocated 60 MiB (4 MiB less: some are memory that torch does not count",
+        ),
+        (0, 32, "0 B in tensors; torch has allocated 32 MiB (32 MiB of it in no Python tensor, or rounding)"),
+    ],
+)
+def test_the_totals_of_a_device_stand_against_its_allocator(tensors: int, allocated: int, said: str) -> None:
+    usage = Usage("cuda:0", 0, allocated * MIB, 100 * MIB, None, "allocator", reserved_bytes=128 * MIB)
+    sizes = {"cuda:0": tensors * MIB, "meta": 0, "privateuseone:0": MIB}
+    row = TensorRecord("x", "Tensor", (1,), "uint8", "cuda:0", MIB, kind="parameter")
+    record = TrackerRecord((row,), (), "", "cell 3, line 1", 2, 0.0, None, 1, 3, "", sizes, (usage,), ("a note",))
+    lines = tracker_report(record, top=5).lines
+    assert lines[0].startswith(f"cuda:0: {said}")
+    assert lines[0].endswith(", reserved 128 MiB, peak 100 MiB since the last call")
+    assert lines[1:] == ("privateuseone:0: 1 MiB in tensors", "a note")
+    assert text.render([tracker_report(record, top=5)]).startswith("tracker 2 · cell 3, line 1 · cuda:0 +1 MiB\n")
+
+
+def test_a_function_that_asks_again_and_again_keeps_nothing_alive(script_memory: FakeProbe) -> None:
+    """Where a name refers to what the garbage collector tracks, the copy of the names in the frame is tracked, too."""
+    tracked: list[int] = []
+    for _ in range(4):
+        array = numpy.ones(MIB)
+        dies = weakref.ref(array)
+        assert ipygpumem.tensors("array").total_bytes == 8 * MIB
+        del array
+        assert dies() is None, tracked

@@ -1,0 +1,287 @@
+"""A tracker says which of torch's tensors came and went between two calls, where others compare their shapes."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import ipygpumem
+from ipygpumem.objects.inventory.records import TrackerRecord
+from tests import hostile
+from tests.kernel import Kernel
+from tests.steps import works
+from tests.tracing import interrupted_at
+
+torch: Any = pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
+nn = torch.nn
+
+pytestmark = pytest.mark.usefixtures("others_out_of_sight")
+
+MIB = 1 << 20
+
+
+def tracker() -> Callable[[], TrackerRecord]:
+    """The ``track`` of a silent tracker that has been called once."""
+    track: Callable[[], TrackerRecord] = ipygpumem.tracker(silent=True).track
+    track()
+    return track
+
+
+def rows(record: TrackerRecord) -> tuple[list[tuple[str | None, int]], list[tuple[str | None, int]]]:
+    """What came and what went, by the last part of its name, with its bytes."""
+
+    def named(tensors: Any) -> list[tuple[str | None, int]]:
+        return sorted((row.name and row.name.rpartition(".")[2], row.size_bytes) for row in tensors)
+
+    return named(record.came), named(record.went)
+
+
+def descriptions() -> set[tuple[Any, ...]]:
+    """What MemTracker of Pytorch-Memory-Utils compares, as its documentation shows: a set of descriptions of tensors.
+
+    The tool is on no package index and has no licence that would let us keep it here. It looks at CUDA tensors only;
+    this stands in for its comparison: how many there are of a type, a shape and a dtype, and their elements' bytes.
+    """
+    found = [item for item in gc.get_objects() if isinstance(item, torch.Tensor)]
+    kinds = [(type(item), tuple(item.shape), item.dtype) for item in found]
+    return {
+        (*kind, kinds.count(kind), item.numel() * item.element_size()) for kind, item in zip(kinds, found, strict=True)
+    }
+
+
+def test_a_tensor_replaced_by_its_like_is_one_that_went_and_one_that_came() -> None:
+    track, x = tracker(), torch.zeros(MIB)
+    track()
+    before = descriptions()
+    y = x
+    x = torch.ones(MIB)
+    del y
+    record = track()
+    assert descriptions() == before, "the comparison of descriptions sees nothing"
+    assert rows(record) == ([("x", 4 * MIB)], [("x", 4 * MIB)])
+    assert record.changed_bytes == {"cpu": 0}
+
+
+def test_a_storage_that_takes_the_place_of_a_dead_one_is_another() -> None:
+    track = tracker()
+    places = set()
+    for number in range(20):
+        x = torch.zeros(1000)
+        places.add(x.untyped_storage()._cdata)
+        assert rows(track()) == ([("x", 4000)], [("x", 4000)] if number else [])
+        del x
+    # Nobody but the tracker keeps the places of dead storages from being used again.
+    again = set()
+    for _ in range(20):
+        x = torch.zeros(1000)
+        again.add(x.untyped_storage()._cdata)
+        del x
+    assert len(again) < 20
+
+
+def test_views_add_nothing_and_keep_the_whole_storage() -> None:
+    track, big = tracker(), torch.zeros(MIB)
+    track()
+    before = descriptions()
+    view, turned = big[:10], big.view(2, -1).T
+    seen = sum(item[-1] for item in descriptions() - before)
+    assert seen > 4 * MIB, "descriptions count the same bytes again"
+    record = track()
+    assert rows(record) == ([], [])
+    del big, turned
+    assert rows(track()) == ([], [])
+    assert track().tensor_bytes == {"cpu": 4 * MIB}, view.shape
+    del view
+    assert rows(track())[1] == [("view", 4 * MIB)]
+
+
+@pytest.mark.parametrize("name", ["int16", "bool", "float16", "bfloat16", "complex64", "complex128", "float64"])
+def test_bytes_are_those_of_the_dtype(name: str) -> None:
+    track, dtype = tracker(), getattr(torch, name)
+    x = torch.zeros(1000, dtype=dtype)
+    assert rows(track()) == ([("x", 1000 * x.element_size())], [])
+
+
+def test_one_more_of_a_shape_is_one_that_came() -> None:
+    track, first = tracker(), torch.zeros(1000)
+    track()
+    before = descriptions()
+    second = torch.zeros(1000)
+    assert {item[3] for item in descriptions() - before} == {2}, "as if two had come"
+    assert rows(track()) == ([("second", 4000)], []), (first, second)
+
+
+def test_names_and_kinds_of_what_a_training_step_leaves() -> None:
+    model = nn.Linear(100, 100, bias=False)
+    adam = torch.optim.Adam(model.parameters())
+    track = tracker()
+    model(torch.ones(1, 100)).sum().backward()
+    adam.step()
+    came = {(row.name, row.kind) for row in track().came if row.size_bytes == 40_000}
+    state = "adam.state[model.weight]"
+    exp = {(f'{state}["exp_avg"]', "optimizer state"), (f'{state}["exp_avg_sq"]', "optimizer state")}
+    assert came == {("model.weight.grad", "gradient"), *exp}
+    adam.zero_grad()
+    assert [(row.name, row.kind) for row in track().went] == [("model.weight.grad", "gradient")]
+
+
+def test_an_array_and_the_tensor_that_shows_it_are_one_memory() -> None:
+    numpy = pytest.importorskip("numpy")
+    array = numpy.ones(1000)
+    track = tracker()
+    tensor = torch.from_numpy(array)
+    assert rows(track()) == ([], [])
+    del tensor
+    assert rows(track()) == ([], [])
+    del array
+    assert rows(track()) == ([], [("array", 8000)])
+
+
+def test_it_keeps_nothing_alive() -> None:
+    track, x = tracker(), torch.zeros(1000)
+    sparse, wrapped = torch.eye(10).to_sparse(), nn.Parameter(torch.ones(2))
+    track()
+    references = [weakref.ref(item) for item in (x, sparse, wrapped)]
+    del x, sparse, wrapped
+    assert [reference() for reference in references] == [None] * 3
+    assert len(track().went) == 3
+
+
+def test_tensors_of_every_sort_are_followed() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    class Named(torch.Tensor):
+        """A subclass of a user."""
+
+    track = tracker()
+    with torch.inference_mode():
+        inference = torch.zeros(100)
+    meta, named = torch.zeros(100, device="meta"), torch.zeros(100).as_subclass(Named)
+    sparse = torch.eye(10).to_sparse()
+    with FakeTensorMode():
+        fake = torch.zeros(100)
+    came = dict(rows(track())[0])
+    assert came == {"inference": 400, "meta": 0, "named": 400, "sparse": 10 * 8 * 2 + 40, "fake": 0}
+    assert rows(track()) == ([], []), (meta, fake, named, sparse)
+    values = sparse._values()
+    del inference, meta, named, sparse, fake
+    assert dict(rows(track())[0]).keys() <= {"values"}, values
+    assert track().tensor_bytes == {"cpu": 40}
+
+
+def test_weak_references_of_ours_stop_no_tensor_from_being_swapped() -> None:
+    track, x, y = tracker(), torch.zeros(3), torch.ones(3)
+    track()
+    torch.utils.swap_tensors(x, y)
+    assert rows(track()) == ([], [])
+    assert x.tolist() == [1, 1, 1]
+
+
+def test_a_hostile_class_is_not_asked() -> None:
+    body = {name: method for name, method in hostile.body.items() if name not in ("__class__", "__getattribute__")}
+    x = torch.Tensor._make_subclass(type("Hostile", (torch.Tensor,), body), torch.zeros(1000))
+    hostile.touched.clear()
+    track = tracker()
+    kept = [x]
+    assert track().tensor_bytes["cpu"] == 4000
+    assert hostile.touched == []
+    assert len(kept) == 1
+
+
+def test_threads_that_make_tensors_meanwhile_are_no_trouble() -> None:
+    stop, kept = threading.Event(), list[Any]()
+
+    def make() -> None:
+        while not stop.is_set():
+            kept.append(torch.zeros(100))
+            torch.zeros(100)
+            del kept[:-5]
+
+    threads = [threading.Thread(target=make) for _ in range(3)]
+    track = tracker()
+    for thread in threads:
+        thread.start()
+    for _ in range(10):
+        track()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    last = track()
+    assert last.tensor_bytes["cpu"] == 400 * len(kept)
+    assert rows(track()) == ([], [])
+
+
+def test_a_ctrl_c_inside_it_loses_no_call() -> None:
+    track, x = tracker(), torch.zeros(1000)
+    line, count = 1, 0
+
+    def ours(frame: Any) -> bool:
+        return "/ipygpumem/" in frame.f_code.co_filename
+
+    while line < 3000 and interrupted_at(line, track, ours):
+        line, count = line + 1 + line // 4, count + 1
+    assert count > 10, "no line was interrupted"
+    assert gc.isenabled()
+    assert rows(track()) in (([("x", 4000)], []), ([], [])), "said once, by this call or one that came through"
+    y = x.clone()
+    assert rows(track()) == ([("y", 4000)], [])
+    assert y.shape == (1000,)
+
+
+def test_its_record_goes_through_json() -> None:
+    track, x = tracker(), torch.zeros(3, requires_grad=True)
+    record = track()
+    assert TrackerRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
+    assert record.number == 2, x
+    assert repr(record) == "<TrackerRecord: 1 came, 0 went: cpu +12 B>"
+
+
+def test_the_place_is_that_of_the_call() -> None:
+    t = ipygpumem.tracker(silent=True)
+
+    def helper() -> TrackerRecord:
+        return t.track()
+
+    place = sys._getframe().f_lineno
+    direct, through = t.track(), helper()
+    shown = (lambda: t.track())()
+    (listed,) = [t.track() for _ in range(1)]
+    assert (direct.file, direct.line, direct.cell) == (__file__, place + 1, None)
+    assert direct.function == "test_the_place_is_that_of_the_call"
+    assert (through.line, through.function.endswith("helper")) == (place - 2, True)
+    assert (shown.line, shown.function.endswith("<lambda>")) == (place + 2, True)
+    assert listed.line == place + 3
+    assert listed.before == shown.after == f"{__file__}:{shown.line} in {shown.function}"
+
+
+def test_in_a_notebook_it_names_the_cells_and_shows_a_report(notebook: Kernel) -> None:
+    works(notebook, "t = ipygpumem.tracker()\nfirst = t.track()")
+    works(notebook, "import torch\ndef step():\n    global x\n    x = torch.ones(2**18)\n    return t.track()")
+    defined = int(notebook.value("first.cell")) + 1
+    reply = notebook.run("record = step()")
+    (shown,) = reply.reports("tracker")
+    assert f" · cell {defined}, line 5 in step · RAM +1 MiB\n" in shown
+    assert "1 MiB   x " in shown
+    assert notebook.value("(record.cell, record.line, record.file, record.function)") == (defined, 5, None, "step")
+    assert notebook.value("record.before == f'cell {first.cell}, line 2'") is True
+    works(notebook, "x = torch.zeros(2**18)\nagain = t.track()")
+    assert notebook.value("[(r.name, r.size_bytes) for r in again.came + again.went]") == [("x", MIB)] * 2
+
+
+def test_it_may_be_made_before_the_extension_and_live_on_after_it(bare_kernel: Kernel) -> None:
+    reply = bare_kernel.run("import ipygpumem\nt = ipygpumem.tracker()\nr = t.track()")
+    assert "tracker 1 · cell 1, line 3 · " in reply.stdout
+    bare_kernel.run("%load_ext ipygpumem")
+    (shown,) = bare_kernel.run("import torch; x = torch.ones(2**18)\nr = t.track()").reports("tracker")
+    assert "RAM +1 MiB" in shown
+    assert "peaks count from this call only" in shown
+    bare_kernel.run("%unload_ext ipygpumem")
+    reply = bare_kernel.run("del x\nr = t.track()")
+    assert "RAM -1 MiB" in reply.stdout, reply
