@@ -157,7 +157,7 @@ _EXPORTED = Argument("FILE", to="file", offers="exports", missing="which file? I
 _PLOT = (
     Argument("session|cells|devices|experiments", to="picture", default="session"),
     Argument("--device D", offers=("RAM", "cuda")),
-    Argument("-n N", type="count"),
+    Argument("-n N", type="int"),
     Argument("--save FILE", offers="pictures"),
     Argument("--dark"),
     _FORCE,

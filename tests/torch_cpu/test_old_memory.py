@@ -123,12 +123,6 @@ def test_what_the_scope_has_put_into_something_old_is_reported(
     assert found == [(f"notebook variable {path}", advice)]
 
 
-def test_a_new_array_at_the_place_of_an_old_one_is_reported(notebook: Kernel) -> None:
-    works(notebook, "import numpy as np\nbig, cache = np.zeros(1 << 18), []")
-    works(notebook, "%%experiment a\ndel big\nbig = np.zeros(1 << 18); cache.append(big)")
-    assert notebook.value("[h.name for h in ipygpumem.experiments()[-1].survivors]") == ["big"]
-
-
 def test_a_survivor_of_an_inner_scope_is_one_leak_also_after_the_outer_one(notebook: Kernel) -> None:
     works(notebook, "cache = []\n%experiment start whole")
     works(notebook, "%%experiment part\nx = torch.ones(1 << 19); cache.append(x)")
