@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from ipygpumem import plot as plot
+    from ipygpumem.api.advice import advise
     from ipygpumem.api.devices import allocate, leave_free, memory, most_free_device, preload
     from ipygpumem.api.estimates import estimate, summary
     from ipygpumem.api.exports import load
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ipygpumem.notebook.python import experiment, experiments, export, history, last, subscribe
 
 _PLACES = {
+    "api.advice": ("advise",),
     "api.devices": ("allocate", "leave_free", "memory", "most_free_device", "preload"),
     "api.estimates": ("estimate", "summary"),
     "api.exports": ("load",),
@@ -42,6 +44,7 @@ _PLACES = {
 
 __all__ = [
     "Trace",
+    "advise",
     "allocate",
     "autofit",
     "budget",

@@ -66,6 +66,7 @@ def check(reply: Reply, cell: str, shown: str) -> None:
     "page",
     [
         "README.md",
+        "docs/advice.md",
         "docs/experiments.md",
         "docs/calibrate.md",
         "docs/helpers.md",

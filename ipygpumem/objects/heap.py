@@ -27,6 +27,7 @@ from ipygpumem.objects.arrays import (
     owner_of,
 )
 from ipygpumem.objects.bulk import CHUNK, by_identity, chunks, of_types, one_of_each, types_of
+from ipygpumem.objects.holders.frames import emptied_locals
 from ipygpumem.objects.progress import Progress, counted, unseen
 
 _FEW = 50
@@ -48,7 +49,8 @@ class Heap:
     """
 
     def __init__(self, beside: Iterable[object] = (), progress: Progress = unseen) -> None:
-        beside = list(beside)  # while no list of ours has what is peeked at: ``peek`` counts references
+        # While no list of ours has what is peeked at: ``peek`` counts references.
+        beside, emptied = list(beside), emptied_locals()
         # What is made from here on is ours. With itself in its own list, or a variable that an inner function shares,
         # it would be a cycle; it must go as soon as it is dropped.
         self._tracked: list[object] = gc.get_objects()
@@ -67,6 +69,9 @@ class Heap:
         for item in (self, beside, sys.modules.get("_asyncio")):
             for place in islice(compress(count(), map(is_, self._tracked, repeat(item))), 1):
                 self._tracked[place] = None
+        if emptied:
+            for place in list(compress(count(), map(emptied.__contains__, map(id, self._tracked)))):
+                self._tracked[place] = None
         self._look_behind(beside, progress)
 
     def drop(self) -> None:
@@ -76,11 +81,11 @@ class Heap:
         self._alive.clear()
         self._inside = None
 
-    def _look_behind(self, beside: Iterable[object], progress: Progress) -> None:
+    def _look_behind(self, beside: list[object], progress: Progress) -> None:
         """Find the arrays and the containers that the collector does not track."""
         arrays = {id(library_type("numpy", "ndarray"))}
         behind: dict[int, object] = {}
-        level: Iterator[Sequence[object]] = chain(self._referents(progress), [list(beside)])
+        level: Iterator[Sequence[object]] = chain(self._referents(progress), [beside])
         while True:
             known = len(behind)
             for referents in level:

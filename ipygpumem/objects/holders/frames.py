@@ -32,6 +32,20 @@ def running_ids() -> set[int]:
     return {id(current) for _, current in _all_frames()}
 
 
+def emptied_locals() -> set[int]:
+    """Return the identities of the dicts in which running functions of the user's show their locals, empty by now.
+
+    Up to Python 3.12 each frame keeps such a dict. Who refers to it keeps ``peek`` from emptying it again.
+    """
+    found = set()
+    for frame, _ in running_frames():
+        names = frame.f_locals
+        if _is_ours_alone(frame, names):
+            names.clear()
+            found.add(id(names))
+    return found
+
+
 def _all_frames() -> Iterator[tuple[int, FrameType]]:
     # A frame that is left in one of its own variables is a cycle, which would keep all that our callers hold.
     stacks = sys._current_frames()
@@ -71,7 +85,11 @@ def peek(frame: FrameType) -> dict[str, object]:
     """
     names = frame.f_locals
     values = dict(names)
-    only_ours = 3  # the frame's reference, the one in ``names``, and getrefcount's own
-    if type(names) is dict and frame.f_trace is None and sys.getrefcount(names) == only_ours:
+    if _is_ours_alone(frame, names):
         names.clear()
     return values
+
+
+def _is_ours_alone(frame: FrameType, names: object) -> bool:
+    only_ours = 4  # the frame's reference, the caller's, the one in ``names``, and getrefcount's own
+    return type(names) is dict and frame.f_trace is None and sys.getrefcount(names) == only_ours

@@ -111,7 +111,7 @@ def live_tensors(garbage: Garbage) -> list[Any]:
                 if base.is_leaf.__get__(tensor) or base.retains_grad.__get__(tensor):  # others make torch warn
                     behind.append(base.grad.__get__(tensor))
                 for node in _nodes(base, base.grad_fn.__get__(tensor), seen):
-                    behind += (_gradient_behind(base, node), *saved_by(node))
+                    behind += (gradient_behind(base, node), *saved_by(node))
     return list({id(tensor): tensor for tensor in (*tensors, *behind) if tensor is not None}.values())
 
 
@@ -140,12 +140,12 @@ def _kept_by(base: Any, tensor: Any, seen: _Seen) -> Iterator[tuple[StorageKey |
             yield storage_key(gradient), Keeper(tensor, GRADIENT, "")
         return
     for part in _nodes(base, node, seen):
-        gradient = _gradient_behind(base, part)
+        gradient = gradient_behind(base, part)
         for saved in [*saved_by(part), *([] if gradient is None else [gradient])]:
             yield storage_key(saved), Keeper(tensor, f": its autograd graph ({type_name(part)})", DETACH)
 
 
-def _gradient_behind(base: Any, node: Any) -> Any:
+def gradient_behind(base: Any, node: Any) -> Any:
     """Return the gradient of the leaf in which a graph ends here; None at any other node."""
     return base.grad.__get__(node.variable) if name_of(type(node)) == "AccumulateGrad" else None
 
@@ -163,7 +163,7 @@ def _nodes(base: Any, first: Any, seen: _Seen) -> Iterator[Any]:
         seen[id(node)] = node
         yield node
         waiting.extend(following for following, _ in node.next_functions)
-        gradient = _gradient_behind(base, node)
+        gradient = gradient_behind(base, node)
         if gradient is not None:  # it has a graph of its own after backward(create_graph=True)
             waiting.append(base.grad_fn.__get__(gradient))
 

@@ -116,6 +116,14 @@ class Names:
         entered = (len(self._seen) - len(self._queue)) / min(self.MOST_OBJECTS, self._size)
         self._progress(max(entered, self._looked_at / self._size))
 
+    def objects(self) -> set[int]:
+        """Return the identities of all objects that were looked into."""
+        return set(self._seen)
+
+    def keep_arrays_only(self) -> None:
+        """Let go of all objects but the arrays; nothing is walked from here on."""
+        self._seen.clear()
+
     def drop(self) -> None:
         """Let go of all objects."""
         self.arrays.clear()

@@ -57,7 +57,7 @@ def take(
         storages: gets the storages of torch: none that comes later is taken for one of them while they are kept.
         progress: gets how much of it is done.
     """
-    with _collector_paused():
+    with collector_paused():
         survey = _Survey(roots, cell_of, progress)
         try:
             return Inventory(tuple(survey.records(storages)), time.time(), file, line, cell, tuple(survey.notes))
@@ -70,7 +70,7 @@ def roles_of_objects() -> list[tuple[object, Role]]:
 
     It keeps them alive: use it, then drop it.
     """
-    with _collector_paused():
+    with collector_paused():
         survey = _Survey((), lambda root: None, unseen)
         try:
             return survey.roles()
@@ -92,7 +92,7 @@ def names_in(frame: FrameType) -> Iterator[tuple[str, object]]:
 
 
 @contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Keep garbage from being collected meanwhile: an inventory must not change what it lists."""
     was_on = gc.isenabled()
     gc.disable()
@@ -141,7 +141,7 @@ class _Survey:
         arrays = [] if array_type is None else self._all(array_type, self._heap.ndarrays)
         shown: set[int] = set()
         records: list[TensorRecord] = []
-        with _torch_reader() as reader:
+        with torch_reader() as reader:
             if reader is not None:
                 tensors = self._all(reader.base, self._heap.tensors)
                 gradients = add_gradients(reader, tensors, self._labels)
@@ -162,7 +162,7 @@ class _Survey:
         """Return each object that has memory, or parts that do, and what it is for."""
         other: Role = "other"
         found: list[tuple[object, Role]] = [(array, other) for array in self._heap.ndarrays]
-        with _torch_reader() as reader:
+        with torch_reader() as reader:
             if reader is not None:
                 tensors = self._all(reader.base, self._heap.tensors)
                 roles = roles_of(reader, self._heap, tensors, add_gradients(reader, tensors, self._labels))
@@ -174,7 +174,7 @@ class _Survey:
 
 
 @contextlib.contextmanager
-def _torch_reader() -> Iterator[Reader | None]:
+def torch_reader() -> Iterator[Reader | None]:
     """Open a block in which tensors are read without the user's code; None if torch is not loaded."""
     torch = loaded_torch()
     if (

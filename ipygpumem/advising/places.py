@@ -1,0 +1,194 @@
+"""Follows paths such as ``model.layers[0].weight`` to their objects without running any code of the user's.
+
+What it finds is what the same text means as Python code, or nothing: a path through a property, through a class with an
+``__getattr__`` of its own, or with a key that cannot be written leads nowhere.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FunctionType, MemberDescriptorType
+from typing import Any
+
+from ipygpumem.introspect import (
+    ATOMS,
+    class_dict,
+    instance_dict,
+    is_atom,
+    is_instance,
+    key_text,
+    text_of,
+)
+from ipygpumem.objects.arrays import library_type
+from ipygpumem.objects.bulk import types_of
+
+_MOST = 20_000
+"""Objects that are looked at for the names of models and optimizers."""
+_IN_MODULES = ("_parameters", "_buffers", "_modules")
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What IPython keeps in ``Out``."""
+
+    cache: Mapping[int, object]
+    """``Out`` itself: a copy would hold them, too."""
+    numbers: frozenset[int]
+    """Those that can be forgotten."""
+    keepers: frozenset[int]
+    """Identities of all objects with which IPython keeps outputs."""
+    code: Callable[[int], str]
+    """Returns the line that makes IPython forget one."""
+
+
+NO_OUTPUTS = Outputs({}, frozenset(), frozenset(), str)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The names that are seen where advice is asked for."""
+
+    namespace: Mapping[str, Any]
+    """The notebook's or the module's own dict, in which its names are kept."""
+    local: Mapping[str, object]
+    """A running function's, which come first."""
+    is_users: Callable[[str], bool] = lambda name: not name.startswith("__")
+    outputs: Outputs = NO_OUTPUTS
+
+    def names(self) -> dict[str, object]:
+        """Return the user's names and what they refer to now."""
+        plain = {name: value for name, value in list(self.namespace.items()) if type(name) is str}
+        return {**self.local, **{n: value for n, value in plain.items() if n not in self.local and self.is_users(n)}}
+
+    def torch_line(self, code: str) -> str:
+        """Return a line that needs torch, with its import where the name does not stand for it."""
+        is_there = self.names().get("torch") is sys.modules.get("torch")
+        return code if is_there else f"import torch; {code}"
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where a path leads."""
+
+    code: str
+    """The path as it may be pasted."""
+    value: object
+    holders: frozenset[int]
+    """Identities of what holds the value there: a namespace, a container, an object or its dict."""
+    container: object = None
+    """The list or dict of which it is an item."""
+    container_code: str = ""
+    takes: bool = False
+    """Whether another object can be put there, by an assignment that runs no code of the user's."""
+
+
+def spot(path: str, scope: Scope, names: Mapping[str, object]) -> Spot | None:
+    """Return where a path leads; None if it is no code, or only the user's code could tell."""
+    try:
+        node = ast.parse(path, mode="eval").body
+        found = _spot(node, scope, names)
+    except (SyntaxError, ValueError, LookupError, TypeError, RecursionError, MemoryError):
+        return None
+    return found
+
+
+def _spot(node: ast.expr, scope: Scope, names: Mapping[str, object]) -> Spot | None:
+    code = ast.unparse(node)
+    if isinstance(node, ast.Name):
+        holders = () if node.id in scope.local else (id(scope.namespace),)
+        return Spot(code, names[node.id], frozenset(holders), takes=True)
+    if not isinstance(node, (ast.Attribute, ast.Subscript)):
+        return None
+    owner = _spot(node.value, scope, names)
+    if owner is None:
+        return None
+    if isinstance(node, ast.Attribute):
+        return _attribute(owner.value, node.attr, code)
+    if not isinstance(node.slice, ast.Constant):
+        return None
+    return _item(owner, node.slice.value, code)
+
+
+def _item(owner: Spot, key: Any, code: str) -> Spot | None:
+    container: Any = owner.value
+    kind = type(container)
+    if kind is list or kind is tuple:
+        takes = kind is list
+        return Spot(code, container[key], frozenset({id(container)}), container, owner.code, takes)
+    if kind is dict and ATOMS.issuperset(types_of(list(container))):  # to compare with other keys may run their code
+        return Spot(code, container[key], frozenset({id(container)}), container, owner.code, takes=True)
+    if _is_torchs(container, "__getitem__") and type(key) is int:  # of Sequential and ModuleList
+        modules = (instance_dict(container) or {})["_modules"]
+        return Spot(code, list(entries(modules).values())[key], frozenset({id(modules)}))
+    return None
+
+
+def _attribute(owner: Any, name: str, code: str) -> Spot | None:
+    found = _lookup(type(owner), name)
+    is_slot = type(found) is MemberDescriptorType
+    if _lookup(type(owner), "__getattribute__") is not object.__getattribute__:
+        return None
+    if is_slot:
+        takes = _lookup(type(owner), "__setattr__") is object.__setattr__
+        return Spot(code, found.__get__(owner), frozenset({id(owner)}), takes=takes)
+    if any("__set__" in class_dict(kind) for kind in type.mro(type(found))):
+        return None
+    attributes = instance_dict(owner) or {}
+    if name in attributes:
+        is_plain = _lookup(type(owner), "__setattr__") is object.__setattr__ or _is_torchs(owner, "__setattr__")
+        return Spot(code, attributes[name], frozenset({id(owner), id(attributes)}), takes=is_plain)
+    if found is None and _is_torchs(owner, "__getattr__"):
+        inner = next((attributes[part] for part in _IN_MODULES if name in entries(attributes.get(part))), None)
+        if inner is not None:
+            takes = _is_torchs(owner, "__setattr__")
+            return Spot(code, entries(inner)[name], frozenset({id(inner)}), takes=takes)
+    return None
+
+
+def _lookup(kind: type, name: str) -> Any:
+    """Return what a class has under a name, past its metaclass; None if nothing."""
+    return next((class_dict(base)[name] for base in type.mro(kind) if name in class_dict(base)), None)
+
+
+def _is_torchs(owner: object, method: str) -> bool:
+    """Whether an object is one of torch's modules, and the method is the one that torch wrote."""
+    base = library_type("torch.nn", "Module")
+    return base is not None and is_instance(owner, base) and has_torchs(owner, method)
+
+
+def has_torchs(owner: object, *methods: str) -> bool:
+    """Whether torch wrote these methods of an object."""
+    found = [_lookup(type(owner), name) for name in methods]
+    return all(type(item) is FunctionType and f"{text_of(item.__module__)}.".startswith("torch.") for item in found)
+
+
+def entries(item: Any) -> dict[Any, Any]:
+    """Return what is in a dict, also in one of a class derived from it; nothing for another object."""
+    return dict(dict.items(item)) if is_instance(item, dict) else {}
+
+
+def named(names: Mapping[str, object], wanted: Iterable[object]) -> Iterator[tuple[object, str]]:
+    """Yield those of ``wanted`` that names lead to, by attributes and plain containers, with the shortest path."""
+    missing = {id(item): item for item in wanted}
+    waiting, seen = deque((value, name) for name, value in names.items()), set[int]()
+    for _ in range(_MOST):
+        if not waiting or not missing:
+            return
+        item, path = waiting.popleft()
+        if id(item) in missing:
+            yield missing.pop(id(item)), path
+        if is_atom(item) or id(item) in seen or is_instance(item, type(sys)) or is_instance(item, type):
+            continue
+        seen.add(id(item))
+        if type(item) is list or type(item) is tuple:
+            waiting += [(value, f"{path}[{place}]") for place, value in enumerate(item[:_MOST])]
+        elif type(item) is dict:
+            pairs = [(value, key_text(key)) for key, value in list(item.items())[:_MOST]]
+            waiting += [(value, f"{path}[{key}]") for value, key in pairs if key is not None]
+        elif path.count(".") < 2 and type(item) is not FunctionType:
+            pairs = [(value, text_of(key)) for key, value in list((instance_dict(item) or {}).items())]
+            waiting += [(value, f"{path}.{key}") for value, key in pairs]

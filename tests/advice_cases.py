@@ -1,0 +1,173 @@
+"""Cases of each kind of advice: code that makes it due, and code that looks like it and must be left in peace."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Case(NamedTuple):
+    """One case. ``D`` in the code stands for the device."""
+
+    finds: str
+    """The function of ``advisor.KINDS`` that finds it."""
+    setup: str
+    code: str
+    """The line that is advised."""
+    where: str = "torch"
+    """What it needs: ``torch`` (any device), ``host`` (NumPy or pandas), ``output`` (IPython), ``cache`` (a device)."""
+
+
+_NET = "net = nn.Sequential(nn.Linear(512, 512), nn.Sigmoid(), nn.Linear(512, 512), nn.Sigmoid()).to(D)\n"
+_DATA = "x = torch.rand(4096, 512, device=D)\n"
+_TRAINED = (
+    f"{_NET}{_DATA}adam = torch.optim.Adam(net.parameters())\n"
+    "net = net.append(nn.Linear(512, 4096).to(D)); adam.add_param_group({'params': list(net[4].parameters())})\n"
+    "net(x).sum().backward(); adam.step()\n"
+)
+
+CASES = {
+    "losses in a list": Case(
+        "stored",
+        f"{_NET}losses = []\nfor step in range(3):\n    losses.append(net(torch.rand(4096, 512, device=D)).mean())",
+        "losses[:] = [item.detach() for item in losses]",
+    ),
+    "losses in a list, the last under a name, too": Case(
+        "stored",
+        f"{_NET}losses = []\nfor step in range(4):\n    loss = net(torch.rand(4096, 512, device=D)).mean()\n"
+        "    losses.append(loss)",
+        "losses[:] = [item.detach() for item in losses]",
+    ),
+    "results in a dict": Case(
+        "stored",
+        f"{_NET}{_DATA}found = {{'mean': net(x).mean(), \"it's\": net(x).sum()}}",
+        "found.update({key: item.detach() for key, item in found.items()})",
+    ),
+    "a result in an attribute": Case(
+        "stored",
+        f"{_NET}{_DATA}class Run: pass\nrun = Run()\nrun.loss = net(x).mean()",
+        "run.loss = run.loss.detach()",
+    ),
+    "one result among other things": Case(
+        "stored",
+        f"{_NET}{_DATA}row = [1, 'a', net(x).mean()]",
+        "row[2] = row[2].detach()",
+    ),
+    "an evaluation with a graph": Case(
+        "evaluated", f"{_NET}{_DATA}net.eval()\nout = net(x)[:10].clone()", "out = out.detach()"
+    ),
+    "gradients of an optimizer": Case("gradients", _TRAINED, "adam.zero_grad(set_to_none=True)"),
+    "gradients of a model": Case("gradients", _TRAINED + "del adam", "net.zero_grad(set_to_none=True)"),
+    "the averages of Adam": Case("states", _TRAINED, "adam.state.clear()"),
+    "the momentum of SGD": Case(
+        "states",
+        f"{_NET}{_DATA}sgd = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)\nnet(x).sum().backward(); sgd.step()",
+        "sgd.state.clear()",
+    ),
+    "weights of float32 at rest": Case(
+        "halved", "net = nn.Linear(2048, 2048).to(D).eval().requires_grad_(False)", "net.bfloat16()"
+    ),
+    "weights of float64 at rest": Case(
+        "halved", "models = {'a': nn.LSTM(512, 512).double().to(D).eval()}", "models['a'].float()"
+    ),
+    "a head with a copy of the embedding": Case(
+        "untied",
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.embed, self.head = nn.Embedding(4096, 512), nn.Linear(512, 4096, bias=False)\n"
+        "        self.head.weight = nn.Parameter(self.embed.weight.detach().clone())\n"
+        "net = Net().to(D)",
+        "net.head.weight = net.embed.weight",
+    ),
+    "a small view": Case("views", "row = torch.rand(4096, 1024, device=D)[0]", "row = row.clone()"),
+    "small views in a list": Case(
+        "views",
+        "firsts = [torch.rand(1024, 1024, device=D)[0] for step in range(4)]",
+        "firsts[:] = [item.clone() for item in firsts]",
+    ),
+    "a small view in an attribute": Case(
+        "views",
+        "class Run: pass\nrun = Run()\nrun.best = torch.rand(4096, 1024, device=D)[:16]",
+        "run.best = run.best.clone()",
+    ),
+    "a small view of an array": Case("views", "row = np.random.rand(1024, 1024)[0]", "row = row.copy()", "host"),
+    "equal tensors": Case("duplicates", "a = torch.rand(2048, 1024, device=D)\nbest = a.clone()", "best = a"),
+    "equal arrays": Case("duplicates", "a = np.random.rand(1 << 20)\nkept = {1: a.copy()}", "kept[1] = a", "host"),
+    "a tensor of float64": Case(
+        "doubles", "x = torch.rand(1024, 1024, dtype=torch.float64, device=D)", "x = x.float()"
+    ),
+    "small numbers in int64": Case(
+        "arrays", "labels = np.arange(1 << 20) % 1000", 'labels = labels.astype("int16")', "host"
+    ),
+    "a float32 in float64": Case(
+        "arrays",
+        "x = np.random.rand(1024, 1024).astype('float32').astype('float64', order='F')",
+        'x = x.astype("float32")',
+        "host",
+    ),
+    "columns of numbers": Case(
+        "frames",
+        "n = np.arange(1 << 20)\nframe = pd.DataFrame({'a': n % 100, 'b': n * 0.5, 'c': np.random.rand(n.size)})\n"
+        "del n",
+        "frame = frame.astype({'a': 'int8', 'b': 'float32'}).copy()",
+        "host",
+    ),
+    "a column of few texts": Case(
+        "frames",
+        "frame = pd.DataFrame({'city': pd.Series(['city %d' % (i % 7) * 100 for i in range(20000)], dtype=object)})",
+        "frame = frame.astype({'city': 'category'}).copy()",
+        "host",
+    ),
+    "a tensor in Out": Case("outputs", "torch.rand(1024, 1024, device=D)", "%xdel _1", "output"),
+    "a list in Out": Case("outputs", "[1, {'a': torch.rand(1024, 1024, device=D)}]", "%xdel _1", "output"),
+    "a tensor with a graph in Out": Case("outputs", f"{_NET}{_DATA}net(x).mean()", "%xdel _1", "output"),
+    "free segments": Case(
+        "caches", "x = torch.empty(64 << 20, dtype=torch.uint8, device=D)\ndel x", "torch.cuda.empty_cache()", "cache"
+    ),
+}
+
+NEAR_MISSES = {
+    "losses without graphs": f"{_NET}losses = [net(torch.rand(4096, 512, device=D)).detach().mean() for i in 'abc']",
+    "losses after backward": f"{_NET}{_DATA}net[0].weight.requires_grad_(False)\nlosses = [net(x).mean()]\n"
+    "losses[0].backward()\nnet.zero_grad()",
+    "a loss before backward": f"{_NET}{_DATA}loss = net(x).mean()",
+    "a graph that two names hold": f"{_NET}{_DATA}losses = [net(x).mean()]\nloss = losses[0]",
+    "an evaluation under inference_mode": f"{_NET}{_DATA}net.eval().bfloat16()\n"
+    "with torch.inference_mode(): out = net(x.bfloat16())[:10].clone()",
+    "gradients while a backward is to come": f"{_NET}{_DATA}net(x).sum().backward()\nloss = net(x).sum()",
+    "gradients that a name holds": "w = torch.rand(1024, 1024, device=D, requires_grad=True)\n"
+    "sgd = torch.optim.SGD([w], 0.1)\nw.sum().backward()\ng = w.grad",
+    "SGD without momentum": f"{_NET}{_DATA}sgd = torch.optim.SGD(net.parameters(), 0.1)\n"
+    "net(x).sum().backward(); sgd.step(); sgd.zero_grad()",
+    "weights in training": "net = nn.Linear(2048, 2048).to(D)",
+    "weights that a state_dict shares": "net = nn.Linear(2048, 2048).to(D).eval()\nsaved = net.state_dict()",
+    "weights that an optimizer has": "net = nn.Linear(2048, 2048).to(D).eval()\n"
+    "sgd = torch.optim.SGD(net.parameters(), 0.1)",
+    "weights of bfloat16": "net = nn.Linear(2048, 2048).to(D).bfloat16().eval()",
+    "tied weights": "net = nn.Sequential(nn.Embedding(4096, 512), nn.Linear(512, 4096, bias=False)).to(D)\n"
+    "net[1].weight = net[0].weight",
+    "weights that differ in one element": "net = nn.ModuleList(nn.Linear(1024, 1024, bias=False) for i in 'ab').to(D)\n"
+    "with torch.no_grad(): net[1].weight.copy_(net[0].weight)[5, 5] += 1",
+    "a view whose base has a name": "base = torch.rand(4096, 1024, device=D)\nrow = base[0]",
+    "a view that is most of its base": "rows = torch.rand(4096, 1024, device=D)[:3000]",
+    "a view under two names": "row = torch.rand(4096, 1024, device=D)[0]\nsame = row",
+    "a view in a tuple": "row = (torch.rand(4096, 1024, device=D)[0],)",
+    "tensors that share their storage": "a = torch.rand(2048, 1024, device=D)\nb = a.view(-1)",
+    "buffers full of zeros": "a = torch.zeros(2048, 1024, device=D)\nb = torch.zeros(2048, 1024, device=D)",
+    "tensors that differ in one element": "a = torch.rand(2048, 1024, device=D)\nb = a.clone()\nb[2000, 7] += 1",
+    "indices of int64": "index = torch.arange(1 << 20, device=D)",
+    "numbers that need int64": "a = np.arange(1 << 20) << 40",
+    "numbers that need float64": "a = np.random.rand(1 << 20)",
+    "an array that a tensor shows": "a = np.arange(1 << 20)\nt = torch.from_numpy(a)",
+    "an array with a view": "a = np.arange(1 << 20)\nhead = a[:1 << 19]",
+    "an array in a closure, too": "a = np.arange(1 << 20)\nf = (lambda a: lambda: a)(a)",
+    "a property": "class Run:\n    x = property(lambda self: self.__dict__['x'])\nrun = Run()\n"
+    "vars(run)['x'] = torch.rand(4096, 1024, device=D)[0]",
+    "a class with its own __getattribute__": "class Run:\n    def __getattribute__(self, name):\n"
+    "        return object.__getattribute__(self, name)\nrun = Run()\nrun.x = torch.rand(4096, 1024, device=D)[0]",
+    "a key that only the user's code could show": "class Key: pass\n"
+    "found = {Key(): torch.rand(4096, 1024, device=D)[0]}",
+    "a DataFrame of which a Series is in use": "frame = pd.DataFrame({'a': np.arange(1 << 20)})\na = frame['a']",
+    "a DataFrame under two names": "frame = pd.DataFrame({'a': np.arange(1 << 20)})\nsame = frame",
+}
+"""Code after which there is nothing to advise."""
