@@ -139,6 +139,23 @@ def test_a_budget_inside_another_cannot_widen_it(kind: type[LimitedCuda], use: A
     assert cuda.fractions == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("total", [85_029_158_912, 25_438_126_080, 42_505_273_344])
+def test_a_limit_is_no_byte_less_than_asked_for_on_a_card_of_any_size(
+    use: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch, total: int
+) -> None:
+    """torch takes the whole part of share times total: a byte less would cost a block of 2 MiB."""
+    cuda = KnowingCuda()
+    monkeypatch.setattr(cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=total))
+    use(cuda)
+    short = []
+    for size in range(14 << 20, 5 * GIB, 14 << 20):
+        limits = DeviceLimits()
+        limits.set({"gpu": size}, {})
+        short.append(int(cuda.fractions[0] * total) - size)
+        limits.restore()
+    assert set(short) <= {0, 1}
+
+
 def test_more_than_the_card_has_is_all_that_it_has(use: Callable[[Any], None]) -> None:
     cuda = KnowingCuda()
     use(cuda)

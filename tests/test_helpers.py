@@ -264,12 +264,30 @@ def test_memory_that_is_held_on_the_host_is_in_ram_until_it_is_given_back() -> N
     assert in_script(code) == f"True True {256 << 20} <cpu: 0 B held; free() gives them back>"
 
 
+@linux
+def test_memory_that_is_held_on_the_host_is_this_processs_own() -> None:
+    code = (
+        "def kind(name):\n    with open('/proc/self/status') as status: text = status.read()\n"
+        "    return int(text.split(name + ':')[1].split()[0])\n"
+        "ipygpumem.allocate(1, 'cpu')\n"  # what it loads is not what it holds
+        "before = kind('RssShmem'), kind('RssAnon')\nheld = ipygpumem.allocate('64 MiB', 'cpu')\n"
+        "print((kind('RssShmem') - before[0]) // 1024, (kind('RssAnon') - before[1]) // 1024 in range(62, 68))"
+    )
+    assert in_script(code) == "0 True"
+
+
+def test_the_last_of_the_hosts_memory_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ipygpumem.probes.host.available_bytes", lambda: 100 << 20)
+    with pytest.raises(DeviceError, match="the host can spare 95 MiB, and not 99 MiB"):
+        ipygpumem.allocate("99 MiB", "cpu")
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
         (lambda: ipygpumem.leave_free(1, "cpu"), "leave the host 32 MiB at least: Python itself needs some to go on"),
         (lambda: ipygpumem.leave_free("9 PiB", "cpu"), "cannot stay free"),
-        (lambda: ipygpumem.allocate("9 PiB", "cpu"), "available, and not"),
+        (lambda: ipygpumem.allocate("9 PiB", "cpu"), "the host can spare"),
         (lambda: ipygpumem.allocate("1 MiB", "tpu"), "a device is 'cpu'"),
         (lambda: ipygpumem.allocate(-1, "cpu"), "and not -1"),
         (lambda: ipygpumem.leave_free(None, "cpu"), "and not NoneType"),  # type: ignore[arg-type]
@@ -342,6 +360,56 @@ def test_each_call_of_a_decorated_function_is_cleared_whatever_kind_it_is() -> N
             call()
     assert [reference() for reference in watched] == [None] * 3
     assert plain.__name__ == "plain"
+
+
+def test_what_was_passed_to_a_decorated_function_does_not_stay_alive_with_its_error() -> None:
+    async def awaited(given: Big) -> None:
+        raise PickyError(3, "enough")
+
+    def generated(given: Big) -> Iterator[int]:
+        raise PickyError(3, "enough")
+        yield 1
+
+    def plain(given: Big) -> None:
+        raise PickyError(3, "enough")
+
+    plain, awaited, generated = map(ipygpumem.clear_tracebacks, (plain, awaited, generated))  # type: ignore[assignment]
+    # The call alone stands between the test and the function: frames of others would hold what they were passed.
+    for start, run in ((plain, None), (awaited, asyncio.run), (generated, next)):
+        given = Big()
+        watched = weakref.ref(given)
+        with pytest.raises(PickyError) as error:
+            _ = start(given) if run is None else run(start(given))
+        del given
+        assert watched() is None, start
+        assert error.value.code == 3
+
+
+@pytest.mark.parametrize("decorate", [ipygpumem.clear_tracebacks, ipygpumem.trace, ipygpumem.trace("step")])
+def test_methods_are_decorated_above_and_below_what_makes_them(decorate: Any) -> None:
+    class Some:
+        @decorate
+        @staticmethod
+        def one(x: int) -> int:
+            return x
+
+        @staticmethod
+        @decorate
+        def two(x: int) -> int:
+            return x
+
+        @decorate
+        @classmethod
+        def three(cls, x: int) -> int:
+            assert cls is Some
+            return x
+
+        @decorate
+        def four(self, x: int) -> int:
+            return x
+
+    some = Some()
+    assert [some.one(1), Some.one(1), some.two(2), some.three(3), Some.three(3), some.four(4)] == [1, 1, 2, 3, 3, 4]
 
 
 @pytest.mark.parametrize("what", [Big, 3, "text"])

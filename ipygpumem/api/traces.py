@@ -158,7 +158,11 @@ def trace(what: str | F = "", /, *, silent: bool = False) -> Trace | F:
     Raises:
         TraceError: ``what`` is neither a text nor a function.
     """
-    return _traced(what, "", silent=False) if callable(what) else Trace(what, silent=silent)
+    return (
+        _traced(what, "", silent=False)
+        if callable(what) or isinstance(what, classmethod)
+        else Trace(what, silent=silent)
+    )
 
 
 def traces() -> list[TraceRecord]:

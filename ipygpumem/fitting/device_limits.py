@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -67,7 +68,10 @@ class DeviceLimits:
             total, known = cuda.get_device_properties(index).total_memory, _fraction(cuda, index)
             earlier = (outer or total) / total if known is None else known
             earlier = min(1.0, earlier)  # cudaMallocAsync says more where there is no limit
-            fraction = min(size / total, earlier)
+            fraction = size / total
+            if int(fraction * total) < size:  # as torch computes it: one byte less costs a block of 2 MiB
+                fraction = math.nextafter(fraction, 1.0)
+            fraction = min(fraction, earlier)
             self._earlier[index] = earlier, fraction  # first: an interrupt may come after the change
             _set_fraction(cuda, index, fraction)
             self.limits[f"cuda:{index}"] = min(size, int(earlier * total))

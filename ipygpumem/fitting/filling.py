@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import mmap
 from collections.abc import Callable
 from types import TracebackType
@@ -12,10 +13,15 @@ from typing import Any, ClassVar
 from ipygpumem.errors import DeviceError, said
 from ipygpumem.fitting.device_limits import torch_allows
 from ipygpumem.probes import host, own_limits
+from ipygpumem.probes.allocator import Snapshot, snapshots
 from ipygpumem.units import MIB, format_bytes
 
 _GRANULE = 2 * MIB
 """What torch's allocator asks the driver for in multiples of."""
+_SMALL = MIB
+"""Tensors up to this size share segments of their own, and get no larger gap."""
+_HOST_SHARE = 0.95
+"""Of the available memory: where the last of it is used, the system ends somebody."""
 _LEAST_HOST = 32 * MIB
 """Python and IPython need some memory to go on and say so."""
 
@@ -72,27 +78,53 @@ def fill(leave_bytes: int, name: str) -> Filler:
     with torch.cuda.device(name):
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
+    held = _in_gaps(torch, name)
     free = min(int(torch.cuda.mem_get_info(name)[0]), torch_allows(torch.cuda, int(name[5:])))
     if free < leave_bytes:
         raise DeviceError(f"{name} has only {format_bytes(free)} free: {format_bytes(leave_bytes)} cannot stay free")
     rest = (free - leave_bytes) // _GRANULE * _GRANULE
     # Below 10 MiB torch takes 20 MiB at once; two requests of 1 MiB share one segment of 2 MiB.
-    held = [_tensor(torch, size, name) for size in ([rest] if rest >= 10 * MIB else [MIB] * (rest // MIB))]
+    held += [_tensor(torch, size, name) for size in ([rest] if rest >= 10 * MIB else [MIB] * (rest // MIB))]
     text = f"{format_bytes(rest)} held, so that {format_bytes(leave_bytes)} stay free; free() gives them back"
     return Filler(name, rest, text, _dropper(torch, held))
 
 
+def _in_gaps(torch: Any, name: str) -> list[Any]:
+    """Return tensors that fill the gaps between others in torch's cache, which ``empty_cache`` cannot give back."""
+    try:
+        found = snapshots("cuda").get(name, Snapshot(()))
+    except RuntimeError:  # cudaMallocAsync has no gaps to tell of
+        return []
+    gaps = [block for segment in found.segments if not segment.private for block in segment.blocks]
+    sizes = sorted((block.size_bytes for block in gaps if block.state == "inactive"), reverse=True)
+    held, reserved = [], torch.cuda.memory_reserved(name)
+    for size in itertools.takewhile(_SMALL.__lt__, sizes):
+        held.append(_tensor(torch, size, name))
+        if torch.cuda.memory_reserved(name) > reserved:  # a gap of another stream, which nobody gets here
+            held.pop()
+            torch.cuda.empty_cache()
+    return held
+
+
 def _written(size_bytes: int) -> mmap.mmap | None:
-    available = host.available_bytes()
+    available = int(host.available_bytes() * _HOST_SHARE)
     if size_bytes > available:
-        raise DeviceError(f"the host has {format_bytes(available)} available, and not {format_bytes(size_bytes)}")
+        raise DeviceError(f"the host can spare {format_bytes(available)}, and not {format_bytes(size_bytes)}")
     if not size_bytes:
         return None
+    # Pages of this process's own: shared ones would be another's as well after a fork.
+    own = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
     try:
-        pages = mmap.mmap(-1, size_bytes)
+        pages = mmap.mmap(-1, size_bytes, **own)
     except (OSError, OverflowError) as error:
-        raise DeviceError(f"the host does not give {format_bytes(size_bytes)} ({said(error)})") from None
-    for offset in range(0, size_bytes, mmap.PAGESIZE):
+        why = said(error)
+    else:
+        return _touched(pages)
+    raise DeviceError(f"the host does not give {format_bytes(size_bytes)} ({why})")
+
+
+def _touched(pages: mmap.mmap) -> mmap.mmap:
+    for offset in range(0, len(pages), mmap.PAGESIZE):
         pages[offset] = 1
     return pages
 
@@ -143,7 +175,8 @@ def _tensor(torch: Any, size_bytes: int, name: str) -> Any:
     try:
         return torch.empty(size_bytes, dtype=torch.uint8, device=name)
     except RuntimeError as error:  # torch's OutOfMemoryError is one
-        raise DeviceError(f"{name} does not give {format_bytes(size_bytes)} ({said(error)})") from None
+        why = said(error)  # raised below: as its context it would be taken for the user's
+    raise DeviceError(f"{name} does not give {format_bytes(size_bytes)} ({why})")
 
 
 def _dropper(torch: Any, held: list[Any]) -> Callable[[], None]:
