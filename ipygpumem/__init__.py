@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from ipygpumem.api.estimates import estimate, summary
     from ipygpumem.api.exports import load
     from ipygpumem.api.fits import autofit, budget
+    from ipygpumem.api.freeing import offload, purge, release
+    from ipygpumem.api.gathering import gather
     from ipygpumem.api.inventories import diff, tensors
     from ipygpumem.api.loops import track
+    from ipygpumem.api.probes import register_probe
     from ipygpumem.api.surroundings import in_notebook, set_seed
     from ipygpumem.api.tracebacks import clear_tracebacks
     from ipygpumem.api.traces import Trace, trace, traces
@@ -32,8 +35,11 @@ _PLACES = {
     "api.estimates": ("estimate", "summary"),
     "api.exports": ("load",),
     "api.fits": ("autofit", "budget"),
+    "api.freeing": ("offload", "purge", "release"),
+    "api.gathering": ("gather",),
     "api.inventories": ("diff", "tensors"),
     "api.loops": ("track",),
+    "api.probes": ("register_probe",),
     "api.surroundings": ("in_notebook", "set_seed"),
     "api.tracebacks": ("clear_tracebacks",),
     "api.traces": ("Trace", "trace", "traces"),
@@ -54,6 +60,7 @@ __all__ = [
     "experiment",
     "experiments",
     "export",
+    "gather",
     "history",
     "in_notebook",
     "last",
@@ -62,8 +69,12 @@ __all__ = [
     "load_ipython_extension",
     "memory",
     "most_free_device",
+    "offload",
     "plot",
     "preload",
+    "purge",
+    "register_probe",
+    "release",
     "set_seed",
     "subscribe",
     "summary",

@@ -12,7 +12,9 @@
     |-- AutofitError            nothing fits, or autofit was asked for what it cannot do
     |-- TraceError              a trace was asked for something that it cannot do
     |-- MissingLibraryError     (ImportError too) a library that is not installed, and the extra that brings it
+    |-- ReleasedError           (AttributeError too) a released object was used
     |-- DeviceError             a device that is not here, or cannot do what it was asked for
+    |-- ProbeError              a probe of others' that does not answer, or whose answer makes no sense
     |-- EstimateError           code whose memory cannot be estimated without running it
     `-- UnitError (ValueError)  a text is not a size
 
@@ -62,8 +64,16 @@ class MissingLibraryError(GpuMemError, ImportError):
     """A trainer's callback needs a library that is not installed."""
 
 
+class ReleasedError(GpuMemError, AttributeError):
+    """An object was used after ``ipygpumem.release`` had emptied it."""
+
+
 class DeviceError(GpuMemError):
     """A device is not here, or cannot do what it was asked for."""
+
+
+class ProbeError(GpuMemError):
+    """A probe that others wrote does not answer, or its answer makes no sense."""
 
 
 class EstimateError(GpuMemError):

@@ -14,7 +14,8 @@ class Case(NamedTuple):
     code: str
     """The line that is advised."""
     where: str = "torch"
-    """What it needs: ``torch`` (any device), ``host`` (NumPy or pandas), ``output`` (IPython), ``cache`` (a device)."""
+    """What it needs: ``torch`` (any device), ``host`` (NumPy or pandas), ``output`` (IPython), ``cache`` (a device),
+    ``workers`` (child processes)."""
 
 
 _NET = "net = nn.Sequential(nn.Linear(512, 512), nn.Sigmoid(), nn.Linear(512, 512), nn.Sigmoid()).to(D)\n"
@@ -118,6 +119,24 @@ CASES = {
         "frame = frame.astype({'city': 'category'}).copy()",
         "host",
     ),
+    "a DataFrame with columns of pandas' own dtypes, too": Case(
+        "frames",
+        "n = np.arange(1 << 20)\ntwo = ['x', 'y'] * (n.size // 2)\n"
+        "frame = pd.DataFrame({'a': n % 100, 'city': pd.array(two), 'kind': pd.Categorical(two)})\n"
+        "frame['day'] = pd.Timestamp('2026-01-01', tz='UTC')\n"
+        "frame['maybe'] = pd.array(n, dtype='Int64')\ndel n",
+        "frame = frame.astype({'a': 'int8'}).copy()",
+        "host",
+    ),
+    "persistent workers": Case(
+        "workers",
+        "class Big:\n    def __len__(self): return 8\n    def __getitem__(self, i):\n"
+        "        self.kept = bytearray(8 << 20)\n        return i\n"
+        "from torch.utils.data import DataLoader\nloader = DataLoader(Big(), num_workers=2, persistent_workers=True)\n"
+        "numbers = list(loader)",
+        "loader._iterator = None",
+        "workers",
+    ),
     "a tensor in Out": Case("outputs", "torch.rand(1024, 1024, device=D)", "%xdel _1", "output"),
     "a list in Out": Case("outputs", "[1, {'a': torch.rand(1024, 1024, device=D)}]", "%xdel _1", "output"),
     "a tensor with a graph in Out": Case("outputs", f"{_NET}{_DATA}net(x).mean()", "%xdel _1", "output"),
@@ -167,6 +186,13 @@ NEAR_MISSES = {
     "        return object.__getattribute__(self, name)\nrun = Run()\nrun.x = torch.rand(4096, 1024, device=D)[0]",
     "a key that only the user's code could show": "class Key: pass\n"
     "found = {Key(): torch.rand(4096, 1024, device=D)[0]}",
+    "a DataFrame of which a column of pandas' own dtype is in use": (
+        "frame = pd.DataFrame({'a': np.arange(1 << 20), 'b': pd.array(range(1 << 20), dtype='Int64')})\n"
+        "b = frame['b'].array"
+    ),
+    "a DataFrame of which a column of pandas' own dtype is in use as a Series": (
+        "frame = pd.DataFrame({'a': np.arange(1 << 20), 'b': pd.array(range(1 << 20), dtype='Int64')})\nb = frame['b']"
+    ),
     "a DataFrame of which a Series is in use": "frame = pd.DataFrame({'a': np.arange(1 << 20)})\na = frame['a']",
     "a DataFrame under two names": "frame = pd.DataFrame({'a': np.arange(1 << 20)})\nsame = frame",
 }

@@ -86,6 +86,9 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     hooks, had_torch = list(sys.meta_path), "torch" in sys.modules
     yield
     assert had_torch or "torch" not in sys.modules or {"torch_cpu", "integrations", "gpu"} & set(request.path.parts)
+    for thread in threading.enumerate():
+        if thread.name == "ipygpumem-sampler":
+            thread.join(10)  # a script's first trace looks for probes of others' there, and then it ends
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if "ipygpumem" in name or name == "IPythonHistorySavingThread"]
     assert sys.meta_path == hooks

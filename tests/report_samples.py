@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from ipygpumem.advising.records import Advice, Advised
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.fitting.fit import Try
 from ipygpumem.fitting.plan import Plan, Variable
@@ -13,6 +14,9 @@ from ipygpumem.flight_recorder.entries import CellEnd, CellStart, Figures, Heade
 from ipygpumem.flight_recorder.files import Segments
 from ipygpumem.flight_recorder.reader import Recording
 from ipygpumem.flight_recorder.verdict import Verdict
+from ipygpumem.freeing.records import PurgeRecord, ReleaseRecord, Room
+from ipygpumem.merging.merge import merge
+from ipygpumem.merging.records import Member, Merged
 from ipygpumem.model import (
     CellRecord,
     ExperimentRecord,
@@ -22,21 +26,26 @@ from ipygpumem.model import (
     Reading,
     ReclaimStep,
     RecoveryRecord,
+    TraceRecord,
     Usage,
 )
-from ipygpumem.objects.inventory.records import Inventory, TensorGroup, TensorRecord
+from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord, TrackerRecord
 from ipygpumem.profiling.account import LineCost
 from ipygpumem.profiling.blocks import CodeBlock, LinesRecord
 from ipygpumem.profiling.statements import Cost, Run
 from ipygpumem.reconcile.records import Part, Reconciliation
-from ipygpumem.reports import content, history, postmortem
+from ipygpumem.reports import content, history, loops, postmortem
+from ipygpumem.reports.advice import advice_report
 from ipygpumem.reports.autofit import autofit_report
 from ipygpumem.reports.estimate import estimate_report, summary_report
+from ipygpumem.reports.freeing import purge_report, release_report
 from ipygpumem.reports.layout import Report, note
 from ipygpumem.reports.lines import lines_report
+from ipygpumem.reports.merged import merged_report
 from ipygpumem.reports.statements import statements_report
 from ipygpumem.reports.status import status_report
-from ipygpumem.reports.tensors import groups_report, tensors_report
+from ipygpumem.reports.tensors import difference_report, groups_report, tensors_report
+from ipygpumem.reports.tracking import tracker_report
 from ipygpumem.units import GIB, MIB
 
 RAM = Usage("cpu", 3 * GIB, 3 * GIB + 512 * MIB, 3 * GIB + 1341 * MIB, 16 * GIB, "kernel")
@@ -132,6 +141,7 @@ def every_report(word: str = "x") -> list[Report]:
         tensors_report(inventory, top=1),
         groups_report(inventory, word, [TensorGroup(word, 1, MIB)] * 2, top=1),
         *reports_over_time(word, ended),
+        *reports_of_stretches(word, usage, tensor, held, step),
         *reports_of_choices(word, usage),
     ]
 
@@ -159,6 +169,33 @@ def reports_over_time(word: str, ended: ExperimentRecord) -> list[Report]:
         note(history.growth_line(Growth(word, 3, MIB, GIB))),
         postmortem.postmortem_report(gone, verdict),
         postmortem.list_report([(gone, verdict)], word),
+    ]
+
+
+def reports_of_stretches(
+    word: str, usage: Usage, tensor: TensorRecord, held: tuple[Held, ...], step: ReclaimStep
+) -> list[Report]:
+    """What is told of stretches of code, of what came and went in them, and of what would or did save memory."""
+    rooms = (Room(word, 1, 2), Room(word, 1, None))
+    passed = [TraceRecord(word, 1.0, 0.1, word, (RAM, usage), number) for number in (None, 1, 2)]
+    changed = InventoryDiff((tensor,) * 3, (tensor,) * 3, word, word)
+    tracked = TrackerRecord(
+        (tensor,), (tensor,), word, word, 2, 0.0, word, 1, 1, word, {word: 1}, (RAM, usage), (word,)
+    )
+    advised = Advised((Advice(word, word, MIB, word, word, word),) * 2, {word: MIB}, (word,))
+    return [
+        content.trace_report(passed[0], word),
+        history.traces_report(passed, total=4),
+        loops.loop_report(passed[1:], 5, (word,)),
+        loops.iteration_report(passed[1]),
+        difference_report(changed, top=2),
+        tracker_report(tracked, top=2),
+        merged_report(merge([Member(word, word, 1, (passed[0], passed[0]))] * 2)),
+        merged_report(Merged((), (), (word,))),
+        advice_report(advised, top=1),
+        release_report(ReleaseRecord((word,), word, held, held, 1, {word: 1}, (step,), (word,))),
+        *(purge_report(PurgeRecord(1, 1, stays, rooms, rooms, (word,))) for stays in (False, True)),
+        advice_report(Advised((), {}, (word,)), top=1),
     ]
 
 

@@ -157,6 +157,31 @@ def test_a_cells_peak_is_what_it_needed_above_what_it_kept(kernels: tuple[Kernel
 
 
 @needs_original
+def test_what_a_cell_did_before_it_made_the_experiment_does_not_count(kernels: tuple[Kernel, Kernel]) -> None:
+    kernels[1].run("%load_ext ipygpumem")  # then that cell has a record, of all of it
+    make = "from PEER import IPyExperimentsCPU\nolder = b'1' * (64 << 20)\nexp = IPyExperimentsCPU()"
+    ((original, ours),) = under_both(kernels, [make, "cell = exp.cl.data"], "cell.cpu.used_delta")
+    assert abs(ours) < TOLERANCE
+    assert abs(original) < TOLERANCE
+
+
+@needs_original
+def test_a_stop_in_a_cell_tells_what_that_cell_has_cost_by_then(kernels: tuple[Kernel, Kernel]) -> None:
+    cells = [
+        "from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU()\nimport time",
+        "before = exp.cl.data",
+        "block = b'1' * (64 << 20); time.sleep(0.2)\nexp.cl.stop()\nstopped = exp.cl.data",
+        "more = b'1' * (64 << 20)",
+        "same = exp.cl.data == stopped",
+    ]
+    value = "stopped.cpu.used_delta, stopped.time.time_delta >= 0.2, same"
+    ((original, ours),) = under_both(kernels, cells, value)
+    assert original[1:] == ours[1:] == (True, True)
+    assert abs(ours[0] - 64 * MIB) < TOLERANCE
+    assert abs(ours[0] - original[0]) < TOLERANCE
+
+
+@needs_original
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_seed_gives_each_cell_the_same_numbers(kernels: tuple[Kernel, Kernel], enabled: bool) -> None:
     cells = [
@@ -281,6 +306,19 @@ def test_an_extension_that_is_unloaded_takes_the_experiment_with_it(bare_kernel:
     assert bare_kernel.value("'y' in globals()") is False
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_an_experiment_whose_extension_was_unloaded_shows_its_state_and_has_ended(
+    bare_kernel: Kernel, enabled: bool
+) -> None:
+    make = f"from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU(exp_enable={enabled})"
+    replies(bare_kernel, OURS, [make, "%unload_ext ipygpumem", "exp.print_state()"])
+    assert bare_kernel.value("exp.cpu_ram_used() > 1 << 20, exp.running") == (True, False)
+    read = bare_kernel.run("exp.data")  # where nothing can be measured, 0 is no figure
+    assert (read.error, "unloaded" in read.message) == (("ExperimentError", True) if enabled else (None, False))
+    replies(bare_kernel, OURS, ["%load_ext ipygpumem"])
+    assert bare_kernel.value("exp.running") is False
+
+
 @pytest.mark.parametrize("reset", ["%reset -f", "%reset_selective -f ."])
 def test_a_reset_of_all_names_ends_an_experiment_and_finds_its_names(bare_kernel: Kernel, reset: str) -> None:
     """IPython deletes name by name, in no order: an end that deleted others of them would break it."""
@@ -331,7 +369,8 @@ def test_bad_input_is_one_clear_line_and_loses_nothing(bare_kernel: Kernel) -> N
 
 def test_memory_functions_without_a_device(bare_kernel: Kernel) -> None:
     functions = "use_gpu, gpu_mem_get_mbs, gpu_mem_get_free_no_cache_mbs, gpu_mem_allocate_mbs, b2mb, preload_pytorch"
-    replies(bare_kernel, OURS, [f"from PEER.utils.mem import {functions}"])
+    replies(bare_kernel, OURS, ["from PEER.utils.mem import *"])
+    assert bare_kernel.value(f"len(({functions}))") == 6
     found = bare_kernel.value("use_gpu, tuple(gpu_mem_get_mbs()), gpu_mem_get_free_no_cache_mbs(0), b2mb(3 << 20)")
     assert found == (False, (0, 0, 0), 0, 3)
     assert bare_kernel.run("preload_pytorch()").error == "GpuMemError"

@@ -46,7 +46,7 @@ def status(kernel: Kernel) -> tuple[str, dict[str, int]]:
     (text,) = works(kernel, "%gpumem status").reports("status")
     title = re.search(r"^  (RAM: .+)$", text, re.MULTILINE)
     assert title is not None, text
-    table = text[title.end() :].split("\n  no experiment is open")[0]
+    table = re.split(r"\n  (?:no experiment is open|child processes, by )", text[title.end() :])[0]
     return title[1], {name: parse_bytes(size) for size, name in _ROW.findall(table)}
 
 

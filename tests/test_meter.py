@@ -136,7 +136,7 @@ def test_a_change_of_a_probe_loses_no_peak_and_starts_the_samples_that_it_needs(
 
 def test_probes_that_turn_up_later_are_measured_from_then_on() -> None:
     late = FakeProbe("cuda:0")
-    finds: list[list[FakeProbe]] = [[], [late]]
+    finds: list[list[FakeProbe]] = [[], [late], []]
     meter = Meter([FakeProbe()], find_more=lambda: finds.pop(0))
     span = meter.start()
     late.set(70)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -139,6 +140,15 @@ def test_many_names_are_counted_instead_of_listed() -> None:
     assert "n39</code> and 10 more</div>" in html.render([report])
 
 
+def test_where_no_tensor_went_what_came_back_is_the_cache() -> None:
+    steps = [ReclaimStep("device caches", {"cuda:0": 0}, {"cuda:0": 3 * MIB}, 0.1)]
+    assert content.freed_report("came back", steps, {"cpu": MIB, "cuda:0": 0}).headline == (
+        "came back: RAM 1 MiB, cuda:0 reserved 3 MiB"
+    )
+    assert content.freed_report("came back", steps, {"cuda:0": MIB}).headline == "came back: cuda:0 1 MiB"
+    assert content.freed_report("came back", steps[:0], {"cuda:0": -1}).headline == "came back: cuda:0 0 B"
+
+
 def test_the_report_of_a_recovery() -> None:
     (report,) = content.recovery_reports(recovery(), MIB)
     assert report.headline == (
@@ -241,6 +251,13 @@ def test_html_without_its_tags_reads_as_the_text_does() -> None:
     """GitHub and others drop styles, and with them the bars."""
     report = content.cell_report(cell())
     assert "".join(Page(html.render([report])).texts).replace("  ", " ") == report.headline
+
+
+def test_there_is_a_sample_of_each_kind_of_report_that_is_made_of_a_record() -> None:
+    made = r'(?:\bReport(?:\.of)?\(\s*|kind=)"(\w+)"'
+    sources = [path.read_text(encoding="utf-8") for path in Path(content.__file__).parent.rglob("*.py")]
+    kinds = {kind for source in sources for kind in re.findall(made, source)}
+    assert kinds == {report.kind for report in every_report()}
 
 
 HOSTILE = (

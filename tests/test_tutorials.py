@@ -257,6 +257,8 @@ def test_the_estimate_takes_no_memory_and_foretells_what_fine_tuning_keeps(lean:
 def test_gradients_and_optimizer_state_are_three_times_the_weights_and_go_by_hand(lean: Tutorial) -> None:
     assert lean.experiments["finetune"].usages[-1].delta_bytes / 2**20 == pytest.approx(96, abs=NOISE)
     assert lean.kept("tidy") == pytest.approx(-96, abs=NOISE)
+    assert "released optimizer" in lean.text("tidy")
+    assert "left:" not in lean.text("export-gone")
     assert lean.kept("export-gone") == pytest.approx(-32, abs=NOISE)
 
 

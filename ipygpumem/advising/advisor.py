@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ipygpumem.advising import caches, copies, frames, graphs, modules, narrowing, outputs, training
+from ipygpumem.advising import caches, copies, frames, graphs, modules, narrowing, outputs, training, workers
 from ipygpumem.advising.graphs import Graphs
 from ipygpumem.advising.look import Look
 from ipygpumem.advising.places import Scope
 from ipygpumem.advising.records import Advice, Advised, Finding
 from ipygpumem.objects.arrays import StorageKey
-from ipygpumem.objects.inventory.survey import collector_paused, torch_reader
+from ipygpumem.objects.inventory.survey import collector_paused, refuse_while_traced, torch_reader
 from ipygpumem.objects.progress import Progress, counted, part, unseen
 from ipygpumem.units import MIB
 
@@ -31,6 +31,7 @@ KINDS: tuple[Callable[[Look, Graphs], Iterator[Finding]], ...] = (
     frames.frames,
     outputs.outputs,
     caches.caches,
+    workers.workers,
 )
 """Each looks for one kind of saving. A new kind is a function here."""
 
@@ -42,7 +43,11 @@ def advise(scope: Scope, least: int = LEAST_BYTES, progress: Progress = unseen) 
         scope: the names that are seen where it is asked for.
         least: bytes that are worth a piece of advice.
         progress: gets how much has been looked at.
+
+    Raises:
+        GpuMemError: torch is tracing the code that asks.
     """
+    refuse_while_traced()
     with collector_paused(), torch_reader() as reader:
         look = Look(scope, reader, least, part(progress, 0.0, 0.8))
         try:

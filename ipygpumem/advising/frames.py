@@ -11,7 +11,8 @@ from ipygpumem.advising.graphs import Graphs
 from ipygpumem.advising.look import Look
 from ipygpumem.advising.narrowing import LOSSLESS, narrower
 from ipygpumem.advising.records import Finding
-from ipygpumem.objects.arrays import StorageKey, inside_pandas, library_type, owner_of
+from ipygpumem.introspect import is_instance
+from ipygpumem.objects.arrays import StorageKey, inside_pandas, library_type, owner_of, parts_of_pandas
 from ipygpumem.objects.heap import live_instances
 
 _MOST_COLUMNS = 1000
@@ -42,11 +43,14 @@ def frames(look: Look, graphs: Graphs) -> Iterator[Finding]:
             continue
         if sum(value is frame for value in list(look.names.values())) + look.is_in_frames(frame) > 1:
             continue
-        parts = inside_pandas(tuple(vars(frame).values()))
+        parts = parts_of_pandas(tuple(vars(frame).values()))
         dropped = set(map(id, parts))
         columns = _columns(look, frame) if len(frame.columns) <= _MOST_COLUMNS else None
         narrow = {column.name: column.dtype for column in columns or () if column.dtype}
-        if not narrow or columns is None or not all(look.dies(column.key, dropped) for column in columns):
+        keys = {key for part in parts if (key := look.key(part)) is not None}
+        if not narrow or columns is None or not all(look.dies(key, dropped) for key in keys):
+            continue
+        if _are_shared(look, parts, {*dropped, id(frame), id(vars(frame))}):
             continue
         shares = {column.key: look.sizes[column.key] for column in columns}
         for column in columns:
@@ -61,6 +65,17 @@ def frames(look: Look, graphs: Graphs) -> Iterator[Finding]:
         )
 
 
+def _are_shared(look: Look, parts: list[object], inside: set[int]) -> bool:
+    """Whether anything but its DataFrame has a column of pandas' own dtypes: a copy would not take its place."""
+    own: Any = library_type("pandas.core.arrays.base", "ExtensionArray")
+    columns = [part for part in parts if own is not None and is_instance(part, own)]
+    arrays = [item for column in columns for item in inside_pandas(column)]
+    return any(
+        look.is_in_frames(part) or any(id(referrer) not in inside for referrer in referrers)
+        for part, referrers in (*_referrers(look, columns), *((item, look.referrers(item)) for item in arrays))
+    )
+
+
 def _referrers(look: Look, found: list[Any]) -> Iterator[tuple[Any, list[object]]]:
     by_item: dict[int, list[object]] = {}
     for referrer, children in look.heap.referrers({id(item): item for item in found}) if found else ():
@@ -71,7 +86,7 @@ def _referrers(look: Look, found: list[Any]) -> Iterator[tuple[Any, list[object]
 
 
 def _columns(look: Look, frame: Any) -> list[Column] | None:
-    """Return the columns; None if one of them is not a plain array under a plain name."""
+    """Return the columns that are plain arrays; None if one has no plain name. Others are copied as they are."""
     kind: Any = library_type("numpy", "ndarray")
     names = list(frame.columns)
     if any(type(name) is not str for name in names) or len(set(names)) != len(names) or not len(frame):
@@ -80,7 +95,7 @@ def _columns(look: Look, frame: Any) -> list[Column] | None:
     for place, name in enumerate(names):
         series = frame.iloc[:, place]
         if type(series.dtype).__module__.partition(".")[0] != "numpy":
-            return None
+            continue
         values = series.to_numpy(copy=False)
         key = ("numpy", id(owner_of(kind, values)))
         if key not in look.sizes:

@@ -105,29 +105,21 @@ class Graphs:
 
     def leaves(self, tensor: Any) -> list[Any]:
         """Return the leaves to which the graph of a tensor leads."""
-        waiting, seen, found = [self._look.read("grad_fn", tensor)], set[int](), list[Any]()
-        while waiting and len(seen) < _MOST_NODES:
-            node = waiting.pop()
-            if node is None or id(node) in seen:
-                continue
-            seen.add(id(node))
-            waiting += [following for following, _ in node.next_functions]
-            if name_of(type(node)) == "AccumulateGrad":
-                found.append(node.variable)
-        return found
+        return _leaves_behind([self._look.read("grad_fn", tensor)])
 
     def waiting_for_backward(self) -> set[int]:
         """Return the identities of the leaves whose gradients a backward pass that may still come would change."""
-        waiting, seen, found = list(self._live), set[int](), set[int]()
-        while waiting:
-            node = waiting.pop()
-            if node is None or id(node) in seen:
-                continue
-            seen.add(id(node))
+        return set(map(id, _leaves_behind(self._live)))
+
+
+def _leaves_behind(nodes: list[Any]) -> list[Any]:
+    waiting, seen = list(nodes), dict[int, Any]()  # it keeps the nodes, so that identities hold
+    while waiting:
+        node = waiting.pop()
+        if node is not None and id(node) not in seen:
+            seen[id(node)] = node
             waiting += [following for following, _ in node.next_functions]
-            if name_of(type(node)) == "AccumulateGrad":
-                found.add(id(node.variable))
-        return found
+    return [node.variable for node in seen.values() if name_of(type(node)) == "AccumulateGrad"]
 
 
 def _only_name(look: Look, tensor: Any, referrers: int) -> Hashable:

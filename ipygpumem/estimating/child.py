@@ -33,6 +33,7 @@ from ipygpumem.estimating.packing import frames_to, packed, traceback_of, unpack
 from ipygpumem.estimating.unsharing import unshare
 from ipygpumem.estimating.users_line import users_line
 from ipygpumem.introspect import instance_dict
+from ipygpumem.objects import interrupts
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.units import format_bytes
 
@@ -231,21 +232,6 @@ def _refuse_questions(*_: Any, **__: Any) -> NoReturn:
 # -- in the parent -----------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _interrupts_noted() -> Iterator[list[int]]:
-    """Note interrupts in a list: none is raised between the receipt of a message and its display."""
-    noted: list[int] = []
-    here = threading.current_thread() is threading.main_thread()
-    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield noted
-        return
-    signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
-    try:
-        yield noted
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 class _Child:
     """The parent's view of the child: takes what it sends, and sees to its limits."""
 
@@ -265,9 +251,9 @@ class _Child:
         """Return what the child's work returns, or raise its error."""
         __tracebackhide__ = True
         self._most_bytes = self._rss_bytes() + available_bytes() * 3 // 4
-        with _interrupts_noted() as interrupts:
+        with interrupts.noted() as struck:
             for name, value in self._messages():
-                if interrupts:
+                if struck:
                     self._interrupted(name, value)
                 if name == "done":
                     return value

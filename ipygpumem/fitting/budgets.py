@@ -19,8 +19,8 @@ from ipygpumem.fitting.refusals import Refusal, refusal
 from ipygpumem.freeing import tracebacks
 from ipygpumem.measuring.meter import Measurement, Meter
 from ipygpumem.model import Record, Usage
-from ipygpumem.probes.accelerators import accelerators
 from ipygpumem.probes.host import HostProbe
+from ipygpumem.probes.pools import finder
 from ipygpumem.units import MIB, format_bytes, parse_bytes
 
 
@@ -193,7 +193,7 @@ class ScriptBudget(Budget):
     """A budget over a ``with`` block outside IPython: it has a meter of its own, and a crossing is a warning."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
-        super().__init__(sizes, Meter([HostProbe()], find_more=accelerators))
+        super().__init__(sizes, Meter([HostProbe()], find_more=finder()))
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:

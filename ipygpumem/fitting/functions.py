@@ -17,8 +17,8 @@ from ipygpumem.measuring.meter import Meter
 from ipygpumem.objects import interrupts
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.objects.holders.frames import stack
-from ipygpumem.probes.accelerators import accelerators
 from ipygpumem.probes.host import HostProbe
+from ipygpumem.probes.pools import finder
 
 Run = Callable[[Callable[..., Any], Mapping[str, Any]], AutofitResult]
 
@@ -48,7 +48,7 @@ def autofit(
         AutofitError: nothing fits, or what is asked for makes no sense.
     """
     __tracebackhide__ = True
-    own = Meter([HostProbe()], find_more=accelerators) if meter is None else None
+    own = Meter([HostProbe()], find_more=finder()) if meter is None else None
     meter = meter or own
     assert meter is not None
     try:

@@ -20,6 +20,7 @@ from ipygpumem.objects import interrupts
 from ipygpumem.objects.garbage import Garbage, Mark
 from ipygpumem.probes.accelerators import loaded_torch
 from ipygpumem.probes.allocator import snapshots
+from ipygpumem.probes.pools import is_loaded
 
 Step = tuple[str, Callable[[], object]]
 
@@ -108,6 +109,10 @@ def empty_device_caches() -> None:
     mps = getattr(getattr(torch, "backends", None), "mps", None)
     if mps is not None and mps.is_available():
         torch.mps.empty_cache()
+    cupy: Any = sys.modules["cupy"] if is_loaded("cupy") else None
+    if cupy is not None and cupy.cuda.is_available() and not cupy.cuda.get_current_stream().is_capturing():
+        cupy.get_default_memory_pool().free_all_blocks()
+        cupy.get_default_pinned_memory_pool().free_all_blocks()
 
 
 def _is_capturing(module: Any) -> bool:

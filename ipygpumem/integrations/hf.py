@@ -9,6 +9,7 @@ from typing import Any
 
 from ipygpumem.integrations.epochs import Epochs, explain, harmless
 from ipygpumem.introspect import is_instance
+from ipygpumem.objects.holders.frames import peek
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -113,7 +114,7 @@ def _trainer_above(frame: FrameType | None) -> weakref.ref[Any] | None:
         if frame is None:
             break
         if frame.f_code.co_varnames[:1] == ("self",):
-            caller = frame.f_locals["self"]
+            caller = peek(frame).get("self")  # not from f_locals, which keeps the trainer alive after an error
             if is_instance(caller, Trainer):
                 return weakref.ref(caller)
         frame = frame.f_back

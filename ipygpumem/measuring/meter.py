@@ -65,7 +65,7 @@ class Meter:
 
     Args:
         probes: what to read; the meter closes them.
-        find_more: asked at every boundary until it returns further probes.
+        find_more: asked at every boundary; returns the probes that it has found since.
         sample_seconds: time between two samples where a probe has no high-water mark.
     """
 
@@ -84,7 +84,7 @@ class Meter:
         # A set of references, since a WeakSet takes as long as a probe.
         self._open: set[weakref.ref[Measurement]] = set()
         self._own_lock, self._pid = threading.RLock(), os.getpid()
-        self._sampling = False
+        self._sampling = self._is_closed = False
         self.worker = Worker()
 
     @property
@@ -157,6 +157,19 @@ class Meter:
             action()
             self._sample_if_needed()
 
+    def add(self, probe: Probe) -> None:
+        """Measure with ``probe`` from now on, and no more with one that has its name."""
+        with self._lock:
+            others = [other for other in self._probes if _name(other) == _name(probe)]
+            self._probes = [other for other in self._probes if other not in others]
+            if self._is_closed:
+                others.append(probe)
+            else:
+                self._probes.append(probe)
+                self._sample_if_needed()
+        for other in others:
+            other.close()
+
     def _readings(self, **how: bool) -> dict[str, Reading]:
         """Read all probes into all open spans."""
         self._find()
@@ -179,7 +192,7 @@ class Meter:
                 self._failed(probe, error)
                 continue
             if self.failures:
-                self.failures.pop(type(probe).__name__, None)
+                self.failures.pop(_name(probe), None)
             for reading in readings:
                 found[reading.device] = reading
         return found
@@ -187,7 +200,6 @@ class Meter:
     def _find(self) -> None:
         if self._find_more is not None and (found := self._find_more()):
             self._probes += found
-            self._find_more = None
 
     def _glance(self, probe: Probe) -> tuple[Reading, ...]:
         try:
@@ -196,7 +208,7 @@ class Meter:
             return self._failed(probe, error)
 
     def _failed(self, probe: Probe, error: Exception) -> tuple[Reading, ...]:
-        self.failures[type(probe).__name__] = said(error)
+        self.failures[_name(probe)] = said(error)
         return ()
 
     def _sample_if_needed(self) -> None:
@@ -212,8 +224,13 @@ class Meter:
     def close(self) -> None:
         """Stop sampling and close the probes; from now on there are no readings."""
         with self._lock:
+            self._is_closed = True
             self._open.clear()
             probes, self._probes, self._find_more = self._probes, [], None
         self.worker.close()
         for probe in probes:
             probe.close()
+
+
+def _name(probe: Probe) -> str:
+    return getattr(probe, "name", "") or type(probe).__name__

@@ -6,9 +6,10 @@ import functools
 from collections import deque
 
 from ipygpumem.measuring.meter import Meter
+from ipygpumem.measuring.plugins import find_installed
 from ipygpumem.model import TraceRecord
-from ipygpumem.probes.accelerators import accelerators
 from ipygpumem.probes.host import HostProbe
+from ipygpumem.probes.pools import finder
 
 _MOST = 10_000
 
@@ -33,4 +34,6 @@ def of_script() -> Traces:
     Their meter stays: opening one takes longer than a trace may, and while it is there torch's own
     ``max_memory_allocated()`` still gives the peaks that the meter has reset.
     """
-    return Traces(Meter([HostProbe()], find_more=accelerators))
+    meter = Meter([HostProbe()], find_more=finder())
+    find_installed(meter)
+    return Traces(meter)

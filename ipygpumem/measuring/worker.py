@@ -69,7 +69,7 @@ class Worker:
             thread.join(_CLOSE_SECONDS)  # a job that hangs in a driver must not hang the shell
 
     def _run(self) -> None:
-        _leave_signals_to_others()
+        leave_signals_to_others()
         while (job := self._next()) is not None:
             pause = job()
             with self._changed:
@@ -90,7 +90,7 @@ class Worker:
             return None
 
 
-def _leave_signals_to_others() -> None:
+def leave_signals_to_others() -> None:
     """Block signals in this thread: a Ctrl-C has to interrupt what the main thread waits for."""
     with contextlib.suppress(AttributeError, OSError, ValueError):  # no such thing on Windows
         faults = {getattr(signal, name) for name in _FAULTS if hasattr(signal, name)}

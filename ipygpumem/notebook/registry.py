@@ -167,6 +167,13 @@ _RECORD = (
     Command("off", "end; delete the recordings of kernels that ended", "record.record_off", (Argument("--delete"),)),
     Command("status", "whether it is on, and where recordings are", "record.record_status"),
 )
+_WHAT_GOES = "which object? For instance: %gpumem release learner"
+_WHICH_MODEL = "which model? For instance: %gpumem purge model optimizer"
+_RELEASE = (Argument("NAME...", to="names", offers="names", missing=_WHAT_GOES),)
+_PURGE = (
+    Argument("NAME...", to="names", offers="names", missing=_WHICH_MODEL),
+    Argument("--drop-optimizer"),
+)
 _POSTMORTEM = (Argument("FILE", to="file", offers="recordings"), Argument("--all"))
 
 _GPUMEM = Command(
@@ -178,6 +185,13 @@ _GPUMEM = Command(
         Command("status", "what is on, which experiments are open, each device's memory now", "status.status"),
         Command("preload", "create the accelerator's context now, and say what it costs", "preload.preload"),
         Command("free", "give memory back now: stored tracebacks, garbage, caches", "free.free"),
+        Command("release", "empty an object and free what only it holds", "freeing.release", _RELEASE),
+        Command(
+            "purge",
+            "defragment: move a model, and its optimizer's state, off the device and back",
+            "freeing.purge",
+            _PURGE,
+        ),
         Command("leaks", "what did not come back, and who holds it", "leaks.leaks", (_MIN,)),
         Command("tensors", "tensors and arrays by storage", "tensors.tensors", _TENSORS),
         Command("advise", "what would save memory, each with a line of code", "advise.advise", _ADVISE),

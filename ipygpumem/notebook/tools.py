@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipygpumem.measuring.meter import Meter
+from ipygpumem.measuring.plugins import find_installed
 from ipygpumem.notebook.cell import CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.ipython.outputs import Outputs
@@ -16,8 +17,8 @@ from ipygpumem.notebook.screen import Screen
 from ipygpumem.notebook.ticker import Ticker
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.probes import Probe
-from ipygpumem.probes.accelerators import accelerators
 from ipygpumem.probes.host import HostProbe
+from ipygpumem.probes.pools import finder
 from ipygpumem.reports.bars import Scales
 
 
@@ -46,8 +47,10 @@ class Tools:
 def tools_for(shell: Any, config: IPyGpuMem, probes: Sequence[Probe] = ()) -> Tools:
     """Return the tools of a shell, which measure with ``probes``: by default the host and all accelerators."""
     host = HostProbe(exact=config.host_peak == "kernel")
-    find_more = None if probes else accelerators
+    find_more = None if probes else finder()
     meter = Meter(probes or [host], find_more=find_more, sample_seconds=config.sample_seconds)
+    if not probes:
+        find_installed(meter)
     cells = CellStack()
     ticker = Ticker(cells, meter)
     wire = Wire(shell) if hasattr(shell, "kernel") else None

@@ -237,17 +237,23 @@ def memory_of(array_type: type, array: Any) -> object:
 def inside_pandas(item: object) -> list[object]:
     """Return the arrays in one of pandas' own objects, or in a tuple of them."""
     array_type = library_type("numpy", "ndarray")
-    arrays, seen, waiting = list[object](), set[int](), [item]
+    if array_type is None:
+        return []
+    return [part for part in parts_of_pandas(item) if is_instance(part, array_type)]
+
+
+def parts_of_pandas(item: object) -> list[object]:
+    """Return what one of pandas' own objects, or a tuple of them, is made of, itself included."""
+    array_type = library_type("numpy", "ndarray")
+    parts, waiting = dict[int, object](), [item]
     while waiting:
         part = waiting.pop()
-        if id(part) in seen or array_type is None:
+        is_array = array_type is not None and is_instance(part, array_type)
+        if id(part) in parts or not (is_array or is_of_pandas(part) or type(part) is tuple or type(part) is dict):
             continue
-        seen.add(id(part))
-        if is_instance(part, array_type):
-            arrays.append(part)
-        elif is_of_pandas(part) or type(part) is tuple or type(part) is dict:
-            waiting += gc.get_referents(part)
-    return arrays
+        parts[id(part)] = part
+        waiting += [] if is_array else gc.get_referents(part)
+    return list(parts.values())
 
 
 def is_of_pandas(item: object) -> bool:
@@ -324,6 +330,10 @@ class ArraySearch:
         array = describe(value)
         if array is not None:
             self._storages.add(array.storage)
+
+    def pass_over(self, value: object) -> None:
+        """Do not look into ``value``, wherever it is found; the caller keeps it alive meanwhile."""
+        self._seen.add(id(value))
 
     def _enters(self, item: object) -> bool:
         kind = id(type(item))

@@ -6,8 +6,11 @@ first code in Python that runs after a long collection, so that is where a Ctrl-
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -41,3 +44,18 @@ class kept:  # noqa: N801  # read as a word of the "with" statement
         self._own = self._earlier = None  # or this would be garbage itself
         if self._struck and (kind is None or not issubclass(kind, KeyboardInterrupt)):
             raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[list[int]]:
+    """Note interrupts in a list while something is done that must not be broken off; the caller sees to them."""
+    struck: list[int] = []
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield struck
+        return
+    signal.signal(signal.SIGINT, lambda number, _: struck.append(number))
+    try:
+        yield struck
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

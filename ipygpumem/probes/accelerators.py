@@ -43,6 +43,10 @@ XPU = Backend(
 )
 
 
+TORCH_DEVICES = frozenset({CUDA.name, XPU.name, "mps"})
+"""Whose memory torch's allocators hold."""
+
+
 def loaded_torch() -> Any | None:
     """Return the torch module if the user's code has imported it, else None (also for a stand-in)."""
     module = sys.modules.get("torch")
@@ -62,8 +66,11 @@ class CachingAllocatorProbe:
     sampled = False
 
     def __init__(self, backend: Backend, nvml: Nvml | None = None) -> None:
+        self.name = backend.name
         self._backend = backend
         self._nvml = nvml
+        self._library: Any = None
+        """torch's compiled part, in which its counters were looked for: what it lacks never comes."""
         self._peaks: SharedPeaks | None = None
         self._totals: dict[int, int] = {}
         self._with_context: set[int] = set()
@@ -84,18 +91,21 @@ class CachingAllocatorProbe:
         return self._readings("driver")
 
     def _readings(self, wide: str) -> tuple[Reading, ...]:
-        peaks = self._peaks or self._share_peaks()
-        module = self._module()
+        self._share_peaks()
+        peaks = self._peaks
+        module = self._module() if peaks is not None else None
         if module is None or peaks is None:
             return ()
         return tuple(self._read(module, peaks, index, wide) for index in range(module.device_count()))
 
-    def _share_peaks(self) -> SharedPeaks | None:
+    def _share_peaks(self) -> None:
         """Wrap torch's counters as soon as torch is there: the first cell that uses the device may reset them."""
         library = getattr(loaded_torch(), "_C", None)
+        if self._peaks is not None or library is self._library:
+            return
+        self._library = library
         if hasattr(library, self._backend.stats[0]) and hasattr(library, self._backend.reset[0]):
             self._peaks = SharedPeaks(library, self._backend.stats, self._backend.reset)
-        return self._peaks
 
     def _read(self, module: Any, peaks: SharedPeaks, index: int, wide: str) -> Reading:
         stats, peak = peaks.read(index)
@@ -143,7 +153,7 @@ class CachingAllocatorProbe:
         return self._totals[index], None, None, note
 
     def rearm(self) -> None:
-        module = self._module()
+        module = self._module() if self._peaks is not None else None
         if module is not None and self._peaks is not None:
             for index in range(module.device_count()):
                 self._peaks.rearm(index)
@@ -151,7 +161,7 @@ class CachingAllocatorProbe:
     def close(self) -> None:
         if self._peaks is not None:
             self._peaks.close()
-            self._peaks = None
+            self._peaks = self._library = None
         if self._nvml is not None:
             self._nvml.close()
 

@@ -55,6 +55,7 @@ def device_parts(
     wide: DeviceWide | None,
     storages: Iterable[Storage] | None,
     notes: Sequence[str] = (),
+    pools: Sequence[Part] = (),
 ) -> Reconciliation:
     """Return what the memory of ``reading``'s device consists of.
 
@@ -64,21 +65,23 @@ def device_parts(
         wide: what the driver says of the device and its processes; None to take ``reading``'s word.
         storages: the storages that Python holds, on any device; None if nobody has looked.
         notes: what else there is to say.
+        pools: what other libraries than torch have reserved there.
     """
     names = (reading.device, f"{reading.device}:0")  # tensors say mps:0 where there is only one
     own = None if storages is None else [item for item in storages if item.device in names]
     texts = list(notes)
     parts = _by_counters(reading, own, texts) if snapshot is None else _by_blocks(snapshot, own, texts)
+    parts += pools
     reserved = sum(part.size_bytes or 0 for part in parts)
     around, total, basis = _around(reading, reserved, wide)
     return Reconciliation(reading.device, total, basis, (*parts, *around), tuple(texts))
 
 
-def card_parts(device: str, wide: DeviceWide) -> Reconciliation:
-    """Return what the memory of a card consists of on which this process has nothing."""
+def card_parts(device: str, wide: DeviceWide, pools: Sequence[Part] = ()) -> Reconciliation:
+    """Return what the memory of a card consists of on which torch has nothing."""
     reading = Reading(device, 0, 0, "allocator", wide.total_bytes, 0, wide.used_bytes, wide.other_bytes)
-    around, total, basis = _around(reading, 0, wide)
-    return Reconciliation(device, total, basis, tuple(around))
+    around, total, basis = _around(reading, sum(part.size_bytes or 0 for part in pools), wide)
+    return Reconciliation(device, total, basis, (*pools, *around))
 
 
 # -- what the allocator has reserved --------------------------------------------------------------------------

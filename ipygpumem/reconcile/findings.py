@@ -18,13 +18,14 @@ from ipygpumem.errors import said
 from ipygpumem.introspect import is_instance
 from ipygpumem.model import Reading
 from ipygpumem.objects.arrays import library_type
-from ipygpumem.probes.accelerators import loaded_torch, uncounted
+from ipygpumem.probes.accelerators import TORCH_DEVICES, loaded_torch, uncounted
 from ipygpumem.probes.allocator import Snapshot, snapshots
 from ipygpumem.probes.host import host_figures
 from ipygpumem.probes.nvml import DeviceWide, Nvml
 from ipygpumem.probes.pages import anonymous_bytes
 from ipygpumem.reconcile.device import Storage, card_parts, device_parts
 from ipygpumem.reconcile.host import host_parts
+from ipygpumem.reconcile.pools import parts_of, pools_on
 from ipygpumem.reconcile.records import Reconciliation
 
 T = TypeVar("T")
@@ -70,12 +71,15 @@ def reconcile(
         blocks |= findings.attempt(f"allocator of {backend}", functools.partial(snapshots, backend), none)
     nvml = Nvml()
     for device, reading in findings.readings.items():
-        ask = functools.partial(_device, nvml, reading, blocks.get(device), held)
         if device == "cpu":
             ask = functools.partial(_host, reading, held)
+        elif device.partition(":")[0] in TORCH_DEVICES:
+            ask = functools.partial(_device, nvml, reading, blocks.get(device), held, findings.readings)
+        else:
+            continue  # another library's pool, which is a part of its device; a probe that others wrote
         findings.reconciliations += findings.attempt(device, ask, [])
     if not any(device.startswith("cuda:") for device in findings.readings):
-        findings.reconciliations += findings.attempt("NVML", functools.partial(_cards, nvml), [])
+        findings.reconciliations += findings.attempt("NVML", functools.partial(_cards, nvml, findings.readings), [])
     findings.attempt("NVML", nvml.close, None)
     return findings
 
@@ -84,20 +88,26 @@ def _host(reading: Reading, held: list[Storage] | None) -> list[Reconciliation]:
     return [host_parts(host_figures(reading.children_bytes), held, anonymous_bytes)]
 
 
-def _cards(nvml: Nvml) -> list[Reconciliation]:
+def _cards(nvml: Nvml, readings: Mapping[str, Reading]) -> list[Reconciliation]:
     """Return the driver's cards where torch has used none: asking the driver creates no context."""
-    found = []
-    for card in nvml.cards():
+    found, cards = [], list(nvml.cards())
+    # Which of several cards a library means by its number, only torch could tell.
+    pools = tuple(parts_of(readings, 0, is_only=True)) if len(cards) == 1 else ()
+    for card in cards:
         use = "used, but not by torch, as torch reports" if card.wide.own_bytes else "not used by this process yet"
         if card.wide.own_bytes is None:
             use = "the driver does not say whether this process uses it"
         note = f"{card.model}, by the driver's numbers: {use}"
-        found.append(dataclasses.replace(card_parts(f"nvml:{card.index}", card.wide), notes=(note,)))
+        found.append(dataclasses.replace(card_parts(f"nvml:{card.index}", card.wide, pools), notes=(note,)))
     return found
 
 
 def _device(
-    nvml: Nvml, reading: Reading, snapshot: Snapshot | None, held: list[Storage] | None
+    nvml: Nvml,
+    reading: Reading,
+    snapshot: Snapshot | None,
+    held: list[Storage] | None,
+    readings: Mapping[str, Reading],
 ) -> list[Reconciliation]:
     backend, _, number = reading.device.partition(":")
     module: Any = getattr(loaded_torch(), backend, None)
@@ -111,7 +121,8 @@ def _device(
         notes += _state_of_context(module, index)
     if backend == "cuda" and snapshot is not None:
         notes += _against_gaps(snapshot)
-    return [device_parts(reading, snapshot, wide, held, notes)]
+    pools = pools_on(index, readings) if backend == "cuda" else ()
+    return [device_parts(reading, snapshot, wide, held, notes, pools)]
 
 
 def _asked(nvml: Nvml, module: Any, index: int, reading: Reading) -> DeviceWide:

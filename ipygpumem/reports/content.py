@@ -188,7 +188,7 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
     segments += [Segment(f"{title}: {_sizes(sizes)}", tabled=True) for title, sizes in columns.items()]
     tables = [_devices_table(columns)]
     if held:
-        tables.append(_held_table("the frames of the traceback held", held))
+        tables.append(held_table("the frames of the traceback held", held))
     return [Report.of("recovery", segments, _recovery_lines(record), tables, is_trouble=True)]
 
 
@@ -238,7 +238,8 @@ def _sizes(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{device_label(device)} {format_bytes(size)}" for device, size in sizes.items()) or "nothing"
 
 
-def _held_table(title: str, held: tuple[Held, ...]) -> Table:
+def held_table(title: str, held: tuple[Held, ...]) -> Table:
+    """Return a row for each, the largest first, and one for those that are too many."""
     located = any(item.function for item in held)
     columns = ("size", *("function", "line") * located, "name", "type", "shape", "dtype", "device")
     rows = [
@@ -280,8 +281,15 @@ def freed_report(
     steps = list(steps)
     given = ", ".join(_step_list(steps, reclaimed))
     lines = [*[given] * bool(given), *notes, *_failed_steps(steps)]
-    sizes = {device: max(0, size) for device, size in reclaimed.items()}
-    return Report("note", f"{title}: {_sizes(sizes)}", tuple(lines))
+    sizes = [_came_back(device, size, steps) for device, size in reclaimed.items()]
+    return Report("note", f"{title}: {', '.join(sizes) or 'nothing'}", tuple(lines))
+
+
+def _came_back(device: str, size: int, steps: Iterable[ReclaimStep]) -> str:
+    """Return what came back of a device: of its cache where no tensor went."""
+    returned = sum(max(0, step.returned.get(device, 0)) for step in steps)
+    what = f"reserved {format_bytes(returned)}" if returned and size <= 0 else format_bytes(max(0, size))
+    return f"{device_label(device)} {what}"
 
 
 # -- leaks ----------------------------------------------------------------------------------------------------

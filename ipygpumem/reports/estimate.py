@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
-from ipygpumem.reports import html, text
 from ipygpumem.reports.layout import Fact, Report, Segment, Table, clean, device_label, shape_label
+from ipygpumem.reports.shown import Shown
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 _GUESSES_SHOWN = 5
@@ -86,25 +84,13 @@ def _row(row: ModuleRow, share_of: int) -> tuple[str, ...]:
     )
 
 
-class _Shown:
-    """A record that a notebook shows as its report, and ``print`` as its text."""
-
-    _report: Callable[[], Report]
-
-    def __str__(self) -> str:
-        return text.render([self._report()])
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return {"text/plain": str(self), "text/html": html.render([self._report()], bars=False)}
-
-
-class ShownEstimate(_Shown, Estimate):
+class ShownEstimate(Shown, Estimate):
     """An estimate that shows itself."""
 
     _report = estimate_report
 
 
-class ShownSummary(_Shown, ModelSummary):
+class ShownSummary(Shown, ModelSummary):
     """A summary of a model that shows itself."""
 
     _report = summary_report

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from ipygpumem.model import Reading
+from ipygpumem.model import CellRecord, Reading
+from ipygpumem.probes.children import Child
 from ipygpumem.reconcile.records import Part, Reconciliation
-from ipygpumem.reports.layout import SEPARATOR, Bar, Report, Segment, Table, clean, device_label
+from ipygpumem.reports.layout import SEPARATOR, Bar, Report, Segment, Table, clean, clean_name, device_label
 from ipygpumem.units import format_bytes
 
 _ROWS_SHOWN = 24
+_CHILDREN_SHOWN = 10
+_CLOCK_SECONDS = 0.03
+"""A process's clock and ours differ by up to so much: the kernel counts hundredths."""
 
 
 def status_report(
@@ -17,14 +21,45 @@ def status_report(
     lines: Iterable[str],
     readings: Iterable[Reading],
     reconciliations: Iterable[Reconciliation] = (),
+    children: Sequence[Child] = (),
+    cells: Sequence[CellRecord] = (),
 ) -> Report:
-    """Return what is on, what is open, each device's memory now, and the parts that it consists of."""
+    """Return what is on and open, each device's memory and its parts, and the processes that ``cells`` have started."""
     readings, reconciliations = list(readings), list(reconciliations)
     notes = [f"{device_label(item.device)}: {clean(item.note)}" for item in readings if item.note]
     for item in reconciliations:
         notes += [f"{_label(item)}: {clean(note)}" for note in item.notes]
-    tables = (_readings_table(readings), *map(_parts_table, reconciliations))
+    tables = [_readings_table(readings), *map(_parts_table, reconciliations)]
+    if children:
+        tables.append(_children_table(children, cells))
     return Report.of("status", map(Segment, headline.split(SEPARATOR)), (*map(clean, lines), *notes), tables)
+
+
+def _children_table(children: Sequence[Child], cells: Sequence[CellRecord]) -> Table:
+    """Return the processes below this one, each with the cell during which it was started."""
+    rest = children[_CHILDREN_SHOWN:]
+    rows = [
+        (format_bytes(child.memory_bytes), str(child.pid), clean_name(child.name), started_in(child, cells))
+        for child in children[:_CHILDREN_SHOWN]
+    ]
+    if rest:
+        size = format_bytes(sum(child.memory_bytes for child in rest))
+        rows.append((size, "", f"and {len(rest):,} smaller", ""))
+    kind = "PSS: shared pages count by share" if children[0].is_shared_out else "RSS: shared pages count fully"
+    columns = ("size", "process", "name", "started in")
+    return Table(f"child processes, by {kind}", columns, tuple(rows), frozenset({"size", "process"}))
+
+
+def started_in(child: Child, cells: Sequence[CellRecord]) -> str:
+    """Return the cell that ran when a process was started; of two that its clock cannot tell apart, both."""
+    near = [
+        str(cell.execution_count)
+        for cell in cells
+        if cell.execution_count is not None
+        and cell.started_at - _CLOCK_SECONDS <= child.started_at
+        and child.started_at <= cell.started_at + cell.duration_seconds + _CLOCK_SECONDS
+    ]
+    return f"cell {' or '.join(near)}" if near else "no cell that is known"
 
 
 def _readings_table(readings: Iterable[Reading]) -> Table:

@@ -40,6 +40,15 @@ from tests.kernel import Kernel, Reply
         ("%gpumem bogus", "status"),
         ("%gpumem on off", "takes none"),
         ("%gpumem 'on", "quotation"),
+        ("%gpumem release", "which object?"),
+        ("%gpumem release nothing", "there is no variable 'nothing' here"),
+        ("%gpumem release In.x", "write ipygpumem.release(In.x)"),
+        ("%gpumem release In", "`In` (list) cannot be emptied"),
+        ("%gpumem release get_ipython", "`get_ipython` (method) cannot be emptied"),
+        ("%gpumem purge", "which model?"),
+        ("%gpumem purge In", "purge moves torch's modules, and torch is not loaded"),
+        ("%gpumem purge In In In", "it takes a model and its optimizer"),
+        ("%gpumem purge In --drop", "--drop-optimizer"),
     ],
 )
 def test_a_wrong_line_gets_one_line_that_names_the_mistake_and_opens_nothing(

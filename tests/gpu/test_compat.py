@@ -70,8 +70,10 @@ def test_memory_functions_of_ipyexperiments(card: Card) -> None:
         "after = gpu_mem_get_used_mbs(); del held; emptied = gpu_mem_get_used_no_cache_mbs()\n"
         "filler = gpu_mem_leave_free_mbs(500); left = gpu_mem_get_free_mbs(); del filler\n"
         "impossible = gpu_mem_allocate_mbs(1 << 30)\n"
+        "assert {mem.gpu_mem_get_mbs(number) for number in (-1, '0', 0.5)} == {(0, 0, 0)}\n"
+        "assert gpu_mem_allocate_mbs(1.5).nbytes == 3 << 19\n"
         "print(json.dumps([before, after, emptied, left, impossible, mem.gpu_mem_get_mbs(99), mem.get_nvml_gpu_id(0),"
-        " mem.use_gpu]))"
+        " use_gpu]))"
     )
     (total, free, used), after, emptied, left, impossible, unknown, number, has_gpu = script(code)
     assert total == card.total_bytes // MIB

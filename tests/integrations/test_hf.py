@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import traceback
 import weakref
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,21 @@ def test_a_failure_of_ours_is_said_once_and_the_training_goes_on(
     assert capsys.readouterr().err.count("ipygpumem: the memory callback failed (RuntimeError: no counters here)") == 1
 
 
+def test_another_callback_that_fails_at_our_entry_does_not_stop_the_training(
+    card: Card, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Losses(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **more: Any) -> None:
+            if "train_loss" not in logs:
+                seen.append(logs["loss"])
+
+    seen: list[float] = []
+    trained = trainer(tmp_path, MemoryCallback(), Losses(), card=card)
+    trained.train()
+    assert (trained.state.global_step, len(seen)) == (4, 2)
+    assert capsys.readouterr().err.count("the memory callback failed (KeyError: 'loss')") == 1
+
+
 def test_after_an_interrupt_the_next_training_is_measured(card: Card, tmp_path: Path) -> None:
     class Interrupt(TrainerCallback):
         def on_pre_optimizer_step(self, *args: Any, **more: Any) -> None:
@@ -246,6 +262,25 @@ def test_the_callback_keeps_no_trainer_alive_and_can_be_pickled(card: Card, tmp_
     del trained
     gc.collect()  # the trainer itself has circles
     assert seen() is None
+
+
+def test_after_an_error_that_is_kept_without_its_locals_the_trainer_and_its_model_can_go(
+    card: Card, tmp_path: Path
+) -> None:
+    """Up to Python 3.12 a look at a frame's names leaves a copy there, which clearing the frame does not reach."""
+
+    class Bad(TrainerCallback):
+        def on_step_end(self, *args: Any, **more: Any) -> None:
+            raise ValueError("mine")
+
+    trained = trainer(tmp_path, MemoryCallback(), Bad(), card=card)
+    seen = [weakref.ref(trained), weakref.ref(trained.model)]
+    with pytest.raises(ValueError, match="mine") as raised:
+        trained.train()
+    traceback.clear_frames(raised.tb)
+    del trained
+    gc.collect()
+    assert [reference() for reference in seen] == [None, None]
 
 
 def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ def parts(kernel: Kernel) -> dict[str, int]:
     (status,) = ok(kernel, "%gpumem status").reports("status")
     title = _TITLE.search(status)
     assert title is not None, status
-    table = status[title.end() :].split("\n  no experiment is open")[0].split("\n  experiment ")[0]
+    table = re.split(r"\n  (?:no experiment is open|experiment |child processes, by )", status[title.end() :])[0]
     rows = {name: parse_bytes(size) for size, name in _ROW.findall(table)}
     assert abs(sum(rows.values()) - parse_bytes(title[1])) < len(rows) * GIB // 100, status
     return rows

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import gc
 import inspect
+import multiprocessing
 import weakref
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
+import psutil
 import pytest
 
 import ipygpumem
@@ -21,6 +25,7 @@ from tests.advice_cases import CASES, NEAR_MISSES, Case
 from tests.allocated import allocated
 from tests.kernel import Kernel
 from tests.steps import works
+from tests.tracing import interrupted_at
 
 torch: Any = pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
 
@@ -66,6 +71,22 @@ def test_advice_saves_what_it_promises(case: Case, namespace: dict[str, Any]) ->
     exec(case.code, namespace)
     assert before - allocated() == pytest.approx(promised, rel=TOLERANCE)
     assert promised >= MIB
+    assert case.code not in lines(advised(namespace))
+
+
+def test_advice_on_workers_saves_what_it_promises(namespace: dict[str, Any]) -> None:
+    case = CASES["persistent workers"]
+    exec(case.setup, namespace)
+    processes = [psutil.Process(child.pid) for child in multiprocessing.active_children()]
+    assert len(processes) == 2
+    (found,) = [item for item in advised(namespace).advice if item.code == case.code]
+    assert found.saves_bytes == pytest.approx(sum(one.memory_full_info().uss for one in processes), rel=TOLERANCE)
+    assert found.saves_bytes > 16 * MIB, "what each of them keeps"
+    running = namespace["running"] = iter(namespace["loader"])
+    assert case.code not in lines(advised(namespace)), "a loop is running"
+    del running, namespace["running"]
+    exec(case.code, namespace)
+    assert psutil.wait_procs(processes, timeout=30)[1] == []
     assert case.code not in lines(advised(namespace))
 
 
@@ -178,3 +199,19 @@ def test_what_a_function_deletes_after_a_look_dies_at_once(look: Callable[[], ob
         return watched() is None
 
     assert work()
+
+
+def test_a_look_that_is_interrupted_at_any_line_keeps_nothing_alive(namespace: dict[str, Any]) -> None:
+    exec("a = torch.rand(1024)\nlosses = [(a.requires_grad_() * 2).sum()]", namespace)
+    line, count = 1, 0
+    while line < 20_000 and interrupted_at(line, lambda: advised(namespace), _is_of_advice):
+        watched = weakref.ref(namespace["a"])
+        exec("del a, losses\na = torch.rand(1024)\nlosses = [(a.requires_grad_() * 2).sum()]", namespace)
+        assert watched() is None, line
+        assert gc.isenabled()
+        line, count = line + 1 + line // 4, count + 1
+    assert count > 10, "no line was interrupted"
+
+
+def _is_of_advice(frame: FrameType) -> bool:
+    return "/advising/" in frame.f_code.co_filename.replace("\\", "/")

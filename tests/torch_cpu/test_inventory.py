@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import ipygpumem
+from ipygpumem.errors import GpuMemError
 from ipygpumem.objects.alive import watch
 from ipygpumem.objects.arrays import storage_key
 from ipygpumem.objects.bulk import CHUNK
@@ -20,6 +21,7 @@ from ipygpumem.objects.inventory import survey
 from ipygpumem.objects.inventory.records import Inventory, TensorRecord
 from ipygpumem.reconcile.findings import storages_of
 from tests import hostile
+from tests.alone import in_a_process_of_its_own
 from tests.kernel import Kernel
 from tests.steps import works
 
@@ -455,3 +457,30 @@ def test_a_mode_of_the_users_sees_nothing_of_the_magics_and_of_an_experiments_en
     works(kernel, "%gpumem tensors")
     works(kernel, "%gpumem status")
     assert works(kernel, "print(seen, Mode.seen)").stdout.split() == ["1", "1"]
+
+
+def list_where_torch_traces() -> None:
+    """Ask for a list within a function that torch compiles, and within one that it traces after that."""
+    model, given = torch.nn.Linear(3, 3), torch.ones(2, 3)
+    track = ipygpumem.tracker(silent=True).track
+
+    def listing(what: Callable[[], object]) -> Callable[[Any], Any]:
+        def function(value: Any) -> Any:
+            what()
+            return model(value)
+
+        return function
+
+    asked: tuple[Callable[[], object], ...] = (ipygpumem.tensors, track, ipygpumem.advise)
+    for function in map(listing, asked):
+        with pytest.raises(GpuMemError, match="outside of it"):
+            torch.compile(function, backend="eager")(given)
+        with pytest.raises(GpuMemError, match="outside of it"):
+            torch.jit.trace(function, given)
+        assert function(given).shape == (2, 3)
+    assert torch.jit.trace(model, given)(given).shape == (2, 3)
+
+
+def test_a_list_within_code_that_torch_traces_is_refused() -> None:
+    """torch would record the reading of tensors: its compiler raises an error within, its tracer crashes."""
+    in_a_process_of_its_own(list_where_torch_traces)

@@ -44,6 +44,8 @@ _NOTHING = CellLoggerMemory(0, 0, 0)
 class CellLogger(Part):
     """Keeps what the last finished cell cost in ``data``; the first is the rest of the cell that starts it.
 
+    Once it is stopped, it has what that cell had cost by then.
+
     Args:
         notebook: the shell's.
         device: the CUDA device, such as ``cuda:0``; empty for the host alone.
@@ -55,7 +57,8 @@ class CellLogger(Part):
         self._device = device
         self._seed = seed
         self._seed_on_import = SeedOnImport(seed)
-        self._rest_of_cell: Measurement | None = None
+        self._cell: Measurement | None = None
+        self._is_whole = False
         self.data = CellLoggerData(_NOTHING, _NOTHING, CellLoggerTime(0))
 
     def start(self) -> None:
@@ -64,37 +67,43 @@ class CellLogger(Part):
         if self._seed:
             self._seed_on_import.install()
             self._reseed()
-        self._started = time.perf_counter()
-        self._rest_of_cell = self._notebook.tools.meter.start()
+        self._begin()
 
     def stop(self) -> None:
         """Go along no more."""
         self._notebook.leave(self)
         self._seed_on_import.remove()
-        self._read_rest()
+        self._end()
 
     def close(self) -> None:
         """Stop: the extension is being unloaded."""
         self.stop()
 
     def cell_begins(self, cell: Cell) -> None:
-        """Reset the generators."""
+        """Reset the generators, and begin a span of our own: nobody else's can be read in the middle of the cell."""
         if self._seed:
             self._reseed()
+        self._begin()
+        self._is_whole = True
 
     def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
         """Note what a cell cost."""
-        if record is not None:
+        if record is not None and self._is_whole:
+            self._end()
             self._note(record.usages, record.duration_seconds)
         return ()
 
     def shown(self) -> None:
-        """Note what the rest of the first cell cost: the one that loads the extension has no record."""
-        self._read_rest()
+        """Note what a cell cost whose record is not what counts, as of the first cell, or that has none."""
+        self._end()
 
-    def _read_rest(self) -> None:
-        if self._rest_of_cell is not None:
-            usages, self._rest_of_cell = self._notebook.tools.meter.stop(self._rest_of_cell), None
+    def _begin(self) -> None:
+        self._started = time.perf_counter()
+        self._cell = self._notebook.tools.meter.start()
+
+    def _end(self) -> None:
+        if self._cell is not None:
+            usages, self._cell = self._notebook.tools.meter.stop(self._cell), None
             self._note(usages, time.perf_counter() - self._started)
 
     def _note(self, usages: Iterable[Usage], seconds: float) -> None:

@@ -11,6 +11,7 @@ import sys
 from types import TracebackType
 from typing import Any, NamedTuple
 
+import psutil
 from IPython import get_ipython
 
 from ipygpumem.compat.ipyexperiments.cell_logger import CellLogger, SwitchedOff
@@ -96,7 +97,9 @@ class IPyExperiments:
     @property
     def running(self) -> bool:
         """Whether it has begun and has not ended; an unloading ends it, too."""
-        return self._runs and (not self.enable or self._experiment.is_open)
+        if self.enable:
+            return self._runs and self._experiment.is_open
+        return self._runs and find_notebook(get_ipython()) is self._notebook
 
     def _free_name(self) -> str:
         taken = {opened.name for opened in self._notebook.experiments.open}
@@ -140,7 +143,11 @@ class IPyExperiments:
 
     @property
     def data(self) -> IPyExperimentData:
-        """What it has taken so far; once it is finished, what it had taken then and what came back."""
+        """What it has taken so far; once it is finished, what it had taken then and what came back.
+
+        Raises:
+            ExperimentError: ipygpumem was unloaded meanwhile.
+        """
         cpu, gpu = (self._memory(device) for device in ("cpu", self._devices[-1]))
         return IPyExperimentData(cpu, gpu if self.has_gpu else IPyExperimentMemory(0, 0, 0))
 
@@ -149,6 +156,8 @@ class IPyExperiments:
         if record is not None:
             consumed, reclaimed = record.consumed.get(device, 0), record.reclaimed.get(device, 0)
         elif self.enable:
+            if not self.running:
+                raise ExperimentError(f"experiment {self._experiment.name!r} has no figures: ipygpumem was unloaded")
             consumed = sum(usage.delta_bytes for usage in self._experiment.usage() if usage.device == device)
         available = self.cpu_ram_avail() if device == "cpu" else self.gpu_ram_avail()
         return IPyExperimentMemory(consumed, reclaimed, available)
@@ -167,7 +176,8 @@ class IPyExperiments:
 
     def cpu_ram_used(self) -> int:
         """Return this process's RSS."""
-        return self._notebook.tools.meter.now()["cpu"].current_bytes
+        rss: int = psutil.Process().memory_info().rss
+        return rss
 
     def gpu_ram(self) -> tuple[int, int, int]:
         """Empty torch's cache, and return what the GPU has, what of it is free, and what all processes use."""

@@ -8,6 +8,7 @@ from ipygpumem.notebook.commands.experiment import described
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.objects.inventory.survey import roles_of_objects
+from ipygpumem.probes.children import Child, children
 from ipygpumem.reconcile import findings
 from ipygpumem.reports.layout import Report, count
 from ipygpumem.reports.status import status_report
@@ -32,9 +33,12 @@ def status(notebook: Notebook, options: Options) -> list[Report]:
     )
     lines = [described(experiment) for experiment in experiments.open] or ["no experiment is open"]
     found = reconcile(notebook)
+    nobody: list[Child] = []
+    below = found.attempt("child processes", children, nobody)
     lines += [f"{probe} cannot be read: {error}" for probe, error in notebook.tools.meter.failures.items()]
     lines += [f"{source} cannot be read: {error}" for source, error in found.failures.items()]
-    return [status_report(headline, lines, found.readings.values(), found.reconciliations)]
+    cells = notebook.session.history
+    return [status_report(headline, lines, found.readings.values(), found.reconciliations, below, list(cells))]
 
 
 def reconcile(notebook: Notebook) -> findings.Findings:

@@ -78,6 +78,11 @@ class Place:
         """Decides which of several that are equally near is shown."""
         return self.rank, not self.is_home, self.text
 
+    @property
+    def is_users(self) -> bool:
+        """Whether it is the user's, and not one where IPython, Python or we keep things without being asked."""
+        return not self.text.startswith(_NOT_THE_USERS)
+
     @classmethod
     def of_variable(cls, key: object) -> Place:
         """Return the place of a notebook's name."""
@@ -112,6 +117,14 @@ class Place:
 
 
 _LAST = "the last error"
+_NOT_THE_USERS = (
+    "Out[",
+    "IPython's ",
+    "ipygpumem ",
+    _LAST,
+    "module sys,",
+    "module builtins,",
+)  # with displayhook and _
 _LAST_ERROR = {("sys", name) for name in ("last_value", "last_traceback", "last_exc")}
 
 

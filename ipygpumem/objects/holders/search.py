@@ -22,7 +22,7 @@ from ipygpumem.objects.arrays import StorageKey, storage_key
 from ipygpumem.objects.heap import Heap
 from ipygpumem.objects.holders.frames import peek, running_frames, running_ids
 from ipygpumem.objects.holders.graphs import GRADIENT, keepers, requiring_grad
-from ipygpumem.objects.holders.paths import NOTEBOOK, Place, Writer, key_of
+from ipygpumem.objects.holders.paths import NOTEBOOK, Place, Writer
 from ipygpumem.objects.progress import Progress, part, parts, unseen
 
 
@@ -46,7 +46,7 @@ class Roots:
 _MAKES_DICTS = (3, 11) <= sys.version_info < (3, 13)
 _MANAGED_DICT = 1 << 4
 _MOST_OWNERS = 5000
-_MOST_LOOKS = 20_000_000
+MOST_LOOKS = 20_000_000
 _SEARCHES = (6, 3, 1)
 """The weights of an explanation's searches: most is found by the first."""
 _NOBODY = Holder(path="no Python object: C++ code keeps it", advice="let the library that made it free it")
@@ -70,7 +70,7 @@ class _Found:
 
 
 def explain(
-    keys: Iterable[StorageKey], heap: Heap, roots: Roots, *, looks: int = _MOST_LOOKS, progress: Progress = unseen
+    keys: Iterable[StorageKey], heap: Heap, roots: Roots, *, looks: int = MOST_LOOKS, progress: Progress = unseen
 ) -> dict[StorageKey, Holder]:
     """Return for each storage who keeps it alive.
 
@@ -141,7 +141,7 @@ def _holders(
     """Return who holds the objects of each storage: the one that is named best; and whether some were not reached."""
     if not objects:
         return {}, False
-    search = _Search([item for items in objects.values() for item in items], heap, roots, looks)
+    search = Search([item for items in objects.values() for item in items], heap, roots, looks)
     search.run(nobody=nobody, progress=progress)
     writer = Writer(roots.cell_of)
     holders: dict[StorageKey, Holder] = {}
@@ -159,7 +159,7 @@ def _order(holder: Holder) -> tuple[bool, int, str]:
     return (not holder.path.startswith(NOTEBOOK), len(holder.path), holder.path)
 
 
-class _Search:
+class Search:
     """A breadth-first search from many targets at once, against the direction of the references."""
 
     _MOST_LEVELS = 40
@@ -172,7 +172,9 @@ class _Search:
         self._looks = looks
         self.is_cut = False
         """Whether the search ended, somewhere, before it had seen everything."""
-        self._modules = {id(module_dict(module)): name for name, module in _modules()}
+        self._modules = {
+            id(module_dict(module)): name for name, module in reversed(_modules())
+        }  # __mp_main__ is __main__
         self._running = running_ids()
         self._objects: dict[int, object] = {}
         self._children: dict[int, list[tuple[int, int]]] = {}
@@ -241,7 +243,7 @@ class _Search:
             if id(referrer) in self._roots.hidden or id(referrer) in self._running:
                 continue
             referred.update(children)
-            for holder, held in _with_own_dict(referrer, children):
+            for holder, held in with_own_dict(referrer, children):
                 places = [(self._place(holder, level[child]), child) for child in held]
                 roots += [(place, child) for place, child in places if place is not None]
                 if all(place is None for place, _ in places):
@@ -283,20 +285,24 @@ class _Search:
 
     def _place(self, referrer: object, child: object) -> Place | None:
         """Return the place where ``referrer`` keeps ``child`` if it is a root, else None."""
+        # A variable before an output of the same.
+        return min(self.names_in(referrer, child), key=lambda place: place.rank, default=None)
+
+    def names_in(self, referrer: object, child: object) -> list[Place]:
+        """Return the places where ``referrer`` keeps ``child`` if it is a root."""
         key = id(referrer)
         if key in self._roots.namespaces:
-            places = map(self._roots.namespaces[key], self._keys_of(referrer, child))
-            return min(places, key=lambda place: place.rank, default=None)  # a variable before an output of the same
+            return list(map(self._roots.namespaces[key], self._keys_of(referrer, child)))
         if key in self._roots.objects:
-            return self._roots.objects[key]
+            return [self._roots.objects[key]]
         if key in self._modules:
-            module = self._modules[key]
-            return Place.of_module(module, key_of(referrer, child), is_home=_home(child) == module)
+            module, is_home = self._modules[key], _home(child) == self._modules[key]
+            return [Place.of_module(module, name, is_home=is_home) for name in self._keys_of(referrer, child)]
         if type(referrer) is ModuleType:
-            return Place.of_module(text_of(module_dict(referrer).get("__name__")), None)
+            return [Place.of_module(text_of(module_dict(referrer).get("__name__")), None)]
         if is_instance(referrer, threading.Thread):
-            return Place.of_thread(referrer)
-        return None
+            return [Place.of_thread(referrer)]
+        return []
 
     def _keys_of(self, namespace: Any, child: object) -> list[object]:
         """Return the keys under which a namespace, which may be large, keeps ``child``."""
@@ -352,7 +358,7 @@ class _Search:
         return trail
 
 
-def _with_own_dict(referrer: object, children: list[int]) -> Iterator[tuple[object, list[int]]]:
+def with_own_dict(referrer: object, children: list[int]) -> Iterator[tuple[object, list[int]]]:
     """Yield who holds ``children``: an object itself, or the dict of its attributes.
 
     CPython 3.11 and 3.12 make that dict when somebody asks for it, and we do: paths must not grow by our asking.

@@ -42,11 +42,11 @@ class Before:
         self._objects: dict[int, weakref.ref[Any]] = {}
         """Tensors that have no storage, by identity."""
         self._large: set[Place] = set()
-        """Where large arrays are that own their memory: NumPy resizes none that somebody refers to weakly. A new one
-        that got the identity and the memory of an old one is taken for that, which is a trifle."""
+        """Where large arrays are that own their memory: NumPy resizes none that somebody refers to weakly. So a new
+        one that got the identity and the memory of an old one is taken for that, and an old one that moved for new."""
         self._spans: list[tuple[int, int]] = []
         self._small: set[int] = set()
-        """Identities of small arrays. A new one that got an old one's is taken for that, which is a trifle."""
+        """Identities of small arrays. A new one that got an old one's is taken for that."""
         self.complete = True
         base: Any = library_type("torch", "Tensor")
         if base is not None:

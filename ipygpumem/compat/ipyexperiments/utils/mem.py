@@ -12,6 +12,22 @@ from ipygpumem.errors import GpuMemError
 from ipygpumem.probes.nvml import Nvml
 from ipygpumem.units import MIB
 
+__all__ = [  # with an asterisk "use_gpu" comes only if it is named
+    "GPUMemory",
+    "b2mb",
+    "get_nvml_gpu_id",
+    "gpu_mem_allocate_mbs",
+    "gpu_mem_get_free_mbs",
+    "gpu_mem_get_free_no_cache_mbs",
+    "gpu_mem_get_mbs",
+    "gpu_mem_get_total_mbs",
+    "gpu_mem_get_used_mbs",
+    "gpu_mem_get_used_no_cache_mbs",
+    "gpu_mem_leave_free_mbs",
+    "preload_pytorch",
+    "use_gpu",  # noqa: F822  # below, asked for when it is needed
+]
+
 
 class GPUMemory(NamedTuple):
     """A device's memory; in MiB, but for ``device_memory``."""
@@ -91,7 +107,7 @@ def gpu_mem_get_mbs(torch_gpu_id: int | None = None) -> GPUMemory:
     if torch is None:
         return GPUMemory(0, 0, 0)
     index = torch.cuda.current_device() if torch_gpu_id is None else torch_gpu_id
-    if not 0 <= index < torch.cuda.device_count():
+    if index not in range(torch.cuda.device_count()):
         return GPUMemory(0, 0, 0)
     return GPUMemory(*map(b2mb, device_memory(index)))
 
@@ -134,7 +150,7 @@ def gpu_mem_allocate_mbs(n: int, fatal: bool = False) -> Any | None:
     """Return a tensor of ``n`` MiB on the current device; None where it does not fit, unless that is ``fatal``."""
     torch = _needed_torch()
     try:
-        return torch.ones(n * MIB // 4, device="cuda")
+        return torch.ones(int(n * MIB // 4), device="cuda")
     except RuntimeError:
         if fatal:
             raise

@@ -1,0 +1,298 @@
+"""Moves memory between devices and the host, storage by storage, with all tensors that show it.
+
+A storage keeps its identity: it is emptied while its bytes are on the host, and filled again. So views, tied weights,
+flattened weights of an RNN and what a graph has saved go on sharing what they shared. Tensors that are to be used
+meanwhile are pointed to the bytes on the host, as ``module.to()`` does it, and back to their storage later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ipygpumem.errors import DeviceError, GpuMemError
+from ipygpumem.introspect import instance_dict, is_instance
+from ipygpumem.objects.arrays import ArraySearch, library_type
+from ipygpumem.objects.garbage import Garbage
+from ipygpumem.objects.holders.graphs import live_tensors
+from ipygpumem.objects.inventory.memory import Reader
+from ipygpumem.probes.host import available_bytes
+from ipygpumem.units import format_bytes
+
+DEVICES = ("cuda", "xpu")
+"""Where torch can empty a storage and fill it again."""
+KINDS = "sparse, quantized, nested, conjugated or wrapped"
+"""Tensors that cannot be moved."""
+
+
+@dataclass
+class _Piece:
+    """One storage, and the tensors that show it."""
+
+    storage: Any
+    size_bytes: int
+    tensors: list[Any]
+    is_shared: bool = False
+    """Whether something shows it that cannot be seen from Python: then it is never emptied."""
+    host: Any = None
+    """Its bytes on the host, as a storage."""
+
+    def copy_out(self) -> None:
+        self.host = sys.modules["torch"].empty(self.size_bytes, dtype=_byte(), device="cpu").untyped_storage()
+        _as_bytes(self.host).copy_(_as_bytes(self.storage))
+
+    def fill(self) -> None:
+        """Bring the bytes home (RuntimeError if there is no room)."""
+        if self.storage.nbytes() < self.size_bytes:
+            self.storage.resize_(self.size_bytes)
+        _as_bytes(self.storage).copy_(_as_bytes(self.host))
+
+    def empty(self) -> None:
+        if not self.is_shared:
+            self.storage.resize_(0)
+
+    def point_to(self, storage: Any) -> None:
+        for tensor in self.tensors:
+            _point(tensor, storage)
+
+
+class Moving:
+    """The memory of models and optimizers that is on devices; used inside ``quiet()``.
+
+    Args:
+        modules: torch's modules.
+        optimizers: torch's optimizers: their state.
+        garbage: knows the tensors.
+        devices: the kinds of devices from which to move.
+    """
+
+    def __init__(
+        self,
+        modules: Iterable[Any],
+        optimizers: Iterable[Any],
+        garbage: Garbage,
+        devices: Container[str] = DEVICES,
+    ) -> None:
+        self._reader = Reader(sys.modules["torch"])
+        self._optimizers = list(optimizers)
+        roots = list(_of_modules(self._reader.base, modules))
+        roots += [grad for grad in map(self._gradient, roots) if grad is not None]
+        roots += [tensor for optimizer in self._optimizers for tensor in state_tensors(optimizer)]
+        self.odd: list[Any] = []
+        """What has no storage of its own that could be moved, see ``KINDS``."""
+        self.pieces: list[_Piece] = []
+        storages = {storage._cdata: storage for storage in filter(None, (self._storage(root) for root in roots))}
+        kinds = {storage.device.type for storage in storages.values()} - {"cpu", "meta"}
+        if wrong := [kind for kind in sorted(kinds) if kind not in devices]:
+            raise DeviceError(f"what is on {wrong[0]} cannot be moved this way, only what is on cuda or xpu")
+        wanted = {key for key, item in storages.items() if item.device.type in devices and item.nbytes()}
+        known = {id(tensor): tensor for tensor in (*roots, *(live_tensors(garbage) if wanted else ()))}
+        by_storage: dict[int, list[Any]] = defaultdict(list)
+        bound: set[int] = set()
+        for tensor in known.values():
+            for key in self._reader.memory(tensor).storages.keys() & wanted:
+                by_storage[key].append(tensor)
+                bound |= {key} if not self._is_plain(tensor) else set()
+        shown = _references_of_tensors()
+        explained = Counter(id(item) for tensor in known.values() for item in self._behind(tensor))
+        del known, roots
+        for key in wanted - bound:
+            storage, tensors = storages[key], by_storage[key]
+            shared = not storage.resizable() or shown(storage) != len(tensors)
+            shared = shared or any(self._is_held_by_others(item, explained[id(item)]) for item in tensors)
+            self.pieces.append(_Piece(storage, storage.nbytes(), tensors, shared))
+        self.pieces.sort(key=lambda piece: -piece.size_bytes)  # the largest first: that is how they fit best
+
+    def _storage(self, tensor: Any) -> Any | None:
+        """Return the storage of a tensor that can be moved; None if it is another kind, which is noted."""
+        if self._is_plain(tensor):
+            return self._reader.base.untyped_storage(tensor)
+        if self._reader.memory(tensor).device not in ("cpu", "meta") and all(tensor is not item for item in self.odd):
+            self.odd.append(tensor)
+        return None
+
+    def _is_plain(self, tensor: Any) -> bool:
+        base = self._reader.base
+        is_plain = self._reader.memory(tensor).is_plain and not base.is_nested.__get__(tensor)
+        return is_plain and not (base.is_conj(tensor) or base.is_neg(tensor))
+
+    def _gradient(self, tensor: Any) -> Any | None:
+        read = self._reader.read
+        return read("grad", tensor) if read("requires_grad", tensor) and read("is_leaf", tensor) else None
+
+    def _behind(self, tensor: Any) -> Iterator[Any]:
+        """Yield the tensors to which a tensor itself refers in C++."""
+        behind = self._gradient(tensor), self._reader.read("_base", tensor)
+        yield from (item for item in behind if item is not None)
+
+    def _is_held_by_others(self, tensor: Any, explained: int) -> bool:
+        """Whether C++ code holds a tensor without a history: a capsule of DLPack's, of which another library reads."""
+        count = getattr(self._reader.base, "_use_count", lambda tensor: 1)  # of C++ references: Python's object is one
+        return not self._reader.read("requires_grad", tensor) and count(tensor) - 1 > explained
+
+    @property
+    def size_bytes(self) -> int:
+        """What there is to move."""
+        return sum(piece.size_bytes for piece in self.pieces)
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices on which it is."""
+        return sorted({str(piece.storage.device) for piece in self.pieces})
+
+    def leave(self, pieces: Iterable[_Piece]) -> int:
+        """Leave these where they are, and return their size."""
+        left = list(pieces)
+        self.pieces = [piece for piece in self.pieces if all(piece is not other for other in left)]
+        return sum(piece.size_bytes for piece in left)
+
+    def copy_out(self) -> None:
+        """Copy all of it to the host; nothing else is changed.
+
+        Raises:
+            GpuMemError: the host has no room for it.
+        """
+        free = available_bytes()
+        if self.size_bytes > free:
+            text = f"{format_bytes(self.size_bytes)} would go to the host, which has {format_bytes(free)} free"
+            raise GpuMemError(f"{text}: nothing was moved")
+        self._synchronize()
+        try:
+            for piece in self.pieces:
+                piece.copy_out()
+        except (RuntimeError, MemoryError) as error:  # a limit of this process, or a broken device
+            raise GpuMemError(f"nothing was moved: {_first_words(error)}") from None
+
+    def empty(self) -> None:
+        """Give back what it has on devices; its tensors cannot be used until ``fill`` or ``use_host``."""
+        for piece in self.pieces:
+            piece.empty()
+
+    def use_host(self) -> None:
+        """Point the tensors to what is on the host."""
+        for piece in self.pieces:
+            piece.point_to(piece.host)
+
+    def fill(self) -> str:
+        """Bring all of it home; return why that failed, and then none of it is there."""
+        try:
+            for piece in self.pieces:
+                piece.fill()
+            self._synchronize()
+        except RuntimeError as error:  # out of memory, most likely
+            for piece in self.pieces:
+                piece.empty()
+            return _first_words(error)
+        return ""
+
+    def use_home(self) -> None:
+        """Point the tensors that still show what is on the host to their storages."""
+        for piece in self.pieces:
+            piece.point_to(piece.storage)
+            if not piece.host.resizable():  # an array of NumPy's may show it, which keeps only the tensor alive
+                for tensor in piece.tensors:
+                    weakref.finalize(tensor, id, piece.host).atexit = False
+
+    def add_what_was_made(self) -> None:
+        """Forget tensors that were moved elsewhere, and take gradients and states along that were made on the host."""
+        base, homes = self._reader.base, dict[int, Any]()
+        for piece in self.pieces:
+            piece.tensors = [item for item in piece.tensors if base.untyped_storage(item)._cdata == piece.host._cdata]
+            homes.update((id(tensor), piece.storage.device) for tensor in piece.tensors)
+        self.pieces = [piece for piece in self.pieces if piece.tensors]
+        owners = [(tensor, [self._gradient(tensor)]) for piece in self.pieces for tensor in piece.tensors]
+        for optimizer in self._optimizers:
+            states = [(owner, state) for owner, state in optimizer.state.items() if type(state) is dict]
+            # torch keeps a "step" on the host by itself.
+            owners += [(owner, [item for key, item in state.items() if key != "step"]) for owner, state in states]
+        for owner, made in owners:
+            self._take_along(homes.get(id(owner)), made)
+
+    def _take_along(self, home: Any | None, tensors: Iterable[Any]) -> None:
+        torch: Any = sys.modules["torch"]
+        for tensor in tensors if home is not None else ():
+            if is_instance(tensor, self._reader.base) and self._is_plain(tensor):
+                storage = self._reader.base.untyped_storage(tensor)
+                if storage.device.type == "cpu" and all(storage._cdata != piece.host._cdata for piece in self.pieces):
+                    new = torch.empty(0, dtype=_byte(), device=home).untyped_storage()
+                    self.pieces.append(_Piece(new, storage.nbytes(), [tensor], host=storage))
+
+    def _synchronize(self) -> None:
+        torch: Any = sys.modules["torch"]
+        for device in {piece.storage.device for piece in self.pieces if piece.storage.device.type != "cpu"}:
+            getattr(torch, device.type).synchronize(device)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Open a block in which tensors are read and moved without code of the user's, and without autograd."""
+    torch: Any = sys.modules["torch"]
+    with torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        yield
+
+
+def _of_modules(base: Any, modules: Iterable[Any]) -> Iterator[Any]:
+    """Yield parameters, buffers, and tensors that are plain attributes, or in a container that is one."""
+    for model in modules:
+        yield from model.parameters()
+        yield from model.buffers()
+        for module in model.modules():
+            for value in list((instance_dict(module) or {}).values()):
+                parts = list(value.values()) if type(value) is dict else value if type(value) in (list, tuple) else ()
+                yield from (item for item in (value, *parts) if is_instance(item, base))
+
+
+def host_bytes(modules: Iterable[Any]) -> int:
+    """Return what modules have on the host; used inside ``quiet()``."""
+    reader = Reader(sys.modules["torch"])
+    memories = [reader.memory(tensor) for tensor in _of_modules(reader.base, modules)]
+    return sum({key: size for one in memories if one.device == "cpu" for key, size in one.storages.items()}.values())
+
+
+def state_tensors(optimizer: Any) -> list[Any]:
+    """Return the tensors of an optimizer's state, one for each storage."""
+    base: Any = library_type("torch", "Tensor")
+    return [item for item, _ in ArraySearch().find(list(optimizer.state.values())) if is_instance(item, base)]
+
+
+def _references_of_tensors() -> Any:
+    """Return a function that says how many tensors show a storage, those that Python does not know included.
+
+    torch counts what refers to a storage; what Python's object for it adds shows in one that is known.
+    """
+    torch: Any = sys.modules["torch"]
+    ask = getattr(torch._C, "_storage_Use_Count", None)
+    if ask is None:  # torch 2.0: nobody can tell, so that nothing is emptied
+        return lambda storage: -1
+    sample = torch.empty(1, dtype=_byte(), device="cpu")
+    storage = sample.untyped_storage()
+    own = ask(storage._cdata) - 1
+    return lambda storage: ask(storage._cdata) - own
+
+
+def _first_words(error: Exception) -> str:
+    return str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
+
+
+def _byte() -> Any:
+    return sys.modules["torch"].uint8
+
+
+def _as_bytes(storage: Any) -> Any:
+    torch: Any = sys.modules["torch"]
+    return torch.empty(0, dtype=_byte(), device=storage.device).set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def _point(tensor: Any, storage: Any) -> None:
+    """Let a tensor show another storage, in its own shape, strides and offset."""
+    torch: Any = sys.modules["torch"]
+    base = torch.Tensor
+    place = base.storage_offset(tensor), base.size(tensor), base.stride(tensor)
+    with torch.inference_mode(base.is_inference(tensor)):  # or the tensor would become one for training, or none
+        view = torch.empty(0, dtype=base.dtype.__get__(tensor), device=storage.device).set_(storage, *place)
+        base.data.__set__(tensor, view)

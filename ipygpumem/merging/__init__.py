@@ -1,0 +1,1 @@
+"""Puts together what several processes of one job have measured; it asks none of them."""

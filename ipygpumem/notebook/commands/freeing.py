@@ -1,0 +1,48 @@
+"""``%gpumem release`` and ``%gpumem purge``: objects go, and what stays is moved together."""
+
+from __future__ import annotations
+
+from IPython.core.error import UsageError
+
+from ipygpumem.freeing import purge as purging
+from ipygpumem.freeing import release as releasing
+from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.ipython.sources import running_cell
+from ipygpumem.notebook.notebook import Notebook
+from ipygpumem.reports import freeing as reports
+from ipygpumem.reports.layout import Report, clean_name
+
+
+def release(notebook: Notebook, options: Options) -> list[Report]:
+    """Empty the objects that are named, and free what only they hold."""
+    named = list(zip(options.names, _objects(notebook, "release", options.names), strict=True))
+    tools = notebook.tools
+    where = f"cell {running_cell(tools.shell)}"
+    roots = notebook.experiments.survivors.roots
+    with tools.live.work("who holds what is left") as progress:
+        record = releasing.release(named, where, tools.meter, tools.garbage, roots, progress)
+    return [reports.release_report(record)]
+
+
+def purge(notebook: Notebook, options: Options) -> list[Report]:
+    """Move a model, and an optimizer's state, off the device and back."""
+    if len(options.names) > 2:
+        raise UsageError("%gpumem purge: it takes a model and its optimizer: %gpumem purge model optimizer")
+    model, *others = _objects(notebook, "purge", options.names)
+    record = purging.purge(
+        model,
+        others[0] if others else None,
+        notebook.tools.meter,
+        notebook.tools.garbage,
+        keep_optimizer=not options.drop_optimizer,
+    )
+    return [reports.purge_report(record)]
+
+
+def _objects(notebook: Notebook, command: str, names: list[str]) -> list[object]:
+    """Return what the notebook calls by ``names``."""
+    for name in names:
+        if name not in notebook.tools.namespace:
+            hint = f"; write ipygpumem.{command}({clean_name(name)})" if "." in name else ""
+            raise UsageError(f"%gpumem {command}: there is no variable {clean_name(name)!r} here{hint}")
+    return [notebook.tools.namespace[name] for name in names]

@@ -1,0 +1,84 @@
+"""`%gpumem status` lists the processes that the notebook has started, each with its cell, and ends none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from ipygpumem.model import CellRecord
+from ipygpumem.probes.children import Child, children
+from ipygpumem.reports.status import started_in, status_report
+from ipygpumem.units import MIB
+from tests.kernel import Kernel
+from tests.steps import works
+
+START = (
+    "import subprocess, sys\n"
+    "code = \"block = bytearray(b'x') * (64 << 20); print('ready', flush=True); input()\"\n"
+    "def start():\n"
+    "    process = subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+    "    process.stdout.readline()\n"
+    "    return process"
+)
+
+
+def cell(number: int | None, started: float, seconds: float) -> CellRecord:
+    return CellRecord(number, None, None, started, seconds, True, None, ())
+
+
+def child(started: float, pid: int = 7, size: int = MIB) -> Child:
+    return Child(pid, "python", started, size, is_shared_out=True)
+
+
+def test_a_process_belongs_to_the_cell_that_ran_when_it_was_started() -> None:
+    cells = [cell(1, 100.0, 1.0), cell(2, 101.01, 5.0), cell(None, 107.0, 9.0), cell(3, 120.0, 1.0)]
+    places = [started_in(child(when), cells) for when in (100.5, 101.005, 103.0, 110.0, 121.02, 121.1)]
+    assert places == [
+        "cell 1",
+        "cell 1 or 2",
+        "cell 2",
+        "no cell that is known",
+        "cell 3",
+        "no cell that is known",
+    ]
+
+
+def test_many_processes_are_the_largest_and_a_sum() -> None:
+    many = [child(100.5, number, (20 - number) * MIB) for number in range(15)]
+    table = status_report("x", [], [], (), many, [cell(1, 100.0, 1.0)]).tables[-1]
+    assert table.title == "child processes, by PSS: shared pages count by share"
+    assert table.rows[0] == ("20 MiB", "0", "python", "cell 1")
+    assert table.rows[10:] == (("40 MiB", "", "and 5 smaller", ""),)
+    assert len(status_report("x", [], [], (), [], []).tables) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the time of a start is psutil's elsewhere")
+def test_the_time_of_a_start_is_exact_enough_to_tell_cells_apart() -> None:
+    before = time.time()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        after = time.time()
+        (found,) = [item for item in children() if item.pid == process.pid]
+        process.communicate(b"\n")
+    assert before - 0.03 <= found.started_at <= after + 0.03
+    assert found.memory_bytes > 0
+
+
+def test_status_names_the_cell_of_each_process_and_ends_none(bare_kernel: Kernel) -> None:
+    works(bare_kernel, "%load_ext ipygpumem")
+    works(bare_kernel, START)
+    assert "child processes, by" not in bare_kernel.run("%gpumem status").reports()[0]
+    works(bare_kernel, "import time; time.sleep(0.1); one = start(); time.sleep(0.1)")
+    number = bare_kernel.value("len(In) - 1")
+    works(bare_kernel, "time.sleep(0.1)")
+    status = bare_kernel.run("%gpumem status").reports()[0]
+    pid = bare_kernel.value("one.pid")
+    (row,) = [line.split() for line in status.splitlines() if f" {pid} " in line]
+    assert row[-2:] == ["cell", str(number)]
+    assert 60 < float(row[0]) < 90
+    assert psutil.Process(pid).is_running()
+    works(bare_kernel, "one.communicate(b'\\n')")
+    assert f" {pid} " not in bare_kernel.run("%gpumem status").reports()[0]

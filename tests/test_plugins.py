@@ -1,0 +1,302 @@
+"""Probes that others wrote: installed, registered, and unable to harm a cell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ipygpumem
+from ipygpumem.errors import ProbeError
+from ipygpumem.measuring import plugins
+from ipygpumem.measuring.meter import Meter
+from ipygpumem.measuring.plugins import PluginProbe
+from ipygpumem.model import Reading
+from tests.fakes import FakeProbe
+from tests.kernel import Kernel
+
+MIB = 2**20
+
+
+class Toy(FakeProbe):
+    """A device of somebody's."""
+
+    def __init__(self, device: str = "toy:0") -> None:
+        super().__init__(device)
+
+
+@pytest.fixture
+def meter() -> Iterator[Meter]:
+    meter = Meter([FakeProbe()])
+    yield meter
+    meter.close()
+    for thread in [thread for thread in threading.enumerate() if thread.name == "ipygpumem-probe"]:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait until a condition holds; it never does in a test that fails."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def plugin(probe: Any, name: str = "toy") -> PluginProbe:
+    made = PluginProbe(name, lambda: probe)
+    made._last.done.wait(10)
+    return made
+
+
+def test_a_plugins_device_has_exact_peaks_beside_ours(meter: Meter) -> None:
+    toy = Toy()
+    meter.add(plugin(toy))
+    toy.set(500)
+    span = meter.start()
+    toy.spike(900)
+    toy.set(600)
+    _, usage = meter.stop(span)
+    assert (usage.device, usage.before_bytes, usage.after_bytes, usage.peak_bytes) == ("toy:0", 500, 600, 900)
+    inner = meter.start()
+    assert meter.stop(inner)[1].peak_bytes == 600
+    assert not meter.failures
+
+
+class Raises(Toy):
+    def read(self, **how: Any) -> Any:
+        raise SystemExit("enough")
+
+
+class Hangs(Toy):
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def read(self, **how: Any) -> Any:
+        self.go_on.wait(60)
+        return super().read(**how)
+
+
+class Unsayable(Toy):
+    class Error(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    def read(self, **how: Any) -> Any:
+        raise self.Error
+
+
+LIES: dict[str, Any] = {
+    "not Readings": [("toy", 1, 2, "kernel")],
+    "another's device": [Reading("cuda:0", 1, 1, "kernel")],
+    "a name that only begins alike": [Reading("toys", 1, 1, "kernel")],
+    "a share": [Reading("toy", 0.5, 1, "kernel")],  # type: ignore[arg-type]
+    "less than nothing": [Reading("toy", -1, 1, "kernel")],
+    "a peak below": [Reading("toy", 2, 1, "kernel")],
+    "more than there is": [Reading("toy", 20, 20, "kernel", 10)],
+    "a method of its own": [Reading("toy", 1, 1, "guessed")],  # type: ignore[arg-type]
+    "nothing to go through": None,
+}
+
+
+@pytest.mark.parametrize("answer", LIES.values(), ids=LIES)
+def test_an_answer_that_makes_no_sense_counts_for_nothing(meter: Meter, answer: Any) -> None:
+    liar = Toy()
+    liar.read = lambda **how: answer  # type: ignore[method-assign]
+    meter.add(plugin(liar))
+    assert [usage.device for usage in meter.stop(meter.start())] == ["cpu"]
+    assert list(meter.failures) == ["toy"]
+
+
+@pytest.mark.parametrize(
+    ("probe", "said"), [(Raises(), "SystemExit: enough"), (Unsayable(), "Error: it cannot be said")]
+)
+def test_a_probe_that_raises_is_named_and_the_others_go_on(meter: Meter, probe: Any, said: str) -> None:
+    meter.add(plugin(probe))
+    assert [usage.device for usage in meter.stop(meter.start())] == ["cpu"]
+    assert meter.failures == {"toy": said}
+
+
+def test_a_probe_that_hangs_is_waited_for_three_times_and_asked_no_more(
+    meter: Meter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PluginProbe.answer, "__defaults__", ("read", 0.01))
+    hangs = Hangs()
+    probe = plugin(hangs)
+    meter.add(probe)
+    said = []
+    for _ in range(plugins._MOST_LATE):
+        hangs.go_on.clear()
+        assert list(meter.now()) == ["cpu"]
+        assert list(meter.now()) == ["cpu"]  # without waiting
+        said.append(meter.failures["toy"])
+        hangs.go_on.set()
+        assert probe._last.done.wait(10)
+    assert said[:2] == ["it has not answered yet"] * 2
+    assert list(meter.now()) == ["cpu"]
+    assert meter.failures["toy"] == "it was too slow 3 times and is asked no more"
+
+
+def test_a_probe_that_answers_again_is_measured_again(meter: Meter) -> None:
+    toy = Toy()
+    reads, toy.read = toy.read, Raises().read  # type: ignore[method-assign]
+    meter.add(plugin(toy))
+    assert list(meter.now()) == ["cpu"]
+    toy.read = reads  # type: ignore[method-assign]
+    assert list(meter.now()) == ["cpu", "toy:0"]
+    assert not meter.failures
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "cuda:1", "", "a b", "<b>", 3])
+def test_a_name_that_is_ours_or_none_is_refused(name: Any) -> None:
+    with pytest.raises(ProbeError, match="a probe needs a name"):
+        PluginProbe(name, Toy)
+
+
+def test_a_second_probe_of_a_name_takes_the_first_ones_place(meter: Meter) -> None:
+    first, second = Toy(), Toy("toy:1")
+    meter.add(plugin(first))
+    meter.add(plugin(second))
+    assert list(meter.now()) == ["cpu", "toy:1"]
+    wait_for(lambda: first.closed)
+    meter.close()
+    wait_for(lambda: second.closed)
+    third = Toy()
+    meter.add(plugin(third))  # whose import ended when the extension was gone
+    wait_for(lambda: third.closed)
+    assert not meter.now()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_asks_in_a_thread_of_its_own(meter: Meter) -> None:
+    meter.add(plugin(Toy()))
+    child = os.fork()
+    if child == 0:
+        meter.now()  # the thread begins
+        wait_for(lambda: len(meter.now()) == 2)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_two_of_our_probes_of_one_class_have_failures_of_their_own() -> None:
+    class Named(FakeProbe):
+        def __init__(self, name: str, *, fails: bool) -> None:
+            super().__init__(name)
+            self.name, self.fails = name, fails
+
+        def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
+            if self.fails:
+                raise OSError("gone")
+            return super().read(detail=detail, peak=peak)
+
+    meter = Meter([Named("one", fails=True), Named("two", fails=False)])
+    assert list(meter.now()) == ["two"]
+    assert meter.failures == {"one": "OSError: gone"}
+
+
+# -- in a notebook and in a script --------------------------------------------------------------------------------
+
+TOY = '''
+from ipygpumem.model import Reading
+
+class Pool:
+    """A pool of memory on a device that nobody else knows."""
+    def __init__(self):
+        self.now = self.peak = 0
+    def read(self, *, detail=False, peak=True):
+        return [Reading("toy:0", self.now, self.peak, "allocator", 1 << 30)]
+    def rearm(self):
+        self.peak = self.now
+    def take(self, size):
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+pool = Pool()
+
+def probe():
+    return pool
+
+class Hangs:
+    def read(self, **how):
+        import time
+        time.sleep(3600)
+
+class Raises:
+    def read(self, **how):
+        raise RuntimeError("no such card")
+
+class Lies:
+    def read(self, **how):
+        return [Reading("cuda:0", 1 << 40, 1 << 41, "allocator")]
+'''
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install a package that offers probes, and return the folder to import it from."""
+    source, target = tmp_path_factory.mktemp("toy"), tmp_path_factory.mktemp("site")
+    (source / "toycard.py").write_text(TOY)
+    offers = "toy = 'toycard:probe'\nhangs = 'toycard:Hangs'\nraises = 'toycard:Raises'\nlies = 'toycard:Lies'\n"
+    (source / "pyproject.toml").write_text(
+        "[build-system]\nrequires = ['setuptools']\nbuild-backend = 'setuptools.build_meta'\n"
+        "[project]\nname = 'toycard'\nversion = '1'\n[tool.setuptools]\npy-modules = ['toycard']\n"
+        f"[project.entry-points.'{plugins.GROUP}']\n{offers}broken = 'toycard:nothing'\n"
+    )
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-build-isolation", "--no-deps"]
+    subprocess.run([*pip, "--target", str(target), str(source)], check=True)
+    return target
+
+
+def test_an_installed_probe_is_in_every_line_and_bad_ones_only_in_the_status(installed: Path) -> None:
+    with Kernel(env={"PYTHONPATH": f"{installed}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}) as kernel:
+        kernel.run("%load_ext ipygpumem\nimport toycard, ipygpumem")
+        devices = "[usage.device for usage in ipygpumem.last().usages]"
+        wait_for(lambda: kernel.run("pass") and "toy:0" in kernel.value(devices))
+        reply = kernel.run("toycard.pool.take(64 << 20)")
+        assert "toy:0 +64 MiB" in reply.reports("cell")[0]
+        reply = kernel.run("%%experiment apart\ntoycard.pool.take(32 << 20); toycard.pool.take(-32 << 20)")
+        assert reply.status == "ok"
+        usages = "{usage.device: usage.peak_delta_bytes for usage in ipygpumem.experiments()[-1].usages}"
+        assert kernel.value(usages)["toy:0"] == 32 * MIB
+        status = kernel.run("%gpumem status").reports()[0]
+        assert "raises cannot be read: RuntimeError: no such card" in status
+        assert "lies cannot be read: its devices must be called lies" in status
+        assert "broken cannot be read: AttributeError" in status
+        assert "hangs cannot be read: it" in status
+        (row,) = (line for line in status.splitlines() if "toy:0" in line)  # and nothing of what it consists of
+        assert row.split() == ["toy:0", "64", "MiB", "1.00", "GiB"]
+        assert kernel.run("%unload_ext ipygpumem").status == "ok"
+
+
+SCRIPT = """
+import ipygpumem, toycard
+class Pool(toycard.Pool):
+    def read(self, **how):
+        return [reading._replace(device="mine") for reading in super().read(**how)]
+pool = Pool()
+ipygpumem.register_probe("mine", pool)
+with ipygpumem.trace("step"):
+    pool.take(5 << 20)
+try:
+    ipygpumem.register_probe("worse", toycard.Raises())
+except ipygpumem.errors.ProbeError as error:
+    print(error)
+"""
+
+
+def test_a_script_registers_a_probe_and_hears_at_once_if_it_does_not_work(installed: Path) -> None:
+    paths = os.pathsep.join([str(installed), str(Path(ipygpumem.__file__).parent.parent)])
+    run = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(run, env={**os.environ, "PYTHONPATH": paths}, text=True, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    step, error = done.stdout.splitlines()
+    assert "mine +5 MiB, peak +5 MiB" in step
+    assert error == "RuntimeError: no such card"

@@ -1,0 +1,246 @@
+"""Pools of JAX, CuPy, RMM and TensorFlow: stand-ins with the functions that these document; JAX itself on the CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ipygpumem.freeing.reclaim import empty_device_caches
+from ipygpumem.measuring.meter import Meter
+from ipygpumem.model import Reading
+from ipygpumem.probes.nvml import DeviceWide
+from ipygpumem.probes.pools import finder
+from ipygpumem.reconcile.device import card_parts, device_parts
+from ipygpumem.reconcile.pools import parts_of, pools_on
+from ipygpumem.units import GIB, MIB
+
+
+@dataclass
+class Library:
+    """What a library has on a device."""
+
+    in_use: int = 0
+    highest: int = 0
+    reserved: int = 0
+    is_begun: bool = True
+    called: list[str] = field(default_factory=list)
+
+    def take(self, size: int) -> None:
+        self.in_use += size
+        self.highest = max(self.highest, self.in_use)
+        self.reserved = max(self.reserved, self.in_use)
+
+    def free_all_blocks(self) -> None:
+        self.called.append("free")
+        self.reserved = self.in_use
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Put modules into ``sys.modules``; others of these libraries are not there."""
+    for name in ("jax", "cupy", "rmm", "tensorflow"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    def load(**modules: dict[str, Any]) -> None:
+        for name, attributes in modules.items():
+            module = ModuleType(name.replace("__", "."))
+            vars(module).update(attributes)
+            monkeypatch.setitem(sys.modules, name.replace("__", "."), module)
+
+    return load
+
+
+def load_jax(load: Callable[..., None], library: Library) -> None:
+    def stats() -> dict[str, int]:
+        return {
+            "bytes_in_use": library.in_use,
+            "peak_bytes_in_use": library.highest,
+            "pool_bytes": library.reserved,
+            "bytes_limit": 18 * GIB,
+        }
+
+    def local_devices() -> list[Any]:
+        library.is_begun = True  # JAX makes its backend now, if there is none
+        return [SimpleNamespace(id=0, local_hardware_id=0, memory_stats=stats)]
+
+    load(jax={"local_devices": local_devices}, jax___src__xla_bridge={})
+    vars(sys.modules["jax._src.xla_bridge"])["backends_are_initialized"] = lambda: library.is_begun
+
+
+def load_cupy(load: Callable[..., None], library: Library, *, capturing: bool = False) -> None:
+    pool = SimpleNamespace(
+        used_bytes=lambda: library.in_use,
+        total_bytes=lambda: library.reserved,
+        get_limit=lambda: 0,
+        free_all_blocks=library.free_all_blocks,
+    )
+    pinned = SimpleNamespace(free_all_blocks=lambda: library.called.append("free pinned"))
+    cuda = SimpleNamespace(
+        is_available=lambda: library.is_begun,
+        runtime=SimpleNamespace(getDevice=lambda: 1),
+        get_current_stream=lambda: SimpleNamespace(is_capturing=lambda: capturing),
+    )
+    load(
+        cupy={
+            "cuda": cuda,
+            "get_default_memory_pool": lambda: pool,
+            "get_default_pinned_memory_pool": lambda: pinned,
+        }
+    )
+
+
+def load_rmm(load: Callable[..., None], library: Library) -> None:
+    def resource() -> Any:
+        counts = SimpleNamespace(current_bytes=library.in_use, peak_bytes=library.highest)
+        return SimpleNamespace(**({"allocation_counts": counts} if library.is_begun else {}))
+
+    load(rmm={"mr": SimpleNamespace(get_current_device_resource=resource)})
+
+
+def load_tensorflow(load: Callable[..., None], library: Library) -> None:
+    def info(device: str) -> dict[str, int]:
+        assert device == "GPU:0"
+        library.called.append("info")
+        return {"current": library.in_use, "peak": library.highest}
+
+    config = SimpleNamespace(
+        list_logical_devices=lambda kind: ["/device:GPU:0"], experimental=SimpleNamespace(get_memory_info=info)
+    )
+    load(tensorflow={"config": config}, tensorflow__python__eager__context={})
+    vars(sys.modules["tensorflow.python.eager.context"])["_context"] = SimpleNamespace(_initialized=library.is_begun)
+
+
+LOAD = {"jax:0": load_jax, "cupy:1": load_cupy, "rmm": load_rmm, "tensorflow:0": load_tensorflow}
+
+
+@pytest.mark.parametrize("device", LOAD)
+def test_a_library_is_found_once_it_is_loaded_and_read_once_it_has_begun(device: str, loaded: Any) -> None:
+    library, find = Library(is_begun=False), finder()
+    assert [probe for probe in find() if hasattr(probe, "name")] == []
+    LOAD[device](loaded, library)
+    (probe,) = [probe for probe in find() if hasattr(probe, "name")]
+    assert [probe for probe in find() if hasattr(probe, "name")] == [], "found once"
+    assert (probe.read(), probe.sampled, library.is_begun, library.called) == ((), False, False, [])
+    library.is_begun = True
+    LOAD[device](loaded, library)
+    library.take(64 * MIB)
+    (reading,) = probe.read()
+    assert (reading.device, reading.current_bytes, reading.peak_bytes, reading.method, probe.sampled) == (
+        device,
+        64 * MIB,
+        64 * MIB,
+        "sampled",
+        True,
+    )
+
+
+@pytest.mark.parametrize("device", sorted(set(LOAD) - {"cupy:1"}))
+def test_a_span_that_rises_above_all_before_has_its_exact_peak_and_nothing_is_reset(device: str, loaded: Any) -> None:
+    library = Library()
+    LOAD[device](loaded, library)
+    library.take(512 * MIB)
+    library.take(-512 * MIB)
+    meter = Meter([], find_more=finder(), sample_seconds=600)
+    try:
+        span = meter.start()
+        library.take(64 * MIB)
+        (usage,) = [usage for usage in meter.read(span) if usage.device == device]
+        assert (usage.delta_bytes, usage.peak_delta_bytes) == (64 * MIB, 64 * MIB), "not what was before the span"
+        library.take(704 * MIB)
+        library.take(-704 * MIB)
+        (usage,) = [usage for usage in meter.stop(span) if usage.device == device]
+    finally:
+        meter.close()
+    assert (usage.delta_bytes, usage.peak_delta_bytes, usage.method) == (64 * MIB, 768 * MIB, "sampled")
+    assert library.highest == 768 * MIB
+
+
+def test_a_span_that_stays_below_is_sampled(loaded: Any) -> None:
+    library = Library()
+    load_jax(loaded, library)
+    library.take(512 * MIB)
+    library.take(-512 * MIB)
+    meter = Meter([], find_more=finder(), sample_seconds=0.001)
+    try:
+        span = meter.start()
+        library.take(256 * MIB)
+        while max(meter_peaks(span)) < 256 * MIB:
+            pass
+        library.take(-256 * MIB)
+        (usage,) = [usage for usage in meter.stop(span) if usage.device == "jax:0"]
+    finally:
+        meter.close()
+    assert (usage.peak_delta_bytes, usage.delta_bytes) == (256 * MIB, 0)
+
+
+def meter_peaks(span: Any) -> list[int]:
+    return list(span.peaks.values())
+
+
+def reading(device: str, current: int, reserved: int | None, **more: Any) -> Reading:
+    return Reading(device, current, current, "allocator", reserved_bytes=reserved, **more)
+
+
+def test_two_libraries_on_one_device_have_one_reconciliation_that_adds_up() -> None:
+    wide = DeviceWide(24 * GIB, 12 * GIB, own_bytes=10 * GIB, others=((7, 2 * GIB),))
+    own = reading("cuda:0", GIB, 2 * GIB, total_bytes=24 * GIB, used_bytes=12 * GIB)
+    readings = {
+        "cuda:0": own,
+        "jax:0": reading("jax:0", GIB, 5 * GIB),
+        "jax:1": reading("jax:1", GIB, 5 * GIB),
+        "rmm": reading("rmm", 512 * MIB, None),
+    }
+    found = device_parts(own, None, wide, None, (), pools_on(0, readings))
+    sizes = {part.name: part.size_bytes for part in found.parts}
+    assert sum(size for size in sizes.values() if size) == found.total_bytes == 24 * GIB
+    assert (sizes["JAX: in use"], sizes["JAX: pool's rest"], sizes["RMM: in use"]) == (GIB, 4 * GIB, 512 * MIB)
+    assert sizes["context and libraries"] == 10 * GIB - 2 * GIB - 5 * GIB - 512 * MIB
+    assert [part.name for part in pools_on(1, {**readings, "cuda:1": own})] == ["JAX: in use", "JAX: pool's rest"]
+
+
+def test_a_card_that_torch_does_not_use_has_the_pools_of_others() -> None:
+    wide = DeviceWide(24 * GIB, 12 * GIB, own_bytes=10 * GIB)
+    pools = tuple(parts_of({"cupy:0": reading("cupy:0", GIB, 3 * GIB)}, 0, is_only=True))
+    sizes = {part.name: part.size_bytes for part in card_parts("nvml:0", wide, pools).parts}
+    assert sizes["context and libraries"] == 7 * GIB
+    assert sum(size for size in sizes.values() if size) == 24 * GIB
+
+
+@pytest.mark.parametrize(("capturing", "called"), [(False, ["free", "free pinned"]), (True, [])])
+def test_cupys_pools_are_emptied_with_other_caches_but_not_while_a_graph_is_captured(
+    loaded: Any, capturing: bool, called: list[str]
+) -> None:
+    library = Library()
+    load_cupy(loaded, library, capturing=capturing)
+    empty_device_caches()
+    assert library.called == called
+
+
+REAL = """
+import sys
+import ipygpumem
+with ipygpumem.trace("before", silent=True): pass
+import jax
+bridge = sys.modules["jax._src.xla_bridge"]
+with ipygpumem.trace("loaded", silent=True): pass
+assert not bridge.backends_are_initialized(), "we made JAX's backend"
+with ipygpumem.trace("used", silent=True): x = jax.numpy.ones((1024, 1024)).block_until_ready()
+used = ipygpumem.traces()[-1].usages
+assert bridge.backends_are_initialized()
+assert [usage.device for usage in used if usage.device != "cpu"] == [], used
+assert used[0].delta_bytes > 4 << 20, used
+"""
+
+
+def test_arrays_of_jax_on_the_cpu_are_ram_and_its_backend_is_the_users_to_make() -> None:
+    if importlib.util.find_spec("jax") is None:
+        pytest.skip("this test needs JAX, which comes with the extra 'test'")
+    done = subprocess.run([sys.executable, "-c", REAL], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
