@@ -10,6 +10,7 @@
     |-- PlotError               a picture that cannot be made
     |-- BudgetError             a budget that makes no sense
     |-- AutofitError            nothing fits, or autofit was asked for what it cannot do
+    |-- ClusterError            no cluster, or engines that it has not
     |-- TraceError              a trace was asked for something that it cannot do
     |-- MissingLibraryError     (ImportError too) a library that is not installed, and the extra that brings it
     |-- ReleasedError           (AttributeError too) a released object was used
@@ -54,6 +55,10 @@ class AutofitError(GpuMemError):
 
 class BudgetError(GpuMemError):
     """A budget names no device or no size, or was used before."""
+
+
+class ClusterError(GpuMemError):
+    """There is no cluster, it has no such engine, or its engines failed."""
 
 
 class TraceError(GpuMemError):

@@ -251,6 +251,24 @@ class RecoveryRecord(Record):
 
 
 @dataclass(frozen=True)
+class EngineRecord(Record):
+    """What an experiment on a cluster was on one engine."""
+
+    engine: int
+    host: str = ""
+    pid: int = 0
+    rank: int | None = None
+    cards: dict[str, str] = field(default_factory=dict)
+    """The name of each card that torch used there, by device."""
+    free: dict[str, int] = field(default_factory=dict)
+    """Bytes that nobody used at the end, by device."""
+    version: str = ""
+    error: str = ""
+    """What ended its code, or why there is no record."""
+    record: ExperimentRecord | None = None
+
+
+@dataclass(frozen=True)
 class ExperimentRecord(Record):
     """A finished experiment: what it cost and what became of its names."""
 
@@ -277,6 +295,8 @@ class ExperimentRecord(Record):
     """Out-of-memory errors that ended one of its cells, or left it or an experiment inside it."""
     budget: dict[str, int] = field(default_factory=dict)
     """The bytes that it was allowed, by device; ``notes`` say where it crossed them or was refused more."""
+    engines: tuple[EngineRecord, ...] = ()
+    """Of an experiment on a cluster, what each engine had; ``consumed`` and ``reclaimed`` are the sums over them."""
 
 
 # -- a session's records together -----------------------------------------------------------------------------
@@ -296,15 +316,6 @@ USAGE_BYTES = (
     "children_bytes",
 )
 """What tables have of each device."""
-
-
-class Growth(NamedTuple):
-    """A cell that has grown a device in each of its last runs, none of which was given back."""
-
-    device: str
-    runs: int
-    least_bytes: int
-    most_bytes: int
 
 
 class History(list[CellRecord]):

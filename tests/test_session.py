@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
 
+from ipygpumem.measuring.growth import Growth
 from ipygpumem.measuring.meter import Measurement
-from ipygpumem.model import Growth, Usage
+from ipygpumem.model import Usage
 from ipygpumem.notebook.cell import CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments import watching

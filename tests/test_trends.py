@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipygpumem.model import CellRecord, Growth, Usage
+from ipygpumem.measuring.growth import Growth
+from ipygpumem.model import CellRecord, Usage
 from ipygpumem.notebook.parts.trends import _CELLS_MOST, Trends
 from ipygpumem.reports.history import growth_line
 from tests.kernel import Kernel

@@ -15,8 +15,8 @@ from ipygpumem.api.inventories import inventory_at
 from ipygpumem.api.shell import current_traces, loaded_notebook, show
 from ipygpumem.errors import TraceError, said
 from ipygpumem.introspect import type_name
-from ipygpumem.measuring.growth import DeviceRuns, count_run
-from ipygpumem.model import Growth, TraceRecord, Usage
+from ipygpumem.measuring.growth import DeviceRuns, Growth, count_run
+from ipygpumem.model import TraceRecord, Usage
 from ipygpumem.objects.inventory.records import Inventory
 from ipygpumem.reports.layout import note
 from ipygpumem.reports.loops import holder_lines, iteration_report, loop_growth_line, loop_report

@@ -188,7 +188,7 @@ class Fit:
         """Raise ``AutofitError`` if nothing fits."""
         __tracebackhide__ = True
         if self.plan.best is None:
-            raise AutofitError(_nothing_fits(self.tries, self._allowed, self._headroom, exhausted=self.plan.exhausted))
+            raise AutofitError(nothing_fits(self.tries, self._allowed, self._headroom, exhausted=self.plan.exhausted))
 
     def abandon(self) -> None:
         """Stop measuring a try that has no end."""
@@ -197,7 +197,8 @@ class Fit:
             self._span = None
 
 
-def _nothing_fits(tries: Sequence[Try], allowed: room.Limits, headroom: float, *, exhausted: bool) -> str:
+def nothing_fits(tries: Sequence[Try], allowed: room.Limits, headroom: float, *, exhausted: bool) -> str:
+    """Return what is said where not even the smallest values fit."""
     last = tries[-1]
     text = f"even {shown(last.values)} does not fit ({last.outcome})"
     needed = last.needed_bytes

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from ipygpumem.model import Growth, Usage
+from ipygpumem.model import Usage
 from ipygpumem.units import MIB
 
 _LEAST_BYTES, _LEAST_SHARE, _ENOUGH_BYTES = 10 * MIB, 0.01, 50 * MIB
@@ -16,6 +17,15 @@ _SMALL_BYTES = MIB
 _SUM_LEAST_BYTES, _SUM_SHARE, _SUM_ENOUGH_BYTES = 30 * MIB, 0.02, 100 * MIB
 """What smaller growth must come to together to be reported."""
 _SMALL_RUNS = 4
+
+
+class Growth(NamedTuple):
+    """A cell that has grown a device in each of its last runs, none of which was given back."""
+
+    device: str
+    runs: int
+    least_bytes: int
+    most_bytes: int
 
 
 @dataclass(slots=True, eq=False, repr=False)  # making these methods takes time while the extension loads

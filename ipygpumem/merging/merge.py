@@ -39,7 +39,7 @@ def merge(members: Sequence[Member]) -> Merged:
             notes.append(f"{_names(lacking)} {has} no trace {label or 'without a label'}")
         failed = [(member, trace.error) for member, traces in own for trace in traces if trace.error]
         notes += [f"{_place(member)}: {label} failed with {error}" for member, error in failed]
-        kinds = dict.fromkeys(_kind(usage.device) for _, traces in own for trace in traces for usage in trace.usages)
+        kinds = dict.fromkeys(kind_of(usage.device) for _, traces in own for trace in traces for usage in trace.usages)
         for kind in kinds:
             figures = [(member, _figures(traces, kind)) for member, traces in own if traces]
             rows.append(_row(label, kind, figures))
@@ -56,12 +56,13 @@ def _by_label(traces: Iterable[TraceRecord]) -> Mapping[str, list[TraceRecord]]:
     return found
 
 
-def _kind(device: str) -> str:
+def kind_of(device: str) -> str:
+    """Return ``cuda`` for ``cuda:1``: which card it is, each process counts by itself."""
     return device.partition(":")[0]
 
 
 def _figures(traces: Sequence[TraceRecord], kind: str) -> _Figures:
-    usages = [usage for trace in traces for usage in trace.usages if _kind(usage.device) == kind]
+    usages = [usage for trace in traces for usage in trace.usages if kind_of(usage.device) == kind]
     return _Figures(
         max((usage.peak_delta_bytes for usage in usages), default=0),
         sum(usage.delta_bytes for usage in usages),
@@ -72,25 +73,37 @@ def _figures(traces: Sequence[TraceRecord], kind: str) -> _Figures:
 
 def _row(label: str, kind: str, figures: Sequence[tuple[Member, _Figures]]) -> Row:
     peak, kept, seconds = (
-        _spread([(getattr(own, what), member.name) for member, own in figures]) for what in ("peak", "kept", "seconds")
+        spread_of([(getattr(own, what), member.name) for member, own in figures])
+        for what in ("peak", "kept", "seconds")
     )
     return Row(label, kind, len(figures), peak, kept, seconds, any(own.is_sampled for _, own in figures))
 
 
-def _spread(values: Sequence[tuple[float, str]]) -> Spread:
+def spread_of(values: Sequence[tuple[float, str]]) -> Spread:
+    """Return the lowest, the median and the highest of values with their owners' names."""
     low, high = min(values, key=lambda item: item[0]), max(values, key=lambda item: item[0])
     return Spread(low[0], statistics.median_low([value for value, _ in values]), high[0], low[1], high[1])
 
 
 def _standing_out(row: Row, figures: Sequence[tuple[Member, _Figures]], *, with_time: bool) -> Iterator[str]:
     for member, own in figures:
-        if own.peak > max(_HIGH * row.peak.median, row.peak.median + _LEAST_BYTES):
+        if is_high(own.peak, row.peak.median):
             where = "RAM" if row.device == "cpu" else row.device
             sizes = f"{format_bytes(own.peak)} on {where}, the median is {format_bytes(int(row.peak.median))}"
             yield f"{_place(member)}: {row.label} rose by {sizes}"
-        if with_time and own.seconds > max(_SLOW * row.seconds.median, row.seconds.median + _LEAST_SECONDS):
+        if with_time and is_slow(own.seconds, row.seconds.median):
             times = f"{format_seconds(own.seconds)}, the median is {format_seconds(row.seconds.median)}"
             yield f"{_place(member)}: {row.label} took {times}"
+
+
+def is_high(peak: float, median: float) -> bool:
+    """Whether a peak stands out among others."""
+    return peak > max(_HIGH * median, median + _LEAST_BYTES)
+
+
+def is_slow(seconds: float, median: float) -> bool:
+    """Whether a time stands out among others."""
+    return seconds > max(_SLOW * median, median + _LEAST_SECONDS)
 
 
 def _place(member: Member) -> str:

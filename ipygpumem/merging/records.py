@@ -60,3 +60,18 @@ class Merged(Record):
     def __repr__(self) -> str:
         """Return one line: there may be very many members."""
         return f"<Merged: {len(self.members)} members, {len(self.rows)} rows, {len(self.notes)} notes>"
+
+
+@dataclass(frozen=True)
+class Figure(Record):
+    """One figure of the engines of a cluster, such as the peak on their cards."""
+
+    name: str
+    device: str
+    """``cpu``, or ``cuda`` for whichever card each engine used; empty for a time."""
+    engines: int
+    """How many have it."""
+    total: float
+    spread: Spread
+    is_sampled: bool = False
+    """Whether some engine's is a lower bound."""

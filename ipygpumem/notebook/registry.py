@@ -103,6 +103,12 @@ _DEVICE = Argument("--device D", offers=("cpu", "cuda"))
 _MIN = Argument("--min SIZE", type="size")
 _FORCE = Argument("--force")
 
+_ON = Argument(
+    "--on ENGINES",
+    "on engines of an ipyparallel cluster: all, 0-3, gpu, or a view's name",
+    offers=("all", "gpu"),
+)
+
 _SCOPE = (
     Argument("NAME", to="name", type="line", missing="which name? Write it before the options: NAME --keep x"),
     Argument("--keep NAME...", "names or globs that stay, with blanks or commas: --keep model 'loss*'", offers="names"),
@@ -112,8 +118,9 @@ _SCOPE = (
     Argument("--note NAME=VALUE...", "parameters to remember with it: --note lr=1e-3 bs=64"),
     Argument("--budget gpu=SIZE,ram=SIZE...", "pretend to have less memory: --budget gpu=8GiB,ram=4GiB"),
     Argument("--record FILE", "where CUDA memory was allocated, for torch's memory viewer (.pickle)"),
+    _ON,
 )
-_END = Argument("NAME", to="name", type="line", offers="open")
+_END = (Argument("NAME", to="name", type="line", offers="open"), _ON)
 _WHICH_NAMES = "which names? For instance: %experiment keep model 'loss*'"
 _KEPT = Argument("NAME...", to="names", offers="names", missing=_WHICH_NAMES)
 _COMPARED = Argument("NAME...", to="names", offers="finished")
@@ -123,7 +130,7 @@ _EXPERIMENT = Command(
     "Open and close scopes over many cells.",
     commands=(
         Command("start", "open one:", "experiment.start", _SCOPE),
-        Command("end", "delete its names, restore what they shadowed, give memory back", "experiment.end", (_END,)),
+        Command("end", "delete its names, restore what they shadowed, give memory back", "experiment.end", _END),
         Command("keep", "names, or globs such as 'y*', that stay at the end", "experiment.keep", (_KEPT,)),
         Command("status", "what is open, and what it costs so far", "experiment.status"),
         Command("list", "the finished ones, one row each", "compare.list_experiments"),
@@ -150,9 +157,10 @@ _TENSORS = (
     Argument("--kind parameter|gradient|optimizer|buffer|other", type="kind"),
     Argument("--by name|shape|kind|cell|device"),
     Argument("--top N", type="count", default=20),
+    _ON,
 )
 _ADVISE = (_MIN, Argument("--top N", type="int", default=10))
-_HISTORY = (Argument("-n 20", type="count", default=20), Argument("--experiment NAME", offers="finished"))
+_HISTORY = (Argument("-n 20", type="count", default=20), Argument("--experiment NAME", offers="finished"), _ON)
 _EXPORTED = Argument("FILE", to="file", offers="exports", missing="which file? Its suffix says the format")
 _PLOT = (
     Argument("session|cells|devices|experiments", to="picture", default="session"),
@@ -182,9 +190,9 @@ _GPUMEM = Command(
     commands=(
         Command("on", "show the line after each cell", "switch.switch_on"),
         Command("off", "show it no more; measuring goes on", "switch.switch_off"),
-        Command("status", "what is on, which experiments are open, each device's memory now", "status.status"),
+        Command("status", "what is on, which experiments are open, each device's memory now", "status.status", (_ON,)),
         Command("preload", "create the accelerator's context now, and say what it costs", "preload.preload"),
-        Command("free", "give memory back now: stored tracebacks, garbage, caches", "free.free"),
+        Command("free", "give memory back now: stored tracebacks, garbage, caches", "free.free", (_ON,)),
         Command("release", "empty an object and free what only it holds", "freeing.release", _RELEASE),
         Command(
             "purge",
@@ -192,7 +200,7 @@ _GPUMEM = Command(
             "freeing.purge",
             _PURGE,
         ),
-        Command("leaks", "what did not come back, and who holds it", "leaks.leaks", (_MIN,)),
+        Command("leaks", "what did not come back, and who holds it", "leaks.leaks", (_MIN, _ON)),
         Command("tensors", "tensors and arrays by storage", "tensors.tensors", _TENSORS),
         Command("advise", "what would save memory, each with a line of code", "advise.advise", _ADVISE),
         Command("history", "one row per finished cell", "history.history", _HISTORY),
@@ -225,6 +233,7 @@ _AUTOFIT = Command(
         ),
         Argument("--headroom 5%", "the share of the device's memory that must stay free at the peak"),
         Argument("--max-tries 10", "the most tries after the first", type="int", default=10),
+        _ON,
     ),
     notes="A function is fitted by ``ipygpumem.autofit``.",
 )

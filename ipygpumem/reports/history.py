@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from ipygpumem.model import CellRecord, ExperimentRecord, Growth, TraceRecord, Usage, devices_of, usage_on
+from ipygpumem.measuring.growth import Growth
+from ipygpumem.model import CellRecord, ExperimentRecord, TraceRecord, Usage, devices_of, usage_on
 from ipygpumem.reports.content import reclaimed_label
 from ipygpumem.reports.layout import Report, Table, clean, clean_name, count, device_label, in_use, peak_label, shorten
 from ipygpumem.units import format_bytes, format_change, format_seconds

@@ -124,7 +124,7 @@ def _listing(listing: Listing) -> str:
     style = f"overflow-wrap: break-word; padding-left: 1em{f'; white-space: pre-wrap; {_CODE}' if listing.code else ''}"
     lines = "\n".join([f'<div style="{style}">{_escaped(line)}</div>' for line in listing.lines])
     title = listing.title if listing.code else f"{listing.title}: {len(listing.lines)}"
-    return _fold(title, lines, shown=listing.code or len(listing.lines) <= _OPEN_LINES)
+    return _fold(title, lines, shown=not listing.folded and (listing.code or len(listing.lines) <= _OPEN_LINES))
 
 
 def _table(table: Table, *, bars: bool) -> str:

@@ -113,6 +113,8 @@ class Listing:
     lines: tuple[str, ...]
     code: bool = False
     """Whether they are source: monospaced, with their indentation, and not counted in the title."""
+    folded: bool = False
+    """Whether a front-end that can fold shows the title only, at first."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ipygpumem.model import Growth, TraceRecord, devices_of, usage_on
+from ipygpumem.measuring.growth import Growth
+from ipygpumem.model import TraceRecord, devices_of, usage_on
 from ipygpumem.objects.inventory import selection
 from ipygpumem.objects.inventory.records import Inventory, TensorRecord
 from ipygpumem.reports.content import trace_segments

@@ -67,7 +67,7 @@ class _Fits:
         return found
 
 
-def _given(options: Options, namespace: dict[str, Any]) -> tuple[Values, fit.Options]:
+def given(options: Options, namespace: dict[str, Any]) -> tuple[Values, fit.Options]:
     """Return the variables with their starts, and what the options say.
 
     Raises:
@@ -126,7 +126,7 @@ class CellFit:
 
     def __init__(self, notebook: Notebook, cell: Cell, options: Options) -> None:
         self._notebook = notebook
-        self._start, wanted = _given(options, notebook.tools.namespace)
+        self._start, wanted = given(options, notebook.tools.namespace)
         plan = wanted.plan(self._start)
         names, self._source = first_lines(str(getattr(cell.info, "raw_cell", "")))
         if names.count("autofit") > 1:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 
 from ipygpumem.errors import ExperimentError
 from ipygpumem.fitting.budgets import parse_budget
+from ipygpumem.merging.engines import engine_numbers
+from ipygpumem.notebook.commands.magics import loaded
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.experiments.experiment import Experiment
 from ipygpumem.notebook.experiments.open_experiment import OpenExperiment
@@ -18,6 +22,9 @@ from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.reports.content import usage_parts
 from ipygpumem.reports.layout import Report, clean, listed, note
 from ipygpumem.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from ipygpumem.notebook.cluster.experiment import ClusterExperiment
 
 _GLOB = re.compile(r"(?=.*[*?\[])[\w*?\[\]!-]+")
 
@@ -60,7 +67,10 @@ def _checked(what: str, words: Iterable[str]) -> list[str]:
 
 
 def end(notebook: Notebook, options: Options) -> list[Report]:
-    """End the innermost experiment, or the one that is named."""
+    """End the innermost experiment, or the one that is named; it may be open on engines."""
+    if (on_engines := _on_engines(notebook, options.name)) is not None:
+        reports: list[Report] = loaded("cluster.end")(notebook, on_engines)
+        return reports
     if not options.name or not notebook.experiments.open:
         experiment = _innermost(notebook)
     else:
@@ -77,13 +87,29 @@ def keep(notebook: Notebook, options: Options) -> list[Report]:
     patterns = _checked("%experiment keep", options.names)
     if not patterns:  # words of commas
         raise UsageError("%experiment keep: which names? For instance: %experiment keep model 'loss*'")
-    _innermost(notebook).options.keep_more(patterns)
+    if (on_engines := _on_engines(notebook)) is not None:
+        on_engines.keep(shlex.join(patterns))
+    else:
+        _innermost(notebook).options.keep_more(patterns)
     return []
+
+
+def _on_engines(notebook: Notebook, name: str = "") -> ClusterExperiment | None:
+    """Return the experiment on engines of that name; without one, the last that was started if it is on engines."""
+    open_ones = [item for item in notebook.on_cluster if not name or item.name == name]
+    here = notebook.experiments.here()
+    if not open_ones or (here and not name and here[-1].elapsed_seconds < open_ones[-1].elapsed_seconds):
+        return None
+    return open_ones[-1]
 
 
 def status(notebook: Notebook, options: Options) -> list[Report]:
     """Return what is open and what it costs so far."""
-    return [note(described(experiment)) for experiment in notebook.experiments.open] or [note("no experiment is open")]
+    found = [note(described(experiment)) for experiment in notebook.experiments.open]
+    for experiment in notebook.on_cluster:
+        where = engine_numbers(experiment.engines.numbers)
+        found.append(note(f"experiment {experiment.name} · on {where} · {format_seconds(experiment.elapsed_seconds)}"))
+    return found or [note("no experiment is open")]
 
 
 def _innermost(notebook: Notebook) -> OpenExperiment:

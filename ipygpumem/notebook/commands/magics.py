@@ -10,7 +10,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, magics_class, no_var_expand
 
 from ipygpumem.errors import GpuMemError
-from ipygpumem.notebook.ipython.rewriting import is_first_line, words_of
+from ipygpumem.notebook.ipython.rewriting import is_first_line, is_for_engines, words_of
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.notebook.registry import MAGICS, Command, Magic
 from ipygpumem.objects import interrupts
@@ -33,10 +33,9 @@ class GpuMemMagics(Magics):
     def call(self, magic: Magic, line: str, cell: str | None) -> None:
         """Do what ``%name``, ``%%name`` with a cell, or the first line ``%%name`` of a running one asks for."""
         __tracebackhide__ = True
-        if cell is not None and magic.is_rewritten:  # from run_cell_magic and its like: a first line never comes here
-            loaded("parsing.parse")(
-                magic.command("cell"), line
-            )  # a mistake would be shown by the cell, and once more by its result
+        if cell is not None and magic.is_rewritten and not is_for_engines(line):
+            # From run_cell_magic and its like: a first line never comes here. A mistake would be shown twice below.
+            loaded("parsing.parse")(magic.command("cell"), line)
             self.shell.run_cell(f"%%{magic.name} {line}\n{cell}").raise_error()
         elif cell is not None:
             self._run(magic.command("cell"), line, cell)
@@ -54,7 +53,10 @@ class GpuMemMagics(Magics):
             command, options = loaded("parsing.parse")(magic, line)
             runs_users_code = cell or command.ends_in_code
             with contextlib.nullcontext() if runs_users_code else interrupts.kept():
-                reports = loaded(command.run)(self._notebook, options, *cell)
+                if getattr(options, "on", None) is None:
+                    reports = loaded(command.run)(self._notebook, options, *cell)
+                else:
+                    reports = loaded("cluster.on_engines")(self._notebook, magic, command, options, line, *cell)
         except GpuMemError as error:
             raise UsageError(clean(str(error))) from None
         self._notebook.tools.screen.show(reports)

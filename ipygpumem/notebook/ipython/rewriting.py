@@ -18,6 +18,8 @@ from IPython.core.inputtransformer2 import cell_magic
 from ipygpumem.notebook.registry import REWRITTEN
 
 _FIRST_LINE = re.compile(rf"%%({'|'.join(REWRITTEN)})(?:[ \t]+(.*?))?[ \t]*\r?\n?", re.DOTALL)
+_ON = re.compile(r"(?:^|\s)--on(?:[\s=]|$)")
+"""Its cell is for the engines of a cluster: it stays a text."""
 _MARK = "%%"
 """Begins the argument of such a call: a line that somebody writes has no reason to begin so."""
 
@@ -29,7 +31,7 @@ def rewrite_cell(lines: list[str]) -> list[str]:
     for a cell magic in the first line of a cell.
     """
     match = _FIRST_LINE.fullmatch(lines[0]) if lines else None
-    if match is None or (match[2] or "").endswith("?"):
+    if match is None or (match[2] or "").endswith("?") or is_for_engines(match[2] or ""):
         return lines
     call = f"get_ipython().run_line_magic({match[1]!r}, {_MARK + ' ' + (match[2] or '')!r})\n"
     return [call, *cell_magic(rewrite_cell(lines[1:]))]
@@ -42,6 +44,11 @@ def our_magic(statement: ast.stmt) -> str | None:
         return None
     name, line = (getattr(argument, "value", None) for argument in call.args)
     return name if name in REWRITTEN and type(line) is str and is_first_line(line) else None
+
+
+def is_for_engines(line: str) -> bool:
+    """Whether the words of a magic name engines that are to do it."""
+    return _ON.search(line) is not None
 
 
 def is_first_line(line: str) -> bool:

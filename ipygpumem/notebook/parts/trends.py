@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ipygpumem.measuring.growth import DeviceRuns, count_run
-from ipygpumem.model import CellRecord, Growth
+from ipygpumem.measuring.growth import DeviceRuns, Growth, count_run
+from ipygpumem.model import CellRecord
 from ipygpumem.notebook.part import Part
 
 _CELLS_MOST = 1000

@@ -1,0 +1,192 @@
+"""Merges what the engines of a cluster had of one experiment, or of one look at their memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ipygpumem.merging.merge import is_high, is_slow, kind_of, spread_of
+from ipygpumem.merging.records import Figure
+from ipygpumem.model import EngineRecord, ExperimentRecord
+from ipygpumem.units import format_bytes, format_seconds
+
+TIME, PEAK, KEPT, FREE = "time", "peak", "kept", "free"
+NAMES = ("deleted", "restored", "kept")
+_SHOWN = 20
+
+
+class Value(NamedTuple):
+    """One figure of one engine."""
+
+    value: float
+    is_sampled: bool = False
+
+
+Values = dict[tuple[str, str], Value]
+"""By name and kind of device."""
+
+
+def merged_figures(engines: Iterable[tuple[int, Values]]) -> list[Figure]:
+    """Return each figure over the engines that have it, by device and then in the order in which they come."""
+    by_key: dict[tuple[str, str], list[tuple[Value, str]]] = defaultdict(list)
+    for engine, values in engines:
+        for key, value in values.items():
+            by_key[key].append((value, f"engine {engine}"))
+    made = [
+        Figure(
+            name,
+            device,
+            len(found),
+            sum(value.value for value, _ in found),
+            spread_of([(value.value, owner) for value, owner in found]),
+            any(value.is_sampled for value, _ in found),
+        )
+        for (name, device), found in by_key.items()
+    ]
+    order = {"": 0, "cpu": 1}
+    return sorted(made, key=lambda figure: order.get(figure.device, 2))
+
+
+def values_of(engine: EngineRecord) -> Values:
+    """Return an engine's figures of an experiment: time in its cells, peak, what stayed, what is free."""
+    record = engine.record
+    if record is None:
+        return {}
+    found: Values = {(TIME, ""): Value(seconds_of(record))}
+    for usage in record.usages:
+        peak, kept = (PEAK, kind_of(usage.device)), (KEPT, kind_of(usage.device))
+        others = found.get(peak, Value(0))
+        is_sampled = others.is_sampled or usage.method == "sampled"
+        found[peak] = Value(max(others.value, usage.peak_delta_bytes), is_sampled)
+        found[kept] = Value(found.get(kept, Value(0)).value + usage.delta_bytes)
+    for device, free in engine.free.items():
+        key = (FREE, kind_of(device))
+        found[key] = Value(min(free, found[key].value) if key in found else free)
+    return found
+
+
+def seconds_of(record: ExperimentRecord) -> float:
+    """Return how long an engine's cells ran; of one without cells, how long the experiment was open."""
+    return sum(cell.duration_seconds for cell in record.cells) if record.cells else record.duration_seconds
+
+
+def merged_record(
+    name: str, started_at: float, duration_seconds: float, engines: Sequence[EngineRecord]
+) -> ExperimentRecord:
+    """Return the experiment that all engines ran: sums, names, and the engines that stand out."""
+    records = [engine.record for engine in engines if engine.record is not None]
+    deleted, restored, kept = (
+        tuple(dict.fromkeys(name for record in records for name in getattr(record, what))) for what in NAMES
+    )
+    return ExperimentRecord(
+        name,
+        started_at,
+        duration_seconds,
+        (),
+        (),
+        _sums(record.consumed for record in records),
+        _sums(record.reclaimed for record in records),
+        deleted,
+        restored,
+        kept,
+        (),
+        notes=_cut([*_failed(engines), *_standing_out(engines), *_differing(engines), *_said(engines)]),
+        parameters=next((record.parameters for record in records), {}),
+        ooms=sum(record.ooms for record in records),
+        engines=tuple(engines),
+    )
+
+
+def _sums(sizes: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    found: dict[str, int] = defaultdict(int)
+    for own in sizes:
+        for device, size in own.items():
+            found[kind_of(device)] += size
+    return dict(found)
+
+
+def _cut(notes: Sequence[str]) -> tuple[str, ...]:
+    rest = len(notes) - _SHOWN
+    return (*notes[:_SHOWN], *([f"and {rest:,} more notes on engines"] if rest > 0 else []))
+
+
+def place_of(engine: EngineRecord) -> str:
+    """Return which engine it is, and where: ``engine 3 (host, rank 3, cuda:0 Some GPU)``."""
+    where = [engine.host, "" if engine.rank is None else f"rank {engine.rank}"]
+    where += [f"{device} {card}" for device, card in engine.cards.items()]
+    inside = ", ".join(filter(None, where))
+    return f"engine {engine.engine} ({inside})" if inside else f"engine {engine.engine}"
+
+
+def engine_numbers(numbers: Sequence[int]) -> str:
+    """Return ``engines 0–2, 5``."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    texts = [f"{part[0]}–{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts]
+    return f"engine{'s' if len(numbers) > 1 else ''} {', '.join(texts)}"
+
+
+def _failed(engines: Sequence[EngineRecord]) -> Iterator[str]:
+    """Yield who failed, those that failed in the same way together."""
+    alike: dict[str, list[EngineRecord]] = defaultdict(list)
+    for engine in engines:
+        if engine.error:
+            alike[engine.error].append(engine)
+    for error, failed in alike.items():
+        who = place_of(failed[0]) if len(failed) == 1 else engine_numbers([engine.engine for engine in failed])
+        yield f"{who}: {error}"
+
+
+def _standing_out(engines: Sequence[EngineRecord]) -> Iterator[str]:
+    own = [(engine, values_of(engine)) for engine in engines if engine.record is not None]
+    medians = {
+        (figure.name, figure.device): figure.spread.median
+        for figure in merged_figures((engine.engine, values) for engine, values in own)
+    }
+    for engine, values in own:
+        for (name, device), value in values.items():
+            median = medians[name, device]
+            if name == PEAK and is_high(value.value, median):
+                where = "RAM" if device == "cpu" else device
+                sizes = f"{format_bytes(int(value.value))} on {where}, the median is {format_bytes(int(median))}"
+                yield f"{place_of(engine)} rose by {sizes}"
+            if name == TIME and is_slow(value.value, median):
+                times = f"{format_seconds(value.value)}, the median is {format_seconds(median)}"
+                yield f"{place_of(engine)} took {times}"
+
+
+def _differing(engines: Sequence[EngineRecord]) -> Iterator[str]:
+    """Yield the names that only some engines deleted, restored or kept."""
+    own = [(engine.engine, engine.record) for engine in engines if engine.record is not None]
+    for what in NAMES:
+        having: dict[str, list[int]] = defaultdict(list)
+        for number, record in own:
+            for name in getattr(record, what):
+                having[name].append(number)
+        groups: dict[tuple[int, ...], list[str]] = defaultdict(list)
+        for name, numbers in having.items():
+            if len(numbers) < len(own):
+                groups[tuple(numbers)].append(name)
+        for some, names in groups.items():
+            yield f"{what} on {engine_numbers(some)} only: {', '.join(names)}"
+
+
+def _said(engines: Sequence[EngineRecord]) -> Iterator[str]:
+    """Yield the notes of the engines' own records, and their versions where they are not the same."""
+    notes: dict[str, list[int]] = defaultdict(list)
+    versions: dict[str, list[int]] = defaultdict(list)
+    for engine in engines:
+        for note in engine.record.notes if engine.record is not None else ():
+            notes[note].append(engine.engine)
+        if engine.version:
+            versions[engine.version].append(engine.engine)
+    for note, numbers in notes.items():
+        yield f"{engine_numbers(numbers)}: {note}"
+    if len(versions) > 1:
+        for version, numbers in versions.items():
+            yield f"{engine_numbers(numbers)} ran {version}"

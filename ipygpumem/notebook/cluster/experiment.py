@@ -1,0 +1,156 @@
+"""One experiment on the engines of a cluster: each opens and ends it by itself, and their records are merged."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ipygpumem.errors import ClusterError
+from ipygpumem.merging.engines import engine_numbers, merged_record
+from ipygpumem.model import CellRecord, EngineRecord, ExperimentRecord
+from ipygpumem.notebook.cluster.engines import Asked, Engines, answers, lost
+from ipygpumem.objects.progress import Progress, unseen
+
+_START_SECONDS = 30.0
+"""So long an engine has to begin; one that is busy is left out."""
+_CELL_SECONDS = 2.0
+"""So long a cell's line waits for the engines."""
+
+Wait = Callable[[Asked], bool]
+"""Waits for answers; whether there was a Ctrl-C."""
+
+
+class RanCell(NamedTuple):
+    """A cell on an engine, and what was free there after it, by device."""
+
+    record: CellRecord
+    free: dict[str, int]
+
+
+class ClusterExperiment:
+    """An experiment that engines have open.
+
+    Args:
+        name: of it.
+        engines: that are to run it.
+        report: how much to show at its end; by default what the options say.
+    """
+
+    def __init__(self, name: str, engines: Engines, report: str | None = None) -> None:
+        self.name = name
+        self.report = report
+        self.all = engines
+        self.engines = engines.only(())
+        """Those that began it."""
+        self.record: ExperimentRecord | None = None
+        self._failed: dict[int, str] = {}
+        self._places: dict[int, dict[str, Any]] = {}
+        self._known: dict[int, int] = {}
+        """How many of its cells each engine has told us."""
+        self._sent = 0
+        self._started_at, self._started = time.time(), time.perf_counter()
+
+    def start(self, line: str) -> None:
+        """Open it on all engines.
+
+        Raises:
+            ClusterError: none of them could.
+            KeyboardInterrupt: Ctrl-C; those that had begun have ended it.
+        """
+        asked = self.all.ask_each("start", {number: (_for_engine(line, number),) for number in self.all.numbers})
+        interrupted = self.all.wait(asked, _START_SECONDS)
+        self._places, self._failed = answers(asked, self.all.numbers)
+        self.engines = self.all.only(self._places)
+        self.all.forget(asked)
+        if interrupted:
+            self.end(unseen)
+            raise KeyboardInterrupt
+        if not self._places:
+            raise ClusterError("; ".join(_together(self._failed)))
+        self._sent = len(self.all.client.history)
+
+    def run(self, source: str, wait: Wait) -> tuple[Asked, bool]:
+        """Run a cell on the engines, ``wait`` for it; return its results, and whether there was a Ctrl-C."""
+        results = self.engines.run(source)
+        interrupted = wait(results)
+        gone = lost(results)
+        self._failed |= gone
+        self.engines = self.engines.only(number for number in self.engines.numbers if number not in gone)
+        return results, interrupted
+
+    def keep(self, line: str) -> None:
+        """Let names stay on the engines."""
+        asked = self.engines.ask("keep", line)
+        self.engines.wait(asked, _START_SECONDS)
+        _, failed = answers(asked, self.engines.numbers)
+        self.engines.forget(asked)
+        if failed:
+            raise ClusterError("; ".join(_together(failed)))
+
+    def new_cells(self, seconds: float = _CELL_SECONDS) -> tuple[dict[int, RanCell], list[int]]:
+        """Return the last cell that each engine ran since we asked, and the engines that are still busy.
+
+        It asks nobody unless the client has sent something, and waits for so long at most.
+        """
+        sent = len(self.engines.client.history)
+        if sent == self._sent:
+            return {}, []
+        asked = self.engines.ask_each(
+            "cells", {number: (self.name, self._known.get(number, 0)) for number in self.engines.numbers}
+        )
+        self.engines.wait(asked, seconds)
+        found, failed = answers(asked, asked)
+        self.engines.forget(asked)
+        busy = [number for number, why in failed.items() if not asked[number].ready()]
+        if not busy:
+            self._sent = len(self.engines.client.history)
+        last: dict[int, RanCell] = {}
+        for number, answer in found.items():
+            self._known[number] = answer["count"]
+            if answer["cells"]:
+                last[number] = RanCell(CellRecord.from_dict(answer["cells"][-1]), answer["free"])
+        return last, busy
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Time since the start."""
+        return time.perf_counter() - self._started
+
+    def end(self, progress: Progress) -> bool:
+        """End it on the engines, and merge their records into ``record``; return whether there was a Ctrl-C."""
+        asked = self.engines.ask("end", self.name)
+        interrupted = self.engines.wait(asked, progress=progress)
+        found, failed = answers(asked, self.engines.numbers)
+        self.engines.forget(asked)
+        self._failed |= failed
+        made = [self._engine(number, found.get(number)) for number in self.all.numbers]
+        self.record = merged_record(self.name, self._started_at, self.elapsed_seconds, made)
+        return interrupted
+
+    def _engine(self, number: int, answer: dict[str, Any] | None) -> EngineRecord:
+        where = {**self._places.get(number, {}), **(answer or {})}
+        if answer is None:
+            where["error"] = self._failed.get(number, "")
+        try:
+            return EngineRecord.from_dict({"engine": number, **where})
+        except (ValueError, TypeError, KeyError) as error:  # another version's
+            return EngineRecord(number, error=f"its record cannot be read ({error}); it ran {where.get('version')}")
+
+
+def _for_engine(line: str, number: int) -> str:
+    """Return the words for one engine: each writes a file of its own, ``memory-3.pickle`` of engine 3."""
+    words = shlex.split(line.replace("--record=", "--record "))
+    if "--record" in words[:-1]:
+        file = words.index("--record") + 1
+        path = Path(words[file])
+        words[file] = str(path.with_stem(f"{path.stem}-{number}"))
+    return shlex.join(words)
+
+
+def _together(failed: dict[int, str]) -> Iterable[str]:
+    """Return each reason once, with its engines."""
+    for why in dict.fromkeys(failed.values()):
+        yield f"{engine_numbers([number for number, own in failed.items() if own == why])}: {why}"

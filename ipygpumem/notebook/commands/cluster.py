@@ -1,0 +1,136 @@
+"""``--on``: experiments, autofits and commands on the engines of an ipyparallel cluster."""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+
+from ipygpumem.errors import ClusterError
+from ipygpumem.merging.engines import Value, Values
+from ipygpumem.merging.merge import kind_of
+from ipygpumem.notebook.cluster.engines import Asked, answers, raise_errors, show_outputs
+from ipygpumem.notebook.cluster.experiment import ClusterExperiment
+from ipygpumem.notebook.cluster.targets import engines_of
+from ipygpumem.notebook.commands.magics import loaded
+from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.notebook import Notebook
+from ipygpumem.notebook.registry import Command
+from ipygpumem.reports.engines import looks_report
+from ipygpumem.reports.layout import Report, count
+
+
+def on_engines(
+    notebook: Notebook, magic: Command, command: Command, options: Options, line: str, cell: str = ""
+) -> list[Report]:
+    """Do on engines what ``command`` does here."""
+    __tracebackhide__ = True
+    words = without_on(line)
+    if command.run == "experiment.start_cell":
+        return _run_cell(notebook, options, words, cell)
+    if command.run == "experiment.start":
+        return _start(notebook, options, words.removeprefix("start").lstrip())
+    if command.run == "experiment.end":
+        return _end_elsewhere(notebook, options)
+    if command.run == "autofit.fit_cell":
+        reports: list[Report] = loaded("cluster_fit.fit")(notebook, options, cell)
+        return reports
+    return _look(notebook, magic.name.lstrip("%"), words, options)
+
+
+def without_on(line: str) -> str:
+    """Return the words of a line without ``--on`` and its value."""
+    words = shlex.split(line)
+    kept: list[str] = []
+    while words:
+        word = words.pop(0)
+        if word == "--on":
+            del words[:1]
+        elif not word.startswith("--on="):
+            kept.append(word)
+    return shlex.join(kept)
+
+
+def _run_cell(notebook: Notebook, options: Options, line: str, cell: str) -> list[Report]:
+    """Run a cell as an experiment on all engines at once, and raise what it raised there once all is shown."""
+    __tracebackhide__ = True
+    engines = engines_of(notebook.tools.shell, options.on)
+    experiment = ClusterExperiment(options.name, engines, options.report)
+    with notebook.tools.live.work(f"experiment on {count(len(engines.numbers), 'engine')}") as progress:
+        experiment.start(line)
+        results: Asked = {}
+        try:
+            results, interrupted = experiment.run(cell, lambda asked: engines.wait(asked, progress=progress))
+        finally:
+            interrupted_end = experiment.end(progress)
+    try:
+        show_outputs(results)
+        notebook.tools.screen.show(notebook.cluster.ended(experiment))
+        if interrupted or interrupted_end:
+            raise KeyboardInterrupt
+        raise_errors(results)
+    finally:
+        engines.forget(results)
+    return []
+
+
+def _start(notebook: Notebook, options: Options, line: str) -> list[Report]:
+    experiment = ClusterExperiment(options.name, engines_of(notebook.tools.shell, options.on), options.report)
+    for other in [item for item in notebook.cluster.open if item.name == options.name]:
+        notebook.tools.screen.show(end(notebook, other))
+    experiment.start(line)
+    notebook.cluster.open.append(experiment)
+    return []
+
+
+def end(notebook: Notebook, experiment: ClusterExperiment) -> list[Report]:
+    """End an experiment that engines have open, and return its report."""
+    with notebook.tools.live.work(f"experiment {experiment.name}") as progress:
+        experiment.end(progress)
+    return notebook.cluster.ended(experiment)
+
+
+def _end_elsewhere(notebook: Notebook, options: Options) -> list[Report]:
+    """End an experiment by name, even one that another client has started."""
+    named = [item for item in notebook.cluster.open if item.name == options.name]
+    if named:
+        return end(notebook, named[-1])
+    if not options.name:
+        raise ClusterError("%experiment end --on: which experiment? Write its name")
+    experiment = ClusterExperiment(options.name, engines_of(notebook.tools.shell, options.on))
+    experiment.engines = experiment.all
+    return end(notebook, experiment)
+
+
+def _look(notebook: Notebook, magic: str, line: str, options: Options) -> list[Report]:
+    """Let each engine run a command, and return its reports below one table of figures."""
+    engines = engines_of(notebook.tools.shell, options.on)
+    asked = engines.ask("look", magic, line)
+    with notebook.tools.live.work(f"%{magic} {line}") as progress:
+        interrupted = engines.wait(asked, progress=progress)
+    found, failed = answers(asked, engines.numbers)
+    engines.forget(asked)
+    if interrupted and not found:
+        raise KeyboardInterrupt
+    looks = {
+        number: (one["host"], one["text"], _values(one, is_freeing=line == "free")) for number, one in found.items()
+    }
+    by_error: dict[str, list[int]] = defaultdict(list)
+    for number, why in failed.items():
+        by_error[why].append(number)
+    return [looks_report(f"%{magic} {line}", looks, by_error)]
+
+
+def _values(answer: dict[str, dict[str, int]], *, is_freeing: bool) -> Values:
+    found: Values = {}
+    for device, size in answer["after"].items():
+        key = kind_of(device)
+        _add(found, ("in use", key), size)
+        if is_freeing:
+            _add(found, ("came back", key), max(0, answer["before"].get(device, 0) - size))
+        if device in answer["free"]:
+            _add(found, ("free", key), answer["free"][device])
+    return found
+
+
+def _add(values: Values, key: tuple[str, str], size: int) -> None:
+    values[key] = Value(values.get(key, Value(0)).value + size)

@@ -1,0 +1,201 @@
+"""What an engine of a cluster does for the notebook that asks: its own experiments, commands and measurements.
+
+Everything here takes and returns plain values, since the engine may run other versions of Python and IPython.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+import IPython
+from IPython import get_ipython
+
+from ipygpumem.errors import GpuMemError
+from ipygpumem.introspect import type_name
+from ipygpumem.model import ExperimentRecord
+from ipygpumem.notebook.commands import experiment
+from ipygpumem.notebook.commands.magics import loaded
+from ipygpumem.notebook.commands.parsing import parse
+from ipygpumem.notebook.extension import load
+from ipygpumem.notebook.notebook import Notebook, find_notebook
+from ipygpumem.notebook.registry import MAGICS
+from ipygpumem.probes import device_memory
+from ipygpumem.probes.nvml import Nvml
+from ipygpumem.reports import text
+
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+_OF_CALL = re.compile(r"_\w+_(f|args|kwargs|result)")
+_QUIET = "_ipygpumem_quiet"
+_BEFORE_FIT = "_ipygpumem_before_fit"
+
+
+class Quiet(NamedTuple):
+    """That our reports are off while a notebook merges them."""
+
+    name: str
+    report: bool
+    """What the option was before."""
+
+
+def answer(function: str, *words: Any) -> dict[str, Any]:
+    """Call a function of this module; return its ``value``, or the ``error`` in words."""
+    names = get_ipython().user_ns
+    # ipyparallel binds what it calls; an experiment that ends meanwhile would take these names for its own.
+    bound = {name: names.pop(name) for name in list(islice(reversed(names), 4)) if _OF_CALL.fullmatch(name)}
+    try:
+        return {"value": _ASKED[function](*words)}
+    except GpuMemError as error:
+        return {"error": str(error)}
+    except Exception as error:  # whatever it is, the notebook names it
+        return {"error": f"{type_name(error)}: {str(error).partition(chr(10))[0]}"}
+    finally:
+        names.update(bound)
+
+
+def has_card() -> bool:
+    """Whether this process may use a CUDA device. It makes no context."""
+    if (cuda := device_memory.cuda_in_use()) is not None:
+        return bool(cuda.device_count())
+    with contextlib.closing(Nvml()) as nvml, contextlib.suppress(LookupError):
+        return bool(nvml.visible())
+    return False
+
+
+def start(line: str) -> dict[str, Any]:
+    """Open an experiment as ``%experiment start LINE`` does; our own reports are off until it ends."""
+    notebook = _notebook()
+    _, options = parse(_command("experiment"), f"start {line}")
+    experiment.start(notebook, options)
+    _hide_reports(notebook, options.name)
+    return place()
+
+
+def end(name: str) -> dict[str, Any]:
+    """End the experiment ``name``, and return its record."""
+    shell, notebook = get_ipython(), find_notebook(get_ipython())
+    open_ones = [] if notebook is None else [item for item in notebook.experiments.open if item.name == name]
+    if notebook is None or not open_ones:
+        raise GpuMemError(f"no experiment {name!r} is open there")
+    quiet = vars(shell).pop(_QUIET, None)
+    open_ones[-1].options.report = "none"
+    record = notebook.experiments.finish(open_ones[-1])
+    if quiet is not None:
+        notebook.tools.config.report = quiet.report
+    return {**place(), "free": _free(notebook), "record": record.to_dict(), "error": _error_of(record)}
+
+
+def keep(line: str) -> None:
+    """Let names stay, as ``%experiment keep LINE`` does."""
+    _, options = parse(_command("experiment"), f"keep {line}")
+    experiment.keep(_notebook(), options)
+
+
+def cells(name: str, known: int) -> dict[str, Any]:
+    """Return how many cells the open experiment ``name`` has, and the records of those after the first ``known``."""
+    notebook = find_notebook(get_ipython())
+    found = [] if notebook is None else [item for item in notebook.experiments.open if item.name == name]
+    own = found[-1].cells if found else []
+    free = {} if notebook is None else _free(notebook)
+    return {"count": len(own), "cells": [cell.to_dict() for cell in own[known:]], "free": free}
+
+
+def look(magic: str, line: str) -> dict[str, Any]:
+    """Return what a command shows here, as text, and what is in use before and after it."""
+    notebook = _notebook()
+    command, options = parse(_command(magic), line)
+    before = {reading.device: reading.current_bytes for reading in notebook.tools.meter.now().values()}
+    reports = loaded(command.run)(notebook, options)
+    after = {reading.device: reading.current_bytes for reading in notebook.tools.meter.now().values()}
+    return {**place(), "text": text.render(reports), "before": before, "after": after, "free": _free(notebook)}
+
+
+def place() -> dict[str, Any]:
+    """Return where this engine is, and what it runs."""
+    cuda = device_memory.cuda_in_use()
+    used = [] if cuda is None else [at for at in range(cuda.device_count()) if cuda.memory_reserved(at)]
+    rank = next((os.environ[name] for name in _RANKS if os.environ.get(name, "").isdecimal()), None)
+    ours = sys.modules["ipygpumem"].__version__
+    versions = f"ipygpumem {ours}, Python {platform.python_version()}, IPython {IPython.__version__}"
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "rank": None if rank is None else int(rank),
+        "cards": {f"cuda:{at}": str(cuda.get_device_properties(at).name) for at in used} if cuda else {},
+        "version": versions,
+    }
+
+
+def begin_try(values: dict[str, int | float]) -> None:
+    """Bind the variables of an autofit; what they were before its first try is remembered."""
+    shell = get_ipython()
+    if _BEFORE_FIT not in vars(shell):
+        setattr(shell, _BEFORE_FIT, {name: shell.user_ns[name] for name in values if name in shell.user_ns})
+    shell.user_ns.update(values)
+
+
+def end_fit(names: list[str], fits: bool) -> None:  # it comes over the wire
+    """Let the variables have what they had before, unless it ``fits``."""
+    shell = get_ipython()
+    before = vars(shell).pop(_BEFORE_FIT, {})
+    for name in () if fits else names:
+        shell.user_ns.pop(name, None)
+    shell.user_ns.update({} if fits else before)
+
+
+def _command(name: str) -> Any:
+    return next(magic for magic in MAGICS if magic.name == name).command("line")
+
+
+def _notebook() -> Notebook:
+    """Return the extension here; where we load it ourselves, it shows nothing by itself."""
+    shell = get_ipython()
+    found = find_notebook(shell)
+    if found is None:
+        found = load(shell)
+        found.tools.config.report = found.tools.config.live = False
+    return found
+
+
+def _hide_reports(notebook: Notebook, name: str) -> None:
+    shell = notebook.tools.shell
+    if _QUIET not in vars(shell):
+        setattr(shell, _QUIET, Quiet(name, notebook.tools.config.report))
+    notebook.tools.config.report = False
+
+
+def _free(notebook: Notebook) -> dict[str, int]:
+    """Return what nobody uses of each device that is measured here."""
+    return {device: free for device, free in _free_of(notebook) if free is not None}
+
+
+def _free_of(notebook: Notebook) -> Iterator[tuple[str, int | None]]:
+    for reading in notebook.tools.meter.now().values():
+        if reading.device == "cpu":
+            yield "cpu", device_memory.read("cpu").free_bytes
+        elif reading.total_bytes is not None and reading.used_bytes is not None:
+            yield reading.device, reading.total_bytes - reading.used_bytes
+
+
+def _error_of(record: ExperimentRecord) -> str:
+    return next((cell.error for cell in record.cells if cell.error is not None), "")
+
+
+_ASKED: dict[str, Callable[..., Any]] = {
+    "has_card": has_card,
+    "start": start,
+    "end": end,
+    "keep": keep,
+    "cells": cells,
+    "look": look,
+    "begin_try": begin_try,
+    "end_fit": end_fit,
+}
+"""What may be asked for."""
