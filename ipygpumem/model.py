@@ -260,11 +260,9 @@ class EngineRecord(Record):
     rank: int | None = None
     cards: dict[str, str] = field(default_factory=dict)
     """The name of each card that torch used there, by device."""
-    free: dict[str, int] = field(default_factory=dict)
-    """Bytes that nobody used at the end, by device."""
+    free: dict[str, int] = field(default_factory=dict)  # bytes at the end, by device
     version: str = ""
-    error: str = ""
-    """What ended its code, or why there is no record."""
+    error: str = ""  # what ended its code, or why there is no record
     record: ExperimentRecord | None = None
 
 

@@ -15,12 +15,12 @@ from ipygpumem.flight_recorder.files import Segments
 from ipygpumem.flight_recorder.reader import Recording
 from ipygpumem.flight_recorder.verdict import Verdict
 from ipygpumem.freeing.records import PurgeRecord, ReleaseRecord, Room
+from ipygpumem.measuring.growth import Growth
 from ipygpumem.merging.merge import merge
 from ipygpumem.merging.records import Member, Merged
 from ipygpumem.model import (
     CellRecord,
     ExperimentRecord,
-    Growth,
     Held,
     Holder,
     Reading,

@@ -27,7 +27,6 @@ from ipygpumem.probes import Probe
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.cluster.experiment import ClusterExperiment
-    from ipygpumem.notebook.cluster.part import Cluster
     from ipygpumem.notebook.parts.recorder import Recorder
 
 
@@ -47,6 +46,8 @@ class Notebook:
         self.recovery.who_refused = self.budgets.who_refused
         self.subscribers = Subscribers(shell)
         self.experiments = Experiments(tools, self.recovery, self.budgets, self.subscribers)
+        self.on_cluster: list[ClusterExperiment] = []
+        """Those that engines have open."""
         self.trends = Trends()
         self.traces = Traces(tools.meter, config.history_length)
         # In this order they are asked, and say what they have to say.
@@ -61,20 +62,6 @@ class Notebook:
         recorder = Recorder(self.tools, self.experiments.innermost)
         self.join(recorder)
         return recorder
-
-    @functools.cached_property
-    def cluster(self) -> Cluster:
-        """The experiments that engines of a cluster have open, which go along from now on."""
-        from ipygpumem.notebook.cluster.part import Cluster  # as above
-
-        cluster = Cluster(self.tools, self.experiments, self.subscribers)
-        self.join(cluster)
-        return cluster
-
-    @property
-    def on_cluster(self) -> list[ClusterExperiment]:
-        """The experiments that are open on engines."""
-        return self.cluster.open if "cluster" in vars(self) else []
 
     def join(self, part: Part) -> None:
         """Let a part go along with cells from now on."""

@@ -18,11 +18,13 @@ from ipygpumem.reports.layout import Report
 class Cluster(Part):
     """The experiments of one shell that run on engines."""
 
-    def __init__(self, tools: Tools, experiments: Experiments, subscribers: Subscribers) -> None:
+    def __init__(
+        self, tools: Tools, experiments: Experiments, subscribers: Subscribers, open_ones: list[ClusterExperiment]
+    ) -> None:
         self._tools = tools
         self._experiments = experiments
         self._subscribers = subscribers
-        self.open: list[ClusterExperiment] = []
+        self.open = open_ones
 
     def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
         """Return a line for each experiment of which engines have run a cell meanwhile."""

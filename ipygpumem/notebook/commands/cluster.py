@@ -10,6 +10,7 @@ from ipygpumem.merging.engines import Value, Values
 from ipygpumem.merging.merge import kind_of
 from ipygpumem.notebook.cluster.engines import Asked, answers, raise_errors, show_outputs
 from ipygpumem.notebook.cluster.experiment import ClusterExperiment
+from ipygpumem.notebook.cluster.part import Cluster
 from ipygpumem.notebook.cluster.targets import engines_of
 from ipygpumem.notebook.commands.magics import loaded
 from ipygpumem.notebook.commands.parsing import Options
@@ -64,7 +65,7 @@ def _run_cell(notebook: Notebook, options: Options, line: str, cell: str) -> lis
             interrupted_end = experiment.end(progress)
     try:
         show_outputs(results)
-        notebook.tools.screen.show(notebook.cluster.ended(experiment))
+        notebook.tools.screen.show(_cluster(notebook).ended(experiment))
         if interrupted or interrupted_end:
             raise KeyboardInterrupt
         raise_errors(results)
@@ -75,23 +76,33 @@ def _run_cell(notebook: Notebook, options: Options, line: str, cell: str) -> lis
 
 def _start(notebook: Notebook, options: Options, line: str) -> list[Report]:
     experiment = ClusterExperiment(options.name, engines_of(notebook.tools.shell, options.on), options.report)
-    for other in [item for item in notebook.cluster.open if item.name == options.name]:
+    for other in [item for item in _cluster(notebook).open if item.name == options.name]:
         notebook.tools.screen.show(end(notebook, other))
     experiment.start(line)
-    notebook.cluster.open.append(experiment)
+    _cluster(notebook).open.append(experiment)
     return []
+
+
+def _cluster(notebook: Notebook) -> Cluster:
+    """Return what goes along with cells since the first experiment on engines."""
+    for part in notebook.session.parts:
+        if type(part) is Cluster:
+            return part
+    made = Cluster(notebook.tools, notebook.experiments, notebook.subscribers, notebook.on_cluster)
+    notebook.join(made)
+    return made
 
 
 def end(notebook: Notebook, experiment: ClusterExperiment) -> list[Report]:
     """End an experiment that engines have open, and return its report."""
     with notebook.tools.live.work(f"experiment {experiment.name}") as progress:
         experiment.end(progress)
-    return notebook.cluster.ended(experiment)
+    return _cluster(notebook).ended(experiment)
 
 
 def _end_elsewhere(notebook: Notebook, options: Options) -> list[Report]:
     """End an experiment by name, even one that another client has started."""
-    named = [item for item in notebook.cluster.open if item.name == options.name]
+    named = [item for item in _cluster(notebook).open if item.name == options.name]
     if named:
         return end(notebook, named[-1])
     if not options.name:

@@ -1,0 +1,51 @@
+"""A kernel with the extension, connected to a real local cluster of four engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernel import Kernel
+from tests.steps import works
+
+START = (
+    "import ipyparallel\n"
+    "cluster = ipyparallel.Cluster(n={number}, log_level=50, profile_dir={folder!r})\n"
+    "rc = cluster.start_and_connect_sync(activate=True)"
+)
+ID = "get_ipython().kernel.engine_id"
+
+
+def cluster_of(number: int) -> Any:
+    """Return a fixture: one kernel for a module's tests, with as many engines."""
+
+    @pytest.fixture(scope="module")
+    def fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+        pytest.importorskip("ipyparallel")
+        with Kernel() as kernel:
+            works(kernel, "%load_ext ipygpumem")
+            start_cluster(kernel, tmp_path_factory.mktemp("profile"), number)
+            yield kernel
+            kernel.run("cluster.stop_cluster_sync()")
+
+    return fixture
+
+
+def start_cluster(kernel: Kernel, folder: Path, number: int = 4) -> None:
+    """Start a cluster from a notebook, with its files in ``folder``, and wait for its engines."""
+    works(kernel, START.format(number=number, folder=str(folder)))
+    assert kernel.value("len(rc.ids)") == number
+
+
+def on_engines(kernel: Kernel, expression: str) -> list[Any]:
+    """Return the value of an expression on each engine."""
+    return list(kernel.value(f"rc[:].apply_sync(eval, {expression!r})"))
+
+
+def record(kernel: Kernel) -> dict[str, Any]:
+    """Return the record of the last experiment that has finished."""
+    found: dict[str, Any] = kernel.value("__import__('ipygpumem').experiments()[-1].to_dict()")
+    return found

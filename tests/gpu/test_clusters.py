@@ -1,0 +1,61 @@
+"""Engines of a cluster on cards: each is measured on its own, and one that runs out of memory is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ipygpumem.units import MIB
+from tests.clusters import ID, on_engines, record, start_cluster
+from tests.gpu.support import run_ok, started_kernel
+from tests.kernel import Kernel
+
+pytest.importorskip("ipyparallel")
+
+PIN = f"import os\nos.environ['CUDA_VISIBLE_DEVICES'] = str({ID} % 2)\nimport torch\n_ = torch.ones(1, device='cuda')"
+"""Gives each engine a card of its own, as jobs do: it is cuda:0 there."""
+
+
+@pytest.fixture
+def cluster(machine: Callable[..., None], tmp_path: Path) -> Iterator[Kernel]:
+    """Four engines on two simulated cards of 8 GiB, two on each."""
+    machine(cards=2, gib=8)
+    with started_kernel() as kernel:
+        start_cluster(kernel, tmp_path)
+        run_ok(kernel, f"%%px\n{PIN}")
+        yield kernel
+        kernel.run("cluster.stop_cluster_sync()")
+
+
+@pytest.mark.simulated
+def test_each_engines_card_is_measured_and_an_oom_is_given_back(cluster: Kernel) -> None:
+    source = f"x = torch.empty({64 * MIB}, dtype=torch.uint8, device='cuda')\n"
+    source += f"if {ID} == 2: torch.empty(2**50, device='cuda')"
+    reply = cluster.run(f"%%experiment cards --on gpu\n{source}")
+    assert reply.status == "error"
+    found = record(cluster)
+    assert [engine["error"] for engine in found["engines"]] == ["", "", "OutOfMemoryError", ""]
+    assert found["ooms"] == 1
+    assert found["consumed"]["cuda"] == 4 * 64 * MIB
+    assert found["reclaimed"]["cuda"] == 4 * 64 * MIB, "the failed engine's, too"
+    for engine in found["engines"]:
+        (usage,) = [usage for usage in engine["record"]["usages"] if usage["device"] == "cuda:0"]
+        assert usage["peak_bytes"] - usage["before_bytes"] == 64 * MIB
+        assert list(engine["cards"]) == ["cuda:0"]
+        assert 0 < engine["free"]["cuda:0"] < 8 * 1024 * MIB
+    (text,) = reply.reports("engines")
+    assert "): OutOfMemoryError" in text
+    assert on_engines(cluster, "torch.cuda.memory_allocated()") == [512] * 4
+
+
+@pytest.mark.simulated
+def test_an_autofit_takes_what_fits_on_every_engines_card(cluster: Kernel) -> None:
+    code = f"share = 4 if {ID} == 3 else 1\nx = torch.empty(n * share * 2**20, dtype=torch.uint8, device='cuda')"
+    (text,) = run_ok(cluster, f"%%autofit n=4096 --on all\n{code}").reports("autofit")
+    assert "n=4096: out of memory on engine" in text
+    values = on_engines(cluster, "n")
+    assert len(set(values)) == 1, values
+    assert values[0] < 2048, "16 GiB for engine 3 would not fit in 8"
+    assert on_engines(cluster, "x.numel()") == [values[0] * share * MIB for share in (1, 1, 1, 4)]

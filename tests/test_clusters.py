@@ -1,0 +1,228 @@
+"""Experiments, commands and autofits run on all engines of a real cluster, and one report is shown."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ipygpumem.units import MIB
+from tests.clusters import ID, cluster_of, on_engines, record, start_cluster
+from tests.kernel import Kernel
+from tests.steps import works
+
+shared = cluster_of(4)
+NAMES = "sorted(name for name in globals() if name in ('x', 'y', 'w', 'n', 'q'))"
+
+
+def refusal(kernel: Kernel, cell: str) -> str:
+    """Return the one line that a cell with a mistake shows."""
+    reply = kernel.run(cell)
+    assert reply.status == "error"
+    (line,) = [line for line in reply.stderr.splitlines() if line.startswith("UsageError: ")]
+    return line
+
+
+@pytest.fixture
+def cluster(shared: Kernel) -> Kernel:
+    """The module's cluster, without the names of earlier tests on its engines."""
+    works(shared, "_ = rc[:].apply_sync(exec, \"for name in ('x', 'y', 'w', 'n', 'q'): globals().pop(name, None)\")")
+    return shared
+
+
+def test_a_cell_runs_as_an_experiment_on_every_engine(cluster: Kernel) -> None:
+    reply = works(
+        cluster, f"%%experiment sweep --on all --keep w\nx = bytearray(2**26)\nw = {ID}\nprint('id', w)\nw + 1"
+    )
+    found = record(cluster)
+    assert [engine["engine"] for engine in found["engines"]] == [0, 1, 2, 3]
+    assert (found["deleted"], found["kept"]) == (("x",), ("w",))
+    for engine in found["engines"]:
+        (usage,) = [usage for usage in engine["record"]["usages"] if usage["device"] == "cpu"]
+        assert usage["peak_bytes"] - usage["before_bytes"] >= 64 * MIB
+        assert engine["free"]["cpu"] > 0
+        assert engine["pid"] != cluster.value("__import__('os').getpid()")
+    assert found["consumed"]["cpu"] >= 4 * 64 * MIB, "the sum over the engines"
+    assert found["reclaimed"]["cpu"] >= 4 * 63 * MIB
+    assert on_engines(cluster, "w") == [0, 1, 2, 3]
+    assert on_engines(cluster, NAMES) == [["w"]] * 4
+    assert cluster.value("'x' in globals()") is False, "nothing runs in the notebook itself"
+    assert [f"id {number}" in reply.stdout for number in range(4)] == [True] * 4
+    (text,) = reply.reports("engines")
+    assert text.startswith("experiment sweep · on 4 engines · ")
+    assert re.search(r"RAM +peak +4 +\+6\d(\.\d)? MiB", text)
+
+
+def test_engines_that_fail_are_named_and_the_others_results_are_kept(cluster: Kernel) -> None:
+    source = f"%%experiment failing --on all\nx = 1\nif {ID} == 1: raise MemoryError('full')\nif {ID} != 3: y = 2"
+    reply = cluster.run(source)
+    assert (reply.status, reply.error) == ("error", "CompositeError"), "Run all stops"
+    found = record(cluster)
+    assert [engine["error"] for engine in found["engines"]] == ["", "MemoryError", "", ""]
+    assert found["ooms"] == 1
+    (text,) = reply.reports("engines")
+    assert "engine 1 (" in text
+    assert "): MemoryError" in text
+    assert "deleted on engines 0, 2 only: y" in text
+    assert on_engines(cluster, NAMES) == [[]] * 4, "each engine has ended its experiment"
+
+
+def test_an_experiment_spans_cells_of_px_and_each_has_one_line(cluster: Kernel) -> None:
+    works(cluster, "%experiment start span --on 0-2 --note lr=0.1")
+    reply = works(cluster, "%%px\nx = bytearray(2**25)")
+    (text,) = reply.reports("engines")
+    assert re.fullmatch(
+        r"experiment span · a cell on engines 0–2 · .+ \(engine \d\) · RAM \+9\d(\.\d)? MiB in all, "
+        r"peak \+3\d(\.\d)? MiB \(engine \d\)",
+        text.splitlines()[-1],
+    )
+    assert works(cluster, "1 + 1").reports("engines") == [], "no cell ran there"
+    assert "on engines 0–2" in "".join(works(cluster, "%experiment status").reports())
+    works(cluster, "%experiment keep x")
+    works(cluster, "%%px\ny = 2")
+    reply = works(cluster, "%experiment end")
+    found = record(cluster)
+    assert [len(engine["record"]["cells"]) for engine in found["engines"]] == [2, 2, 2]
+    assert found["parameters"] == {"lr": 0.1}
+    assert on_engines(cluster, NAMES) == [["x"], ["x"], ["x"], ["x", "y"]], "engine 3 took no part"
+    assert "no experiment is open" in refusal(cluster, "%experiment end")
+
+
+def test_an_interrupt_reaches_an_engine_that_sleeps(cluster: Kernel) -> None:
+    source = f"%%experiment slow --on all\nimport time\nx = 1\nif {ID} == 2: time.sleep(600)"
+    is_asleep = "len(rc.outstanding) == 1"
+    works(
+        cluster,
+        "import threading, time, signal, os\ndef when_asleep():\n"
+        f"    while not ({is_asleep}): time.sleep(0.05)\n"
+        "    time.sleep(0.5)\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        "threading.Thread(target=when_asleep).start()",
+    )
+    reply = cluster.run(source)
+    assert reply.error == "KeyboardInterrupt"
+    assert [engine["error"] for engine in record(cluster)["engines"]] == ["", "", "KeyboardInterrupt", ""]
+    assert on_engines(cluster, NAMES) == [[]] * 4
+
+
+def test_commands_show_figures_of_all_engines_and_each_ones_report(cluster: Kernel) -> None:
+    (text,) = works(cluster, "%gpumem status --on all").reports("engines")
+    assert text.startswith("%gpumem status on 4 engines\n")
+    assert len(re.findall(r"^ *engine \d \(.+\):$", text, re.MULTILINE)) == 4
+    assert re.search(r"RAM +in use +4 +[\d.]+ MiB", text)
+    (text,) = works(cluster, "%gpumem free --on 0,2").reports("engines")
+    assert "RAM      came back    2" in text
+    assert "engine 2 (" in text
+    assert "engine 1 (" not in text
+    for command in ("history", "leaks", "tensors --min 1MiB"):
+        (text,) = works(cluster, f"%gpumem {command} --on 3").reports("engines")
+        assert text.startswith(f"%gpumem {command} on 1 engine\n")
+
+
+def test_an_autofit_agrees_on_one_value_and_none_waits_for_ever(cluster: Kernel) -> None:
+    works(cluster, "_ = rc[:].apply_sync(exec, 'n = 7')")
+    source = (
+        f"%%autofit n=64 --on all\nimport time\nif {ID} == 1 and n > 20: raise MemoryError('full')\n"
+        f"if {ID} == 3 and n > 20: time.sleep(600)  # as in a collective operation\nx = n"
+    )
+    (text,) = works(cluster, source).reports("autofit")
+    assert "n=16 fits · 3 tries" in text
+    assert "n=64: out of memory on engine 1" in text
+    assert on_engines(cluster, "(n, x)") == [(16, 16)] * 4
+    assert "even n=1 does not fit" in refusal(cluster, "%%autofit n=2 --on all\nq = 1\nraise MemoryError('full')")
+    assert on_engines(cluster, "n") == [16] * 4, "as before the first try"
+    reply = cluster.run("%%autofit n=2 --on all\nq = 1\nraise ValueError('mine')")
+    assert reply.error == "CompositeError"
+    assert on_engines(cluster, "n, 'q' in globals()") == [(16, False)] * 4
+
+
+def test_answers_do_not_pile_up_in_the_clients_cache_or_the_hubs(cluster: Kernel) -> None:
+    works(cluster, "%px 1")
+    before = cluster.value("(len(rc.results), len(rc.metadata), len(rc.db_query({})))")
+    for _ in range(3):
+        works(cluster, "%%experiment again --on all\nx = 1")
+        works(cluster, "%gpumem free --on all")
+    assert cluster.value("(len(rc.results), len(rc.metadata), len(rc.db_query({})))") == before
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("%%experiment a --on 9\nx = 1", "there is no engine 9; there are engines 0–3"),
+        ("%%experiment a --on nobody\nx = 1", "--on nobody: write all, gpu, numbers of engines"),
+        ("%%experiment a --on gpu\nx = 1", "--on gpu: no engine has a GPU"),
+        ("%experiment start a --on all --seed x", "--seed"),
+        ("%experiment end --on all", "which experiment? Write its name"),
+        ("%gpumem tensors --by size --on all", "--by: invalid choice"),
+        ("%%autofit n --on all\nx = 1", "there is no variable 'n'"),
+        ("%%experiment --on all\nx = 1", "which name?"),
+    ],
+)
+def test_a_mistake_is_one_line_and_runs_nothing(cluster: Kernel, line: str, said: str) -> None:
+    assert said in refusal(cluster, line)
+    assert on_engines(cluster, NAMES) == [[]] * 4
+
+
+def test_an_engine_without_the_extension_is_named(cluster: Kernel) -> None:
+    hide = "import sys; sys.modules['ipygpumem.notebook.engine'] = None"
+    works(cluster, f"rc[1].execute({hide!r}, block=True)")
+    try:
+        reply = works(cluster, "%%experiment some --on all\nx = 1")
+        errors = [engine["error"] for engine in record(cluster)["engines"]]
+        assert [bool(error) for error in errors] == [False, True, False, False]
+        assert errors[1].startswith("has no ipygpumem, or an older one")
+        assert "on 4 engines" in reply.reports("engines")[0]
+    finally:
+        works(cluster, "rc[1].execute('import sys; del sys.modules[\"ipygpumem.notebook.engine\"]', block=True)")
+
+
+def test_a_client_that_reconnects_ends_what_an_earlier_one_has_begun(cluster: Kernel) -> None:
+    works(cluster, "%experiment start long --on all")
+    works(cluster, "%px x = 1")
+    works(cluster, "%reload_ext ipygpumem\nrc.close()\nrc = cluster.connect_client_sync()\nrc.wait_for_engines(4)")
+    works(cluster, "rc.activate()")
+    works(cluster, "%experiment end long --on all")
+    found = record(cluster)
+    assert [len(engine["record"]["cells"]) for engine in found["engines"]] == [1] * 4
+    assert on_engines(cluster, NAMES) == [[]] * 4
+
+
+def test_a_view_names_its_engines_and_a_closed_client_is_not_asked(cluster: Kernel) -> None:
+    works(cluster, "pair = rc[1:3]")
+    works(cluster, "%%experiment two --on pair\nx = 1")
+    assert [engine["engine"] for engine in record(cluster)["engines"]] == [1, 2]
+    works(cluster, "other = cluster.connect_client_sync()\nold = other[:]\nother.close()")
+    assert "the client of that view is closed" in refusal(cluster, "%%experiment two --on old\n1")
+    works(cluster, "del other, old, pair")
+
+
+def test_an_engine_that_dies_is_named_and_the_rest_goes_on(kernel: Kernel, tmp_path: Path) -> None:
+    start_cluster(kernel, tmp_path, 3)
+    reply = kernel.run(f"%%experiment deadly --on all\nimport os\nif {ID} == 1: os._exit(1)\nx = bytearray(2**25)")
+    assert reply.error == "CompositeError"
+    found = record(kernel)
+    assert [engine["error"] for engine in found["engines"]] == ["", "died", ""]
+    assert [engine["record"] is None for engine in found["engines"]] == [False, True, False]
+    (text,) = reply.reports("engines")
+    assert "· on 3 engines ·" in text
+    assert "1 failed" in text
+    works(kernel, "%%experiment rest --on all\nx = 1")
+    assert [engine["engine"] for engine in record(kernel)["engines"]] == [0, 2]
+    kernel.run("cluster.stop_cluster_sync()")
+
+
+def test_without_a_cluster_it_says_how_to_start_one(kernel: Kernel) -> None:
+    assert "pip install ipygpumem[parallel]" in refusal(kernel, "%%experiment a --on all\n1")
+    works(kernel, "import ipyparallel")
+    assert "--on needs a running cluster" in refusal(kernel, "%gpumem free --on all")
+
+
+def test_the_extension_leaves_engines_as_it_found_them(kernel: Kernel, tmp_path: Path) -> None:
+    """Where the user has loaded it there, its lines are off only while the notebook merges them."""
+    start_cluster(kernel, tmp_path, 1)
+    works(kernel, "%px %load_ext ipygpumem")
+    assert "RAM" in str(works(kernel, "%px x = 1").displays)
+    reply = works(kernel, "%%experiment a --on all\ny = 1")
+    assert len(reply.reports()) == 2, "the notebook's line and one report, and none of the engine's"
+    assert "RAM" in str(works(kernel, "%px x = 1").displays)
+    kernel.run("cluster.stop_cluster_sync()")
