@@ -16,10 +16,12 @@ from ipygpumem.flight_recorder.reader import Recording
 from ipygpumem.flight_recorder.verdict import Verdict
 from ipygpumem.freeing.records import PurgeRecord, ReleaseRecord, Room
 from ipygpumem.measuring.growth import Growth
+from ipygpumem.merging.engines import Value, merged_record
 from ipygpumem.merging.merge import merge
 from ipygpumem.merging.records import Member, Merged
 from ipygpumem.model import (
     CellRecord,
+    EngineRecord,
     ExperimentRecord,
     Held,
     Holder,
@@ -37,6 +39,7 @@ from ipygpumem.reconcile.records import Part, Reconciliation
 from ipygpumem.reports import content, history, loops, postmortem
 from ipygpumem.reports.advice import advice_report
 from ipygpumem.reports.autofit import autofit_report
+from ipygpumem.reports.engines import cells_line, engines_report, looks_report
 from ipygpumem.reports.estimate import estimate_report, summary_report
 from ipygpumem.reports.freeing import purge_report, release_report
 from ipygpumem.reports.layout import Report, note
@@ -143,6 +146,7 @@ def every_report(word: str = "x") -> list[Report]:
         *reports_over_time(word, ended),
         *reports_of_stretches(word, usage, tensor, held, step),
         *reports_of_choices(word, usage),
+        *reports_of_engines(word, ended),
     ]
 
 
@@ -214,4 +218,15 @@ def reports_of_choices(word: str, usage: Usage) -> list[Report]:
         summary_report(ModelSummary(rows, 1)),
         statements_report([cost, cost], cost),
         *(lines_report(lines, order) for order in ("line", "peak")),
+    ]
+
+
+def reports_of_engines(word: str, ended: ExperimentRecord) -> list[Report]:
+    """What is told of a cluster's engines."""
+    places = [EngineRecord(at, word, 1, at, {word: word}, {"cpu": 1}, f"{word}{at}", word, ended) for at in (0, 1)]
+    merged = merged_record(word, 0.0, 1.0, [*places, EngineRecord(2, error=word)])
+    return [
+        engines_report(merged),
+        cells_line(word, {0: cell(error=word), 1: cell()}, still_busy=[2]),
+        looks_report(word, {0: (word, word, {("in use", word): Value(1.0)})}, {word: [1, 2]}),
     ]

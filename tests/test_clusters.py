@@ -73,12 +73,12 @@ def test_an_experiment_spans_cells_of_px_and_each_has_one_line(cluster: Kernel) 
     reply = works(cluster, "%%px\nx = bytearray(2**25)")
     (text,) = reply.reports("engines")
     assert re.fullmatch(
-        r"experiment span · a cell on engines 0–2 · .+ \(engine \d\) · RAM \+9\d(\.\d)? MiB in all, "
+        r"experiment span · a cell on engines 0-2 · .+ \(engine \d\) · RAM \+9\d(\.\d)? MiB in all, "
         r"peak \+3\d(\.\d)? MiB \(engine \d\)",
         text.splitlines()[-1],
     )
     assert works(cluster, "1 + 1").reports("engines") == [], "no cell ran there"
-    assert "on engines 0–2" in "".join(works(cluster, "%experiment status").reports())
+    assert "on engines 0-2" in "".join(works(cluster, "%experiment status").reports())
     works(cluster, "%experiment keep x")
     works(cluster, "%%px\ny = 2")
     reply = works(cluster, "%experiment end")
@@ -148,7 +148,7 @@ def test_answers_do_not_pile_up_in_the_clients_cache_or_the_hubs(cluster: Kernel
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("%%experiment a --on 9\nx = 1", "there is no engine 9; there are engines 0–3"),
+        ("%%experiment a --on 9\nx = 1", "there is no engine 9; there are engines 0-3"),
         ("%%experiment a --on nobody\nx = 1", "--on nobody: write all, gpu, numbers of engines"),
         ("%%experiment a --on gpu\nx = 1", "--on gpu: no engine has a GPU"),
         ("%experiment start a --on all --seed x", "--seed"),

@@ -14,7 +14,17 @@ import pytest
 from ipygpumem.advising.records import Advice, Advised
 from ipygpumem.freeing.records import PurgeRecord, ReleaseRecord, Room
 from ipygpumem.merging.records import Member, Merged, Row, Spread
-from ipygpumem.model import CellRecord, ExperimentRecord, Held, Holder, ReclaimStep, RecoveryRecord, TraceRecord, Usage
+from ipygpumem.model import (
+    CellRecord,
+    EngineRecord,
+    ExperimentRecord,
+    Held,
+    Holder,
+    ReclaimStep,
+    RecoveryRecord,
+    TraceRecord,
+    Usage,
+)
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.objects.inventory.records import TrackerRecord
 from ipygpumem.probes.device_memory import DeviceMemory
@@ -162,6 +172,7 @@ def test_every_option_is_listed_with_its_default() -> None:
     "record",
     [
         CellRecord,
+        EngineRecord,
         TraceRecord,
         TrackerRecord,
         Usage,

@@ -120,14 +120,14 @@ def place_of(engine: EngineRecord) -> str:
 
 
 def engine_numbers(numbers: Sequence[int]) -> str:
-    """Return ``engines 0–2, 5``."""
+    """Return ``engines 0-2, 5``."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][-1] + 1:
             parts[-1].append(number)
         else:
             parts.append([number])
-    texts = [f"{part[0]}–{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts]
+    texts = [f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts]
     return f"engine{'s' if len(numbers) > 1 else ''} {', '.join(texts)}"
 
 

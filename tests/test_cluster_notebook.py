@@ -1,0 +1,58 @@
+"""examples/cluster.ipynb runs on a cluster of four engines that it starts itself, and what its prose says is so."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+
+import pytest
+
+from ipygpumem.units import MIB
+from tests.notebooks import read
+from tests.tutorials import EXAMPLES, Tutorial
+
+pytestmark = pytest.mark.skipif(not find_spec("ipyparallel"), reason="the notebook needs ipyparallel")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Tutorial:
+    return Tutorial("cluster")
+
+
+def test_the_notebook_is_committed_without_outputs() -> None:
+    cells = read(EXAMPLES / "cluster.ipynb").cells
+    assert [cell.id for cell in cells if cell.get("outputs") or cell.get("execution_count") is not None] == []
+
+
+def test_each_engine_needs_as_much_as_its_width_says(cluster: Tutorial) -> None:
+    experiment = cluster.experiments["widths"]
+    peaks = [engine.record.usages[0].peak_delta_bytes / MIB for engine in experiment.engines if engine.record]
+    # Weights and their product's left side grow by 24 MiB with each width; the product has 16.
+    assert peaks == pytest.approx([16 + 24 * number for number in (1, 2, 3, 4)], abs=12)
+    assert (experiment.deleted, experiment.kept) == (("width", "weights", "hidden"), ("error",))
+    assert "whose" in cluster.text("widths")
+    assert cluster.replies["record"].result is not None
+    assert cluster.replies["record"].result.count("('error',)") == 4
+
+
+def test_a_span_has_two_cells_on_each_engine_and_a_line_for_each(cluster: Tutorial) -> None:
+    experiment = cluster.experiments["sums"]
+    assert [len(engine.record.cells) for engine in experiment.engines if engine.record] == [2] * 4
+    assert experiment.parameters == {"rows": 4096}
+    assert "RAM +256 MiB in all" in cluster.text("fill")
+    assert "a cell on engines 0-3" in cluster.text("sum")
+
+
+def test_the_engine_with_little_memory_decides_for_all(cluster: Tutorial) -> None:
+    assert "out of memory on engine 3" in cluster.text("autofit")
+    sizes = json.loads(cluster.replies["agreed"].result or "")
+    assert len(sizes) == 4
+    assert len(set(sizes)) == 1
+    assert sizes[0] < 2048
+
+
+def test_an_engine_that_fails_is_named_and_the_others_are_kept(cluster: Tutorial) -> None:
+    experiment = cluster.experiments["failing"]
+    assert [engine.error for engine in experiment.engines] == ["", "ValueError", "", ""]
+    assert "engine 1 (" in cluster.text("failing")
+    assert "%gpumem free on 2 engines" in cluster.text("free")

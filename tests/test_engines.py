@@ -1,0 +1,125 @@
+"""What the engines of a cluster had becomes one record and one report, by pure functions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from ipygpumem.merging.engines import engine_numbers, merged_figures, merged_record, values_of
+from ipygpumem.model import CellRecord, EngineRecord, ExperimentRecord, Usage
+from ipygpumem.reports import text
+from ipygpumem.reports.engines import cells_line, engines_report, looks_report
+from ipygpumem.units import GIB, MIB
+
+
+def usage(device: str, kept: int, peak: int) -> Usage:
+    return Usage(device, GIB, GIB + kept * MIB, GIB + peak * MIB, None, "kernel")
+
+
+def engine(number: int, *usages: Usage, seconds: float = 1.0, error: str = "", **changes: object) -> EngineRecord:
+    """One engine whose experiment had one cell; ``changes`` are of the experiment."""
+    cell = CellRecord(1, None, "s", 0.0, seconds, not error, error or None, usages)
+    record = ExperimentRecord("s", 0.0, 9.0, (cell,), usages, {"cpu": MIB}, {"cpu": MIB}, ("x",), (), (), ())
+    record = replace(record, **changes)  # type: ignore[arg-type]
+    return EngineRecord(
+        number, f"host{number // 2}", 100 + number, number, {}, {"cpu": number * GIB}, "v", error, record
+    )
+
+
+def four(*peaks: int, **changes: object) -> list[EngineRecord]:
+    return [engine(number, usage("cpu", 2, peak), **changes) for number, peak in enumerate(peaks)]  # type: ignore[arg-type]
+
+
+def test_each_figure_has_its_sum_lowest_median_and_highest_and_whose_they_are() -> None:
+    figures = {
+        (figure.name, figure.device): figure
+        for figure in merged_figures((one.engine, values_of(one)) for one in four(10, 30, 20, 40))
+    }
+    peak, kept, free = (figures[name, "cpu"] for name in ("peak", "kept", "free"))
+    assert (peak.spread.lowest, peak.spread.median, peak.spread.highest) == (10 * MIB, 20 * MIB, 40 * MIB)
+    assert (peak.spread.lowest_name, peak.spread.highest_name) == ("engine 0", "engine 3")
+    assert (kept.total, free.spread.highest, figures["time", ""].spread.highest) == (8 * MIB, 3 * GIB, 1.0)
+
+
+def test_the_cards_of_an_engine_are_one_kind_of_device() -> None:
+    one = engine(0, usage("cuda:0", 5, 100), usage("cuda:1", 7, 300))
+    values = values_of(one)
+    assert (values["peak", "cuda"].value, values["kept", "cuda"].value) == (300 * MIB, 12 * MIB)
+
+
+def test_who_stands_out_is_named_with_its_place() -> None:
+    engines = [*four(10, 11, 12), engine(3, usage("cpu", 2, 900), seconds=9.0)]
+    assert merged_record("s", 0.0, 1.0, engines).notes == (
+        "engine 3 (host1, rank 3) took 9.00 s, the median is 1.00 s",
+        "engine 3 (host1, rank 3) rose by 900 MiB on RAM, the median is 11 MiB",
+    )
+
+
+def test_errors_and_names_that_differ_are_told_once_for_engines_that_are_alike() -> None:
+    engines = [*four(1, 1), *(replace(one, error="KeyError") for one in four(1, 1, 1)[2:])]
+    engines = [*engines, EngineRecord(3, error="died"), EngineRecord(4, error="died")]
+    engines[1] = replace(engines[1], record=replace(engines[1].record, deleted=("x", "y"), kept=("z",)))  # type: ignore[type-var]
+    merged = merged_record("s", 5.0, 1.0, engines)
+    assert merged.notes == (
+        "engine 2 (host1, rank 2): KeyError",
+        "engines 3-4: died",
+        "deleted on engine 1 only: y",
+        "kept on engine 1 only: z",
+    )
+    assert (merged.deleted, merged.kept) == (("x", "y"), ("z",))
+    assert (merged.consumed, merged.reclaimed) == ({"cpu": 3 * MIB}, {"cpu": 3 * MIB})
+    assert engines_report(merged).is_trouble
+
+
+def test_versions_and_notes_are_told_where_they_differ() -> None:
+    first, second = four(1, 1, notes=("a note",))
+    merged = merged_record("s", 0.0, 1.0, [first, replace(second, version="w")])
+    assert merged.notes == ("engines 0-1: a note", "engine 0 ran v", "engine 1 ran w")
+
+
+def test_a_merged_record_survives_json() -> None:
+    merged = merged_record("s", 0.0, 1.0, [*four(1, 2), EngineRecord(2, error="died")])
+    assert ExperimentRecord.from_dict(json.loads(json.dumps(merged.to_dict()))) == merged
+
+
+def test_of_very_many_engines_some_have_rows_and_the_rest_are_counted() -> None:
+    engines = [engine(number, usage("cpu", 1, 8)) for number in range(500)]
+    shown = text.render([engines_report(merged_record("s", 0.0, 1.0, engines))])
+    assert "on 500 engines" in shown
+    assert "and 300 more" in shown
+    assert len(shown.splitlines()) < 220
+
+
+def test_many_notes_are_counted() -> None:
+    engines = [EngineRecord(number, error=f"error {number}") for number in range(50)]
+    notes = merged_record("s", 0.0, 1.0, engines).notes
+    assert len(notes) == 21
+    assert notes[-1] == "and 30 more notes on engines"
+
+
+def test_the_line_of_a_cell_has_the_slowest_the_sum_and_the_highest() -> None:
+    cells = {
+        number: CellRecord(1, None, "s", 0.0, seconds, error is None, error, (usage("cpu", 2, peak),))
+        for number, seconds, peak, error in ((0, 1.0, 30, None), (1, 3.0, 20, "KeyError"), (3, 2.0, 10, None))
+    }
+    assert cells_line("s", cells, still_busy=[2]).headline == (
+        "experiment s · a cell on engines 0-1, 3 · 3.00 s (engine 1) · engine 1: KeyError · "
+        "RAM +6 MiB in all, peak +30 MiB (engine 0) · engine 2 not done yet"
+    )
+
+
+def test_a_command_shows_each_engines_text_below_the_figures_and_who_has_none() -> None:
+    report = looks_report("%gpumem free", {0: ("a", "came back: 1\nrest", {}), 2: ("b", "", {})}, {"died": [1, 3]})
+    assert (report.headline, report.lines) == ("%gpumem free on 2 engines", ("engines 1, 3: died",))
+    assert [(listing.title, listing.lines, listing.folded) for listing in report.listings] == [
+        ("engine 0 (a)", ("came back: 1", "rest"), True),
+        ("engine 2 (b)", (), True),
+    ]
+
+
+def test_numbers_of_engines_are_ranges() -> None:
+    assert [engine_numbers(numbers) for numbers in ([3], [0, 1, 2, 5], [9, 4, 8])] == [
+        "engine 3",
+        "engines 0-2, 5",
+        "engines 4, 8-9",
+    ]
