@@ -20,6 +20,7 @@ from benchmarks import (
     live,
     loading,
     rendering,
+    scale,
     slowdown,
     trivial,
 )
@@ -43,6 +44,7 @@ _BENCHMARKS = {
     "estimates": estimating.run,
     "real-size": estimates_cuda.run,
     "history": history.run,
+    "scale": scale.run,
 }
 
 _HEAD = """\

@@ -1,0 +1,198 @@
+"""How cost grows with cells, names, tensors, devices, ranks and engines. As a module it writes docs/scale.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.report import Row, Section
+
+_ROOT = Path(__file__).parent.parent
+_SIMULATED = _ROOT / "build" / "simgpu" / "python"
+_PAGE, _PICTURE = _ROOT / "docs" / "scale.md", _ROOT / "docs" / "img" / "scale.png"
+_MARK = "<!-- figures -->"
+
+_SESSION = """
+import json, sys, time
+from types import SimpleNamespace
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.history_manager.enabled = False
+shell.run_line_magic("load_ext", "ipygpumem")
+shell.run_line_magic("config", "IPyGpuMem.report = False")
+import ipygpumem
+from ipygpumem.notebook.notebook import notebook_of
+notebook = notebook_of(shell)
+def cell(number):
+    info = SimpleNamespace(raw_cell=f"x = {{number}}", cell_id=None)
+    notebook.session.cell_begins(info)
+    notebook.session.cell_ends(SimpleNamespace(
+        info=info, execution_count=number, error_before_exec=None, error_in_exec=None, result=None))
+def cpu(work, times):
+    found = []
+    for _ in range(times):  # without a collection before each: a user's own makes an experiment look at everything
+        started = time.process_time()
+        work()
+        found.append(time.process_time() - started)
+    return min(found) * 1000
+"""
+_OF_CELL = """
+def fifty():
+    for number in range(50):
+        cell(number)
+print(json.dumps(cpu(fifty, 5) / 50))
+"""
+_CELLS = "for number in range({x}):\n    cell(number)\n" + _OF_CELL
+_NAMES = "shell.user_ns.update((f'name_{{n}}', [n]) for n in range({x}))\nfor number in range(50):\n    cell(number)\n"
+_EXPERIMENT = """
+def empty():
+    shell.run_cell("%%experiment s --report none\\npass")
+empty()
+print(json.dumps(cpu(empty, 5)))
+"""
+_TENSORS = """
+import torch
+shell.user_ns["held"] = [torch.zeros(4) for _ in range({x})]
+ipygpumem.tensors()
+print(json.dumps(cpu(ipygpumem.tensors, 3)))
+"""
+_DEVICES = """
+import torch
+for device in range({x}):
+    shell.user_ns[f"on_{{device}}"] = torch.ones(1, device=device)
+for number in range(50):
+    cell(number)
+"""
+_MERGED = """
+import json, time
+from ipygpumem.merging.engines import merged_record
+from ipygpumem.merging.merge import merge
+from ipygpumem.merging.records import Member
+from ipygpumem.model import CellRecord, EngineRecord, ExperimentRecord, TraceRecord, Usage
+from ipygpumem.reports import html, text
+from ipygpumem.reports.engines import engines_report
+from ipygpumem.reports.merged import merged_report
+usages = (Usage("cpu", 2**30, 2**30, 2**31, None, "kernel"), Usage("cuda:0", 0, 0, 2**30, None, "allocator"))
+def best(work):
+    found = []
+    for _ in range(3):
+        started = time.process_time()
+        report = work()
+        text.render([report]), html.render([report], bars=False)
+        found.append(time.process_time() - started)
+    print(json.dumps(min(found) * 1000))
+"""
+_RANKS = """
+members = [
+    Member(f"rank {{n}}", "host", n, tuple(TraceRecord(f"step {{k}}", 0.0, 1.0, None, usages) for k in range(10)))
+    for n in range({x})
+]
+best(lambda: merged_report(merge(members)))
+"""
+_ENGINES = """
+cells = tuple(CellRecord(n, None, "s", 0.0, 1.0, True, None, usages) for n in range(1000 if {x} <= 64 else 10))
+record = ExperimentRecord("s", 0.0, 1.0, cells, usages, {{"cpu": 1}}, {{"cpu": 1}}, ("x",), (), (), ())
+engines = [EngineRecord(n, "host", n, n, {{}}, {{"cpu": 1}}, "v", "", record) for n in range({x})]
+best(lambda: engines_report(merged_record("s", 0.0, 1.0, engines)))
+"""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """One thing that there may be more of: milliseconds of CPU at several numbers of it."""
+
+    title: str
+    script: str
+    numbers: tuple[int, ...]
+    target_ms: float | None = None
+    """At the largest number."""
+    simulated: bool = False
+
+
+_GROWTHS = (
+    Growth("a cell, after so many cells", _SESSION + _CELLS, (100, 1000, 10_000)),
+    Growth("a cell, beside so many names of lists", _SESSION + _NAMES + _OF_CELL, (100, 1000, 10_000, 100_000)),
+    Growth(
+        "an empty `%%experiment`, beside so many names of lists",
+        _SESSION + _NAMES + _EXPERIMENT,
+        (100, 1000, 10_000, 100_000),
+    ),
+    Growth("`ipygpumem.tensors()` of so many tensors", _SESSION + _TENSORS, (100, 1000, 10_000, 100_000)),
+    Growth("a cell, with so many simulated cards in use", _SESSION + _DEVICES + _OF_CELL, (1, 2, 4, 8), simulated=True),
+    Growth("merging and reporting 10 traces of so many ranks", _MERGED + _RANKS, (4, 64, 1000, 10_000), 5000),
+    Growth("merging and reporting an experiment of so many engines", _MERGED + _ENGINES, (4, 64, 1000, 10_000), 5000),
+)
+
+_METHOD = """\
+CPU time of one process in milliseconds, the least of 3 or 5 runs, each number in a new process. Engines have 1,000
+cells each up to 64 engines, then 10. docs/scale.md draws them."""
+
+
+def run(*, quick: bool) -> Section:
+    """Return what each thing costs at each number."""
+    rows = []
+    for growth in _GROWTHS:
+        numbers = growth.numbers[:2] if quick else growth.numbers
+        for number, took in measure(growth, numbers):
+            target = growth.target_ms if number == growth.numbers[-1] else None
+            said = "" if target is None else f"under {target:,.0f} ms"
+            reached = None if target is None else took < target
+            rows.append(Row(f"{growth.title}: {number:,}", said, f"{took:,.2f} ms", "has none", "", reached))
+    return Section("How cost grows", _METHOD, tuple(rows), control="")
+
+
+def measure(growth: Growth, numbers: tuple[int, ...]) -> list[tuple[int, float]]:
+    """Return the milliseconds at each number; nothing where there is no simulated card for it."""
+    if growth.simulated and not _SIMULATED.exists():
+        return []
+    return [(number, _milliseconds(growth, number)) for number in numbers]
+
+
+def _milliseconds(growth: Growth, number: int) -> float:
+    python = str(_SIMULATED) if growth.simulated else sys.executable
+    with tempfile.TemporaryDirectory() as folder:
+        cards = {"SIM_DEVICES": str(number), "SIM_TABLE": f"{folder}/machine", "PYTHONPATH": str(_ROOT)}
+        done = subprocess.run(
+            [python, "-c", growth.script.format(x=number)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, **cards},
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    return float(json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    """Measure everything, draw it, and write the figures into docs/scale.md."""
+    found = {growth.title: measure(growth, growth.numbers) for growth in _GROWTHS}
+    _draw(found)
+    table = ["| what | " + "milliseconds of CPU |", "| --- | --- |"]
+    for title, points in found.items():
+        table.append(f"| {title} | {'; '.join(f'{number:,}: {took:,.2f}' for number, took in points)} |")
+    before, _, rest = _PAGE.read_text(encoding="utf-8").partition(_MARK)
+    _, _, after = rest.partition(_MARK)
+    figures = "\n".join(table)
+    _PAGE.write_text(f"{before}{_MARK}\n\n{figures}\n\n{_MARK}{after}", encoding="utf-8")
+    print(figures)
+
+
+def _draw(found: dict[str, list[tuple[int, float]]]) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
+    for title, points in found.items():
+        axes.plot(*zip(*points, strict=True), marker="o", label=title.replace("`", ""))
+    axes.set(xscale="log", yscale="log", xlabel="how many", ylabel="milliseconds of CPU")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    figure.savefig(_PICTURE, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
