@@ -105,6 +105,21 @@ def test_an_interrupt_reaches_an_engine_that_sleeps(cluster: Kernel) -> None:
     assert on_engines(cluster, NAMES) == [[]] * 4
 
 
+def test_an_engine_that_is_busy_is_left_out_and_does_not_begin_later(cluster: Kernel) -> None:
+    places = "import ipygpumem.notebook.cluster.experiment as places"
+    works(cluster, f"{places}\nbefore = places._START_SECONDS\nplaces._START_SECONDS = 1.0")
+    works(cluster, "busy = rc[1].execute('import time; time.sleep(600)', block=False)")
+    try:
+        works(cluster, "%%experiment around --on all\nx = 1")
+        found = record(cluster)
+        assert [engine["error"] for engine in found["engines"]] == ["", "has not answered", "", ""]
+    finally:
+        works(cluster, "rc.send_signal(2, targets=[1], block=True)\nbusy.wait(30)\nplaces._START_SECONDS = before")
+    assert cluster.value("busy.ready()") is True
+    (text,) = works(cluster, "%gpumem status --on 1").reports("engines")
+    assert "no experiment is open" in text, "what waited for it was taken back"
+
+
 def test_commands_show_figures_of_all_engines_and_each_ones_report(cluster: Kernel) -> None:
     (text,) = works(cluster, "%gpumem status --on all").reports("engines")
     assert text.startswith("%gpumem status on 4 engines\n")
@@ -198,6 +213,10 @@ def test_a_view_names_its_engines_and_a_closed_client_is_not_asked(cluster: Kern
 
 def test_an_engine_that_dies_is_named_and_the_rest_goes_on(kernel: Kernel, tmp_path: Path) -> None:
     start_cluster(kernel, tmp_path, 3)
+    works(kernel, "%%experiment first --on all\nx = 1")
+    for engine in record(kernel)["engines"]:
+        (usage,) = engine["record"]["usages"]
+        assert usage["peak_bytes"] - usage["before_bytes"] < 3 * MIB, "what we import there is not the experiment's"
     reply = kernel.run(f"%%experiment deadly --on all\nimport os\nif {ID} == 1: os._exit(1)\nx = bytearray(2**25)")
     assert reply.error == "CompositeError"
     found = record(kernel)

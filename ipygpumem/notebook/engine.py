@@ -73,6 +73,7 @@ def start(line: str) -> dict[str, Any]:
     """Open an experiment as ``%experiment start LINE`` does; our own reports are off until it ends."""
     notebook = _notebook()
     _, options = parse(_command("experiment"), f"start {line}")
+    sys.modules["ipyparallel.serialize"].serialize_object(place())  # what the first one imports is not the experiment's
     experiment.start(notebook, options)
     _hide_reports(notebook, options.name)
     return place()

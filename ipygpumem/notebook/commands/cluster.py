@@ -6,7 +6,7 @@ import shlex
 from collections import defaultdict
 
 from ipygpumem.errors import ClusterError
-from ipygpumem.merging.engines import Value, Values
+from ipygpumem.merging.engines import Value, Values, engine_numbers
 from ipygpumem.merging.merge import kind_of
 from ipygpumem.notebook.cluster.engines import Asked, answers, raise_errors, show_outputs
 from ipygpumem.notebook.cluster.experiment import ClusterExperiment
@@ -18,6 +18,7 @@ from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.notebook.registry import Command
 from ipygpumem.reports.engines import looks_report
 from ipygpumem.reports.layout import Report, count
+from ipygpumem.units import format_seconds
 
 
 def on_engines(
@@ -98,6 +99,12 @@ def end(notebook: Notebook, experiment: ClusterExperiment) -> list[Report]:
     with notebook.tools.live.work(f"experiment {experiment.name}") as progress:
         experiment.end(progress)
     return _cluster(notebook).ended(experiment)
+
+
+def described(experiment: ClusterExperiment) -> str:
+    """Return one line on an open experiment."""
+    where = engine_numbers(experiment.engines.numbers)
+    return f"experiment {experiment.name} · on {where} · {format_seconds(experiment.elapsed_seconds)}"
 
 
 def _end_elsewhere(notebook: Notebook, options: Options) -> list[Report]:

@@ -11,7 +11,6 @@ from IPython.core.error import UsageError
 
 from ipygpumem.errors import ExperimentError
 from ipygpumem.fitting.budgets import parse_budget
-from ipygpumem.merging.engines import engine_numbers
 from ipygpumem.notebook.commands.magics import loaded
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.experiments.experiment import Experiment
@@ -106,9 +105,7 @@ def _on_engines(notebook: Notebook, name: str = "") -> ClusterExperiment | None:
 def status(notebook: Notebook, options: Options) -> list[Report]:
     """Return what is open and what it costs so far."""
     found = [note(described(experiment)) for experiment in notebook.experiments.open]
-    for experiment in notebook.on_cluster:
-        where = engine_numbers(experiment.engines.numbers)
-        found.append(note(f"experiment {experiment.name} · on {where} · {format_seconds(experiment.elapsed_seconds)}"))
+    found += [note(loaded("cluster.described")(experiment)) for experiment in notebook.on_cluster]
     return found or [note("no experiment is open")]
 
 
