@@ -15,6 +15,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
+from ipygpumem.api import shell as shell_of_calls
 from ipygpumem.errors import TraceError
 from tests.alone import ROOT, in_a_process_of_its_own
 from tests.fakes import FakeProbe
@@ -244,3 +245,44 @@ def test_an_export_has_the_traces(shell: InteractiveShell, tmp_path: Any) -> Non
         pass
     ipygpumem.export(tmp_path / "session.json")
     assert ipygpumem.load(tmp_path / "session.json").traces == (trace.record,)
+
+
+class Broken:
+    """A stdout whose reader has gone."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError("the reader has gone")
+
+    def flush(self) -> None:
+        raise BrokenPipeError("the reader has gone")
+
+
+@pytest.mark.parametrize("stdout", [Broken(), None])
+def test_a_broken_stdout_harms_nothing_and_is_said_once(
+    script_memory: FakeProbe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stdout: Any
+) -> None:
+    shell_of_calls.say_broken.cache_clear()
+    monkeypatch.setattr("sys.stdout", stdout)
+    with pytest.raises(KeyError, match="mine"), ipygpumem.trace("x"):
+        raise KeyError("mine")
+    running = ipygpumem.Trace("y").start()
+    running.report()
+    running.report_and_reset()
+    assert [item for item in ipygpumem.track([1, 2], "epoch")] == [1, 2]
+    assert ipygpumem.tracker().track().number == 1
+    monkeypatch.undo()
+    said = capsys.readouterr().err
+    assert said.count("ipygpumem") == (0 if stdout is None else 1), said
+    assert ("could not be shown (BrokenPipeError: the reader has gone)" in said) == (stdout is not None)
+
+
+def test_a_broken_display_in_a_notebook_harms_nothing(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell_of_calls.say_broken.cache_clear()
+    shell.run_line_magic("load_ext", "ipygpumem")
+    monkeypatch.setattr("sys.stdout", Broken())
+    with pytest.raises(KeyError, match="mine"), ipygpumem.trace("x"):
+        raise KeyError("mine")
+    monkeypatch.undo()
+    assert "could not be shown" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Generic, TypeVar
 
 from ipygpumem.api.inventories import inventory_at
-from ipygpumem.api.shell import current_traces, loaded_notebook, show
+from ipygpumem.api.shell import current_traces, harmless, loaded_notebook, show
 from ipygpumem.errors import TraceError, said
 from ipygpumem.introspect import type_name
 from ipygpumem.measuring.growth import DeviceRuns, count_run
@@ -177,7 +177,8 @@ class _Shown:
             is_new, self._place = not self._place, self._place or f"ipygpumem-{secrets.token_hex(8)}"
             rows = [self._first, *itertools.islice(records, max(1, len(records) - _ROWS_SHOWN + 1), None)]
             report = loop_report(rows, self._total, remarks)
-            self._screen.show([report], place=self._place, is_new=is_new)
+            with harmless():
+                self._screen.show([report], place=self._place, is_new=is_new)
             self._due = time.monotonic() + _UPDATE_SECONDS
             return
         for report in (iteration_report(self._last), *map(note, remarks[self._remarks :])):
