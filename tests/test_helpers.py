@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import subprocess
 import sys
 import traceback
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -429,3 +431,48 @@ def test_stored_errors_are_released_in_a_notebook_and_a_script(bare_kernel: Kern
         bare_kernel.run("%load_ext ipygpumem")
     code = "try: f()\nexcept ZeroDivisionError as error: sys.last_value = error\nipygpumem.clear_tracebacks()\n"
     assert in_script(f"{make_big}{code}print(seen(), 'IPython' in sys.modules)") == "None False"
+
+
+async def until_done(x: int) -> int:
+    await asyncio.sleep(0)
+    return x
+
+
+@types.coroutine
+def until_done_by_hand(x: int) -> Iterator[None]:
+    return (yield from until_done(x))
+
+
+class Model:
+    async def __call__(self, x: int) -> int:
+        return await until_done(x)
+
+
+class Shared:
+    __call__ = staticmethod(until_done)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [until_done_by_hand, Model(), Shared(), functools.partial(Model()), functools.partial(until_done_by_hand)],
+    ids=["types.coroutine", "object", "static", "partial of object", "partial"],
+)
+def test_what_can_be_awaited_is_decorated_until_it_is_done(script_memory: FakeProbe, call: Any) -> None:
+    async def main(function: Any) -> int:
+        waiting = function(7)
+        script_memory.set(160)
+        return int(await waiting)
+
+    assert asyncio.run(main(ipygpumem.clear_tracebacks(call))) == 7
+    script_memory.set(100)
+    assert asyncio.run(main(ipygpumem.trace("call", silent=True)(call))) == 7
+    assert ipygpumem.traces()[-1].usages[0].before_bytes == 160  # it begins when it is awaited
+
+
+def test_an_object_that_makes_async_generators_is_not_decorated() -> None:
+    class Batches:
+        async def __call__(self) -> Any:
+            yield 1
+
+    with pytest.raises(GpuMemError, match="no classes or async generators"):
+        ipygpumem.clear_tracebacks(Batches())

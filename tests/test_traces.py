@@ -286,3 +286,18 @@ def test_a_broken_display_in_a_notebook_harms_nothing(
         raise KeyError("mine")
     monkeypatch.undo()
     assert "could not be shown" in capsys.readouterr().err
+
+
+def test_a_generator_that_is_left_early_has_no_error(
+    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @ipygpumem.trace
+    def numbers() -> Generator[int, None, None]:
+        yield 1
+        yield 2
+
+    generator = numbers()
+    assert next(generator) == 1
+    generator.close()
+    assert ipygpumem.traces()[-1].error is None
+    assert "GeneratorExit" not in capsys.readouterr().out

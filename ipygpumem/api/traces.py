@@ -129,7 +129,7 @@ class Trace:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._span is not None:  # else it was stopped inside
-            self._stop(error)
+            self._stop(None if kind is GeneratorExit else error)  # so a generator ends that its loop has left
             self.report()
 
     def __call__(self, function: F) -> F:
