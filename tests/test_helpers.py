@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
+import pickle
 import random
 import subprocess
 import sys
@@ -21,8 +23,8 @@ from IPython.core.interactiveshell import InteractiveShell
 import ipygpumem
 from ipygpumem.errors import DeviceError, GpuMemError
 from ipygpumem.probes.device_memory import DeviceMemory
-from tests.alone import ROOT
-from tests.fakes import FakeAllocator, fake_torch
+from tests.alone import ROOT, in_a_process_of_its_own
+from tests.fakes import FakeAllocator, FakeProbe, fake_torch
 from tests.kernel import Kernel
 from tests.test_nvml import FakeNvml
 
@@ -476,3 +478,21 @@ def test_an_object_that_makes_async_generators_is_not_decorated() -> None:
 
     with pytest.raises(GpuMemError, match="no classes or async generators"):
         ipygpumem.clear_tracebacks(Batches())
+
+
+def copies_of_a_limit() -> None:
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with ipygpumem.leave_free("64 MiB", "cpu") as held:
+        limit = resource.getrlimit(resource.RLIMIT_AS)
+        for way in (copy.copy, copy.deepcopy, lambda item: pickle.loads(pickle.dumps(item))):
+            with pytest.raises(DeviceError, match=r"^what holds memory cannot be copied: call allocate or leave_free"):
+                way(held)
+            assert resource.getrlimit(resource.RLIMIT_AS) == limit
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+@linux
+def test_a_limit_is_not_lifted_by_a_copy_of_what_holds_it() -> None:
+    in_a_process_of_its_own(copies_of_a_limit)

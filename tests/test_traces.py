@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import io
+import pickle
 import subprocess
 import sys
 import threading
@@ -268,7 +270,7 @@ def test_a_broken_stdout_harms_nothing_and_is_said_once(
     running = ipygpumem.Trace("y").start()
     running.report()
     running.report_and_reset()
-    assert [item for item in ipygpumem.track([1, 2], "epoch")] == [1, 2]
+    assert list(ipygpumem.track([1, 2], "epoch")) == [1, 2]
     assert ipygpumem.tracker().track().number == 1
     monkeypatch.undo()
     said = capsys.readouterr().err
@@ -301,3 +303,20 @@ def test_a_generator_that_is_left_early_has_no_error(
     generator.close()
     assert ipygpumem.traces()[-1].error is None
     assert "GeneratorExit" not in capsys.readouterr().out
+
+
+def test_a_trace_that_is_over_can_be_copied_and_one_that_runs_says_why_not(script_memory: FakeProbe) -> None:
+    trace = ipygpumem.Trace("step", silent=True)
+    ways = (copy.copy, copy.deepcopy, lambda item: pickle.loads(pickle.dumps(item)))
+    assert [way(trace).label for way in ways] == ["step"] * 3
+    trace.start()
+    for way in ways:
+        with pytest.raises(TraceError, match=r"^a trace that runs cannot be copied: stop\(\) it first$"):
+            way(trace)
+        with pytest.raises(TraceError, match=r"^a tracker cannot be copied: make another$"):
+            way(ipygpumem.tracker(silent=True))
+    trace.stop()
+    for way in ways:
+        other = way(trace)
+        assert (other.record, other.usage()) == (trace.record, trace.usage())
+        assert other.start().stop().label == "step"

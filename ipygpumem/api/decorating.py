@@ -22,7 +22,7 @@ def can_decorate(function: object) -> bool:
 
 
 def _code_of(function: Any) -> Any:
-    """Return the function that runs when ``function`` is called, which may be an object of a class with ``__call__``."""
+    """Return the function that runs when ``function`` is called, maybe its class's ``__call__``."""
     while is_instance(function, functools.partial) or inspect.ismethod(function):
         function = function.__func__ if inspect.ismethod(function) else function.func
     if inspect.isroutine(function):

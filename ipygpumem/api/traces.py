@@ -104,7 +104,7 @@ class Trace:
         traces, span = self._open()
         usages = traces.meter.stop(span)
         self.record = self._record(usages, None if error is None else type_name(error))
-        self._span = None
+        self._span = self._traces = None
         traces.finished.append(self.record)
         return self.record
 
@@ -121,6 +121,11 @@ class Trace:
 
     def _record(self, usages: tuple[Usage, ...], error: str | None = None) -> TraceRecord:
         return TraceRecord(self.label, self._started_at, time.perf_counter() - self._started, error, usages)
+
+    def __getstate__(self) -> dict[str, object]:
+        if self._span is not None:
+            raise TraceError("a trace that runs cannot be copied: stop() it first")
+        return vars(self)
 
     def __enter__(self) -> Trace:
         return self.start()

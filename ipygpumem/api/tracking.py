@@ -9,7 +9,7 @@ import pathlib
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from ipygpumem.api.inventories import inventory_at
 from ipygpumem.api.shell import current_traces, show
@@ -60,6 +60,9 @@ class Tracker:
         none be mistaken for one of them."""
         self._traces = current_traces()
         self._span = self._traces.meter.start()
+
+    def __getstate__(self) -> NoReturn:  # each has storages and a span of its own
+        raise TraceError("a tracker cannot be copied: make another")
 
     def track(self) -> TrackerRecord:
         """Say what came and went since the last call, and return it; the first call finds all that is there."""
