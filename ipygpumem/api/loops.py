@@ -61,13 +61,16 @@ class Tracked(Generic[T]):
         self._label = label
         self._silent = silent
         self.records: deque[TraceRecord] = deque(maxlen=_MOST_RECORDS)
-        """One for each iteration of the last loop over it that is over: the last 10,000."""
+        """One for each iteration that is over of the loop over it that began last: the last 10,000."""
+
+    def __bool__(self) -> bool:
+        return bool(self._items)  # else Python asks for our length, and a generator has none
 
     def __len__(self) -> int:
         return len(self._items)  # type: ignore[arg-type]  # the TypeError of what has no length is the user's
 
     def __iter__(self) -> Iterator[T]:
-        self.records.clear()
+        records = self.records = deque(maxlen=_MOST_RECORDS)  # another loop over it may run inside this one
         traces, shown, growing = current_traces(), _Shown(self._length()), _Growing()
         iterator = iter(self._items)
         span = traces.meter.start()
@@ -83,18 +86,18 @@ class Tracked(Generic[T]):
                 finally:  # after a break or an error, too
                     usages, seconds = traces.meter.lap(span), time.perf_counter() - started
                     record = TraceRecord(self._label, started_at, seconds, None, usages, number)
-                    self.records.append(record)
+                    records.append(record)
                     traces.finished.append(record)
                 growing.add(usages)
                 if growing.wants_look:
                     growing.look(number, sys._getframe(1))
                     traces.meter.lap(span)  # what our look took is not the loop's
                 if not self._silent:
-                    shown.row(self.records, growing.remarks)
+                    shown.row(records, growing.remarks)
         finally:
             traces.meter.drop(span)
-            if self.records and not self._silent:
-                shown.end(self.records, growing.remarks)
+            if records and not self._silent:
+                shown.end(records, growing.remarks)
 
     def _length(self) -> int | None:
         try:
