@@ -496,3 +496,42 @@ def copies_of_a_limit() -> None:
 @linux
 def test_a_limit_is_not_lifted_by_a_copy_of_what_holds_it() -> None:
     in_a_process_of_its_own(copies_of_a_limit)
+
+
+_HUGE = 10**5000  # Python refuses to write so many digits
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: ipygpumem.memory("9" * 10_000), "a device is 'cpu'"),
+        (lambda: ipygpumem.memory("cuda:" + "9" * 10_000), "a device is 'cpu'"),
+        (lambda: ipygpumem.memory(_HUGE), "and not a number of 16610 bits"),
+        (lambda: ipygpumem.memory(-_HUGE), "and not a number of 16610 bits"),
+        (lambda: ipygpumem.memory(10**20), "and not a number of 67 bits"),
+        (lambda: ipygpumem.memory(""), "and not ''"),
+        (lambda: ipygpumem.allocate("9" * 10_000, "cpu"), "is not a size: write a number and a unit"),
+        (lambda: ipygpumem.allocate("x" * 10_000, "cpu"), "is not a size: write a number and a unit"),
+        (lambda: ipygpumem.allocate("9" * 99, "cpu"), "no device has more than 8192.00 PiB"),
+        (lambda: ipygpumem.allocate(_HUGE, "cpu"), "no device has more than 8192.00 PiB"),
+        (lambda: ipygpumem.allocate(1e300, "cpu"), "no device has more than 8192.00 PiB"),
+        (lambda: ipygpumem.leave_free(_HUGE, "cpu"), "no device has more than 8192.00 PiB"),
+        (lambda: ipygpumem.leave_free(-_HUGE, "cpu"), "and not a number of 16610 bits"),
+        (lambda: ipygpumem.tracker(top=-_HUGE), "and not a number of 16610 bits"),
+        (lambda: ipygpumem.tensors(min_bytes=-_HUGE), "and not a number of 16610 bits"),
+        (lambda: ipygpumem.budget(gpu=_HUGE), "budget: gpu: no device has more than 8192.00 PiB"),
+        (lambda: ipygpumem.budget(gpu="9" * 10_000), "is not a size"),
+        (lambda: ipygpumem.budget(**{"x" * 10_000: "1GiB"}), "is not a device"),
+    ],
+)
+def test_whatever_is_given_the_message_is_short(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(GpuMemError) as caught:
+        call()
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+def test_the_host_has_one_device_with_its_number_or_without() -> None:
+    assert ipygpumem.memory("cpu:0").device == "cpu"
+    with pytest.raises(DeviceError, match="and not 'cpu:1'"):
+        ipygpumem.memory("cpu:1")

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from ipygpumem.api.inventories import inventory_at
 from ipygpumem.api.shell import current_traces, show
-from ipygpumem.errors import FileError, TraceError, said
+from ipygpumem.errors import FileError, TraceError, quoted, said
 from ipygpumem.introspect import is_instance, type_name
 from ipygpumem.model import Usage
 from ipygpumem.objects.inventory import selection
@@ -42,7 +42,7 @@ def tracker(to: object = None, *, top: int = 10, silent: bool = False) -> Tracke
     """
     if type(top) is not int or top < 0:
         raise TraceError(
-            f"top is how many rows are shown, 0 or more, and not {top if type(top) is int else type_name(top)}"
+            f"top is how many rows are shown, 0 or more, and not {quoted(top) if type(top) is int else type_name(top)}"
         )
     return Tracker(_writer(to), top, silent=silent)
 
