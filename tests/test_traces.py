@@ -320,3 +320,31 @@ def test_a_trace_that_is_over_can_be_copied_and_one_that_runs_says_why_not(scrip
         other = way(trace)
         assert (other.record, other.usage()) == (trace.record, trace.usage())
         assert other.start().stop().label == "step"
+
+
+def test_a_function_is_called_by_its_qualified_name_without_locals(script_memory: FakeProbe) -> None:
+    class Model:
+        @ipygpumem.trace
+        def fit(self) -> None:
+            return None
+
+    Model().fit()
+    here = "test_a_function_is_called_by_its_qualified_name_without_locals"
+    assert ipygpumem.traces()[-1].label == f"{here}.Model.fit"
+
+
+def test_a_tracker_samples_between_calls_only_where_a_probe_has_no_peak(script_memory: FakeProbe) -> None:
+    def sampler() -> threading.Thread | None:
+        return next((thread for thread in threading.enumerate() if thread.name == "ipygpumem-sampler"), None)
+
+    tracker = ipygpumem.tracker(silent=True)
+    tracker.track()
+    assert not sampler()
+    script_memory.sampled = True
+    tracker = ipygpumem.tracker(silent=True)
+    tracker.track()
+    thread = sampler()
+    assert thread is not None
+    del tracker
+    thread.join(30)
+    assert not thread.is_alive()

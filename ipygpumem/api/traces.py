@@ -180,5 +180,5 @@ def _traced(function: F, label: str, *, silent: bool) -> F:
         raise TraceError(
             "trace decorates functions, and no classes or async generators: write with ipygpumem.trace(...): inside"
         )
-    name = label or text_of(getattr(function, "__qualname__", "")) or type_name(function)
+    name = label or text_of(getattr(function, "__qualname__", "")).replace(".<locals>", "") or type_name(function)
     return run_inside(function, lambda: Trace(name, silent=silent))
