@@ -84,16 +84,11 @@ class UnitError(GpuMemError, ValueError):
     """A text is not a number of bytes."""
 
 
-_LONGEST = 60
-
-
 def quoted(value: object) -> str:
     """Return a text or number of the user's as a message shows it: in few letters."""
     if type(value) is int and value.bit_length() > 64:
         return f"a number of {value.bit_length()} bits"  # Python refuses to write one of many digits
-    if type(value) is str and len(value) > _LONGEST:
-        value = value[: _LONGEST - 1] + "…"
-    return repr(value)
+    return repr(value[:60] + "…" if type(value) is str and len(value) > 60 else value)
 
 
 def said(error: Exception) -> str:

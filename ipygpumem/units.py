@@ -12,8 +12,6 @@ GIB = 1024 * MIB
 TIB = 1024 * GIB
 PIB = 1024 * TIB
 _MOST = 2**63
-_LONGEST = 100
-"""Letters of a size; a search in more could take long."""
 
 _UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB, "p": PIB}
 _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(?:([kmgtp]?)(i?b)|bytes?)?\s*", re.IGNORECASE)
@@ -62,7 +60,7 @@ def parse_bytes(text: str) -> int:
     Raises:
         UnitError: ``text`` is not a number with a known unit.
     """
-    match = _SIZE.fullmatch(text) if len(text) <= _LONGEST else None
+    match = _SIZE.fullmatch(text) if len(text) <= 100 else None  # a search in more may take long
     if match is None:
         raise UnitError(f"{quoted(text)} is not a size: write a number and a unit, such as 8GiB or 512 MiB")
     return int(float(match[1]) * _UNITS[(match[2] or "").lower()])

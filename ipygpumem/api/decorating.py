@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from ipygpumem.introspect import class_dict, is_instance
+from ipygpumem.introspect import is_instance
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,13 +23,10 @@ def can_decorate(function: object) -> bool:
 
 def _code_of(function: Any) -> Any:
     """Return the function that runs when ``function`` is called, maybe its class's ``__call__``."""
-    while is_instance(function, functools.partial) or inspect.ismethod(function):
-        function = function.__func__ if inspect.ismethod(function) else function.func
-    if inspect.isroutine(function):
-        return function
-    names = (class_dict(base) for base in type.mro(type(function)))
-    call = next((found["__call__"] for found in names if "__call__" in found), function)
-    return call.__func__ if isinstance(call, staticmethod | classmethod) else call
+    while is_instance(function, functools.partial):
+        function = function.func
+    call = function if inspect.isroutine(function) else inspect.getattr_static(type(function), "__call__", function)
+    return getattr(call, "__func__", call)  # of a method, also a static one
 
 
 def run_inside(function: F, new: Callable[[], AbstractContextManager[object]]) -> F:

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Generic, TypeVar
 
 from ipygpumem.api.inventories import inventory_at
-from ipygpumem.api.shell import current_traces, harmless, loaded_notebook, show
+from ipygpumem.api.shell import current_traces, loaded_notebook, show
 from ipygpumem.errors import TraceError, said
 from ipygpumem.introspect import type_name
 from ipygpumem.measuring.growth import DeviceRuns, count_run
@@ -155,7 +155,7 @@ class _Shown:
 
     def __init__(self, total: int | None) -> None:
         notebook = loaded_notebook()
-        self._screen = notebook.tools.screen if notebook is not None and notebook.tools.screen.has_images else None
+        self._has_table = notebook is not None and notebook.tools.screen.has_images
         self._total = total
         self._place = ""
         self._due = 0.0
@@ -176,12 +176,11 @@ class _Shown:
     def _show(self, records: Sequence[TraceRecord], remarks: Sequence[str]) -> None:
         self._last = records[-1]
         self._first = self._first or records[0]  # which the records may drop
-        if self._screen is not None:
+        if self._has_table:
             is_new, self._place = not self._place, self._place or f"ipygpumem-{secrets.token_hex(8)}"
             rows = [self._first, *itertools.islice(records, max(1, len(records) - _ROWS_SHOWN + 1), None)]
             report = loop_report(rows, self._total, remarks)
-            with harmless():
-                self._screen.show([report], place=self._place, is_new=is_new)
+            show(report, place=self._place, is_new=is_new)
             self._due = time.monotonic() + _UPDATE_SECONDS
             return
         for report in (iteration_report(self._last), *map(note, remarks[self._remarks :])):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import said
@@ -40,23 +39,16 @@ def current_traces() -> Traces:
     return traces.of_script() if notebook is None else notebook.traces
 
 
-def show(report: Report) -> None:
-    """Show a report where the call comes from: as a display in a notebook, as printed text in a script."""
-    with harmless():
+def show(report: Report, **place: Any) -> None:
+    """Show a report where the call comes from: as a display in a notebook (``place`` as there), as text in a script."""
+    try:
         notebook = loaded_notebook()
         if notebook is None:
             encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
             print(text.carried(text.render([report]), encoding))  # noqa: T201  # what the script asked for
         else:
-            notebook.tools.screen.show([report])
-
-
-@contextlib.contextmanager
-def harmless() -> Iterator[None]:
-    """Open a block that shows something: where stdout or the display is broken, the user's code goes on."""
-    try:
-        yield
-    except Exception as error:
+            notebook.tools.screen.show([report], **place)
+    except Exception as error:  # of a broken stdout or display: the user's code goes on
         say_broken(said(error))
 
 

@@ -38,21 +38,16 @@ _FEW = 50
 
 
 class _Turn:
-    """Whose turn it is to look: the collector is one for the whole process, and so is this."""
+    """Who may look over the heap: as the collector, this is one for the whole process."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.was_on = False
-        """Whether garbage was collected before the look."""
+        self.lock, self.was_on = threading.RLock(), False
 
     def begin_in_child(self) -> None:
         """In a forked process, end the look of another thread: that stayed in the parent."""
-        if self.lock.acquire(blocking=False):
-            self.lock.release()
-            return
-        self.lock = threading.RLock()
-        if self.was_on:
+        if not self.lock.acquire(blocking=False) and self.was_on:
             gc.enable()
+        self.lock = threading.RLock()
 
 
 _TURN = _Turn()
