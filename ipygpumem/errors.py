@@ -89,6 +89,13 @@ class UnitError(GpuMemError, ValueError):
     """A text is not a number of bytes."""
 
 
+def quoted(value: object) -> str:
+    """Return a text or number of the user's as a message shows it: in few letters."""
+    if type(value) is int and value.bit_length() > 64:
+        return f"a number of {value.bit_length()} bits"  # Python refuses to write one of many digits
+    return repr(value[:60] + "…" if type(value) is str and len(value) > 60 else value)
+
+
 def said(error: Exception) -> str:
     """Return an error's type and the first line of its text: torch adds more that say nothing about it.
 

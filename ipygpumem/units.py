@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 
-from ipygpumem.errors import UnitError
+from ipygpumem.errors import UnitError, quoted
 
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 TIB = 1024 * GIB
 PIB = 1024 * TIB
+_MOST = 2**63
 
 _UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB, "p": PIB}
 _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(?:([kmgtp]?)(i?b)|bytes?)?\s*", re.IGNORECASE)
@@ -59,9 +60,9 @@ def parse_bytes(text: str) -> int:
     Raises:
         UnitError: ``text`` is not a number with a known unit.
     """
-    match = _SIZE.fullmatch(text)
+    match = _SIZE.fullmatch(text) if len(text) <= 100 else None  # a search in more may take long
     if match is None:
-        raise UnitError(f"{text!r} is not a size: write a number and a unit, such as 8GiB or 512 MiB")
+        raise UnitError(f"{quoted(text)} is not a size: write a number and a unit, such as 8GiB or 512 MiB")
     return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
 
 
@@ -69,15 +70,17 @@ def checked_bytes(size: object) -> int:
     """Return the number of bytes that a caller means: a number of them, or a text as ``parse_bytes`` reads it.
 
     Raises:
-        UnitError: it is neither.
+        UnitError: it is neither, or more than any device has.
     """
     if isinstance(size, str):
-        return parse_bytes(size)
+        size = parse_bytes(size)
     if type(size) is float and size.is_integer():  # 8e9
         size = int(size)
     if type(size) is not int or size < 0:
-        what = str(size) if type(size) in (int, float) else type(size).__name__
+        what = quoted(size) if type(size) in (int, float) else type(size).__name__
         raise UnitError(f"a size is a number of bytes, or a text such as '8GiB', and not {what}")
+    if size >= _MOST:
+        raise UnitError(f"no device has more than {format_bytes(_MOST)}: write a smaller size")
     return size
 
 

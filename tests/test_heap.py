@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
+import os
 import subprocess
 import sys
+import threading
 import weakref
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from ipygpumem.objects.heap import Heap
+import ipygpumem
+from ipygpumem.objects.heap import Heap, undisturbed
+from ipygpumem.probes import own_limits
+from tests.alone import in_a_process_of_its_own
 
 numpy = pytest.importorskip("numpy")
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
@@ -124,3 +131,61 @@ heap.drop()
 gc.collect()
 """
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
+def looks_of_several_threads() -> None:
+    """Look from three threads at once, with 1 GiB to be had."""
+    failures: list[str] = []
+
+    def look() -> None:
+        try:
+            for _ in range(5):
+                ipygpumem.tensors()
+        except MemoryError:
+            failures.append("looked at the lists of the others")
+
+    resource: Any = own_limits.resource
+    resource.setrlimit(resource.RLIMIT_AS, (own_limits.used_bytes("RLIMIT_AS") + (1 << 30), resource.RLIM_INFINITY))
+    threads = [threading.Thread(target=look, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not failures
+    assert not any(thread.is_alive() for thread in threads)
+    assert gc.isenabled()
+
+
+def test_looks_of_several_threads_take_turns() -> None:
+    pytest.importorskip("resource")
+    in_a_process_of_its_own(looks_of_several_threads)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_process_that_is_forked_during_a_look_may_look_and_collects_garbage() -> None:
+    looking, enough = threading.Event(), threading.Event()
+
+    def look() -> None:
+        with undisturbed():
+            looking.set()
+            enough.wait(60)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    looking.wait(60)
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=_look_in_child)
+    child.start()
+    child.join(60)
+    ended = child.exitcode
+    child.kill()
+    enough.set()
+    thread.join()
+    assert ended == 0
+
+
+def _look_in_child() -> None:
+    assert gc.isenabled()
+    with undisturbed():
+        assert not gc.isenabled()
+    assert gc.isenabled()

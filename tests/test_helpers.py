@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import functools
+import pickle
 import random
 import subprocess
 import sys
 import traceback
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,8 +23,8 @@ from IPython.core.interactiveshell import InteractiveShell
 import ipygpumem
 from ipygpumem.errors import DeviceError, GpuMemError
 from ipygpumem.probes.device_memory import DeviceMemory
-from tests.alone import ROOT
-from tests.fakes import FakeAllocator, fake_torch
+from tests.alone import ROOT, in_a_process_of_its_own
+from tests.fakes import FakeAllocator, FakeProbe, fake_torch
 from tests.kernel import Kernel
 from tests.test_nvml import FakeNvml
 
@@ -429,3 +433,105 @@ def test_stored_errors_are_released_in_a_notebook_and_a_script(bare_kernel: Kern
         bare_kernel.run("%load_ext ipygpumem")
     code = "try: f()\nexcept ZeroDivisionError as error: sys.last_value = error\nipygpumem.clear_tracebacks()\n"
     assert in_script(f"{make_big}{code}print(seen(), 'IPython' in sys.modules)") == "None False"
+
+
+async def until_done(x: int) -> int:
+    await asyncio.sleep(0)
+    return x
+
+
+@types.coroutine
+def until_done_by_hand(x: int) -> Iterator[None]:
+    return (yield from until_done(x))
+
+
+class Model:
+    async def __call__(self, x: int) -> int:
+        return await until_done(x)
+
+
+class Shared:
+    __call__ = staticmethod(until_done)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [until_done_by_hand, Model(), Shared(), functools.partial(Model()), functools.partial(until_done_by_hand)],
+    ids=["types.coroutine", "object", "static", "partial of object", "partial"],
+)
+def test_what_can_be_awaited_is_decorated_until_it_is_done(script_memory: FakeProbe, call: Any) -> None:
+    async def main(function: Any) -> int:
+        waiting = function(7)
+        script_memory.set(160)
+        return int(await waiting)
+
+    assert asyncio.run(main(ipygpumem.clear_tracebacks(call))) == 7
+    script_memory.set(100)
+    assert asyncio.run(main(ipygpumem.trace("call", silent=True)(call))) == 7
+    assert ipygpumem.traces()[-1].usages[0].before_bytes == 160  # it begins when it is awaited
+
+
+def test_an_object_that_makes_async_generators_is_not_decorated() -> None:
+    class Batches:
+        async def __call__(self) -> Any:
+            yield 1
+
+    with pytest.raises(GpuMemError, match="no classes or async generators"):
+        ipygpumem.clear_tracebacks(Batches())
+
+
+def copies_of_a_limit() -> None:
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with ipygpumem.leave_free("64 MiB", "cpu") as held:
+        limit = resource.getrlimit(resource.RLIMIT_AS)
+        for way in (copy.copy, copy.deepcopy, lambda item: pickle.loads(pickle.dumps(item))):
+            with pytest.raises(DeviceError, match=r"^what holds memory cannot be copied: call allocate or leave_free"):
+                way(held)
+            assert resource.getrlimit(resource.RLIMIT_AS) == limit
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+@linux
+def test_a_limit_is_not_lifted_by_a_copy_of_what_holds_it() -> None:
+    in_a_process_of_its_own(copies_of_a_limit)
+
+
+_HUGE = 10**5000  # Python refuses to write so many digits
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: ipygpumem.memory("9" * 10_000), "a device is 'cpu'"),
+        (lambda: ipygpumem.memory("cuda:" + "9" * 10_000), "a device is 'cpu'"),
+        (lambda: ipygpumem.memory(_HUGE), "and not a number of 16610 bits"),
+        (lambda: ipygpumem.memory(-_HUGE), "and not a number of 16610 bits"),
+        (lambda: ipygpumem.memory(10**20), "and not a number of 67 bits"),
+        (lambda: ipygpumem.memory(""), "and not ''"),
+        (lambda: ipygpumem.allocate("9" * 10_000, "cpu"), "is not a size: write a number and a unit"),
+        (lambda: ipygpumem.allocate("x" * 10_000, "cpu"), "is not a size: write a number and a unit"),
+        (lambda: ipygpumem.allocate("9" * 99, "cpu"), "no device has more than 8192.00 PiB"),
+        (lambda: ipygpumem.allocate(_HUGE, "cpu"), "no device has more than 8192.00 PiB"),
+        (lambda: ipygpumem.allocate(1e300, "cpu"), "no device has more than 8192.00 PiB"),
+        (lambda: ipygpumem.leave_free(_HUGE, "cpu"), "no device has more than 8192.00 PiB"),
+        (lambda: ipygpumem.leave_free(-_HUGE, "cpu"), "and not a number of 16610 bits"),
+        (lambda: ipygpumem.tracker(top=-_HUGE), "and not a number of 16610 bits"),
+        (lambda: ipygpumem.tensors(min_bytes=-_HUGE), "and not a number of 16610 bits"),
+        (lambda: ipygpumem.budget(gpu=_HUGE), "budget: gpu: no device has more than 8192.00 PiB"),
+        (lambda: ipygpumem.budget(gpu="9" * 10_000), "is not a size"),
+        (lambda: ipygpumem.budget(**{"x" * 10_000: "1GiB"}), "is not a device"),
+    ],
+)
+def test_whatever_is_given_the_message_is_short(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(GpuMemError) as caught:
+        call()
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+def test_the_host_has_one_device_with_its_number_or_without() -> None:
+    assert ipygpumem.memory("cpu:0").device == "cpu"
+    with pytest.raises(DeviceError, match="and not 'cpu:1'"):
+        ipygpumem.memory("cpu:1")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import io
+import pickle
 import subprocess
 import sys
 import threading
@@ -15,6 +17,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
+from ipygpumem.api import shell as shell_of_calls
 from ipygpumem.errors import TraceError
 from tests.alone import ROOT, in_a_process_of_its_own
 from tests.fakes import FakeProbe
@@ -244,3 +247,104 @@ def test_an_export_has_the_traces(shell: InteractiveShell, tmp_path: Any) -> Non
         pass
     ipygpumem.export(tmp_path / "session.json")
     assert ipygpumem.load(tmp_path / "session.json").traces == (trace.record,)
+
+
+class Broken:
+    """A stdout whose reader has gone."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError("the reader has gone")
+
+    def flush(self) -> None:
+        raise BrokenPipeError("the reader has gone")
+
+
+@pytest.mark.parametrize("stdout", [Broken(), None])
+def test_a_broken_stdout_harms_nothing_and_is_said_once(
+    script_memory: FakeProbe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stdout: Any
+) -> None:
+    shell_of_calls.say_broken.cache_clear()
+    monkeypatch.setattr("sys.stdout", stdout)
+    with pytest.raises(KeyError, match="mine"), ipygpumem.trace("x"):
+        raise KeyError("mine")
+    running = ipygpumem.Trace("y").start()
+    running.report()
+    running.report_and_reset()
+    assert list(ipygpumem.track([1, 2], "epoch")) == [1, 2]
+    assert ipygpumem.tracker().track().number == 1
+    monkeypatch.undo()
+    said = capsys.readouterr().err
+    assert said.count("ipygpumem") == (0 if stdout is None else 1), said
+    assert ("could not be shown (BrokenPipeError: the reader has gone)" in said) == (stdout is not None)
+
+
+def test_a_broken_display_in_a_notebook_harms_nothing(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell_of_calls.say_broken.cache_clear()
+    shell.run_line_magic("load_ext", "ipygpumem")
+    monkeypatch.setattr("sys.stdout", Broken())
+    with pytest.raises(KeyError, match="mine"), ipygpumem.trace("x"):
+        raise KeyError("mine")
+    monkeypatch.undo()
+    assert "could not be shown" in capsys.readouterr().err
+
+
+def test_a_generator_that_is_left_early_has_no_error(
+    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @ipygpumem.trace
+    def numbers() -> Generator[int, None, None]:
+        yield 1
+        yield 2
+
+    generator = numbers()
+    assert next(generator) == 1
+    generator.close()
+    assert ipygpumem.traces()[-1].error is None
+    assert "GeneratorExit" not in capsys.readouterr().out
+
+
+def test_a_trace_that_is_over_can_be_copied_and_one_that_runs_says_why_not(script_memory: FakeProbe) -> None:
+    trace = ipygpumem.Trace("step", silent=True)
+    ways = (copy.copy, copy.deepcopy, lambda item: pickle.loads(pickle.dumps(item)))
+    assert [way(trace).label for way in ways] == ["step"] * 3
+    trace.start()
+    for way in ways:
+        with pytest.raises(TraceError, match=r"^a trace that runs cannot be copied: stop\(\) it first$"):
+            way(trace)
+        with pytest.raises(TraceError, match=r"^a tracker cannot be copied: make another$"):
+            way(ipygpumem.tracker(silent=True))
+    trace.stop()
+    for way in ways:
+        other = way(trace)
+        assert (other.record, other.usage()) == (trace.record, trace.usage())
+        assert other.start().stop().label == "step"
+
+
+def test_a_function_is_called_by_its_qualified_name_without_locals(script_memory: FakeProbe) -> None:
+    class Model:
+        @ipygpumem.trace
+        def fit(self) -> None:
+            return None
+
+    Model().fit()
+    here = "test_a_function_is_called_by_its_qualified_name_without_locals"
+    assert ipygpumem.traces()[-1].label == f"{here}.Model.fit"
+
+
+def test_a_tracker_samples_between_calls_only_where_a_probe_has_no_peak(script_memory: FakeProbe) -> None:
+    def sampler() -> threading.Thread | None:
+        return next((thread for thread in threading.enumerate() if thread.name == "ipygpumem-sampler"), None)
+
+    tracker = ipygpumem.tracker(silent=True)
+    tracker.track()
+    assert not sampler()
+    script_memory.sampled = True
+    tracker = ipygpumem.tracker(silent=True)
+    tracker.track()
+    thread = sampler()
+    assert thread is not None
+    del tracker
+    thread.join(30)
+    assert not thread.is_alive()

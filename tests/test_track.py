@@ -178,3 +178,27 @@ def test_in_a_notebook_it_is_one_table_that_is_updated(kernel: Kernel) -> None:
     assert "10030 rows after the first not shown" in table
     assert table.splitlines()[4].split()[0] == "1"
     assert table.splitlines()[-1].split()[0] == "10050"
+
+
+def test_nested_loops_over_one_tracked_object_have_rows_of_their_own(
+    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = ipygpumem.track([1, 2], "row")
+    for outer in loop:
+        for inner in loop:
+            script_memory.set(100 + 10 * outer + inner)
+    numbers = [line.split(" · ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert numbers == ["row 1", "row 2", "row 1", "row 1", "row 2", "row 2"]
+    assert [record.iteration for record in loop.records] == [1, 2]
+
+
+def test_it_is_true_or_false_as_what_it_loops_over() -> None:
+    class Empty:
+        def __iter__(self) -> Iterator[int]:
+            return iter(())
+
+        def __bool__(self) -> bool:
+            return False
+
+    given = [iter([1]), (x for x in ()), [1], [], "", range(3), Empty()]
+    assert [bool(ipygpumem.track(items)) for items in given] == [bool(items) for items in given]

@@ -10,7 +10,8 @@ from ipygpumem.advising.look import Look
 from ipygpumem.advising.places import Scope
 from ipygpumem.advising.records import Advice, Advised, Finding
 from ipygpumem.objects.arrays import StorageKey
-from ipygpumem.objects.inventory.survey import collector_paused, refuse_while_traced, torch_reader
+from ipygpumem.objects.heap import undisturbed
+from ipygpumem.objects.inventory.survey import refuse_while_traced, torch_reader
 from ipygpumem.objects.progress import Progress, counted, part, unseen
 from ipygpumem.units import MIB
 
@@ -48,7 +49,7 @@ def advise(scope: Scope, least: int = LEAST_BYTES, progress: Progress = unseen) 
         GpuMemError: torch is tracing the code that asks.
     """
     refuse_while_traced()
-    with collector_paused(), torch_reader() as reader:
+    with undisturbed(), torch_reader() as reader:
         look = Look(scope, reader, least, part(progress, 0.0, 0.8))
         try:
             known = Graphs(look)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
+
+from ipygpumem.introspect import is_instance
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -15,7 +18,15 @@ def can_decorate(function: object) -> bool:
     """Whether ``function`` is one, or a method as ``staticmethod`` makes it, and no class or async generator."""
     if isinstance(function, staticmethod | classmethod):
         return can_decorate(function.__func__)
-    return callable(function) and not inspect.isclass(function) and not inspect.isasyncgenfunction(function)
+    return callable(function) and not inspect.isclass(function) and not inspect.isasyncgenfunction(_code_of(function))
+
+
+def _code_of(function: Any) -> Any:
+    """Return the function that runs when ``function`` is called, maybe its class's ``__call__``."""
+    while is_instance(function, functools.partial):
+        function = function.func
+    call = function if inspect.isroutine(function) else inspect.getattr_static(type(function), "__call__", function)
+    return getattr(call, "__func__", call)  # of a method, also a static one
 
 
 def run_inside(function: F, new: Callable[[], AbstractContextManager[object]]) -> F:
@@ -46,6 +57,9 @@ def run_inside(function: F, new: Callable[[], AbstractContextManager[object]]) -
         finally:
             del args, kwargs
 
-    is_awaited, is_generator = inspect.iscoroutinefunction(function), inspect.isgeneratorfunction(function)
-    decorated = awaited if is_awaited else generated if is_generator else called
+    code = _code_of(function)
+    is_awaited = any(map(inspect.iscoroutinefunction, (function, code)))  # the object may be marked as one
+    decorated = awaited if is_awaited else generated if inspect.isgeneratorfunction(code) else called
+    if decorated is generated and code.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE:
+        decorated = types.coroutine(generated)  # its generators can be awaited, too
     return functools.wraps(function)(decorated)  # type: ignore[return-value]  # it takes and gives the same

@@ -61,13 +61,16 @@ class Tracked(Generic[T]):
         self._label = label
         self._silent = silent
         self.records: deque[TraceRecord] = deque(maxlen=_MOST_RECORDS)
-        """One for each iteration of the last loop over it that is over: the last 10,000."""
+        """One for each iteration that is over of the loop over it that began last: the last 10,000."""
+
+    def __bool__(self) -> bool:
+        return bool(self._items)  # else Python asks for our length, and a generator has none
 
     def __len__(self) -> int:
         return len(self._items)  # type: ignore[arg-type]  # the TypeError of what has no length is the user's
 
     def __iter__(self) -> Iterator[T]:
-        self.records.clear()
+        records = self.records = deque(maxlen=_MOST_RECORDS)  # another loop over it may run inside this one
         traces, shown, growing = current_traces(), _Shown(self._length()), _Growing()
         iterator = iter(self._items)
         span = traces.meter.start()
@@ -83,18 +86,18 @@ class Tracked(Generic[T]):
                 finally:  # after a break or an error, too
                     usages, seconds = traces.meter.lap(span), time.perf_counter() - started
                     record = TraceRecord(self._label, started_at, seconds, None, usages, number)
-                    self.records.append(record)
+                    records.append(record)
                     traces.finished.append(record)
                 growing.add(usages)
                 if growing.wants_look:
                     growing.look(number, sys._getframe(1))
                     traces.meter.lap(span)  # what our look took is not the loop's
                 if not self._silent:
-                    shown.row(self.records, growing.remarks)
+                    shown.row(records, growing.remarks)
         finally:
             traces.meter.drop(span)
-            if self.records and not self._silent:
-                shown.end(self.records, growing.remarks)
+            if records and not self._silent:
+                shown.end(records, growing.remarks)
 
     def _length(self) -> int | None:
         try:
@@ -152,7 +155,7 @@ class _Shown:
 
     def __init__(self, total: int | None) -> None:
         notebook = loaded_notebook()
-        self._screen = notebook.tools.screen if notebook is not None and notebook.tools.screen.has_images else None
+        self._has_table = notebook is not None and notebook.tools.screen.has_images
         self._total = total
         self._place = ""
         self._due = 0.0
@@ -173,11 +176,11 @@ class _Shown:
     def _show(self, records: Sequence[TraceRecord], remarks: Sequence[str]) -> None:
         self._last = records[-1]
         self._first = self._first or records[0]  # which the records may drop
-        if self._screen is not None:
+        if self._has_table:
             is_new, self._place = not self._place, self._place or f"ipygpumem-{secrets.token_hex(8)}"
             rows = [self._first, *itertools.islice(records, max(1, len(records) - _ROWS_SHOWN + 1), None)]
             report = loop_report(rows, self._total, remarks)
-            self._screen.show([report], place=self._place, is_new=is_new)
+            show(report, place=self._place, is_new=is_new)
             self._due = time.monotonic() + _UPDATE_SECONDS
             return
         for report in (iteration_report(self._last), *map(note, remarks[self._remarks :])):

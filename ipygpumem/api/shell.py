@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ipygpumem.errors import said
 from ipygpumem.measuring import traces
 from ipygpumem.reports import text
 
@@ -36,11 +39,21 @@ def current_traces() -> Traces:
     return traces.of_script() if notebook is None else notebook.traces
 
 
-def show(report: Report) -> None:
-    """Show a report where the call comes from: as a display in a notebook, as printed text in a script."""
-    notebook = loaded_notebook()
-    if notebook is None:
-        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-        print(text.carried(text.render([report]), encoding))  # noqa: T201  # what the script asked for
-    else:
-        notebook.tools.screen.show([report])
+def show(report: Report, **place: Any) -> None:
+    """Show a report where the call comes from: as a display in a notebook (``place`` as there), as text in a script."""
+    try:
+        notebook = loaded_notebook()
+        if notebook is None:
+            encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+            print(text.carried(text.render([report]), encoding))  # noqa: T201  # what the script asked for
+        else:
+            notebook.tools.screen.show([report], **place)
+    except Exception as error:  # of a broken stdout or display: the user's code goes on
+        say_broken(said(error))
+
+
+@functools.lru_cache(maxsize=16)
+def say_broken(why: str) -> None:
+    """Say on stderr why reports do not show, once for each reason."""
+    with contextlib.suppress(Exception):  # stderr may be broken, too
+        sys.stderr.write(f"ipygpumem: a report could not be shown ({why}). Your code is not affected.\n")

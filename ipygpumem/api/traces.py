@@ -104,7 +104,7 @@ class Trace:
         traces, span = self._open()
         usages = traces.meter.stop(span)
         self.record = self._record(usages, None if error is None else type_name(error))
-        self._span = None
+        self._span = self._traces = None
         traces.finished.append(self.record)
         return self.record
 
@@ -122,6 +122,11 @@ class Trace:
     def _record(self, usages: tuple[Usage, ...], error: str | None = None) -> TraceRecord:
         return TraceRecord(self.label, self._started_at, time.perf_counter() - self._started, error, usages)
 
+    def __getstate__(self) -> dict[str, object]:
+        if self._span is not None:
+            raise TraceError("a trace that runs cannot be copied: stop() it first")
+        return vars(self)
+
     def __enter__(self) -> Trace:
         return self.start()
 
@@ -129,7 +134,7 @@ class Trace:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._span is not None:  # else it was stopped inside
-            self._stop(error)
+            self._stop(None if kind is GeneratorExit else error)  # so a generator ends that its loop has left
             self.report()
 
     def __call__(self, function: F) -> F:
@@ -175,5 +180,5 @@ def _traced(function: F, label: str, *, silent: bool) -> F:
         raise TraceError(
             "trace decorates functions, and no classes or async generators: write with ipygpumem.trace(...): inside"
         )
-    name = label or text_of(getattr(function, "__qualname__", "")) or type_name(function)
+    name = label or text_of(getattr(function, "__qualname__", "")).replace(".<locals>", "") or type_name(function)
     return run_inside(function, lambda: Trace(name, silent=silent))

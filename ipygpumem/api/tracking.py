@@ -9,11 +9,11 @@ import pathlib
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from ipygpumem.api.inventories import inventory_at
 from ipygpumem.api.shell import current_traces, show
-from ipygpumem.errors import FileError, TraceError, said
+from ipygpumem.errors import FileError, TraceError, quoted, said
 from ipygpumem.introspect import is_instance, type_name
 from ipygpumem.model import Usage
 from ipygpumem.objects.inventory import selection
@@ -42,7 +42,7 @@ def tracker(to: object = None, *, top: int = 10, silent: bool = False) -> Tracke
     """
     if type(top) is not int or top < 0:
         raise TraceError(
-            f"top is how many rows are shown, 0 or more, and not {top if type(top) is int else type_name(top)}"
+            f"top is how many rows are shown, 0 or more, and not {quoted(top) if type(top) is int else type_name(top)}"
         )
     return Tracker(_writer(to), top, silent=silent)
 
@@ -60,6 +60,9 @@ class Tracker:
         none be mistaken for one of them."""
         self._traces = current_traces()
         self._span = self._traces.meter.start()
+
+    def __getstate__(self) -> NoReturn:  # each has storages and a span of its own
+        raise TraceError("a tracker cannot be copied: make another")
 
     def track(self) -> TrackerRecord:
         """Say what came and went since the last call, and return it; the first call finds all that is there."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ipygpumem.errors import EstimateError
+from ipygpumem.errors import EstimateError, quoted
 from ipygpumem.estimating.legacy_types import legacy_dtype
 from ipygpumem.estimating.users_line import users_line
 
@@ -120,5 +120,5 @@ def _checked(device: str | None) -> str | None:
     try:
         known = torch.device(device)
     except RuntimeError:
-        raise EstimateError(f"{device!r} is not a device: write cuda:0, cuda, xpu, mps or cpu") from None
+        raise EstimateError(f"{quoted(device)} is not a device: write cuda:0, cuda, xpu, mps or cpu") from None
     return str(known) if known.type in ("cpu", "mps") or known.index is not None else f"{known.type}:0"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from ipygpumem.errors import BudgetError, UnitError
+from ipygpumem.errors import BudgetError, UnitError, quoted
 from ipygpumem.fitting.device_limits import DeviceLimits, is_device
 from ipygpumem.fitting.refusals import Refusal, refusal
 from ipygpumem.freeing import tracebacks
@@ -21,7 +21,7 @@ from ipygpumem.measuring.meter import Measurement, Meter
 from ipygpumem.model import Record, Usage
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.pools import finder
-from ipygpumem.units import MIB, format_bytes, parse_bytes
+from ipygpumem.units import MIB, checked_bytes, format_bytes
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def parse_budget(text: str) -> dict[str, int]:
     for part in filter(None, text.split(",")):
         name, equals, size = part.partition("=")
         if not equals or name in sizes:
-            fault = f"{name} is given twice" if equals else f"{part!r} is not NAME=SIZE"
+            fault = f"{name} is given twice" if equals else f"{quoted(part)} is not NAME=SIZE"
             raise BudgetError(f"budget: {fault}; write for instance gpu=8GiB,ram=4GiB")
         sizes[name] = _size(name, size)
     return checked(sizes)
@@ -64,7 +64,7 @@ def checked(sizes: Mapping[str, object]) -> dict[str, int]:
     given = {name: _size(name, size) for name, size in sizes.items() if size is not None}
     for name in given:
         if name not in ("gpu", "ram") and not is_device(name):
-            raise BudgetError(f"budget: {name!r} is not a device; write gpu, ram, or one device such as cuda:1")
+            raise BudgetError(f"budget: {quoted(name)} is not a device; write gpu, ram, or one device such as cuda:1")
     if not given:
         raise BudgetError("budget: no device is named; write for instance gpu=8GiB,ram=4GiB")
     return given
@@ -72,7 +72,7 @@ def checked(sizes: Mapping[str, object]) -> dict[str, int]:
 
 def _size(name: str, size: object) -> int:
     try:
-        size_bytes = parse_bytes(size) if type(size) is str else size
+        size_bytes = checked_bytes(size) if type(size) is str or (type(size) is int and size > 0) else size
     except UnitError as error:
         raise BudgetError(f"budget: {name}: {error}") from None
     if type(size_bytes) is not int or size_bytes <= 0:

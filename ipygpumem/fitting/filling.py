@@ -8,7 +8,7 @@ import itertools
 import mmap
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from ipygpumem.errors import DeviceError, said
 from ipygpumem.fitting.device_limits import torch_allows
@@ -55,6 +55,9 @@ class Filler:
 
     def __del__(self) -> None:
         self.free()
+
+    def __getstate__(self) -> NoReturn:  # the end of a copy would free what this one holds
+        raise DeviceError("what holds memory cannot be copied: call allocate or leave_free again")
 
 
 def hold(size_bytes: int, name: str) -> Filler:

@@ -32,7 +32,7 @@ from ipygpumem.objects.arrays import (
     slots,
 )
 from ipygpumem.objects.garbage import Garbage
-from ipygpumem.objects.heap import Heap
+from ipygpumem.objects.heap import Heap, undisturbed
 from ipygpumem.objects.holders.frames import running_locals
 from ipygpumem.objects.holders.others import others
 from ipygpumem.objects.holders.search import Roots, explain
@@ -239,17 +239,18 @@ def _check(targets: Sequence[_Target], roots: Roots, progress: Progress) -> None
     """Raise GpuMemError if one cannot go, or if something of the user's that stays would find a shell."""
     for target in targets:
         target.check()
-    heap = Heap(running_locals(), progress)
-    try:
-        for target in targets:
-            names = [other.name for other in targets if other.item is target.item]
-            where = others(target.item, names, heap, roots, [other.item for other in targets])
-            if where is not None:
-                ways = "release both, or let go of it there first"
-                raise GpuMemError(f"{where} would find `{target.name}` empty: {ways}")
-    finally:
-        heap.drop()
-        trim_host_heap()  # or the report would say that release freed it
+    with undisturbed():
+        heap = Heap(running_locals(), progress)
+        try:
+            for target in targets:
+                names = [other.name for other in targets if other.item is target.item]
+                where = others(target.item, names, heap, roots, [other.item for other in targets])
+                if where is not None:
+                    ways = "release both, or let go of it there first"
+                    raise GpuMemError(f"{where} would find `{target.name}` empty: {ways}")
+        finally:
+            heap.drop()
+            trim_host_heap()  # or the report would say that release freed it
 
 
 _Part = tuple[Held, list[tuple[Callable[[], bool], Array]]]
@@ -304,9 +305,11 @@ def _sorted_out(
         if alive:
             left.append((_sized(held, alive), max(alive, key=lambda array: array.size_bytes)))
     if left:
-        heap = Heap(running_locals(), part(progress, 0.0, 0.3))
-        holders = explain([largest.storage for _, largest in left], heap, roots(), progress=part(progress, 0.3, 1.0))
-        heap.drop()
+        with undisturbed():
+            heap = Heap(running_locals(), part(progress, 0.0, 0.3))
+            keys = [largest.storage for _, largest in left]
+            holders = explain(keys, heap, roots(), progress=part(progress, 0.3, 1.0))
+            heap.drop()
         left = [(replace(held, holder=holders[largest.storage]), largest) for held, largest in left]
     return _ordered(gone), _ordered([held for held, _ in left])
 

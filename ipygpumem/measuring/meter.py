@@ -216,8 +216,12 @@ class Meter:
             self._sampling = True
             self.worker.add(self._sample)  # also if it was there: a forked child has no thread
 
-    def _sample(self) -> float:
+    def _sample(self) -> float | None:
         with self._lock:
+            if not self._open:  # the last span was not closed, and is gone
+                self._sampling = False
+                self.worker.remove(self._sample)
+                return None
             self._read([probe for probe in self._probes if probe.sampled])
         return self._sample_seconds
 

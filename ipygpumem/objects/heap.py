@@ -9,8 +9,11 @@ A heap has millions of objects, so whatever looks at each of them is a loop in C
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, compress, count, filterfalse, islice, repeat
 from operator import is_
@@ -32,6 +35,41 @@ from ipygpumem.objects.progress import Progress, counted, unseen
 
 _FEW = 50
 """Up to so many objects the collector's own search for referrers is faster: it compares each reference with each."""
+
+
+class _Turn:
+    """Who may look over the heap: as the collector, this is one for the whole process."""
+
+    def __init__(self) -> None:
+        self.lock, self.was_on = threading.RLock(), False
+
+    def begin_in_child(self) -> None:
+        """In a forked process, end the look of another thread: that stayed in the parent."""
+        if not self.lock.acquire(blocking=False) and self.was_on:
+            gc.enable()
+        self.lock = threading.RLock()
+
+
+_TURN = _Turn()
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_TURN.begin_in_child)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Open a block in which no other thread looks over the heap, and no garbage is collected.
+
+    Two looks at once would find the lists that the other makes, without end; and none may change what it sees. Make
+    a ``Heap`` in here, and drop it before the end.
+    """
+    with _TURN.lock:
+        was_on = _TURN.was_on = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_on:
+                gc.enable()
 
 
 class Heap:

@@ -7,14 +7,14 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ipygpumem.errors import DeviceError, said
+from ipygpumem.errors import DeviceError, quoted, said
 from ipygpumem.introspect import is_instance, type_name
 from ipygpumem.model import Record
 from ipygpumem.probes import host
 from ipygpumem.probes.accelerators import loaded_torch, uncounted
 from ipygpumem.probes.nvml import DeviceWide, Nvml
 
-_CUDA = re.compile(r"cuda:(0|[1-9]\d*)")
+_CUDA = re.compile(r"cuda:(0|[1-9]\d{0,8})")
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,19 @@ def checked_device(device: object) -> str:
         DeviceError: it is none of these.
     """
     torch_device = getattr(loaded_torch(), "device", None)
-    name = ""
+    name: str | None = None
     if type(device) is str or (is_instance(torch_device, type) and type(device) is torch_device):
         name = str(device)
-    elif type(device) is int:
+    elif type(device) is int and device.bit_length() < 64:
         name = f"cuda:{device}"
-    if name == "cuda":
+    if name == "cpu:0":
+        name = "cpu"
+    elif name == "cuda":
         cuda = cuda_in_use()
         name = f"cuda:{0 if cuda is None else cuda.current_device()}"
-    if name != "cpu" and _CUDA.fullmatch(name) is None:
-        what = repr(name) if name else type_name(device)
+    if name is None or (name != "cpu" and _CUDA.fullmatch(name) is None):
+        given = device if type(device) is int else name
+        what = type_name(device) if given is None else quoted(given)
         raise DeviceError(f"a device is 'cpu', or one such as 'cuda:0' or its number, and not {what}")
     return name
 

@@ -17,7 +17,7 @@ from ipygpumem.notebook.experiments.survivors import MOST_EXPLAINED, held_withou
 from ipygpumem.notebook.experiments.watching import Watched
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.objects.arrays import StorageKey, library_type, storage_key
-from ipygpumem.objects.heap import Heap
+from ipygpumem.objects.heap import Heap, undisturbed
 from ipygpumem.objects.holders.frames import running_locals
 from ipygpumem.objects.holders.graphs import live_tensors, requiring_grad
 from ipygpumem.objects.holders.paths import NOTEBOOK
@@ -49,15 +49,16 @@ def _look(notebook: Notebook, smallest: int, progress: Progress) -> tuple[list[H
     """Return what leaks, and what is too small to be examined; forget survivors that are gone."""
     live_tensors(notebook.tools.garbage)  # from now on each has an object
     of_heap, of_known, of_others = parts(progress, (4, 2, 4))
-    heap = Heap(running_locals(), of_heap)
-    notebook.experiments.survivors.look(heap)
-    known = [item for item in notebook.experiments.survivors.known if size_of(item.alive()) >= smallest]
-    expected = _of_training(heap, {key for item in known for key in _storages(item)})
-    # Where a plain path leads to them, they are what the user's own optimizer needs, and no leak.
-    known = [item for item in known if item.held.name or not expected.issuperset(_storages(item))]
-    found = notebook.experiments.survivors.explained(known, heap, of_known)
-    unnamed, beyond = _unnamed(notebook, heap, known, smallest, of_others)
-    heap.drop()
+    with undisturbed():
+        heap = Heap(running_locals(), of_heap)
+        notebook.experiments.survivors.look(heap)
+        known = [item for item in notebook.experiments.survivors.known if size_of(item.alive()) >= smallest]
+        expected = _of_training(heap, {key for item in known for key in _storages(item)})
+        # Where a plain path leads to them, they are what the user's own optimizer needs, and no leak.
+        known = [item for item in known if item.held.name or not expected.issuperset(_storages(item))]
+        found = notebook.experiments.survivors.explained(known, heap, of_known)
+        unnamed, beyond = _unnamed(notebook, heap, known, smallest, of_others)
+        heap.drop()
     return [*found, *unnamed], beyond
 
 

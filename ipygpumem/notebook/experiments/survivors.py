@@ -14,7 +14,7 @@ from ipygpumem.notebook.ipython.sources import cell_of_file, cell_that_bound, ru
 from ipygpumem.notebook.tools import Tools
 from ipygpumem.objects.alive import watch
 from ipygpumem.objects.arrays import Array, describe
-from ipygpumem.objects.heap import Heap, large_tensors
+from ipygpumem.objects.heap import Heap, large_tensors, undisturbed
 from ipygpumem.objects.holders.frames import running_locals
 from ipygpumem.objects.holders.graphs import live_tensors
 from ipygpumem.objects.holders.paths import Place
@@ -70,7 +70,7 @@ class Survivors:
             return ()
         reported = {array.storage for item in self.known for array in item.alive()}  # by an experiment inside this one
         self.known += [item for item in alive if any(array.storage not in reported for array in item.alive())]
-        with tools.live.work("who holds what is still alive") as progress:
+        with tools.live.work("who holds what is still alive") as progress, undisturbed():
             heap = Heap(running_locals(), part(progress, 0.0, 0.5))
             found = self.explained(alive, heap, part(progress, 0.5, 1.0))
             arrays = [array for item in alive for array in item.of_numpy]

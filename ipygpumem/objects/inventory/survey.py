@@ -7,7 +7,6 @@ inside its operations. The device's reconciliation accounts for them.
 from __future__ import annotations
 
 import contextlib
-import gc
 import inspect
 import sys
 import time
@@ -20,7 +19,7 @@ from typing import Any
 from ipygpumem.errors import GpuMemError
 from ipygpumem.introspect import is_instance, module_dict
 from ipygpumem.objects.arrays import library_type
-from ipygpumem.objects.heap import Heap
+from ipygpumem.objects.heap import Heap, undisturbed
 from ipygpumem.objects.holders.frames import peek, running_locals
 from ipygpumem.objects.inventory.listing import Labels, TensorList, add_gradients, array_records
 from ipygpumem.objects.inventory.memory import Reader
@@ -62,7 +61,7 @@ def take(
         GpuMemError: torch is tracing the code that asks.
     """
     refuse_while_traced()
-    with collector_paused():
+    with undisturbed():
         survey = _Survey(roots, cell_of, progress)
         try:
             return Inventory(tuple(survey.records(storages)), time.time(), file, line, cell, tuple(survey.notes))
@@ -76,7 +75,7 @@ def roles_of_objects() -> list[tuple[object, Role]]:
     It keeps them alive: use it, then drop it.
     """
     refuse_while_traced()
-    with collector_paused():
+    with undisturbed():
         survey = _Survey((), lambda root: None, unseen)
         try:
             return survey.roles()
@@ -108,18 +107,6 @@ def refuse_while_traced() -> None:
     compiling = getattr(dynamo, "get_eval_frame_callback", None)
     if any(state is not None and state() not in (None, False) for state in (tracing, compiling)):
         raise GpuMemError("torch is tracing this code (torch.jit.trace, torch.compile): list tensors outside of it")
-
-
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """Keep garbage from being collected meanwhile: an inventory must not change what it lists."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 class _Survey:
