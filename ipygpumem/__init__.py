@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ipygpumem.api.advice import advise
     from ipygpumem.api.devices import allocate, leave_free, memory, most_free_device, preload
     from ipygpumem.api.estimates import estimate, summary
-    from ipygpumem.api.exports import load
+    from ipygpumem.api.exports import export, load
     from ipygpumem.api.fits import autofit, budget
     from ipygpumem.api.freeing import offload, purge, release
     from ipygpumem.api.gathering import gather
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from ipygpumem.api.tracebacks import clear_tracebacks
     from ipygpumem.api.traces import Trace, trace, traces
     from ipygpumem.api.tracking import tracker
-    from ipygpumem.notebook.python import experiment, experiments, export, history, last, subscribe
+    from ipygpumem.notebook.python import experiment, experiments, history, last, subscribe
 
 _PLACES = {
     "api.advice": ("advise",),
     "api.devices": ("allocate", "leave_free", "memory", "most_free_device", "preload"),
     "api.estimates": ("estimate", "summary"),
-    "api.exports": ("load",),
+    "api.exports": ("export", "load"),
     "api.fits": ("autofit", "budget"),
     "api.freeing": ("offload", "purge", "release"),
     "api.gathering": ("gather",),
@@ -44,7 +44,7 @@ _PLACES = {
     "api.tracebacks": ("clear_tracebacks",),
     "api.traces": ("Trace", "trace", "traces"),
     "api.tracking": ("tracker",),
-    "notebook.python": ("experiment", "experiments", "export", "history", "last", "subscribe"),
+    "notebook.python": ("experiment", "experiments", "history", "last", "subscribe"),
 }
 """What users call, by module. What is in ``api`` works in scripts, too, where nothing imports IPython."""
 

@@ -388,6 +388,11 @@ class SessionRecord(Record):
     cells: tuple[CellRecord, ...]
     experiments: tuple[ExperimentRecord, ...]
     traces: tuple[TraceRecord, ...] = ()
+    host: str = ""
+    pid: int = 0
+    rank: int | None = None
+    """Which process of its job it was, and of how many; None where its environment did not say."""
+    ranks: int | None = None
 
     @property
     def history(self) -> History:

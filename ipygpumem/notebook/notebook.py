@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from IPython import get_ipython
 
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.measuring.traces import Traces
+from ipygpumem.merging.own import recorded
 from ipygpumem.model import SessionRecord
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments.budgets import Budgets
@@ -73,8 +73,7 @@ class Notebook:
 
     def records(self) -> SessionRecord:
         """Return all that has finished, as one record."""
-        cells, experiments = tuple(self.session.history), tuple(self.experiments.finished)
-        return SessionRecord(time.time(), cells, experiments, tuple(self.traces.finished))
+        return recorded(self.session.history, self.experiments.finished, self.traces.finished)
 
     def close(self) -> list[str]:
         """End everything; return the names of the experiments that were open."""

@@ -13,7 +13,6 @@ from ipygpumem.notebook.experiments.experiment import Experiment
 from ipygpumem.notebook.experiments.options import ExperimentOptions
 from ipygpumem.notebook.notebook import current_notebook
 from ipygpumem.reconcile.records import Reconciliation
-from ipygpumem.reports.export import formats
 
 
 def experiment(
@@ -66,20 +65,6 @@ def history() -> History:
 def experiments() -> list[ExperimentRecord]:
     """Return the records of the finished experiments, oldest first."""
     return list(current_notebook().experiments.finished)
-
-
-def export(path: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Write the finished cells and experiments to a file, whole or not at all; its suffix says the format.
-
-    Args:
-        path: ends in ``.json`` (all of it, for ``load``), ``.csv``, ``.html`` or ``.prom`` (OpenMetrics).
-        force: replace a file that ipygpumem did not write.
-
-    Raises:
-        NotLoadedError: the extension is not loaded in this IPython, or there is no IPython.
-        FileError: the suffix is none of these, the file there is another's, or it cannot be written.
-    """
-    formats.save(path, current_notebook().records(), force=force)
 
 
 def subscribe(subscriber: Callable[[CellRecord | ExperimentRecord], object]) -> Callable[[], None]:

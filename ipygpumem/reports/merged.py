@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ipygpumem.merging.records import Merged, Row
 from ipygpumem.reports.layout import Report, Table, clean, clean_name, count, device_label
+from ipygpumem.reports.shown import Shown
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 _NUMBERS = frozenset({"of", "lowest peak", "median", "highest", "most kept", "slowest"})
@@ -47,3 +48,9 @@ def _cells(row: Row) -> tuple[str, ...]:
         format_seconds(row.seconds.highest),
         clean_name(row.seconds.highest_name),
     )
+
+
+class ShownMerged(Shown, Merged):
+    """What several processes have measured, which shows itself."""
+
+    _report = merged_report

@@ -1,0 +1,30 @@
+"""What this process says of itself in its recording."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterable
+
+from ipygpumem.model import CellRecord, ExperimentRecord, SessionRecord, TraceRecord
+
+_NUMBERS = (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+"""What torchrun and its like set for each process: which one it is, and of how many."""
+
+
+def recorded(
+    cells: Iterable[CellRecord], experiments: Iterable[ExperimentRecord], traces: Iterable[TraceRecord]
+) -> SessionRecord:
+    """Return what this process has measured, and which process of its job it is."""
+    rank, ranks = next(
+        ((_number(rank), _number(ranks)) for rank, ranks in _NUMBERS if _number(rank) is not None), (None, None)
+    )
+    return SessionRecord(
+        time.time(), tuple(cells), tuple(experiments), tuple(traces), socket.gethostname(), os.getpid(), rank, ranks
+    )
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() and len(text) < 10 else None
