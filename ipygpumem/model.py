@@ -232,8 +232,7 @@ class RecoveryRecord(Record):
     error: str
     message: str
     requested_bytes: int | None
-    free: dict[str, int]
-    """Free bytes of each device when the cell had failed, before anything was released."""
+    free: dict[str, int]  # of each device when the cell had failed, before anything was released
     held: tuple[Held, ...]
     frames: int
     reclaimed: dict[str, int]
@@ -258,8 +257,7 @@ class EngineRecord(Record):
     host: str = ""
     pid: int = 0
     rank: int | None = None
-    cards: dict[str, str] = field(default_factory=dict)
-    """The name of each card that torch used there, by device."""
+    cards: dict[str, str] = field(default_factory=dict)  # names of those that torch used there, by device
     free: dict[str, int] = field(default_factory=dict)  # bytes at the end, by device
     version: str = ""
     error: str = ""  # what ended its code, or why there is no record
@@ -293,8 +291,7 @@ class ExperimentRecord(Record):
     """Out-of-memory errors that ended one of its cells, or left it or an experiment inside it."""
     budget: dict[str, int] = field(default_factory=dict)
     """The bytes that it was allowed, by device; ``notes`` say where it crossed them or was refused more."""
-    engines: tuple[EngineRecord, ...] = ()
-    """Of an experiment on a cluster, what each engine had; ``consumed`` and ``reclaimed`` are the sums over them."""
+    engines: tuple[EngineRecord, ...] = ()  # of an experiment on a cluster; the sizes are sums over them
 
 
 # -- a session's records together -----------------------------------------------------------------------------
@@ -390,9 +387,8 @@ class SessionRecord(Record):
     traces: tuple[TraceRecord, ...] = ()
     host: str = ""
     pid: int = 0
-    rank: int | None = None
-    """Which process of its job it was, and of how many; None where its environment did not say."""
-    ranks: int | None = None
+    rank: int | None = None  # which process of its job it was; None where its environment did not say
+    ranks: int | None = None  # of how many
 
     @property
     def history(self) -> History:

@@ -20,6 +20,7 @@ from IPython import get_ipython
 
 from ipygpumem.errors import GpuMemError
 from ipygpumem.introspect import type_name
+from ipygpumem.merging.own import rank_of_job
 from ipygpumem.model import ExperimentRecord
 from ipygpumem.notebook.commands import experiment
 from ipygpumem.notebook.commands.magics import loaded
@@ -31,7 +32,6 @@ from ipygpumem.probes import device_memory
 from ipygpumem.probes.nvml import Nvml
 from ipygpumem.reports import text
 
-_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _OF_CALL = re.compile(r"_\w+_(f|args|kwargs|result)")
 _QUIET = "_ipygpumem_quiet"
 _BEFORE_FIT = "_ipygpumem_before_fit"
@@ -122,13 +122,12 @@ def place() -> dict[str, Any]:
     """Return where this engine is, and what it runs."""
     cuda = device_memory.cuda_in_use()
     used = [] if cuda is None else [at for at in range(cuda.device_count()) if cuda.memory_reserved(at)]
-    rank = next((os.environ[name] for name in _RANKS if os.environ.get(name, "").isdecimal()), None)
     ours = sys.modules["ipygpumem"].__version__
     versions = f"ipygpumem {ours}, Python {platform.python_version()}, IPython {IPython.__version__}"
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "rank": None if rank is None else int(rank),
+        "rank": rank_of_job()[0],
         "cards": {f"cuda:{at}": str(cuda.get_device_properties(at).name) for at in used} if cuda else {},
         "version": versions,
     }
