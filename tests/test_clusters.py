@@ -120,6 +120,19 @@ def test_an_engine_that_is_busy_is_left_out_and_does_not_begin_later(cluster: Ke
     assert "no experiment is open" in text, "what waited for it was taken back"
 
 
+def test_ctrl_c_while_an_engine_is_busy_with_something_else_does_not_reach_it(cluster: Kernel) -> None:
+    works(cluster, "busy = rc[1].execute('import time\\nfor _ in range(80): time.sleep(0.05)\\nq = 1', block=False)")
+    works(
+        cluster,
+        "import threading, time, signal, os\ndef soon():\n    time.sleep(1)\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        "threading.Thread(target=soon).start()",
+    )
+    (text,) = works(cluster, "%gpumem free --on all").reports("engines")
+    assert "engine 1: has not answered" in text
+    works(cluster, "busy.wait(60)\nassert busy.successful()")
+    assert on_engines(cluster, NAMES) == [[], ["q"], [], []], "its cell has run to the end"
+
+
 def test_commands_show_figures_of_all_engines_and_each_ones_report(cluster: Kernel) -> None:
     (text,) = works(cluster, "%gpumem status --on all").reports("engines")
     assert text.startswith("%gpumem status on 4 engines\n")

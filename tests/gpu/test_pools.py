@@ -77,7 +77,8 @@ def test_cupy_rmm_jax_and_torch_together_add_up(kernel: Kernel) -> None:
     for library in ("cupy", "rmm", "jax"):
         pytest.importorskip(library)
     ready(kernel)
-    run_ok(kernel, "import os\nos.environ['XLA_PYTHON_CLIENT_PREALLOCATE'] = 'false'\nimport cupy, jax, rmm")
+    settings = "import os\nos.environ['XLA_PYTHON_CLIENT_PREALLOCATE'] = 'false'\n"
+    run_ok(kernel, f"{settings}import cupy, jax, rmm, rmm.statistics")
     run_ok(kernel, "rmm.statistics.enable_statistics()\nbuffer = rmm.DeviceBuffer(size=2**26)")
     run_ok(kernel, "held = cupy.zeros(2**26, dtype='uint8'), jax.numpy.zeros(2**26, dtype='uint8').block_until_ready()")
     found = look(kernel)

@@ -60,18 +60,23 @@ class Engines:
         return {number: send(self.client[number], number) for number in self.numbers if number in there}
 
     def wait(self, asked: Asked, seconds: float | None = None, *, progress: Progress = unseen) -> bool:
-        """Wait for all answers, for so long at most; a Ctrl-C goes to the engines that have none yet.
+        """Wait for all answers, for so long at most, or until Ctrl-C; return whether there was one.
 
-        Returns:
-            Whether there was a Ctrl-C.
+        It goes to no engine: one that does not answer may be at work on something else.
         """
         try:
             self._wait(asked, seconds, progress)
         except KeyboardInterrupt:
-            self.interrupt(unanswered(asked))
-            self._wait(asked, _GRACE_SECONDS, progress)
             return True
         return False
+
+    def wait_for_cell(self, running: Asked, seconds: float | None = None, *, progress: Progress = unseen) -> bool:
+        """Wait until a cell has ended, as ``wait`` does; a Ctrl-C goes to the engines that still run it."""
+        if not self.wait(running, seconds, progress=progress):
+            return False
+        self.interrupt(unanswered(running))
+        self.wait(running, _GRACE_SECONDS, progress=progress)
+        return True
 
     def _wait(self, asked: Asked, seconds: float | None, progress: Progress) -> None:
         until = None if seconds is None else time.monotonic() + seconds

@@ -75,11 +75,12 @@ class ClusterExperiment:
     def run(self, source: str, wait: Wait) -> tuple[Asked, bool]:
         """Run a cell on the engines, ``wait`` for it; return its results, and whether there was a Ctrl-C."""
         results = self.engines.run(source)
-        interrupted = wait(results)
-        gone = lost(results)
-        self._failed |= gone
-        self.engines = self.engines.only(number for number in self.engines.numbers if number not in gone)
-        return results, interrupted
+        try:
+            return results, wait(results)
+        finally:  # after a second Ctrl-C, too: who still runs it cannot end the experiment
+            gone = lost(results)
+            self._failed |= gone
+            self.engines = self.engines.only(number for number in self.engines.numbers if number not in gone)
 
     def keep(self, line: str) -> None:
         """Let names stay on the engines."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections import defaultdict
 
@@ -61,7 +62,9 @@ def _run_cell(notebook: Notebook, options: Options, line: str, cell: str) -> lis
         experiment.start(line)
         results: Asked = {}
         try:
-            results, interrupted = experiment.run(cell, lambda asked: engines.wait(asked, progress=progress))
+            results, interrupted = experiment.run(
+                cell, lambda running: engines.wait_for_cell(running, progress=progress)
+            )
         finally:
             interrupted_end = experiment.end(progress)
     try:
