@@ -9,6 +9,7 @@ from ipygpumem.merging.engines import engine_numbers, merged_figures, merged_rec
 from ipygpumem.model import CellRecord, EngineRecord, ExperimentRecord, Usage
 from ipygpumem.reports import text
 from ipygpumem.reports.engines import cells_line, engines_report, looks_report
+from ipygpumem.reports.history import experiments_report
 from ipygpumem.units import GIB, MIB
 
 
@@ -123,3 +124,8 @@ def test_numbers_of_engines_are_ranges() -> None:
         "engines 0-2, 5",
         "engines 4, 8-9",
     ]
+
+
+def test_in_a_list_an_experiment_on_a_cluster_has_its_number_of_engines() -> None:
+    shown = text.render([experiments_report([merged_record("s", 0.0, 1.0, four(1, 2))])])
+    assert shown.splitlines()[-1].split()[-2:] == ["2", "engines"]

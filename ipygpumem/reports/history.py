@@ -95,7 +95,7 @@ def experiments_report(records: Sequence[ExperimentRecord], still_open: Iterable
             label,
             datetime.fromtimestamp(item.started_at).strftime("%H:%M:%S"),  # the user's own clock
             format_seconds(item.duration_seconds),
-            str(len(item.cells)),
+            _parts(item),
             *_figures(item.usages, devices, peak_label, _kept),
             str(item.ooms) if item.ooms else "",
             ", ".join(f"{shorten(key, _VALUE_SHOWN)}={_value(value)}" for key, value in item.parameters.items()),
@@ -104,6 +104,11 @@ def experiments_report(records: Sequence[ExperimentRecord], still_open: Iterable
     ]
     table = Table("", columns, tuple(rows), frozenset({"time", "cells", "OOMs", *figures}))
     return Report("experiments", count(len(records), "experiment"), lines, (table.without_empty(),))
+
+
+def _parts(record: ExperimentRecord) -> str:
+    """Return how many cells it had, or engines where it ran on a cluster."""
+    return count(len(record.engines), "engine") if record.engines else str(len(record.cells))
 
 
 def comparison_report(runs: Sequence[NumberedRun]) -> Report:
@@ -119,7 +124,7 @@ def comparison_report(runs: Sequence[NumberedRun]) -> Report:
             run.label,
             *(_value(run.record.parameters[key]) if key in run.record.parameters else "" for key in parameters),
             format_seconds(run.record.duration_seconds),
-            str(len(run.record.cells)),
+            _parts(run.record),
             str(run.record.ooms),
         )
         for run in runs
