@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,39 @@ def test_an_interrupt_reaches_an_engine_that_sleeps(cluster: Kernel) -> None:
     assert reply.error == "KeyboardInterrupt"
     assert [engine["error"] for engine in record(cluster)["engines"]] == ["", "", "KeyboardInterrupt", ""]
     assert on_engines(cluster, NAMES) == [[]] * 4
+
+
+BUSY = "rc[1].execute('import time; time.sleep(600)', block=False)"
+STOP_BUSY = "rc.send_signal(2, targets=[1], block=True)\nbusy.wait(30)"
+
+
+@pytest.mark.parametrize(
+    "cell", ["%gpumem status --on 1", "%%experiment a --on 1\n1", "%%experiment a --on gpu\n1", "%experiment end"]
+)
+def test_a_ctrl_c_while_we_wait_leaves_other_cells_of_an_engine_alone(cluster: Kernel, cell: str) -> None:
+    if cell == "%experiment end":
+        works(cluster, "%experiment start a --on 1")
+    works(cluster, f"busy = {BUSY}\nimport threading, time, os\ntime.sleep(0.5)")
+    works(cluster, "threading.Timer(4, os.kill, (os.getpid(), 2)).start()")
+    try:
+        cluster.run(cell, timeout=30)
+        works(cluster, "time.sleep(1)")
+        assert cluster.value("busy.ready()") is False, "what runs there is the user's"
+    finally:
+        works(cluster, STOP_BUSY)
+        cluster.run("%experiment end a --on 1")
+
+
+def test_a_second_ctrl_c_ends_the_waiting_for_an_engine_that_takes_none(cluster: Kernel) -> None:
+    source = f"%%experiment deaf --on 0-1\nimport signal, time\nif {ID} == 1:\n" + (
+        "    before = signal.signal(2, signal.SIG_IGN)\n    time.sleep(9)\n    signal.signal(2, before)"
+    )
+    works(cluster, "import threading, os\nfor at in (2, 4): threading.Timer(at, os.kill, (os.getpid(), 2)).start()")
+    began = time.monotonic()
+    assert cluster.run(source, timeout=60).error == "KeyboardInterrupt"
+    assert time.monotonic() - began < 8
+    assert "its cell goes on" in record(cluster)["engines"][1]["error"]
+    works(cluster, "%experiment end deaf --on 1")
 
 
 def test_an_engine_that_is_busy_is_left_out_and_does_not_begin_later(cluster: Kernel) -> None:

@@ -6,6 +6,7 @@ Questions travel as text for ``eval``: a function would travel as bytecode, whic
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
@@ -59,8 +60,17 @@ class Engines:
         there = set(self.client.ids)
         return {number: send(self.client[number], number) for number in self.numbers if number in there}
 
-    def wait(self, asked: Asked, seconds: float | None = None, *, progress: Progress = unseen) -> bool:
-        """Wait for all answers, for so long at most; a Ctrl-C goes to the engines that have none yet.
+    def wait(
+        self, asked: Asked, seconds: float | None = None, *, progress: Progress = unseen, to_all: bool = False
+    ) -> bool:
+        """Wait for all answers, for so long at most; a Ctrl-C ends the waiting.
+
+        Args:
+            asked: what to wait for.
+            seconds: so long at most.
+            progress: is told how many have answered.
+            to_all: a Ctrl-C goes to the engines that have no answer yet, too. Only for cells that we run: an engine
+                that has not begun what we ask runs something else of the user's.
 
         Returns:
             Whether there was a Ctrl-C.
@@ -68,8 +78,10 @@ class Engines:
         try:
             self._wait(asked, seconds, progress)
         except KeyboardInterrupt:
-            self.interrupt(unanswered(asked))
-            self._wait(asked, _GRACE_SECONDS, progress)
+            if to_all:
+                with contextlib.suppress(KeyboardInterrupt):  # a second one: it has been long enough
+                    self.interrupt(unanswered(asked))
+                    self._wait(asked, _GRACE_SECONDS, progress)
             return True
         return False
 

@@ -103,13 +103,13 @@ def _wait(engines: Engines, results: Asked) -> bool:
     """Wait for all; once one has failed, the others are stopped if they do not end by themselves."""
     until = None
     while unanswered(results):
-        if engines.wait(results, _POLL_SECONDS):
+        if engines.wait(results, _POLL_SECONDS, to_all=True):
             return True
         if until is None and failed(results):
             until = time.monotonic() + _GRACE_SECONDS
         if until is not None and time.monotonic() > until:
             engines.interrupt(unanswered(results))
-            return engines.wait(results, _ANSWER_SECONDS)
+            return engines.wait(results, _ANSWER_SECONDS, to_all=True)
     return False
 
 
