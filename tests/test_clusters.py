@@ -106,6 +106,7 @@ def test_an_interrupt_reaches_an_engine_that_sleeps(cluster: Kernel) -> None:
     assert on_engines(cluster, NAMES) == [[]] * 4
 
 
+OPEN = "len(__import__('ipygpumem.notebook.notebook').notebook.notebook.find_notebook(get_ipython()).experiments.open)"
 BUSY = "rc[1].execute('import time; time.sleep(600)', block=False)"
 STOP_BUSY = "rc.send_signal(2, targets=[1], block=True)\nbusy.wait(30)"
 
@@ -152,6 +153,19 @@ def test_an_engine_that_is_busy_is_left_out_and_does_not_begin_later(cluster: Ke
     assert cluster.value("busy.ready()") is True
     (text,) = works(cluster, "%gpumem status --on 1").reports("engines")
     assert "no experiment is open" in text, "what waited for it was taken back"
+
+
+def test_an_engine_that_begins_too_late_ends_its_experiment_again(cluster: Kernel) -> None:
+    places = "import ipygpumem.notebook.cluster.experiment as places"
+    works(cluster, f"{places}\nbefore = places._START_SECONDS\nplaces._START_SECONDS = 1.0")
+    slow = "import ipygpumem.notebook.engine as e, time; place = e.place; e.place = lambda: time.sleep(1.5) or place()"
+    works(cluster, f"rc[1].execute({slow!r}, block=True)")
+    try:
+        works(cluster, "%%experiment late --on 0-1\nx = 1")
+        assert record(cluster)["engines"][1]["error"] == "has not answered"
+    finally:
+        works(cluster, "rc[1].execute('e.place = place; del e, place, time', block=True)\nplaces._START_SECONDS = before")
+    assert cluster.value(f"rc[1].apply_sync(eval, {OPEN!r})") == 0
 
 
 def test_commands_show_figures_of_all_engines_and_each_ones_report(cluster: Kernel) -> None:
@@ -278,4 +292,9 @@ def test_the_extension_leaves_engines_as_it_found_them(kernel: Kernel, tmp_path:
     reply = works(kernel, "%%experiment a --on all\ny = 1")
     assert len(reply.reports()) == 2, "the notebook's line and one report, and none of the engine's"
     assert "RAM" in str(works(kernel, "%px x = 1").displays)
+    works(kernel, "%experiment start a --on all\n%experiment start b --on all")
+    works(kernel, "%experiment end b")
+    assert not any("children" in text for text in works(kernel, "%px x = 1").reports()), "a is still open there"
+    works(kernel, "%px %experiment end")
+    assert any("children" in text for text in works(kernel, "%px x = 1").reports()), "the user has ended it there"
     kernel.run("cluster.stop_cluster_sync()")

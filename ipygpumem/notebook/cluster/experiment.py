@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 from ipygpumem.errors import ClusterError
 from ipygpumem.merging.engines import engine_numbers, merged_record
 from ipygpumem.model import CellRecord, EngineRecord, ExperimentRecord
-from ipygpumem.notebook.cluster.engines import Asked, Engines, answers, lost
+from ipygpumem.notebook.cluster.engines import Asked, Engines, answers, lost, unanswered
 from ipygpumem.objects.progress import Progress, unseen
 
 _START_SECONDS = 30.0
@@ -60,11 +61,13 @@ class ClusterExperiment:
             ClusterError: none of them could.
             KeyboardInterrupt: Ctrl-C; those that had begun have ended it.
         """
-        asked = self.all.ask_each("start", {number: (_for_engine(line, number),) for number in self.all.numbers})
+        token = uuid.uuid4().hex
+        asked = self.all.ask_each("start", {number: (_for_engine(line, number), token) for number in self.all.numbers})
         interrupted = self.all.wait(asked, _START_SECONDS)
         self._places, self._failed = answers(asked, self.all.numbers)
         self.engines = self.all.only(self._places)
         self.all.forget(asked)
+        self.all.only(unanswered(asked)).ask("cancel", token)  # which have begun, and answer too late
         if interrupted:
             self.end(unseen)
             raise KeyboardInterrupt
