@@ -211,6 +211,8 @@ def test_answers_do_not_pile_up_in_the_clients_cache_or_the_hubs(cluster: Kernel
 @pytest.mark.parametrize(
     ("line", "said"),
     [
+        ("%experiment end typo --on all", "no experiment 'typo' is open there"),
+        ("%%experiment a --on all --record /\nx = 1", "/"),
         ("%%experiment a --on 9\nx = 1", "there is no engine 9; there are engines 0-3"),
         ("%%experiment a --on nobody\nx = 1", "--on nobody: write all, gpu, numbers of engines"),
         ("%%experiment a --on gpu\nx = 1", "--on gpu: no engine has a GPU"),
@@ -250,10 +252,34 @@ def test_a_client_that_reconnects_ends_what_an_earlier_one_has_begun(cluster: Ke
     assert on_engines(cluster, NAMES) == [[]] * 4
 
 
+def test_what_a_closed_client_has_begun_does_not_stand_in_the_way(cluster: Kernel) -> None:
+    works(cluster, "%experiment start shut --on all\nrc.close()")
+    try:
+        assert "is closed: connect again" in refusal(cluster, "%experiment end")
+        assert "no experiment is open" in refusal(cluster, "%experiment end")
+    finally:
+        works(cluster, "rc = cluster.connect_client_sync()\nrc.wait_for_engines(4)\nrc.activate()")
+    works(cluster, "%experiment end shut --on all")
+    assert [bool(engine["record"]) for engine in record(cluster)["engines"]] == [True] * 4
+
+
+def test_an_autofit_names_engines_that_take_no_part(cluster: Kernel) -> None:
+    hide = "import sys; sys.modules['ipygpumem.notebook.engine'] = None"
+    works(cluster, f"rc[1].execute({hide!r}, block=True)")
+    try:
+        (text,) = works(cluster, "%%autofit n=2 --on 0-1\nx = n").reports("autofit")
+        assert "engine 1: has no ipygpumem" in text
+    finally:
+        works(cluster, "rc[1].execute('import sys; del sys.modules[\"ipygpumem.notebook.engine\"]', block=True)")
+
+
 def test_a_view_names_its_engines_and_a_closed_client_is_not_asked(cluster: Kernel) -> None:
     works(cluster, "pair = rc[1:3]")
     works(cluster, "%%experiment two --on pair\nx = 1")
     assert [engine["engine"] for engine in record(cluster)["engines"]] == [1, 2]
+    works(cluster, "every = rc.broadcast_view()")
+    works(cluster, "%%experiment wide --on every\nx = 1")
+    assert [engine["engine"] for engine in record(cluster)["engines"]] == [0, 1, 2, 3]
     works(cluster, "other = cluster.connect_client_sync()\nold = other[:]\nother.close()")
     assert "the client of that view is closed" in refusal(cluster, "%%experiment two --on old\n1")
     works(cluster, "del other, old, pair")

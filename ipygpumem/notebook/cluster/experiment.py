@@ -72,7 +72,7 @@ class ClusterExperiment:
             self.end(unseen)
             raise KeyboardInterrupt
         if not self._places:
-            raise ClusterError("; ".join(_together(self._failed)))
+            raise ClusterError(self.reasons)
         self._sent = len(self.all.client.history)
 
     def run(self, source: str, wait: Wait) -> tuple[Asked, bool]:
@@ -118,6 +118,16 @@ class ClusterExperiment:
         return last, busy
 
     @property
+    def reasons(self) -> str:
+        """Who failed, and why."""
+        return "; ".join(_together(self._failed))
+
+    @property
+    def records(self) -> list[ExperimentRecord]:
+        """Those of the engines, once it is over."""
+        return [own.record for own in (self.record.engines if self.record else ()) if own.record is not None]
+
+    @property
     def elapsed_seconds(self) -> float:
         """Time since the start."""
         return time.perf_counter() - self._started
@@ -146,7 +156,7 @@ class ClusterExperiment:
 def _for_engine(line: str, number: int) -> str:
     """Return the words for one engine: each writes a file of its own, ``memory-3.pickle`` of engine 3."""
     words = shlex.split(line.replace("--record=", "--record "))
-    if "--record" in words[:-1]:
+    if "--record" in words[:-1] and Path(words[words.index("--record") + 1]).name:
         file = words.index("--record") + 1
         path = Path(words[file])
         words[file] = str(path.with_stem(f"{path.stem}-{number}"))
