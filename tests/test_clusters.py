@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,40 @@ def test_an_interrupt_reaches_an_engine_that_sleeps(cluster: Kernel) -> None:
     assert on_engines(cluster, NAMES) == [[]] * 4
 
 
+OPEN = "len(__import__('ipygpumem.notebook.notebook').notebook.notebook.find_notebook(get_ipython()).experiments.open)"
+BUSY = "rc[1].execute('import time; time.sleep(600)', block=False)"
+STOP_BUSY = "rc.send_signal(2, targets=[1], block=True)\nbusy.wait(30)"
+
+
+@pytest.mark.parametrize(
+    "cell", ["%gpumem status --on 1", "%%experiment a --on 1\n1", "%%experiment a --on gpu\n1", "%experiment end"]
+)
+def test_a_ctrl_c_while_we_wait_leaves_other_cells_of_an_engine_alone(cluster: Kernel, cell: str) -> None:
+    if cell == "%experiment end":
+        works(cluster, "%experiment start a --on 1")
+    works(cluster, f"busy = {BUSY}\nimport threading, time, os\ntime.sleep(0.5)")
+    works(cluster, "threading.Timer(4, os.kill, (os.getpid(), 2)).start()")
+    try:
+        cluster.run(cell, timeout=30)
+        works(cluster, "time.sleep(1)")
+        assert cluster.value("busy.ready()") is False, "what runs there is the user's"
+    finally:
+        works(cluster, STOP_BUSY)
+        cluster.run("%experiment end a --on 1")
+
+
+def test_a_second_ctrl_c_ends_the_waiting_for_an_engine_that_takes_none(cluster: Kernel) -> None:
+    source = f"%%experiment deaf --on 0-1\nimport signal, time\nif {ID} == 1:\n" + (
+        "    before = signal.signal(2, signal.SIG_IGN)\n    time.sleep(9)\n    signal.signal(2, before)"
+    )
+    works(cluster, "import threading, os\nfor at in (2, 4): threading.Timer(at, os.kill, (os.getpid(), 2)).start()")
+    began = time.monotonic()
+    assert cluster.run(source, timeout=60).error == "KeyboardInterrupt"
+    assert time.monotonic() - began < 8
+    assert "its cell goes on" in record(cluster)["engines"][1]["error"]
+    works(cluster, "%experiment end deaf --on 1")
+
+
 def test_an_engine_that_is_busy_is_left_out_and_does_not_begin_later(cluster: Kernel) -> None:
     places = "import ipygpumem.notebook.cluster.experiment as places"
     works(cluster, f"{places}\nbefore = places._START_SECONDS\nplaces._START_SECONDS = 1.0")
@@ -131,6 +166,21 @@ def test_ctrl_c_while_an_engine_is_busy_with_something_else_does_not_reach_it(cl
     assert "engine 1: has not answered" in text
     works(cluster, "busy.wait(60)\nassert busy.successful()")
     assert on_engines(cluster, NAMES) == [[], ["q"], [], []], "its cell has run to the end"
+
+
+def test_an_engine_that_begins_too_late_ends_its_experiment_again(cluster: Kernel) -> None:
+    places = "import ipygpumem.notebook.cluster.experiment as places"
+    works(cluster, f"{places}\nbefore = places._START_SECONDS\nplaces._START_SECONDS = 1.0")
+    slow = "import ipygpumem.notebook.engine as e, time; place = e.place; e.place = lambda: time.sleep(1.5) or place()"
+    works(cluster, f"rc[1].execute({slow!r}, block=True)")
+    try:
+        works(cluster, "%%experiment late --on 0-1\nx = 1")
+        assert record(cluster)["engines"][1]["error"] == "has not answered"
+    finally:
+        works(
+            cluster, "rc[1].execute('e.place = place; del e, place, time', block=True)\nplaces._START_SECONDS = before"
+        )
+    assert cluster.value(f"rc[1].apply_sync(eval, {OPEN!r})") == 0
 
 
 def test_commands_show_figures_of_all_engines_and_each_ones_report(cluster: Kernel) -> None:
@@ -176,6 +226,8 @@ def test_answers_do_not_pile_up_in_the_clients_cache_or_the_hubs(cluster: Kernel
 @pytest.mark.parametrize(
     ("line", "said"),
     [
+        ("%experiment end typo --on all", "no experiment 'typo' is open there"),
+        ("%%experiment a --on all --record /\nx = 1", "/"),
         ("%%experiment a --on 9\nx = 1", "there is no engine 9; there are engines 0-3"),
         ("%%experiment a --on nobody\nx = 1", "--on nobody: write all, gpu, numbers of engines"),
         ("%%experiment a --on gpu\nx = 1", "--on gpu: no engine has a GPU"),
@@ -215,10 +267,34 @@ def test_a_client_that_reconnects_ends_what_an_earlier_one_has_begun(cluster: Ke
     assert on_engines(cluster, NAMES) == [[]] * 4
 
 
+def test_what_a_closed_client_has_begun_does_not_stand_in_the_way(cluster: Kernel) -> None:
+    works(cluster, "%experiment start shut --on all\nrc.close()")
+    try:
+        assert "is closed: connect again" in refusal(cluster, "%experiment end")
+        assert "no experiment is open" in refusal(cluster, "%experiment end")
+    finally:
+        works(cluster, "rc = cluster.connect_client_sync()\nrc.wait_for_engines(4)\nrc.activate()")
+    works(cluster, "%experiment end shut --on all")
+    assert [bool(engine["record"]) for engine in record(cluster)["engines"]] == [True] * 4
+
+
+def test_an_autofit_names_engines_that_take_no_part(cluster: Kernel) -> None:
+    hide = "import sys; sys.modules['ipygpumem.notebook.engine'] = None"
+    works(cluster, f"rc[1].execute({hide!r}, block=True)")
+    try:
+        (text,) = works(cluster, "%%autofit n=2 --on 0-1\nx = n").reports("autofit")
+        assert "engine 1: has no ipygpumem" in text
+    finally:
+        works(cluster, "rc[1].execute('import sys; del sys.modules[\"ipygpumem.notebook.engine\"]', block=True)")
+
+
 def test_a_view_names_its_engines_and_a_closed_client_is_not_asked(cluster: Kernel) -> None:
     works(cluster, "pair = rc[1:3]")
     works(cluster, "%%experiment two --on pair\nx = 1")
     assert [engine["engine"] for engine in record(cluster)["engines"]] == [1, 2]
+    works(cluster, "every = rc.broadcast_view()")
+    works(cluster, "%%experiment wide --on every\nx = 1")
+    assert [engine["engine"] for engine in record(cluster)["engines"]] == [0, 1, 2, 3]
     works(cluster, "other = cluster.connect_client_sync()\nold = other[:]\nother.close()")
     assert "the client of that view is closed" in refusal(cluster, "%%experiment two --on old\n1")
     works(cluster, "del other, old, pair")
@@ -257,4 +333,9 @@ def test_the_extension_leaves_engines_as_it_found_them(kernel: Kernel, tmp_path:
     reply = works(kernel, "%%experiment a --on all\ny = 1")
     assert len(reply.reports()) == 2, "the notebook's line and one report, and none of the engine's"
     assert "RAM" in str(works(kernel, "%px x = 1").displays)
+    works(kernel, "%experiment start a --on all\n%experiment start b --on all")
+    works(kernel, "%experiment end b")
+    assert not any("children" in text for text in works(kernel, "%px x = 1").reports()), "a is still open there"
+    works(kernel, "%px %experiment end")
+    assert any("children" in text for text in works(kernel, "%px x = 1").reports()), "the user has ended it there"
     kernel.run("cluster.stop_cluster_sync()")

@@ -129,3 +129,11 @@ def test_numbers_of_engines_are_ranges() -> None:
 def test_in_a_list_an_experiment_on_a_cluster_has_its_number_of_engines() -> None:
     shown = text.render([experiments_report([merged_record("s", 0.0, 1.0, four(1, 2))])])
     assert shown.splitlines()[-1].split()[-2:] == ["2", "engines"]
+
+
+def test_many_names_that_differ_are_cut() -> None:
+    engines = four(1, 1)
+    names = tuple(f"n{at}" for at in range(100))
+    engines[1] = replace(engines[1], record=replace(engines[1].record, deleted=names))  # type: ignore[type-var]
+    (note,) = [note for note in merged_record("s", 0.0, 1.0, engines).notes if "n19" in note]
+    assert note.endswith(", n19, and 80 more names")

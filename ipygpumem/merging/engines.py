@@ -106,9 +106,9 @@ def _sums(sizes: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(found)
 
 
-def _cut(notes: Sequence[str]) -> tuple[str, ...]:
-    rest = len(notes) - _SHOWN
-    return (*notes[:_SHOWN], *([f"and {rest:,} more notes on engines"] if rest > 0 else []))
+def _cut(texts: Sequence[str], what: str = "notes on engines") -> tuple[str, ...]:
+    rest = len(texts) - _SHOWN
+    return (*texts[:_SHOWN], *([f"and {rest:,} more {what}"] if rest > 0 else []))
 
 
 def place_of(engine: EngineRecord) -> str:
@@ -173,7 +173,7 @@ def _differing(engines: Sequence[EngineRecord]) -> Iterator[str]:
             if len(numbers) < len(own):
                 groups[tuple(numbers)].append(name)
         for some, names in groups.items():
-            yield f"{what} on {engine_numbers(some)} only: {', '.join(names)}"
+            yield f"{what} on {engine_numbers(some)} only: {', '.join(_cut(names, 'names'))}"
 
 
 def _said(engines: Sequence[EngineRecord]) -> Iterator[str]:

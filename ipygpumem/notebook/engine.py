@@ -11,9 +11,9 @@ import platform
 import re
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import IPython
 from IPython import get_ipython
@@ -21,28 +21,53 @@ from IPython import get_ipython
 from ipygpumem.errors import GpuMemError
 from ipygpumem.introspect import type_name
 from ipygpumem.merging.own import rank_of_job
-from ipygpumem.model import ExperimentRecord
+from ipygpumem.model import CellRecord, ExperimentRecord
+from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.commands import experiment
 from ipygpumem.notebook.commands.magics import loaded
 from ipygpumem.notebook.commands.parsing import parse
+from ipygpumem.notebook.experiments.open_experiment import OpenExperiment
 from ipygpumem.notebook.extension import load
 from ipygpumem.notebook.notebook import Notebook, find_notebook
+from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.registry import MAGICS
 from ipygpumem.probes import device_memory
 from ipygpumem.probes.nvml import Nvml
 from ipygpumem.reports import text
+from ipygpumem.reports.layout import Report
 
 _OF_CALL = re.compile(r"_\w+_(f|args|kwargs|result)")
-_QUIET = "_ipygpumem_quiet"
 _BEFORE_FIT = "_ipygpumem_before_fit"
 
 
-class Quiet(NamedTuple):
-    """That our reports are off while a notebook merges them."""
+class Quiet(Part):
+    """Keeps our lines off here while experiments are open whose reports a notebook merges, however they end."""
 
-    name: str
-    report: bool
-    """What the option was before."""
+    def __init__(self, notebook: Notebook) -> None:
+        self._notebook = notebook
+        self._report = False
+        self.open: dict[str, OpenExperiment] = {}
+        """By the notebook's token."""
+
+    def add(self, token: str, opened: OpenExperiment) -> None:
+        """Keep them off until this one is over."""
+        config = self._notebook.tools.config
+        if not self.open:
+            self._report = config.report
+        self.open[token] = opened
+        config.report = False
+
+    def settle(self) -> None:
+        """Put the option back if none is open any more; what the user has switched on since stays on."""
+        if self.open:
+            self.open = {token: item for token, item in self.open.items() if item in self._notebook.experiments.open}
+            if not self.open:
+                self._notebook.tools.config.report |= self._report
+
+    def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
+        """See what the cell has ended."""
+        self.settle()
+        return ()
 
 
 def answer(function: str, *words: Any) -> dict[str, Any]:
@@ -69,27 +94,33 @@ def has_card() -> bool:
     return False
 
 
-def start(line: str) -> dict[str, Any]:
+def start(line: str, token: str) -> dict[str, Any]:
     """Open an experiment as ``%experiment start LINE`` does; our own reports are off until it ends."""
     notebook = _notebook()
     _, options = parse(_command("experiment"), f"start {line}")
     sys.modules["ipyparallel.serialize"].serialize_object(place())  # what the first one imports is not the experiment's
     experiment.start(notebook, options)
-    _hide_reports(notebook, options.name)
+    _quiet(notebook).add(token, notebook.experiments.here()[-1])
     return place()
+
+
+def cancel(token: str) -> None:
+    """End what an earlier question has opened, whose answer came too late."""
+    notebook = find_notebook(get_ipython())
+    opened = None if notebook is None else _quiet(notebook).open.get(token)
+    if notebook is not None and opened is not None and opened in notebook.experiments.open:
+        end(opened.name)
 
 
 def end(name: str) -> dict[str, Any]:
     """End the experiment ``name``, and return its record."""
-    shell, notebook = get_ipython(), find_notebook(get_ipython())
+    notebook = find_notebook(get_ipython())
     open_ones = [] if notebook is None else [item for item in notebook.experiments.open if item.name == name]
     if notebook is None or not open_ones:
         raise GpuMemError(f"no experiment {name!r} is open there")
-    quiet = vars(shell).pop(_QUIET, None)
     open_ones[-1].options.report = "none"
     record = notebook.experiments.finish(open_ones[-1])
-    if quiet is not None:
-        notebook.tools.config.report = quiet.report
+    _quiet(notebook).settle()
     return {**place(), "free": _free(notebook), "record": record.to_dict(), "error": _error_of(record)}
 
 
@@ -164,11 +195,13 @@ def _notebook() -> Notebook:
     return found
 
 
-def _hide_reports(notebook: Notebook, name: str) -> None:
-    shell = notebook.tools.shell
-    if _QUIET not in vars(shell):
-        setattr(shell, _QUIET, Quiet(name, notebook.tools.config.report))
-    notebook.tools.config.report = False
+def _quiet(notebook: Notebook) -> Quiet:
+    for part in notebook.session.parts:
+        if type(part) is Quiet:
+            return part
+    made = Quiet(notebook)
+    notebook.join(made)
+    return made
 
 
 def _free(notebook: Notebook) -> dict[str, int]:
@@ -191,6 +224,7 @@ def _error_of(record: ExperimentRecord) -> str:
 _ASKED: dict[str, Callable[..., Any]] = {
     "has_card": has_card,
     "start": start,
+    "cancel": cancel,
     "end": end,
     "keep": keep,
     "cells": cells,

@@ -6,6 +6,7 @@ Questions travel as text for ``eval``: a function would travel as bytecode, whic
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
@@ -59,24 +60,30 @@ class Engines:
         there = set(self.client.ids)
         return {number: send(self.client[number], number) for number in self.numbers if number in there}
 
-    def wait(self, asked: Asked, seconds: float | None = None, *, progress: Progress = unseen) -> bool:
-        """Wait for all answers, for so long at most, or until Ctrl-C; return whether there was one.
+    def wait(
+        self, asked: Asked, seconds: float | None = None, *, progress: Progress = unseen, to_all: bool = False
+    ) -> bool:
+        """Wait for all answers, for so long at most; a Ctrl-C ends the waiting.
 
-        It goes to no engine: one that does not answer may be at work on something else.
+        Args:
+            asked: what to wait for.
+            seconds: so long at most.
+            progress: is told how many have answered.
+            to_all: a Ctrl-C goes to the engines that have no answer yet, too. Only for cells that we run: an engine
+                that has not begun what we ask runs something else of the user's.
+
+        Returns:
+            Whether there was a Ctrl-C.
         """
         try:
             self._wait(asked, seconds, progress)
         except KeyboardInterrupt:
+            if to_all:
+                with contextlib.suppress(KeyboardInterrupt):  # a second one: it has been long enough
+                    self.interrupt(unanswered(asked))
+                    self._wait(asked, _GRACE_SECONDS, progress)
             return True
         return False
-
-    def wait_for_cell(self, running: Asked, seconds: float | None = None, *, progress: Progress = unseen) -> bool:
-        """Wait until a cell has ended, as ``wait`` does; a Ctrl-C goes to the engines that still run it."""
-        if not self.wait(running, seconds, progress=progress):
-            return False
-        self.interrupt(unanswered(running))
-        self.wait(running, _GRACE_SECONDS, progress=progress)
-        return True
 
     def _wait(self, asked: Asked, seconds: float | None, progress: Progress) -> None:
         until = None if seconds is None else time.monotonic() + seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 from ipygpumem.errors import ClusterError
 from ipygpumem.merging.engines import engine_numbers, merged_record
 from ipygpumem.model import CellRecord, EngineRecord, ExperimentRecord
-from ipygpumem.notebook.cluster.engines import Asked, Engines, answers, lost
+from ipygpumem.notebook.cluster.engines import Asked, Engines, answers, lost, unanswered
 from ipygpumem.objects.progress import Progress, unseen
 
 _START_SECONDS = 30.0
@@ -60,16 +61,18 @@ class ClusterExperiment:
             ClusterError: none of them could.
             KeyboardInterrupt: Ctrl-C; those that had begun have ended it.
         """
-        asked = self.all.ask_each("start", {number: (_for_engine(line, number),) for number in self.all.numbers})
+        token = uuid.uuid4().hex
+        asked = self.all.ask_each("start", {number: (_for_engine(line, number), token) for number in self.all.numbers})
         interrupted = self.all.wait(asked, _START_SECONDS)
         self._places, self._failed = answers(asked, self.all.numbers)
         self.engines = self.all.only(self._places)
         self.all.forget(asked)
+        self.all.only(unanswered(asked)).ask("cancel", token)  # which have begun, and answer too late
         if interrupted:
             self.end(unseen)
             raise KeyboardInterrupt
         if not self._places:
-            raise ClusterError("; ".join(_together(self._failed)))
+            raise ClusterError(self.reasons)
         self._sent = len(self.all.client.history)
 
     def run(self, source: str, wait: Wait) -> tuple[Asked, bool]:
@@ -116,6 +119,16 @@ class ClusterExperiment:
         return last, busy
 
     @property
+    def reasons(self) -> str:
+        """Who failed, and why."""
+        return "; ".join(_together(self._failed))
+
+    @property
+    def records(self) -> list[ExperimentRecord]:
+        """Those of the engines, once it is over."""
+        return [own.record for own in (self.record.engines if self.record else ()) if own.record is not None]
+
+    @property
     def elapsed_seconds(self) -> float:
         """Time since the start."""
         return time.perf_counter() - self._started
@@ -144,7 +157,7 @@ class ClusterExperiment:
 def _for_engine(line: str, number: int) -> str:
     """Return the words for one engine: each writes a file of its own, ``memory-3.pickle`` of engine 3."""
     words = shlex.split(line.replace("--record=", "--record "))
-    if "--record" in words[:-1]:
+    if "--record" in words[:-1] and Path(words[words.index("--record") + 1]).name:
         file = words.index("--record") + 1
         path = Path(words[file])
         words[file] = str(path.with_stem(f"{path.stem}-{number}"))

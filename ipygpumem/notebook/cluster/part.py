@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ipygpumem.model import CellRecord
 from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.cluster.experiment import ClusterExperiment
+from ipygpumem.notebook.cluster.targets import is_closed
 from ipygpumem.notebook.experiments.stack import Experiments
 from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.parts.subscribers import Subscribers
@@ -32,6 +33,8 @@ class Cluster(Part):
             return ()
         lines = []
         for experiment in self.open:
+            if is_closed(experiment.all.client):
+                continue
             cells, busy = experiment.new_cells()
             if cells and self._tools.config.report:
                 lines.append(

@@ -22,9 +22,9 @@ def engines_of(shell: Any, words: str) -> Engines:
         ClusterError: there is no cluster, or it has no such engine.
     """
     named = shell.user_ns.get(words)
-    if type(named) is _library("DirectView"):
+    if type(named) in (_library("DirectView"), _library("BroadcastView")):
         client, numbers = named.client, named.targets
-        if _is_closed(client):
+        if is_closed(client):
             raise ClusterError(f"--on {words}: the client of that view is closed")
         return _checked(client, client.ids if numbers == "all" or numbers is None else numbers)
     client = _client(shell)
@@ -69,7 +69,8 @@ def _library(name: str) -> Any:
     return getattr(sys.modules.get("ipyparallel"), name, ())
 
 
-def _is_closed(client: Any) -> bool:
+def is_closed(client: Any) -> bool:
+    """Whether nothing can be asked through it any more."""
     return getattr(client, "_closed", False) is True
 
 
@@ -81,11 +82,11 @@ def _client(shell: Any) -> Any:
         raise ClusterError("--on needs ipyparallel 8 or newer")
     magics = shell.magics_manager.registry.get("ParallelMagics")
     view = getattr(magics, "view", None)
-    if view is not None and not _is_closed(view.client):
+    if view is not None and not is_closed(view.client):
         return view.client
     kind = _library("Client")
     found = [value for value in list(shell.user_ns.values()) if type(value) is kind]
-    clients = {id(client): client for client in found if not _is_closed(client)}
+    clients = {id(client): client for client in found if not is_closed(client)}
     if len(clients) > 1:
         raise ClusterError("--on: there are several clusters; name a view, such as view = rc[:] and --on view")
     if not clients:

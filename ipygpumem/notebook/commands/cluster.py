@@ -11,7 +11,7 @@ from ipygpumem.merging.merge import kind_of
 from ipygpumem.notebook.cluster.engines import Asked, answers, raise_errors, show_outputs
 from ipygpumem.notebook.cluster.experiment import ClusterExperiment
 from ipygpumem.notebook.cluster.part import Cluster
-from ipygpumem.notebook.cluster.targets import engines_of
+from ipygpumem.notebook.cluster.targets import engines_of, is_closed
 from ipygpumem.notebook.commands.magics import loaded
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
@@ -62,7 +62,7 @@ def _run_cell(notebook: Notebook, options: Options, line: str, cell: str) -> lis
         results: Asked = {}
         try:
             results, interrupted = experiment.run(
-                cell, lambda running: engines.wait_for_cell(running, progress=progress)
+                cell, lambda asked: engines.wait(asked, progress=progress, to_all=True)
             )
         finally:
             interrupted_end = experiment.end(progress)
@@ -79,7 +79,7 @@ def _run_cell(notebook: Notebook, options: Options, line: str, cell: str) -> lis
 
 def _start(notebook: Notebook, options: Options, line: str) -> list[Report]:
     experiment = ClusterExperiment(options.name, engines_of(notebook.tools.shell, options.on), options.report)
-    for other in [item for item in _cluster(notebook).open if item.name == options.name]:
+    for other in _open_as(notebook, options.name):
         notebook.tools.screen.show(end(notebook, other))
     experiment.start(line)
     _cluster(notebook).open.append(experiment)
@@ -96,8 +96,21 @@ def _cluster(notebook: Notebook) -> Cluster:
     return made
 
 
+def _open_as(notebook: Notebook, name: str) -> list[ClusterExperiment]:
+    """Return what is open under a name, without that which a closed client has begun."""
+    cluster = _cluster(notebook)
+    cluster.open[:] = [item for item in cluster.open if item.name != name or not is_closed(item.all.client)]
+    return [item for item in cluster.open if item.name == name]
+
+
 def end(notebook: Notebook, experiment: ClusterExperiment) -> list[Report]:
     """End an experiment that engines have open, and return its report."""
+    if is_closed(experiment.all.client):
+        _open_as(notebook, experiment.name)
+        raise ClusterError(
+            f"the client that began {experiment.name!r} is closed: connect again, and end it with "
+            "%experiment end NAME --on all"
+        )
     with notebook.tools.live.work(f"experiment {experiment.name}") as progress:
         experiment.end(progress)
     return _cluster(notebook).ended(experiment)
@@ -111,14 +124,18 @@ def described(experiment: ClusterExperiment) -> str:
 
 def _end_elsewhere(notebook: Notebook, options: Options) -> list[Report]:
     """End an experiment by name, even one that another client has started."""
-    named = [item for item in _cluster(notebook).open if item.name == options.name]
+    named = _open_as(notebook, options.name)
     if named:
         return end(notebook, named[-1])
     if not options.name:
         raise ClusterError("%experiment end --on: which experiment? Write its name")
     experiment = ClusterExperiment(options.name, engines_of(notebook.tools.shell, options.on))
     experiment.engines = experiment.all
-    return end(notebook, experiment)
+    with notebook.tools.live.work(f"experiment {experiment.name}") as progress:
+        experiment.end(progress)
+    if not experiment.records:
+        raise ClusterError(experiment.reasons)
+    return _cluster(notebook).ended(experiment)
 
 
 def _look(notebook: Notebook, magic: str, line: str, options: Options) -> list[Report]:

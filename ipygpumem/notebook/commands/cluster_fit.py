@@ -46,7 +46,7 @@ def fit(notebook: Notebook, options: Options, cell: str) -> list[Report]:
         _end(engines, start, fits=False)
         raise
     _end(engines, start, fits=plan.best is not None)
-    reports = [autofit_report(tries, remarks, plan)]
+    reports = [autofit_report(tries, list(dict.fromkeys(remarks)), plan)]
     if plan.best is None:
         notebook.tools.screen.show(reports)
         raise AutofitError(nothing_fits(tries, {}, wanted.share, exhausted=plan.exhausted))
@@ -79,6 +79,7 @@ def _try(
     verdicts: dict[int, str] = {}
     try:
         experiment.start(f"{_NAME} --report none")
+        left_out = experiment.reasons
         results, interrupted = experiment.run(cell, lambda running: _wait(engines, running))
         cells, _ = experiment.new_cells(_ANSWER_SECONDS)
         headroom = 0.0 if plan.repeats else share  # what fitted with headroom may take a little of it again
@@ -96,20 +97,21 @@ def _try(
         raise_errors(results)
     outcome = next((verdicts[number] for number in large), FITS)
     tries.append(_merged_try(values, outcome, time.perf_counter() - began, cells, large))
-    return not large, [f"{shown(values)}: {outcome} on {engine_numbers(large)}"] if large else []
+    said = [f"{left_out}: takes no part"] if left_out else []
+    return not large, said + ([f"{shown(values)}: {outcome} on {engine_numbers(large)}"] if large else [])
 
 
 def _wait(engines: Engines, results: Asked) -> bool:
     """Wait for all; once one has failed, the others are stopped if they do not end by themselves."""
     until = None
     while unanswered(results):
-        if engines.wait_for_cell(results, _POLL_SECONDS):
+        if engines.wait(results, _POLL_SECONDS, to_all=True):
             return True
         if until is None and failed(results):
             until = time.monotonic() + _GRACE_SECONDS
         if until is not None and time.monotonic() > until:
             engines.interrupt(unanswered(results))
-            return engines.wait_for_cell(results, _ANSWER_SECONDS)
+            return engines.wait(results, _ANSWER_SECONDS, to_all=True)
     return False
 
 
