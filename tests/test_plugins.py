@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import ProbeError
@@ -19,6 +21,8 @@ from ipygpumem.measuring import plugins
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.measuring.plugins import PluginProbe
 from ipygpumem.model import Reading
+from ipygpumem.notebook import session
+from ipygpumem.notebook.notebook import current_notebook
 from tests.fakes import FakeProbe
 from tests.kernel import Kernel
 
@@ -206,6 +210,8 @@ def test_two_of_our_probes_of_one_class_have_failures_of_their_own() -> None:
 
 TOY = '''
 from ipygpumem.model import Reading
+from ipygpumem.notebook import session
+from ipygpumem.notebook.notebook import current_notebook
 
 class Pool:
     """A pool of memory on a device that nobody else knows."""
@@ -300,3 +306,27 @@ def test_a_script_registers_a_probe_and_hears_at_once_if_it_does_not_work(instal
     step, error = done.stdout.splitlines()
     assert "mine +5 MiB, peak +5 MiB" in step
     assert error == "RuntimeError: no such card"
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_the_first_cell_waits_a_moment_for_the_look_at_packages_and_others_do_not(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    """What that look takes is not the cell's; if it hangs, cells go on."""
+    looked, may_end = [], threading.Event()
+
+    def slow(**_: str) -> list[Any]:
+        may_end.wait(60 if hangs else 0.1)
+        looked.append(True)
+        return []
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", slow)
+    if hangs:
+        monkeypatch.setattr(session, "SETTLE_SECONDS", 0.01)
+    shell.user_ns["looked"] = looked
+    shell.run_line_magic("load_ext", "ipygpumem")
+    shell.run_cell("seen = len(looked)")
+    assert shell.user_ns["seen"] == (not hangs)
+    assert current_notebook().tools.settled.is_set()
+    may_end.set()
+    shell.run_line_magic("unload_ext", "ipygpumem")

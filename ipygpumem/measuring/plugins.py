@@ -26,6 +26,8 @@ from ipygpumem.probes.pools import POOLS
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+SETTLE_SECONDS = 0.5
+"""The longest that the first span waits for that look."""
 GROUP = "ipygpumem.probes"
 
 _OWN = TORCH_DEVICES | POOLS.keys() | {"cpu"}
@@ -182,8 +184,13 @@ def _listed(words: Iterable[str]) -> str:
     return ", ".join(sorted(words))
 
 
-def find_installed(meter: Meter) -> None:
-    """Let ``meter`` look for installed probes, in its thread: to read what all packages say takes 40 ms."""
+def find_installed(meter: Meter) -> threading.Event:
+    """Let ``meter`` look for installed probes, in its thread: to read what all packages say takes 40 ms, and a MiB.
+
+    Returns:
+        What is set once that is done: the first span waits for it, or it would be charged with that.
+    """
+    settled = threading.Event()
 
     def look() -> None:
         from importlib.metadata import entry_points
@@ -194,8 +201,10 @@ def find_installed(meter: Meter) -> None:
         except Exception as error:  # a package whose files are broken
             meter.failures[GROUP] = f"{type_name(error)}: {_text(error)}"
         meter.worker.remove(look)
+        settled.set()
 
     meter.worker.add(look)
+    return settled
 
 
 def _made(entry: EntryPoint) -> Any:

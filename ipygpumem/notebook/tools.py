@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,8 @@ class Tools:
     screen: Screen
     live: Live
     scales: Scales
+    settled: threading.Event
+    """Set once our own work of loading is over, which goes on in a thread."""
 
     @property
     def namespace(self) -> dict[str, Any]:
@@ -49,8 +52,9 @@ def tools_for(shell: Any, config: IPyGpuMem, probes: Sequence[Probe] = ()) -> To
     host = HostProbe(exact=config.host_peak == "kernel")
     find_more = None if probes else finder()
     meter = Meter(probes or [host], find_more=find_more, sample_seconds=config.sample_seconds)
-    if not probes:
-        find_installed(meter)
+    settled = threading.Event() if probes else find_installed(meter)
+    if probes:
+        settled.set()
     cells = CellStack()
     ticker = Ticker(cells, meter)
     wire = Wire(shell) if hasattr(shell, "kernel") else None
@@ -66,4 +70,5 @@ def tools_for(shell: Any, config: IPyGpuMem, probes: Sequence[Probe] = ()) -> To
         screen=Screen(shell, config, wire),
         live=Live(shell, config, ticker, wire),
         scales=Scales(),
+        settled=settled,
     )
