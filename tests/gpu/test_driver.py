@@ -141,7 +141,7 @@ def test_processes_that_the_driver_does_not_tell(machine: Callable[..., None], p
 
 HOLD = """
 import os, subprocess, sys
-code = "import torch; x = torch.zeros(700 << 20, dtype=torch.uint8, device='cuda'); print('holding', flush=True); input()"
+code = "import torch; x = torch.zeros(700 << 20, dtype=torch.uint8, device='cuda'); print('holding', flush=1); input()"
 job = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "CUDA_VISIBLE_DEVICES": "1"},
                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 assert job.stdout.readline().strip() == "holding"
