@@ -1,5 +1,6 @@
 """Reads accelerators through torch: CUDA and ROCm, XPU, MPS. torch is found in ``sys.modules``, never imported.
 
+torch's other devices are read in ``pools/torch.py``.
 A device counts as used once the user's own code has initialised its backend; until then it is left out, so
 that measuring never creates a context (which would cost hundreds of MiB).
 """
@@ -52,6 +53,14 @@ def loaded_torch() -> Any | None:
     module = sys.modules.get("torch")
     # Asked at every boundary, several times: the check of subclasses takes longer than the rest.
     return module if type(module) is ModuleType or is_instance(module, ModuleType) else None
+
+
+def other_accelerator() -> str:
+    """Return the name of torch's kind of accelerator if it has no probe here (MTIA, a plug-in's); empty without one."""
+    ask = getattr(getattr(loaded_torch(), "_C", None), "_accelerator_getAccelerator", None)  # from torch 2.6 on
+    device = None if ask is None else ask()
+    name = "" if device is None else str(device.type)
+    return "" if name in TORCH_DEVICES else name
 
 
 def uncounted() -> str:

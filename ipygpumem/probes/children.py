@@ -15,10 +15,12 @@ class Child(NamedTuple):
     pid: int
     name: str
     started_at: float
-    """Unix time, to some hundredths of a second."""
+    """Unix time, on Linux to half a hundredth of a second; of what a child has started, the start of that child."""
     memory_bytes: int
     is_shared_out: bool
     """Whether pages that processes share count for each by its share (PSS); else they count fully (RSS)."""
+    on_devices: tuple[tuple[str, int], ...] = ()
+    """What it has on each device, as far as somebody has asked and can tell."""
 
 
 def children() -> list[Child]:
@@ -26,11 +28,15 @@ def children() -> list[Child]:
     import psutil
 
     found = []
-    for process in psutil.Process().children(recursive=True):
+    below = {process.pid: process for process in psutil.Process().children(recursive=True)}
+    for process in below.values():
         with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
             memory = process.memory_full_info()
             size, is_shared_out = getattr(memory, "pss", 0), hasattr(memory, "pss")
-            started = _started_at(process.pid) or process.create_time()
+            first = process  # torchrun starts its workers seconds after the cell that has started torchrun
+            while (parent := below.get(first.ppid())) is not None:
+                first = parent
+            started = _started_at(first.pid) or first.create_time()
             found.append(Child(process.pid, process.name(), started, int(size or memory.rss), is_shared_out))
     return sorted(found, key=lambda child: -child.memory_bytes)
 
@@ -39,7 +45,8 @@ def _started_at(pid: int) -> float | None:
     """Return when a process was started; None where there is no /proc. psutil's figure is a second off on Linux."""
     try:
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-        age = float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
+        # Of the tick in which it was started, the middle.
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - (ticks + 0.5) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, AttributeError):
         return None
     return time.time() - age

@@ -253,15 +253,16 @@ def _processes(library: Any, handle: Any, used: int, *, has_context: bool) -> tu
     return sizes, ""
 
 
-def process_name(pid: int) -> str:
-    """Return the name of a process that the driver lists; empty where it cannot be seen from here.
-
-    The driver's process ids are the system's. In a container with ids of its own the same number is another process,
-    so no name is given there.
-    """
+def sees_system_processes() -> bool:
+    """Whether process ids here are the system's, which are the driver's: not in a container with ids of its own."""
     with contextlib.suppress(OSError):  # elsewhere than on Linux there are no such namespaces
-        if str(Path("/proc/self/ns/pid").readlink()) != _FIRST_NAMESPACE:
-            return ""
-    with contextlib.suppress(psutil.Error, ValueError):  # it ended meanwhile, or is not ours to see
-        return psutil.Process(pid).name()
+        return str(Path("/proc/self/ns/pid").readlink()) == _FIRST_NAMESPACE
+    return True
+
+
+def process_name(pid: int) -> str:
+    """Return the name of a process that the driver lists; empty where it cannot be seen from here."""
+    if sees_system_processes():
+        with contextlib.suppress(psutil.Error, ValueError):  # it ended meanwhile, or is not ours to see
+            return psutil.Process(pid).name()
     return ""

@@ -18,10 +18,11 @@ from ipygpumem.errors import said
 from ipygpumem.introspect import is_instance
 from ipygpumem.model import Reading
 from ipygpumem.objects.arrays import library_type
-from ipygpumem.probes.accelerators import TORCH_DEVICES, loaded_torch, uncounted
+from ipygpumem.probes.accelerators import TORCH_DEVICES, loaded_torch, other_accelerator, uncounted
 from ipygpumem.probes.allocator import Snapshot, snapshots
+from ipygpumem.probes.children import Child, children
 from ipygpumem.probes.host import host_figures
-from ipygpumem.probes.nvml import DeviceWide, Nvml
+from ipygpumem.probes.nvml import DeviceWide, Nvml, sees_system_processes
 from ipygpumem.probes.pages import anonymous_bytes
 from ipygpumem.reconcile.device import Storage, card_parts, device_parts
 from ipygpumem.reconcile.host import host_parts
@@ -41,6 +42,16 @@ class Findings:
     reconciliations: list[Reconciliation] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
     """What could not be asked, and the error."""
+    children: list[Child] = field(default_factory=list)
+    """The processes that this one has started."""
+
+    def note_processes(self, device: str, wide: DeviceWide) -> None:
+        """Note what each child has on a device, where the driver's process ids are those that are seen from here."""
+        sizes = dict(wide.others) if sees_system_processes() else {}
+        self.children = [
+            child._replace(on_devices=(*child.on_devices, (device, sizes[child.pid]))) if child.pid in sizes else child
+            for child in self.children
+        ]
 
     def attempt(self, name: str, question: Callable[[], T], otherwise: T) -> T:
         """Return the answer to ``question``; ``otherwise`` if it fails, which is noted under ``name``."""
@@ -65,6 +76,10 @@ def reconcile(
     if look is not None:
         held = findings.attempt("tensors and arrays", lambda: list(look()), None)
     findings.readings = read()
+    findings.children = findings.attempt("child processes", children, findings.children)
+    if (host := findings.readings.get("cpu")) is not None and findings.children:
+        below = sum(child.memory_bytes for child in findings.children)
+        findings.readings = {**findings.readings, "cpu": host._replace(children_bytes=below)}
     blocks: dict[str, Snapshot] = {}
     for backend in ("cuda", "xpu"):
         none: dict[str, Snapshot] = {}
@@ -73,13 +88,13 @@ def reconcile(
     for device, reading in findings.readings.items():
         if device == "cpu":
             ask = functools.partial(_host, reading, held)
-        elif device.partition(":")[0] in TORCH_DEVICES:
-            ask = functools.partial(_device, nvml, reading, blocks.get(device), held, findings.readings)
+        elif device.partition(":")[0] in {*TORCH_DEVICES, other_accelerator()}:
+            ask = functools.partial(_device, nvml, reading, blocks.get(device), held, findings)
         else:
             continue  # another library's pool, which is a part of its device; a probe that others wrote
         findings.reconciliations += findings.attempt(device, ask, [])
     if not any(device.startswith("cuda:") for device in findings.readings):
-        findings.reconciliations += findings.attempt("NVML", functools.partial(_cards, nvml, findings.readings), [])
+        findings.reconciliations += findings.attempt("NVML", functools.partial(_cards, nvml, findings), [])
     findings.attempt("NVML", nvml.close, None)
     return findings
 
@@ -88,15 +103,16 @@ def _host(reading: Reading, held: list[Storage] | None) -> list[Reconciliation]:
     return [host_parts(host_figures(reading.children_bytes), held, anonymous_bytes)]
 
 
-def _cards(nvml: Nvml, readings: Mapping[str, Reading]) -> list[Reconciliation]:
+def _cards(nvml: Nvml, findings: Findings) -> list[Reconciliation]:
     """Return the driver's cards where torch has used none: asking the driver creates no context."""
     found, cards = [], list(nvml.cards())
     # Which of several cards a library means by its number, only torch could tell.
-    pools = tuple(parts_of(readings, 0, is_only=True)) if len(cards) == 1 else ()
+    pools = tuple(parts_of(findings.readings, 0, is_only=True)) if len(cards) == 1 else ()
     for card in cards:
         use = "used, but not by torch, as torch reports" if card.wide.own_bytes else "not used by this process yet"
         if card.wide.own_bytes is None:
             use = "the driver does not say whether this process uses it"
+        findings.note_processes(f"nvml:{card.index}", card.wide)
         note = f"{card.model}, by the driver's numbers: {use}"
         found.append(dataclasses.replace(card_parts(f"nvml:{card.index}", card.wide, pools), notes=(note,)))
     return found
@@ -107,7 +123,7 @@ def _device(
     reading: Reading,
     snapshot: Snapshot | None,
     held: list[Storage] | None,
-    readings: Mapping[str, Reading],
+    findings: Findings,
 ) -> list[Reconciliation]:
     backend, _, number = reading.device.partition(":")
     module: Any = getattr(loaded_torch(), backend, None)
@@ -115,13 +131,14 @@ def _device(
     notes: tuple[str, ...] = ()
     if backend == "cuda" and module is not None:
         wide = _asked(nvml, module, index, reading)
+        findings.note_processes(reading.device, wide)
     if backend == "cuda" and (why := uncounted()):
         notes = (f"{why}: its tensors are part of what the driver says of this process",)
     if reading.reserved_bytes and module is not None:
         notes += _state_of_context(module, index)
     if backend == "cuda" and snapshot is not None:
         notes += _against_gaps(snapshot)
-    pools = pools_on(index, readings) if backend == "cuda" else ()
+    pools = pools_on(index, findings.readings) if backend == "cuda" else ()
     return [device_parts(reading, snapshot, wide, held, notes, pools)]
 
 

@@ -2,7 +2,7 @@
 
 The kernel counts pages by several measures that overlap. Each byte is given to the first of these that claims it:
 free, this process (``RssAnon``, ``RssShmem``, ``RssFile``), the cache that can be taken back (``MemAvailable`` less
-what is free, or the group's own statistics), child processes (RSS). What is left is in use by others.
+what is free, or the group's own statistics), child processes (PSS). What is left is in use by others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Resident = Callable[[list[tuple[int, int]]], list[int]]
 _OBJECTS = "Python objects, libraries' own data: delete names, then %gpumem free"
 _SHARED = "data loaders' batches, pinned memory, /dev/shm: close what made it"
 _FILES = "code and mapped data: dropped by the kernel when it needs room"
-_CHILDREN = "data loaders and their like, by RSS (shared pages included): end them"
+_CHILDREN = "data loaders and their like, shared pages by share where that is known (PSS): end them"
 _OTHERS = "end what you do not need, such as other notebooks' kernels"
 _CACHE = "files kept for later: the system frees them when somebody needs room"
 _WITHHELD = "within the container's limit, but in use by the rest of the machine"

@@ -12,8 +12,8 @@ from ipygpumem.units import format_bytes
 
 _ROWS_SHOWN = 24
 _CHILDREN_SHOWN = 10
-_CLOCK_SECONDS = 0.03
-"""A process's clock and ours differ by up to so much: the kernel counts hundredths."""
+_CLOCK_SECONDS = 0.01
+"""A process's clock and ours differ by up to so much: the kernel counts hundredths, and we take their middle."""
 
 
 def status_report(
@@ -37,17 +37,25 @@ def status_report(
 
 def _children_table(children: Sequence[Child], cells: Sequence[CellRecord]) -> Table:
     """Return the processes below this one, each with the cell during which it was started."""
-    rest = children[_CHILDREN_SHOWN:]
+    largest = sorted(children, key=lambda child: (-sum(dict(child.on_devices).values()), -child.memory_bytes))
+    rest = largest[_CHILDREN_SHOWN:]
     rows = [
-        (format_bytes(child.memory_bytes), str(child.pid), clean_name(child.name), started_in(child, cells))
-        for child in children[:_CHILDREN_SHOWN]
+        (
+            format_bytes(child.memory_bytes),
+            ", ".join(f"{device_label(device)} {format_bytes(size)}" for device, size in child.on_devices),
+            str(child.pid),
+            clean_name(child.name),
+            started_in(child, cells),
+        )
+        for child in largest[:_CHILDREN_SHOWN]
     ]
     if rest:
         size = format_bytes(sum(child.memory_bytes for child in rest))
-        rows.append((size, "", f"and {len(rest):,} smaller", ""))
+        rows.append((size, "", "", f"and {len(rest):,} smaller", ""))
     kind = "PSS: shared pages count by share" if children[0].is_shared_out else "RSS: shared pages count fully"
-    columns = ("size", "process", "name", "started in")
-    return Table(f"child processes, by {kind}", columns, tuple(rows), frozenset({"size", "process"}))
+    columns = ("size", "on devices", "process", "name", "started in")
+    table = Table(f"child processes, by {kind}", columns, tuple(rows), frozenset(columns[:3]))
+    return table.without_empty()
 
 
 def started_in(child: Child, cells: Sequence[CellRecord]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from ipygpumem.units import GIB, MIB
+from ipygpumem.units import GIB, MIB, parse_bytes
 from tests.gpu.support import DEVICE, Card, other_process, ready, run_ok, script, started_kernel
 
 READ = """
@@ -136,3 +137,33 @@ def test_processes_that_the_driver_does_not_tell(machine: Callable[..., None], p
     assert f"other processes: {why}" in status
     assert "others" not in status
     assert "unknown: context, libraries and other processes" in status
+
+
+HOLD = """
+import os, subprocess, sys
+code = "import torch; x = torch.zeros(700 << 20, dtype=torch.uint8, device='cuda'); print('holding', flush=1); input()"
+job = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "CUDA_VISIBLE_DEVICES": "1"},
+                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+assert job.stdout.readline().strip() == "holding"
+"""
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("processes", ["listed", "hidden"])
+def test_what_a_child_has_on_a_card(machine: Callable[..., None], processes: str) -> None:
+    """Beside a process that a cell has started stands what it has on each card, where the driver tells that."""
+    machine(cards=2, **({} if processes == "listed" else {"processes": processes}))
+    with started_kernel() as kernel:
+        run_ok(kernel, HOLD)
+        pid = kernel.value("job.pid")
+        for device in ("nvml:1", DEVICE[:-1] + "1"):  # the kernel uses no card yet; then it does
+            (status,) = run_ok(kernel, "%gpumem status").reports("status")
+            (row,) = [line for line in status[status.index("child processes, by") :].splitlines() if f" {pid} " in line]
+            if processes == "listed":
+                found = re.search(rf"{device} ([\d.]+ [MG]iB)", row)
+                assert found is not None, row
+                assert 700 * MIB <= parse_bytes(found[1]) < 2 * GIB
+            else:
+                assert device not in row
+            ready(kernel)
+        run_ok(kernel, "job.communicate('go')")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
+import threading
+import time
+from collections.abc import Iterator
 
+from ipygpumem.introspect import text_of
+from ipygpumem.model import CellRecord
 from ipygpumem.notebook.commands.experiment import described
 from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.ipython.sources import number_of_input
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.objects.inventory.survey import roles_of_objects
-from ipygpumem.probes.children import Child, children
 from ipygpumem.reconcile import findings
 from ipygpumem.reports.layout import Report, count
 from ipygpumem.reports.status import status_report
@@ -33,12 +38,19 @@ def status(notebook: Notebook, options: Options) -> list[Report]:
     )
     lines = [described(experiment) for experiment in experiments.open] or ["no experiment is open"]
     found = reconcile(notebook)
-    nobody: list[Child] = []
-    below = found.attempt("child processes", children, nobody)
     lines += [f"{probe} cannot be read: {error}" for probe, error in notebook.tools.meter.failures.items()]
     lines += [f"{source} cannot be read: {error}" for source, error in found.failures.items()]
-    cells = notebook.session.history
-    return [status_report(headline, lines, found.readings.values(), found.reconciliations, below, list(cells))]
+    cells = [*notebook.session.history, *_running(notebook)]
+    readings = found.readings.values()
+    return [status_report(headline, lines, readings, found.reconciliations, found.children, cells)]
+
+
+def _running(notebook: Notebook) -> Iterator[CellRecord]:
+    """Yield the cells that run, as far as they have come: they may have started processes, too."""
+    cells = notebook.tools.cells
+    for cell in [*cells.running(), *cells.of_others(threading.get_ident())]:
+        number = number_of_input(notebook.tools.shell, text_of(getattr(cell.info, "raw_cell", None)))
+        yield CellRecord(number, None, None, cell.started_at, time.time() - cell.started_at, True, None, ())
 
 
 def reconcile(notebook: Notebook) -> findings.Findings:

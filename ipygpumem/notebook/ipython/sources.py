@@ -73,6 +73,12 @@ def running_cell(shell: Any) -> int:
     return len(shell.history_manager.input_hist_parsed) - 1
 
 
+def number_of_input(shell: Any, raw: str) -> int | None:
+    """Return the number of the last cell that was typed so; several run at once where there are subshells."""
+    inputs, wanted = shell.history_manager.input_hist_raw, raw.rstrip("\n")
+    return next((number for number in range(len(inputs) - 1, 0, -1) if inputs[number] == wanted), None)
+
+
 def cell_that_bound(shell: Any, name: str, without: Container[int | None] = ()) -> int | None:
     """Return the last cell whose own code binds ``name``, leaving out those ``without``."""
     for number, source in _cells(shell):

@@ -27,6 +27,8 @@ class Pool(NamedTuple):
     """The most that it ever had in use; None where it does not tell."""
     reserved_bytes: int | None = None
     limit_bytes: int | None = None
+    kind: str = ""
+    """What the device is called, if not by the library's name."""
 
 
 class PoolProbe:
@@ -58,8 +60,9 @@ class PoolProbe:
     def _reading(self, pool: Pool) -> Reading:
         current, highest = pool.in_use_bytes, pool.highest_bytes or 0
         self._highest[pool.number] = highest
+        name = pool.kind or self.name
         return Reading(
-            self.name if pool.number is None else f"{self.name}:{pool.number}",
+            name if pool.number is None else f"{name}:{pool.number}",
             current,
             max(current, highest) if highest > self._marks.get(pool.number, 0) else current,
             "sampled",
@@ -95,11 +98,10 @@ def finder() -> Callable[[], list[Probe]]:
 
 
 def _probes_of(name: str) -> list[Probe]:
-    if name == "torch":
-        return accelerators()
-    if not is_loaded(name):
+    own = accelerators() if name == "torch" else []
+    if not own and (name == "torch" or not is_loaded(name)):
         return []
-    return [PoolProbe(name, importlib.import_module(f"{__name__}.{name}").pools)]
+    return [*own, PoolProbe(name, importlib.import_module(f"{__name__}.{name}").pools)]
 
 
 def is_loaded(name: str) -> bool:

@@ -1,0 +1,168 @@
+"""Jobs of several processes that cells start: each process is listed with its cell, and none is ever ended by us."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.kernel import Kernel
+from tests.steps import kernel_with, works
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="PSS and the exact time of a start are Linux's"),
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch, of the extra 'torch'"),
+]
+
+MODULE = """
+import os, time
+
+def work(rank=0):
+    block = bytearray(b"x") * (64 << 20)
+    open(os.path.join(os.path.dirname(__file__), f"ready-{os.getpid()}"), "w").close()
+    time.sleep(600)
+
+if __name__ == "__main__":
+    work()
+"""
+LOADER = """
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, index): return torch.ones(1 << 10)
+shared = bytearray(b"x") * (128 << 20)  # which forked workers share
+batches = iter(torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=2))
+batch = next(batches)
+"""
+TORCHRUN = (
+    "run = subprocess.Popen([sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2', "
+    "'job.py'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)"
+)
+LAUNCHER = """
+import accelerate, contextlib, io, threading, time
+def train():
+    job.work()
+def look():
+    while len([name for name in os.listdir() if name.startswith("ready-")]) < {ready}:
+        time.sleep(0.05)
+    shell.run_line_magic("gpumem", "status")
+    for child in psutil.Process().children():
+        if child.pid not in before:
+            child.terminate()
+before = {{child.pid for child in psutil.Process().children()}}
+shell = get_ipython()
+looking = threading.Thread(target=look)
+looking.start()
+with contextlib.suppress(Exception):  # its workers were ended, as they never end by themselves
+    accelerate.notebook_launcher(train, (), num_processes=2, use_port="0")
+looking.join()
+"""
+kernel = kernel_with("%load_ext ipygpumem", "import os, psutil, subprocess, sys, torch")
+"""With a folder of its own as the current one."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, kernel: Kernel) -> Iterator[Path]:
+    """Where the kernel's processes say that they are ready."""
+    path = tmp_path_factory.mktemp("job")
+    (path / "job.py").write_text(MODULE)
+    works(kernel, f"os.chdir({str(path)!r}); sys.path.insert(0, {str(path)!r})\nimport job")
+    process = psutil.Process(kernel.value("os.getpid()"))
+    yield path
+    for child in process.children(recursive=True):  # a worker of torchrun would outlive all of them
+        child.kill()
+
+
+def wait_for(state: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 40
+    while not state():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def ready(folder: Path) -> set[int]:
+    return {int(path.name.partition("-")[2]) for path in folder.glob("ready-*")}
+
+
+def rows(status: str) -> dict[int, tuple[float, str]]:
+    """Return the size in MiB and the cell of each process in the table of child processes."""
+    table = status[status.index("child processes, by PSS") :]
+    found = re.findall(r"^ *([\d.]+) ([KMG])iB +(\d+)  .*?(cell .*|no cell.*)$", table, re.MULTILINE)
+    scale = {"K": 1 / 1024, "M": 1, "G": 1024}
+    return {int(pid): (float(size) * scale[unit], place.strip()) for size, unit, pid, place in found}
+
+
+def listed(kernel: Kernel) -> dict[int, tuple[float, str]]:
+    return rows(works(kernel, "%gpumem status").reports("status")[0])
+
+
+def started(kernel: Kernel, code: str) -> str:
+    """Run a cell that starts processes, and return what it is called."""
+    time.sleep(0.05)  # the kernel counts starts in hundredths of a second: cells that are nearer cannot be told apart
+    works(kernel, code)
+    time.sleep(0.05)
+    return f"cell {kernel.value('len(In) - 1')}"
+
+
+def test_workers_of_a_data_loader_share_their_pages_with_the_kernel(kernel: Kernel, folder: Path) -> None:
+    cell = started(kernel, LOADER)
+    workers = kernel.value("[worker.pid for worker in batches._workers]")
+    found = listed(kernel)
+    assert [found[pid][1] for pid in workers] == [cell, cell]
+    for pid in workers:
+        assert found[pid][0] < psutil.Process(pid).memory_info().rss / 2**20 - 64, "128 MiB are shared by three"
+
+
+def test_processes_of_torch_multiprocessing_have_their_cell(kernel: Kernel, folder: Path) -> None:
+    cell = started(
+        kernel, "import torch.multiprocessing\nspawned = torch.multiprocessing.spawn(job.work, nprocs=2, join=False)"
+    )
+    pids = kernel.value("[process.pid for process in spawned.processes]")
+    wait_for(lambda: set(pids) <= ready(folder))
+    found = listed(kernel)
+    assert [found[pid][1] for pid in pids] == [cell, cell]
+    assert all(found[pid][0] > 64 for pid in pids)
+
+
+def test_workers_that_torchrun_starts_later_are_of_the_cell_that_started_torchrun(kernel: Kernel, folder: Path) -> None:
+    before = ready(folder)
+    cell = started(kernel, TORCHRUN)
+    launcher = kernel.value("run.pid")
+    wait_for(lambda: len(ready(folder) - before) == 2)
+    works(kernel, "1 + 1")
+    found, workers = listed(kernel), ready(folder) - before
+    assert {psutil.Process(pid).ppid() for pid in workers} == {launcher}
+    assert {found[pid][1] for pid in (launcher, *workers)} == {cell}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="needs accelerate, of the extra 'hf'")
+def test_processes_of_accelerates_launcher_are_of_the_cell_that_still_runs(kernel: Kernel, folder: Path) -> None:
+    before = ready(folder)
+    reply = works(kernel, LAUNCHER.format(ready=len(before) + 2), timeout=60)
+    cell = f"cell {kernel.value('len(In) - 1')}"
+    found, workers = rows(reply.reports("status")[0]), ready(folder) - before
+    assert [found[pid][1] for pid in workers] == [cell, cell]
+    assert all(found[pid][0] > 64 for pid in workers)
+
+
+def test_what_is_left_stays_listed_with_its_cell_and_nothing_of_ours_ends_it(kernel: Kernel, folder: Path) -> None:
+    inside = started(
+        kernel,
+        "%%experiment apart\nleft = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        "%experiment keep left",
+    )
+    left = kernel.value("left.pid")
+    before = listed(kernel)
+    assert before[left][1] == inside
+    for code in ("%gpumem free", "%%experiment other\nx = 1", "1 / 0"):
+        kernel.run(code)
+    assert {pid: cell for pid, (_, cell) in listed(kernel).items()} == {pid: cell for pid, (_, cell) in before.items()}
+    works(kernel, "%unload_ext ipygpumem")
+    works(kernel, "%load_ext ipygpumem")
+    assert set(listed(kernel)) == set(before)
+    assert not [pid for pid in before if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE]
