@@ -20,6 +20,7 @@ def pools(torch: Any) -> Iterator[Pool]:
     if module is None or initialized is None or not initialized():
         return
     source = _source(torch, module)
+    allocated: Any
     allocated, highest, reserved, properties = (
         getattr(source, what, getattr(module, what, None))
         for what in ("memory_allocated", "max_memory_allocated", "memory_reserved", "get_device_properties")
