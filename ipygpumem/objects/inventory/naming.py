@@ -35,7 +35,7 @@ _CONTAINERS: tuple[tuple[type, str], ...] = (
     (type, "class"),
 )
 
-_ARRAYS = {"tensor", "ndarray"}
+_ARRAYS = {"tensor", "ndarray", "jax"}
 
 _FEW = 100
 """More objects than that are looked into at once before any of them is by itself: most that are many lead nowhere."""
@@ -76,7 +76,7 @@ class Names:
         self._seen: dict[int, object] = {}
         """What is looked into or will be, by identity, which cannot come to mean something new meanwhile."""
         self._categories: dict[int, str] = {}
-        """By a type's identity: ``tensor``, ``ndarray``, ``skip``, or how to look into its objects."""
+        """By a type's identity: ``tensor``, ``ndarray``, ``jax``, ``skip``, or how to look into its objects."""
         self._slots: dict[int, dict[str, Any]] = {}
         """By a type's identity, what ``slot_descriptors`` gives."""
         self._queue: deque[tuple[object, str, str]] = deque()
@@ -85,6 +85,7 @@ class Names:
         bases = (
             ("torch", "Tensor", "tensor"),
             ("numpy", "ndarray", "ndarray"),
+            ("jax._src.array", "ArrayImpl", "jax"),
             ("torch.nn", "Module", "module"),
             ("pandas", "DataFrame", "frame"),
             ("pandas", "Series", "frame"),
@@ -187,6 +188,8 @@ class Names:
             if key in self.arrays:
                 return
             self.arrays[key] = NamedArray(item, label(position), root)
+            if category == "jax":
+                return
             if len(gc.get_referents(item)) <= 1 and (category == "tensor" or elements(item) is None):
                 return  # it leads to its type alone
         elif category == "dict" and not dict.__len__(item):  # type: ignore[arg-type]  # the category says so

@@ -39,7 +39,7 @@ class TensorRecord(NamedTuple):
     shared: bool = False
     """Whether the storage is in memory that other processes may share; for the host only."""
     library: str = ""
-    """Whose the memory is: ``torch``, ``numpy``, or ``buffer`` for an array on another object's memory."""
+    """Whose the memory is: ``torch``, ``numpy``, ``jax``, or ``buffer`` for an array on another object's memory."""
     storage: int = 0
     """Identity of the storage among the library's: what stayed between two inventories has the same."""
     note: str = ""

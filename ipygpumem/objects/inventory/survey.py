@@ -21,6 +21,7 @@ from ipygpumem.introspect import is_instance, module_dict
 from ipygpumem.objects.arrays import library_type
 from ipygpumem.objects.heap import Heap, undisturbed
 from ipygpumem.objects.holders.frames import peek, running_locals
+from ipygpumem.objects.inventory import jax_arrays
 from ipygpumem.objects.inventory.listing import Labels, TensorList, add_gradients, array_records
 from ipygpumem.objects.inventory.memory import Reader
 from ipygpumem.objects.inventory.naming import Names
@@ -161,6 +162,9 @@ class _Survey:
                 if listed.unread:
                     self.notes.append(f"the memory of {len(listed.unread)} tensors {listed.unread[0]}")
         self._of_tensors(1.0)
+        buffers = jax_arrays.records_of((one.array for one in self._names.arrays.values()), self._labels)
+        shown |= jax_arrays.shown_by(array_type, arrays, buffers)
+        records += buffers.values()
         records += array_records(array_type, arrays, self._labels, shown, self._of_arrays)
         return sorted(records, key=attrgetter("size_bytes"), reverse=True)
 

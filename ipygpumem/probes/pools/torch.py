@@ -20,11 +20,9 @@ def pools(torch: Any) -> Iterator[Pool]:
     if module is None or initialized is None or not initialized():
         return
     source = _source(torch, module)
-    allocated: Any
-    allocated, highest, reserved, properties = (
-        getattr(source, what, getattr(module, what, None))
-        for what in ("memory_allocated", "max_memory_allocated", "memory_reserved", "get_device_properties")
-    )
+    what = ("memory_allocated", "max_memory_allocated", "memory_reserved", "get_device_properties")
+    functions: list[Any] = [getattr(source, one, getattr(module, one, None)) for one in what]
+    allocated, highest, reserved, properties = functions
     for number in range(module.device_count() if allocated is not None else 0):
         yield Pool(
             number,
