@@ -273,6 +273,23 @@ def test_an_autofit_names_engines_that_take_no_part(cluster: Kernel) -> None:
         works(cluster, "rc[1].execute('import sys; del sys.modules[\"ipygpumem.notebook.engine\"]', block=True)")
 
 
+def test_a_busy_engine_is_named_once_and_waited_for_once(cluster: Kernel) -> None:
+    works(cluster, "%experiment start async --on 0-1")
+    (text,) = works(cluster, f"busy = {BUSY}").reports("engines")
+    try:
+        assert text.splitlines()[-1] == "experiment async · engine 1 not done yet"
+        began = time.monotonic()
+        assert works(cluster, "1 + 1").reports("engines") == []
+        assert time.monotonic() - began < 1
+    finally:
+        works(cluster, STOP_BUSY)
+    shown = [*works(cluster, "_ = rc[1].execute('1', silent=False, block=True)").reports("engines")]
+    shown += [*works(cluster, "1 + 1").reports("engines"), *works(cluster, "1 + 1").reports("engines")]
+    assert any("a cell on engine 1" in text for text in shown)
+    works(cluster, "%experiment end")
+    assert len(record(cluster)["engines"][1]["record"]["cells"]) == 1
+
+
 def test_a_view_names_its_engines_and_a_closed_client_is_not_asked(cluster: Kernel) -> None:
     works(cluster, "pair = rc[1:3]")
     works(cluster, "%%experiment two --on pair\nx = 1")
@@ -323,4 +340,16 @@ def test_the_extension_leaves_engines_as_it_found_them(kernel: Kernel, tmp_path:
     assert not any("children" in text for text in works(kernel, "%px x = 1").reports()), "a is still open there"
     works(kernel, "%px %experiment end")
     assert any("children" in text for text in works(kernel, "%px x = 1").reports()), "the user has ended it there"
+    kernel.run("cluster.stop_cluster_sync()")
+
+
+def test_a_controller_that_has_stopped_makes_nothing_hang(kernel: Kernel, tmp_path: Path) -> None:
+    start_cluster(kernel, tmp_path, 1)
+    works(
+        kernel,
+        "from ipygpumem.notebook.cluster.engines import Engines\nengines = Engines(rc, [0])\n"
+        "asked = engines.ask('place')\nassert not engines.wait(asked, 60)",
+    )
+    works(kernel, "cluster.stop_controller_sync()")
+    works(kernel, "engines.forget(asked)", timeout=30)
     kernel.run("cluster.stop_cluster_sync()")

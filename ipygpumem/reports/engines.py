@@ -116,9 +116,11 @@ def cells_line(name: str, cells: Mapping[int, CellRecord], *, still_busy: Sequen
     ]
     figures = merged_figures((record.engine, values_of(record)) for record in records)
     by_key = {(figure.name, figure.device): figure for figure in figures}
-    parts = [f"experiment {clean_name(name)}", f"a cell on {engine_numbers(list(cells))}"]
-    slowest = by_key[TIME, ""].spread
-    parts.append(f"{format_seconds(slowest.highest)}{_owner(slowest.highest_name, len(cells))}")
+    parts = [f"experiment {clean_name(name)}"]
+    if cells:
+        slowest = by_key[TIME, ""].spread
+        parts.append(f"a cell on {engine_numbers(list(cells))}")
+        parts.append(f"{format_seconds(slowest.highest)}{_owner(slowest.highest_name, len(cells))}")
     failed = [number for number, cell in cells.items() if cell.error is not None]
     if failed:
         errors = dict.fromkeys(cells[number].error or "" for number in failed)

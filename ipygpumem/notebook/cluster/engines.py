@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,9 @@ _POLL_SECONDS = 0.1
 _PURGES = 3
 _GRACE_SECONDS = 10.0
 """So long an engine that got our Ctrl-C has to answer."""
+
+_HUB_SECONDS = 5.0
+"""So long the hub has to drop answers."""
 
 _LOST = ("EngineError", "TaskAborted")
 
@@ -108,7 +112,9 @@ class Engines:
             self.client.abort(late, block=False)
         if done:
             self.client.purge_local_results(done)
-            self._forget_at_hub(done)
+            purge = threading.Thread(target=self._forget_at_hub, args=(done,), daemon=True)
+            purge.start()
+            purge.join(_HUB_SECONDS)  # of a controller that has stopped no answer comes, ever
 
     def _forget_at_hub(self, messages: list[str]) -> None:
         """Let the hub drop answers; it may get them a moment after us, and those of dead engines never."""

@@ -52,6 +52,8 @@ class ClusterExperiment:
         self._known: dict[int, int] = {}
         """How many of its cells each engine has told us."""
         self._sent = 0
+        self._asked: Asked = {}
+        """Questions for cells to engines that were busy: they answer once they are done."""
         self._started_at, self._started = time.time(), time.perf_counter()
 
     def start(self, line: str) -> None:
@@ -94,21 +96,23 @@ class ClusterExperiment:
             raise ClusterError("; ".join(_together(failed)))
 
     def new_cells(self, seconds: float = _CELL_SECONDS) -> tuple[dict[int, RanCell], list[int]]:
-        """Return the last cell that each engine ran since we asked, and the engines that are still busy.
+        """Return the last cell that each engine ran since we asked, and the engines that turned out to be busy.
 
-        It asks nobody unless the client has sent something, and waits for so long at most.
+        It asks nobody unless the client has sent something, waits for so long at most, and not again for a busy one.
         """
-        sent = len(self.engines.client.history)
-        if sent == self._sent:
+        earlier = self._asked
+        if len(self.engines.client.history) == self._sent and not earlier:
             return {}, []
-        asked = self.engines.ask_each(
-            "cells", {number: (self.name, self._known.get(number, 0)) for number in self.engines.numbers}
-        )
-        self.engines.wait(asked, seconds)
-        found, failed = answers(asked, asked)
-        self.engines.forget(asked)
-        busy = [number for number, why in failed.items() if not asked[number].ready()]
-        if not busy:
+        free = self.engines.only(number for number in self.engines.numbers if number not in earlier)
+        asked = free.ask_each("cells", {number: (self.name, self._known.get(number, 0)) for number in free.numbers})
+        free.wait(asked, seconds)
+        busy = unanswered(asked)
+        every = {**earlier, **asked}
+        self._asked = {number: every[number] for number in unanswered(every)}
+        done = {number: result for number, result in every.items() if number not in self._asked}
+        found, _ = answers(done, done)
+        self.engines.forget(done)
+        if not earlier:  # else the client may have sent more since it was asked
             self._sent = len(self.engines.client.history)
         last: dict[int, RanCell] = {}
         for number, answer in found.items():
@@ -134,6 +138,7 @@ class ClusterExperiment:
 
     def end(self, progress: Progress) -> bool:
         """End it on the engines, and merge their records into ``record``; return whether there was a Ctrl-C."""
+        self.engines.forget(self._asked)
         asked = self.engines.ask("end", self.name)
         interrupted = self.engines.wait(asked, progress=progress)
         found, failed = answers(asked, self.engines.numbers)

@@ -36,7 +36,7 @@ class Cluster(Part):
             if is_closed(experiment.all.client):
                 continue
             cells, busy = experiment.new_cells()
-            if cells and self._tools.config.report:
+            if (cells or busy) and self._tools.config.report:
                 lines.append(
                     cells_line(experiment.name, {at: cell.record for at, cell in cells.items()}, still_busy=busy)
                 )
