@@ -164,7 +164,9 @@ def test_an_engine_that_begins_too_late_ends_its_experiment_again(cluster: Kerne
         works(cluster, "%%experiment late --on 0-1\nx = 1")
         assert record(cluster)["engines"][1]["error"] == "has not answered"
     finally:
-        works(cluster, "rc[1].execute('e.place = place; del e, place, time', block=True)\nplaces._START_SECONDS = before")
+        works(
+            cluster, "rc[1].execute('e.place = place; del e, place, time', block=True)\nplaces._START_SECONDS = before"
+        )
     assert cluster.value(f"rc[1].apply_sync(eval, {OPEN!r})") == 0
 
 

@@ -61,7 +61,9 @@ def _run_cell(notebook: Notebook, options: Options, line: str, cell: str) -> lis
         experiment.start(line)
         results: Asked = {}
         try:
-            results, interrupted = experiment.run(cell, lambda asked: engines.wait(asked, progress=progress, to_all=True))
+            results, interrupted = experiment.run(
+                cell, lambda asked: engines.wait(asked, progress=progress, to_all=True)
+            )
         finally:
             interrupted_end = experiment.end(progress)
     try:
