@@ -7,9 +7,13 @@ from pathlib import Path
 
 
 def announce() -> None:
-    """Say that the cell has come here, and wait for its interrupt."""
+    """Say that the cell has come here, and wait for its interrupt.
+
+    In short steps: Python notices a signal that comes just before it sleeps when the sleep is over.
+    """
     print("waits here", flush=True)
-    time.sleep(600)
+    for _ in range(6000):
+        time.sleep(0.1)
 
 
 def until(path: str) -> None:
