@@ -22,6 +22,7 @@ from benchmarks import (
     rendering,
     scale,
     slowdown,
+    traces,
     trivial,
 )
 from benchmarks.report import Section, render
@@ -38,6 +39,7 @@ _BENCHMARKS = {
     "lines": lines.run,
     "peaks": exactness.run_peaks,
     "kept": exactness.run_kept,
+    "traces": traces.run,
     "loading": loading.run,
     "explaining": explaining.run,
     "rendering": rendering.run,
