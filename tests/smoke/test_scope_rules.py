@@ -36,6 +36,18 @@ def test_status_and_report_show_what_waits_to_be_restored(notebook: Kernel) -> N
     assert notebook.value("big.size") == 4 << 20
 
 
+@pytest.mark.parametrize("how", [("%experiment start a", "%experiment end"), ("pass", "%gpumem free")])
+def test_outputs_that_were_flushed_go_with_their_hidden_copies(notebook: Kernel, how: tuple[str, str]) -> None:
+    # Seen: the first outputs of a kernel stayed, since `_` is an empty text before them and after a flush.
+    begin, end = how
+    ok(notebook, "import weakref\nclass Big: pass\nalive = weakref.WeakSet()")
+    ok(notebook, "def big():\n    alive.add(one := Big())\n    return one")
+    ok(notebook, "1", "%reset -f out", begin, "big()", "big()", "%reset -f out", end)
+    assert notebook.value("len(alive)") == 0
+    ok(notebook, "41")
+    assert notebook.value("_") == 41
+
+
 def test_an_object_that_an_outside_name_refers_to_is_not_touched(notebook: Kernel) -> None:
     ok(notebook, "outside = {}", "%%experiment a\nalias = outside\nmine = []\noutside['mine'] = mine")
     assert notebook.value("outside") == {"mine": []}

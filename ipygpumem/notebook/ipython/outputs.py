@@ -79,6 +79,7 @@ class Outputs:
         self._forget_culled()
         if new or self._identities() != mark.latest:
             self._reset_latest(mark)
+        self.forget_hidden()
         last = self._shell.last_execution_result
         if last is not None and new:
             last.result = None
@@ -86,15 +87,22 @@ class Outputs:
         return len(new)
 
     def forget_hidden(self) -> None:
-        """Drop the copies of outputs that no name leads to any more, since the user has deleted or bound the names."""
+        """Drop the copies of outputs that no name leads to any more.
+
+        The user has deleted or bound the names, or `%reset -f out` has emptied them.
+        """
         namespace, hidden, hook = self._shell.user_ns, self._shell.user_ns_hidden, self._shell.displayhook
         for match in _names_in(hidden):
             name = match["output"]
-            if name and (name not in namespace or namespace[name] is not hidden[name]):
-                del hidden[name]
-                if name in namespace and hasattr(hook, name):
-                    # Still another object than the name's: so it knows that that is the user's.
-                    setattr(hook, name, object())
+            if not name or (name in namespace and namespace[name] is hidden[name]):
+                continue
+            if name in namespace and hasattr(hook, name) and getattr(hook, name) is namespace[name]:
+                hidden[name] = namespace[name]  # it is IPython's own still, which goes on with it
+                continue
+            del hidden[name]
+            if name in namespace and hasattr(hook, name):
+                # Still another object than the name's: so it knows that that is the user's.
+                setattr(hook, name, object())
 
     def _forget_culled(self) -> None:
         """Drop the hidden copies of outputs that IPython has dropped from a full cache."""
