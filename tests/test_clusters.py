@@ -337,7 +337,7 @@ def test_an_engine_that_dies_is_named_and_the_rest_goes_on(kernel: Kernel, tmp_p
 
 
 def test_without_a_cluster_it_says_how_to_start_one(kernel: Kernel) -> None:
-    assert "pip install ipygpumem[parallel]" in refusal(kernel, "%%experiment a --on all\n1")
+    assert "pip install ipyparallel" in refusal(kernel, "%%experiment a --on all\n1")
     works(kernel, "import ipyparallel")
     assert "--on needs a running cluster" in refusal(kernel, "%gpumem free --on all")
 

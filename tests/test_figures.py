@@ -444,7 +444,7 @@ def test_without_matplotlib_the_error_says_what_to_install(
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
-    assert said(terminal, "", capsys).endswith("which is not installed: pip install 'ipygpumem[plot]'")
+    assert said(terminal, "", capsys).endswith("which is not installed: pip install matplotlib")
 
 
 def test_given_records_are_drawn_without_the_extension(tmp_path: Path) -> None:

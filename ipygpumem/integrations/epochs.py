@@ -178,11 +178,11 @@ def harmless(hook: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def explain(error: ModuleNotFoundError, library: str, extra: str) -> None:
-    """Raise an error that says how to install ``library``, if that is what ``error`` misses.
+def explain(error: ModuleNotFoundError, library: str, package: str) -> None:
+    """Raise an error that says how to install ``library``, as ``package``, if that is what ``error`` misses.
 
     Raises:
         MissingLibraryError: it is.
     """
     if error.name == library:
-        raise MissingLibraryError(f"{library} is not installed: pip install 'ipygpumem[{extra}]'") from None
+        raise MissingLibraryError(f"{library} is not installed: pip install '{package}'") from None

@@ -14,7 +14,7 @@ from ipygpumem.objects.holders.frames import peek
 try:
     from transformers import Trainer, TrainerCallback
 except ModuleNotFoundError as error:
-    explain(error, "transformers", "hf")
+    explain(error, "transformers", "transformers[torch]")
     raise
 
 _NEAR = 6

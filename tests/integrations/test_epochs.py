@@ -137,11 +137,11 @@ class Without:
 
 
 @pytest.mark.parametrize(
-    ("module", "library", "extra"),
-    [("hf", "transformers", "hf"), ("lightning", "lightning", "lightning"), ("fastai", "fastai", "fastai")],
+    ("module", "library", "package"),
+    [("hf", "transformers", "transformers[torch]"), ("lightning", "lightning", "lightning"), ("fastai", "fastai", "fastai")],
 )
-def test_a_missing_library_is_one_line_that_names_the_extra(
-    module: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch
+def test_a_missing_library_is_one_line_that_says_what_to_install(
+    module: str, library: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"ipygpumem.integrations.{module}"
     monkeypatch.delitem(sys.modules, name, raising=False)
@@ -151,7 +151,7 @@ def test_a_missing_library_is_one_line_that_names_the_extra(
     with pytest.raises(GpuMemError) as found:
         importlib.import_module(name)
     assert isinstance(found.value, ImportError)
-    assert str(found.value) == f"{library} is not installed: pip install 'ipygpumem[{extra}]'"
+    assert str(found.value) == f"{library} is not installed: pip install '{package}'"
     assert name not in sys.modules
 
 

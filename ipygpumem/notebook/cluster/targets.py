@@ -77,7 +77,7 @@ def is_closed(client: Any) -> bool:
 def _client(shell: Any) -> Any:
     """Return the client of the active view, or the only one that a name of the notebook's holds."""
     if "ipyparallel" not in sys.modules:
-        raise ClusterError(f"--on needs a running cluster: pip install ipygpumem[parallel], then {_HOW}")
+        raise ClusterError(f"--on needs a running cluster: pip install ipyparallel, then {_HOW}")
     if sys.modules["ipyparallel"].version_info[0] < 8:
         raise ClusterError("--on needs ipyparallel 8 or newer")
     magics = shell.magics_manager.registry.get("ParallelMagics")

@@ -35,7 +35,7 @@ def draw(
         PlotError: matplotlib is not installed, or there is nothing to draw.
     """
     if not is_installed():
-        raise PlotError("pictures need matplotlib, which is not installed: pip install 'ipygpumem[plot]'")
+        raise PlotError("pictures need matplotlib, which is not installed: pip install matplotlib")
     number = SHOWN[name] if last is None else last
     drawn: Callable[..., Picture] = importlib.import_module(f"ipygpumem.reports.figures.{name}").draw
     if name == "devices":
