@@ -138,7 +138,11 @@ class Without:
 
 @pytest.mark.parametrize(
     ("module", "library", "package"),
-    [("hf", "transformers", "transformers[torch]"), ("lightning", "lightning", "lightning"), ("fastai", "fastai", "fastai")],
+    [
+        ("hf", "transformers", "transformers[torch]"),
+        ("lightning", "lightning", "lightning"),
+        ("fastai", "fastai", "fastai"),
+    ],
 )
 def test_a_missing_library_is_one_line_that_says_what_to_install(
     module: str, library: str, package: str, monkeypatch: pytest.MonkeyPatch
