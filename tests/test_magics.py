@@ -95,13 +95,13 @@ def test_an_experiment_as_a_context_manager(shared: Kernel) -> None:
     reply = shared.run(
         "x = 1\n"
         "with ipygpumem.experiment('block', keep='best*') as exp:\n"
-        "    x = block(64); best_loss = 0.5; other = 2\n"
+        "    x = block(64); best_loss = 0.5; fleeting = 2\n"
         "    half_way = exp.usage()[0].delta_bytes\n"
         "    print(half_way >> 20)\n"
-        "print(x, best_loss, 'other' in globals(), tuple(sorted(exp.record.deleted)), exp.record.kept)"
+        "print(x, best_loss, 'fleeting' in globals(), tuple(sorted(exp.record.deleted)), exp.record.kept)"
     )
     assert reply.stdout.split("\n")[0] in ("64", "65")
-    assert "1 0.5 False ('half_way', 'other') ('best_loss',)" in reply.stdout
+    assert "1 0.5 False ('fleeting', 'half_way') ('best_loss',)" in reply.stdout
     (report,) = reply.reports("experiment")
     assert report.startswith("experiment block")
     assert shared.value("exp.record.reclaimed['cpu'] >> 20") in (63, 64, 65)
