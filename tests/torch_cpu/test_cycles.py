@@ -21,7 +21,7 @@ from tests.fakes import fake_module
 torch: Any = pytest.importorskip("torch")
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def _nothing_of_other_tests() -> None:
     gc.collect()
     cycles.collect(Garbage())
