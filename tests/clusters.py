@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +15,28 @@ import pytest
 
 from tests.kernel import Kernel
 from tests.steps import works
+from tests.waiting import until
+
+
+def ctrl_c(*conditions: Callable[[], bool]) -> None:
+    """Give this process a Ctrl-C as soon as it waits for engines and the first condition holds, then the second."""
+    main = threading.main_thread().ident
+
+    def waits() -> bool:
+        frame = sys._current_frames()[main]
+        while frame is not None and not (frame.f_code.co_name == "_wait" and frame.f_locals.get("asked")):
+            frame = frame.f_back
+        return frame is not None
+
+    def strike() -> None:
+        for condition in conditions:
+            while not (waits() and condition()):
+                time.sleep(0.05)
+            time.sleep(0.2)
+            os.kill(os.getpid(), 2)
+
+    threading.Thread(target=strike, daemon=True).start()
+
 
 START = (
     "import ipyparallel\n"
@@ -17,6 +44,9 @@ START = (
     "rc = cluster.start_and_connect_sync(activate=True)"
 )
 ID = "get_ipython().kernel.engine_id"
+CTRL_C = "from __future__ import annotations\nimport os, sys, threading, time\n" + inspect.getsource(ctrl_c)
+UNTIL = "import time\nfrom pathlib import Path\n" + inspect.getsource(until)
+"""Cells that define them, the latter on an engine."""
 
 
 def cluster_of(number: int) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 
 import pytest
 
+from ipygpumem.notebook.cluster.engines import Engines
 from ipygpumem.units import MIB
-from tests.clusters import ID, cluster_of, on_engines, record, start_cluster
+from tests.clusters import CTRL_C, ID, UNTIL, cluster_of, on_engines, record, start_cluster
 from tests.kernel import Kernel
 from tests.steps import works
 
@@ -90,24 +90,20 @@ def test_an_experiment_spans_cells_of_px_and_each_has_one_line(cluster: Kernel) 
     assert "no experiment is open" in refusal(cluster, "%experiment end")
 
 
-def test_an_interrupt_reaches_an_engine_that_sleeps(cluster: Kernel) -> None:
-    source = f"%%experiment slow --on all\nimport time\nx = 1\nif {ID} == 2: time.sleep(600)"
-    is_asleep = "len(rc.outstanding) == 1"
-    works(
-        cluster,
-        "import threading, time, signal, os\ndef when_asleep():\n"
-        f"    while not ({is_asleep}): time.sleep(0.05)\n"
-        "    time.sleep(0.5)\n    os.kill(os.getpid(), signal.SIGINT)\n"
-        "threading.Thread(target=when_asleep).start()",
+def test_an_interrupt_reaches_an_engine_that_sleeps(cluster: Kernel, tmp_path: Path) -> None:
+    asleep = tmp_path / "asleep"
+    works(cluster, f"{CTRL_C}\nctrl_c(lambda: os.path.exists({str(asleep)!r}) and len(rc.outstanding) == 1)")
+    source = (
+        f"%%experiment slow --on all\n{UNTIL}x = 1\n"
+        f"if {ID} == 2: Path({str(asleep)!r}).touch(); until({str(tmp_path / 'never')!r})"
     )
-    reply = cluster.run(source)
-    assert reply.error == "KeyboardInterrupt"
+    assert cluster.run(source).error == "KeyboardInterrupt"
     assert [engine["error"] for engine in record(cluster)["engines"]] == ["", "", "KeyboardInterrupt", ""]
     assert on_engines(cluster, NAMES) == [[]] * 4
 
 
 OPEN = "len(__import__('ipygpumem.notebook.notebook').notebook.notebook.find_notebook(get_ipython()).experiments.open)"
-BUSY = "rc[1].execute('import time; time.sleep(600)', block=False)"
+BUSY = "rc[1].execute('import time\\nwhile True: time.sleep(0.05)', block=False)"
 STOP_BUSY = "rc.send_signal(2, targets=[1], block=True)\nbusy.wait(30)"
 
 
@@ -117,10 +113,10 @@ STOP_BUSY = "rc.send_signal(2, targets=[1], block=True)\nbusy.wait(30)"
 def test_a_ctrl_c_while_we_wait_leaves_other_cells_of_an_engine_alone(cluster: Kernel, cell: str) -> None:
     if cell == "%experiment end":
         works(cluster, "%experiment start a --on 1")
-    works(cluster, f"busy = {BUSY}\nimport threading, time, os\ntime.sleep(0.5)")
-    works(cluster, "threading.Timer(4, os.kill, (os.getpid(), 2)).start()")
+    works(cluster, f"busy = {BUSY}")
+    works(cluster, f"{CTRL_C}\nctrl_c(lambda: True)")
     try:
-        cluster.run(cell, timeout=30)
+        cluster.run(cell)
         works(cluster, "time.sleep(1)")
         assert cluster.value("busy.ready()") is False, "what runs there is the user's"
     finally:
@@ -128,58 +124,68 @@ def test_a_ctrl_c_while_we_wait_leaves_other_cells_of_an_engine_alone(cluster: K
         cluster.run("%experiment end a --on 1")
 
 
-def test_a_second_ctrl_c_ends_the_waiting_for_an_engine_that_takes_none(cluster: Kernel) -> None:
-    source = f"%%experiment deaf --on 0-1\nimport signal, time\nif {ID} == 1:\n" + (
-        "    before = signal.signal(2, signal.SIG_IGN)\n    time.sleep(9)\n    signal.signal(2, before)"
+def test_a_second_ctrl_c_ends_the_waiting_for_an_engine_that_takes_none(cluster: Kernel, tmp_path: Path) -> None:
+    deaf, end = tmp_path / "deaf", tmp_path / "end"
+    source = f"%%experiment deaf --on 0-1\nimport signal\n{UNTIL}if {ID} == 1:\n" + (
+        "    before = signal.signal(2, signal.SIG_IGN)\n"
+        f"    Path({str(deaf)!r}).touch(); until({str(end)!r})\n    signal.signal(2, before)"
     )
-    works(cluster, "import threading, os\nfor at in (2, 4): threading.Timer(at, os.kill, (os.getpid(), 2)).start()")
-    began = time.monotonic()
-    assert cluster.run(source, timeout=60).error == "KeyboardInterrupt"
-    assert time.monotonic() - began < 8
-    assert "its cell goes on" in record(cluster)["engines"][1]["error"]
+    grace = "from ipygpumem.notebook.cluster import engines as e\nbefore, e._GRACE_SECONDS = e._GRACE_SECONDS, 600"
+    works(cluster, f"{grace}\n{CTRL_C}\nctrl_c(lambda: os.path.exists({str(deaf)!r}), lambda: True)")
+    try:
+        assert cluster.run(source).error == "KeyboardInterrupt"
+        assert "its cell goes on" in record(cluster)["engines"][1]["error"]
+    finally:
+        end.touch()
+        works(cluster, "e._GRACE_SECONDS = before")
     works(cluster, "%experiment end deaf --on 1")
 
 
+PLACES = (
+    "import ipygpumem.notebook.cluster.experiment as places\nbefore, places._START_SECONDS = places._START_SECONDS, 3"
+)
+
+
 def test_an_engine_that_is_busy_is_left_out_and_does_not_begin_later(cluster: Kernel) -> None:
-    places = "import ipygpumem.notebook.cluster.experiment as places"
-    works(cluster, f"{places}\nbefore = places._START_SECONDS\nplaces._START_SECONDS = 1.0")
-    works(cluster, "busy = rc[1].execute('import time; time.sleep(600)', block=False)")
+    works(cluster, PLACES)
+    works(cluster, f"busy = {BUSY}")
     try:
         works(cluster, "%%experiment around --on all\nx = 1")
         found = record(cluster)
         assert [engine["error"] for engine in found["engines"]] == ["", "has not answered", "", ""]
     finally:
-        works(cluster, "rc.send_signal(2, targets=[1], block=True)\nbusy.wait(30)\nplaces._START_SECONDS = before")
+        works(cluster, f"{STOP_BUSY}\nplaces._START_SECONDS = before")
     assert cluster.value("busy.ready()") is True
     (text,) = works(cluster, "%gpumem status --on 1").reports("engines")
     assert "no experiment is open" in text, "what waited for it was taken back"
 
 
-def test_ctrl_c_while_an_engine_is_busy_with_something_else_does_not_reach_it(cluster: Kernel) -> None:
-    works(cluster, "busy = rc[1].execute('import time\\nfor _ in range(80): time.sleep(0.05)\\nq = 1', block=False)")
-    works(
-        cluster,
-        "import threading, time, signal, os\ndef soon():\n    time.sleep(1)\n    os.kill(os.getpid(), signal.SIGINT)\n"
-        "threading.Thread(target=soon).start()",
-    )
+def test_ctrl_c_while_an_engine_is_busy_with_something_else_does_not_reach_it(cluster: Kernel, tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    source = f"{UNTIL}until({str(end)!r})\nq = 1"
+    works(cluster, f"busy = rc[1].execute({source!r}, block=False)")
+    works(cluster, f"{CTRL_C}\nctrl_c(lambda: len(rc.outstanding) == 2)")
     (text,) = works(cluster, "%gpumem free --on all").reports("engines")
     assert "engine 1: has not answered" in text
+    end.touch()
     works(cluster, "busy.wait(60)\nassert busy.successful()")
     assert on_engines(cluster, NAMES) == [[], ["q"], [], []], "its cell has run to the end"
 
 
-def test_an_engine_that_begins_too_late_ends_its_experiment_again(cluster: Kernel) -> None:
-    places = "import ipygpumem.notebook.cluster.experiment as places"
-    works(cluster, f"{places}\nbefore = places._START_SECONDS\nplaces._START_SECONDS = 1.0")
-    slow = "import ipygpumem.notebook.engine as e, time; place = e.place; e.place = lambda: time.sleep(1.5) or place()"
+def test_an_engine_that_begins_too_late_ends_its_experiment_again(cluster: Kernel, tmp_path: Path) -> None:
+    begin = tmp_path / "begin"
+    works(cluster, PLACES)
+    slow = (
+        f"{UNTIL}import ipygpumem.notebook.engine as e; place = e.place\n"
+        f"e.place = lambda: until({str(begin)!r}) or place()"
+    )
     works(cluster, f"rc[1].execute({slow!r}, block=True)")
     try:
         works(cluster, "%%experiment late --on 0-1\nx = 1")
         assert record(cluster)["engines"][1]["error"] == "has not answered"
     finally:
-        works(
-            cluster, "rc[1].execute('e.place = place; del e, place, time', block=True)\nplaces._START_SECONDS = before"
-        )
+        begin.touch()
+        works(cluster, "rc[1].execute('e.place = place; del e, place', block=True)\nplaces._START_SECONDS = before")
     assert cluster.value(f"rc[1].apply_sync(eval, {OPEN!r})") == 0
 
 
@@ -201,11 +207,13 @@ def test_an_autofit_agrees_on_one_value_and_none_waits_for_ever(cluster: Kernel)
     works(cluster, "_ = rc[:].apply_sync(exec, 'n = 7')")
     source = (
         f"%%autofit n=64 --on all\nimport time\nif {ID} == 1 and n > 20: raise MemoryError('full')\n"
+        f"if {ID} == 2 and n > 40: raise ConnectionError\n"
         f"if {ID} == 3 and n > 20: time.sleep(600)  # as in a collective operation\nx = n"
     )
     (text,) = works(cluster, source).reports("autofit")
     assert "n=16 fits · 3 tries" in text
-    assert "n=64: out of memory on engine 1" in text
+    assert "n=64: out of memory on engine 1; ConnectionError on engine 2\n" in text
+    assert text.endswith("n=32: out of memory on engine 1")
     assert on_engines(cluster, "(n, x)") == [(16, 16)] * 4
     assert "even n=1 does not fit" in refusal(cluster, "%%autofit n=2 --on all\nq = 1\nraise MemoryError('full')")
     assert on_engines(cluster, "n") == [16] * 4, "as before the first try"
@@ -365,6 +373,36 @@ def test_a_controller_that_has_stopped_makes_nothing_hang(kernel: Kernel, tmp_pa
         "from ipygpumem.notebook.cluster.engines import Engines\nengines = Engines(rc, [0])\n"
         "asked = engines.ask('place')\nassert not engines.wait(asked, 60)",
     )
-    works(kernel, "cluster.stop_controller_sync()")
-    works(kernel, "engines.forget(asked)", timeout=30)
+    works(kernel, "%experiment start open --on 0")
+    works(
+        kernel,
+        "from ipygpumem.notebook.cluster import controller as c\nc.PATIENCE_SECONDS, c._EVERY_SECONDS = 1, 0.1\n"
+        "cluster.stop_controller_sync()",
+    )
+    works(kernel, "engines.forget(asked)")
+    for cell in ("%gpumem status --on 0", "%experiment end"):
+        text = works(kernel, cell).reports("engines")[0]
+        assert "has not answered, nor has the controller: it has stopped, or cannot be reached" in text
+    assert "nor has the controller" in refusal(kernel, "%%experiment a --on 0\nx = 1")
+    assert "no experiment is open" in refusal(kernel, "%experiment end")
     kernel.run("cluster.stop_cluster_sync()")
+
+
+def test_an_engine_that_dies_before_it_is_asked_is_not_there_any_more() -> None:
+    error = pytest.importorskip("ipyparallel").error
+
+    class Client:
+        ids = (0, 1, 2)
+
+        def __getitem__(self, number: int) -> Client:
+            if number:
+                raise error.NoEnginesRegistered if number == 2 else IndexError
+            return self
+
+        def execute(self, source: str, **_: bool) -> str:
+            return source
+
+    engines = Engines(Client(), (0, 1, 2, 3))
+    asked = engines.run("1")
+    assert asked == {0: "1"}
+    assert engines.only((1, 2, 3)).answers(asked)[1] == dict.fromkeys((1, 2, 3), "is not there any more")

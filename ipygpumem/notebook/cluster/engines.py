@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ipygpumem.notebook.cluster.controller import Controller
 from ipygpumem.objects.progress import Progress, unseen
 
 _MODULE = "ipygpumem.notebook.engine"
@@ -37,15 +38,17 @@ class Engines:
     Args:
         client: ipyparallel's.
         numbers: its ids of the engines.
+        controller: what is known of the cluster's controller.
     """
 
-    def __init__(self, client: Any, numbers: Sequence[int]) -> None:
+    def __init__(self, client: Any, numbers: Sequence[int], controller: Controller | None = None) -> None:
         self.client = client
         self.numbers = tuple(numbers)
+        self.controller = controller or Controller(client)
 
     def only(self, numbers: Iterable[int]) -> Engines:
         """Return some of the engines."""
-        return Engines(self.client, tuple(numbers))
+        return Engines(self.client, tuple(numbers), self.controller)
 
     def ask(self, function: str, *words: object) -> Asked:
         """Let each engine call a function of ``engine.py`` with plain values, and return what will have the answers."""
@@ -61,13 +64,18 @@ class Engines:
         return self._each(lambda view, _: view.execute(source, silent=False, block=False))
 
     def _each(self, send: Callable[[Any, int], Any]) -> Asked:
-        there = set(self.client.ids)
-        return {number: send(self.client[number], number) for number in self.numbers if number in there}
+        there, asked = set(self.client.ids), Asked()
+        for number in self.numbers:
+            if number in there:
+                # It may have died just now.
+                with contextlib.suppress(LookupError, sys.modules["ipyparallel.error"].NoEnginesRegistered):
+                    asked[number] = send(self.client[number], number)
+        return asked
 
     def wait(
         self, asked: Asked, seconds: float | None = None, *, progress: Progress = unseen, to_all: bool = False
     ) -> bool:
-        """Wait for all answers, for so long at most; a Ctrl-C ends the waiting.
+        """Wait for all answers, for so long at most; a Ctrl-C, and a controller that is silent, end the waiting.
 
         Args:
             asked: what to wait for.
@@ -94,9 +102,28 @@ class Engines:
         while waiting := unanswered(asked):
             progress(1 - len(waiting) / len(asked))
             left = _POLL_SECONDS if until is None else min(_POLL_SECONDS, until - time.monotonic())
-            if left <= 0:
+            if left <= 0 or self.controller.is_silent:
                 return
             asked[waiting[0]].wait(left)
+
+    def answers(self, asked: Asked) -> tuple[dict[int, Any], dict[int, str]]:
+        """Return what the engines have answered, and why others have not."""
+        found: dict[int, Any] = {}
+        failed: dict[int, str] = {}
+        for number in self.numbers:
+            result = asked.get(number)
+            if result is None:
+                failed[number] = "is not there any more"
+            elif not result.ready():
+                silent = ", nor has the controller: it has stopped, or cannot be reached"
+                failed[number] = f"has not answered{silent if self.controller.is_silent else ''}"
+            else:
+                answer, why = _answer(result)
+                if why:
+                    failed[number] = why
+                else:
+                    found[number] = answer
+        return found, failed
 
     def interrupt(self, numbers: Sequence[int]) -> None:
         """Send these engines a Ctrl-C."""
@@ -112,6 +139,7 @@ class Engines:
             self.client.abort(late, block=False)
         if done:
             self.client.purge_local_results(done)
+        if done and not self.controller.is_silent:
             purge = threading.Thread(target=self._forget_at_hub, args=(done,), daemon=True)
             purge.start()
             purge.join(_HUB_SECONDS)  # of a controller that has stopped no answer comes, ever
@@ -134,25 +162,6 @@ class Engines:
 def unanswered(asked: Asked) -> list[int]:
     """Return the engines that have not answered yet."""
     return [number for number, result in asked.items() if not result.ready()]
-
-
-def answers(asked: Asked, numbers: Iterable[int]) -> tuple[dict[int, Any], dict[int, str]]:
-    """Return what engines have answered, and why others have not."""
-    found: dict[int, Any] = {}
-    failed: dict[int, str] = {}
-    for number in numbers:
-        result = asked.get(number)
-        if result is None:
-            failed[number] = "is not there any more"
-        elif not result.ready():
-            failed[number] = "has not answered"
-        else:
-            answer, why = _answer(result)
-            if why:
-                failed[number] = why
-            else:
-                found[number] = answer
-    return found, failed
 
 
 def lost(results: Asked) -> dict[int, str]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ipygpumem.errors import ClusterError
 from ipygpumem.merging.engines import engine_numbers, merged_record
 from ipygpumem.model import CellRecord, EngineRecord, ExperimentRecord
-from ipygpumem.notebook.cluster.engines import Asked, Engines, answers, lost, unanswered
+from ipygpumem.notebook.cluster.engines import Asked, Engines, lost, unanswered
 from ipygpumem.objects.progress import Progress, unseen
 
 _START_SECONDS = 30.0
@@ -66,7 +66,7 @@ class ClusterExperiment:
         token = uuid.uuid4().hex
         asked = self.all.ask_each("start", {number: (_for_engine(line, number), token) for number in self.all.numbers})
         interrupted = self.all.wait(asked, _START_SECONDS)
-        self._places, self._failed = answers(asked, self.all.numbers)
+        self._places, self._failed = self.all.answers(asked)
         self.engines = self.all.only(self._places)
         self.all.forget(asked)
         self.all.only(unanswered(asked)).ask("cancel", token)  # which have begun, and answer too late
@@ -91,7 +91,7 @@ class ClusterExperiment:
         """Let names stay on the engines."""
         asked = self.engines.ask("keep", line)
         self.engines.wait(asked, _START_SECONDS)
-        _, failed = answers(asked, self.engines.numbers)
+        _, failed = self.engines.answers(asked)
         self.engines.forget(asked)
         if failed:
             raise ClusterError("; ".join(_together(failed)))
@@ -111,7 +111,7 @@ class ClusterExperiment:
         every = {**earlier, **asked}
         self._asked = {number: every[number] for number in unanswered(every)}
         done = {number: result for number, result in every.items() if number not in self._asked}
-        found, _ = answers(done, done)
+        found, _ = self.engines.only(done).answers(done)
         self.engines.forget(done)
         if not earlier:  # else the client may have sent more since it was asked
             self._sent = len(self.engines.client.history)
@@ -142,7 +142,7 @@ class ClusterExperiment:
         self.engines.forget(self._asked)
         asked = self.engines.ask("end", self.name)
         interrupted = self.engines.wait(asked, progress=progress)
-        found, failed = answers(asked, self.engines.numbers)
+        found, failed = self.engines.answers(asked)
         self.engines.forget(asked)
         self._failed |= failed
         made = [self._engine(number, found.get(number)) for number in self.all.numbers]

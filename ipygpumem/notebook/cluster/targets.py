@@ -8,7 +8,7 @@ from typing import Any
 
 from ipygpumem.errors import ClusterError
 from ipygpumem.merging.engines import engine_numbers
-from ipygpumem.notebook.cluster.engines import Engines, answers
+from ipygpumem.notebook.cluster.engines import Engines
 
 _NUMBERS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 _ANSWER_SECONDS = 30.0
@@ -56,7 +56,7 @@ def _checked(client: Any, numbers: Any) -> Engines:
 def _with_cards(engines: Engines) -> Engines:
     asked = engines.ask("has_card")
     engines.wait(asked, _ANSWER_SECONDS)
-    found, failed = answers(asked, engines.numbers)
+    found, failed = engines.answers(asked)
     engines.forget(asked)
     with_card = [number for number, has in found.items() if has]
     if not with_card:

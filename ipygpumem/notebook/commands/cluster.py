@@ -8,7 +8,7 @@ from collections import defaultdict
 from ipygpumem.errors import ClusterError
 from ipygpumem.merging.engines import Value, Values, engine_numbers
 from ipygpumem.merging.merge import kind_of
-from ipygpumem.notebook.cluster.engines import Asked, answers, raise_errors, show_outputs
+from ipygpumem.notebook.cluster.engines import Asked, raise_errors, show_outputs
 from ipygpumem.notebook.cluster.experiment import ClusterExperiment
 from ipygpumem.notebook.cluster.part import Cluster
 from ipygpumem.notebook.cluster.targets import engines_of, is_closed
@@ -144,7 +144,7 @@ def _look(notebook: Notebook, magic: str, line: str, options: Options) -> list[R
     asked = engines.ask("look", magic, line)
     with notebook.tools.live.work(f"%{magic} {line}") as progress:
         interrupted = engines.wait(asked, progress=progress)
-    found, failed = answers(asked, engines.numbers)
+    found, failed = engines.answers(asked)
     engines.forget(asked)
     if interrupted and not found:
         raise KeyboardInterrupt

@@ -98,7 +98,15 @@ def _try(
     outcome = next((verdicts[number] for number in large), FITS)
     tries.append(_merged_try(values, outcome, time.perf_counter() - began, cells, large))
     said = [f"{left_out}: takes no part"] if left_out else []
-    return not large, said + ([f"{shown(values)}: {outcome} on {engine_numbers(large)}"] if large else [])
+    return not large, said + ([f"{shown(values)}: {_together(verdicts)}"] if large else [])
+
+
+def _together(verdicts: Mapping[int, str]) -> str:
+    """Return who did not fit, and who failed beside them: that may be a consequence, and ends no fit."""
+    names = [name for name in dict.fromkeys(verdicts.values()) if name not in (FITS, "KeyboardInterrupt")]  # ours
+    names.sort(key=lambda name: name not in (OUT_OF_MEMORY, CROWDED))
+    who = {name: [number for number, own in verdicts.items() if own == name] for name in names}
+    return "; ".join(f"{name} on {engine_numbers(numbers)}" for name, numbers in who.items())
 
 
 def _wait(engines: Engines, results: Asked) -> bool:
