@@ -69,6 +69,8 @@ def test_errors_and_names_that_differ_are_told_once_for_engines_that_are_alike()
     )
     assert (merged.deleted, merged.kept) == (("x", "y"), ("z",))
     assert (merged.consumed, merged.reclaimed) == ({"cpu": 3 * MIB}, {"cpu": 3 * MIB})
+    (sums,) = merged.usages
+    assert (sums.device, sums.peak_delta_bytes, sums.delta_bytes) == ("cpu", 3 * MIB, 6 * MIB)
     assert engines_report(merged).is_trouble
 
 
@@ -128,7 +130,7 @@ def test_numbers_of_engines_are_ranges() -> None:
 
 def test_in_a_list_an_experiment_on_a_cluster_has_its_number_of_engines() -> None:
     shown = text.render([experiments_report([merged_record("s", 0.0, 1.0, four(1, 2))])])
-    assert shown.splitlines()[-1].split()[-2:] == ["2", "engines"]
+    assert shown.splitlines()[-1].split()[-6:] == ["2", "engines", "+3", "MiB", "+4", "MiB"]
 
 
 def test_many_names_that_differ_are_cut() -> None:

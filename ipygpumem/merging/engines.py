@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ipygpumem.merging.merge import is_high, is_slow, kind_of, spread_of
 from ipygpumem.merging.records import Figure
-from ipygpumem.model import EngineRecord, ExperimentRecord
+from ipygpumem.model import EngineRecord, ExperimentRecord, Usage
 from ipygpumem.units import format_bytes, format_seconds
 
 TIME, PEAK, KEPT, FREE = "time", "peak", "kept", "free"
@@ -84,7 +84,7 @@ def merged_record(
         started_at,
         duration_seconds,
         (),
-        (),
+        _usages(records),
         _sums(record.consumed for record in records),
         _sums(record.reclaimed for record in records),
         deleted,
@@ -104,6 +104,25 @@ def _sums(sizes: Iterable[Mapping[str, int]]) -> dict[str, int]:
         for device, size in own.items():
             found[kind_of(device)] += size
     return dict(found)
+
+
+def _usages(records: Iterable[ExperimentRecord]) -> tuple[Usage, ...]:
+    """Return sums by kind of device; of peaks, too, though engines need not have had theirs at one moment."""
+    by_kind: dict[str, list[Usage]] = defaultdict(list)
+    for record in records:
+        for usage in record.usages:
+            by_kind[kind_of(usage.device)].append(usage)
+    return tuple(
+        Usage(
+            kind,
+            sum(usage.before_bytes for usage in own),
+            sum(usage.after_bytes for usage in own),
+            sum(usage.peak_bytes for usage in own),
+            None,
+            next((usage.method for usage in own if usage.method == "sampled"), own[0].method),
+        )
+        for kind, own in by_kind.items()
+    )
 
 
 def _cut(texts: Sequence[str], what: str = "notes on engines") -> tuple[str, ...]:

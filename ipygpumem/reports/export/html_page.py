@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 from html import escape
 
-from ipygpumem.model import SessionRecord
+from ipygpumem.model import ExperimentRecord, SessionRecord
 from ipygpumem.reports import content, figures, history, html
 from ipygpumem.reports.bars import Scales
-from ipygpumem.reports.layout import clean, count
+from ipygpumem.reports.engines import engines_report
+from ipygpumem.reports.layout import Report, clean, count
 from ipygpumem.units import format_seconds
 
 _MARK = '<meta name="generator" content="ipygpumem">'
@@ -71,15 +72,20 @@ def _sections(record: SessionRecord) -> Iterator[tuple[str, str]]:
     shown = record.cells[-_CELLS_SHOWN:]
     yield "Cells", html.render([history.history_report(shown, total=len(record.cells))])
     scales = Scales()
-    for usages in (item.usages for items in (record.cells, record.experiments) for item in items):
+    alone = [item.usages for item in record.experiments if not item.engines]
+    for usages in (*(cell.usages for cell in record.cells), *alone):
         scales.note(usages)
-    reports = [report for item in record.experiments for report in content.experiment_reports(item, "full", scales)]
+    reports = [report for item in record.experiments for report in _experiment(item, scales)]
     if reports:
         yield "Experiments", html.render(reports)
     for cell in shown:
         if cell.recovery is not None and (reports := content.recovery_reports(cell.recovery, 0)):
             name = "a cell" if cell.execution_count is None else f"cell {cell.execution_count}"
             yield f"Recovery in {name}", html.render(reports)
+
+
+def _experiment(record: ExperimentRecord, scales: Scales) -> list[Report]:
+    return [engines_report(record)] if record.engines else content.experiment_reports(record, "full", scales)
 
 
 def _pictures(record: SessionRecord) -> Iterator[str]:
