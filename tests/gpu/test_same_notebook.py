@@ -81,10 +81,18 @@ def test_torchs_statistics_are_the_same_after_every_cell(machine: Callable[..., 
     assert (len(CELLS), len(bare[0]), len(bare[4])) == (20, 0, len(ours[4]))
     for number, (cell, without, with_us) in enumerate(zip(CELLS, bare, ours, strict=True)):
         keys = {*without, *with_us} - ({_EMPTIED} if number >= failed else set())
-        keys = {key for key in keys if number != failed or _is_before_the_error(key)}
+        keys = {key for key in keys if not _differs_by_itself(key) and (number != failed or _is_before_the_error(key))}
         differing = {key: (without.get(key), with_us.get(key)) for key in keys if without.get(key) != with_us.get(key)}
         assert differing == {}, cell
     assert _allocated(ours[failed]) == _allocated(ours[failed + 1]) < _allocated(bare[failed])
+
+
+def _differs_by_itself(key: str) -> bool:
+    """Whether two kernels without the extension may differ in a statistic.
+
+    How often there was a gap: torch's thread for backward passes frees at moments of its own. Seen: 315 and 316.
+    """
+    return key.startswith("inactive_split.") and key.endswith((".allocated", ".freed"))
 
 
 def _is_before_the_error(key: str) -> bool:
