@@ -6,86 +6,18 @@ Each record is a frozen dataclass. Bytes are ``int`` and end in ``_bytes``, time
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
-import types
-import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, ClassVar, Literal, NamedTuple, SupportsIndex, TypeVar, overload
+from typing import Any, Literal, NamedTuple, SupportsIndex, overload
 
 from ipygpumem.errors import GpuMemError
-
-T = TypeVar("T", bound="Record")
+from ipygpumem.record import Record
 
 Method = Literal["kernel", "allocator", "sampled"]
 """How a peak was got: the kernel's high-water mark, an allocator's counter, or samples (a lower bound)."""
-
-
-class Record:
-    """Base of all records: conversion to and from plain dictionaries."""
-
-    __slots__ = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as a dictionary of plain values, ready for JSON."""
-        return {name: _plain(getattr(self, name)) for name in _hints(type(self))}  # type: ignore[arg-type]  # classes are hashable
-
-    @classmethod
-    def from_dict(cls: type[T], data: Mapping[str, Any]) -> T:
-        """Return the record that ``to_dict`` made ``data`` from; unknown keys are ignored.
-
-        Raises:
-            ValueError: a value is not of its field's type.
-            TypeError: a field is missing.
-        """
-        return _decoded(cls, dict(data))  # type: ignore[no-any-return]  # an instance of the class it is given
-
-
-@functools.cache  # of the classes here; an export holds thousands of records
-def _hints(record: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(record)
-    return {name: hint for name, hint in hints.items() if typing.get_origin(hint) is not ClassVar}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Record):
-        return value.to_dict()
-    if isinstance(value, (tuple, list)):
-        if hasattr(value, "_asdict"):  # a NamedTuple
-            return {name: _plain(item) for name, item in value._asdict().items()}
-        return tuple([_plain(item) for item in value])
-    return dict(value) if isinstance(value, Mapping) else value
-
-
-def _decoded(hint: Any, value: Any) -> Any:
-    """Return what a field declared as ``hint`` holds, from its plain value."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return value if type(value) in inner else _decoded(inner[0], value)
-    if origin in (tuple, Sequence):
-        return tuple([_decoded(inner[0], item) for item in _checked(value, list, tuple)])
-    if origin in (dict, Mapping):
-        return {key: _decoded(inner[1], item) for key, item in _checked(value, dict).items()}
-    if origin is Literal and value not in inner:
-        raise ValueError(f"{value!r} where one of {inner} belongs")
-    if origin is Literal or hint is Any:
-        return value
-    if hint is float:
-        return float(_checked(value, float, int))
-    if hint in (int, str, bool):
-        return _checked(value, hint)
-    fields = _hints(hint)
-    values = {name: _decoded(fields[name], item) for name, item in _checked(value, dict).items() if name in fields}
-    return hint(**values)
-
-
-def _checked(value: Any, *types_: type) -> Any:
-    if type(value) not in types_:
-        raise ValueError(f"{type(value).__name__} where {types_[0].__name__} belongs")
-    return value
 
 
 class Reading(NamedTuple):

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ipygpumem import model
-from ipygpumem.model import CellRecord, EngineRecord, ExperimentRecord, Record, Usage
+from ipygpumem.model import CellRecord, EngineRecord, ExperimentRecord, Usage
+from ipygpumem.record import Record
 
 RECORDS = [
     kind for kind in vars(model).values() if isinstance(kind, type) and issubclass(kind, Record) and kind is not Record

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ipygpumem.model import Record
 from ipygpumem.objects.arrays import StorageKey
+from ipygpumem.record import Record
 from ipygpumem.units import format_bytes
 
 

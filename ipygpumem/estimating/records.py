@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ipygpumem.model import Record
+from ipygpumem.record import Record
 
 Note = Callable[[str], None]
 """Takes what the report is to say: one of an estimate's ``notes``."""

@@ -18,9 +18,10 @@ from ipygpumem.fitting.device_limits import DeviceLimits, is_device
 from ipygpumem.fitting.refusals import Refusal, refusal
 from ipygpumem.freeing import tracebacks
 from ipygpumem.measuring.meter import Measurement, Meter
-from ipygpumem.model import Record, Usage
+from ipygpumem.model import Usage
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.pools import finder
+from ipygpumem.record import Record
 from ipygpumem.units import MIB, checked_bytes, format_bytes
 
 

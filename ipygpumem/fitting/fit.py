@@ -14,9 +14,10 @@ from ipygpumem.fitting.refusals import refusal
 from ipygpumem.freeing import reclaim, tracebacks
 from ipygpumem.freeing.reclaim import steps_that_free
 from ipygpumem.measuring.meter import Measurement, Meter
-from ipygpumem.model import Record, Usage
+from ipygpumem.model import Usage
 from ipygpumem.objects import interrupts
 from ipygpumem.objects.garbage import Garbage, Mark
+from ipygpumem.record import Record
 from ipygpumem.units import MIB, format_bytes
 
 FITS = "fits"

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ipygpumem.model import Record
+from ipygpumem.record import Record
 
 VERSION = 1
 

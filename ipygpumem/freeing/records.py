@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ipygpumem.model import Held, ReclaimStep, Record
+from ipygpumem.model import Held, ReclaimStep
+from ipygpumem.record import Record
 
 
 @dataclass(frozen=True)

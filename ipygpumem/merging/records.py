@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ipygpumem.model import Record, TraceRecord
+from ipygpumem.model import TraceRecord
+from ipygpumem.record import Record
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Any
 
 from ipygpumem.errors import DeviceError, quoted, said
 from ipygpumem.introspect import is_instance, type_name
-from ipygpumem.model import Record
 from ipygpumem.probes import host
 from ipygpumem.probes.accelerators import loaded_torch, uncounted
 from ipygpumem.probes.nvml import DeviceWide, Nvml
+from ipygpumem.record import Record
 
 _CUDA = re.compile(r"cuda:(0|[1-9]\d{0,8})")
 

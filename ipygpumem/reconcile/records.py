@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ipygpumem.model import Record
+from ipygpumem.record import Record
 
 
 @dataclass(frozen=True)

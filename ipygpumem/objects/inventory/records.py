@@ -6,7 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from ipygpumem.model import Record, Usage
+from ipygpumem.model import Usage
+from ipygpumem.record import Record
 from ipygpumem.units import format_bytes, format_change
 
 Role = Literal["parameter", "gradient", "optimizer state", "buffer", "other"]

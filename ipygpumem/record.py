@@ -1,0 +1,93 @@
+"""What all records have: conversion to plain dictionaries, and back."""
+
+from __future__ import annotations
+
+import functools
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeVar
+
+T = TypeVar("T", bound="Record")
+
+
+class Record:
+    """Base of all records: conversion to and from plain dictionaries."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as a dictionary of plain values, ready for JSON."""
+        return {name: _plain(getattr(self, name)) for name in _hints(type(self))}  # type: ignore[arg-type]  # classes are hashable
+
+    @classmethod
+    def from_dict(cls: type[T], data: Mapping[str, Any]) -> T:
+        """Return the record that ``to_dict`` made ``data`` from; unknown keys are ignored.
+
+        Raises:
+            ValueError: a value is not of its field's type.
+            TypeError: a field is missing.
+        """
+        return _decoder(cls)(dict(data))  # type: ignore[arg-type, no-any-return]  # classes are hashable, and make instances
+
+
+@functools.cache  # of the classes of the model; an export holds thousands of records
+def _hints(record: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(record)
+    return {name: hint for name, hint in hints.items() if typing.get_origin(hint) is not ClassVar}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Record):
+        return value.to_dict()
+    if isinstance(value, (tuple, list)):
+        if hasattr(value, "_asdict"):  # a NamedTuple
+            return {name: _plain(item) for name, item in value._asdict().items()}
+        return tuple([_plain(item) for item in value])
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+@functools.cache
+def _decoder(hint: Any) -> Callable[[Any], Any]:
+    """Return what makes the value of a field declared as ``hint`` from its plain value."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        decode = _decoder(inner[0])
+        return lambda value: value if type(value) in inner else decode(value)
+    if origin in (tuple, Sequence):
+        decode = _decoder(inner[0])
+        return lambda value: tuple(map(decode, _checked(value, list, tuple)))
+    if origin in (dict, Mapping):
+        decode = _decoder(inner[1])
+        return lambda value: {key: decode(item) for key, item in _checked(value, dict).items()}
+    if origin is Literal:
+        return lambda value: _one_of(value, inner)
+    if hint is Any:
+        return lambda value: value
+    if hint is float:
+        return lambda value: float(_checked(value, float, int))
+    if hint in (int, str, bool):
+        return lambda value: _checked(value, hint)
+    return lambda value: _record(hint, _checked(value, dict))
+
+
+def _record(kind: type, values: dict[str, Any]) -> Any:
+    decoders = _decoders(kind)
+    return kind(**{name: decoders[name](item) for name, item in values.items() if name in decoders})
+
+
+@functools.cache
+def _decoders(record: type) -> dict[str, Callable[[Any], Any]]:
+    return {name: _decoder(hint) for name, hint in _hints(record).items()}
+
+
+def _one_of(value: Any, known: tuple[Any, ...]) -> Any:
+    if value not in known:
+        raise ValueError(f"{value!r} where one of {known} belongs")
+    return value
+
+
+def _checked(value: Any, *types_: type) -> Any:
+    if type(value) not in types_:
+        raise ValueError(f"{type(value).__name__} where {types_[0].__name__} belongs")
+    return value
