@@ -324,16 +324,17 @@ def test_attributes_say_the_same_while_it_runs_and_once_it_has_ended(kernels: tu
     state = (
         "(exp.running, exp.reclaimed, exp.cl.running, exp.cl.backend, exp.cl_kwargs, exp.backend, exp.has_gpu,"
         " exp.var_names_keep, 'older' in exp.var_names_start, exp.start_time > 0, exp.cl.set_seed, exp.cl.compact,"
-        " exp.cl.gc_collect, exp.cl.time_delta == exp.cl.data.time.time_delta, exp.cl.start() is exp.cl,"
-        " exp.cl.cpu_mem_used_delta == exp.cl.data.cpu.used_delta, exp.cl.cpu_mem_used_new == exp.cl.data.cpu.used_total,"
-        " exp.cpu_ram_used_start > 0, exp.gpu_ram_used_start)"
+        " exp.cl.gc_collect, exp.cl.time_delta == exp.cl.data.time.time_delta, same,"
+        " exp.cl.cpu_mem_used_delta == exp.cl.data.cpu.used_delta,"
+        " exp.cl.cpu_mem_used_new == exp.cl.data.cpu.used_total, exp.cpu_ram_used_start > 0, exp.gpu_ram_used_start)"
     )
     cells = [
         "older = 1",
         "from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU(cl_compact=True, cl_set_seed=3)",
         "a, b, c = 1, 2, 3\nexp.keep_var_names('a', 'state', 'logger')",
         "exp.var_names_keep.append('b')",
-        f"logger = exp.cl\nstate = {state.replace(', exp.cl.start() is exp.cl', '')}",
+        "logger = exp.cl; logger.stop(); stopped = not logger.running\nsame = stopped and logger.start() is logger",
+        f"state = {state}",
         "end = exp.finish()\nsecond = exp.cpu_ram_cons == end.cpu.consumed, exp.gpu_ram_cons",
     ]
     ended = "(exp.running, exp.reclaimed, exp.cl, logger.running, a, b, 'c' in globals(), exp.var_names_keep, second)"

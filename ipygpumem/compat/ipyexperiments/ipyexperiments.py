@@ -75,7 +75,7 @@ class IPyExperiments:
     ) -> None:
         self._runs = False
         self.enable, self.cl_enable = exp_enable, cl_enable
-        self.cl_kwargs = {"compact": cl_compact, "gc_collect": cl_gc_collect, "set_seed": cl_set_seed}
+        self.cl_kwargs: dict[str, Any] = {"compact": cl_compact, "gc_collect": cl_gc_collect, "set_seed": cl_set_seed}
         self.start_time = time.time()
         self._notebook = _notebook()
         options = ExperimentOptions(
