@@ -46,7 +46,7 @@ class MemoryCallback(Callback):
 
     @harmless
     def before_train(self) -> None:  # noqa: D102
-        self.epochs.begin(self.learn.epoch + 1)
+        self.epochs.begin(self.learn.epoch + 1, loop="fit")
 
     @harmless
     def before_batch(self) -> None:  # noqa: D102

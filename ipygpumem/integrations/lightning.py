@@ -31,8 +31,13 @@ class MemoryCallback(Callback):
         self._closures = 0
 
     @harmless
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Forget what is open: another callback's error may have kept ours from hearing of one."""
+        self.epochs.close()
+
+    @harmless
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: D102
-        self.epochs.begin(trainer.current_epoch + 1)
+        self.epochs.begin(trainer.current_epoch + 1, loop="fit")
 
     @harmless
     def on_train_batch_start(self, trainer: Any, pl_module: Any, *more: Any) -> None:  # noqa: D102

@@ -21,10 +21,12 @@ from tests.integrations.steps import (
     Network,
     Optimizer,
     is_closed,
+    is_sampled_after_a_cell,
     on_card,
     records,
     rows,
     run_example,
+    sample_one_more,
     weights,
 )
 
@@ -180,6 +182,24 @@ def test_after_an_error_in_the_training_the_next_is_measured(card: Card, fast: A
     bad.fails = False
     learner.fit(1)
     assert [label for label, *_ in records()] == ["forward", "backward", "optimizer", "validation", "epoch"]
+
+
+def test_after_an_error_nothing_of_the_training_is_measured_any_more(card: Card, fast: Any) -> None:
+    class Bad(fast.Callback):  # type: ignore[misc]
+        def before_step(self) -> None:
+            raise KeyboardInterrupt
+
+    sample_one_more()
+    callback = fast.MemoryCallback(phases=True)
+    learner = fast.learner(card, callback, Bad())
+    with pytest.raises(KeyboardInterrupt) as raised:
+        learner.fit(1)
+    assert not is_sampled_after_a_cell()
+    before = len(records())
+    learner.validate()
+    assert len(records()) == before
+    assert is_closed(callback.epochs)
+    del raised
 
 
 def real_only(test: Callable[..., None]) -> Any:

@@ -23,10 +23,12 @@ from tests.integrations.steps import (
     Network,
     Optimizer,
     is_closed,
+    is_sampled_after_a_cell,
     on_card,
     records,
     rows,
     run_example,
+    sample_one_more,
     weights,
 )
 
@@ -152,6 +154,35 @@ def test_after_an_error_in_the_training_nothing_is_open(card: Card, tmp_path: Pa
         fit(tmp_path, callback, module=Bad(card))
     assert is_closed(callback.epochs)
     assert records() == []
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_that_another_callback_answers_with_an_error_leaves_nothing_open(
+    card: Card, tmp_path: Path, error: type[BaseException]
+) -> None:
+    class Bad(Callback):
+        def on_validation_end(self, *more: Any) -> None:
+            if trainer_state["fails"]:
+                raise error("mine")
+
+        def on_exception(self, *more: Any) -> None:
+            raise error("again")
+
+    trainer_state = {"fails": True}
+    sample_one_more()
+    callback = MemoryCallback(phases=True)
+    with pytest.raises(error) as raised:
+        fit(tmp_path, Bad(), callback, card=card, num_sanity_val_steps=0)
+    assert not is_sampled_after_a_cell()
+    before = len(records())
+    trainer_state["fails"] = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        again = Trainer(accelerator="cpu", logger=False, callbacks=[callback], enable_progress_bar=False)
+        again.validate(Module(card), DataLoader(rows(1)), verbose=False)
+    assert len(records()) == before
+    assert is_closed(callback.epochs)
+    del raised
 
 
 def test_the_callback_can_be_copied_and_pickled(card: Card, tmp_path: Path) -> None:
