@@ -32,6 +32,8 @@ class Epochs:
     def __init__(self, *, phases: bool = False) -> None:
         self.phases = phases
         self.has_failed = False
+        self.left_out: set[str] = set()
+        """Names that the user's own code logs."""
         self._traces: Traces | None = None
         self._number = 0
         self._epoch: _Span | None = None
@@ -116,6 +118,15 @@ class Epochs:
         """End what is open if the training that it is of runs no more."""
         if self._lasts is not None and not self._lasts():
             self.close()
+
+    def leave_to_user(self, names: Iterable[str]) -> None:
+        """Note names of ours that the user's own code logs: those are left out, which is said once."""
+        new = sorted(set(names) - self.left_out)
+        self.left_out.update(new)
+        if new:
+            text = f"your code logs {', '.join(new)} itself, and so the memory callback does not"
+            with contextlib.suppress(Exception):  # whatever stands for stderr now
+                sys.stderr.write(f"ipygpumem: {text}; ipygpumem.traces() has its figures\n")
 
     def step_aside(self, error: Exception) -> None:
         """Report a failure of ours, and measure no more; the training goes on."""

@@ -93,6 +93,29 @@ def test_each_epoch_is_in_the_recorders_table(card: Card, fast: Any) -> None:
     assert records() == [("epoch", 1, 1, 33), ("epoch", 2, 0, 32)]
 
 
+def test_a_column_that_somebody_else_has_made_is_left_to_him_and_said_once(
+    card: Card, fast: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Loggers make a dict of names and values: the later of two would take the place of the first."""
+
+    class Own(fast.Callback):  # type: ignore[misc]
+        order = 50.2
+
+        def before_fit(self) -> None:
+            names = self.learn.recorder.metric_names
+            self.learn.recorder.metric_names = [*names[:-1], "mem/cuda_0/peak_mib", names[-1]]
+
+        def after_validate(self) -> None:
+            self.learn.recorder.log += [7.0]
+
+    learner = fast.learner(card, Own(), fast.MemoryCallback())
+    learner.fit(1)
+    learner.fit(1)
+    assert shown(learner) == [{"peak_mib": 7.0, "kept_mib": 0.0}]
+    assert list(learner.recorder.metric_names).count("mem/cuda_0/peak_mib") == 1
+    assert capsys.readouterr().err.count("your code logs mem/cuda_0/peak_mib itself") == 1
+
+
 def test_each_phase_is_exact(card: Card, fast: Any) -> None:
     learner = fast.learner(card, fast.MemoryCallback(phases=True))
     learner.fit(1)
