@@ -101,7 +101,7 @@ def test_a_name_that_the_module_logs_itself_is_left_to_it_and_said_once(
     card: Card, tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str
 ) -> None:
     """Two logs of one name in the same hook, as Lightning has it, are an error of the later one: the module's."""
-    alone = fit(tmp_path / "alone", module=own_log(where)(), logger=CSVLogger(tmp_path / "alone"))
+    fit(tmp_path / "alone", module=own_log(where)(), logger=CSVLogger(tmp_path / "alone"))
     trainer = fit(tmp_path, MemoryCallback(), module=own_log(where)(card), logger=CSVLogger(tmp_path / "ours"))
     assert trainer.callback_metrics[MINE] == 7.0
     theirs = mine_in(tmp_path / "alone")
