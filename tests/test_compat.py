@@ -6,17 +6,23 @@ samples, and counts what Python frees late: figures of 64 MiB and more are compa
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import random
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ipygpumem.compat.ipyexperiments.cell_logger import set_seed
 from ipygpumem.compat.ipyexperiments.utils.ipython import (
     IS_IN_IPYTHON,
     ipython_tb_clear_frames,
     ipython_tb_clear_frames_ctx,
 )
+from ipygpumem.compat.ipyexperiments.utils.mem import b2mb
+from ipygpumem.errors import GpuMemError
 from tests.kernel import Kernel, Reply
 
 MIB = 1 << 20
@@ -239,19 +245,102 @@ def test_two_experiments_end_in_any_order(kernels: tuple[Kernel, Kernel]) -> Non
     assert runs is True
 
 
+LEFT_OUT = {
+    "exp": {
+        "backend_init": "for a backend of one's own",
+        "start": "for a backend of one's own",
+        "gpu_ram_used_fast": "takes a handle of pynvml's",
+        "namespace": "IPython's own magics",
+    },
+    "logger": {
+        **dict.fromkeys(("pre_run_cell", "post_run_cell"), "what IPython calls"),
+        **dict.fromkeys(("peak_monitor_func", "peak_monitoring"), "the thread that samples"),
+        **dict.fromkeys(("cpu_mem_used_peak", "gpu_mem_used_peak"), "what that thread has seen so far"),
+        "cpu_mem_used_at_cell_start": "a figure of a cell that is half measured",
+        **dict.fromkeys(("gpu_ram", "gpu_ram_used", "gpu_ram_avail", "gpu_clear_cache"), "the experiment has them"),
+        "gpu_ram_used_fast": "takes a handle of pynvml's",
+        "ipython": "IPython's shell",
+    },
+    "modules['.cell_logger']": dict.fromkeys(("int2width", "secs2time"), "lays out the original's report"),
+    "modules['.ipyexperiments']": {"int2width": "lays out the original's report"},
+}
+"""What the original has and we have not, with the reason."""
+
+OBJECTS = (
+    "import importlib\npackage = importlib.import_module('PEER')\nexp = package.IPyExperimentsCPU()",
+    "logger = exp.cl\nmodules = {place: importlib.import_module('PEER' + place)"
+    " for place in ('', '.ipyexperiments', '.cell_logger', '.utils.ipython')}",
+    "exp.keep_var_names('*', *globals())\nend = exp.finish()",
+)
+OWN = "str(getattr(getattr({0}, name), '__module__', 'PEER')).startswith('PEER')"
+
+
 @needs_original
-def test_every_name_of_the_original_is_there(kernels: tuple[Kernel, Kernel]) -> None:
-    public = (
-        "sorted(name for name in dir(package.IPyExperimentsCPU) if not name.startswith('_')), "
-        "sorted(name for name in dir(package) if name.startswith('IPy')), "
-        "sorted(name for name in dir(ipython) if name.startswith(('is_', 'IS_', 'ipython_')))"
+def test_every_name_of_the_original_is_there_apart_from_a_short_list(kernels: tuple[Kernel, Kernel]) -> None:
+    """On the objects themselves, once they have ended, and in the modules: what these have made themselves."""
+    original, ours = kernels
+    replies(original, ORIGINAL, OBJECTS)
+    replies(ours, OURS, OBJECTS)
+    places = [f"modules[{place!r}]" for place in ("", ".ipyexperiments", ".cell_logger", ".utils.ipython")]
+    for place in ("exp", "logger", *places):
+        its_own = OWN.format(place).replace("PEER", ORIGINAL) if place in places else "True"
+        its_own += f" and type(getattr({place}, name)).__name__ not in ('module', 'Logger', 'Process')"
+        names = original.value(f"[name for name in dir({place}) if name[0] != '_' and {its_own}]")
+        missing = ours.value(f"[name for name in {names!r} if not hasattr({place}, name)]")
+        assert set(missing) == set(LEFT_OUT.get(place, {})), place
+
+
+def signatures(path: Path) -> dict[str, tuple[list[str], list[str]]]:
+    """Return the parameters of each public function and method in a file, and their defaults as they are written.
+
+    The original's ``utils.mem`` cannot be imported without a GPU.
+    """
+    found = {}
+    tree = ast.parse(path.read_text("utf-8"))
+    classes = {item: node.name for node in tree.body if isinstance(node, ast.ClassDef) for item in node.body}
+    for node in [*tree.body, *classes]:
+        if isinstance(node, ast.FunctionDef) and (not node.name.startswith("_") or node.name == "__init__"):
+            names = [argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)]
+            defaults = [ast.unparse(default) for default in (*node.args.defaults, *node.args.kw_defaults) if default]
+            found[".".join(filter(None, (classes.get(node), node.name)))] = names, defaults
+    return found
+
+
+@needs_original
+@pytest.mark.parametrize("module", ["ipyexperiments", "cell_logger", "utils/mem", "utils/ipython"])
+def test_parameters_and_defaults_are_those_of_the_original(module: str) -> None:
+    folders = [Path(str(importlib.util.find_spec(package).origin)).parent for package in (ORIGINAL, OURS)]  # type: ignore[union-attr]
+    theirs, ours = (signatures(folder / f"{module}.py") for folder in folders)
+    ours.pop("CellLogger.__init__", None)  # made by an experiment only
+    same = theirs.keys() & ours.keys()
+    assert {name: ours[name] for name in same} == {name: theirs[name] for name in same}
+    if module == "utils/mem":
+        assert theirs.keys() <= ours.keys()
+        assert len(same) == 11
+
+
+@needs_original
+def test_attributes_say_the_same_while_it_runs_and_once_it_has_ended(kernels: tuple[Kernel, Kernel]) -> None:
+    state = (
+        "(exp.running, exp.reclaimed, exp.cl.running, exp.cl.backend, exp.cl_kwargs, exp.backend, exp.has_gpu,"
+        " exp.var_names_keep, 'older' in exp.var_names_start, exp.start_time > 0, exp.cl.set_seed, exp.cl.compact,"
+        " exp.cl.gc_collect, exp.cl.time_delta == exp.cl.data.time.time_delta, same,"
+        " exp.cl.cpu_mem_used_delta == exp.cl.data.cpu.used_delta,"
+        " exp.cl.cpu_mem_used_new == exp.cl.data.cpu.used_total, exp.cpu_ram_used_start > 0, exp.gpu_ram_used_start)"
     )
-    cells = ["import PEER as package\nfrom PEER.utils import ipython"]
-    ((original, ours),) = under_both(kernels, cells, public)
-    inside = {"backend_init", "gpu_ram_used_fast", "start"}  # what subclasses with a backend of their own call
-    assert set(original[0]) - set(ours[0]) == inside
-    assert ours[1] == original[1]
-    assert ours[2] == original[2]
+    cells = [
+        "older = 1",
+        "from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU(cl_compact=True, cl_set_seed=3)",
+        "a, b, c = 1, 2, 3\nexp.keep_var_names('a', 'state', 'logger')",
+        "exp.var_names_keep.append('b')",
+        "logger = exp.cl; logger.stop(); stopped = not logger.running\nsame = stopped and logger.start() is logger",
+        f"state = {state}",
+        "end = exp.finish()\nsecond = exp.cpu_ram_cons == end.cpu.consumed, exp.gpu_ram_cons",
+    ]
+    ended = "(exp.running, exp.reclaimed, exp.cl, logger.running, a, b, 'c' in globals(), exp.var_names_keep, second)"
+    (state_then, our_state), (then, our_end) = under_both(kernels, cells, "state", ended)
+    assert our_state == state_then
+    assert our_end == then
 
 
 # -- ours alone -----------------------------------------------------------------------------------------------
@@ -355,6 +444,8 @@ def test_bad_input_is_one_clear_line_and_loses_nothing(bare_kernel: Kernel) -> N
     )
     for cell, error, text in (
         ("exp.keep_var_names('x', 1)", "ValueError", "takes names as text"),
+        ("exp.var_names_keep = 'x'", "ValueError", "a list of names"),
+        ("exp.var_names_keep = [1]", "ValueError", "a list of names"),
         ("IPyExperimentsGPU()", "ExperimentError", "use IPyExperimentsCPU or IPyExperimentsPytorch"),
         ("IPyExperimentsCPU(cl_set_seed='1')", "ExperimentError", "seed must be a whole number"),
         ("IPyExperimentsCPU(compact=True)", "TypeError", "compact"),
@@ -363,7 +454,7 @@ def test_bad_input_is_one_clear_line_and_loses_nothing(bare_kernel: Kernel) -> N
         reply = bare_kernel.run(cell)
         assert (reply.error, text in reply.message) == (error, True), (cell, reply.message)
         assert "Exception ignored" not in reply.stderr
-    replies(bare_kernel, OURS, ["exp.finish()"])
+    replies(bare_kernel, OURS, ["exp.var_names_keep.extend([1, None])", "exp.finish()"])
     assert bare_kernel.value("'x' in globals()") is False
 
 
@@ -373,8 +464,43 @@ def test_memory_functions_without_a_device(bare_kernel: Kernel) -> None:
     assert bare_kernel.value(f"len(({functions}))") == 6
     found = bare_kernel.value("use_gpu, tuple(gpu_mem_get_mbs()), gpu_mem_get_free_no_cache_mbs(0), b2mb(3 << 20)")
     assert found == (False, (0, 0, 0), 0, 3)
-    assert bare_kernel.run("preload_pytorch()").error == "GpuMemError"
-    assert "CUDA device" in bare_kernel.run("gpu_mem_allocate_mbs(1)").message
+    for cell in ("preload_pytorch()", "gpu_mem_allocate_mbs(1)", "gpu_mem_leave_free_mbs(1)"):
+        reply = bare_kernel.run(cell)
+        assert (reply.error, "CUDA device" in reply.message) == ("GpuMemError", True)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        ("b2mb('5')", "a number of bytes, and not '5'"),
+        ("b2mb(None)", "a number of bytes, and not NoneType"),
+        ("b2mb(float('nan'))", "a number of bytes, and not nan"),
+        ("b2mb('5' * 10**6)", "a number of bytes, and not '555"),
+        ("ipython_tb_clear_frames(5)", "stands above a function, and not above int"),
+        ("set_seed('1')", "seed must be a whole number"),
+        ("set_seed(1 << 70)", "seed must be a whole number"),
+    ],
+)
+def test_a_helper_that_gets_what_it_cannot_use_says_so_in_one_line(call: str, text: str) -> None:
+    with pytest.raises(GpuMemError) as raised:
+        eval(call)
+    message = str(raised.value)
+    assert text in message
+    assert len(message) < 150
+    assert "\n" not in message
+
+
+def test_sizes_are_whole_mib_rounded_towards_zero() -> None:
+    assert [b2mb(size) for size in (3 * MIB, 1.5 * MIB, -1.5 * MIB, True)] == [3, 1, -1, 0]
+
+
+def test_a_seed_of_zero_changes_no_generator() -> None:
+    random.seed(5)
+    before = random.getstate()
+    set_seed()
+    assert random.getstate() == before
+    set_seed(5)
+    assert random.getstate() == before
 
 
 class PickyError(Exception):

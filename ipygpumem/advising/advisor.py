@@ -11,8 +11,9 @@ from ipygpumem.advising.places import Scope
 from ipygpumem.advising.records import Advice, Advised, Finding
 from ipygpumem.objects.arrays import StorageKey
 from ipygpumem.objects.heap import undisturbed
-from ipygpumem.objects.inventory.survey import refuse_while_traced, torch_reader
+from ipygpumem.objects.inventory.survey import torch_reader
 from ipygpumem.objects.progress import Progress, counted, part, unseen
+from ipygpumem.objects.traced import refuse_while_traced
 from ipygpumem.units import MIB
 
 LEAST_BYTES = MIB
@@ -48,7 +49,7 @@ def advise(scope: Scope, least: int = LEAST_BYTES, progress: Progress = unseen) 
     Raises:
         GpuMemError: torch is tracing the code that asks.
     """
-    refuse_while_traced()
+    refuse_while_traced("ask for advice")
     with undisturbed(), torch_reader() as reader:
         look = Look(scope, reader, least, part(progress, 0.0, 0.8))
         try:

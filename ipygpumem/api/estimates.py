@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ipygpumem import estimating
 from ipygpumem.api.shell import current_shell
 from ipygpumem.errors import EstimateError
+from ipygpumem.objects.traced import refuse_while_transformed
 from ipygpumem.reports.estimate import ShownEstimate, ShownSummary
 from ipygpumem.units import checked_bytes
 
@@ -42,9 +43,11 @@ def estimate(
     Raises:
         EstimateError: torch is missing or too old, the function needs the values of tensors, did not end, or
             ``timeout`` is no time.
+        GpuMemError: torch traces or transforms the code that asks.
         UnitError: ``device_memory`` is not a size.
     """
     __tracebackhide__ = True  # of the function's errors
+    refuse_while_transformed("estimate")
     room_bytes = None if device_memory is None else checked_bytes(device_memory)
     if type(timeout) not in (int, float) or not timeout > 0:
         raise EstimateError("timeout must be a number of seconds above zero")
@@ -60,8 +63,10 @@ def summary(model: object, /, *inputs: object, **kwargs: object) -> ModelSummary
 
     Raises:
         EstimateError: torch is missing or too old, ``model`` is not a module, or it needs the values of tensors.
+        GpuMemError: torch traces or transforms the code that asks.
     """
     __tracebackhide__ = True  # of the model's errors
+    refuse_while_transformed("ask for a summary")
     return ShownSummary(**vars(estimating.loaded("modules").summarize(model, inputs, kwargs, _front())))
 
 

@@ -22,6 +22,7 @@ from ipygpumem.model import ReclaimStep
 from ipygpumem.objects import interrupts
 from ipygpumem.objects.arrays import describe, is_of_library
 from ipygpumem.objects.garbage import Garbage
+from ipygpumem.objects.traced import refuse_while_transformed
 from ipygpumem.probes.allocator import snapshots
 from ipygpumem.units import format_bytes
 
@@ -40,8 +41,10 @@ def purge(
     """Move a model and an optimizer's state off their devices, empty the caches, and move them back in place.
 
     Raises:
-        GpuMemError: it makes no sense, or the host has no room: then nothing was moved.
+        GpuMemError: it makes no sense, torch traces or transforms the code that asks, or the host has no room: then
+            nothing was moved.
     """
+    refuse_while_transformed("purge")
     optimizers = [] if optimizer is None else [optimizer]
     _check("purge", [model, *optimizers], modules=1)
     if not keep_optimizer and optimizer is None:
@@ -158,6 +161,7 @@ class Offload:
     """
 
     def __init__(self, given: Sequence[Any], garbage: Garbage, devices: tuple[str, ...] = moving.DEVICES) -> None:
+        refuse_while_transformed("offload")
         modules = [item for item in given if is_of_library(item, "torch.nn", "Module")]
         others = [item for item in given if not is_of_library(item, "torch.nn", "Module")]
         _check("offload", [*modules, *others] or [None], modules=max(1, len(modules)))
@@ -169,6 +173,7 @@ class Offload:
 
     def __enter__(self) -> Offload:
         """Move all of it to the host; after an error nothing has been moved."""
+        refuse_while_transformed("offload")
         if self._work is not None:
             raise GpuMemError("this offload is open already: call ipygpumem.offload(model) for another")
         with interrupts.noted() as struck, moving.quiet():

@@ -37,6 +37,7 @@ from ipygpumem.objects.holders.frames import running_locals
 from ipygpumem.objects.holders.others import others
 from ipygpumem.objects.holders.search import Roots, explain
 from ipygpumem.objects.progress import Progress, part, unseen
+from ipygpumem.objects.traced import refuse_while_traced
 from ipygpumem.units import format_bytes
 
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules")
@@ -200,8 +201,9 @@ def release(
         progress: gets how much of the search for holders is done.
 
     Raises:
-        GpuMemError: one of them cannot be released; then none is.
+        GpuMemError: one of them cannot be released, or torch is tracing the code that asks; then none is.
     """
+    refuse_while_traced("release")
     targets = [_Target(name, item) for name, item in named]
     del named
     _check(targets, roots(), part(progress, 0.0, 0.5))

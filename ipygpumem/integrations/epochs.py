@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from ipygpumem.measuring.meter import Meter
 from ipygpumem.measuring.traces import Traces
 from ipygpumem.model import TraceRecord, Usage
 from ipygpumem.notebook.aside import say_failed
+from ipygpumem.objects.holders.frames import stack, still_runs
 from ipygpumem.units import MIB
 
 EPOCH = "epoch"
@@ -30,27 +32,39 @@ class Epochs:
     def __init__(self, *, phases: bool = False) -> None:
         self.phases = phases
         self.has_failed = False
+        self.left_out: set[str] = set()
+        """Names that the user's own code logs."""
         self._traces: Traces | None = None
         self._number = 0
         self._epoch: _Span | None = None
         self._phase: _Span | None = None
         self._runs: dict[str, _Runs] = {}
+        self._lasts: Callable[[], bool] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to make one that measures the same: trainers copy and pickle their callbacks."""
         return functools.partial(Epochs, phases=self.phases), ()
 
-    def begin(self, number: int) -> None:
-        """Begin epoch ``number``, counted from 1; what was open is forgotten."""
+    def begin(self, number: int, loop: str = "") -> None:
+        """Begin epoch ``number``, counted from 1; what was open is forgotten.
+
+        Args:
+            number: of the epoch.
+            loop: the name of the library's function that runs the training. Once an error has left that, nobody ends
+                what is open: trainers do not tell.
+        """
         self.close()
         self._traces, self._number = current_traces(), number
-        self._epoch = _Span(self._traces.meter, EPOCH)
+        callers = (frame for frame in stack(sys._getframe(1)) if frame.f_code.co_name == loop)
+        above = next(callers, None)
+        self._lasts = None if above is None else still_runs(above)
+        self._epoch = _Span(self._traces.meter, EPOCH, self._lasts)
 
     def enter(self, phase: str) -> None:
         """Begin a run of a phase; another one that is open does not count."""
         self.skip()
         if self.phases and self._traces is not None:
-            self._phase = _Span(self._traces.meter, phase)
+            self._phase = _Span(self._traces.meter, phase, self._lasts)
 
     def leave(self, phase: str) -> None:
         """End the run of a phase, if it is the one that is open."""
@@ -97,8 +111,22 @@ class Epochs:
         self.skip()
         if self._epoch is not None:
             self._epoch.drop()
-        self._epoch = self._traces = None
+        self._epoch = self._traces = self._lasts = None
         self._runs.clear()
+
+    def close_if_lost(self) -> None:
+        """End what is open if the training that it is of runs no more."""
+        if self._lasts is not None and not self._lasts():
+            self.close()
+
+    def leave_to_user(self, names: Iterable[str]) -> None:
+        """Note names of ours that the user's own code logs: those are left out, which is said once."""
+        new = sorted(set(names) - self.left_out)
+        self.left_out.update(new)
+        if new:
+            text = f"your code logs {', '.join(new)} itself, and so the memory callback does not"
+            with contextlib.suppress(Exception):  # whatever stands for stderr now
+                sys.stderr.write(f"ipygpumem: {text}; ipygpumem.traces() has its figures\n")
 
     def step_aside(self, error: Exception) -> None:
         """Report a failure of ours, and measure no more; the training goes on."""
@@ -111,11 +139,11 @@ class Epochs:
 class _Span:
     """A span that is open."""
 
-    def __init__(self, meter: Meter, label: str) -> None:
+    def __init__(self, meter: Meter, label: str, lasts: Callable[[], bool] | None) -> None:
         self.label = label
         self._meter = meter
         self.started_at, self._started = time.time(), time.perf_counter()
-        self._measurement = meter.start()
+        self._measurement = meter.start(lasts)
 
     def stop(self) -> tuple[tuple[Usage, ...], float]:
         """End it; return what each device went through, and the seconds it took."""
@@ -171,6 +199,7 @@ def harmless(hook: Callable[..., None]) -> Callable[..., None]:
         if self.epochs.has_failed:
             return
         try:
+            self.epochs.close_if_lost()
             hook(self, *args, **options)
         except Exception as error:
             self.epochs.step_aside(error)

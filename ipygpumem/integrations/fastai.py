@@ -40,13 +40,15 @@ class MemoryCallback(Callback):
         self.run = not hasattr(self.learn, "lr_finder") and not hasattr(self.learn, "gather_preds")
         if self.run and hasattr(self.learn, "recorder"):
             names = self.learn.recorder.metric_names
-            self._names = self.epochs.names(PHASES)
+            ours = self.epochs.names(PHASES)
+            self.epochs.leave_to_user(name for name in ours if name in names)
+            self._names = [name for name in ours if name not in self.epochs.left_out]
             self._place = len(names) - bool(self.learn.recorder.add_time)
             self.learn.recorder.metric_names = names[: self._place] + self._names + names[self._place :]
 
     @harmless
     def before_train(self) -> None:  # noqa: D102
-        self.epochs.begin(self.learn.epoch + 1)
+        self.epochs.begin(self.learn.epoch + 1, loop="fit")
 
     @harmless
     def before_batch(self) -> None:  # noqa: D102

@@ -40,13 +40,14 @@ class MemoryCallback(TrainerCallback):
 
     @harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: D102
+        self.epochs.close()  # an error ended the training before
         self._trainer = _trainer_above(sys._getframe(1))
         self._number = int(state.epoch or 0)
 
     @harmless
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: D102
         self._number += 1
-        self.epochs.begin(self._number)
+        self.epochs.begin(self._number, loop="_inner_training_loop")
 
     @harmless
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: D102

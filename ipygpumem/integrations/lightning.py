@@ -15,6 +15,7 @@ try:
 except ModuleNotFoundError as error:
     explain(error, "lightning", "lightning")
     raise
+import torch  # Lightning needs it
 
 
 class MemoryCallback(Callback):
@@ -29,10 +30,20 @@ class MemoryCallback(Callback):
     def __init__(self, *, phases: bool = False) -> None:
         self.epochs = Epochs(phases=phases)
         self._closures = 0
+        self._shown: dict[str, Any] = {}
+        """What of ours is among the trainer's metrics, under the same names."""
+        self._unlogged: tuple[dict[str, float], int] | None = None
+
+    @harmless
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Forget what is open: another callback's error may have kept ours from hearing of one."""
+        self.epochs.close()
+        self._unlogged = None
 
     @harmless
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: D102
-        self.epochs.begin(trainer.current_epoch + 1)
+        self._log(trainer)
+        self.epochs.begin(trainer.current_epoch + 1, loop="fit")
 
     @harmless
     def on_train_batch_start(self, trainer: Any, pl_module: Any, *more: Any) -> None:  # noqa: D102
@@ -77,12 +88,44 @@ class MemoryCallback(Callback):
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: D102
         figures = self.epochs.end()
         if figures and trainer.is_global_zero:
-            pl_module.log_dict(figures, rank_zero_only=True)
+            self._unlogged = figures, trainer.current_epoch
+            ours = self._left_to_us(trainer, figures)
+            self._shown = {name: torch.tensor(value) for name, value in ours.items()}
+            trainer.callback_metrics.update(self._shown)  # for those that monitor one of them, who come next
 
     @harmless
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: D102
+        self._log(trainer)
         self.epochs.close()
 
     @harmless
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: D102
         self.epochs.close()
+        self._log(trainer)
+
+    def _log(self, trainer: Any) -> None:
+        """Log what the epoch before has cost, to the loggers.
+
+        Not with ``self.log``, which lets the module's own log of the same name fail or be mixed with ours; and once
+        its hooks have run, in which it may log that name.
+        """
+        unlogged, self._unlogged = self._unlogged, None
+        if unlogged is None:
+            return
+        figures, epoch = unlogged
+        ours = {**self._left_to_us(trainer, figures), "epoch": epoch}
+        stepped = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
+        step = int(trainer.logged_metrics.get("step", max(0, stepped - 1)))  # as Lightning finds it for an epoch
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics=ours, step=step)
+            logger.save()
+
+    def _left_to_us(self, trainer: Any, figures: dict[str, float]) -> dict[str, float]:
+        """Return the figures whose names the user's code does not log itself."""
+        metrics, logged = trainer.callback_metrics, trainer.logged_metrics
+        self.epochs.leave_to_user(
+            name
+            for name in figures
+            if name in logged or (name in metrics and metrics[name] is not self._shown.get(name))
+        )
+        return {name: value for name, value in figures.items() if name not in self.epochs.left_out}

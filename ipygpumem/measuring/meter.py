@@ -22,7 +22,8 @@ from ipygpumem.probes import Probe
 class Measurement:
     """An open span; made by ``Meter.start``."""
 
-    def __init__(self, before: dict[str, Reading]) -> None:
+    def __init__(self, before: dict[str, Reading], lasts: Callable[[], bool] | None = None) -> None:
+        self.lasts = lasts
         self.begin(before)
 
     def begin(self, before: dict[str, Reading]) -> None:
@@ -93,10 +94,15 @@ class Meter:
             self._own_lock, self._pid = threading.RLock(), os.getpid()
         return self._own_lock
 
-    def start(self) -> Measurement:
-        """Open a span."""
+    def start(self, lasts: Callable[[], bool] | None = None) -> Measurement:
+        """Open a span.
+
+        Args:
+            lasts: says no once nobody will end the span any more: the next boundary drops it.
+        """
         with self._lock:
-            measurement = Measurement(self._readings(peak=bool(self._open), rearm=True))
+            self._drop_lost()
+            measurement = Measurement(self._readings(peak=bool(self._open), rearm=True), lasts)
             self._open.add(weakref.ref(measurement, self._open.discard))
             self._sample_if_needed()
             return measurement
@@ -126,12 +132,21 @@ class Meter:
         with self._lock:
             usages = measurement.usages(self._readings())
             self._close(measurement)
+            self._drop_lost()
             return usages
 
     def drop(self, measurement: Measurement) -> None:
         """Close a span whose figures nobody wants."""
         with self._lock:
             self._close(measurement)
+
+    def _drop_lost(self) -> None:
+        for span in self._spans():
+            if span.lasts is not None and not span.lasts():
+                self._close(span)
+
+    def _spans(self) -> list[Measurement]:
+        return [span for reference in tuple(self._open) if (span := reference()) is not None]
 
     def _close(self, measurement: Measurement) -> None:
         self._open.discard(weakref.ref(measurement))
@@ -180,7 +195,7 @@ class Meter:
     ) -> dict[str, Reading]:
         """Read ``probes`` into all open spans; one that fails is left out and named in ``failures``."""
         found = {}
-        spans = [span for reference in tuple(self._open) if (span := reference()) is not None]
+        spans = self._spans()
         for probe in probes:
             try:
                 readings = probe.read(detail=detail, peak=peak)

@@ -7,7 +7,7 @@ It knows names only, nothing of memory or of IPython.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import filterfalse
@@ -165,12 +165,16 @@ class Scope:
         return name not in self._assigned or is_module
 
     def _matches_keep(self, name: str) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in self._keep)
+        return any(fnmatchcase(name, pattern) for pattern in self._patterns())
+
+    def _patterns(self) -> Iterator[str]:
+        """Yield what to keep; whoever has the list may have added what is no name."""
+        return (pattern for pattern in self._keep if is_instance(pattern, str))
 
     def unmatched_keep(self) -> list[str]:
         """Return the patterns of ``keep`` that match no name at all."""
         names = [name for name in list(self._namespace) if is_ownable(name)] if self._keep else []
-        return [pattern for pattern in self._keep if not any(fnmatchcase(name, pattern) for name in names)]
+        return [pattern for pattern in self._patterns() if not any(fnmatchcase(name, pattern) for name in names)]
 
     def close(
         self,

@@ -82,3 +82,45 @@ def test_memory_functions_of_ipyexperiments(card: Card) -> None:
     assert 0 <= used - emptied <= 2  # the segment of the tensor that made the context
     assert abs(left - 500) <= 2
     assert (impossible, unknown, number, has_gpu) == (None, [0, 0, 0], 0, True)
+
+
+@pytest.mark.usefixtures("card")
+def test_memory_functions_of_ipyexperiments_say_in_one_line_what_they_cannot_use() -> None:
+    """The functions of `utils.mem` that take a device or a size name what they got instead, in one line."""
+    calls = [
+        *(
+            f"{name}({given})"
+            for name in ("preload_pytorch", "get_nvml_gpu_id")
+            for given in ("99", "-1", "'0'", "0.5")
+        ),
+        *(f"gpu_mem_allocate_mbs({given})" for given in ("'1'", "-1", "None", "float('nan')", "float('inf')")),
+        *(f"gpu_mem_leave_free_mbs({given})" for given in ("'1'", "-1", "None", "float('nan')")),
+    ]
+    code = (
+        f"import json\nfrom {_FULL}.utils.mem import *\nfrom ipygpumem.errors import GpuMemError\nfound = []\n"
+        f"for call in {calls!r}:\n    try: found.append(repr(eval(call)))\n"
+        "    except GpuMemError as error: found.append(str(error))\n"
+        "assert gpu_mem_allocate_mbs(1 << 80) is None\n"
+        "print(json.dumps(found))"
+    )
+    found = script(code)
+    for call, text in zip(calls, found, strict=True):
+        wanted = "torch numbers its CUDA devices from 0 to " if "_mbs" not in call else "this takes a number of MiB"
+        assert text.startswith(wanted), (call, text)
+        assert "\n" not in text
+
+
+def test_attributes_of_an_experiment_on_a_device() -> None:
+    """An experiment's attributes give a GPU's figures, too: what was in use when it began, what a cell kept and needed
+    more, what was consumed in all."""
+    cells = [
+        f"from {_FULL} import IPyExperimentsPytorch\nimport torch\nexp = IPyExperimentsPytorch()",
+        "block = torch.ones(64 << 18, device='cuda'); spike = torch.ones(32 << 18, device='cuda'); del spike",
+        "cl = exp.cl\nfound = cl.gpu_mem_used_delta, cl.gpu_mem_peaked_delta, cl.backend, exp.gpu_ram_used_start > 0",
+        "exp.keep_var_names('found', 'cl')\nexp.finish()",
+    ]
+    with Kernel(env=dict(os.environ)) as kernel:
+        for cell in cells:
+            run_ok(kernel, cell)
+        assert kernel.value("found") == (64 * MIB, 32 * MIB, "pytorch", True)
+        assert kernel.value("exp.gpu_ram_cons") == 64 * MIB

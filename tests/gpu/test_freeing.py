@@ -112,6 +112,46 @@ def test_a_purge_keeps_aliases_views_and_the_optimizers_state(bare_kernel: Kerne
     assert bare_kernel.value("len(optimizer.state), record.dropped_bytes > 0") == (0, True)
 
 
+@pytest.mark.parametrize(
+    ("place", "refusal"),
+    [
+        ("torch.func.grad(lambda x: (ask(), x.sum())[1])(torch.ones(2).cuda())", "torch.func transforms this code"),
+        ("torch.func.vmap(lambda x: (ask(), x)[1])(torch.ones(2).cuda())", "torch.func transforms this code"),
+        ("torch.jit.trace(lambda x: (ask(), x)[1], torch.ones(2).cuda(), check_trace=False)", "torch is tracing"),
+        ("with torch.cuda.graph(torch.cuda.CUDAGraph()): ask()", "a CUDA graph is being captured"),
+        ("with FakeTensorMode(): ask()", ""),
+        ("x = torch.ones(2, requires_grad=True).cuda(); x.register_hook(lambda g: ask()); x.sum().backward()", ""),
+    ],
+)
+def test_a_purge_where_torch_does_something_else_is_refused_or_works(
+    bare_kernel: Kernel, place: str, refusal: str
+) -> None:
+    """Inside a transform, a trace or a capture of a CUDA graph, `purge` and `offload` are refused in one line; among
+    fake tensors and in a backward pass they work. The model is what it was each time."""
+    ready(bare_kernel)
+    run_ok(
+        bare_kernel,
+        "import ipygpumem\nfrom torch._subclasses.fake_tensor import FakeTensorMode\n"
+        "model = torch.nn.Linear(64, 64).cuda()\n"
+        "def state():\n"
+        "    return [(id(p), p._version, str(p.device), p.detach().cpu().tolist()) for p in model.parameters()]\n"
+        "def ask():\n"
+        "    for call in (ipygpumem.purge, offload):\n"
+        "        try: said.append(call(model).notes if call is ipygpumem.purge else call(model))\n"
+        "        except ipygpumem.errors.GpuMemError as error: said.append(str(error))\n"
+        "def offload(model):\n"
+        "    with ipygpumem.offload(model): return ()\n"
+        "was, said = state(), []",
+    )
+    run_ok(bare_kernel, place)
+    said = bare_kernel.value("said")
+    assert bare_kernel.value("state() == was") is True
+    if refusal:
+        assert [refusal in text and text.endswith("outside of it") for text in said] == [True, True], said
+    else:
+        assert said == [(), ()]
+
+
 def test_inside_offload_a_model_is_on_the_host_and_behind_it_on_the_device(bare_kernel: Kernel) -> None:
     """`with offload(model, optimizer)` gives memory back; what is done on the host meanwhile is kept."""
     ready(bare_kernel)

@@ -28,7 +28,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
 def broken_meter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing of ours can be measured."""
 
-    def fail(self: Meter) -> None:
+    def fail(self: Meter, lasts: object = None) -> None:
         raise RuntimeError("no counters here")
 
     monkeypatch.setattr(Meter, "start", fail)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
 
 import ipygpumem
+from ipygpumem.api.shell import current_traces
 from ipygpumem.integrations.epochs import Epochs
 from tests.alone import ROOT
 from tests.fakes import FakeProbe
@@ -110,6 +112,23 @@ def is_closed(epochs: Epochs) -> bool:
     epochs.enter("probe")
     epochs.leave("probe")
     return epochs.take("probe") == {}
+
+
+def sample_one_more() -> None:
+    """Measure a device that has to be sampled, too: a thread does that while a span is open."""
+    probe: Any = FakeProbe("sampled:0", sampled=True)
+    probe.name = "sampled"  # else it would take the place of the host's
+    current_traces().meter.add(probe)
+
+
+def is_sampled_after_a_cell() -> bool:
+    """Whether that thread is still there once a span of somebody else's, such as a cell's, has ended."""
+    with ipygpumem.Trace(silent=True):
+        pass
+    samplers = [thread for thread in threading.enumerate() if thread.name == "ipygpumem-sampler"]
+    for sampler in samplers:
+        sampler.join(5)
+    return any(sampler.is_alive() for sampler in samplers)
 
 
 def run_example(heading: str) -> dict[str, Any]:

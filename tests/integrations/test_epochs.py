@@ -6,13 +6,14 @@ import copy
 import importlib
 import pickle
 import sys
+import threading
 
 import pytest
 
 import ipygpumem
 from ipygpumem.errors import GpuMemError
 from ipygpumem.integrations.epochs import Epochs, harmless
-from tests.integrations.steps import Card, is_closed, on_card, records
+from tests.integrations.steps import Card, is_closed, is_sampled_after_a_cell, on_card, records, sample_one_more
 
 
 def test_an_epoch_has_a_span_around_those_of_its_phases(card: Card) -> None:
@@ -90,6 +91,55 @@ def test_figures_are_named_for_devices_that_hold_memory(card: Card) -> None:
     card.rearm()
     epochs.begin(1)
     assert set(epochs.end()) == {"mem/cpu/kept_mib", "mem/cpu/peak_mib"}
+
+
+def test_what_is_open_ends_with_the_function_that_runs_the_training(card: Card) -> None:
+    sample_one_more()
+    epochs = Epochs(phases=True)
+
+    def loop() -> None:
+        epochs.begin(1, loop="loop")
+        epochs.enter("validation")
+        assert is_sampled_while_open()
+        card.move(0, 500)
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine") as raised:  # the traceback keeps the frame alive
+        loop()
+    assert not is_sampled_after_a_cell()
+    epochs.close_if_lost()
+    epochs.leave("validation")
+    assert epochs.take("validation") == {}
+    assert records() == [("", None, 0, 0)] * 2
+    del raised
+
+
+def is_sampled_while_open() -> bool:
+    with ipygpumem.Trace(silent=True):
+        pass
+    return "ipygpumem-sampler" in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_training_in_another_thread_goes_on_while_others_measure(card: Card) -> None:
+    sample_one_more()
+    epochs, begun, goes_on = Epochs(), threading.Event(), threading.Event()
+    found: list[dict[str, float]] = []
+
+    def loop() -> None:
+        epochs.begin(1, loop="loop")
+        begun.set()
+        goes_on.wait(60)
+        found.append(on_card(epochs.end()))
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    begun.wait(60)
+    assert is_sampled_while_open()
+    card.move(0, 7)
+    goes_on.set()
+    thread.join()
+    assert found == [{"kept_mib": 0.0, "peak_mib": 7.0}]
+    assert not is_sampled_after_a_cell()
 
 
 class Broken:

@@ -21,10 +21,12 @@ from tests.integrations.steps import (
     Network,
     Optimizer,
     is_closed,
+    is_sampled_after_a_cell,
     on_card,
     records,
     rows,
     run_example,
+    sample_one_more,
     weights,
 )
 
@@ -89,6 +91,29 @@ def test_each_epoch_is_in_the_recorders_table(card: Card, fast: Any) -> None:
     assert [line[5:7] for line in lines] == [list(learner.recorder.metric_names)[5:7], [1.0, 33.0], [0.0, 32.0]]
     assert {len(line) for line in lines} == {8}
     assert records() == [("epoch", 1, 1, 33), ("epoch", 2, 0, 32)]
+
+
+def test_a_column_that_somebody_else_has_made_is_left_to_him_and_said_once(
+    card: Card, fast: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Loggers make a dict of names and values: the later of two would take the place of the first."""
+
+    class Own(fast.Callback):  # type: ignore[misc]
+        order = 50.2
+
+        def before_fit(self) -> None:
+            names = self.learn.recorder.metric_names
+            self.learn.recorder.metric_names = [*names[:-1], "mem/cuda_0/peak_mib", names[-1]]
+
+        def after_validate(self) -> None:
+            self.learn.recorder.log += [7.0]
+
+    learner = fast.learner(card, Own(), fast.MemoryCallback())
+    learner.fit(1)
+    learner.fit(1)
+    assert shown(learner) == [{"peak_mib": 7.0, "kept_mib": 0.0}]
+    assert list(learner.recorder.metric_names).count("mem/cuda_0/peak_mib") == 1
+    assert capsys.readouterr().err.count("your code logs mem/cuda_0/peak_mib itself") == 1
 
 
 def test_each_phase_is_exact(card: Card, fast: Any) -> None:
@@ -180,6 +205,24 @@ def test_after_an_error_in_the_training_the_next_is_measured(card: Card, fast: A
     bad.fails = False
     learner.fit(1)
     assert [label for label, *_ in records()] == ["forward", "backward", "optimizer", "validation", "epoch"]
+
+
+def test_after_an_error_nothing_of_the_training_is_measured_any_more(card: Card, fast: Any) -> None:
+    class Bad(fast.Callback):  # type: ignore[misc]
+        def before_step(self) -> None:
+            raise KeyboardInterrupt
+
+    sample_one_more()
+    callback = fast.MemoryCallback(phases=True)
+    learner = fast.learner(card, callback, Bad())
+    with pytest.raises(KeyboardInterrupt) as raised:
+        learner.fit(1)
+    assert not is_sampled_after_a_cell()
+    before = len(records())
+    learner.validate()
+    assert len(records()) == before
+    assert is_closed(callback.epochs)
+    del raised
 
 
 def real_only(test: Callable[..., None]) -> Any:

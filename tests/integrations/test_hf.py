@@ -20,10 +20,12 @@ from tests.integrations.steps import (
     Network,
     Optimizer,
     is_closed,
+    is_sampled_after_a_cell,
     on_card,
     records,
     rows,
     run_example,
+    sample_one_more,
     weights,
 )
 
@@ -250,6 +252,49 @@ def test_after_an_interrupt_the_next_training_is_measured(card: Card, tmp_path: 
     trained.remove_callback(Interrupt)
     trained.train()
     assert [(label, number) for label, number, *_ in records() if label == "epoch"] == [("epoch", 1), ("epoch", 2)]
+
+
+HOOKS = ("on_epoch_begin", "on_step_begin", "on_pre_optimizer_step", "on_step_end", "on_epoch_end", "on_evaluate")
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_after_an_error_anywhere_nothing_of_the_training_is_measured_any_more(
+    card: Card, tmp_path: Path, hook: str, error: type[BaseException]
+) -> None:
+    sample_one_more()
+    trained = trainer(tmp_path, MemoryCallback(phases=True), failing(hook, error)(), card=card, eval_strategy="epoch")
+    with pytest.raises(error, match="mine") as raised:  # its traceback keeps the frames alive, as a notebook's does
+        trained.train()
+    assert not is_sampled_after_a_cell()
+    before = len(records())
+    trained.evaluate()
+    assert len(records()) == before
+    del raised
+
+
+def failing(hook: str, error: type[BaseException]) -> type[TrainerCallback]:
+    """Return a callback that fails once."""
+
+    def fail(self: Any, *args: Any, **more: Any) -> None:
+        if not failed:
+            failed.append(hook)
+            raise error("mine")
+
+    failed: list[str] = []
+    return type("Failing", (TrainerCallback,), {hook: fail})
+
+
+def test_a_validation_at_the_start_counts_nothing_of_the_training_that_an_error_ended(
+    card: Card, tmp_path: Path
+) -> None:
+    bad = failing("on_epoch_end", ValueError)()
+    trained = trainer(tmp_path, MemoryCallback(phases=True), bad, card=card, eval_strategy="epoch", eval_on_start=True)
+    with pytest.raises(ValueError, match="mine"):
+        trained.train()
+    card.move(0, 500)
+    trained.train()
+    assert [peak for label, _, _, peak in records() if label == "validation"] == [32, 32]
 
 
 def test_the_callback_keeps_no_trainer_alive_and_can_be_pickled(card: Card, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 
@@ -23,10 +24,12 @@ from tests.integrations.steps import (
     Network,
     Optimizer,
     is_closed,
+    is_sampled_after_a_cell,
     on_card,
     records,
     rows,
     run_example,
+    sample_one_more,
     weights,
 )
 
@@ -73,6 +76,89 @@ def test_each_epoch_is_in_the_loggers_and_in_the_trainers_metrics(card: Card, tm
         ("1", "0.0", "32.0"),
     ]
     assert set(on_card(logged[0])) == {"kept_mib", "peak_mib"}
+
+
+MINE = "mem/cuda_0/peak_mib"
+"""A name of ours that the user's code logs, too."""
+
+
+def own_log(where: str) -> type[Module]:
+    """Return a module that logs 7 under that name, in one of its hooks."""
+
+    def hook(self: Module, *batch: Any) -> Any:
+        result = getattr(Module, where)(self, *batch)
+        self.log(MINE, 7.0)
+        return result
+
+    return type("Logging", (Module,), {where: hook})
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["training_step", "validation_step", "on_train_epoch_end", "on_validation_epoch_end", "on_train_epoch_start"],
+)
+def test_a_name_that_the_module_logs_itself_is_left_to_it_and_said_once(
+    card: Card, tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    """Two logs of one name in the same hook, as Lightning has it, are an error of the later one: the module's."""
+    fit(tmp_path / "alone", module=own_log(where)(), logger=CSVLogger(tmp_path / "alone"))
+    trainer = fit(tmp_path, MemoryCallback(), module=own_log(where)(card), logger=CSVLogger(tmp_path / "ours"))
+    assert trainer.callback_metrics[MINE] == 7.0
+    theirs = mine_in(tmp_path / "alone")
+    assert theirs
+    assert mine_in(tmp_path / "ours") == theirs
+    assert len([row for row in logged_rows(tmp_path / "ours") if row["mem/cuda_0/kept_mib"]]) == 2
+    assert capsys.readouterr().err.count(f"your code logs {MINE} itself") == 1
+
+
+def logged_rows(folder: Path) -> list[dict[str, str]]:
+    with next(folder.rglob("metrics.csv")).open() as file:
+        return list(csv.DictReader(file))
+
+
+def mine_in(folder: Path) -> list[tuple[str, str]]:
+    """Return where and what was logged under the name."""
+    return [(row["step"], row[MINE]) for row in logged_rows(folder) if row[MINE]]
+
+
+def test_another_callbacks_log_of_the_same_name_stays_and_can_be_monitored(
+    card: Card, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Own(Callback):
+        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+            module.log(MINE, 7.0, logger=False)
+
+    monitor = EarlyStopping(MINE, check_on_train_epoch_end=True)
+    trainer = fit(tmp_path, MemoryCallback(), Own(), monitor, card=card, logger=CSVLogger(tmp_path))
+    assert (trainer.callback_metrics[MINE], monitor.best_score) == (7.0, 7.0)
+    assert capsys.readouterr().err.count("itself, and so the memory callback does not") == 1
+
+
+def test_our_figures_can_be_monitored(card: Card, tmp_path: Path) -> None:
+    monitor = EarlyStopping(MINE, check_on_train_epoch_end=True)
+    fit(tmp_path, monitor, MemoryCallback(), card=card)
+    assert monitor.best_score == 32.0
+
+
+def test_figures_have_the_axis_that_the_module_gives_its_own(card: Card, tmp_path: Path) -> None:
+    """As Lightning's documentation says it of a metric that is called ``step``."""
+
+    class ByEpoch(Module):
+        def on_train_epoch_end(self) -> None:
+            self.log("step", 100.0 * (self.current_epoch + 1))
+
+    fit(tmp_path, MemoryCallback(), module=ByEpoch(card), logger=CSVLogger(tmp_path))
+    assert mine_in(tmp_path) == [("100", "33.0"), ("200", "32.0")]
+
+
+def test_an_epoch_before_an_error_is_logged(card: Card, tmp_path: Path) -> None:
+    class Bad(Module):
+        def on_train_epoch_end(self) -> None:
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        fit(tmp_path, MemoryCallback(), module=Bad(card), logger=CSVLogger(tmp_path))
+    assert mine_in(tmp_path) == [("1", "33.0")]
 
 
 def test_each_phase_is_exact(card: Card, tmp_path: Path) -> None:
@@ -152,6 +238,35 @@ def test_after_an_error_in_the_training_nothing_is_open(card: Card, tmp_path: Pa
         fit(tmp_path, callback, module=Bad(card))
     assert is_closed(callback.epochs)
     assert records() == []
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_that_another_callback_answers_with_an_error_leaves_nothing_open(
+    card: Card, tmp_path: Path, error: type[BaseException]
+) -> None:
+    class Bad(Callback):
+        def on_validation_end(self, *more: Any) -> None:
+            if trainer_state["fails"]:
+                raise error("mine")
+
+        def on_exception(self, *more: Any) -> None:
+            raise error("again")
+
+    trainer_state = {"fails": True}
+    sample_one_more()
+    callback = MemoryCallback(phases=True)
+    with pytest.raises(error) as raised:
+        fit(tmp_path, Bad(), callback, card=card, num_sanity_val_steps=0)
+    assert not is_sampled_after_a_cell()
+    before = len(records())
+    trainer_state["fails"] = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        again = Trainer(accelerator="cpu", logger=False, callbacks=[callback], enable_progress_bar=False)
+        again.validate(Module(card), DataLoader(rows(1)), verbose=False)
+    assert len(records()) == before
+    assert is_closed(callback.epochs)
+    del raised
 
 
 def test_the_callback_can_be_copied_and_pickled(card: Card, tmp_path: Path) -> None:

@@ -8,3 +8,6 @@ from ipygpumem.compat.ipyexperiments.ipyexperiments import IPyExperiments as IPy
 from ipygpumem.compat.ipyexperiments.ipyexperiments import IPyExperimentsCPU as IPyExperimentsCPU
 from ipygpumem.compat.ipyexperiments.ipyexperiments import IPyExperimentsGPU as IPyExperimentsGPU
 from ipygpumem.compat.ipyexperiments.ipyexperiments import IPyExperimentsPytorch as IPyExperimentsPytorch
+
+__version__ = "0.1.29"
+"""The one of ipyexperiments whose interface this is."""

@@ -6,6 +6,11 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import psutil
+
+from ipygpumem.compat.ipyexperiments.utils.mem import b2mb as b2mb
+from ipygpumem.compat.ipyexperiments.utils.mem import get_nvml_gpu_id as get_nvml_gpu_id
+from ipygpumem.errors import ExperimentError
 from ipygpumem.measuring.meter import Measurement
 from ipygpumem.model import CellRecord, Usage
 from ipygpumem.notebook.cell import Cell
@@ -13,7 +18,7 @@ from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.notebook.part import Part
 from ipygpumem.probes.accelerators import loaded_torch
 from ipygpumem.reports.layout import Report
-from ipygpumem.scopes.seeding import SeedOnImport, seed_generators
+from ipygpumem.scopes.seeding import SeedOnImport, is_seed, seed_generators
 
 
 class CellLoggerMemory(NamedTuple):
@@ -39,6 +44,39 @@ class CellLoggerData(NamedTuple):
 
 
 _NOTHING = CellLoggerMemory(0, 0, 0)
+_NAMES_OF_FIGURES = {
+    f"{device}_mem_{name}": (device, field)
+    for device in ("cpu", "gpu")
+    for name, field in {
+        "used_delta": "used_delta",
+        "peaked_delta": "peaked_delta",
+        "used_new": "used_total",
+        "used_prev": "used_total",
+    }.items()
+}
+"""The logger's attributes that are figures of its ``data``, as the device and the field there."""
+
+
+def cpu_ram_used() -> int:
+    """Return this process's RSS in bytes."""
+    rss: int = psutil.Process().memory_info().rss
+    return rss
+
+
+def set_seed(seed: int = 0) -> None:
+    """Set the random generators of Python, NumPy and torch, and make cuDNN deterministic; 0 leaves them alone.
+
+    Raises:
+        ExperimentError: it is no whole number that fits into 64 bits.
+    """
+    if not is_seed(seed):
+        raise ExperimentError("seed must be a whole number that fits into 64 bits")
+    if seed:
+        seed_generators(seed)
+        torch: Any = loaded_torch()
+        if torch is not None:
+            torch.backends.cudnn.deterministic = True
+            torch.backends.cudnn.benchmark = False
 
 
 class CellLogger(Part):
@@ -49,25 +87,48 @@ class CellLogger(Part):
     Args:
         notebook: the shell's.
         device: the CUDA device, such as ``cuda:0``; empty for the host alone.
-        seed: what generators are set to before each cell; 0 leaves them alone.
+        compact: kept for who asks: the report below a cell is the notebook's.
+        gc_collect: the same.
+        set_seed: what generators are set to before each cell; 0 leaves them alone.
     """
 
-    def __init__(self, notebook: Notebook, device: str, seed: int) -> None:
+    def __init__(self, notebook: Notebook, device: str, *, compact: bool, gc_collect: bool, set_seed: int) -> None:
         self._notebook = notebook
         self._device = device
-        self._seed = seed
-        self._seed_on_import = SeedOnImport(seed)
+        self.backend = "pytorch" if device else "cpu"
+        self.compact, self.gc_collect, self.set_seed = compact, gc_collect, set_seed
+        self.time_start = 0.0
+        self._seed_on_import = SeedOnImport(set_seed)
         self._cell: Measurement | None = None
         self._is_whole = False
         self.data = CellLoggerData(_NOTHING, _NOTHING, CellLoggerTime(0))
 
-    def start(self) -> None:
-        """Go along with cells from now on."""
-        self._notebook.join(self)
-        if self._seed:
-            self._seed_on_import.install()
-            self._reseed()
-        self._begin()
+    def __getattr__(self, name: str) -> int:
+        device, field = _NAMES_OF_FIGURES.get(name, ("", ""))
+        if not device:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        figure: int = getattr(getattr(self.data, device), field)
+        return figure
+
+    @property
+    def running(self) -> bool:
+        """Whether it goes along with cells."""
+        return any(part is self for part in self._notebook.session.parts)
+
+    @property
+    def time_delta(self) -> float:
+        """How long the last finished cell took, in seconds."""
+        return self.data.time.time_delta
+
+    def start(self) -> CellLogger:
+        """Go along with cells from now on, and return itself; nothing more if it does so already."""
+        if not self.running:
+            self._notebook.join(self)
+            if self.set_seed:
+                self._seed_on_import.install()
+                set_seed(self.set_seed)
+            self._begin()
+        return self
 
     def stop(self) -> None:
         """Go along no more."""
@@ -81,8 +142,7 @@ class CellLogger(Part):
 
     def cell_begins(self, cell: Cell) -> None:
         """Reset the generators, and begin a span of our own: nobody else's can be read in the middle of the cell."""
-        if self._seed:
-            self._reseed()
+        set_seed(self.set_seed)
         self._begin()
         self._is_whole = True
 
@@ -98,7 +158,7 @@ class CellLogger(Part):
         self._end()
 
     def _begin(self) -> None:
-        self._started = time.perf_counter()
+        self.time_start, self._started = time.time(), time.perf_counter()
         self._cell = self._notebook.tools.meter.start()
 
     def _end(self) -> None:
@@ -110,13 +170,6 @@ class CellLogger(Part):
         memory = {usage.device: _memory(usage) for usage in usages}
         cpu, gpu = memory.get("cpu", _NOTHING), memory.get(self._device, _NOTHING)
         self.data = CellLoggerData(cpu, gpu, CellLoggerTime(seconds))
-
-    def _reseed(self) -> None:
-        seed_generators(self._seed)
-        torch: Any = loaded_torch()
-        if torch is not None:
-            torch.backends.cudnn.deterministic = True
-            torch.backends.cudnn.benchmark = False
 
 
 def _memory(usage: Usage) -> CellLoggerMemory:

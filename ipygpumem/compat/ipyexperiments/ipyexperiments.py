@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 from types import TracebackType
 from typing import Any, NamedTuple
 
-import psutil
 from IPython import get_ipython
 
+from ipygpumem.compat.ipyexperiments import cell_logger
 from ipygpumem.compat.ipyexperiments.cell_logger import CellLogger, SwitchedOff
+from ipygpumem.compat.ipyexperiments.cell_logger import b2mb as b2mb
+from ipygpumem.compat.ipyexperiments.cell_logger import get_nvml_gpu_id as get_nvml_gpu_id
 from ipygpumem.compat.ipyexperiments.utils.mem import device_memory
 from ipygpumem.errors import ExperimentError
 from ipygpumem.freeing.reclaim import empty_device_caches
@@ -71,7 +74,9 @@ class IPyExperiments:
         cl_set_seed: int = 0,
     ) -> None:
         self._runs = False
-        self.enable, self.cl_enable, self.cl_compact = exp_enable, cl_enable, cl_compact
+        self.enable, self.cl_enable = exp_enable, cl_enable
+        self.cl_kwargs: dict[str, Any] = {"compact": cl_compact, "gc_collect": cl_gc_collect, "set_seed": cl_set_seed}
+        self.start_time = time.time()
         self._notebook = _notebook()
         options = ExperimentOptions(
             self._free_name(), drop_imports=True, seed=cl_set_seed
@@ -83,7 +88,7 @@ class IPyExperiments:
         self.gpu_current_device_id = self._preload()
         device = f"cuda:{self.gpu_current_device_id}" if self.has_gpu else ""
         self._devices = ["cpu", *([device] if device else [])]
-        self.cl = CellLogger(self._notebook, device, cl_set_seed) if cl_enable else None
+        self.cl = CellLogger(self._notebook, device, **self.cl_kwargs) if cl_enable else None
         self._parts: list[CellLogger | SwitchedOff] = [self.cl or SwitchedOff(self._notebook, "report")]
         if not cl_gc_collect:
             self._parts.append(SwitchedOff(self._notebook, "collect_garbage"))
@@ -101,6 +106,11 @@ class IPyExperiments:
             return self._runs and self._experiment.is_open
         return self._runs and find_notebook(get_ipython()) is self._notebook
 
+    @property
+    def reclaimed(self) -> bool:
+        """Whether its end has given memory back."""
+        return self._experiment.record is not None
+
     def _free_name(self) -> str:
         taken = {opened.name for opened in self._notebook.experiments.open}
         name, number = type(self).__name__, 1
@@ -115,6 +125,8 @@ class IPyExperiments:
 
     def _start(self) -> None:
         if self.enable:
+            self.var_names_start = self.get_var_names()
+            self.cpu_ram_used_start, self.gpu_ram_used_start = self.cpu_ram_used(), self.gpu_ram_used()
             self._show([self._state(f"{self._experiment.name} started")])
             self._experiment.start()
             self._experiment.opened.scope.share(list(self._notebook.tools.namespace))
@@ -133,6 +145,17 @@ class IPyExperiments:
         if not all(is_instance(name, str) for name in args):
             raise ValueError("keep_var_names takes names as text: keep_var_names('model', 'score')")
         self._experiment.keep(*args)
+
+    @property
+    def var_names_keep(self) -> list[str]:
+        """The names that stay at the end; what is added to the list stays, too."""
+        return self._experiment.opened.options.patterns
+
+    @var_names_keep.setter
+    def var_names_keep(self, names: list[str]) -> None:
+        if type(names) not in (list, tuple, set) or not all(is_instance(name, str) for name in names):
+            raise ValueError("var_names_keep is a list of names as text: ['model', 'score']")
+        self.var_names_keep[:] = names
 
     def get_var_names(self) -> list[str]:
         """Return the notebook's names, those of before the experiment included."""
@@ -176,8 +199,7 @@ class IPyExperiments:
 
     def cpu_ram_used(self) -> int:
         """Return this process's RSS."""
-        rss: int = psutil.Process().memory_info().rss
-        return rss
+        return cell_logger.cpu_ram_used()
 
     def gpu_ram(self) -> tuple[int, int, int]:
         """Empty torch's cache, and return what the GPU has, what of it is free, and what all processes use."""
@@ -230,7 +252,11 @@ class IPyExperiments:
         if self.enable and self._experiment.record is None:
             self._end()
         self._runs = False
-        return self.data if self.enable else None
+        if not self.enable:
+            return None
+        data = self.data
+        self.cpu_ram_cons, self.gpu_ram_cons = data.cpu.consumed, data.gpu.consumed
+        return data
 
     def _end(self) -> None:
         experiments, opened = self._notebook.experiments, self._experiment.opened

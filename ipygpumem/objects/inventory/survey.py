@@ -16,7 +16,6 @@ from operator import attrgetter
 from types import FrameType, ModuleType
 from typing import Any
 
-from ipygpumem.errors import GpuMemError
 from ipygpumem.introspect import is_instance, module_dict
 from ipygpumem.objects.arrays import library_type
 from ipygpumem.objects.heap import Heap, undisturbed
@@ -29,6 +28,7 @@ from ipygpumem.objects.inventory.records import Inventory, Role, TensorRecord
 from ipygpumem.objects.inventory.roles import roles_of
 from ipygpumem.objects.inventory.storages import Storages
 from ipygpumem.objects.progress import Progress, part, parts, unseen
+from ipygpumem.objects.traced import refuse_while_traced
 from ipygpumem.probes.accelerators import loaded_torch
 
 CellOf = Callable[[str], "int | None"]
@@ -61,7 +61,7 @@ def take(
     Raises:
         GpuMemError: torch is tracing the code that asks.
     """
-    refuse_while_traced()
+    refuse_while_traced("list tensors")
     with undisturbed():
         survey = _Survey(roots, cell_of, progress)
         try:
@@ -75,7 +75,7 @@ def roles_of_objects() -> list[tuple[object, Role]]:
 
     It keeps them alive: use it, then drop it.
     """
-    refuse_while_traced()
+    refuse_while_traced("list tensors")
     with undisturbed():
         survey = _Survey((), lambda root: None, unseen)
         try:
@@ -95,19 +95,6 @@ def names_in(frame: FrameType) -> Iterator[tuple[str, object]]:
     main = sys.modules.get("__main__")
     for names in (frame.f_globals, module_dict(main) if type(main) is ModuleType else {}):
         yield from [(name, value) for name, value in list(names.items()) if not name.startswith("__")]
-
-
-def refuse_while_traced() -> None:
-    """Raise where torch records or compiles what runs: it would take our reading of tensors for the user's code.
-
-    Raises:
-        GpuMemError: it does.
-    """
-    dynamo: Any = sys.modules.get("torch._C._dynamo.eval_frame")
-    tracing = getattr(getattr(loaded_torch(), "_C", None), "_get_tracing_state", None)
-    compiling = getattr(dynamo, "get_eval_frame_callback", None)
-    if any(state is not None and state() not in (None, False) for state in (tracing, compiling)):
-        raise GpuMemError("torch is tracing this code (torch.jit.trace, torch.compile): list tensors outside of it")
 
 
 class _Survey:

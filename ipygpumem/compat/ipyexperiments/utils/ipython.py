@@ -7,6 +7,8 @@ import contextlib
 from ipygpumem.api.decorating import F, run_inside
 from ipygpumem.api.shell import current_shell
 from ipygpumem.api.tracebacks import Clearing
+from ipygpumem.errors import GpuMemError
+from ipygpumem.introspect import type_name
 
 
 def is_in_ipython() -> bool:
@@ -21,7 +23,12 @@ def ipython_tb_clear_frames(func: F) -> F:
     """Let an error leave ``func`` without the locals of its frames; outside of IPython nothing changes.
 
     It is the same error, with its type, its arguments and the lines of its traceback.
+
+    Raises:
+        GpuMemError: ``func`` is nothing that can be called.
     """
+    if not callable(func) and not isinstance(func, staticmethod | classmethod):
+        raise GpuMemError(f"ipython_tb_clear_frames stands above a function, and not above {type_name(func)}")
     return run_inside(func, lambda: Clearing() if is_in_ipython() else contextlib.nullcontext())
 
 

@@ -1,0 +1,142 @@
+"""What is asked for inside of code that torch transforms, traces or compiles is refused in one line, or works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import ipygpumem
+from ipygpumem.errors import GpuMemError
+
+Code = Callable[[], object]
+
+
+def inside_grad(code: Code) -> None:
+    torch.func.grad(lambda x: (code(), x.sum())[1])(torch.ones(2))
+
+
+def inside_vmap(code: Code) -> None:
+    torch.func.vmap(lambda x: (code(), x)[1])(torch.ones(2))
+
+
+def inside_fx(code: Code) -> None:
+    make_fx(lambda x: (code(), x * 2)[1])(torch.ones(2))
+
+
+def inside_jit(code: Code) -> None:
+    torch.jit.trace(lambda x: (code(), x * 2)[1], torch.ones(2), check_trace=False)
+
+
+def inside_compile(code: Code) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        code()
+        return x * 2
+
+    torch.compile(function, backend="eager")(torch.ones(2))
+
+
+def inside_fake(code: Code) -> None:
+    with FakeTensorMode():
+        code()
+
+
+def inside_backward(code: Code) -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda gradient: (code(), None)[1])
+    y.sum().backward()
+
+
+TRANSFORMED, TRACED = (inside_grad, inside_vmap, inside_fx), (inside_jit, inside_compile)
+PLAIN = (inside_fake, inside_backward)
+
+
+class Box:
+    """What is released."""
+
+    def __init__(self, model: object) -> None:
+        self.model = model
+
+
+def release(model: Any, optimizer: Any) -> None:
+    box = Box(model)
+    ipygpumem.release(box)
+
+
+def offload(model: Any, optimizer: Any) -> None:
+    with ipygpumem.offload(model, optimizer):
+        pass
+
+
+MOVES: dict[str, Callable[[Any, Any], object]] = {
+    "purge": ipygpumem.purge,
+    "offload": offload,
+    "estimate": lambda model, optimizer: ipygpumem.estimate(lambda: model(torch.ones(1, 4))),
+    "summary": lambda model, optimizer: ipygpumem.summary(model, torch.ones(1, 4)),
+}
+LOOKS: dict[str, Callable[[Any, Any], object]] = {
+    "release": release,
+    "advise": lambda model, optimizer: ipygpumem.advise(),
+    "tensors": lambda model, optimizer: ipygpumem.tensors(),
+    "diff": lambda model, optimizer: ipygpumem.diff(ipygpumem.tensors(), ipygpumem.tensors()),
+    "tracker": lambda model, optimizer: ipygpumem.tracker(silent=True).track(),
+}
+
+
+def asked(inside: Callable[[Code], None], call: Callable[[Any, Any], object]) -> str:
+    """Ask for something there, and return what it said; the model is what it was, and torch is out of it again."""
+    model = torch.nn.Linear(4, 4)
+    optimizer: Any = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    before = [item.clone() for item in (*model.parameters(), optimizer.state[model.weight]["exp_avg"])]
+    said = list[str]()
+
+    def code() -> None:
+        try:
+            call(model, optimizer)
+            said.append("")
+        except GpuMemError as error:
+            said.append(str(error))
+
+    inside(code)
+    after = (*model.parameters(), optimizer.state[model.weight]["exp_avg"])
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    return said[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("inside", [*TRANSFORMED, *TRACED])
+@pytest.mark.parametrize("name", MOVES)
+def test_what_moves_or_fakes_tensors_is_refused_in_one_line(inside: Callable[[Code], None], name: str) -> None:
+    message = asked(inside, MOVES[name])
+    assert "outside of it" in message
+    assert name in message
+    assert "\n" not in message
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("inside", TRACED)
+@pytest.mark.parametrize("name", LOOKS)
+def test_what_looks_at_tensors_is_refused_while_torch_records_it(inside: Callable[[Code], None], name: str) -> None:
+    """Else torch takes our reading for the user's code: a release ended the process inside of ``torch.jit.trace``."""
+    message = asked(inside, LOOKS[name])
+    assert "torch is tracing this code" in message
+    assert message.endswith("outside of it")
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_what_looks_at_tensors_works_inside_of_a_transform(name: str) -> None:
+    assert asked(inside_grad, LOOKS[name]) == ""
+
+
+@pytest.mark.parametrize(("inside", "names"), [(inside_fake, [*MOVES, "tensors"]), (inside_backward, [*MOVES, *LOOKS])])
+def test_all_of_it_works_among_fake_tensors_and_in_a_backward_pass(
+    inside: Callable[[Code], None], names: list[str]
+) -> None:
+    assert {name: asked(inside, {**MOVES, **LOOKS}[name]) for name in names} == dict.fromkeys(names, "")
