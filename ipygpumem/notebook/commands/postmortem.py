@@ -6,7 +6,7 @@ from pathlib import Path
 
 from IPython.core.error import UsageError
 
-from ipygpumem.errors import RecordingError
+from ipygpumem.errors import RecordingError, short
 from ipygpumem.flight_recorder import archive, files, reader, verdict
 from ipygpumem.flight_recorder.machine import this_machine
 from ipygpumem.notebook.commands.parsing import Options
@@ -44,7 +44,7 @@ def _named(folder: Path, name: str) -> reader.Recording:
     found = reader.read(files.Segments(path))
     if found.header is None and not found.entries:
         reason = "it is not a recording" if path.exists() else "there is no such file"
-        raise RecordingError(f"{clean(name)}: {reason}; %gpumem postmortem --all lists what there is")
+        raise RecordingError(f"{clean(short(name))}: {reason}; %gpumem postmortem --all lists what there is")
     return found
 
 
