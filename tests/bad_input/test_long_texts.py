@@ -47,6 +47,8 @@ def test_what_is_given_in_a_notebook_is_shortened(bare_kernel: Kernel) -> None:
         *(f"%gpumem export {path}" for path in ("{long}", "{long}.json", "{long}/a.json")),
         "%gpumem plot session {long}",
         "%gpumem postmortem {long}",
+        "%gpumem postmortem ~{long}",
+        "%gpumem postmortem /",
         "%gpumem history --experiment {long}",
         "%gpumem compare {long} other",
         "%experiment start a --record {long}.pickle",
