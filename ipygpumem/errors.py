@@ -96,6 +96,12 @@ def quoted(value: object) -> str:
     return repr(value[:60] + "…" if type(value) is str and len(value) > 60 else value)
 
 
+def short(text: object, most: int = 160) -> str:
+    """Return a path, or a text of others', as a message shows it: the middle gives way, since ends tell names apart."""
+    whole = str(text)
+    return whole if len(whole) <= most else f"{whole[: most // 2]}…{whole[-(most // 2) :]}"
+
+
 def said(error: Exception) -> str:
     """Return an error's type and the first line of its text: torch adds more that say nothing about it.
 
@@ -103,4 +109,4 @@ def said(error: Exception) -> str:
     """
     if isinstance(error, GpuMemError):
         return str(error)
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return f"{type(error).__name__}: {short(str(error).partition(chr(10))[0], 600)}"

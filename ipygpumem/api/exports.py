@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from ipygpumem.api.shell import current_shell, current_traces, loaded_notebook
-from ipygpumem.errors import FileError, NotLoadedError
+from ipygpumem.errors import FileError, NotLoadedError, short
 from ipygpumem.merging.own import recorded
 from ipygpumem.merging.recordings import merge_recordings
 from ipygpumem.merging.records import Merged
@@ -68,7 +68,7 @@ def load(path: Place | Iterable[Place]) -> SessionRecord | Merged:
     found = [one for one in read if isinstance(one, SessionRecord)]
     lost = [why for why in read if isinstance(why, str)]
     if not found:
-        raise FileError(lost[0] if lost else f"there is no .json file in {clean(str(path))}")
+        raise FileError(lost[0] if lost else f"there is no .json file in {clean(short(path))}")
     return ShownMerged(**vars(merge_recordings(found, lost)))
 
 
@@ -84,9 +84,17 @@ def _several(path: Place | Iterable[Place]) -> list[Place] | None:
     """Return the files that are meant; None for one file."""
     if not isinstance(path, (str, os.PathLike)):
         return list(path)
-    place = Path(path).expanduser()
-    if place.is_dir():
-        return list[Place](sorted(place.glob("*.json")))
-    if place.exists() or not _WILD & set(str(place)):
+    try:
+        place = Path(path).expanduser()
+        if place.is_dir():
+            return list[Place](sorted(place.glob("*.json")))
+        is_there = place.exists()
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ):  # no such user, or a name that no file can have: whoever opens it says so
+        return None
+    if is_there or not _WILD & set(str(place)):
         return None
     return list[Place](sorted(Path(place.anchor).glob(str(place.relative_to(place.anchor)))))

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ipygpumem.errors import AutofitError
+from ipygpumem.errors import AutofitError, quoted
 from ipygpumem.fitting.fit import AutofitResult, Fit, Options
 from ipygpumem.fitting.room import Limits
 from ipygpumem.introspect import text_of, type_name
@@ -113,7 +113,7 @@ def _check_parameters(function: Callable[..., Any], names: Mapping[str, Any]) ->
         return
     for name in names:
         if name not in signature.parameters:
-            raise AutofitError(f"{name_of_function(function)} takes no argument {name!r}")
+            raise AutofitError(f"{name_of_function(function)} takes no argument {quoted(name)}")
 
 
 def name_of_function(function: Callable[..., Any]) -> str:

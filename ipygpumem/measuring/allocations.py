@@ -10,7 +10,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from ipygpumem.errors import FileError, said
+from ipygpumem.errors import FileError, said, short
 from ipygpumem.probes.accelerators import loaded_torch
 
 MOST_ENTRIES = 100_000
@@ -79,7 +79,7 @@ class AllocationHistory:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             if isinstance(error, Exception):
-                raise FileError(f"{self.place} cannot be written: {type(error).__name__}: {error}") from None
+                raise FileError(f"{short(self.place)} cannot be written: {said(error)}") from None
             raise
         return size
 
@@ -94,13 +94,13 @@ def _checked(path: str | os.PathLike[str]) -> Path:
     try:
         place = Path(os.path.realpath(Path(path).expanduser()))
         if place.suffix.lower() not in _SUFFIXES:
-            raise FileError(f"--record {str(path)!r}: name a file that ends in .pickle, for torch's memory viewer")
+            raise FileError(f"--record {short(path)!r}: name a file that ends in .pickle, for torch's memory viewer")
         if not os.access(place.parent, os.W_OK | os.X_OK):
-            raise FileError(f"--record: {str(place.parent)!r} is not a folder, or cannot be written")
+            raise FileError(f"--record: {short(place.parent)!r} is not a folder, or cannot be written")
         if place.exists() and not _is_snapshot(place):
-            raise FileError(f"{str(place)!r} is not a snapshot of allocations, so it is not replaced: name another")
+            raise FileError(f"{short(place)!r} is not a snapshot of allocations, so it is not replaced: name another")
     except (OSError, RuntimeError, ValueError, TypeError) as error:  # no such user, a null byte, no path at all
-        raise FileError(f"--record: {error}") from None
+        raise FileError(f"--record: {short(error)}") from None
     return place
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import IPython
 from IPython import get_ipython
 
-from ipygpumem.errors import GpuMemError
+from ipygpumem.errors import GpuMemError, quoted
 from ipygpumem.introspect import type_name
 from ipygpumem.merging.own import rank_of_job
 from ipygpumem.model import CellRecord, ExperimentRecord
@@ -117,7 +117,7 @@ def end(name: str) -> dict[str, Any]:
     notebook = find_notebook(get_ipython())
     open_ones = [] if notebook is None else [item for item in notebook.experiments.open if item.name == name]
     if notebook is None or not open_ones:
-        raise GpuMemError(f"no experiment {name!r} is open there")
+        raise GpuMemError(f"no experiment {quoted(name)} is open there")
     open_ones[-1].options.report = "none"
     record = notebook.experiments.finish(open_ones[-1])
     _quiet(notebook).settle()

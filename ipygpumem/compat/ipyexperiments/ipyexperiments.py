@@ -19,7 +19,7 @@ from ipygpumem.compat.ipyexperiments.cell_logger import CellLogger, SwitchedOff
 from ipygpumem.compat.ipyexperiments.cell_logger import b2mb as b2mb
 from ipygpumem.compat.ipyexperiments.cell_logger import get_nvml_gpu_id as get_nvml_gpu_id
 from ipygpumem.compat.ipyexperiments.utils.mem import device_memory
-from ipygpumem.errors import ExperimentError
+from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.freeing.reclaim import empty_device_caches
 from ipygpumem.introspect import is_instance, text_of
 from ipygpumem.notebook.experiments.experiment import Experiment
@@ -180,7 +180,9 @@ class IPyExperiments:
             consumed, reclaimed = record.consumed.get(device, 0), record.reclaimed.get(device, 0)
         elif self.enable:
             if not self.running:
-                raise ExperimentError(f"experiment {self._experiment.name!r} has no figures: ipygpumem was unloaded")
+                raise ExperimentError(
+                    f"experiment {quoted(self._experiment.name)} has no figures: ipygpumem was unloaded"
+                )
             consumed = sum(usage.delta_bytes for usage in self._experiment.usage() if usage.device == device)
         available = self.cpu_ram_avail() if device == "cpu" else self.gpu_ram_avail()
         return IPyExperimentMemory(consumed, reclaimed, available)

@@ -10,7 +10,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from ipygpumem.errors import AutofitError, NotLoadedError
+from ipygpumem.errors import AutofitError, NotLoadedError, quoted
 from ipygpumem.fitting import fit, functions
 from ipygpumem.fitting.fit import FITS, TOO_LARGE, AutofitResult, Fit
 from ipygpumem.fitting.plan import Number, Values
@@ -84,7 +84,7 @@ def _variable(word: str, namespace: dict[str, Any]) -> tuple[str, Number]:
     if equals:
         return name, _number(name, text)
     if name not in namespace:
-        raise AutofitError(f"there is no variable {name!r}: write {name}=NUMBER to say where to start")
+        raise AutofitError(f"there is no variable {quoted(name)}: write {name}=NUMBER to say where to start")
     value = namespace[name]
     if type(value) is not int and type(value) is not float:
         raise AutofitError(f"{name} is a {type_name(value)}: autofit reduces whole numbers and floats")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import defaultdict
 
-from ipygpumem.errors import ClusterError
+from ipygpumem.errors import ClusterError, quoted
 from ipygpumem.merging.engines import Value, Values, engine_numbers
 from ipygpumem.merging.merge import kind_of
 from ipygpumem.notebook.cluster.engines import Asked, raise_errors, show_outputs
@@ -108,7 +108,7 @@ def end(notebook: Notebook, experiment: ClusterExperiment) -> list[Report]:
     if is_closed(experiment.all.client):
         _open_as(notebook, experiment.name)
         raise ClusterError(
-            f"the client that began {experiment.name!r} is closed: connect again, and end it with "
+            f"the client that began {quoted(experiment.name)} is closed: connect again, and end it with "
             "%experiment end NAME --on all"
         )
     with notebook.tools.live.work(f"experiment {experiment.name}") as progress:

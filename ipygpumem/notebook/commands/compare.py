@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-from ipygpumem.errors import ExperimentError
+from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.reports import history as reports
@@ -27,7 +27,7 @@ def compare(notebook: Notebook, options: Options) -> list[Report]:
     for pattern in options.names:
         if not any(_fits(run, pattern) for run in runs):
             raise ExperimentError(
-                f"no finished experiment matches {pattern!r}; {there_are([run.name for run in runs])}"
+                f"no finished experiment matches {quoted(pattern)}; {there_are([run.name for run in runs])}"
             )
     chosen = [run for run in runs if not options.names or any(_fits(run, pattern) for pattern in options.names)]
     return [reports.comparison_report(chosen)]

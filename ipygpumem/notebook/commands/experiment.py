@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 
-from ipygpumem.errors import ExperimentError
+from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.fitting.budgets import parse_budget
 from ipygpumem.notebook.commands.magics import loaded
 from ipygpumem.notebook.commands.parsing import Options
@@ -61,7 +61,9 @@ def _checked(what: str, words: Iterable[str]) -> list[str]:
     patterns = [part for word in words for part in word.split(",") if part]
     for pattern in patterns:
         if not pattern.isidentifier() and not _GLOB.fullmatch(pattern):
-            raise UsageError(clean(f"{what}: {pattern!r} is neither a name nor a glob; write names such as x or 'y*'"))
+            raise UsageError(
+                clean(f"{what}: {quoted(pattern)} is neither a name nor a glob; write names such as x or 'y*'")
+            )
     return patterns
 
 
@@ -75,7 +77,7 @@ def end(notebook: Notebook, options: Options) -> list[Report]:
     else:
         named = [item for item in notebook.experiments.open if item.name == options.name]
         if not named:
-            raise ExperimentError(f"no experiment {options.name!r} is open; open are: {_open_names(notebook)}")
+            raise ExperimentError(f"no experiment {quoted(options.name)} is open; open are: {_open_names(notebook)}")
         experiment = named[0]
     notebook.experiments.finish(experiment)
     return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-from ipygpumem.errors import ExperimentError
+from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.model import CellRecord
 from ipygpumem.notebook.commands.compare import there_are
 from ipygpumem.notebook.commands.parsing import Options
@@ -35,5 +35,5 @@ def _cells_of(notebook: Notebook, pattern: str, cells: list[CellRecord]) -> list
     known += [(item.name, item.cells) for item in notebook.experiments.open]
     inside = {id(cell) for name, own in known for cell in own if fnmatchcase(name, pattern)}
     if not any(fnmatchcase(name, pattern) for name, _ in known):
-        raise ExperimentError(f"no experiment matches {pattern!r}; {there_are([name for name, _ in known])}")
+        raise ExperimentError(f"no experiment matches {quoted(pattern)}; {there_are([name for name, _ in known])}")
     return [cell for cell in cells if id(cell) in inside]

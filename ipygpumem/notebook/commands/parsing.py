@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from IPython.core.error import UsageError
 
-from ipygpumem.errors import UnitError
+from ipygpumem.errors import UnitError, quoted, short
 from ipygpumem.notebook.registry import Argument, Command
 from ipygpumem.reports.layout import clean
 from ipygpumem.units import parse_bytes
@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise IPython's error instead of leaving the process."""
-        raise UsageError(clean(f"{self.prog}: {message}"))
+        raise UsageError(clean(f"{self.prog}: {short(message, 600)}"))
 
 
 def parse(command: Command, line: str) -> tuple[Command, Options]:
@@ -75,7 +75,7 @@ def parse(command: Command, line: str) -> tuple[Command, Options]:
     while command.commands:
         names = [below.name for below in command.commands]
         if not words or words[0] not in names:
-            given = f"no such command {words[0]!r}" if words else "a command is missing"
+            given = f"no such command {quoted(words[0])}" if words else "a command is missing"
             raise UsageError(clean(f"{prog}: {given}; use {', '.join(names)}"))
         prog, command = f"{prog} {words[0]}", command.commands[names.index(words.pop(0))]
     return command, _options(command, prog, words)
@@ -91,7 +91,7 @@ def _split(prog: str, line: str) -> list[str]:
 
 def _options(command: Command, prog: str, words: list[str]) -> Options:
     if words and not command.arguments:
-        raise UsageError(clean(f"{prog}: {words[0]!r} is not an option; this command takes none"))
+        raise UsageError(clean(f"{prog}: {quoted(words[0])} is not an option; this command takes none"))
     parser = Parser(prog=prog, add_help=False, allow_abbrev=False)
     for argument in command.arguments:
         _add(parser, argument)
@@ -99,7 +99,7 @@ def _options(command: Command, prog: str, words: list[str]) -> Options:
     if unknown:
         there_are = ", ".join(argument.name for argument in command.arguments if argument.name)
         hint = f"use {there_are}" if there_are else "this command has no options"
-        raise UsageError(clean(f"{prog}: {unknown[0]!r} is not an option; {hint}"))
+        raise UsageError(clean(f"{prog}: {quoted(unknown[0])} is not an option; {hint}"))
     for argument in command.arguments:
         if argument.type == "line":
             setattr(options, argument.attribute, " ".join(getattr(options, argument.attribute)))
@@ -141,11 +141,11 @@ def _options_and_code(command: Command, line: str) -> Options:
         try:
             setattr(found, arguments[name].attribute, TYPES.get(arguments[name].type, str)(value))
         except argparse.ArgumentTypeError as error:
-            raise UsageError(clean(f"{command.name}: {name} {value}: {error}")) from None
+            raise UsageError(clean(f"{command.name}: {name} {short(value)}: {error}")) from None
     if re.match(r"\s*--?[a-zA-Z]", line):
         there_are = " or ".join(item.usage for item in arguments.values())
         hint = ", or put (...) around the statement" if len(arguments) < len(command.arguments) else ""
-        raise UsageError(f"{command.name}: {clean(line.split()[0])!r} is not an option; use {there_are}{hint}")
+        raise UsageError(f"{command.name}: {quoted(clean(line.split()[0]))} is not an option; use {there_are}{hint}")
     found.code = line.strip()
     _check(command, command.name, found)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ipygpumem.errors import PlotError
+from ipygpumem.errors import PlotError, short
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.commands.status import reconcile
 from ipygpumem.reports import figures
@@ -47,7 +47,7 @@ def plot(notebook: Notebook, options: Options) -> list[Report]:
 def _target(path: str) -> Path:
     target = files.place_of(path)
     if target.suffix.lower() not in SUFFIXES:
-        raise PlotError(f"{clean(path)}: write a file name that ends in {' or '.join(SUFFIXES)}")
+        raise PlotError(f"{clean(short(path))}: write a file name that ends in {' or '.join(SUFFIXES)}")
     return target
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from IPython.core.error import UsageError
 
-from ipygpumem.errors import RecordingError
+from ipygpumem.errors import RecordingError, short
 from ipygpumem.flight_recorder import archive, files, reader, verdict
 from ipygpumem.flight_recorder.machine import this_machine
 from ipygpumem.notebook.commands.parsing import Options
@@ -39,12 +40,17 @@ def postmortem(notebook: Notebook, options: Options) -> list[Report]:
 
 def _named(folder: Path, name: str) -> reader.Recording:
     """Return the recording that a user names: by its file's name in the folder, or by a path."""
-    path = folder / name if (folder / name).exists() else Path(name).expanduser()
-    path = path.with_name(path.name.removesuffix(".1"))
-    found = reader.read(files.Segments(path))
+    try:
+        path = folder / name if (folder / name).exists() else Path(name).expanduser()
+        path = path.with_name(path.name.removesuffix(".1"))
+        found = reader.read(files.Segments(path))
+    except (OSError, RuntimeError, ValueError) as error:  # no such user, or a name that no file can have
+        why = getattr(error, "strerror", None) or short(error)
+        raise RecordingError(f"{clean(short(name))} cannot be read: {why}") from None
     if found.header is None and not found.entries:
-        reason = "it is not a recording" if path.exists() else "there is no such file"
-        raise RecordingError(f"{clean(name)}: {reason}; %gpumem postmortem --all lists what there is")
+        is_there = os.path.exists(path)  # pathlib's own fails for a name that is too long
+        reason = "it is not a recording" if is_there else "there is no such file"
+        raise RecordingError(f"{clean(short(name))}: {reason}; %gpumem postmortem --all lists what there is")
     return found
 
 

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from types import TracebackType
 
-from ipygpumem.errors import ExperimentError
+from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.model import CellRecord, ExperimentRecord, Usage
 from ipygpumem.notebook.experiments.open_experiment import OpenExperiment
 from ipygpumem.notebook.experiments.options import ExperimentOptions
@@ -60,7 +60,7 @@ class Experiment:
             ExperimentError: it was started before.
         """
         if self.opened.was_started:
-            raise ExperimentError(f"experiment {self.name!r} was started already: make a new one")
+            raise ExperimentError(f"experiment {quoted(self.name)} was started already: make a new one")
         self.opened.thread = threading.get_ident()
         self._experiments.begin(self.opened)
         return self
@@ -72,7 +72,7 @@ class Experiment:
     def usage(self) -> tuple[Usage, ...]:
         """Return each device's usage from the start until now, or until the end if it is finished."""
         if not self.opened.was_started:
-            raise ExperimentError(f"experiment {self.name!r} has not been started")
+            raise ExperimentError(f"experiment {quoted(self.name)} has not been started")
         return self.opened.usage()
 
     def finish(self) -> ExperimentRecord:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ipygpumem.errors import said
+from ipygpumem.errors import quoted, said
 from ipygpumem.freeing import reclaim
 from ipygpumem.freeing.reclaim import steps_that_free
 from ipygpumem.introspect import is_atom, named_objects
@@ -297,7 +297,7 @@ class OpenExperiment:
         )
 
     def _notes(self, at_end: _AtEnd) -> list[str]:
-        notes = [f"keep: no name matches {pattern!r}" for pattern in self.scope.unmatched_keep()]
+        notes = [f"keep: no name matches {quoted(pattern)}" for pattern in self.scope.unmatched_keep()]
         size = sum(held.size_bytes for held in at_end.waiting)
         if size >= self._tools.config.min_held_bytes:
             names = ", ".join(held.name for held in at_end.waiting)

@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, dataclass
 
-from ipygpumem.errors import ExperimentError
+from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.fitting import budgets
+from ipygpumem.introspect import type_name
 from ipygpumem.notebook.experiments.parameters import checked_parameters
 from ipygpumem.scopes.seeding import is_seed
 
@@ -43,8 +44,10 @@ class ExperimentOptions:
         self.keep_more([keep] if isinstance(keep, str) else keep)
         if self.seed is not None and not is_seed(self.seed):
             raise ExperimentError("seed must be a whole number that fits into 64 bits")
-        if self.report not in (None, "full", "compact", "none"):
-            raise ExperimentError(f"report={self.report!r}: write 'full', 'compact' or 'none'")
+        is_text = type(self.report) is str
+        if self.report is not None and not (is_text and self.report in ("full", "compact", "none")):
+            given = quoted(self.report) if is_text else type_name(self.report)
+            raise ExperimentError(f"report={given}: write 'full', 'compact' or 'none'")
         self.sizes = budgets.checked(budget) if budget else None
         self.parameters = checked_parameters(note or {})
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ipygpumem.errors import ExperimentError
+from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.model import CellRecord, ExperimentRecord
 from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.experiments.budgets import Budgets
@@ -203,7 +203,7 @@ class Experiments(Part):
         """End ``experiment`` and all inside it, and append each to ``ended``."""
         if experiment not in self.open:
             raise ExperimentError(
-                f"experiment {experiment.name!r} is not open: it was never started, or ipygpumem was unloaded"
+                f"experiment {quoted(experiment.name)} is not open: it was never started, or ipygpumem was unloaded"
             )
         around = self.names.here(experiment.thread)
         while around[-1] is not experiment:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ipygpumem.errors import RecordingError
+from ipygpumem.errors import RecordingError, short
 from ipygpumem.flight_recorder import archive, files
 from ipygpumem.flight_recorder.entries import CellEnd, CellStart, End, Entry, Figures, Header, Sample, first_lines
 from ipygpumem.flight_recorder.machine import process_started, this_machine
@@ -82,7 +82,9 @@ class Recorder(Part):
             archive.prune(self.folder, segments, this_machine())
         except OSError as error:
             self._counter.close()
-            raise RecordingError(f"recording is off: {self.folder} cannot be written ({_reason(error)})") from None
+            raise RecordingError(
+                f"recording is off: {short(self.folder)} cannot be written ({_reason(error)})"
+            ) from None
         self._listen()
         running = self._tools.cells.running()
         if running:

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from ipygpumem.errors import FileError
+from ipygpumem.errors import FileError, short
 from ipygpumem.reports.layout import clean
 
 _HEAD_BYTES = 4096
@@ -20,7 +20,7 @@ def place_of(path: str | os.PathLike[str]) -> Path:
     try:
         return Path(os.path.realpath(Path(path).expanduser()))
     except (OSError, RuntimeError, ValueError) as error:  # no such user, a null byte
-        raise FileError(f"{clean(str(path))!r} cannot be a file name: {error}") from None
+        raise FileError(f"{clean(short(path))!r} cannot be a file name: {short(error)}") from None
 
 
 def write(place: Path, content: str | bytes, *, is_ours: Callable[[str], bool], force: bool) -> int:
@@ -40,7 +40,7 @@ def write(place: Path, content: str | bytes, *, is_ours: Callable[[str], bool], 
         mode = _mode_of(place, is_ours, force=force)
         _replace(place, data, mode)
     except OSError as error:
-        raise FileError(f"{clean(str(place))} cannot be written: {error.strerror or error}") from None
+        raise FileError(f"{clean(short(place))} cannot be written: {error.strerror or short(error)}") from None
     return len(data)
 
 
@@ -53,9 +53,11 @@ def read(place: Path) -> str:
     try:
         return place.read_text("utf-8")
     except UnicodeDecodeError:
-        raise FileError(f"{clean(str(place))} is not text") from None
+        raise FileError(f"{clean(short(place))} is not text") from None
     except (OSError, ValueError) as error:
-        raise FileError(f"{clean(str(place))} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise FileError(
+            f"{clean(short(place))} cannot be read: {getattr(error, 'strerror', None) or short(error)}"
+        ) from None
 
 
 def _mode_of(place: Path, is_ours: Callable[[str], bool], *, force: bool) -> int | None:
@@ -66,9 +68,11 @@ def _mode_of(place: Path, is_ours: Callable[[str], bool], *, force: bool) -> int
         return None
     if not stat.S_ISREG(found.st_mode):
         what = "a folder" if stat.S_ISDIR(found.st_mode) else "not a plain file"
-        raise FileError(f"{clean(str(place))} is {what}: name a file to write")
+        raise FileError(f"{clean(short(place))} is {what}: name a file to write")
     if not force and found.st_size and not is_ours(_head(place)):
-        raise FileError(f"{clean(str(place))} is a file that ipygpumem did not write: --force (force=True) replaces it")
+        raise FileError(
+            f"{clean(short(place))} is a file that ipygpumem did not write: --force (force=True) replaces it"
+        )
     return stat.S_IMODE(found.st_mode)
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ipygpumem.errors import FileError
+from ipygpumem.errors import FileError, short
 from ipygpumem.model import SessionRecord
 from ipygpumem.reports.export import csv_file, files, html_page, json_file, openmetrics
 from ipygpumem.reports.layout import clean
@@ -30,7 +30,9 @@ def save(path: str | os.PathLike[str], record: SessionRecord, *, force: bool = F
     place = files.place_of(path)
     chosen = _FORMATS.get(Path(path).suffix.lower())
     if chosen is None:
-        raise FileError(f"{clean(str(path))}: the suffix says the format: {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+        raise FileError(
+            f"{clean(short(path))}: the suffix says the format: {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+        )
     render, is_ours = chosen
     return place, files.write(place, render(record), is_ours=is_ours, force=force)
 
@@ -42,4 +44,4 @@ def load(path: str | os.PathLike[str]) -> SessionRecord:
         FileError: it cannot be read, is not an export, or one of a newer ipygpumem.
     """
     place = files.place_of(path)
-    return json_file.parse(files.read(place), clean(str(path)))
+    return json_file.parse(files.read(place), clean(short(path)))

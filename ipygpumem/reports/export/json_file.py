@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ipygpumem.errors import FileError
+from ipygpumem.errors import FileError, quoted, short
 from ipygpumem.model import SessionRecord
 
 SCHEMA = 1
@@ -37,8 +37,10 @@ def parse(text: str, name: str) -> SessionRecord:
     if type(data) is not dict or data.get("format") != _NAME or type(data.get("schema")) is not int:
         raise FileError(f"{name} is not an export of ipygpumem: %gpumem export writes one")
     if data["schema"] > SCHEMA:
-        raise FileError(f"{name} has schema {data['schema']} and this ipygpumem reads up to {SCHEMA}: upgrade it")
+        raise FileError(
+            f"{name} has schema {quoted(data['schema'])} and this ipygpumem reads up to {SCHEMA}: upgrade it"
+        )
     try:
         return SessionRecord.from_dict(data)
     except (TypeError, ValueError) as error:
-        raise FileError(f"{name} is damaged: {error}") from None
+        raise FileError(f"{name} is damaged: {short(error)}") from None
