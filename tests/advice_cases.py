@@ -16,10 +16,40 @@ class Case(NamedTuple):
     where: str = "torch"
     """What it needs: ``torch`` (any device), ``host`` (NumPy or pandas), ``output`` (IPython), ``cache`` (a device),
     ``workers`` (child processes)."""
+    then: str = ""
+    """What shows the saving after the line, if it comes with the next forward pass."""
 
 
 _NET = "net = nn.Sequential(nn.Linear(512, 512), nn.Sigmoid(), nn.Linear(512, 512), nn.Sigmoid()).to(D)\n"
 _DATA = "x = torch.rand(4096, 512, device=D)\n"
+_AGAIN = "del loss; loss = step()"
+_CONV = f"""
+class Conv(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for step in range(4))
+        self.norm, self.act = nn.BatchNorm2d(8), ACT
+    def forward(self, x):
+        for conv in self.convs:
+            x = self.act(self.norm(conv(x)))
+        return x.mean()
+net, x = Conv().to(D), torch.rand(16, 8, 64, 64, device=D)
+def step(): return net(x)
+loss = step()
+"""
+_LINEAR = f"""
+net = nn.Sequential(*(layer for step in range(COUNT) for layer in (nn.Linear(512, 512), ACT))).to(D)
+net, x = net.append(nn.Linear(512, 512).to(D)), torch.rand(2048, 512, device=D)
+def step(): return net(x).mean()
+loss = step()
+"""
+"""Models whose activation, and number of layers, is put in."""
+
+
+def _linear(act: str, count: int = 2) -> str:
+    return _LINEAR.replace("ACT", act).replace("COUNT", str(count))
+
+
 _TRAINED = (
     f"{_NET}{_DATA}adam = torch.optim.Adam(net.parameters())\n"
     "net = net.append(nn.Linear(512, 4096).to(D)); adam.add_param_group({'params': list(net[4].parameters())})\n"
@@ -142,6 +172,28 @@ CASES = {
     "a tensor with a graph in Out": Case("outputs", f"{_NET}{_DATA}net(x).mean()", "%xdel _1", "output"),
     "free segments": Case(
         "caches", "x = torch.empty(64 << 20, dtype=torch.uint8, device=D)\ndel x", "torch.cuda.empty_cache()", "cache"
+    ),
+    "LeakyReLU behind layers": Case(
+        "in_place", _linear("nn.LeakyReLU()"), "for part in (net[1], net[3]): part.inplace = True", then=_AGAIN
+    ),
+    "ELU behind layers": Case(
+        "in_place", _linear("nn.ELU()"), "for part in (net[1], net[3]): part.inplace = True", then=_AGAIN
+    ),
+    "SELU behind one layer": Case("in_place", _linear("nn.SELU()", 1), "net[1].inplace = True", then=_AGAIN),
+    "CELU behind layers": Case(
+        "in_place", _linear("nn.CELU()"), "for part in (net[1], net[3]): part.inplace = True", then=_AGAIN
+    ),
+    "RReLU behind layers": Case(
+        "in_place", _linear("nn.RReLU()"), "for part in (net[1], net[3]): part.inplace = True", then=_AGAIN
+    ),
+    "many LeakyReLU": Case(
+        "in_place",
+        _linear("nn.LeakyReLU()", 6),
+        "for part in [part for part in net.modules() if type(part) is type(net[1])]: part.inplace = True",
+        then=_AGAIN,
+    ),
+    "one ELU that is called for each layer, behind a BatchNorm": Case(
+        "in_place", _CONV.replace("ACT", "nn.ELU()"), "net.act.inplace = True", then=_AGAIN
     ),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ipygpumem.advising import caches, copies, frames, graphs, modules, narrowing, outputs, training, workers
+from ipygpumem.advising import activations, caches, copies, frames, graphs, modules, narrowing, outputs, training, workers
 from ipygpumem.advising.graphs import Graphs
 from ipygpumem.advising.look import Look
 from ipygpumem.advising.places import Scope
@@ -33,6 +33,7 @@ KINDS: tuple[Callable[[Look, Graphs], Iterator[Finding]], ...] = (
     outputs.outputs,
     caches.caches,
     workers.workers,
+    activations.in_place,
 )
 """Each looks for one kind of saving. A new kind is a function here."""
 

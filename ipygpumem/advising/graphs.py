@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Iterator
 from typing import Any
 
+from ipygpumem.advising.flow import Flow, Following, Saved
 from ipygpumem.advising.look import Look
 from ipygpumem.advising.places import entries
 from ipygpumem.advising.records import Finding
@@ -27,8 +29,10 @@ class Graphs:
     def __init__(self, look: Look) -> None:
         self._look = look
         self._labels: dict[int, Hashable] = {}
-        self._nodes: list[Any] = []
+        self.nodes: list[Any] = []
         """Kept, so that identities hold."""
+        self.following: Following = {}
+        self.saved: Saved = {}
         self._owners: dict[StorageKey, Hashable] = {}
         self._live: list[Any] = []
         """Nodes that have saved something: no backward pass has gone through them."""
@@ -43,6 +47,12 @@ class Graphs:
             if gradient is not None:  # it has a graph of its own after backward(create_graph=True)
                 self._spread(look.read("grad_fn", gradient), _OTHERS)
         self._note_saved()
+
+    @functools.cached_property
+    def flow(self) -> Flow:
+        """The nodes in the order in which they ran; nothing where there are too many of them."""
+        nodes = self.nodes if self.complete else []
+        return Flow(nodes, self.following, self.saved)
 
     def holder(self, tensor: Any) -> Hashable:
         """Return the identity of the only list, dict or object that holds a tensor, or the tensor's if it is a name."""
@@ -65,12 +75,13 @@ class Graphs:
             if node is None or old in (label, _SHARED):
                 continue
             if old is None:
-                if len(self._nodes) >= _MOST_NODES:
+                if len(self.nodes) >= _MOST_NODES:
                     self.complete = False
                     return
-                self._nodes.append(node)
+                self.nodes.append(node)
+                self.following[id(node)] = node.next_functions
             self._labels[id(node)] = new
-            waiting += [(following, new) for following, _ in node.next_functions]
+            waiting += [(following, new) for following, _ in self.following[id(node)]]
             gradient = self._gradient(node)
             if gradient is not None:
                 waiting.append((self._look.read("grad_fn", gradient), new))
@@ -79,7 +90,7 @@ class Graphs:
         return gradient_behind(library_type("torch", "Tensor"), node)
 
     def _note_saved(self) -> None:
-        for node in self._nodes:
+        for node in self.nodes:
             label = self._labels[id(node)]
             saved_here = list(saved_by(node))
             if saved_here and name_of(type(node)) != "AccumulateGrad":
@@ -87,6 +98,7 @@ class Graphs:
             for saved in (*saved_here, self._gradient(node)):
                 key = None if saved is None else self._look.key(saved)
                 if key is not None:
+                    self.saved.setdefault(id(node), []).append((key, saved))
                     known = self._owners.setdefault(key, label)
                     self._owners[key] = label if known == label else _SHARED
 

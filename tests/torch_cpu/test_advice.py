@@ -68,7 +68,7 @@ def test_advice_saves_what_it_promises(case: Case, namespace: dict[str, Any]) ->
     assert case.code in lines(found)
     (promised,) = [item.saves_bytes for item in found.advice if item.code == case.code]
     before = allocated()
-    exec(case.code, namespace)
+    exec(f"{case.code}\n{case.then}", namespace)
     assert before - allocated() == pytest.approx(promised, rel=TOLERANCE)
     assert promised >= MIB
     assert case.code not in lines(advised(namespace))
