@@ -14,7 +14,7 @@ class Case(NamedTuple):
     code: str
     """The line that is advised."""
     where: str = "torch"
-    """What it needs: ``torch`` (any device), ``host`` (NumPy or pandas), ``output`` (IPython), ``cache`` (a device),
+    """What it needs: ``torch`` (any device), ``host`` (NumPy or pandas), ``output`` (IPython), ``cache`` and ``gaps`` (a device),
     ``workers`` (child processes)."""
     then: str = ""
     """What shows the saving after the line, if it comes with the next forward pass."""
@@ -22,6 +22,14 @@ class Case(NamedTuple):
 
 _NET = "net = nn.Sequential(nn.Linear(512, 512), nn.Sigmoid(), nn.Linear(512, 512), nn.Sigmoid()).to(D)\n"
 _DATA = "x = torch.rand(4096, 512, device=D)\n"
+_SCATTERED = (
+    "net, gone = nn.ModuleList(), []\n"
+    "for step in range(12):\n"
+    "    net.append(nn.Linear(512, 1024).to(D))\n"
+    "    gone += [torch.empty(5 << 19, dtype=torch.uint8, device=D) for part in range(7)]\n"
+    "gone.clear()\n"
+)
+"""Each segment has a piece of a model, with garbage between."""
 _AGAIN = "del loss; loss = step()"
 _CONV = f"""
 class Conv(nn.Module):
@@ -170,6 +178,23 @@ CASES = {
     "a tensor in Out": Case("outputs", "torch.rand(1024, 1024, device=D)", "%xdel _1", "output"),
     "a list in Out": Case("outputs", "[1, {'a': torch.rand(1024, 1024, device=D)}]", "%xdel _1", "output"),
     "a tensor with a graph in Out": Case("outputs", f"{_NET}{_DATA}net(x).mean()", "%xdel _1", "output"),
+    "a model in pieces": Case("gaps", _SCATTERED, "ipygpumem.purge(net)", "gaps"),
+    "a model and its optimizer's state in pieces": Case(
+        "gaps",
+        f"{_SCATTERED}adam = torch.optim.Adam(net.parameters())\n"
+        "for weight in net.parameters():\n"
+        "    gone.append(torch.empty(7 << 20, dtype=torch.uint8, device=D)); weight.grad = torch.zeros_like(weight)\n"
+        "adam.step(); gone.clear(); adam.zero_grad()",
+        "ipygpumem.purge(net, adam)",
+        "gaps",
+    ),
+    "a model in pieces, beside others' tensors": Case(
+        "gaps",
+        f"{_SCATTERED}kept = [torch.empty(n << 18, dtype=torch.uint8, device=D) for n in range(1, 20)]\n"
+        "kept = kept[::2]; other = nn.Linear(1024, 1024).to(D); other(torch.rand(4, 1024, device=D)).sum().backward()",
+        "ipygpumem.purge(net)",
+        "gaps",
+    ),
     "free segments": Case(
         "caches", "x = torch.empty(64 << 20, dtype=torch.uint8, device=D)\ndel x", "torch.cuda.empty_cache()", "cache"
     ),

@@ -119,13 +119,12 @@ def _of_model(
 ) -> Iterator[Finding]:
     if not nodes or len(nodes) % len(parts):  # the activation is computed elsewhere, too
         return
-    made = _made_by(look, graphs, set(nodes))
     shares: dict[StorageKey, int] = {}
     for node in nodes:
         key = _input(look, graphs, node)
         if key is None:
             return
-        results = [look.sizes[result] for result in made.get(node, ()) if result != key]
+        results = [look.sizes[result] for result in graphs.results.get((node, 0), ()) if result != key]
         if results:
             shares[key] = min(look.sizes[key], *results)
     places = [look.spot(f"{path}{inside}") for inside in parts]
@@ -148,17 +147,6 @@ def _line(path: str, places: list[str]) -> str:
     if len(places) > _FEW:
         those = f"[part for part in {path}.modules() if type(part) is type({places[0]})]"
     return f"for part in {those}: part.inplace = True"
-
-
-def _made_by(look: Look, graphs: Graphs, nodes: set[int]) -> dict[int, set[StorageKey]]:
-    """Return the storages of the results of nodes that are alive, in whatever shape they are shown."""
-    found: dict[int, set[StorageKey]] = {}
-    for tensor in look.tensors:
-        for shown in (tensor, look.read("_base", tensor)):
-            node = look.read("grad_fn", shown) if shown is not None else None
-            if id(node) in nodes and (key := look.key(tensor)) is not None:
-                found.setdefault(id(node), set()).add(key)
-    return found
 
 
 def _input(look: Look, graphs: Graphs, node: int) -> StorageKey | None:

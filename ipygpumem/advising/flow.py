@@ -15,7 +15,6 @@ Saved = dict[int, list[tuple[StorageKey, Any]]]
 """By a node's identity the tensors that it has saved, with their storages; its leaf, where it stands for one."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _WRAPPED = ("torch.nn.parallel.", "torch.distributed.", "torch._dynamo.", "torch.jit.", "torch.fx.")
-"""Modules that hand a model's parts to other code."""
 
 
 class Flow:
@@ -26,6 +25,7 @@ class Flow:
         sources: what made a node's inputs, and which of its outputs that was; without what needs no gradient.
         takers: the nodes that take a node's outputs, once for each.
         leaves: the parameter or other leaf that a node stands for.
+        order: all nodes, each behind those that made its inputs.
         savers: the nodes that have saved a storage, once for each time.
     """
 
@@ -46,7 +46,7 @@ class Flow:
         for key in self.nodes.keys() - self.leaves:
             for storage, _ in saved.get(key, ()):
                 self.savers.setdefault(storage, []).append(key)
-        self._order = self._sorted()
+        self.order = self._sorted()
 
     def named(self, name: str) -> list[int]:
         """Return the nodes of one type."""
@@ -65,7 +65,7 @@ class Flow:
     def reach(self, groups: Mapping[int, int]) -> dict[int, int]:
         """Return for each node the bits of all leaves behind it, of which ``groups`` gives the bits by identity."""
         found: dict[int, int] = {}
-        for key in self._order:
+        for key in self.order:
             bits = groups.get(id(self.leaves[key]), 0) if key in self.leaves else 0
             for source, _ in self.sources[key]:
                 bits |= found[source]
@@ -78,14 +78,17 @@ def is_plain(parts: list[Any]) -> bool:
     return not _has_hooks_for_all() and all(map(_is_plain, parts))
 
 
+def is_wrapper(part: Any) -> bool:
+    """Whether a module hands a model's parts to other code, as parallel and compiled ones do."""
+    where = [text_of(class_dict(kind).get("__module__")) for kind in type.mro(type(part))]
+    return any(f"{module}.".startswith(_WRAPPED) for module in where)
+
+
 def _is_plain(part: Any) -> bool:
     attributes = instance_dict(part) or {}
     if attributes.get("training") is not True or "forward" in attributes or attributes.get("_compiled_call_impl"):
         return False
-    if any(attributes.get(hooks) for hooks in _HOOKS):
-        return False
-    where = [text_of(class_dict(kind).get("__module__")) for kind in type.mro(type(part))]
-    return not any(f"{module}.".startswith(_WRAPPED) for module in where)
+    return not any(attributes.get(hooks) for hooks in _HOOKS) and not is_wrapper(part)
 
 
 def _has_hooks_for_all() -> bool:

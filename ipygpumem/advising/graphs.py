@@ -54,6 +54,19 @@ class Graphs:
         nodes = self.nodes if self.complete else []
         return Flow(nodes, self.following, self.saved)
 
+    @functools.cached_property
+    def results(self) -> dict[tuple[int, int], set[StorageKey]]:
+        """The storages of what nodes have made and is alive, in whatever shape; by a node and its output's number."""
+        found: dict[tuple[int, int], set[StorageKey]] = {}
+        read = self._look.read
+        for tensor in self._look.tensors:
+            for shown in (tensor, read("_base", tensor)):
+                node = read("grad_fn", shown) if shown is not None else None
+                key = self._look.key(tensor) if id(node) in self.following else None
+                if key is not None:
+                    found.setdefault((id(node), read("output_nr", shown)), set()).add(key)
+        return found
+
     def holder(self, tensor: Any) -> Hashable:
         """Return the identity of the only list, dict or object that holds a tensor, or the tensor's if it is a name."""
         look, referrers = self._look, self._look.referrers(tensor)
