@@ -114,9 +114,7 @@ def _base_module() -> str:
     return str(base.__module__)
 
 
-def _of_model(
-    look: Look, graphs: Graphs, nodes: list[int], path: str, parts: dict[str, Any]
-) -> Iterator[Finding]:
+def _of_model(look: Look, graphs: Graphs, nodes: list[int], path: str, parts: dict[str, Any]) -> Iterator[Finding]:
     if not nodes or len(nodes) % len(parts):  # the activation is computed elsewhere, too
         return
     shares: dict[StorageKey, int] = {}

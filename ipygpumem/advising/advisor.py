@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ipygpumem.advising import activations, caches, checkpoints, copies, frames, gaps, graphs, modules, narrowing, outputs, training, workers
+from ipygpumem.advising import (
+    activations,
+    caches,
+    checkpoints,
+    copies,
+    frames,
+    gaps,
+    graphs,
+    modules,
+    narrowing,
+    outputs,
+    training,
+    workers,
+)
 from ipygpumem.advising.graphs import Graphs
 from ipygpumem.advising.look import Look
 from ipygpumem.advising.places import Scope

@@ -60,7 +60,7 @@ class Chain:
         found, waiting = set[int](), [last]
         while waiting:
             node = waiting.pop()
-            if node in found or node in inputs and node != last:
+            if node in found or (node in inputs and node != last):
                 continue
             found.add(node)
             waiting += [source for source, _ in self._flow.sources[node]]
@@ -109,11 +109,14 @@ class Chain:
         if whole:
             nodes -= self._behind
         nodes -= {key for key in nodes if self._levels[key] in without_end and key not in self._before_weights}
-        shares: dict[StorageKey, int] = {}
-        for key, savers in self._flow.savers.items():
-            if savers[0] in nodes and nodes.issuperset(savers) and self._look.dies(key, set()):
-                if len({self._levels[saver] for saver in savers}) == 1:
-                    shares[key] = self._look.sizes[key]
+        shares = {
+            key: self._look.sizes[key]
+            for key, savers in self._flow.savers.items()
+            if savers[0] in nodes
+            and nodes.issuperset(savers)
+            and len({self._levels[saver] for saver in savers}) == 1
+            and self._look.dies(key, set())
+        }
         for level in range(1, last + 1):
             self._keep_inputs(level, shares)
         return shares

@@ -19,7 +19,7 @@ _UNSURE = 1.1
 """So much more a promise may be if what is between the blocks is in them; half of that is promised."""
 _OWN, _ABLE = "gradient_checkpointing_enable", "supports_gradient_checkpointing"
 _CONDITION = (
-    "from the next forward pass on; these blocks run twice then, the second time in backward(), with what they do beside"
+    "from the next forward pass on; these blocks run twice then, the second time in backward(): it takes longer"
 )
 
 
@@ -111,13 +111,15 @@ def _may_run_twice(blocks: list[Any], *, own: bool) -> bool:
 
 
 def _is_transformers(module: Any) -> bool:
-    return any(text_of(class_dict(kind).get("__module__")).startswith("transformers.") for kind in type.mro(type(module)))
+    return any(
+        text_of(class_dict(kind).get("__module__")).startswith("transformers.") for kind in type.mro(type(module))
+    )
 
 
 def _shares(look: Look, graphs: Graphs, one: _Blocks, *, whole: bool) -> dict[StorageKey, int]:
     """Return what checkpointing would not keep: of all blocks, or of all but the last."""
     chain = Chain(look, graphs, one.blocks)
-    if not chain.is_one or whole and not chain.has_end:
+    if not chain.is_one or (whole and not chain.has_end):
         return {}
     most = chain.freed(whole=whole)
     ends = range(len(one.blocks)) if not one.sure else [len(one.blocks) - 1] if chain.takes_data else []

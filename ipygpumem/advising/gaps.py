@@ -23,7 +23,12 @@ from ipygpumem.objects.arrays import StorageKey, library_type
 from ipygpumem.probes.allocator import Segment, Snapshot, snapshots
 from ipygpumem.units import MIB
 
-_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
+_SETTINGS = (
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+)
 """With other rules nobody can tell where memory goes."""
 _STEP, _SMALL, _SMALL_SEGMENT, _LARGE, _LARGE_SEGMENT = 512, MIB, 2 * MIB, 10 * MIB, 20 * MIB
 _UNSURE = 1.1
@@ -32,7 +37,7 @@ _UNSURE = 1.1
 
 def gaps(look: Look, graphs: Graphs) -> Iterator[Finding]:
     """Yield models that lie scattered over segments, which would be given back if they were moved together."""
-    devices = snapshots("cuda") if not any(map(os.environ.get, _SETTINGS)) and _has_native_allocator() else {}
+    devices = _snapshots()
     named = list(look.named(look.heap.optimizers)) if devices else []
     for model, path in look.named(outermost(look.heap.modules)) if devices else ():
         weights = set(map(id, parameters_of(model)))
@@ -50,14 +55,16 @@ def gaps(look: Look, graphs: Graphs) -> Iterator[Finding]:
                     shares,
                     f"segments that are kept for pieces of {path}, and all that is free",
                     look.scope.line_with("ipygpumem", f"ipygpumem.purge({words})"),
-                    "when nothing runs on the device; the model goes to the host and back, the memory to other processes",
+                    "when nothing runs on the device; the model goes to the host and back, what is free to others",
                 )
 
 
-def _has_native_allocator() -> bool:
-    torch: Any = sys.modules.get("torch")
-    ask = getattr(getattr(torch, "cuda", None), "get_allocator_backend", None)
-    return ask is not None and ask() == "native"
+def _snapshots() -> dict[str, Snapshot]:
+    """Return what each device has reserved, where torch's own allocator works by its usual rules."""
+    try:
+        return {} if any(map(os.environ.get, _SETTINGS)) else snapshots("cuda")
+    except RuntimeError:  # an allocator without snapshots
+        return {}
 
 
 def _moved(look: Look, model: Any, optimizers: list[Any]) -> list[StorageKey] | None:
@@ -89,9 +96,8 @@ def _given_back(look: Look, device: str, snapshot: Snapshot, moved: list[Storage
     tensors = {_address(look, key) for key, where in look.devices.items() if where == device}
     workspaces = _workspace_sizes(device)
     goes = {block.address for block in blocks if block.requested_bytes in workspaces} - tensors
-    given = []
-    for stays in (there - goes, tensors):  # a purge ends workspaces, and maybe more that no tensor shows
-        given.append(snapshot.reserved_bytes - reserved_after(snapshot.segments, stays, addresses))
+    ends = (there - goes, tensors)  # a purge ends workspaces, and maybe more that no tensor shows
+    given = [snapshot.reserved_bytes - reserved_after(snapshot.segments, stays, addresses) for stays in ends]
     least, most = min(given), max(given)
     if most > _UNSURE * least or least - snapshot.cached_bytes < look.least:
         return {}

@@ -12,11 +12,7 @@ from tests.kernel import Kernel
 
 _NEEDS_RESULTS = {"equal tensors", "a head with a copy of the embedding"}
 """Their content decides, which the simulated card does not compute."""
-ON_DEVICE = {
-    name: case
-    for name, case in CASES.items()
-    if case.where == "torch" and name not in _NEEDS_RESULTS
-}
+ON_DEVICE = {name: case for name, case in CASES.items() if case.where == "torch" and name not in _NEEDS_RESULTS}
 IN_PIECES = {name: case for name, case in CASES.items() if case.where == "gaps"}
 START = f"""import ipygpumem, gc, torch
 from torch import nn

@@ -74,6 +74,24 @@ def test_advice_saves_what_it_promises(case: Case, namespace: dict[str, Any]) ->
     assert case.code not in lines(advised(namespace))
 
 
+LATER = {name: case for name, case in CASES.items() if case.then}
+
+
+@pytest.mark.parametrize("case", LATER.values(), ids=list(LATER))
+def test_with_what_is_advised_a_model_computes_the_same(case: Case, namespace: dict[str, Any]) -> None:
+    """RReLU draws its slopes anew, dropout its elements: from the same seed."""
+    exec(case.setup.replace("torch.rand(8, 64, 256, device=D)).mean()", "torch.ones(8, 64, 256)).mean()"), namespace)
+    found = []
+    for line in ("", case.code):
+        exec(f"{line}\ntorch.manual_seed(1)\ndel loss; loss = step(); loss.backward()", namespace)
+        model = namespace["net"] if "net" in namespace else namespace["run"].net
+        found.append(
+            [namespace["loss"].detach(), *(weight.grad for weight in model.parameters() if weight.grad is not None)]
+        )
+        model.zero_grad()
+    torch.testing.assert_close(found[0], found[1])
+
+
 def test_advice_on_workers_saves_what_it_promises(namespace: dict[str, Any]) -> None:
     case = CASES["persistent workers"]
     exec(case.setup, namespace)
