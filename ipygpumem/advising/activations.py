@@ -16,7 +16,7 @@ from ipygpumem.advising.look import Look
 from ipygpumem.advising.modules import inner, outermost, parameters_of, with_parts
 from ipygpumem.advising.places import has_torchs
 from ipygpumem.advising.records import Finding
-from ipygpumem.introspect import class_dict, instance_dict, is_instance, module_of, type_name
+from ipygpumem.introspect import class_dict, instance_dict, is_instance, module_of, name_of, type_name
 from ipygpumem.objects.arrays import StorageKey, library_type
 
 _FEW = 4
@@ -43,8 +43,9 @@ _KINDS = {
 
 def in_place(look: Look, graphs: Graphs) -> Iterator[Finding]:
     """Yield activation modules that keep their inputs for backward, where their results would do."""
-    flow = graphs.flow
-    for name, kind in _KINDS.items():
+    there = {name_of(type(node)) for node in graphs.nodes} & _KINDS.keys()
+    for name in sorted(there):
+        kind, flow = _KINDS[name], graphs.flow
         nodes = [key for key in flow.named(name) if _is_waiting(flow.nodes[key])]
         classes = [found for one in kind.classes if (found := library_type("torch.nn", one)) is not None]
         models = outermost(look.heap.modules) if nodes else []

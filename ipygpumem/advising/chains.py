@@ -117,26 +117,14 @@ class Chain:
             and len({self._levels[saver] for saver in savers}) == 1
             and self._look.dies(key, set())
         }
-        for level in range(1, last + 1):
-            self._keep_inputs(level, shares)
-        return shares
-
-    def _keep_inputs(self, level: int, shares: dict[StorageKey, int]) -> None:
-        """Take the inputs of a block out of what is freed: checkpointing keeps them."""
-        for node, place in self._inputs[level]:
-            shown = self._graphs.results.get((node, place))
-            missing = 0 if shown else self._bytes_of(node, place)
-            for key in shown or ():
+        inputs = set[Output]().union(*(self._inputs[level] for level in range(1, last + 1)))
+        for one in inputs:
+            for key in self._graphs.results.get(one, ()):
                 shares.pop(key, None)
-            for key in sorted(shares, key=shares.__getitem__, reverse=True):
-                taken = min(missing, shares[key])
-                shares[key], missing = shares[key] - taken, missing - taken
-                if not missing:
-                    break
-        if level == 1 and self.takes_data:  # data that needs no gradient: what the first nodes have saved may be it
-            for key, savers in self._flow.savers.items():
-                if key in shares and any(self._levels[one] == level and self._is_first(one) for one in savers):
-                    del shares[key]
+        if self.takes_data:  # what the first nodes have saved may be it
+            for key in [key for key in shares if any(map(self._is_first, self._flow.savers[key]))]:
+                del shares[key]
+        return _without(shares, sum(self._bytes_of(*one) for one in inputs if one not in self._graphs.results))
 
     def _bytes_of(self, node: int, place: int) -> int:
         """Return the size of a node's output that no graph has saved."""
@@ -147,7 +135,7 @@ class Chain:
         return size
 
     def _is_first(self, node: int) -> bool:
-        return all(self._is_weight(source) for source, _ in self._flow.sources[node])
+        return self._levels[node] == 1 and all(self._is_weight(source) for source, _ in self._flow.sources[node])
 
     def _is_weight(self, node: int) -> bool:
         """Whether a node is a leaf, or makes something of one alone, as a transpose."""
@@ -168,3 +156,12 @@ class Chain:
             if uses or any(self._levels[one] == level and one in found for one in self._flow.takers[node]):
                 found.add(node)
         return found
+
+
+def _without(shares: dict[StorageKey, int], size: int) -> dict[StorageKey, int]:
+    """Return shares that are so many bytes less in all."""
+    rest = dict(shares)
+    for key in sorted(shares, key=shares.__getitem__, reverse=True) if size else ():
+        taken = min(size, rest[key])
+        rest[key], size = rest[key] - taken, size - taken
+    return rest

@@ -17,6 +17,8 @@ from ipygpumem.objects.arrays import StorageKey, library_type
 
 _UNSURE = 1.1
 """So much more a promise may be if what is between the blocks is in them; half of that is promised."""
+_MOST = 8
+"""Containers of one model that are looked at: each takes a walk through all graphs."""
 _OWN, _ABLE = "gradient_checkpointing_enable", "supports_gradient_checkpointing"
 _CONDITION = (
     "from the next forward pass on; these blocks run twice then, the second time in backward(): it takes longer"
@@ -35,15 +37,14 @@ class _Blocks(NamedTuple):
 
 def checkpointing(look: Look, graphs: Graphs) -> Iterator[Finding]:
     """Yield models of repeated blocks whose graphs keep more of a block than what goes into it."""
-    flow = graphs.flow
-    trained = {id(leaf) for leaf in flow.leaves.values()}
-    models = outermost(look.heap.modules) if flow.savers else []
+    models = outermost(look.heap.modules) if graphs.complete and graphs.saved else []
     for model, path in look.named(models):
         parts = dict(with_parts(model))
-        if not trained & set(map(id, parameters_of(model))) or not is_plain(list(parts.values())):
-            continue
         own = _enables_itself(model)
-        several = [one for one in _containers(parts) if _may_run_twice(one.blocks, own=own)]
+        several = [one for one in _containers(parts) if _may_run_twice(one.blocks, own=own)][:_MOST]
+        trained = set(map(id, graphs.flow.leaves.values())) if several and is_plain(list(parts.values())) else set()
+        if not trained & set(map(id, parameters_of(model))):
+            continue
         found = [(one, _shares(look, graphs, one, whole=own)) for one in several]
         if own and found and all(shares for _, shares in found):
             shares = {key: size for _, of_one in found for key, size in of_one.items()}
@@ -123,7 +124,7 @@ def _shares(look: Look, graphs: Graphs, one: _Blocks, *, whole: bool) -> dict[St
         return {}
     most = chain.freed(whole=whole)
     ends = range(len(one.blocks)) if not one.sure else [len(one.blocks) - 1] if chain.takes_data else []
-    least = chain.freed(whole=whole, without_end=ends)
+    least = chain.freed(whole=whole, without_end=ends) if ends else most
     if sum(most.values()) > _UNSURE * sum(least.values()):
         return {}
     return {key: (size + least.get(key, 0)) // 2 for key, size in most.items()}

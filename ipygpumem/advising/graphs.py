@@ -103,9 +103,10 @@ class Graphs:
         return gradient_behind(library_type("torch", "Tensor"), node)
 
     def _note_saved(self) -> None:
+        names: dict[int, list[str]] = {}
         for node in self.nodes:
             label = self._labels[id(node)]
-            saved_here = list(saved_by(node))
+            saved_here = list(saved_by(node, names))
             if saved_here and name_of(type(node)) != "AccumulateGrad":
                 self._live.append(node)
             for saved in (*saved_here, self._gradient(node)):
