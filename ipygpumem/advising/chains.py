@@ -6,6 +6,7 @@ end of the block before it; over all blocks that comes to the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from functools import cached_property
 from typing import Any
@@ -17,6 +18,8 @@ from ipygpumem.objects.arrays import StorageKey
 
 _FEW = 16
 """Nodes that make one input of another before the first weight, as a norm's; more are not the block's own."""
+METADATA = "_input_metadata"
+"""Where a node says what shapes its outputs had: the inputs of its backward pass."""
 Output = tuple[int, int]
 """A node, and the number of its output."""
 
@@ -124,15 +127,17 @@ class Chain:
         if self.takes_data:  # what the first nodes have saved may be it
             for key in [key for key in shares if any(map(self._is_first, self._flow.savers[key]))]:
                 del shares[key]
-        return _without(shares, sum(self._bytes_of(*one) for one in inputs if one not in self._graphs.results))
+        sizes = [self._bytes_of(*one) for one in inputs if one not in self._graphs.results]
+        missing = [size for size in sizes if size is not None]
+        return _without(shares, sum(missing)) if len(missing) == len(sizes) else {}
 
-    def _bytes_of(self, node: int, place: int) -> int:
-        """Return the size of a node's output that no graph has saved."""
-        made = self._flow.nodes[node]._input_metadata[place]
-        size = int(made.dtype.itemsize)
-        for length in made.shape:
-            size *= int(length)
-        return size
+    def _bytes_of(self, node: int, place: int) -> int | None:
+        """Return the size of a node's output that no graph has saved; None where torch does not tell."""
+        try:
+            made = getattr(self._flow.nodes[node], METADATA)[place]
+            return math.prod(map(int, made.shape)) * int(made.dtype.itemsize)
+        except (AttributeError, LookupError, RuntimeError, TypeError):  # torch 2.0, a nested tensor
+            return None
 
     def _is_first(self, node: int) -> bool:
         return self._levels[node] == 1 and all(self._is_weight(source) for source, _ in self._flow.sources[node])

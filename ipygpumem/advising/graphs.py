@@ -107,9 +107,13 @@ class Graphs:
         for node in self.nodes:
             label = self._labels[id(node)]
             saved_here = list(saved_by(node, names))
-            if saved_here and name_of(type(node)) != "AccumulateGrad":
+            if not saved_here:
+                continue
+            if name_of(type(node)) == "AccumulateGrad":
+                saved_here.append(self._gradient(node))
+            else:
                 self._live.append(node)
-            for saved in (*saved_here, self._gradient(node)):
+            for saved in saved_here:
                 key = None if saved is None else self._look.key(saved)
                 if key is not None:
                     self.saved.setdefault(id(node), []).append((key, saved))
@@ -131,21 +135,22 @@ class Graphs:
 
     def leaves(self, tensor: Any) -> list[Any]:
         """Return the leaves to which the graph of a tensor leads."""
-        return _leaves_behind([self._look.read("grad_fn", tensor)])
+        return self._leaves_behind([self._look.read("grad_fn", tensor)])
 
+    @functools.cached_property
     def waiting_for_backward(self) -> set[int]:
-        """Return the identities of the leaves whose gradients a backward pass that may still come would change."""
-        return set(map(id, _leaves_behind(self._live)))
+        """The identities of the leaves whose gradients a backward pass that may still come would change."""
+        return set(map(id, self._leaves_behind(self._live)))
 
-
-def _leaves_behind(nodes: list[Any]) -> list[Any]:
-    waiting, seen = list(nodes), dict[int, Any]()  # it keeps the nodes, so that identities hold
-    while waiting:
-        node = waiting.pop()
-        if node is not None and id(node) not in seen:
-            seen[id(node)] = node
-            waiting += [following for following, _ in node.next_functions]
-    return [node.variable for node in seen.values() if name_of(type(node)) == "AccumulateGrad"]
+    def _leaves_behind(self, nodes: list[Any]) -> list[Any]:
+        waiting, seen = list(nodes), dict[int, Any]()  # it keeps the nodes, so that identities hold
+        while waiting:
+            node = waiting.pop()
+            if node is not None and id(node) not in seen:
+                seen[id(node)] = node
+                known = self.following.get(id(node))
+                waiting += [following for following, _ in (node.next_functions if known is None else known)]
+        return [node.variable for node in seen.values() if name_of(type(node)) == "AccumulateGrad"]
 
 
 def _only_name(look: Look, tensor: Any, referrers: int) -> Hashable:

@@ -16,7 +16,7 @@ from ipygpumem.objects.arrays import StorageKey, library_type
 
 def gradients(look: Look, graphs: Graphs) -> Iterator[Finding]:
     """Yield the gradients of each optimizer's parameters, and of models that no optimizer trains."""
-    to_come = graphs.waiting_for_backward()
+    to_come = graphs.waiting_for_backward
     done: set[int] = set()
     groups = [(item, path, optimized(item)) for item, path in look.named(look.heap.optimizers)]
     groups += [(item, path, parameters_of(item)) for item, path in look.named(outermost(look.heap.modules))]

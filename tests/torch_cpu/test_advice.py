@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import ipygpumem
-from ipygpumem.advising import advisor
+from ipygpumem.advising import advisor, chains
 from ipygpumem.advising.places import Scope
 from ipygpumem.advising.records import Advice, Advised
 from ipygpumem.units import KIB, MIB
@@ -72,6 +72,28 @@ def test_advice_saves_what_it_promises(case: Case, namespace: dict[str, Any]) ->
     assert before - allocated() == pytest.approx(promised, rel=TOLERANCE)
     assert promised >= MIB
     assert case.code not in lines(advised(namespace))
+
+
+def test_blocks_are_left_in_peace_where_torch_does_not_tell_what_goes_into_them(
+    namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes into these blocks nobody has saved, and checkpointing would keep it."""
+    exec(
+        "class Block(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.bias = nn.Parameter(torch.zeros(256))\n"
+        "        self.inner = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256))\n"
+        "    def forward(self, x): return self.inner(x + self.bias)\n"
+        "net = nn.Sequential(nn.Linear(8, 256), nn.Sequential(*(Block() for step in range(4))))\n"
+        "loss = net(torch.rand(512, 8)).mean()",
+        namespace,
+    )
+    (found,) = advised(namespace).advice
+    inside, goes_in = 512 * (256 + 2 * 1024) * 4, 512 * 256 * 4
+    assert (found.kind, found.saves_bytes) == ("checkpointing", 3 * (inside - goes_in))
+    monkeypatch.setattr(chains, "METADATA", "_missing")
+    assert advised(namespace).advice == ()
 
 
 LATER = {name: case for name, case in CASES.items() if case.then}
