@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ipygpumem.advising import caches, copies, frames, graphs, modules, narrowing, outputs, training, workers
+from ipygpumem.advising import (
+    activations,
+    caches,
+    checkpoints,
+    copies,
+    frames,
+    gaps,
+    graphs,
+    modules,
+    narrowing,
+    outputs,
+    training,
+    workers,
+)
 from ipygpumem.advising.graphs import Graphs
 from ipygpumem.advising.look import Look
 from ipygpumem.advising.places import Scope
@@ -34,6 +47,9 @@ KINDS: tuple[Callable[[Look, Graphs], Iterator[Finding]], ...] = (
     outputs.outputs,
     caches.caches,
     workers.workers,
+    gaps.gaps,
+    activations.in_place,
+    checkpoints.checkpointing,
 )
 """Each looks for one kind of saving. A new kind is a function here."""
 

@@ -25,6 +25,6 @@ def caches(look: Look, graphs: Graphs) -> Iterator[Finding]:
                 device,
                 {(f"cache of {device}", 0): snapshot.cached_bytes},
                 "segments that torch's allocator keeps, and no tensor uses",
-                look.scope.torch_line(f"torch.{backend}.empty_cache()"),
+                look.scope.line_with("torch", f"torch.{backend}.empty_cache()"),
                 "if another process or library needs it: torch itself would use it again; %gpumem free does it, too",
             )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Iterator
 from typing import Any
 
+from ipygpumem.advising.flow import Flow, Following, Saved
 from ipygpumem.advising.look import Look
 from ipygpumem.advising.places import entries
 from ipygpumem.advising.records import Finding
@@ -27,8 +29,10 @@ class Graphs:
     def __init__(self, look: Look) -> None:
         self._look = look
         self._labels: dict[int, Hashable] = {}
-        self._nodes: list[Any] = []
+        self.nodes: list[Any] = []
         """Kept, so that identities hold."""
+        self.following: Following = {}
+        self.saved: Saved = {}
         self._owners: dict[StorageKey, Hashable] = {}
         self._live: list[Any] = []
         """Nodes that have saved something: no backward pass has gone through them."""
@@ -43,6 +47,25 @@ class Graphs:
             if gradient is not None:  # it has a graph of its own after backward(create_graph=True)
                 self._spread(look.read("grad_fn", gradient), _OTHERS)
         self._note_saved()
+
+    @functools.cached_property
+    def flow(self) -> Flow:
+        """The nodes in the order in which they ran; nothing where there are too many of them."""
+        nodes = self.nodes if self.complete else []
+        return Flow(nodes, self.following, self.saved)
+
+    @functools.cached_property
+    def results(self) -> dict[tuple[int, int], set[StorageKey]]:
+        """The storages of what nodes have made and is alive, in whatever shape; by a node and its output's number."""
+        found: dict[tuple[int, int], set[StorageKey]] = {}
+        read = self._look.read
+        for tensor in self._look.tensors:
+            for shown in (tensor, read("_base", tensor)):
+                node = read("grad_fn", shown) if shown is not None else None
+                key = self._look.key(tensor) if id(node) in self.following else None
+                if key is not None:
+                    found.setdefault((id(node), read("output_nr", shown)), set()).add(key)
+        return found
 
     def holder(self, tensor: Any) -> Hashable:
         """Return the identity of the only list, dict or object that holds a tensor, or the tensor's if it is a name."""
@@ -65,12 +88,13 @@ class Graphs:
             if node is None or old in (label, _SHARED):
                 continue
             if old is None:
-                if len(self._nodes) >= _MOST_NODES:
+                if len(self.nodes) >= _MOST_NODES:
                     self.complete = False
                     return
-                self._nodes.append(node)
+                self.nodes.append(node)
+                self.following[id(node)] = node.next_functions
             self._labels[id(node)] = new
-            waiting += [(following, new) for following, _ in node.next_functions]
+            waiting += [(following, new) for following, _ in self.following[id(node)]]
             gradient = self._gradient(node)
             if gradient is not None:
                 waiting.append((self._look.read("grad_fn", gradient), new))
@@ -79,14 +103,20 @@ class Graphs:
         return gradient_behind(library_type("torch", "Tensor"), node)
 
     def _note_saved(self) -> None:
-        for node in self._nodes:
+        names: dict[int, list[str]] = {}
+        for node in self.nodes:
             label = self._labels[id(node)]
-            saved_here = list(saved_by(node))
-            if saved_here and name_of(type(node)) != "AccumulateGrad":
+            saved_here = list(saved_by(node, names))
+            if not saved_here:
+                continue
+            if name_of(type(node)) == "AccumulateGrad":
+                saved_here.append(self._gradient(node))
+            else:
                 self._live.append(node)
-            for saved in (*saved_here, self._gradient(node)):
+            for saved in saved_here:
                 key = None if saved is None else self._look.key(saved)
                 if key is not None:
+                    self.saved.setdefault(id(node), []).append((key, saved))
                     known = self._owners.setdefault(key, label)
                     self._owners[key] = label if known == label else _SHARED
 
@@ -105,21 +135,22 @@ class Graphs:
 
     def leaves(self, tensor: Any) -> list[Any]:
         """Return the leaves to which the graph of a tensor leads."""
-        return _leaves_behind([self._look.read("grad_fn", tensor)])
+        return self._leaves_behind([self._look.read("grad_fn", tensor)])
 
+    @functools.cached_property
     def waiting_for_backward(self) -> set[int]:
-        """Return the identities of the leaves whose gradients a backward pass that may still come would change."""
-        return set(map(id, _leaves_behind(self._live)))
+        """The identities of the leaves whose gradients a backward pass that may still come would change."""
+        return set(map(id, self._leaves_behind(self._live)))
 
-
-def _leaves_behind(nodes: list[Any]) -> list[Any]:
-    waiting, seen = list(nodes), dict[int, Any]()  # it keeps the nodes, so that identities hold
-    while waiting:
-        node = waiting.pop()
-        if node is not None and id(node) not in seen:
-            seen[id(node)] = node
-            waiting += [following for following, _ in node.next_functions]
-    return [node.variable for node in seen.values() if name_of(type(node)) == "AccumulateGrad"]
+    def _leaves_behind(self, nodes: list[Any]) -> list[Any]:
+        waiting, seen = list(nodes), dict[int, Any]()  # it keeps the nodes, so that identities hold
+        while waiting:
+            node = waiting.pop()
+            if node is not None and id(node) not in seen:
+                seen[id(node)] = node
+                known = self.following.get(id(node))
+                waiting += [following for following, _ in (node.next_functions if known is None else known)]
+        return [node.variable for node in seen.values() if name_of(type(node)) == "AccumulateGrad"]
 
 
 def _only_name(look: Look, tensor: Any, referrers: int) -> Hashable:

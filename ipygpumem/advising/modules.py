@@ -49,7 +49,7 @@ def parameters_of(module: Any) -> list[Any]:
 
 def halved(look: Look, graphs: Graphs) -> Iterator[Finding]:
     """Yield models in eval mode whose weights are all of one wide dtype, and that nothing trains."""
-    trained = _trained(look) | graphs.waiting_for_backward()
+    trained = _trained(look) | graphs.waiting_for_backward
     for module, path in look.named(outermost(look.heap.modules)):
         parts = [part for _, part in with_parts(module)]
         weights = [w for part in parts for name in ("_parameters", "_buffers") for w in inner(part, name).values()]

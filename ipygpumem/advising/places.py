@@ -64,10 +64,10 @@ class Scope:
         plain = {name: value for name, value in list(self.namespace.items()) if type(name) is str}
         return {**self.local, **{n: value for n, value in plain.items() if n not in self.local and self.is_users(n)}}
 
-    def torch_line(self, code: str) -> str:
-        """Return a line that needs torch, with its import where the name does not stand for it."""
-        is_there = self.names().get("torch") is sys.modules.get("torch")
-        return code if is_there else f"import torch; {code}"
+    def line_with(self, module: str, code: str) -> str:
+        """Return a line that needs a module, with its import where the name does not stand for it."""
+        is_there = self.names().get(module) is sys.modules.get(module)
+        return code if is_there else f"import {module}; {code}"
 
 
 @dataclass(frozen=True)

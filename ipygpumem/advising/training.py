@@ -16,7 +16,7 @@ from ipygpumem.objects.arrays import StorageKey, library_type
 
 def gradients(look: Look, graphs: Graphs) -> Iterator[Finding]:
     """Yield the gradients of each optimizer's parameters, and of models that no optimizer trains."""
-    to_come = graphs.waiting_for_backward()
+    to_come = graphs.waiting_for_backward
     done: set[int] = set()
     groups = [(item, path, optimized(item)) for item, path in look.named(look.heap.optimizers)]
     groups += [(item, path, parameters_of(item)) for item, path in look.named(outermost(look.heap.modules))]
@@ -43,8 +43,7 @@ def _goes(look: Look, graphs: Graphs, key: StorageKey) -> bool:
 def states(look: Look, graphs: Graphs) -> Iterator[Finding]:
     """Yield what each optimizer remembers of its parameters, as Adam two averages."""
     for optimizer, path in look.named(look.heap.optimizers):
-        state = (instance_dict(optimizer) or {}).get("state")
-        rows = _rows(state)
+        rows = rows_of(optimizer)
         inside = {id(row) for row in rows}
         tensors = [(name, item) for row in rows for name, item in row.items() if look.key(item) is not None]
         dropped = {id(item) for _, item in tensors if _only_in(inside, look.referrers(item))}
@@ -60,8 +59,9 @@ def states(look: Look, graphs: Graphs) -> Iterator[Finding]:
         )
 
 
-def _rows(state: object) -> list[dict[str, Any]]:
-    """Return what is remembered of each parameter, by names."""
+def rows_of(optimizer: Any) -> list[dict[str, Any]]:
+    """Return what an optimizer remembers of each parameter, by names."""
+    state = (instance_dict(optimizer) or {}).get("state")
     rows = [row for row in entries(state).values() if type(row) is dict]
     return [row for row in rows if all(type(name) is str for name in row)]
 

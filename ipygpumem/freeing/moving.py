@@ -98,7 +98,7 @@ class Moving:
             for key in self._reader.memory(tensor).storages.keys() & wanted:
                 by_storage[key].append(tensor)
                 bound |= {key} if not self._is_plain(tensor) else set()
-        shown = _references_of_tensors()
+        shown = references_of_tensors()
         explained = Counter(id(item) for tensor in known.values() for item in self._behind(tensor))
         del known, roots
         for key in wanted - bound:
@@ -260,7 +260,7 @@ def state_tensors(optimizer: Any) -> list[Any]:
     return [item for item, _ in ArraySearch().find(list(optimizer.state.values())) if is_instance(item, base)]
 
 
-def _references_of_tensors() -> Any:
+def references_of_tensors() -> Any:
     """Return a function that says how many tensors show a storage, those that Python does not know included.
 
     torch counts what refers to a storage; what Python's object for it adds shows in one that is known.

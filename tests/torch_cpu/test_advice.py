@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import ipygpumem
-from ipygpumem.advising import advisor
+from ipygpumem.advising import advisor, chains
 from ipygpumem.advising.places import Scope
 from ipygpumem.advising.records import Advice, Advised
 from ipygpumem.units import KIB, MIB
@@ -68,10 +68,50 @@ def test_advice_saves_what_it_promises(case: Case, namespace: dict[str, Any]) ->
     assert case.code in lines(found)
     (promised,) = [item.saves_bytes for item in found.advice if item.code == case.code]
     before = allocated()
-    exec(case.code, namespace)
+    exec(f"{case.code}\n{case.then}", namespace)
     assert before - allocated() == pytest.approx(promised, rel=TOLERANCE)
     assert promised >= MIB
     assert case.code not in lines(advised(namespace))
+
+
+def test_blocks_are_left_in_peace_where_torch_does_not_tell_what_goes_into_them(
+    namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes into these blocks nobody has saved, and checkpointing would keep it."""
+    exec(
+        "class Block(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.bias = nn.Parameter(torch.zeros(256))\n"
+        "        self.inner = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256))\n"
+        "    def forward(self, x): return self.inner(x + self.bias)\n"
+        "net = nn.Sequential(nn.Linear(8, 256), nn.Sequential(*(Block() for step in range(4))))\n"
+        "loss = net(torch.rand(512, 8)).mean()",
+        namespace,
+    )
+    (found,) = advised(namespace).advice
+    inside, goes_in = 512 * (256 + 2 * 1024) * 4, 512 * 256 * 4
+    assert (found.kind, found.saves_bytes) == ("checkpointing", 3 * (inside - goes_in))
+    monkeypatch.setattr(chains, "METADATA", "_missing")
+    assert advised(namespace).advice == ()
+
+
+LATER = {name: case for name, case in CASES.items() if case.then}
+
+
+@pytest.mark.parametrize("case", LATER.values(), ids=list(LATER))
+def test_with_what_is_advised_a_model_computes_the_same(case: Case, namespace: dict[str, Any]) -> None:
+    """RReLU draws its slopes anew, dropout its elements: from the same seed."""
+    exec(case.setup.replace("torch.rand(8, 64, 256, device=D)).mean()", "torch.ones(8, 64, 256)).mean()"), namespace)
+    found = []
+    for line in ("", case.code):
+        exec(f"{line}\ntorch.manual_seed(1)\ndel loss; loss = step(); loss.backward()", namespace)
+        model = namespace["net"] if "net" in namespace else namespace["run"].net
+        found.append(
+            [namespace["loss"].detach(), *(weight.grad for weight in model.parameters() if weight.grad is not None)]
+        )
+        model.zero_grad()
+    torch.testing.assert_close(found[0], found[1])
 
 
 def test_advice_on_workers_saves_what_it_promises(namespace: dict[str, Any]) -> None:

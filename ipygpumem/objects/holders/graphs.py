@@ -168,16 +168,26 @@ def _nodes(base: Any, first: Any, seen: _Seen) -> Iterator[Any]:
             waiting.append(base.grad_fn.__get__(gradient))
 
 
-def saved_by(node: Any) -> Iterator[Any]:
-    """Yield the tensors that a node has saved, once for each reference, without unpacking them."""
+def saved_by(node: Any, known: dict[int, list[str]] | None = None) -> Iterator[Any]:
+    """Yield the tensors that a node has saved, once for each reference, without unpacking them.
+
+    Args:
+        node: one of autograd's.
+        known: the names under which nodes of a type save, by the type's identity; for many nodes that are kept alive.
+    """
     tensor_type = sys.modules["torch"].Tensor
     if name_of(type(node)) == "AccumulateGrad":
         yield node.variable
     for value in (instance_dict(node) or {}).values():  # what a Function of the user's put on its ctx
         if is_instance(value, tensor_type):
             yield value
-    of_types = [class_dict(kind) for kind in type.mro(type(node))]
-    for name in [name for names in of_types for name in names if name.startswith(_RAW)]:
+    names = None if known is None else known.get(id(type(node)))
+    if names is None:
+        of_types = [class_dict(kind) for kind in type.mro(type(node))]
+        names = [name for inside in of_types for name in inside if name.startswith(_RAW)]
+        if known is not None:
+            known[id(type(node))] = names
+    for name in names:
         with contextlib.suppress(RuntimeError):  # freed by a backward pass already
             raw = getattr(node, name)
             for item in raw if type(raw) is list or type(raw) is tuple else [raw]:

@@ -1,0 +1,161 @@
+"""Advice on segments of a device that are partly in use: what moving a model out of them and in again gives back.
+
+The moves are those of ``purge``; where the allocator puts what comes back is worked out by its own rules
+(``c10/cuda/CUDACachingAllocator.cpp``: ``round_size``, ``get_allocation_size``, ``should_split``).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ipygpumem.advising.flow import is_wrapper
+from ipygpumem.advising.graphs import Graphs
+from ipygpumem.advising.look import Look
+from ipygpumem.advising.modules import inner, optimized, outermost, parameters_of, with_parts
+from ipygpumem.advising.records import Finding
+from ipygpumem.advising.training import rows_of
+from ipygpumem.freeing.moving import references_of_tensors
+from ipygpumem.introspect import instance_dict, is_instance
+from ipygpumem.objects.arrays import StorageKey, library_type
+from ipygpumem.probes.allocator import Segment, Snapshot, snapshots
+from ipygpumem.units import MIB
+
+_SETTINGS = (
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+)
+"""With other rules nobody can tell where memory goes."""
+_STEP, _SMALL, _SMALL_SEGMENT, _LARGE, _LARGE_SEGMENT = 512, MIB, 2 * MIB, 10 * MIB, 20 * MIB
+_UNSURE = 1.1
+"""So much more may be given back if memory goes that no tensor shows, and is no workspace; half of that is promised."""
+
+
+def gaps(look: Look, graphs: Graphs) -> Iterator[Finding]:
+    """Yield models that lie scattered over segments, which would be given back if they were moved together."""
+    devices = _snapshots()
+    named = list(look.named(look.heap.optimizers)) if devices else []
+    for model, path in look.named(outermost(look.heap.modules)) if devices else ():
+        weights = set(map(id, parameters_of(model)))
+        own = [one for one in named if weights & set(map(id, optimized(one[0])))]
+        if len(own) > 1 or any(map(is_wrapper, dict(with_parts(model)).values())):
+            continue
+        keys = _moved(look, model, [one for one, _ in own])
+        words = ", ".join([path, *(where for _, where in own)])
+        for device in sorted({look.devices[key] for key in keys or ()} & devices.keys()):
+            shares = _given_back(look, device, devices[device], [k for k in keys or () if look.devices[k] == device])
+            if shares:
+                yield Finding(
+                    "fragmentation",
+                    device,
+                    shares,
+                    f"segments that are kept for pieces of {path}, and all that is free",
+                    look.scope.line_with("ipygpumem", f"ipygpumem.purge({words})"),
+                    "when nothing runs on the device; the model goes to the host and back, what is free to others",
+                )
+
+
+def _snapshots() -> dict[str, Snapshot]:
+    """Return what each device has reserved, where torch's own allocator works by its usual rules."""
+    try:
+        return {} if any(map(os.environ.get, _SETTINGS)) else snapshots("cuda")
+    except RuntimeError:  # an allocator without snapshots
+        return {}
+
+
+def _moved(look: Look, model: Any, optimizers: list[Any]) -> list[StorageKey] | None:
+    """Return the storages that a purge moves; None if there is one that it may leave."""
+    base: Any = library_type("torch", "Tensor")
+    found: list[Any] = []
+    for _, part in with_parts(model):
+        found += [*inner(part, "_parameters").values(), *inner(part, "_buffers").values()]
+        for value in list((instance_dict(part) or {}).values()):
+            several = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
+            found += [item for item in (value, *several) if is_instance(item, base)]
+    found += [grad for item in found if look.read("is_leaf", item) and (grad := look.read("_grad", item)) is not None]
+    found += [item for one in optimizers for row in rows_of(one) for item in row.values() if is_instance(item, base)]
+    keys = {look.key(item) for item in found}
+    shown = references_of_tensors()
+    for key in keys:
+        if key is None or shown(base.untyped_storage(look.shown_by[key][0])) != len(look.shown_by[key]):
+            return None
+    return [key for key in keys if key is not None]
+
+
+def _given_back(look: Look, device: str, snapshot: Snapshot, moved: list[StorageKey]) -> dict[StorageKey, int]:
+    addresses = {_address(look, key): look.sizes[key] for key in moved if look.sizes[key]}
+    blocks = [block for segment in snapshot.segments for block in segment.blocks]
+    there = {block.address for block in blocks if block.state == "allocated"}
+    odd = any(one.private or one.page_bytes is not None or one.stream for one in snapshot.segments)
+    if odd or any(block.state == "pending" for block in blocks) or not addresses.keys() <= there:
+        return {}
+    tensors = {_address(look, key) for key, where in look.devices.items() if where == device}
+    workspaces = _workspace_sizes(device)
+    goes = {block.address for block in blocks if block.requested_bytes in workspaces} - tensors
+    ends = (there - goes, tensors)  # a purge ends workspaces, and maybe more that no tensor shows
+    given = [snapshot.reserved_bytes - reserved_after(snapshot.segments, stays, addresses) for stays in ends]
+    least, most = min(given), max(given)
+    if most > _UNSURE * least or least - snapshot.cached_bytes < look.least:
+        return {}
+    freed = (least + most) // 2 - snapshot.cached_bytes
+    return {(f"cache of {device}", 0): snapshot.cached_bytes, (f"gaps of {device}", 0): freed}
+
+
+def _workspace_sizes(device: str) -> tuple[int, int]:
+    from ipygpumem.estimating.workspaces import sizes  # it imports torch
+
+    torch: Any = sys.modules["torch"]
+    return sizes(torch.cuda.get_device_capability(device))
+
+
+def _address(look: Look, key: StorageKey) -> int:
+    base: Any = library_type("torch", "Tensor")
+    return int(base.untyped_storage(look.shown_by[key][0]).data_ptr())
+
+
+def reserved_after(segments: Iterable[Segment], stays: set[int], moved: dict[int, int]) -> int:
+    """Return what the allocator has reserved when memory was freed, its cache emptied, and the memory taken again.
+
+    Args:
+        segments: what it has now.
+        stays: the addresses of blocks that are in use all the time, and maybe of those moved.
+        moved: bytes by address.
+    """
+    free: dict[bool, list[int]] = {True: [], False: []}
+    """Pieces, by whether they serve small tensors."""
+    reserved = 0
+    for segment in segments:
+        size, run, pieces = sum(block.size_bytes for block in segment.blocks), 0, list[int]()
+        for block in segment.blocks:
+            if block.state == "allocated" and block.address in stays and block.address not in moved:
+                pieces.append(run)
+                run = 0
+            else:
+                run += block.size_bytes
+        if run < size:
+            reserved += size
+            free[size == _SMALL_SEGMENT] += [piece for piece in (*pieces, run) if piece]
+    for size in sorted(moved.values(), reverse=True):
+        wanted = -(-size // _STEP) * _STEP
+        pieces = free[wanted <= _SMALL]
+        fitting = [piece for piece in pieces if piece >= wanted]
+        if not fitting:
+            pieces.append(_segment_of(wanted))
+            reserved += pieces[-1]
+        piece = min(fitting, default=pieces[-1])
+        pieces.remove(piece)
+        rest = piece - wanted
+        if rest >= _STEP if wanted <= _SMALL else rest > _SMALL:
+            pieces.append(rest)
+    return reserved
+
+
+def _segment_of(size: int) -> int:
+    """Return what the allocator asks the driver for where a tensor finds no room."""
+    if size <= _SMALL:
+        return _SMALL_SEGMENT
+    return _LARGE_SEGMENT if size < _LARGE else -(-size // _SMALL_SEGMENT) * _SMALL_SEGMENT
