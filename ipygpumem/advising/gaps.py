@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ipygpumem import estimating
 from ipygpumem.advising.flow import is_wrapper
 from ipygpumem.advising.graphs import Graphs
 from ipygpumem.advising.look import Look
@@ -106,10 +107,9 @@ def _given_back(look: Look, device: str, snapshot: Snapshot, moved: list[Storage
 
 
 def _workspace_sizes(device: str) -> tuple[int, int]:
-    from ipygpumem.estimating.workspaces import sizes  # it imports torch
-
     torch: Any = sys.modules["torch"]
-    return sizes(torch.cuda.get_device_capability(device))
+    found: tuple[int, int] = estimating.loaded("workspaces").sizes(torch.cuda.get_device_capability(device))
+    return found
 
 
 def _address(look: Look, key: StorageKey) -> int:
