@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from IPython.core.error import UsageError
@@ -43,12 +42,11 @@ def _named(folder: Path, name: str) -> reader.Recording:
     try:
         path = folder / name if (folder / name).exists() else Path(name).expanduser()
         path = path.with_name(path.name.removesuffix(".1"))
-        found = reader.read(files.Segments(path))
+        found, is_there = reader.read(files.Segments(path)), path.exists()
     except (OSError, RuntimeError, ValueError) as error:  # no such user, or a name that no file can have
         why = getattr(error, "strerror", None) or short(error)
         raise RecordingError(f"{clean(short(name))} cannot be read: {why}") from None
     if found.header is None and not found.entries:
-        is_there = os.path.exists(path)  # pathlib's own fails for a name that is too long
         reason = "it is not a recording" if is_there else "there is no such file"
         raise RecordingError(f"{clean(short(name))}: {reason}; %gpumem postmortem --all lists what there is")
     return found
