@@ -22,6 +22,7 @@ from ipygpumem.freeing.moving import references_of_tensors
 from ipygpumem.introspect import instance_dict, is_instance
 from ipygpumem.objects.arrays import StorageKey, library_type
 from ipygpumem.probes.allocator import Segment, Snapshot, snapshots
+from ipygpumem.probes.workspaces import sizes
 from ipygpumem.units import MIB
 
 _SETTINGS = (
@@ -45,7 +46,7 @@ def gaps(look: Look, graphs: Graphs) -> Iterator[Finding]:
         own = [one for one in named if weights & set(map(id, optimized(one[0])))]
         if len(own) > 1 or any(map(is_wrapper, dict(with_parts(model)).values())):
             continue
-        keys = _moved(look, model, [one for one, _ in own])
+        keys = _moved(look, graphs, model, [one for one, _ in own])
         words = ", ".join([path, *(where for _, where in own)])
         for device in sorted({look.devices[key] for key in keys or ()} & devices.keys()):
             shares = _given_back(look, device, devices[device], [k for k in keys or () if look.devices[k] == device])
@@ -62,13 +63,15 @@ def gaps(look: Look, graphs: Graphs) -> Iterator[Finding]:
 
 def _snapshots() -> dict[str, Snapshot]:
     """Return what each device has reserved, where torch's own allocator works by its usual rules."""
+    functions: Any = getattr(sys.modules.get("torch"), "_C", None)
+    set_now = getattr(functions, "_accelerator_getAllocatorSettings", str)  # by a call; newer torch tells
     try:
-        return {} if any(map(os.environ.get, _SETTINGS)) else snapshots("cuda")
+        return {} if any(map(os.environ.get, _SETTINGS)) or set_now() else snapshots("cuda")
     except RuntimeError:  # an allocator without snapshots
         return {}
 
 
-def _moved(look: Look, model: Any, optimizers: list[Any]) -> list[StorageKey] | None:
+def _moved(look: Look, graphs: Graphs, model: Any, optimizers: list[Any]) -> list[StorageKey] | None:
     """Return the storages that a purge moves; None if there is one that it may leave."""
     base: Any = library_type("torch", "Tensor")
     found: list[Any] = []
@@ -79,11 +82,14 @@ def _moved(look: Look, model: Any, optimizers: list[Any]) -> list[StorageKey] | 
             found += [item for item in (value, *several) if is_instance(item, base)]
     found += [grad for item in found if look.read("is_leaf", item) and (grad := look.read("_grad", item)) is not None]
     found += [item for one in optimizers for row in rows_of(one) for item in row.values() if is_instance(item, base)]
-    keys = {look.key(item) for item in found}
+    keys, own = {look.key(item) for item in found}, set(map(id, found))
     shown = references_of_tensors()
     for key in keys:
-        if key is None or shown(base.untyped_storage(look.shown_by[key][0])) != len(look.shown_by[key]):
+        tensors = look.shown_by[key] if key is not None else []
+        if key is None or shown(base.untyped_storage(tensors[0])) != len(tensors):
             return None
+        if not graphs.saves(key) and not all(id(item) in own or look.is_held(item) for item in tensors):
+            return None  # a capsule of DLPack's
     return [key for key in keys if key is not None]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import math
 import os
-import re
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -21,9 +20,9 @@ from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storage_log import WORKSPACES, StorageLog
 from ipygpumem.probes.allocator import snapshots
-from ipygpumem.units import KIB, MIB, format_bytes
+from ipygpumem.probes.workspaces import LARGE_BYTES, SMALL_BYTES, sizes
+from ipygpumem.units import format_bytes
 
-_HOPPER, _LARGE, _SMALL, _LIGHT = (9, 0), 32 * MIB, 8320 * KIB, MIB
 _MULTIPLY = frozenset(
     [
         *("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "matmul"),
@@ -34,20 +33,6 @@ _MULTIPLY = frozenset(
 _BIASES = {"addmm": 0, "_addmm_activation": 0, "linear": 2}
 """Where their sum with a vector is among the arguments."""
 _CONVOLVE = frozenset({"convolution", "convolution_backward"})
-
-
-def sizes(capability: tuple[int, int] | None) -> tuple[int, int]:
-    """Return what a workspace of cuBLAS and of cublasLt takes on a device of this capability; None: not known.
-
-    The most is taken to be so where it is not known: an estimate that is too high by that is no false hope.
-    """
-    config = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
-    usual = _LARGE if capability in (None, _HOPPER) else _SMALL
-    full = sum(int(size) * KIB * int(count) for size, count in config) if config else usual
-    given = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
-    light = int(given) * KIB if given.isdigit() else _LIGHT
-    unified = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE")
-    return full, 0 if unified == "1" else light if unified == "0" else min(full, light)
 
 
 _CUDNN = (
@@ -105,8 +90,8 @@ class Workspaces:
         size = sizes(capability)[light]
         if capability is None and not light and "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
             self._note(
-                f"{device.type}:{device.index or 0} is taken to be a Hopper: torch takes {format_bytes(_LARGE)} for "
-                f"cuBLAS there for each thread that multiplies, and {format_bytes(_SMALL)} on other cards"
+                f"{device.type}:{device.index or 0} is taken to be a Hopper: torch takes {format_bytes(LARGE_BYTES)} "
+                f"for cuBLAS there for each thread that multiplies, and {format_bytes(SMALL_BYTES)} on other cards"
             )
         taken = self._taken.get(place, [])
         self._log.hold(size, place, WORKSPACES, before=size in taken)

@@ -47,6 +47,30 @@ def test_moving_a_model_in_pieces_gives_back_what_is_promised(
     assert promised >= 64 << 20
 
 
+@pytest.mark.parametrize(
+    "more",
+    {
+        "two optimizers": "a, b = (torch.optim.SGD(net.parameters(), 0.1) for step in 'ab')",
+        "a second stream": "with torch.cuda.stream(torch.cuda.Stream()): other = torch.ones(8, device=D)",
+        "a wrapped model": "net = nn.DataParallel(net)",
+        "a tensor that another library may hold": "net[0].bias.requires_grad_(False); "
+        "held = torch.utils.dlpack.to_dlpack(net[0].weight.detach())",
+        "other settings": "import os; os.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'roundup_power2_divisions:4'",
+    }.items(),
+    ids=lambda one: one[0],
+)
+def test_nothing_is_said_about_a_model_in_pieces_where_it_cannot_be_told(
+    more: tuple[str, str], bare_kernel: Kernel
+) -> None:
+    """No purge is advised where it is not known what it would move, or where to."""
+    run_ok(bare_kernel, START)
+    run_ok(bare_kernel, CASES["a model in pieces"].setup)
+    asked = "[a.kind for a in ipygpumem.advise().advice]"
+    assert "fragmentation" in bare_kernel.value(asked)
+    run_ok(bare_kernel, more[1])
+    assert "fragmentation" not in bare_kernel.value(asked)
+
+
 def _applied(kernel: Kernel, case: Case, counter: str) -> tuple[int, int]:
     run_ok(kernel, "%reset -f")
     run_ok(kernel, START)
