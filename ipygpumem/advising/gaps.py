@@ -22,7 +22,6 @@ from ipygpumem.freeing.moving import references_of_tensors
 from ipygpumem.introspect import instance_dict, is_instance
 from ipygpumem.objects.arrays import StorageKey, library_type
 from ipygpumem.probes.allocator import Segment, Snapshot, snapshots
-from ipygpumem.probes.workspaces import sizes
 from ipygpumem.units import MIB
 
 _SETTINGS = (
