@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ipygpumem import estimating
 from ipygpumem.advising.flow import is_wrapper
 from ipygpumem.advising.graphs import Graphs
 from ipygpumem.advising.look import Look
@@ -22,6 +21,7 @@ from ipygpumem.freeing.moving import references_of_tensors
 from ipygpumem.introspect import instance_dict, is_instance
 from ipygpumem.objects.arrays import StorageKey, library_type
 from ipygpumem.probes.allocator import Segment, Snapshot, snapshots
+from ipygpumem.probes.workspaces import sizes
 from ipygpumem.units import MIB
 
 _SETTINGS = (
@@ -113,8 +113,7 @@ def _given_back(look: Look, device: str, snapshot: Snapshot, moved: list[Storage
 
 def _workspace_sizes(device: str) -> tuple[int, int]:
     torch: Any = sys.modules["torch"]
-    found: tuple[int, int] = estimating.loaded("workspaces").sizes(torch.cuda.get_device_capability(device))
-    return found
+    return sizes(torch.cuda.get_device_capability(device))
 
 
 def _address(look: Look, key: StorageKey) -> int:
