@@ -46,6 +46,9 @@ def namespace() -> Iterator[dict[str, Any]]:
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(IMPORTS, names)
     yield names
+    for name in [name for name in names if not name.startswith("__")]:
+        del names[name]
+    gc.collect()  # dynamo misses the names that it put there, if it is told of a model's death when they are gone
     names.clear()
 
 
