@@ -230,13 +230,15 @@ def test_an_interrupted_close_goes_on_where_it_stopped() -> None:
     assert outcome.restored == ["x"]
 
 
-def test_ipythons_and_front_ends_names_are_never_a_scopes() -> None:
+def test_ipythons_front_ends_and_compilers_names_are_never_a_scopes() -> None:
     own = dict.fromkeys(["In", "Out", "_", "__", "_i", "_i7", "_7", "_oh", "exit", "_exit_code", "_VSCODE_x"], 1)
     namespace: dict[str, Any] = {}
     scope = Scope(namespace)
-    namespace.update(own, _mine=1, __dunder=2)
+    compilers = {"__compiled_fn_1": 2, "stream_139876_c0/1": 3}
+    scope.note(bindings_of(ast.parse("__mine = 1")))
+    namespace.update(own | compilers, _mine=1, __mine=1)
     scope.close(None)
-    assert namespace == own
+    assert namespace == own | compilers
 
 
 def test_keep_takes_globs_and_names_what_it_did_not_find() -> None:

@@ -26,6 +26,8 @@ _SHELLS_OWN = re.compile(
     r"nonzero|package|loader|spec|file|session|warningregistry)__|_VSCODE\w*|__VSCODE\w*|_jupyterlab_variableinspector\w*"
 )
 """Names that IPython or a front-end keeps in the user's namespace: never a scope's."""
+_LIBRARYS_OWN = re.compile(r"__\w+|\w*_\d+_c\d+(/.*)?")
+"""Names that are a library's unless a cell binds them: torch.compile keeps compiled code there, and ends it itself."""
 
 
 def is_ownable(name: object) -> bool:
@@ -152,7 +154,7 @@ class Scope:
         return [n for n in own if not self._matches_keep(n) and not self._stays_as_import(n)]
 
     def _is_own(self, name: str) -> bool:
-        if name in self._shared:
+        if name in self._shared or (_LIBRARYS_OWN.fullmatch(name) and name not in self._assigned | self._imported):
             return False
         # What waits may not have been bound since: code may have been expected to bind it and did not.
         return name not in self.waiting or self._namespace.get(name) is not self.waiting[name]
