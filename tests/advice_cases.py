@@ -374,6 +374,12 @@ NEAR_MISSES = {
     "activations that torch copies the input of": _linear("nn.Hardtanh()"),
     "a ReLU, which keeps its result alone": _linear("nn.ReLU()"),
     "a negative slope": _linear("nn.LeakyReLU(-0.1)"),
+    "an activation of what an activation made": _linear("nn.ELU()").replace(
+        "loss = step()", "for at in (2, 5): net.insert(at, nn.ELU())\nloss = step()"
+    ),
+    "an activation of what one of another class made": _linear("nn.ELU()", 1).replace(
+        "loss = step()", "net.insert(2, nn.LeakyReLU())\nnet[1].inplace = True\nloss = step()"
+    ),
     "an activation before backward, when it is over": _linear("nn.ELU()") + "loss.backward(); net.zero_grad()",
     "an activation with a hook in the model": _linear("nn.ELU()").replace(
         "loss = step()", "net[0].register_forward_hook(lambda *given: None)\nloss = step()"

@@ -162,6 +162,8 @@ def _input(look: Look, graphs: Graphs, node: int) -> StorageKey | None:
         return None
     if source in flow.leaves or _is_users(flow.nodes[source]) or look.read("_base", data) is not None:
         return None
+    if name_of(type(flow.nodes[source])) in _KINDS:  # in place it saves its result, which this one would overwrite
+        return None
     taken = [(other, at) for taker in set(flow.takers[source]) for other, at in flow.sources[taker]]
     return key if taken.count((source, place)) == 1 else None
 
