@@ -376,7 +376,7 @@ def test_a_controller_that_has_stopped_makes_nothing_hang(kernel: Kernel, tmp_pa
     works(kernel, "%experiment start open --on 0")
     works(
         kernel,
-        "from ipygpumem.notebook.cluster import controller as c\nc.PATIENCE_SECONDS, c._EVERY_SECONDS = 1, 0.1\n"
+        "from ipygpumem.notebook.cluster import controller as c\nc._EVERY_SECONDS = 0.1\n"
         "cluster.stop_controller_sync()",
     )
     works(kernel, "engines.forget(asked)")
@@ -385,6 +385,39 @@ def test_a_controller_that_has_stopped_makes_nothing_hang(kernel: Kernel, tmp_pa
         assert "has not answered, nor has the controller: it has stopped, or cannot be reached" in text
     assert "nor has the controller" in refusal(kernel, "%%experiment a --on 0\nx = 1")
     assert "no experiment is open" in refusal(kernel, "%experiment end")
+    kernel.run("cluster.stop_cluster_sync()")
+
+
+KILL_SCHEDULER = """
+    import psutil
+    port = int(rc._config["mux"].rpartition(":")[2])
+    for process in psutil.Process(cluster.controller.pid).children(recursive=True):
+        if any(at.status == "LISTEN" and at.laddr.port == port for at in process.net_connections()):
+            process.kill()
+"""
+SHUT_DOWN_HUB = """
+    other._notification_handlers["shutdown_notification"] = lambda message: None
+    other._send(other._query_stream, "shutdown_request")
+"""
+
+
+@pytest.mark.parametrize(
+    ("head", "how"), [("%%autofit n=2 --on all", KILL_SCHEDULER), ("%%experiment a --on all", SHUT_DOWN_HUB)]
+)
+def test_what_stops_beneath_a_cell_ends_the_waiting_and_stops_run_all(
+    kernel: Kernel, tmp_path: Path, head: str, how: str
+) -> None:
+    start_cluster(kernel, tmp_path, 1)
+    began = tmp_path / "began"
+    works(kernel, "from ipygpumem.notebook.cluster import controller as c\nc._EVERY_SECONDS = 0.1")
+    works(
+        kernel,
+        f"import os, threading, time\nother = cluster.connect_client_sync()\ndef stop():\n"
+        f"    while not os.path.exists({str(began)!r}): time.sleep(0.05)\n{how}\nthreading.Thread(target=stop).start()",
+    )
+    cell = f"{head}\nimport time\nfrom pathlib import Path\nPath({str(began)!r}).touch()\nwhile True: time.sleep(0.05)"
+    said = "engine 0 has not answered, nor has the controller: it has stopped, or cannot be reached; start the cluster"
+    assert said in refusal(kernel, cell)
     kernel.run("cluster.stop_cluster_sync()")
 
 

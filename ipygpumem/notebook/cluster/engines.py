@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ipygpumem.notebook.cluster.controller import Controller
+from ipygpumem.errors import ClusterError
+from ipygpumem.merging.engines import engine_numbers
+from ipygpumem.notebook.cluster.controller import SILENT, Controller, is_closed
 from ipygpumem.objects.progress import Progress, unseen
 
 _MODULE = "ipygpumem.notebook.engine"
@@ -64,7 +66,7 @@ class Engines:
         return self._each(lambda view, _: view.execute(source, silent=False, block=False))
 
     def _each(self, send: Callable[[Any, int], Any]) -> Asked:
-        there, asked = set(self.client.ids), Asked()
+        there, asked = set(() if is_closed(self.client) else self.client.ids), Asked()
         for number in self.numbers:
             if number in there:
                 # It may have died just now.
@@ -115,8 +117,7 @@ class Engines:
             if result is None:
                 failed[number] = "is not there any more"
             elif not result.ready():
-                silent = ", nor has the controller: it has stopped, or cannot be reached"
-                failed[number] = f"has not answered{silent if self.controller.is_silent else ''}"
+                failed[number] = self._unanswered()
             else:
                 answer, why = _answer(result)
                 if why:
@@ -125,9 +126,32 @@ class Engines:
                     found[number] = answer
         return found, failed
 
+    def lost(self, results: Asked) -> dict[int, str]:
+        """Return the engines whose cell has no end, and why: they died, or do not answer."""
+        found: dict[int, str] = {}
+        for number, result in results.items():
+            if not result.ready():
+                found[number] = self._unanswered(": its cell goes on, and its experiment stays open")
+            elif (error := error_of(result)) is not None and getattr(error, "ename", "") in _LOST:
+                found[number] = _why(error)
+        return found
+
+    def _unanswered(self, more: str = "") -> str:
+        return f"has not answered{f', {SILENT}' if self.controller.is_silent else more}"
+
+    def check(self, asked: Asked) -> None:
+        """Raise where answers are lacking since the controller is silent.
+
+        Raises:
+            ClusterError: it is.
+        """
+        if (waiting := unanswered(asked)) and self.controller.is_silent:
+            verb = "has" if len(waiting) == 1 else "have"
+            raise ClusterError(f"{engine_numbers(waiting)} {verb} not answered, {SILENT}")
+
     def interrupt(self, numbers: Sequence[int]) -> None:
         """Send these engines a Ctrl-C."""
-        if numbers:
+        if numbers and not is_closed(self.client):
             self.client.send_signal(signal.SIGINT, targets=list(numbers), block=False)
 
     def forget(self, *several: Asked) -> None:
@@ -135,7 +159,7 @@ class Engines:
         results = [result for asked in several for result in asked.values()]
         done = [message for result in results if result.ready() for message in result.msg_ids]
         late = [result for result in results if not result.ready()]
-        if late:
+        if late and not is_closed(self.client):
             self.client.abort(late, block=False)
         if done:
             self.client.purge_local_results(done)
@@ -162,17 +186,6 @@ class Engines:
 def unanswered(asked: Asked) -> list[int]:
     """Return the engines that have not answered yet."""
     return [number for number, result in asked.items() if not result.ready()]
-
-
-def lost(results: Asked) -> dict[int, str]:
-    """Return the engines whose cell has no end, and why: they died, or do not answer."""
-    found: dict[int, str] = {}
-    for number, result in results.items():
-        if not result.ready():
-            found[number] = "has not answered: its cell goes on, and its experiment stays open"
-        elif (error := error_of(result)) is not None and getattr(error, "ename", "") in _LOST:
-            found[number] = _why(error)
-    return found
 
 
 def failed(results: Asked) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ipygpumem.errors import ClusterError
 from ipygpumem.merging.engines import engine_numbers, merged_record
 from ipygpumem.model import CellRecord, EngineRecord, ExperimentRecord
-from ipygpumem.notebook.cluster.engines import Asked, Engines, lost, unanswered
+from ipygpumem.notebook.cluster.engines import Asked, Engines, unanswered
 from ipygpumem.objects.progress import Progress, unseen
 
 _START_SECONDS = 30.0
@@ -83,7 +83,7 @@ class ClusterExperiment:
         try:
             return results, wait(results)
         finally:  # after a second Ctrl-C, too: who still runs it cannot end the experiment
-            gone = lost(results)
+            gone = self.engines.lost(results)
             self._failed |= gone
             self.engines = self.engines.only(number for number in self.engines.numbers if number not in gone)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ipygpumem.model import CellRecord
 from ipygpumem.notebook.cell import Cell
+from ipygpumem.notebook.cluster.controller import is_closed
 from ipygpumem.notebook.cluster.experiment import ClusterExperiment
-from ipygpumem.notebook.cluster.targets import is_closed
 from ipygpumem.notebook.experiments.stack import Experiments
 from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.parts.subscribers import Subscribers

@@ -8,6 +8,7 @@ from typing import Any
 
 from ipygpumem.errors import ClusterError
 from ipygpumem.merging.engines import engine_numbers
+from ipygpumem.notebook.cluster.controller import is_closed
 from ipygpumem.notebook.cluster.engines import Engines
 
 _NUMBERS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
@@ -67,11 +68,6 @@ def _with_cards(engines: Engines) -> Engines:
 
 def _library(name: str) -> Any:
     return getattr(sys.modules.get("ipyparallel"), name, ())
-
-
-def is_closed(client: Any) -> bool:
-    """Whether nothing can be asked through it any more."""
-    return getattr(client, "_closed", False) is True
 
 
 def _client(shell: Any) -> Any:

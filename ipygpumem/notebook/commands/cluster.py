@@ -8,10 +8,11 @@ from collections import defaultdict
 from ipygpumem.errors import ClusterError, quoted
 from ipygpumem.merging.engines import Value, Values, engine_numbers
 from ipygpumem.merging.merge import kind_of
+from ipygpumem.notebook.cluster.controller import is_closed
 from ipygpumem.notebook.cluster.engines import Asked, raise_errors, show_outputs
 from ipygpumem.notebook.cluster.experiment import ClusterExperiment
 from ipygpumem.notebook.cluster.part import Cluster
-from ipygpumem.notebook.cluster.targets import engines_of, is_closed
+from ipygpumem.notebook.cluster.targets import engines_of
 from ipygpumem.notebook.commands.magics import loaded
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
@@ -71,6 +72,7 @@ def _run_cell(notebook: Notebook, options: Options, line: str, cell: str) -> lis
         notebook.tools.screen.show(_cluster(notebook).ended(experiment))
         if interrupted or interrupted_end:
             raise KeyboardInterrupt
+        engines.check(results)
         raise_errors(results)
     finally:
         engines.forget(results)

@@ -113,6 +113,7 @@ def _wait(engines: Engines, results: Asked) -> bool:
     """Wait for all; once one has failed, the others are stopped if they do not end by themselves."""
     until = None
     while unanswered(results):
+        engines.check(results)
         if engines.wait(results, _POLL_SECONDS, to_all=True):
             return True
         if until is None and failed(results):
