@@ -27,6 +27,11 @@ def is_instance(value: object, base: type) -> bool:
     return type.__subclasscheck__(base, type(value))
 
 
+def is_exactly(value: object, *kinds: type) -> bool:
+    """Whether the type of ``value`` is one of ``kinds`` itself; ``in`` would compare, by a metaclass's code."""
+    return any(map(is_, kinds, repeat(type(value))))
+
+
 def is_atom(value: object) -> bool:
     """Whether ``value`` is a plain number, text or None, which holds nothing else."""
     return id(type(value)) in ATOMS

@@ -16,7 +16,7 @@ from ipygpumem.advising.look import Look
 from ipygpumem.advising.modules import inner, outermost, parameters_of, with_parts
 from ipygpumem.advising.places import has_torchs
 from ipygpumem.advising.records import Finding
-from ipygpumem.introspect import class_dict, instance_dict, is_instance, module_of, name_of, type_name
+from ipygpumem.introspect import class_dict, instance_dict, is_exactly, is_instance, module_of, name_of, type_name
 from ipygpumem.objects.arrays import StorageKey, library_type
 
 _FEW = 4
@@ -93,7 +93,7 @@ def _is_changed(part: Any) -> bool:
 def _is_right(part: Any, slope: str) -> bool:
     attributes = instance_dict(part) or {}
     number = attributes.get(slope, 1.0)
-    return attributes.get("inplace") is False and type(number) in (int, float) and number >= 0
+    return attributes.get("inplace") is False and is_exactly(number, int, float) and number >= 0
 
 
 def _calls(part: Any, functions: frozenset[str]) -> bool:

@@ -116,7 +116,7 @@ def _of_text(look: Look, name: str, key: StorageKey, values: Any) -> Column | No
     if len(values) > _MOST_ROWS or not look.may_read(int(values.nbytes)):
         return None
     items = values.tolist()
-    if any(kind is not str for kind in set(map(type, items))):
+    if any(kind is not str for kind in map(type, items)):
         return None
     places = dict(zip(reversed(items), reversed(range(len(items))), strict=True))
     """Where each text comes first: a category keeps that object."""

@@ -18,7 +18,7 @@ from ipygpumem.advising.modules import inner, optimized, outermost, parameters_o
 from ipygpumem.advising.records import Finding
 from ipygpumem.advising.training import rows_of
 from ipygpumem.freeing.moving import references_of_tensors
-from ipygpumem.introspect import instance_dict, is_instance
+from ipygpumem.introspect import instance_dict, is_exactly, is_instance
 from ipygpumem.objects.arrays import StorageKey, library_type
 from ipygpumem.probes.allocator import Segment, Snapshot, snapshots
 from ipygpumem.probes.workspaces import sizes
@@ -77,7 +77,7 @@ def _moved(look: Look, graphs: Graphs, model: Any, optimizers: list[Any]) -> lis
     for _, part in with_parts(model):
         found += [*inner(part, "_parameters").values(), *inner(part, "_buffers").values()]
         for value in list((instance_dict(part) or {}).values()):
-            several = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
+            several = value.values() if type(value) is dict else value if is_exactly(value, list, tuple) else ()
             found += [item for item in (value, *several) if is_instance(item, base)]
     found += [grad for item in found if look.read("is_leaf", item) and (grad := look.read("_grad", item)) is not None]
     found += [item for one in optimizers for row in rows_of(one) for item in row.values() if is_instance(item, base)]

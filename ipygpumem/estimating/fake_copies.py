@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.patches import COMPILED, NO_PROCESSES
 from ipygpumem.estimating.records import Note
-from ipygpumem.introspect import instance_dict, is_atom, is_instance, module_of, solid_base, type_name
+from ipygpumem.introspect import instance_dict, is_atom, is_exactly, is_instance, module_of, solid_base, type_name
 
 _SHARED_MODULES = {"IPython", "ipykernel", "ipygpumem", "numpy", "pandas", "matplotlib", "logging", "threading"}
 
@@ -95,7 +95,7 @@ class FakeCopies:
     def _tensor(self, tensor: Any) -> Any:
         if is_instance(tensor, FakeTensor):
             return tensor
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        if not is_exactly(tensor, torch.Tensor, torch.nn.Parameter):
             raise EstimateError(f"an estimate cannot follow a {type_name(tensor)}: only plain tensors have fake copies")
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise EstimateError("an estimate cannot follow sparse or quantized tensors")

@@ -32,6 +32,7 @@ from ipygpumem.estimating.restoring import Restorer
 from ipygpumem.estimating.storage_log import PARAMETERS, WORKSPACES, StorageLog
 from ipygpumem.estimating.users_line import users_line_of
 from ipygpumem.estimating.workspaces import Workspaces
+from ipygpumem.introspect import is_exactly
 from ipygpumem.objects import interrupts
 
 TIMEOUT_SECONDS = 300.0
@@ -242,7 +243,7 @@ class Estimation:
         except EstimateError:
             raise
         except (Exception, SystemExit) as error:
-            text = str(error) if type(error) in (RuntimeError, NotImplementedError) else ""
+            text = str(error) if is_exactly(error, RuntimeError, NotImplementedError) else ""
             for words, what in _INTERNAL.items():
                 if words in text:
                     line = users_line_of(error.__traceback__)

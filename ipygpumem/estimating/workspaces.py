@@ -19,6 +19,7 @@ import torch
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storage_log import WORKSPACES, StorageLog
+from ipygpumem.introspect import is_exactly
 from ipygpumem.probes.allocator import snapshots
 from ipygpumem.probes.workspaces import LARGE_BYTES, SMALL_BYTES, sizes
 from ipygpumem.units import format_bytes
@@ -133,7 +134,7 @@ def blocks_in_use() -> dict[str, list[int]]:
 def _addresses() -> Iterable[int]:
     """Yield where the plain tensors on CUDA devices are, and their gradients."""
     for value in gc.get_objects():
-        if type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "cuda":
+        if is_exactly(value, torch.Tensor, torch.nn.Parameter) and value.device.type == "cuda":
             gradient = value.grad if value.is_leaf else None
             for tensor in (value, gradient):
                 if tensor is not None and tensor.layout is torch.strided:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipygpumem.errors import DeviceError, GpuMemError
-from ipygpumem.introspect import instance_dict, is_instance
+from ipygpumem.introspect import instance_dict, is_exactly, is_instance
 from ipygpumem.objects.arrays import ArraySearch, library_type
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.objects.holders.graphs import live_tensors
@@ -243,7 +243,7 @@ def _of_modules(base: Any, modules: Iterable[Any]) -> Iterator[Any]:
         yield from model.buffers()
         for module in model.modules():
             for value in list((instance_dict(module) or {}).values()):
-                parts = list(value.values()) if type(value) is dict else value if type(value) in (list, tuple) else ()
+                parts = list(value.values()) if type(value) is dict else value if is_exactly(value, list, tuple) else ()
                 yield from (item for item in (value, *parts) if is_instance(item, base))
 
 

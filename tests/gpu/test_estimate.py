@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ipygpumem.units import GIB, KIB, MIB, format_bytes
+from tests import hostile
 from tests.gpu.support import run_ok, script
 from tests.kernel import Kernel
 
@@ -219,6 +220,13 @@ def test_workspaces_that_are_there_already_count_as_there_before() -> None:
     assert later["parts"]["cuBLAS workspaces"] == fresh["parts"]["cuBLAS workspaces"] > 0
     assert later["before_bytes"] - fresh["before_bytes"] >= fresh["parts"]["cuBLAS workspaces"]
     assert later["peak_bytes"] == pytest.approx(later["allocated"], rel=0.01)
+
+
+def test_a_look_for_workspaces_asks_no_object_and_no_type() -> None:
+    """Looking for workspaces that are there already, an estimate asks no other object of the process anything."""
+    multiply = "torch.ones(2, 2, device='cuda') @ torch.ones(2, 2, device='cuda')"
+    code = f"{hostile.SOURCE}\n{STEP}\nthing = made(Hostile)\n{multiply}\nfigures()\nprint(json.dumps(touched))"
+    assert script(code) == []
 
 
 @pytest.mark.simulated

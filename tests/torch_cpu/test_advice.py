@@ -204,7 +204,8 @@ def test_a_function_in_a_script_is_told_about_its_own_names() -> None:
 
 
 def test_nothing_of_the_users_is_called() -> None:
-    names: dict[str, Any] = {"__name__": "__main__", "np": __import__("numpy")}
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(IMPORTS, names)
     names.update(hostile.tensors())
     names["thing"] = hostile.made(hostile.Hostile)
     names["box"] = hostile.made(hostile.Container, {"a": torch.rand(1024, 1024)[0]})
@@ -212,6 +213,10 @@ def test_nothing_of_the_users_is_called() -> None:
     names["slotted"] = hostile.made(hostile.Slotted, torch.rand(1024, 1024)[0])
     names["plain"] = [names["thing"], {"k": (names["box"], torch.rand(1 << 20))}]
     names["twin"] = {"k": names["plain"][1]["k"][1].clone()}
+    exec("frame = pd.DataFrame({'few': [thing] + ['a'] * (1 << 18)}, dtype=object)", names)
+    exec("net = nn.Sequential(nn.Linear(512, 512), nn.LeakyReLU(), nn.Linear(512, 1))", names)
+    exec("loss = net(torch.rand(2048, 512)).mean()", names)
+    vars(names["net"][1])["negative_slope"] = names["thing"]
     with hostile.untouched():
         found = advised(names)
     assert lines(found) == ["twin['k'] = plain[1]['k'][1]"]

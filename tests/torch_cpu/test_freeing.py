@@ -30,6 +30,7 @@ from ipygpumem.freeing.purge import Offload, purge
 from ipygpumem.freeing.records import PurgeRecord
 from ipygpumem.measuring import traces
 from ipygpumem.objects.garbage import Garbage
+from tests import hostile
 
 T = TypeVar("T")
 HERE = ("cpu",)
@@ -405,6 +406,15 @@ def was(trained: Trained) -> Iterator[None]:
     assert trained.looks() == before[0]
     assert trained.shared() == before[1]
     assert trained.values() == before[2]
+
+
+@pytest.mark.usefixtures("was")
+def test_what_is_no_tensor_of_a_module_is_not_asked_anything(trained: Trained) -> None:
+    vars(trained.model)["thing"] = hostile.made(hostile.Hostile)
+    with hostile.untouched():
+        assert trained.purge().moved_bytes > 0
+        with Offload([trained.model], trained.garbage, HERE):
+            pass
 
 
 @pytest.mark.usefixtures("was")

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from ipygpumem.errors import ClusterError
+from ipygpumem.introspect import is_exactly
 from ipygpumem.merging.engines import engine_numbers
 from ipygpumem.notebook.cluster.controller import is_closed
 from ipygpumem.notebook.cluster.engines import Engines
@@ -23,7 +24,7 @@ def engines_of(shell: Any, words: str) -> Engines:
         ClusterError: there is no cluster, or it has no such engine.
     """
     named = shell.user_ns.get(words)
-    if type(named) in (_library("DirectView"), _library("BroadcastView")):
+    if is_exactly(named, _library("DirectView"), _library("BroadcastView")):
         client, numbers = named.client, named.targets
         if is_closed(client):
             raise ClusterError(f"--on {words}: the client of that view is closed")

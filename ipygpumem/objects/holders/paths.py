@@ -28,6 +28,7 @@ from typing import Any
 from ipygpumem.introspect import (
     class_dict,
     instance_dict,
+    is_exactly,
     is_instance,
     key_text,
     module_of,
@@ -249,7 +250,7 @@ class Writer:
         parent, child = steps[0], steps[1]
         kind = type_name(parent)
         if kind in ("DataFrame", "Series") and is_of_pandas(parent):  # what is inside has no names that users write
-            inside = itertools.takewhile(lambda item: is_of_pandas(item) or type(item) in (tuple, list), steps)
+            inside = itertools.takewhile(lambda item: is_of_pandas(item) or is_exactly(item, tuple, list), steps)
             return min(sum(1 for _ in inside), len(steps) - 1), text, None
         if kind == "_Info" and module_of(parent) == "weakref":
             return 1, "weakref.finalize callback", "detach() the finalizer when you no longer need it"
