@@ -6,6 +6,8 @@ of ``SiLU``, ``Hardtanh``, ``Threshold`` and others torch copies the input befor
 
 from __future__ import annotations
 
+import operator
+from collections import Counter
 from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -13,8 +15,7 @@ from typing import Any, NamedTuple
 from ipygpumem.advising.flow import Flow, is_plain
 from ipygpumem.advising.graphs import Graphs
 from ipygpumem.advising.look import Look
-from ipygpumem.advising.modules import inner, outermost, parameters_of, with_parts
-from ipygpumem.advising.places import has_torchs
+from ipygpumem.advising.places import has_torchs, inner, outermost, parameters_of, with_parts
 from ipygpumem.advising.records import Finding
 from ipygpumem.introspect import class_dict, instance_dict, is_instance, module_of, name_of, type_name
 from ipygpumem.objects.arrays import StorageKey, library_type
@@ -50,9 +51,14 @@ def in_place(look: Look, graphs: Graphs) -> Iterator[Finding]:
         classes = [found for one in kind.classes if (found := library_type("torch.nn", one)) is not None]
         models = outermost(look.heap.modules) if nodes else []
         having = [model for model in models if any(is_instance(p, c) for _, p in with_parts(model) for c in classes)]
-        reached = flow.reach({id(w): 1 << n for n, model in enumerate(having) for w in parameters_of(model)})
+        bits = {id(model): 1 << number for number, model in enumerate(having)}
+        of_weights = Counter[int]()
+        for model in having:
+            for weight in parameters_of(model):
+                of_weights[id(weight)] |= bits[id(model)]
+        reached = flow.reach(of_weights, operator.or_)
         for model, path in look.named(having):
-            bit = 1 << next(n for n, other in enumerate(having) if other is model)
+            bit = bits[id(model)]
             of_model = [key for key in nodes if reached[key] & bit]
             parts = dict(with_parts(model))
             # Where a graph leads through two such models, nobody can tell whose a node is.

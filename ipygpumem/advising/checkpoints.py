@@ -9,8 +9,7 @@ from ipygpumem.advising.chains import Chain
 from ipygpumem.advising.flow import is_plain
 from ipygpumem.advising.graphs import Graphs
 from ipygpumem.advising.look import Look
-from ipygpumem.advising.modules import inner, outermost, parameters_of, with_parts
-from ipygpumem.advising.places import has_torchs
+from ipygpumem.advising.places import has_torchs, inner, parameters_of, with_parts
 from ipygpumem.advising.records import Finding
 from ipygpumem.introspect import class_dict, module_of, text_of
 from ipygpumem.objects.arrays import StorageKey, library_type
@@ -37,8 +36,7 @@ class _Blocks(NamedTuple):
 
 def checkpointing(look: Look, graphs: Graphs) -> Iterator[Finding]:
     """Yield models of repeated blocks whose graphs keep more of a block than what goes into it."""
-    models = outermost(look.heap.modules) if graphs.complete and graphs.saved else []
-    for model, path in look.named(models):
+    for model, path in look.models if graphs.complete and graphs.saved else ():
         parts = dict(with_parts(model))
         own = _enables_itself(model)
         several = [one for one in _containers(parts) if _may_run_twice(one.blocks, own=own)][:_MOST]

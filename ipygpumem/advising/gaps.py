@@ -14,7 +14,8 @@ from typing import Any
 from ipygpumem.advising.flow import is_wrapper
 from ipygpumem.advising.graphs import Graphs
 from ipygpumem.advising.look import Look
-from ipygpumem.advising.modules import inner, optimized, outermost, parameters_of, with_parts
+from ipygpumem.advising.modules import optimized
+from ipygpumem.advising.places import inner, parameters_of, with_parts
 from ipygpumem.advising.records import Finding
 from ipygpumem.advising.training import rows_of
 from ipygpumem.freeing.moving import references_of_tensors
@@ -40,7 +41,7 @@ def gaps(look: Look, graphs: Graphs) -> Iterator[Finding]:
     """Yield models that lie scattered over segments, which would be given back if they were moved together."""
     devices = _snapshots()
     named = list(look.named(look.heap.optimizers)) if devices else []
-    for model, path in look.named(outermost(look.heap.modules)) if devices else ():
+    for model, path in look.models if devices else ():
         weights = set(map(id, parameters_of(model)))
         own = [one for one in named if weights & set(map(id, optimized(one[0])))]
         if len(own) > 1 or any(map(is_wrapper, dict(with_parts(model)).values())):

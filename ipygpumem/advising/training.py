@@ -7,8 +7,8 @@ from typing import Any
 
 from ipygpumem.advising.graphs import Graphs
 from ipygpumem.advising.look import Look
-from ipygpumem.advising.modules import optimized, outermost, parameters_of
-from ipygpumem.advising.places import entries, has_torchs
+from ipygpumem.advising.modules import optimized
+from ipygpumem.advising.places import entries, has_torchs, parameters_of
 from ipygpumem.advising.records import Finding
 from ipygpumem.introspect import instance_dict, is_instance, type_name
 from ipygpumem.objects.arrays import StorageKey, library_type
@@ -19,10 +19,10 @@ def gradients(look: Look, graphs: Graphs) -> Iterator[Finding]:
     to_come = graphs.waiting_for_backward
     done: set[int] = set()
     groups = [(item, path, optimized(item)) for item, path in look.named(look.heap.optimizers)]
-    groups += [(item, path, parameters_of(item)) for item, path in look.named(outermost(look.heap.modules))]
+    groups += [(item, path, parameters_of(item)) for item, path in look.models]
     for item, path, parameters in groups:
         ids = set(map(id, parameters))
-        if ids & (done | to_come) or not has_torchs(item, "zero_grad"):
+        if ids & done or ids & to_come or not has_torchs(item, "zero_grad"):
             continue
         done |= ids
         grads = [gradient for gradient in (look.read("_grad", one) for one in parameters) if gradient is not None]
