@@ -28,7 +28,7 @@ class Graphs:
     """
 
     def __init__(self, look: Look) -> None:
-        self._look = look
+        self._look, self._base = look, library_type("torch", "Tensor")
         self._labels: dict[int, Hashable] = {}
         self.nodes: list[Any] = []
         """Kept, so that identities hold."""
@@ -96,12 +96,9 @@ class Graphs:
                 self.following[id(node)] = node.next_functions
             self._labels[id(node)] = new
             waiting += [(following, new) for following, _ in self.following[id(node)]]
-            gradient = self._gradient(node)
+            gradient = gradient_behind(self._base, node)
             if gradient is not None:
                 waiting.append((self._look.read("grad_fn", gradient), new))
-
-    def _gradient(self, node: Any) -> Any:
-        return gradient_behind(library_type("torch", "Tensor"), node)
 
     def _note_saved(self) -> None:
         names: dict[int, list[str]] = {}
@@ -111,7 +108,7 @@ class Graphs:
             if not saved_here:
                 continue
             if name_of(type(node)) == "AccumulateGrad":
-                saved_here.append(self._gradient(node))
+                saved_here.append(gradient_behind(self._base, node))
             else:
                 self._live.append(node)
             for saved in saved_here:

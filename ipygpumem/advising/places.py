@@ -106,7 +106,7 @@ class Spot:
 
 
 class Paths:
-    """Finds where paths lead; where many begin alike, that is looked up once.
+    """Finds where paths lead; each is looked up once, and what many begin with, too.
 
     Args:
         scope: has the names.
@@ -119,10 +119,12 @@ class Paths:
 
     def spot(self, path: str) -> Spot | None:
         """Return where a path leads; None if it is no code, or only the user's code could tell."""
-        try:
-            return self._spot(ast.parse(path, mode="eval").body)
-        except (SyntaxError, ValueError, LookupError, TypeError, RecursionError, MemoryError):
-            return None
+        if path not in self._known:
+            try:
+                self._known[path] = self._spot(ast.parse(path, mode="eval").body)
+            except (SyntaxError, ValueError, LookupError, TypeError, RecursionError, MemoryError):
+                self._known[path] = None
+        return self._known[path]
 
     def _spot(self, node: ast.expr) -> Spot | None:
         code = ast.unparse(node)
