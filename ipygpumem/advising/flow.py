@@ -64,7 +64,7 @@ class Flow:
         return found
 
     def reach(self, groups: Mapping[int, int], combined: Callable[[int, int], int] = max) -> Counter[int]:
-        """Return of each node what is combined of the numbers of all leaves behind it, which ``groups`` gives by identity.
+        """Return what is combined of the numbers of all leaves behind each node; ``groups`` has them by identity.
 
         Nodes that lead to none of them have no number: to follow one model takes no time for all the others.
         """
