@@ -30,14 +30,16 @@ class _Kind(NamedTuple):
     classes: tuple[str, ...]
     functions: frozenset[str]
     """What has the same nodes without a module."""
-    slope: str = ""
+    slope: str
     """A number of the module: below zero, the input cannot be told from the result."""
+    dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32", "float64")
+    """In which backward comes to the same from the result: where it needs more than the sign, half loses too much."""
 
 
 _KINDS = {
     "LeakyReluBackward0": _Kind(("LeakyReLU",), frozenset({"leaky_relu"}), "negative_slope"),
-    "EluBackward0": _Kind(("ELU", "SELU"), frozenset({"elu", "selu"}), "alpha"),
-    "CeluBackward0": _Kind(("CELU",), frozenset({"celu"}), "alpha"),
+    "EluBackward0": _Kind(("ELU", "SELU"), frozenset({"elu", "selu"}), "alpha", ("float32", "float64")),
+    "CeluBackward0": _Kind(("CELU",), frozenset({"celu"}), "alpha", ("float32", "float64")),
     "RreluWithNoiseBackward0": _Kind(("RReLU",), frozenset({"rrelu"}), "lower"),
 }
 
@@ -63,7 +65,9 @@ def in_place(look: Look, graphs: Graphs) -> Iterator[Finding]:
             parts = dict(with_parts(model))
             # Where a graph leads through two such models, nobody can tell whose a node is.
             if all(reached[key] == bit for key in of_model) and _may_change(model, parts, kind, classes):
-                yield from _of_model(look, graphs, of_model, path, _of_classes(parts, classes))
+                ours = _of_classes(parts, classes)
+                if _are_models_alone(look, parts, ours):
+                    yield from _of_model(look, graphs, of_model, path, ours)
 
 
 def _of_classes(parts: dict[str, Any], classes: list[Any]) -> dict[str, Any]:
@@ -90,6 +94,16 @@ def _may_change(model: Any, parts: dict[str, Any], kind: _Kind, classes: list[An
     if not all(_is_right(part, kind.slope) for part in ours):
         return False
     return not any(_calls(part, kind.functions) for part in every)
+
+
+def _are_models_alone(look: Look, parts: dict[str, Any], ours: dict[str, Any]) -> bool:
+    """Whether no other model and no name has the activations: lists do, with which a model was made."""
+    own = {id((instance_dict(part) or {}).get("_modules")) for part in parts.values()}
+    wanted = {id(part): part for part in ours.values()}
+    if wanted.keys() & look.shared or any(map(look.is_in_frames, ours.values())):
+        return False
+    others = [one for one, _ in look.heap.referrers(wanted) if id(one) not in own]
+    return all(type(one) is list or type(one) is tuple for one in others)
 
 
 def _is_changed(part: Any) -> bool:
@@ -161,6 +175,8 @@ def _input(look: Look, graphs: Graphs, node: int) -> StorageKey | None:
     base: Any = library_type("torch", "Tensor")
     sources = flow.sources[node]
     if not is_instance(data, base) or len(sources) != 1:  # packed by a hook of the user's
+        return None
+    if str(look.read("dtype", data)).removeprefix("torch.") not in _KINDS[name_of(type(flow.nodes[node]))].dtypes:
         return None
     ((source, place),) = sources
     key = look.key(data)

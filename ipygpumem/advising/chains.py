@@ -140,13 +140,14 @@ class Chain:
         return self._levels[node] == 1 and all(self._is_weight(source) for source, _ in self._flow.sources[node])
 
     def _is_weight(self, node: int) -> bool:
-        """Whether a node is a leaf, or makes something of one alone, as a transpose."""
+        """Whether a node is a leaf, or makes something of one alone that is no larger, as a transpose."""
+        made = self._bytes_of(node, 0)
         while node not in self._flow.leaves:
             sources = self._flow.sources[node]
             if len(sources) != 1:
                 return False
             ((node, _),) = sources
-        return True
+        return (made or 0) <= int(self._look.read("nbytes", self._flow.leaves[node]))
 
     @cached_property
     def _before_weights(self) -> set[int]:

@@ -14,7 +14,7 @@ from ipygpumem.advising.flow import is_wrapper
 from ipygpumem.advising.graphs import Graphs
 from ipygpumem.advising.look import Look
 from ipygpumem.advising.modules import optimized
-from ipygpumem.advising.places import inner, parameters_of, with_parts
+from ipygpumem.advising.places import parameters_of, tensors_of, with_parts
 from ipygpumem.advising.records import Finding
 from ipygpumem.advising.training import rows_of
 from ipygpumem.estimating.caching import Allocator, Rules, settings
@@ -65,7 +65,7 @@ def _moved(look: Look, graphs: Graphs, model: Any, optimizers: list[Any]) -> lis
     base: Any = library_type("torch", "Tensor")
     found: list[Any] = []
     for _, part in with_parts(model):
-        found += [*inner(part, "_parameters").values(), *inner(part, "_buffers").values()]
+        found += tensors_of(part)
         for value in list((instance_dict(part) or {}).values()):
             several = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
             found += [item for item in (value, *several) if is_instance(item, base)]

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ipygpumem.advising.places import Paths, Scope, Spot, named, outermost
+from ipygpumem.advising.places import Paths, Scope, Spot, named, outermost, tensors_of, with_parts
 from ipygpumem.advising.records import Finding
 from ipygpumem.introspect import is_instance
 from ipygpumem.objects.arrays import StorageKey, library_type, owner_of
@@ -182,6 +182,14 @@ class Look:
     def models(self) -> list[tuple[Any, str]]:
         """The modules that are no other's part and that a path leads to, with it."""
         return list(self.named(outermost(self.heap.modules)))
+
+    @functools.cached_property
+    def shared(self) -> set[int]:
+        """The identities of modules and weights that several models have: what changes one of them changes another."""
+        times = Counter[int]()
+        for model in outermost(self.heap.modules):
+            times.update({id(item) for _, part in with_parts(model) for item in (part, *tensors_of(part))})
+        return {key for key, number in times.items() if number > 1}
 
     def has_name(self, item: object) -> bool:
         """Whether the walk from the user's names came to a tensor or array."""

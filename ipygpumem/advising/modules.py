@@ -8,7 +8,7 @@ from typing import Any
 from ipygpumem.advising.contents import are_equal
 from ipygpumem.advising.graphs import Graphs
 from ipygpumem.advising.look import Look
-from ipygpumem.advising.places import has_torchs, inner, with_parts
+from ipygpumem.advising.places import has_torchs, inner, tensors_of, with_parts
 from ipygpumem.advising.records import Finding
 from ipygpumem.introspect import instance_dict
 from ipygpumem.objects.arrays import library_type
@@ -19,14 +19,13 @@ _NARROWER = {"float64": ("float32", "float"), "float32": ("bfloat16", "bfloat16"
 
 def halved(look: Look, graphs: Graphs) -> Iterator[Finding]:
     """Yield models in eval mode whose weights are all of one wide dtype, and that nothing trains."""
-    trained = _trained(look) | graphs.waiting_for_backward
+    others = _trained(look) | graphs.waiting_for_backward | look.shared
     for module, path in look.models:
         parts = [part for _, part in with_parts(module)]
-        weights = [w for part in parts for name in ("_parameters", "_buffers") for w in inner(part, name).values()]
-        weights = [item for item in weights if _is_floating(look, item)]
+        weights = [item for part in parts for item in tensors_of(part) if _is_floating(look, item)]
         dtypes = {str(look.read("dtype", item)).removeprefix("torch.") for item in weights}
         at_rest = all((instance_dict(part) or {}).get("training") is False for part in parts)
-        if len(dtypes) != 1 or not at_rest or not _NARROWER.keys() & dtypes or trained & set(map(id, weights)):
+        if len(dtypes) != 1 or not at_rest or not _NARROWER.keys() & dtypes or others & set(map(id, weights)):
             continue
         (wide,) = dtypes
         narrow, method = _NARROWER[wide]

@@ -222,6 +222,11 @@ def with_parts(module: Any) -> list[tuple[str, Any]]:
     return found
 
 
+def tensors_of(part: Any) -> list[Any]:
+    """Return a module's own parameters and buffers, without those of the modules in it."""
+    return [item for name in ("_parameters", "_buffers") for item in inner(part, name).values()]
+
+
 def parameters_of(module: Any) -> list[Any]:
     """Return the parameters of a module and of all in it, each once."""
     several = [item for _, part in with_parts(module) for item in inner(part, "_parameters").values()]
