@@ -316,6 +316,7 @@ NEAR_MISSES = {
     "losses after backward": f"{_NET}{_DATA}net[0].weight.requires_grad_(False)\nlosses = [net(x).mean()]\n"
     "losses[0].backward()\nnet.zero_grad()",
     "a loss before backward": f"{_NET}{_DATA}loss = net(x).mean()",
+    "a result that is in one list three times": f"{_NET}{_DATA}losses = [net(x).mean()] * 3",
     "a graph that two names hold": f"{_NET}{_DATA}losses = [net(x).mean()]\nloss = losses[0]",
     "an evaluation under inference_mode": f"{_NET}{_DATA}net.eval().bfloat16()\n"
     "with torch.inference_mode(): out = net(x.bfloat16())[:10].clone()",

@@ -176,7 +176,7 @@ def stored(look: Look, graphs: Graphs) -> Iterator[Finding]:
         shares = {
             key: size for holder in holders if type(holder) is int for key, size in graphs.freed_with(holder).items()
         }
-        if len(one.items) == 1 and any(graphs.tensors_of[holder] != 1 for holder in holders):
+        if len(one.items) == 1 and (not one.only or any(graphs.tensors_of[holder] != 1 for holder in holders)):
             continue
         yield from look.by_device(
             "stored graph",
