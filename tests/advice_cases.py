@@ -134,6 +134,14 @@ CASES = {
         f"{_NET}{_DATA}sgd = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)\nnet(x).sum().backward(); sgd.step()",
         "sgd.state.clear()",
     ),
+    "the history of LBFGS": Case(
+        "states",
+        f"{_NET}lbfgs, x = torch.optim.LBFGS(net.parameters(), max_iter=4), torch.rand(64, 512)\n"
+        "def closure():\n    lbfgs.zero_grad(); found = net(x).pow(2).mean(); found.backward(); return found\n"
+        "lbfgs.step(closure)",
+        "lbfgs.state.clear()",
+        "host",
+    ),
     "weights of float32 at rest": Case(
         "halved", "net = nn.Linear(2048, 2048).to(D).eval().requires_grad_(False)", "net.bfloat16()"
     ),
@@ -237,6 +245,15 @@ CASES = {
         _CHECKPOINTED.format("net"),
         then=_AGAIN,
     ),
+    "blocks of which only the biases train": Case(
+        "checkpointing",
+        f"{_GPT}net = nn.Sequential(*(nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256))\n"
+        "    for step in range(4))).to(D)\n"
+        "for part in net.modules():\n    if type(part) is nn.Linear: part.weight.requires_grad_(False)\n"
+        "x = torch.rand(512, 256, device=D)\nloss = step()",
+        _CHECKPOINTED.format("net"),
+        then=_AGAIN,
+    ),
     "torch's encoder": Case(
         "checkpointing",
         f"{_GPT}net = nn.TransformerEncoder({_LAYER}), 4).to(D)\nx = torch.rand(8, 64, 256, device=D)\nloss = step()",
@@ -299,6 +316,7 @@ NEAR_MISSES = {
     "losses after backward": f"{_NET}{_DATA}net[0].weight.requires_grad_(False)\nlosses = [net(x).mean()]\n"
     "losses[0].backward()\nnet.zero_grad()",
     "a loss before backward": f"{_NET}{_DATA}loss = net(x).mean()",
+    "a result that is in one list three times": f"{_NET}{_DATA}losses = [net(x).mean()] * 3",
     "a graph that two names hold": f"{_NET}{_DATA}losses = [net(x).mean()]\nloss = losses[0]",
     "an evaluation under inference_mode": f"{_NET}{_DATA}net.eval().bfloat16()\n"
     "with torch.inference_mode(): out = net(x.bfloat16())[:10].clone()",
@@ -311,11 +329,18 @@ NEAR_MISSES = {
     "weights that a state_dict shares": "net = nn.Linear(2048, 2048).to(D).eval()\nsaved = net.state_dict()",
     "weights that an optimizer has": "net = nn.Linear(2048, 2048).to(D).eval()\n"
     "sgd = torch.optim.SGD(net.parameters(), 0.1)",
+    "weights that a model in training shares": "layer = nn.Linear(2048, 2048).to(D)\n"
+    "net, other = nn.Sequential(layer).eval(), nn.Sequential(layer, nn.Linear(2048, 2, device=D))\ndel layer",
+    "states that a state_dict shares": f"{_NET}{_DATA}sgd = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)\n"
+    "net(x).sum().backward(); sgd.step(); sgd.zero_grad()\nsaved = sgd.state_dict()",
     "weights of bfloat16": "net = nn.Linear(2048, 2048).to(D).bfloat16().eval()",
     "tied weights": "net = nn.Sequential(nn.Embedding(4096, 512), nn.Linear(512, 4096, bias=False)).to(D)\n"
     "net[1].weight = net[0].weight",
     "weights that differ in one element": "net = nn.ModuleList(nn.Linear(1024, 1024, bias=False) for i in 'ab').to(D)\n"
     "with torch.no_grad(): net[1].weight.copy_(net[0].weight)[5, 5] += 1",
+    "equal weights that only keys of text lead to": "net = nn.ModuleDict(\n"
+    "    {step: nn.Linear(1024, 1024, bias=False, device=D) for step in '01'})\n"
+    "net['1'].weight = nn.Parameter(net['0'].weight.detach().clone())",
     "a view whose base has a name": "base = torch.rand(4096, 1024, device=D)\nrow = base[0]",
     "a view that is most of its base": "rows = torch.rand(4096, 1024, device=D)[:3000]",
     "a view under two names": "row = torch.rand(4096, 1024, device=D)[0]\nsame = row",
@@ -391,6 +416,18 @@ NEAR_MISSES = {
     "activations of two models in one graph": _linear("nn.ELU()").replace(
         "loss = step()", "other = nn.Sequential(nn.Linear(512, 512), nn.ELU()).to(D)\nloss = net(other(x)).mean()"
     ),
+    "an activation that a second model has, too, which needs its own result": _linear("nn.ELU()").replace(
+        "loss = step()", "other = nn.Sequential(nn.Linear(512, 512), nn.Sigmoid(), net[1]).to(D)\nloss = step()"
+    ),
+    "an activation that a function calls by a name of its own": _linear("nn.ELU()").replace(
+        "loss = step()", "act = net[1]\nloss = step()"
+    ),
+    "an activation behind a weight that a second model has, too": _linear("nn.ELU()", 1).replace(
+        "loss = step()", "other = nn.Sequential(net[0], nn.ELU()).to(D)\nloss = net(x).mean() + other(x).mean()"
+    ),
+    "an activation in half precision that computes from its result": _linear("nn.ELU()").replace(
+        "loss = step()", "with torch.autocast(torch.device(D).type, torch.bfloat16): loss = step()"
+    ),
     "an activation that a compiler knows": _linear("nn.ELU()").replace(
         "loss = step()", "net = torch.compile(net, backend='eager')\nloss = step()"
     ),
@@ -422,6 +459,10 @@ NEAR_MISSES = {
     "net.blocks[2].out.weight = net.blocks[1].out.weight\nloss = step()",
     "blocks with BatchNorm": f"{_GPT}net = nn.Sequential(*(nn.Sequential(\n"
     "    nn.Linear(512, 512), nn.BatchNorm1d(512), nn.GELU(), nn.Linear(512, 512)) for step in range(4))).to(D)\n"
+    "x = torch.rand(2048, 512, device=D)\nloss = step()",
+    "blocks that count how often they ran": f"{_GPT}from torch.nn.utils.parametrizations import spectral_norm\n"
+    "net = nn.Sequential(*(nn.Sequential(\n"
+    "    spectral_norm(nn.Linear(512, 512)), nn.GELU(), nn.Linear(512, 512)) for step in range(4))).to(D)\n"
     "x = torch.rand(2048, 512, device=D)\nloss = step()",
     "blocks of one container of different classes": f"{_GPT}net = nn.Sequential(\n"
     "    Block(), nn.Sequential(Block()), Block()).to(D)\nx = torch.rand(8, 64, 256, device=D)\nloss = step()",

@@ -6,6 +6,8 @@ of ``SiLU``, ``Hardtanh``, ``Threshold`` and others torch copies the input befor
 
 from __future__ import annotations
 
+import operator
+from collections import Counter
 from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -13,8 +15,7 @@ from typing import Any, NamedTuple
 from ipygpumem.advising.flow import Flow, is_plain
 from ipygpumem.advising.graphs import Graphs
 from ipygpumem.advising.look import Look
-from ipygpumem.advising.modules import inner, outermost, parameters_of, with_parts
-from ipygpumem.advising.places import has_torchs
+from ipygpumem.advising.places import has_torchs, inner, outermost, parameters_of, with_parts
 from ipygpumem.advising.records import Finding
 from ipygpumem.introspect import class_dict, instance_dict, is_exactly, is_instance, module_of, name_of, type_name
 from ipygpumem.objects.arrays import StorageKey, library_type
@@ -29,14 +30,16 @@ class _Kind(NamedTuple):
     classes: tuple[str, ...]
     functions: frozenset[str]
     """What has the same nodes without a module."""
-    slope: str = ""
+    slope: str
     """A number of the module: below zero, the input cannot be told from the result."""
+    dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32", "float64")
+    """In which backward comes to the same from the result: where it needs more than the sign, half loses too much."""
 
 
 _KINDS = {
     "LeakyReluBackward0": _Kind(("LeakyReLU",), frozenset({"leaky_relu"}), "negative_slope"),
-    "EluBackward0": _Kind(("ELU", "SELU"), frozenset({"elu", "selu"}), "alpha"),
-    "CeluBackward0": _Kind(("CELU",), frozenset({"celu"}), "alpha"),
+    "EluBackward0": _Kind(("ELU", "SELU"), frozenset({"elu", "selu"}), "alpha", ("float32", "float64")),
+    "CeluBackward0": _Kind(("CELU",), frozenset({"celu"}), "alpha", ("float32", "float64")),
     "RreluWithNoiseBackward0": _Kind(("RReLU",), frozenset({"rrelu"}), "lower"),
 }
 
@@ -50,14 +53,21 @@ def in_place(look: Look, graphs: Graphs) -> Iterator[Finding]:
         classes = [found for one in kind.classes if (found := library_type("torch.nn", one)) is not None]
         models = outermost(look.heap.modules) if nodes else []
         having = [model for model in models if any(is_instance(p, c) for _, p in with_parts(model) for c in classes)]
-        reached = flow.reach({id(w): 1 << n for n, model in enumerate(having) for w in parameters_of(model)})
+        bits = {id(model): 1 << number for number, model in enumerate(having)}
+        of_weights = Counter[int]()
+        for model in having:
+            for weight in parameters_of(model):
+                of_weights[id(weight)] |= bits[id(model)]
+        reached = flow.reach(of_weights, operator.or_)
         for model, path in look.named(having):
-            bit = 1 << next(n for n, other in enumerate(having) if other is model)
+            bit = bits[id(model)]
             of_model = [key for key in nodes if reached[key] & bit]
             parts = dict(with_parts(model))
             # Where a graph leads through two such models, nobody can tell whose a node is.
             if all(reached[key] == bit for key in of_model) and _may_change(model, parts, kind, classes):
-                yield from _of_model(look, graphs, of_model, path, _of_classes(parts, classes))
+                ours = _of_classes(parts, classes)
+                if _are_models_alone(look, parts, ours):
+                    yield from _of_model(look, graphs, of_model, path, ours)
 
 
 def _of_classes(parts: dict[str, Any], classes: list[Any]) -> dict[str, Any]:
@@ -84,6 +94,16 @@ def _may_change(model: Any, parts: dict[str, Any], kind: _Kind, classes: list[An
     if not all(_is_right(part, kind.slope) for part in ours):
         return False
     return not any(_calls(part, kind.functions) for part in every)
+
+
+def _are_models_alone(look: Look, parts: dict[str, Any], ours: dict[str, Any]) -> bool:
+    """Whether no other model and no name has the activations: lists do, with which a model was made."""
+    own = {id((instance_dict(part) or {}).get("_modules")) for part in parts.values()}
+    wanted = {id(part): part for part in ours.values()}
+    if wanted.keys() & look.shared or any(map(look.is_in_frames, ours.values())):
+        return False
+    others = [one for one, _ in look.heap.referrers(wanted) if id(one) not in own]
+    return all(type(one) is list or type(one) is tuple for one in others)
 
 
 def _is_changed(part: Any) -> bool:
@@ -155,6 +175,8 @@ def _input(look: Look, graphs: Graphs, node: int) -> StorageKey | None:
     base: Any = library_type("torch", "Tensor")
     sources = flow.sources[node]
     if not is_instance(data, base) or len(sources) != 1:  # packed by a hook of the user's
+        return None
+    if str(look.read("dtype", data)).removeprefix("torch.") not in _KINDS[name_of(type(flow.nodes[node]))].dtypes:
         return None
     ((source, place),) = sources
     key = look.key(data)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ipygpumem.advising.graphs import Graphs
 from ipygpumem.advising.look import Look
-from ipygpumem.advising.modules import parameters_of
+from ipygpumem.advising.places import parameters_of
 from ipygpumem.objects.arrays import StorageKey
 
 _FEW = 16
@@ -39,14 +39,13 @@ class Chain:
     def __init__(self, look: Look, graphs: Graphs, blocks: list[Any]) -> None:
         self._look, self._graphs, self._flow = look, graphs, graphs.flow
         self._count = len(blocks)
-        bits = {id(weight): 1 << place for place, block in enumerate(blocks) for weight in parameters_of(block)}
-        self._levels = {key: reached.bit_length() for key, reached in self._flow.reach(bits).items()}
+        numbers = {id(weight): place for place, block in enumerate(blocks, 1) for weight in parameters_of(block)}
+        self._levels = self._flow.reach(numbers)
         """Of each node the number of its block, from 1; 0 before them."""
         self._inputs: dict[int, set[Output]] = {level: set() for level in range(1, self._count + 1)}
         for key, level in self._levels.items():
-            if level:
-                lower = (one for one in self._flow.sources[key] if self._levels[one[0]] < level)
-                self._inputs[level].update(one for one in lower if one[0] not in self._flow.leaves)
+            lower = (one for one in self._flow.sources[key] if self._levels[one[0]] < level)
+            self._inputs[level].update(one for one in lower if one[0] not in self._flow.leaves)
         for level, inputs in self._inputs.items():
             self._inputs[level] = self._without_inner(level, inputs)
         self.is_one = all(self._is_next(level) for level in self._inputs) and 1 in self._levels.values()
@@ -108,18 +107,16 @@ class Chain:
             without_end: the numbers of blocks, from 1, of which what comes behind the last weight does not count.
         """
         last = self._count if whole else self._count - 1
-        nodes = {key for key, level in self._levels.items() if 1 <= level <= last}
+        nodes = {key for key, level in self._levels.items() if level <= last}
         if whole:
             nodes -= self._behind
         nodes -= {key for key in nodes if self._levels[key] in without_end and key not in self._before_weights}
-        shares = {
-            key: self._look.sizes[key]
-            for key, savers in self._flow.savers.items()
-            if savers[0] in nodes
-            and nodes.issuperset(savers)
-            and len({self._levels[saver] for saver in savers}) == 1
-            and self._look.dies(key, set())
-        }
+        shares: dict[StorageKey, int] = {}
+        for key in {key for node in nodes for key, _ in self._graphs.saved.get(node, ())}:
+            savers = self._flow.savers.get(key, ())
+            of_one = nodes.issuperset(savers) and len({self._levels[saver] for saver in savers}) == 1
+            if of_one and self._look.dies(key, set()):
+                shares[key] = self._look.sizes[key]
         inputs = set[Output]().union(*(self._inputs[level] for level in range(1, last + 1)))
         for one in inputs:
             for key in self._graphs.results.get(one, ()):
@@ -143,20 +140,20 @@ class Chain:
         return self._levels[node] == 1 and all(self._is_weight(source) for source, _ in self._flow.sources[node])
 
     def _is_weight(self, node: int) -> bool:
-        """Whether a node is a leaf, or makes something of one alone, as a transpose."""
+        """Whether a node is a leaf, or makes something of one alone that is no larger, as a transpose."""
+        made = self._bytes_of(node, 0)
         while node not in self._flow.leaves:
             sources = self._flow.sources[node]
             if len(sources) != 1:
                 return False
             ((node, _),) = sources
-        return True
+        return (made or 0) <= int(self._look.read("nbytes", self._flow.leaves[node]))
 
     @cached_property
     def _before_weights(self) -> set[int]:
         """The nodes that a node of the same block with a weight takes something of, and those nodes."""
         found: set[int] = set()
-        for node in reversed(self._flow.order):
-            level = self._levels[node]
+        for node, level in reversed(self._levels.items()):
             uses = any(self._levels[one] == level and self._is_weight(one) for one, _ in self._flow.sources[node])
             if uses or any(self._levels[one] == level and one in found for one in self._flow.takers[node]):
                 found.add(node)

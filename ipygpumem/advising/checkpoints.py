@@ -9,8 +9,7 @@ from ipygpumem.advising.chains import Chain
 from ipygpumem.advising.flow import is_plain
 from ipygpumem.advising.graphs import Graphs
 from ipygpumem.advising.look import Look
-from ipygpumem.advising.modules import inner, outermost, parameters_of, with_parts
-from ipygpumem.advising.places import has_torchs
+from ipygpumem.advising.places import has_torchs, inner, parameters_of, with_parts
 from ipygpumem.advising.records import Finding
 from ipygpumem.introspect import class_dict, module_of, text_of
 from ipygpumem.objects.arrays import StorageKey, library_type
@@ -37,11 +36,10 @@ class _Blocks(NamedTuple):
 
 def checkpointing(look: Look, graphs: Graphs) -> Iterator[Finding]:
     """Yield models of repeated blocks whose graphs keep more of a block than what goes into it."""
-    models = outermost(look.heap.modules) if graphs.complete and graphs.saved else []
-    for model, path in look.named(models):
+    for model, path in look.models if graphs.complete and graphs.saved else ():
         parts = dict(with_parts(model))
         own = _enables_itself(model)
-        several = [one for one in _containers(parts) if _may_run_twice(one.blocks, own=own)][:_MOST]
+        several = [one for one in _containers(parts) if _may_run_twice(look, one.blocks, own=own)][:_MOST]
         trained = set(map(id, graphs.flow.leaves.values())) if several and is_plain(list(parts.values())) else set()
         if not trained & set(map(id, parameters_of(model))):
             continue
@@ -99,13 +97,14 @@ def _has_parts(block: Any) -> bool:
     return bool(inner(block, "_modules"))
 
 
-def _may_run_twice(blocks: list[Any], *, own: bool) -> bool:
-    """Whether blocks share no weight, and none keeps a count of how often it ran, as BatchNorm does."""
+def _may_run_twice(look: Look, blocks: list[Any], *, own: bool) -> bool:
+    """Whether blocks share no weight, and none keeps a count of how often it ran, as BatchNorm and spectral norm do."""
     weights = [{id(weight) for weight in parameters_of(block)} for block in blocks]
     if not all(weights) or len(set().union(*weights)) != sum(map(len, weights)):
         return False
     parts = [part for block in blocks for _, part in with_parts(block)]
-    if any("running_mean" in inner(part, "_buffers") for part in parts):
+    buffers = [inner(part, "_buffers") for part in parts]
+    if any("running_mean" in one or any(look.read("_version", item) for item in one.values()) for one in buffers):
         return False
     # transformers' blocks write to a cache, a second time too if nothing but their forward() knows.
     return own or all(has_torchs(one, "__call__", "__setattr__") and not _is_transformers(one) for one in blocks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ipygpumem.advising.contents import are_equal
+from ipygpumem.advising.contents import are_equal, beginning
 from ipygpumem.advising.graphs import Graphs
 from ipygpumem.advising.look import Look
 from ipygpumem.advising.places import Spot
@@ -64,13 +64,10 @@ def duplicates(look: Look, graphs: Graphs) -> Iterator[Finding]:
             if key is None or look.sizes[key] < look.least or look.read("requires_grad", item):
                 continue
             if own_bytes(look, item) == look.sizes[key]:
-                alike.setdefault(_looks(item, look.devices[key]), []).append((item, place))
+                looks = (tuple(item.shape), str(item.dtype), look.devices[key], beginning(item))
+                alike.setdefault(looks, []).append((item, place))
         for several in alike.values():
             yield from _equal(look, graphs, several)
-
-
-def _looks(item: Any, device: str) -> object:
-    return tuple(item.shape), str(item.dtype), device
 
 
 def _equal(look: Look, graphs: Graphs, several: list[tuple[Any, Spot]]) -> Iterator[Finding]:

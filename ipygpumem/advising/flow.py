@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ipygpumem.introspect import class_dict, instance_dict, name_of, text_of
@@ -25,7 +27,6 @@ class Flow:
         sources: what made a node's inputs, and which of its outputs that was; without what needs no gradient.
         takers: the nodes that take a node's outputs, once for each.
         leaves: the parameter or other leaf that a node stands for.
-        order: all nodes, each behind those that made its inputs.
         savers: the nodes that have saved a storage, once for each time.
     """
 
@@ -46,7 +47,7 @@ class Flow:
         for key in self.nodes.keys() - self.leaves:
             for storage, _ in saved.get(key, ()):
                 self.savers.setdefault(storage, []).append(key)
-        self.order = self._sorted()
+        self._places = {key: place for place, key in enumerate(self._sorted())}
 
     def named(self, name: str) -> list[int]:
         """Return the nodes of one type."""
@@ -62,14 +63,19 @@ class Flow:
                     found.append(taker)
         return found
 
-    def reach(self, groups: Mapping[int, int]) -> dict[int, int]:
-        """Return for each node the bits of all leaves behind it, of which ``groups`` gives the bits by identity."""
-        found: dict[int, int] = {}
-        for key in self.order:
-            bits = groups.get(id(self.leaves[key]), 0) if key in self.leaves else 0
-            for source, _ in self.sources[key]:
-                bits |= found[source]
-            found[key] = bits
+    def reach(self, groups: Mapping[int, int], combined: Callable[[int, int], int] = max) -> Counter[int]:
+        """Return what is combined of the numbers of all leaves behind each node; ``groups`` has them by identity.
+
+        Nodes that lead to none of them have no number: to follow one model takes no time for all the others.
+        """
+        found = Counter({key: groups[id(leaf)] for key, leaf in self.leaves.items() if id(leaf) in groups})
+        behind, waiting = set[int](), list(found)
+        while waiting:
+            new = [taker for taker in self.takers[waiting.pop()] if taker not in behind]
+            behind.update(new)
+            waiting += new
+        for key in sorted(behind, key=self._places.__getitem__):
+            found[key] = functools.reduce(combined, (found[source] for source, _ in self.sources[key]))
         return found
 
 

@@ -1,7 +1,6 @@
 """Advice on segments of a device that are partly in use: what moving a model out of them and in again gives back.
 
-The moves are those of ``purge``; where the allocator puts what comes back is worked out by its own rules
-(``c10/cuda/CUDACachingAllocator.cpp``: ``round_size``, ``get_allocation_size``, ``should_split``).
+The moves are those of ``purge``; where the allocator puts what comes back is worked out by its own rules.
 """
 
 from __future__ import annotations
@@ -14,24 +13,17 @@ from typing import Any
 from ipygpumem.advising.flow import is_wrapper
 from ipygpumem.advising.graphs import Graphs
 from ipygpumem.advising.look import Look
-from ipygpumem.advising.modules import inner, optimized, outermost, parameters_of, with_parts
+from ipygpumem.advising.modules import optimized
+from ipygpumem.advising.places import parameters_of, tensors_of, with_parts
 from ipygpumem.advising.records import Finding
 from ipygpumem.advising.training import rows_of
+from ipygpumem.estimating.caching import Allocator, Rules, settings
 from ipygpumem.freeing.moving import references_of_tensors
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance
 from ipygpumem.objects.arrays import StorageKey, library_type
 from ipygpumem.probes.allocator import Segment, Snapshot, snapshots
 from ipygpumem.probes.workspaces import sizes
-from ipygpumem.units import MIB
 
-_SETTINGS = (
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_HIP_ALLOC_CONF",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING",
-)
-"""With other rules nobody can tell where memory goes."""
-_STEP, _SMALL, _SMALL_SEGMENT, _LARGE, _LARGE_SEGMENT = 512, MIB, 2 * MIB, 10 * MIB, 20 * MIB
 _UNSURE = 1.1
 """So much more may be given back if memory goes that no tensor shows, and is no workspace; half of that is promised."""
 
@@ -40,7 +32,7 @@ def gaps(look: Look, graphs: Graphs) -> Iterator[Finding]:
     """Yield models that lie scattered over segments, which would be given back if they were moved together."""
     devices = _snapshots()
     named = list(look.named(look.heap.optimizers)) if devices else []
-    for model, path in look.named(outermost(look.heap.modules)) if devices else ():
+    for model, path in look.models if devices else ():
         weights = set(map(id, parameters_of(model)))
         own = [one for one in named if weights & set(map(id, optimized(one[0])))]
         if len(own) > 1 or any(map(is_wrapper, dict(with_parts(model)).values())):
@@ -62,10 +54,8 @@ def gaps(look: Look, graphs: Graphs) -> Iterator[Finding]:
 
 def _snapshots() -> dict[str, Snapshot]:
     """Return what each device has reserved, where torch's own allocator works by its usual rules."""
-    functions: Any = getattr(sys.modules.get("torch"), "_C", None)
-    set_now = getattr(functions, "_accelerator_getAllocatorSettings", str)  # by a call; newer torch tells
     try:
-        return {} if any(map(os.environ.get, _SETTINGS)) or set_now() else snapshots("cuda")
+        return {} if settings() or os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") else snapshots("cuda")
     except RuntimeError:  # an allocator without snapshots
         return {}
 
@@ -75,7 +65,7 @@ def _moved(look: Look, graphs: Graphs, model: Any, optimizers: list[Any]) -> lis
     base: Any = library_type("torch", "Tensor")
     found: list[Any] = []
     for _, part in with_parts(model):
-        found += [*inner(part, "_parameters").values(), *inner(part, "_buffers").values()]
+        found += tensors_of(part)
         for value in list((instance_dict(part) or {}).values()):
             several = value.values() if type(value) is dict else value if is_exactly(value, list, tuple) else ()
             found += [item for item in (value, *several) if is_instance(item, base)]
@@ -103,7 +93,7 @@ def _given_back(look: Look, device: str, snapshot: Snapshot, moved: list[Storage
     workspaces = _workspace_sizes(device)
     goes = {block.address for block in blocks if block.requested_bytes in workspaces} - tensors
     ends = (there - goes, tensors)  # a purge ends workspaces, and maybe more that no tensor shows
-    given = [snapshot.reserved_bytes - reserved_after(snapshot.segments, stays, addresses) for stays in ends]
+    given = [snapshot.reserved_bytes - _reserved_after(snapshot.segments, stays, addresses) for stays in ends]
     least, most = min(given), max(given)
     if most > _UNSURE * least or least - snapshot.cached_bytes < look.least:
         return {}
@@ -121,7 +111,7 @@ def _address(look: Look, key: StorageKey) -> int:
     return int(base.untyped_storage(look.shown_by[key][0]).data_ptr())
 
 
-def reserved_after(segments: Iterable[Segment], stays: set[int], moved: dict[int, int]) -> int:
+def _reserved_after(segments: Iterable[Segment], stays: set[int], moved: dict[int, int]) -> int:
     """Return what the allocator has reserved when memory was freed, its cache emptied, and the memory taken again.
 
     Args:
@@ -129,37 +119,13 @@ def reserved_after(segments: Iterable[Segment], stays: set[int], moved: dict[int
         stays: the addresses of blocks that are in use all the time, and maybe of those moved.
         moved: bytes by address.
     """
-    free: dict[bool, list[int]] = {True: [], False: []}
-    """Pieces, by whether they serve small tensors."""
-    reserved = 0
+    allocator = Allocator(Rules())
     for segment in segments:
-        size, run, pieces = sum(block.size_bytes for block in segment.blocks), 0, list[int]()
-        for block in segment.blocks:
-            if block.state == "allocated" and block.address in stays and block.address not in moved:
-                pieces.append(run)
-                run = 0
-            else:
-                run += block.size_bytes
-        if run < size:
-            reserved += size
-            free[size == _SMALL_SEGMENT] += [piece for piece in (*pieces, run) if piece]
+        allocator.take_over(
+            (one.size_bytes, one.state != "allocated" or one.address not in stays or one.address in moved)
+            for one in segment.blocks
+        )
+    allocator.empty()
     for size in sorted(moved.values(), reverse=True):
-        wanted = -(-size // _STEP) * _STEP
-        pieces = free[wanted <= _SMALL]
-        fitting = [piece for piece in pieces if piece >= wanted]
-        if not fitting:
-            pieces.append(_segment_of(wanted))
-            reserved += pieces[-1]
-        piece = min(fitting, default=pieces[-1])
-        pieces.remove(piece)
-        rest = piece - wanted
-        if rest >= _STEP if wanted <= _SMALL else rest > _SMALL:
-            pieces.append(rest)
-    return reserved
-
-
-def _segment_of(size: int) -> int:
-    """Return what the allocator asks the driver for where a tensor finds no room."""
-    if size <= _SMALL:
-        return _SMALL_SEGMENT
-    return _LARGE_SEGMENT if size < _LARGE else -(-size // _SMALL_SEGMENT) * _SMALL_SEGMENT
+        allocator.take(size)
+    return allocator.reserved_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from typing import Any
 
@@ -27,7 +28,7 @@ class Graphs:
     """
 
     def __init__(self, look: Look) -> None:
-        self._look = look
+        self._look, self._base = look, library_type("torch", "Tensor")
         self._labels: dict[int, Hashable] = {}
         self.nodes: list[Any] = []
         """Kept, so that identities hold."""
@@ -95,12 +96,9 @@ class Graphs:
                 self.following[id(node)] = node.next_functions
             self._labels[id(node)] = new
             waiting += [(following, new) for following, _ in self.following[id(node)]]
-            gradient = self._gradient(node)
+            gradient = gradient_behind(self._base, node)
             if gradient is not None:
                 waiting.append((self._look.read("grad_fn", gradient), new))
-
-    def _gradient(self, node: Any) -> Any:
-        return gradient_behind(library_type("torch", "Tensor"), node)
 
     def _note_saved(self) -> None:
         names: dict[int, list[str]] = {}
@@ -110,7 +108,7 @@ class Graphs:
             if not saved_here:
                 continue
             if name_of(type(node)) == "AccumulateGrad":
-                saved_here.append(self._gradient(node))
+                saved_here.append(gradient_behind(self._base, node))
             else:
                 self._live.append(node)
             for saved in saved_here:
@@ -129,9 +127,20 @@ class Graphs:
         if not self.complete or holder in (_OTHERS, _SHARED):
             return {}
         look = self._look
-        return {
-            key: look.sizes[key] for key, owner in self._owners.items() if owner == holder and look.dies(key, set())
-        }
+        return {key: look.sizes[key] for key in self._owned.get(holder, ()) if look.dies(key, set())}
+
+    @functools.cached_property
+    def _owned(self) -> dict[Hashable, list[StorageKey]]:
+        """The storages by their owners."""
+        owned: dict[Hashable, list[StorageKey]] = {}
+        for key, owner in self._owners.items():
+            owned.setdefault(owner, []).append(key)
+        return owned
+
+    @functools.cached_property
+    def tensors_of(self) -> Counter[Hashable]:
+        """How many tensors with graphs each holder has."""
+        return Counter(map(self.holder, self.roots))
 
     def leaves(self, tensor: Any) -> list[Any]:
         """Return the leaves to which the graph of a tensor leads."""
@@ -167,8 +176,7 @@ def stored(look: Look, graphs: Graphs) -> Iterator[Finding]:
         shares = {
             key: size for holder in holders if type(holder) is int for key, size in graphs.freed_with(holder).items()
         }
-        of_whom = [item for item in one.items if type(graphs.holder(item)) is int]
-        if len(one.items) == 1 and not _alone_in(look, of_whom, one, graphs):
+        if len(one.items) == 1 and (not one.only or any(graphs.tensors_of[holder] != 1 for holder in holders)):
             continue
         yield from look.by_device(
             "stored graph",
@@ -179,23 +187,18 @@ def stored(look: Look, graphs: Graphs) -> Iterator[Finding]:
         )
 
 
-def _alone_in(look: Look, items: list[Any], one: Rewriting, graphs: Graphs) -> bool:
-    """Whether no other tensor with a graph is in the container of one that is rewritten by itself."""
-    holders = {graphs.holder(item) for item in items}
-    return sum(graphs.holder(root) in holders for root in graphs.roots) == 1
-
-
 def evaluated(look: Look, graphs: Graphs) -> Iterator[Finding]:
     """Yield results of models in eval mode that have built a graph, under a name of the user's."""
     at_rest = _leaves_at_rest(look)
     for one in _with_graphs(look):
         (item, *more) = one.items
-        leaves = [] if more or not one.spot.code.isidentifier() else graphs.leaves(item)
+        shares = {} if more or not one.spot.code.isidentifier() else graphs.freed_with(graphs.holder(item))
+        leaves = graphs.leaves(item) if sum(shares.values()) >= look.least else ()
         if not leaves or any(id(leaf) not in at_rest for leaf in leaves):
             continue
         yield from look.by_device(
             "graph of an evaluation",
-            graphs.freed_with(graphs.holder(item)),
+            shares,
             f"{one.place} has an autograd graph, of a model in eval mode",
             one.code,
             "if no backward() through it is to come; next time evaluate under torch.inference_mode()",

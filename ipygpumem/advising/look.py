@@ -6,13 +6,14 @@ look keeps all of it alive: use it, then drop it.
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ipygpumem.advising.places import Scope, Spot, named, spot
+from ipygpumem.advising.places import Paths, Scope, Spot, named, outermost, tensors_of, with_parts
 from ipygpumem.advising.records import Finding
 from ipygpumem.introspect import is_instance
 from ipygpumem.objects.arrays import StorageKey, library_type, owner_of
@@ -72,6 +73,8 @@ class Look:
             if number > self.is_in_frames(array) + sum(times for _, times in self._refer.get(id(array), ())):
                 self._locked.add(self._keys.get(id(array), ("", 0)))  # a view, or code in C
         self.names = self.scope.names()
+        self.spot = Paths(self.scope, self.names).spot
+        """Returns where a path leads."""
         self._walked = Names()
         self._walked.walk(self.names.items(), self.heap.size, progress)
         self._walked.keep_arrays_only()  # references are counted from here on
@@ -168,16 +171,25 @@ class Look:
                 if found is not None and found.value is one.array:
                     yield one.array, found
 
-    def spot(self, path: str) -> Spot | None:
-        """Return where a path leads."""
-        return spot(path, self.scope, self.names)
-
     def named(self, wanted: Iterable[object]) -> Iterator[tuple[Any, str]]:
         """Yield those of ``wanted`` that a path leads to, as it may be pasted."""
         for item, path in named(self.names, wanted):
             found = self.spot(path)
             if found is not None and found.value is item:
                 yield item, found.code
+
+    @functools.cached_property
+    def models(self) -> list[tuple[Any, str]]:
+        """The modules that are no other's part and that a path leads to, with it."""
+        return list(self.named(outermost(self.heap.modules)))
+
+    @functools.cached_property
+    def shared(self) -> set[int]:
+        """The identities of modules and weights that several models have: what changes one of them changes another."""
+        times = Counter[int]()
+        for model in outermost(self.heap.modules):
+            times.update({id(item) for _, part in with_parts(model) for item in (part, *tensors_of(part))})
+        return {key for key, number in times.items() if number > 1}
 
     def has_name(self, item: object) -> bool:
         """Whether the walk from the user's names came to a tensor or array."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from ipygpumem.advising.contents import are_equal
 from ipygpumem.advising.graphs import Graphs
 from ipygpumem.advising.look import Look
-from ipygpumem.advising.places import entries, has_torchs
+from ipygpumem.advising.places import has_torchs, inner, tensors_of, with_parts
 from ipygpumem.advising.records import Finding
 from ipygpumem.introspect import instance_dict
 from ipygpumem.objects.arrays import library_type
@@ -17,46 +17,15 @@ _NARROWER = {"float64": ("float32", "float"), "float32": ("bfloat16", "bfloat16"
 """The next smaller dtype, and the method of modules that converts to it."""
 
 
-def inner(module: Any, part: str) -> dict[str, Any]:
-    """Return a module's ``_modules``, ``_parameters`` or ``_buffers``, without the empty ones."""
-    found = entries((instance_dict(module) or {}).get(part))
-    return {name: item for name, item in found.items() if item is not None}
-
-
-def outermost(modules: Iterable[Any]) -> list[Any]:
-    """Return the modules that are no other's part."""
-    modules = list(modules)
-    parts = {id(part) for module in modules for part in inner(module, "_modules").values()}
-    return [module for module in modules if id(module) not in parts]
-
-
-def with_parts(module: Any) -> list[tuple[str, Any]]:
-    """Return a module and all modules in it, each once, behind the path that leads there from the first."""
-    found, seen = [("", module)], {id(module)}
-    for path, one in found:  # the list grows
-        for name, part in inner(one, "_modules").items():
-            if id(part) not in seen:
-                seen.add(id(part))
-                found.append((f"{path}[{name}]" if name.isdecimal() else f"{path}.{name}", part))
-    return found
-
-
-def parameters_of(module: Any) -> list[Any]:
-    """Return the parameters of a module and of all in it, each once."""
-    several = [item for _, part in with_parts(module) for item in inner(part, "_parameters").values()]
-    return list({id(item): item for item in several}.values())
-
-
 def halved(look: Look, graphs: Graphs) -> Iterator[Finding]:
     """Yield models in eval mode whose weights are all of one wide dtype, and that nothing trains."""
-    trained = _trained(look) | graphs.waiting_for_backward
-    for module, path in look.named(outermost(look.heap.modules)):
+    others = _trained(look) | graphs.waiting_for_backward | look.shared
+    for module, path in look.models:
         parts = [part for _, part in with_parts(module)]
-        weights = [w for part in parts for name in ("_parameters", "_buffers") for w in inner(part, name).values()]
-        weights = [item for item in weights if _is_floating(look, item)]
+        weights = [item for part in parts for item in tensors_of(part) if _is_floating(look, item)]
         dtypes = {str(look.read("dtype", item)).removeprefix("torch.") for item in weights}
         at_rest = all((instance_dict(part) or {}).get("training") is False for part in parts)
-        if len(dtypes) != 1 or not at_rest or not _NARROWER.keys() & dtypes or trained & set(map(id, weights)):
+        if len(dtypes) != 1 or not at_rest or not _NARROWER.keys() & dtypes or others & set(map(id, weights)):
             continue
         (wide,) = dtypes
         narrow, method = _NARROWER[wide]
@@ -97,12 +66,15 @@ def optimized(optimizer: Any) -> list[Any]:
 def untied(look: Look, graphs: Graphs) -> Iterator[Finding]:
     """Yield weights of one model that have equal content in two places."""
     kind = library_type("torch.nn", "Parameter")
-    for module, path in look.named(outermost(look.heap.modules)) if kind is not None else ():
+    for module, path in look.models if kind is not None else ():
         first: dict[object, tuple[str, Any]] = {}
         for inside, part in with_parts(module):
             for name, weight in inner(part, "_parameters").items():
-                key, place = look.key(weight), look.spot(f"{path}{inside}.{name}")
-                if type(weight) is not kind or key is None or place is None or look.sizes[key] < look.least:
+                key = look.key(weight)
+                if type(weight) is not kind or key is None or look.sizes[key] < look.least:
+                    continue
+                place = look.spot(f"{path}{inside}.{name}")
+                if place is None or place.value is not weight:
                     continue
                 looks_like = (look.read("shape", weight), look.read("dtype", weight), look.devices[key])
                 other_place, other = first.setdefault(looks_like, (place.code, weight))

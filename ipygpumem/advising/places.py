@@ -7,6 +7,7 @@ What it finds is what the same text means as Python code, or nothing: a path thr
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -85,46 +86,71 @@ class Spot:
     takes: bool = False
     """Whether another object can be put there, by an assignment that runs no code of the user's."""
 
+    @functools.cached_property
+    def items(self) -> Any:
+        """What indices lead to; nothing where only the user's code could tell."""
+        value: Any = self.value
+        if type(value) is list or type(value) is tuple:
+            return value
+        if type(value) is dict:  # to compare with other keys may run their code
+            return value if ATOMS.issuperset(types_of(list(value))) else {}
+        bases = [library_type("torch.nn", name) for name in ("Sequential", "ModuleList")]
+        if not any(base and is_instance(value, base) for base in bases) or not has_torchs(value, "__getitem__"):
+            return {}
+        return {place: part for place, (name, part) in enumerate(entries(self.parts).items()) if name == str(place)}
 
-def spot(path: str, scope: Scope, names: Mapping[str, object]) -> Spot | None:
-    """Return where a path leads; None if it is no code, or only the user's code could tell."""
-    try:
-        node = ast.parse(path, mode="eval").body
-        found = _spot(node, scope, names)
-    except (SyntaxError, ValueError, LookupError, TypeError, RecursionError, MemoryError):
-        return None
-    return found
-
-
-def _spot(node: ast.expr, scope: Scope, names: Mapping[str, object]) -> Spot | None:
-    code = ast.unparse(node)
-    if isinstance(node, ast.Name):
-        holders = () if node.id in scope.local else (id(scope.namespace),)
-        return Spot(code, names[node.id], frozenset(holders), takes=True)
-    if not isinstance(node, (ast.Attribute, ast.Subscript)):
-        return None
-    owner = _spot(node.value, scope, names)
-    if owner is None:
-        return None
-    if isinstance(node, ast.Attribute):
-        return _attribute(owner.value, node.attr, code)
-    if not isinstance(node.slice, ast.Constant):
-        return None
-    return _item(owner, node.slice.value, code)
+    @property
+    def parts(self) -> Any:
+        """The dict with a module's parts."""
+        return (instance_dict(self.value) or {}).get("_modules")
 
 
-def _item(owner: Spot, key: Any, code: str) -> Spot | None:
-    container: Any = owner.value
-    kind = type(container)
-    if kind is list or kind is tuple:
-        takes = kind is list
-        return Spot(code, container[key], frozenset({id(container)}), container, owner.code, takes)
-    if kind is dict and ATOMS.issuperset(types_of(list(container))):  # to compare with other keys may run their code
-        return Spot(code, container[key], frozenset({id(container)}), container, owner.code, takes=True)
-    if _is_torchs(container, "__getitem__") and type(key) is int:  # of Sequential and ModuleList
-        modules = (instance_dict(container) or {})["_modules"]
-        return Spot(code, list(entries(modules).values())[key], frozenset({id(modules)}))
-    return None
+class Paths:
+    """Finds where paths lead; each is looked up once, and what many begin with, too.
+
+    Args:
+        scope: has the names.
+        names: what they refer to now.
+    """
+
+    def __init__(self, scope: Scope, names: Mapping[str, object]) -> None:
+        self._scope, self._names = scope, names
+        self._known: dict[str, Spot | None] = {}
+
+    def spot(self, path: str) -> Spot | None:
+        """Return where a path leads; None if it is no code, or only the user's code could tell."""
+        if path not in self._known:
+            try:
+                self._known[path] = self._spot(ast.parse(path, mode="eval").body)
+            except (SyntaxError, ValueError, LookupError, TypeError, RecursionError, MemoryError):
+                self._known[path] = None
+        return self._known[path]
+
+    def _spot(self, node: ast.expr) -> Spot | None:
+        code = ast.unparse(node)
+        if code not in self._known:
+            self._known[code] = self._find(node, code)
+        return self._known[code]
+
+    def _find(self, node: ast.expr, code: str) -> Spot | None:
+        if isinstance(node, ast.Name):
+            holders = () if node.id in self._scope.local else (id(self._scope.namespace),)
+            return Spot(code, self._names[node.id], frozenset(holders), takes=True)
+        if not isinstance(node, (ast.Attribute, ast.Subscript)):
+            return None
+        owner = self._spot(node.value)
+        if owner is None:
+            return None
+        if isinstance(node, ast.Attribute):
+            return _attribute(owner.value, node.attr, code)
+        return _item(owner, node.slice.value, code) if isinstance(node.slice, ast.Constant) else None
+
+
+def _item(owner: Spot, key: Any, code: str) -> Spot:
+    container, item = owner.value, owner.items[key]
+    if type(container) in (list, tuple, dict):
+        return Spot(code, item, frozenset({id(container)}), container, owner.code, type(container) is not tuple)
+    return Spot(code, item, frozenset({id(owner.parts)}))
 
 
 def _attribute(owner: Any, name: str, code: str) -> Spot | None:
@@ -142,10 +168,11 @@ def _attribute(owner: Any, name: str, code: str) -> Spot | None:
         is_plain = _lookup(type(owner), "__setattr__") is object.__setattr__ or _is_torchs(owner, "__setattr__")
         return Spot(code, attributes[name], frozenset({id(owner), id(attributes)}), takes=is_plain)
     if found is None and _is_torchs(owner, "__getattr__"):
-        inner = next((attributes[part] for part in _IN_MODULES if name in entries(attributes.get(part))), None)
-        if inner is not None:
-            takes = _is_torchs(owner, "__setattr__")
-            return Spot(code, entries(inner)[name], frozenset({id(inner)}), takes=takes)
+        parts: list[Any] = [part for part in map(attributes.get, _IN_MODULES) if is_instance(part, dict)]
+        for part in parts:
+            if dict.__contains__(part, name):
+                takes = _is_torchs(owner, "__setattr__")
+                return Spot(code, dict.__getitem__(part, name), frozenset({id(part)}), takes=takes)
     return None
 
 
@@ -169,6 +196,41 @@ def has_torchs(owner: object, *methods: str) -> bool:
 def entries(item: Any) -> dict[Any, Any]:
     """Return what is in a dict, also in one of a class derived from it; nothing for another object."""
     return dict(dict.items(item)) if is_instance(item, dict) else {}
+
+
+def inner(module: Any, part: str) -> dict[str, Any]:
+    """Return a module's ``_modules``, ``_parameters`` or ``_buffers``, without the empty ones."""
+    found = entries((instance_dict(module) or {}).get(part))
+    return {name: item for name, item in found.items() if item is not None}
+
+
+def outermost(modules: Iterable[Any]) -> list[Any]:
+    """Return the modules that are no other's part."""
+    modules = list(modules)
+    parts = {id(part) for module in modules for part in inner(module, "_modules").values()}
+    return [module for module in modules if id(module) not in parts]
+
+
+def with_parts(module: Any) -> list[tuple[str, Any]]:
+    """Return a module and all modules in it, each once, behind the path that leads there from the first."""
+    found, seen = [("", module)], {id(module)}
+    for path, one in found:  # the list grows
+        for name, part in inner(one, "_modules").items():
+            if id(part) not in seen:
+                seen.add(id(part))
+                found.append((f"{path}[{name}]" if name.isdecimal() else f"{path}.{name}", part))
+    return found
+
+
+def tensors_of(part: Any) -> list[Any]:
+    """Return a module's own parameters and buffers, without those of the modules in it."""
+    return [item for name in ("_parameters", "_buffers") for item in inner(part, name).values()]
+
+
+def parameters_of(module: Any) -> list[Any]:
+    """Return the parameters of a module and of all in it, each once."""
+    several = [item for _, part in with_parts(module) for item in inner(part, "_parameters").values()]
+    return list({id(item): item for item in several}.values())
 
 
 def named(names: Mapping[str, object], wanted: Iterable[object]) -> Iterator[tuple[object, str]]:

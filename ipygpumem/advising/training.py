@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ipygpumem.advising.graphs import Graphs
 from ipygpumem.advising.look import Look
-from ipygpumem.advising.modules import optimized, outermost, parameters_of
-from ipygpumem.advising.places import entries, has_torchs
+from ipygpumem.advising.modules import optimized
+from ipygpumem.advising.places import entries, has_torchs, parameters_of
 from ipygpumem.advising.records import Finding
 from ipygpumem.introspect import instance_dict, is_instance, type_name
 from ipygpumem.objects.arrays import StorageKey, library_type
@@ -19,10 +20,10 @@ def gradients(look: Look, graphs: Graphs) -> Iterator[Finding]:
     to_come = graphs.waiting_for_backward
     done: set[int] = set()
     groups = [(item, path, optimized(item)) for item, path in look.named(look.heap.optimizers)]
-    groups += [(item, path, parameters_of(item)) for item, path in look.named(outermost(look.heap.modules))]
+    groups += [(item, path, parameters_of(item)) for item, path in look.models]
     for item, path, parameters in groups:
         ids = set(map(id, parameters))
-        if ids & (done | to_come) or not has_torchs(item, "zero_grad"):
+        if ids & done or ids & to_come or not has_torchs(item, "zero_grad"):
             continue
         done |= ids
         grads = [gradient for gradient in (look.read("_grad", one) for one in parameters) if gradient is not None]
@@ -42,10 +43,18 @@ def _goes(look: Look, graphs: Graphs, key: StorageKey) -> bool:
 
 def states(look: Look, graphs: Graphs) -> Iterator[Finding]:
     """Yield what each optimizer remembers of its parameters, as Adam two averages."""
-    for optimizer, path in look.named(look.heap.optimizers):
-        rows = rows_of(optimizer)
-        inside = {id(row) for row in rows}
-        tensors = [(name, item) for row in rows for name, item in row.items() if look.key(item) is not None]
+    named = list(look.named(look.heap.optimizers))
+    every: dict[int, object] = {id(row): row for optimizer, _ in named for row in rows_of(optimizer)}
+    holders = Counter(key for _, children in look.heap.referrers(every) for key in children) if every else Counter()
+    for optimizer, path in named:
+        rows = [row for row in rows_of(optimizer) if holders[id(row)] == 1]  # a state_dict() has them, too
+        lists = [(name, value) for row in rows for name, value in row.items() if type(value) is list]  # of LBFGS
+        inside = {*map(id, rows), *(id(value) for _, value in lists)}
+        found = [
+            *(pair for row in rows for pair in row.items()),
+            *((name, one) for name, those in lists for one in those),
+        ]
+        tensors = [(name, item) for name, item in found if look.key(item) is not None]
         dropped = {id(item) for _, item in tensors if _only_in(inside, look.referrers(item))}
         keys = {look.key(item) for _, item in tensors}
         shares = {key: look.sizes[key] for key in keys if key and look.dies(key, dropped) and not graphs.saves(key)}

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from ipygpumem.units import MIB
 
@@ -41,21 +40,23 @@ class Rules:
 
 def users_rules() -> Rules:
     """Return what is set in this process, or by its environment."""
-    settings = {name: int(number) for name, number in re.findall(r"(\w+) *: *(\d+)", _settings())}
-    most = settings.get("max_split_size_mb", 0) * MIB or _NO_LIMIT
-    return Rules(most, settings.get("roundup_power2_divisions", 0))
+    numbers = {name: int(number) for name, number in re.findall(r"(\w+) *: *(\d+)", settings())}
+    most = numbers.get("max_split_size_mb", 0) * MIB or _NO_LIMIT
+    return Rules(most, numbers.get("roundup_power2_divisions", 0))
 
 
 def unfollowed() -> list[str]:
     """Return what is set of the allocator that changes what it reserves, and that an estimate does not follow."""
     return re.findall(
-        r"expandable_segments *: *True|backend *: *(?!native)\w+|roundup_power2_divisions *: *\[", _settings()
+        r"expandable_segments *: *True|backend *: *(?!native)\w+|roundup_power2_divisions *: *\[", settings()
     )
 
 
-def _settings() -> str:
-    ask: Any = getattr(torch._C, "_accelerator_getAllocatorSettings", str)
-    return str(ask() or os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "")
+def settings() -> str:
+    """Return what is set of the allocator, by a call (newer torch tells) or by the environment."""
+    ask: Any = getattr(getattr(sys.modules.get("torch"), "_C", None), "_accelerator_getAllocatorSettings", str)
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+    return str(ask() or next(filter(None, map(os.environ.get, names)), ""))
 
 
 class OutOfRoomError(Exception):
@@ -89,6 +90,22 @@ class Allocator:
         self._free: dict[bool, list[tuple[int, int, CachedBlock]]] = {True: [], False: []}
         self.reserved_bytes = self.most_reserved_bytes = 0
 
+    def take_over(self, sizes: Iterable[tuple[int, bool]]) -> None:
+        """Have a segment as it is: the sizes of its blocks, and whether each is free."""
+        blocks = [(CachedBlock(0, size, small=False), is_free) for size, is_free in sizes]
+        size = sum(block.size for block, _ in blocks)
+        before = None
+        for block, _ in blocks:
+            block.address, block.small, block.before = self._next_address, size == _SMALL_SEGMENT, before
+            if before is not None:
+                before.after = block
+            before = block
+            self._next_address += block.size
+        self.reserved_bytes += size
+        for block, is_free in blocks:
+            if is_free:
+                self.give(block)
+
     def take(self, size_bytes: int) -> CachedBlock:
         """Return a block for ``size_bytes``; it may be larger.
 
@@ -117,7 +134,7 @@ class Allocator:
         small = size <= _SMALL
         segment = _SMALL_SEGMENT if small else _MIDDLE_SEGMENT if size < _MIDDLE else -(-size // _STEP) * _STEP
         if self.reserved_bytes + segment > self._limit_bytes:
-            self._empty()
+            self.empty()
             if self.reserved_bytes + segment > self._limit_bytes:
                 raise OutOfRoomError
         self.reserved_bytes += segment
@@ -125,7 +142,7 @@ class Allocator:
         self._next_address += segment
         return CachedBlock(self._next_address - segment, segment, small=small)
 
-    def _empty(self) -> None:
+    def empty(self) -> None:
         """Give segments back to the device of which nothing is in use."""
         for small, blocks in self._free.items():
             whole = [block for _, _, block in blocks if block.before is None and block.after is None]
