@@ -78,7 +78,7 @@ def _try(
     cells: dict[int, RanCell] = {}
     verdicts: dict[int, str] = {}
     try:
-        experiment.start(f"{_NAME} --report none")
+        experiment.start(f"{_NAME} --report none", is_for_cell=True)
         left_out = experiment.reasons
         results, interrupted = experiment.run(cell, lambda running: _wait(engines, running))
         cells, _ = experiment.new_cells(_ANSWER_SECONDS)
