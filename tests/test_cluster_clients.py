@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters import UNTIL, cluster_of, on_engines, record
+from tests.clusters import CTRL_C, UNTIL, cluster_of, on_engines, record
 from tests.kernel import Kernel
 from tests.steps import works
 
 shared = cluster_of(2)
+OPEN = "len(__import__('ipygpumem.notebook.notebook').notebook.notebook.find_notebook(get_ipython()).experiments.open)"
 THEIRS = "[globals().get(name) for name in ('cell', 'pushed', 'silent', 'old')]"
 OTHER = """
     other[0].execute('cell = 1', silent=False, block=True)
@@ -92,3 +93,26 @@ def test_clients_have_experiments_of_the_same_name_at_a_time(cluster: Kernel) ->
     assert record(cluster)["deleted"] == ("x",)
     works(cluster, "other[0].execute('%experiment end', silent=False, block=True)")
     assert on_engines(cluster, THEIRS)[0][0] is None
+
+
+def test_a_ctrl_c_does_not_reach_another_clients_task_before_our_cell(cluster: Kernel, tmp_path: Path) -> None:
+    end, long = tmp_path / "end", tmp_path / "long"
+    works(cluster, f"busy = other[1].execute({f'{UNTIL}until({str(end)!r})'!r}, block=False)")
+    works(
+        cluster,
+        f"import time\nfrom pathlib import Path\ndef meanwhile():\n"
+        f"    while len(rc.outstanding) != 1: time.sleep(0.01)\n    global theirs\n"
+        f"    theirs = other[0].execute({f'{UNTIL}until({str(long)!r})'!r}, block=False)\n"
+        f"    Path({str(end)!r}).touch()\n"
+        "thread = threading.Thread(target=meanwhile)\nthread.start()",
+    )
+    ran = tmp_path / "ran"
+    works(cluster, f"{CTRL_C}\nctrl_c(lambda: os.path.exists({str(ran)!r}) and len(rc.outstanding) == 1)")
+    source = f"%%experiment a --on all\nfrom pathlib import Path\nx = 1\nPath({str(ran)!r}).touch()"
+    assert cluster.run(source, timeout=60).error == "KeyboardInterrupt"
+    assert "its cell has not begun, and is taken back" in record(cluster)["engines"][0]["error"]
+    assert cluster.value("theirs.ready()") is False
+    long.touch()
+    works(cluster, "theirs.get(60)")
+    assert on_engines(cluster, "'x' in globals()") == [False, False]
+    assert on_engines(cluster, OPEN) == [0, 0]

@@ -87,6 +87,8 @@ class ClusterExperiment:
             return results, wait(results)
         finally:  # after a second Ctrl-C, too: who still runs it cannot end the experiment
             gone = self.engines.lost(results)
+            later = [number for number in unanswered(results) if not self.engines.has_begun(results[number])]
+            self.engines.only(later).ask("cancel", self._token)
             self._failed |= gone
             self.engines = self.engines.only(number for number in self.engines.numbers if number not in gone)
 

@@ -119,7 +119,7 @@ def _wait(engines: Engines, results: Asked) -> bool:
         if until is None and failed(results):
             until = time.monotonic() + _GRACE_SECONDS
         if until is not None and time.monotonic() > until:
-            engines.interrupt(unanswered(results))
+            engines.interrupt(results)
             return engines.wait(results, _ANSWER_SECONDS, to_all=True)
     return False
 
