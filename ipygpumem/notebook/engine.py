@@ -35,6 +35,7 @@ from ipygpumem.probes import device_memory
 from ipygpumem.probes.nvml import Nvml
 from ipygpumem.reports import text
 from ipygpumem.reports.layout import Report
+from ipygpumem.scopes.scope import Scope
 
 _OF_CALL = re.compile(r"_\w+_(f|args|kwargs|result)")
 _BEFORE_FIT = "_ipygpumem_before_fit"
@@ -48,26 +49,48 @@ class Quiet(Part):
         self._report = False
         self.open: dict[str, OpenExperiment] = {}
         """By the notebook's token."""
+        self.of_cells: dict[str, set[str] | None] = {}
+        """Of those for one cell, what the cell has bound; None before it has."""
 
-    def add(self, token: str, opened: OpenExperiment) -> None:
+    def add(self, token: str, opened: OpenExperiment, *, is_for_cell: bool) -> None:
         """Keep them off until this one is over."""
         config = self._notebook.tools.config
         if not self.open:
             self._report = config.report
         self.open[token] = opened
+        if is_for_cell:
+            self.of_cells[token] = None
         config.report = False
 
     def settle(self) -> None:
         """Put the option back if none is open any more; what the user has switched on since stays on."""
         if self.open:
             self.open = {token: item for token, item in self.open.items() if item in self._notebook.experiments.open}
+            self.of_cells = {token: names for token, names in self.of_cells.items() if token in self.open}
             if not self.open:
                 self._notebook.tools.config.report |= self._report
 
+    def cell_begins(self, cell: Cell) -> None:
+        """Leave to others what they have sent here since an experiment for one cell was opened, such as a push."""
+        for token, scope in self._scopes_of_cells(cell):
+            self.leave_to_others(token, scope)
+
     def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
-        """See what the cell has ended."""
+        """See what the cell has ended, and what it has bound."""
         self.settle()
+        for token, scope in self._scopes_of_cells(cell):
+            self.of_cells[token] = set(scope.own_names())
         return ()
+
+    def _scopes_of_cells(self, cell: Cell) -> list[tuple[str, Scope]]:
+        """Return the scopes for one cell that this may be."""
+        waiting = [] if cell.nested else [token for token, names in self.of_cells.items() if names is None]
+        here = self._notebook.experiments.here() if waiting else ()
+        return [(token, self.open[token].scope) for token in waiting if self.open[token] in here]
+
+    def leave_to_others(self, token: str, scope: Scope) -> None:
+        """Leave to others what the cell of an experiment for one has not bound."""
+        scope.leave_to_others(set(scope.own_names()) - (self.of_cells[token] or set()), ())
 
 
 def answer(function: str, *words: Any) -> dict[str, Any]:
@@ -94,13 +117,16 @@ def has_card() -> bool:
     return False
 
 
-def start(line: str, token: str) -> dict[str, Any]:
+def start(line: str, token: str, is_for_cell: bool) -> dict[str, Any]:  # it comes over the wire
     """Open an experiment as ``%experiment start LINE`` does; our own reports are off until it ends."""
     notebook = _notebook()
     _, options = parse(_command("experiment"), f"start {line}")
     sys.modules["ipyparallel.serialize"].serialize_object(place())  # what the first one imports is not the experiment's
+    for other in () if is_for_cell else list(notebook.experiments.open):
+        if other.name == options.name and other not in notebook.experiments.here():  # of a client that may be gone
+            notebook.experiments.finish(other)
     experiment.start(notebook, options)
-    _quiet(notebook).add(token, notebook.experiments.here()[-1])
+    _quiet(notebook).add(token, notebook.experiments.here()[-1], is_for_cell=is_for_cell)
     return place()
 
 
@@ -109,18 +135,21 @@ def cancel(token: str) -> None:
     notebook = find_notebook(get_ipython())
     opened = None if notebook is None else _quiet(notebook).open.get(token)
     if notebook is not None and opened is not None and opened in notebook.experiments.open:
-        end(opened.name)
+        end(opened.name, token)
 
 
-def end(name: str) -> dict[str, Any]:
-    """End the experiment ``name``, and return its record."""
+def end(name: str, token: str) -> dict[str, Any]:
+    """End the experiment of this token, else the last one of that name, and return its record."""
     notebook = find_notebook(get_ipython())
-    open_ones = [] if notebook is None else [item for item in notebook.experiments.open if item.name == name]
-    if notebook is None or not open_ones:
+    opened = _opened(notebook, name, token)
+    if notebook is None or opened is None:
         raise GpuMemError(f"no experiment {quoted(name)} is open there")
-    open_ones[-1].options.report = "none"
-    record = notebook.experiments.finish(open_ones[-1])
-    _quiet(notebook).settle()
+    quiet = _quiet(notebook)
+    if token in quiet.of_cells:
+        quiet.leave_to_others(token, opened.scope)
+    opened.options.report = "none"
+    record = notebook.experiments.finish(opened)
+    quiet.settle()
     return {**place(), "free": _free(notebook), "record": record.to_dict(), "error": _error_of(record)}
 
 
@@ -130,11 +159,19 @@ def keep(line: str) -> None:
     experiment.keep(_notebook(), options)
 
 
-def cells(name: str, known: int) -> dict[str, Any]:
-    """Return how many cells the open experiment ``name`` has, and the records of those after the first ``known``."""
+def _opened(notebook: Notebook | None, name: str, token: str) -> OpenExperiment | None:
+    """Return the open experiment of a token; without one, as where another client began it, the last of that name."""
+    if notebook is None:
+        return None
+    named = {item.name: item for item in notebook.experiments.open}
+    return _quiet(notebook).open.get(token, None if token else named.get(name))
+
+
+def cells(name: str, token: str, known: int) -> dict[str, Any]:
+    """Return how many cells an open experiment has, and the records of those after the first ``known``."""
     notebook = find_notebook(get_ipython())
-    found = [] if notebook is None else [item for item in notebook.experiments.open if item.name == name]
-    own = found[-1].cells if found else []
+    opened = _opened(notebook, name, token)
+    own = opened.cells if opened is not None else ()
     free = {} if notebook is None else _free(notebook)
     return {"count": len(own), "cells": [cell.to_dict() for cell in own[known:]], "free": free}
 

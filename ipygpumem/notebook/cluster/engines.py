@@ -25,6 +25,9 @@ _PURGES = 3
 _GRACE_SECONDS = 10.0
 """So long an engine that got our Ctrl-C has to answer."""
 
+_NEWS_SECONDS = 0.5
+"""So long it may take to hear that an engine has begun a cell."""
+
 _HUB_SECONDS = 5.0
 """So long the hub has to drop answers."""
 
@@ -83,8 +86,7 @@ class Engines:
             asked: what to wait for.
             seconds: so long at most.
             progress: is told how many have answered.
-            to_all: a Ctrl-C goes to the engines that have no answer yet, too. Only for cells that we run: an engine
-                that has not begun what we ask runs something else of the user's.
+            to_all: a Ctrl-C goes to the engines that run the cell, too.
 
         Returns:
             Whether there was a Ctrl-C.
@@ -94,8 +96,7 @@ class Engines:
         except KeyboardInterrupt:
             if to_all:
                 with contextlib.suppress(KeyboardInterrupt):  # a second one: it has been long enough
-                    self.interrupt(unanswered(asked))
-                    self._wait(asked, _GRACE_SECONDS, progress)
+                    self._wait({number: asked[number] for number in self.interrupt(asked)}, _GRACE_SECONDS, progress)
             return True
         return False
 
@@ -131,7 +132,10 @@ class Engines:
         found: dict[int, str] = {}
         for number, result in results.items():
             if not result.ready():
-                found[number] = self._unanswered(": its cell goes on, and its experiment stays open")
+                goes_on = "goes on, and its experiment stays open"
+                found[number] = self._unanswered(
+                    f": its cell {goes_on if self.has_begun(result) else 'has not begun, and is taken back'}"
+                )
             elif (error := error_of(result)) is not None and getattr(error, "ename", "") in _LOST:
                 found[number] = _why(error)
         return found
@@ -149,10 +153,23 @@ class Engines:
             verb = "has" if len(waiting) == 1 else "have"
             raise ClusterError(f"{engine_numbers(waiting)} {verb} not answered, {SILENT}")
 
-    def interrupt(self, numbers: Sequence[int]) -> None:
-        """Send these engines a Ctrl-C."""
-        if numbers and not is_closed(self.client):
-            self.client.send_signal(signal.SIGINT, targets=list(numbers), block=False)
+    def has_begun(self, result: Any) -> bool:
+        """Whether an engine has begun its cell: before, it runs something else of the user's."""
+        return self.client.metadata[result.msg_ids[0]]["execute_input"] is not None
+
+    def interrupt(self, cells: Asked) -> list[int]:
+        """Send a Ctrl-C to the engines that run these cells, and return them; take back cells that have not begun."""
+        if is_closed(self.client):
+            return []
+        until = time.monotonic() + _NEWS_SECONDS
+        while not all(self.has_begun(cells[number]) for number in unanswered(cells)) and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+        begun = [number for number in unanswered(cells) if self.has_begun(cells[number])]
+        if begun:
+            self.client.send_signal(signal.SIGINT, targets=begun, block=False)
+        if later := [cells[number] for number in unanswered(cells) if number not in begun]:
+            self.client.abort(later, block=False)
+        return begun
 
     def forget(self, *several: Asked) -> None:
         """Drop the answers from the client's cache and the hub's, and take back what has not begun."""

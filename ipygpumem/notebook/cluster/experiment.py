@@ -54,17 +54,20 @@ class ClusterExperiment:
         self._sent = 0
         self._asked: Asked = {}
         """Questions for cells to engines that were busy: they answer once they are done."""
+        self._token = ""
+        """By which engines know it; empty where another client has begun it."""
         self._started_at, self._started = time.time(), time.perf_counter()
 
-    def start(self, line: str) -> None:
-        """Open it on all engines.
+    def start(self, line: str, *, is_for_cell: bool = False) -> None:
+        """Open it on all engines; names that come before or after the cell it is for are others'.
 
         Raises:
             ClusterError: none of them could.
             KeyboardInterrupt: Ctrl-C; those that had begun have ended it.
         """
-        token = uuid.uuid4().hex
-        asked = self.all.ask_each("start", {number: (_for_engine(line, number), token) for number in self.all.numbers})
+        self._token = token = uuid.uuid4().hex
+        words = {number: (_for_engine(line, number), token, is_for_cell) for number in self.all.numbers}
+        asked = self.all.ask_each("start", words)
         interrupted = self.all.wait(asked, _START_SECONDS)
         self._places, self._failed = self.all.answers(asked)
         self.engines = self.all.only(self._places)
@@ -84,6 +87,8 @@ class ClusterExperiment:
             return results, wait(results)
         finally:  # after a second Ctrl-C, too: who still runs it cannot end the experiment
             gone = self.engines.lost(results)
+            later = [number for number in unanswered(results) if not self.engines.has_begun(results[number])]
+            self.engines.only(later).ask("cancel", self._token)
             self._failed |= gone
             self.engines = self.engines.only(number for number in self.engines.numbers if number not in gone)
 
@@ -105,7 +110,8 @@ class ClusterExperiment:
         if len(self.engines.client.history) == self._sent and not earlier:
             return {}, []
         free = self.engines.only(number for number in self.engines.numbers if number not in earlier)
-        asked = free.ask_each("cells", {number: (self.name, self._known.get(number, 0)) for number in free.numbers})
+        known = {number: (self.name, self._token, self._known.get(number, 0)) for number in free.numbers}
+        asked = free.ask_each("cells", known)
         free.wait(asked, seconds)
         busy = unanswered(asked)
         every = {**earlier, **asked}
@@ -140,7 +146,7 @@ class ClusterExperiment:
     def end(self, progress: Progress) -> bool:
         """End it on the engines, and merge their records into ``record``; return whether there was a Ctrl-C."""
         self.engines.forget(self._asked)
-        asked = self.engines.ask("end", self.name)
+        asked = self.engines.ask("end", self.name, self._token)
         interrupted = self.engines.wait(asked, progress=progress)
         found, failed = self.engines.answers(asked)
         self.engines.forget(asked)

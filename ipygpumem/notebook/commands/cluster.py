@@ -59,7 +59,7 @@ def _run_cell(notebook: Notebook, options: Options, line: str, cell: str) -> lis
     engines = engines_of(notebook.tools.shell, options.on)
     experiment = ClusterExperiment(options.name, engines, options.report)
     with notebook.tools.live.work(f"experiment on {count(len(engines.numbers), 'engine')}") as progress:
-        experiment.start(line)
+        experiment.start(line, is_for_cell=True)
         results: Asked = {}
         try:
             results, interrupted = experiment.run(

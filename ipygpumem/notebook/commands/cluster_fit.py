@@ -78,7 +78,7 @@ def _try(
     cells: dict[int, RanCell] = {}
     verdicts: dict[int, str] = {}
     try:
-        experiment.start(f"{_NAME} --report none")
+        experiment.start(f"{_NAME} --report none", is_for_cell=True)
         left_out = experiment.reasons
         results, interrupted = experiment.run(cell, lambda running: _wait(engines, running))
         cells, _ = experiment.new_cells(_ANSWER_SECONDS)
@@ -119,7 +119,7 @@ def _wait(engines: Engines, results: Asked) -> bool:
         if until is None and failed(results):
             until = time.monotonic() + _GRACE_SECONDS
         if until is not None and time.monotonic() > until:
-            engines.interrupt(unanswered(results))
+            engines.interrupt(results)
             return engines.wait(results, _ANSWER_SECONDS, to_all=True)
     return False
 

@@ -9,6 +9,7 @@ from types import TracebackType
 
 from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.model import CellRecord, ExperimentRecord, Usage
+from ipygpumem.notebook.experiments.names import client_of
 from ipygpumem.notebook.experiments.open_experiment import OpenExperiment
 from ipygpumem.notebook.experiments.options import ExperimentOptions
 from ipygpumem.notebook.experiments.stack import Experiments
@@ -62,6 +63,7 @@ class Experiment:
         if self.opened.was_started:
             raise ExperimentError(f"experiment {quoted(self.name)} was started already: make a new one")
         self.opened.thread = threading.get_ident()
+        self.opened.client = client_of(self._experiments.services.tools.shell)
         self._experiments.begin(self.opened)
         return self
 

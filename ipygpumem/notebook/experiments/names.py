@@ -1,7 +1,7 @@
 """Finds the scope whose names the running code binds, and prepares it.
 
 A scope owns what its own cells bind. Its cells are those of the thread that opened it, since another subshell runs its
-cells in a thread of its own, over the same names.
+cells in a thread of its own, over the same names. On an engine of a cluster they are those of one client.
 """
 
 from __future__ import annotations
@@ -67,10 +67,12 @@ class Names:
         self._open = experiments
         self.listener = Listener(self._noted)
 
-    def here(self, thread: int | None = None) -> list[OpenExperiment]:
-        """Return the open experiments of a thread, by default of this one, innermost last."""
-        thread = threading.get_ident() if thread is None else thread
-        return [experiment for experiment in self._open if experiment.thread == thread]
+    def here(self, like: OpenExperiment | None = None) -> list[OpenExperiment]:
+        """Return the open experiments of this thread and client, or of another's, innermost last."""
+        if not self._open:
+            return []
+        thread, client = (like.thread, like.client) if like else (threading.get_ident(), client_of(self._tools.shell))
+        return [one for one in self._open if one.thread == thread and one.client == client]
 
     def _noted(self, key: str) -> bool:
         """Take what the code notes; return whether it need not note it again."""
@@ -85,10 +87,12 @@ class Names:
 
     def code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
         """Note code that runs next in the innermost running cell; see ``Part``."""
-        running = self._cells.running()
-        if not running:
-            return  # a front-end's own silent code
-        cell, here = running[-1], self.here()
+        running, here = self._cells.running(), self.here()
+        if not running:  # silent code, such as a front-end's own
+            for experiment in [one for one in self._open if one not in here]:
+                experiment.scope.share(bindings_of(tree).bound)
+            return
+        cell = running[-1]
         opens = our_magic(tree.body[0]) == "experiment" if getattr(tree, "body", None) else False
         noted = frozenset[str]()
         if may_change and not is_timed:
@@ -144,7 +148,7 @@ class Names:
     # -- cells ------------------------------------------------------------------------------------------------
 
     def cell_begins(self, cell: Cell) -> None:
-        """Note the names if scopes of other threads are open: new ones may be the cell's."""
+        """Note the names if scopes of others are open: new ones may be the cell's."""
         if self._open and len(self.here()) < len(self._open):
             self._note_names(cell)
 
@@ -162,14 +166,14 @@ class Names:
             known.names_before = set(self._tools.namespace)
 
     def cell_ends(self, cell: Cell) -> None:
-        """Leave to the cell what it has bound beside the scopes of other threads; settle its own thread's."""
+        """Leave to the cell what it has bound beside the scopes of others; settle its own."""
         self.listener.clear()
+        here = self.here()
         for experiment in self._open:
-            if experiment.thread != cell.thread:
+            if experiment not in here:
                 self._leave_to(cell, experiment)
                 if cell.number is not None:
                     experiment.outputs_at_start.keys.add(cell.number)
-        here = self.here()
         if here and not self._cells.running():
             settle([experiment.scope for experiment in here])
 
@@ -184,3 +188,12 @@ class Names:
         before = cell.of(_OfCell).names_before
         appeared = self._tools.namespace.keys() - before if before is not None else ()
         experiment.scope.leave_to_others(bound, appeared)
+
+
+def client_of(shell: Any) -> str | None:
+    """Return which client's code runs now on an engine of a cluster; None elsewhere: front-ends share their kernel."""
+    kernel: Any = getattr(shell, "kernel", None)
+    if not hasattr(kernel, "engine_id"):
+        return None
+    found: str | None = kernel.get_parent("shell").get("header", {}).get("session")
+    return found

@@ -70,6 +70,8 @@ class OpenExperiment:
         self.error_at_start = self.seen_error = 0
         self.thread = threading.get_ident()
         """The thread whose cells are the experiment's: that in which it starts."""
+        self.client: str | None = None
+        """On an engine of a cluster, the client whose cells alone are the experiment's."""
         sizes = options.sizes
         self._budget = NotebookBudget(services.budgets, sizes, f"experiment {self.name}") if sizes else None
         self._cells: list[CellRecord] = []

@@ -205,7 +205,7 @@ class Experiments(Part):
             raise ExperimentError(
                 f"experiment {quoted(experiment.name)} is not open: it was never started, or ipygpumem was unloaded"
             )
-        around = self.names.here(experiment.thread)
+        around = self.names.here(experiment)
         while around[-1] is not experiment:
             self._end(around.pop(), ended)
         enclosing = around[-2] if len(around) > 1 else None
