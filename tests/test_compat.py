@@ -425,6 +425,28 @@ def test_an_experiment_that_a_magic_has_ended_gives_its_data(bare_kernel: Kernel
     assert bare_kernel.value("exp.running, 'x' in globals(), exp.finish()._fields") == (False, False, ("cpu", "gpu"))
 
 
+@pytest.mark.parametrize("end", ["del exp", "exp = 1", "exp.__exit__(None, None, None)", "exp.finish()"])
+def test_what_goes_along_with_cells_leaves_with_an_experiment_that_a_magic_has_ended(
+    bare_kernel: Kernel, end: str
+) -> None:
+    made = "from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU({})"
+    replies(bare_kernel, OURS, [made.format("cl_enable=False"), "%experiment end", f"{end};"])
+    assert bare_kernel.run("1").reports("cell")
+    replies(bare_kernel, OURS, [made.format("cl_set_seed=7"), "%experiment end", f"{end};"])
+    one, other = (bare_kernel.run("import random\nprint(random.random())").stdout for _ in "ab")
+    assert one != other
+
+
+@pytest.mark.parametrize("module", ["", ".ipyexperiments", ".cell_logger", ".utils.ipython"])
+def test_an_import_of_all_names_brings_nothing_that_the_module_has_from_others(module: str) -> None:
+    """What it imports itself may have a name that the notebook uses, such as ``F``."""
+    names: dict[str, Any] = {}
+    exec(f"from {OURS}{module} import *", names)
+    del names["__builtins__"]
+    assert [name for name, item in names.items() if not getattr(item, "__module__", OURS).startswith(OURS)] == []
+    assert names and not {"utils", "cell_logger", "ipyexperiments"} & names.keys()
+
+
 def test_outputs_of_the_experiments_cells_go_and_kept_names_may_be_globs(bare_kernel: Kernel) -> None:
     cells = [
         "1",

@@ -4,10 +4,14 @@ Its modules are found under their names: ``cell_logger``, ``ipyexperiments``, ``
 docs/moving.md says what is different.
 """
 
-from ipygpumem.compat.ipyexperiments.ipyexperiments import IPyExperiments as IPyExperiments
-from ipygpumem.compat.ipyexperiments.ipyexperiments import IPyExperimentsCPU as IPyExperimentsCPU
-from ipygpumem.compat.ipyexperiments.ipyexperiments import IPyExperimentsGPU as IPyExperimentsGPU
-from ipygpumem.compat.ipyexperiments.ipyexperiments import IPyExperimentsPytorch as IPyExperimentsPytorch
+from ipygpumem.compat.ipyexperiments.ipyexperiments import (
+    IPyExperiments,
+    IPyExperimentsCPU,
+    IPyExperimentsGPU,
+    IPyExperimentsPytorch,
+)
+
+__all__ = ["IPyExperiments", "IPyExperimentsCPU", "IPyExperimentsGPU", "IPyExperimentsPytorch"]
 
 __version__ = "0.1.29"
 """The one of ipyexperiments whose interface this is."""

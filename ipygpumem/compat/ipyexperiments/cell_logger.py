@@ -20,6 +20,8 @@ from ipygpumem.probes.accelerators import loaded_torch
 from ipygpumem.reports.layout import Report
 from ipygpumem.scopes.seeding import SeedOnImport, is_seed, seed_generators
 
+__all__ = ["CellLogger", "CellLoggerData", "CellLoggerMemory", "CellLoggerTime", "cpu_ram_used", "set_seed"]
+
 
 class CellLoggerMemory(NamedTuple):
     """What a cell kept, how far it rose above that and above its start, and what is in use after it; bytes."""

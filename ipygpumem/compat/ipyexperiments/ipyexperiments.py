@@ -248,9 +248,7 @@ class IPyExperiments:
         Raises:
             ExperimentError: ipygpumem was unloaded meanwhile.
         """
-        for part in self._parts:
-            part.stop()
-        self._parts, self.cl = [], None
+        self._stop_parts()
         if self.enable and self._experiment.record is None:
             self._end()
         self._runs = False
@@ -259,6 +257,11 @@ class IPyExperiments:
         data = self.data
         self.cpu_ram_cons, self.gpu_ram_cons = data.cpu.consumed, data.gpu.consumed
         return data
+
+    def _stop_parts(self) -> None:
+        for part in self._parts:
+            part.stop()
+        self._parts, self.cl = [], None
 
     def _end(self) -> None:
         experiments, opened = self._notebook.experiments, self._experiment.opened
@@ -279,12 +282,16 @@ class IPyExperiments:
             if error is not None and self.enable:
                 self._experiment.failed_by(error)
             self.finish()
+        self._stop_parts()  # they are still there if a magic has ended the experiment
 
     def __del__(self) -> None:
-        if "_runs" in vars(self) and self.running and not sys.is_finalizing():
+        if "_parts" not in vars(self) or sys.is_finalizing():
+            return
+        if self.running:
             if self.enable and _names_are_reset():
                 self._experiment.opened.scope.share(list(self._notebook.tools.namespace))
             self.finish()
+        self._stop_parts()
 
 
 class IPyExperimentsCPU(IPyExperiments):
