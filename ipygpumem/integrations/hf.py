@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from types import FrameType
 from typing import Any
 
@@ -32,16 +31,11 @@ class MemoryCallback(TrainerCallback):
 
     def __init__(self, *, phases: bool = False) -> None:
         self.epochs = Epochs(phases=phases)
-        self._trainer: weakref.ref[Any] | None = None  # weak: a circle would keep its model alive
         self._number = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_trainer": None}
 
     @harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: D102
         self.epochs.close()  # an error ended the training before
-        self._trainer = _trainer_above(sys._getframe(1))
         self._number = int(state.epoch or 0)
 
     @harmless
@@ -91,9 +85,9 @@ class MemoryCallback(TrainerCallback):
             self.epochs.enter("validation")
 
     def _log(self, state: Any, figures: dict[str, float]) -> None:
-        trainer = self._trainer() if self._trainer is not None else None
         if not figures:
             return
+        trainer = _trainer_above(sys._getframe(1))
         if trainer is None:
             state.log_history.append({**figures, "epoch": state.epoch, "step": state.global_step})
             return
@@ -106,7 +100,7 @@ class MemoryCallback(TrainerCallback):
             control.should_log = wanted  # a log that was due is due still
 
 
-def _trainer_above(frame: FrameType | None) -> weakref.ref[Any] | None:
+def _trainer_above(frame: FrameType | None) -> Any | None:
     """Return the trainer whose training loop has called a hook: callbacks are not told.
 
     Other callbacks get what is logged before ours do, so that what we added to it would reach none of them.
@@ -117,6 +111,6 @@ def _trainer_above(frame: FrameType | None) -> weakref.ref[Any] | None:
         if frame.f_code.co_varnames[:1] == ("self",):
             caller = peek(frame).get("self")  # not from f_locals, which keeps the trainer alive after an error
             if is_instance(caller, Trainer):
-                return weakref.ref(caller)
+                return caller
         frame = frame.f_back
     return None

@@ -297,6 +297,21 @@ def test_a_validation_at_the_start_counts_nothing_of_the_training_that_an_error_
     assert [peak for label, _, _, peak in records() if label == "validation"] == [32, 32]
 
 
+def test_a_training_inside_another_ones_step_gets_none_of_its_figures(card: Card, tmp_path: Path) -> None:
+    """As where a model is distilled or labels are made anew, with the same callback."""
+    callback = MemoryCallback()
+    inner = trainer(tmp_path / "inner", callback, card=card, num_train_epochs=1)
+
+    class Inside(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            if state.global_step == 1:
+                inner.train()
+
+    outer = trainer(tmp_path / "outer", callback, Inside(), card=card)
+    outer.train()
+    assert (len(logged(inner)), len(logged(outer))) == (1, 1)
+
+
 def test_the_callback_keeps_no_trainer_alive_and_can_be_pickled(card: Card, tmp_path: Path) -> None:
     callback = MemoryCallback(phases=True)
     trained = trainer(tmp_path, callback, card=card)
