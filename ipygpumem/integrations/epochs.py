@@ -33,7 +33,7 @@ class Epochs:
         self.phases = phases
         self.has_failed = False
         self.left_out: set[str] = set()
-        """Names that the user's own code logs."""
+        """Names that something else logs: the user's own code, or another one of these callbacks."""
         self._traces: Traces | None = None
         self._number = 0
         self._epoch: _Span | None = None
@@ -120,11 +120,11 @@ class Epochs:
             self.close()
 
     def leave_to_user(self, names: Iterable[str]) -> None:
-        """Note names of ours that the user's own code logs: those are left out, which is said once."""
+        """Note names of ours that something else logs: those are left out, which is said once."""
         new = sorted(set(names) - self.left_out)
         self.left_out.update(new)
         if new:
-            text = f"your code logs {', '.join(new)} itself, and so the memory callback does not"
+            text = f"something else logs {', '.join(new)} already, and so this memory callback does not"
             with contextlib.suppress(Exception):  # whatever stands for stderr now
                 sys.stderr.write(f"ipygpumem: {text}; ipygpumem.traces() has its figures\n")
 

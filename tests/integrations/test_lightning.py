@@ -108,7 +108,7 @@ def test_a_name_that_the_module_logs_itself_is_left_to_it_and_said_once(
     assert theirs
     assert mine_in(tmp_path / "ours") == theirs
     assert len([row for row in logged_rows(tmp_path / "ours") if row["mem/cuda_0/kept_mib"]]) == 2
-    assert capsys.readouterr().err.count(f"your code logs {MINE} itself") == 1
+    assert capsys.readouterr().err.count(f"something else logs {MINE} already") == 1
 
 
 def logged_rows(folder: Path) -> list[dict[str, str]]:
@@ -131,7 +131,18 @@ def test_another_callbacks_log_of_the_same_name_stays_and_can_be_monitored(
     monitor = EarlyStopping(MINE, check_on_train_epoch_end=True)
     trainer = fit(tmp_path, MemoryCallback(), Own(), monitor, card=card, logger=CSVLogger(tmp_path))
     assert (trainer.callback_metrics[MINE], monitor.best_score) == (7.0, 7.0)
-    assert capsys.readouterr().err.count("itself, and so the memory callback does not") == 1
+    assert capsys.readouterr().err.count("already, and so this memory callback does not") == 1
+
+
+def test_a_second_callback_logs_what_the_first_does_not(
+    card: Card, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(tmp_path, MemoryCallback(), MemoryCallback(phases=True), card=card, logger=CSVLogger(tmp_path))
+    rows = logged_rows(tmp_path)
+    assert [len([row for row in rows if row[name]]) for name in (MINE, "mem/cuda_0/forward/peak_mib")] == [2, 2]
+    said = capsys.readouterr().err
+    assert said.count(f"mem/cuda_0/kept_mib, {MINE} already, and so this memory callback does not") == 1
+    assert "your code" not in said
 
 
 def test_our_figures_can_be_monitored(card: Card, tmp_path: Path) -> None:
