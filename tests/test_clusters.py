@@ -236,7 +236,10 @@ def test_answers_do_not_pile_up_in_the_clients_cache_or_the_hubs(cluster: Kernel
     [
         ("%experiment end typo --on all", "no experiment 'typo' is open there"),
         ("%%experiment a --on all --record /\nx = 1", "/"),
-        ("%%experiment a --on 9\nx = 1", "there is no engine 9; there are engines 0-3"),
+        ("%%experiment a --on 9\nx = 1", "the cluster has no engine 9; it has engines 0-3"),
+        ("%%experiment a --on 2-9\nx = 1", "the cluster has no engines 4-9; it has engines 0-3"),
+        ("%%experiment a --on 2-0\nx = 1", "--on names no engine; the cluster has engines 0-3"),
+        ("none = rc.direct_view([])\n%gpumem status --on none", "--on names no engine; the cluster has engines 0-3"),
         ("%%experiment a --on nobody\nx = 1", "--on nobody: write all, gpu, numbers of engines"),
         ("%%experiment a --on gpu\nx = 1", "--on gpu: no engine has a GPU"),
         ("%experiment start a --on all --seed x", "--seed"),

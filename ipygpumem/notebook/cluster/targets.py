@@ -50,8 +50,10 @@ def _checked(client: Any, numbers: Any) -> Engines:
     if not there:
         raise ClusterError("the cluster has no engine: none has started yet, or all have died")
     lacking = [number for number in wanted if number not in there]
+    if not wanted:
+        raise ClusterError(f"--on names no engine; the cluster has {engine_numbers(there)}")
     if lacking:
-        raise ClusterError(f"there is no {engine_numbers(lacking)}; there are {engine_numbers(there)}")
+        raise ClusterError(f"the cluster has no {engine_numbers(lacking)}; it has {engine_numbers(there)}")
     return Engines(client, wanted)
 
 
