@@ -102,6 +102,30 @@ def test_an_interrupt_reaches_an_engine_that_sleeps(cluster: Kernel, tmp_path: P
     assert on_engines(cluster, NAMES) == [[]] * 4
 
 
+STRIKES_IN = """
+from ipygpumem.notebook.cluster.engines import Engines
+original = Engines.NAME
+def struck(*args, **options):
+    Engines.NAME = original
+    import os
+    os.kill(os.getpid(), 2)
+    return original(*args, **options)
+Engines.NAME = struck
+"""
+
+
+@pytest.mark.parametrize("place", ["ask_each", "answers", "forget", "only", "run", "lost"])
+@pytest.mark.parametrize("cell", ["%%experiment a --on all\nx = 1", "%%autofit n=2 --on all\nx = n"])
+def test_a_ctrl_c_at_any_moment_leaves_nothing_open_and_engines_alike(cluster: Kernel, cell: str, place: str) -> None:
+    works(cluster, "%gpumem status --on all")  # loads the extension there
+    works(cluster, STRIKES_IN.replace("NAME", place))
+    assert cluster.run(cell, timeout=60).error == "KeyboardInterrupt"
+    assert on_engines(cluster, OPEN) == [0] * 4
+    bound = ["n", "x"] if "autofit" in cell and place == "lost" else []  # there it has fitted, and is kept
+    assert on_engines(cluster, NAMES) == [bound] * 4
+    works(cluster, "%px globals().pop('n', None); globals().pop('x', None);")
+
+
 OPEN = "len(__import__('ipygpumem.notebook.notebook').notebook.notebook.find_notebook(get_ipython()).experiments.open)"
 BUSY = "rc[1].execute('import time\\nwhile True: time.sleep(0.05)', block=False)"
 STOP_BUSY = "rc.send_signal(2, targets=[1], block=True)\nbusy.wait(30)"
@@ -165,9 +189,10 @@ def test_ctrl_c_while_an_engine_is_busy_with_something_else_does_not_reach_it(cl
     source = f"{UNTIL}until({str(end)!r})\nq = 1"
     works(cluster, f"busy = rc[1].execute({source!r}, block=False)")
     works(cluster, f"{CTRL_C}\nctrl_c(lambda: len(rc.outstanding) == 2)")
-    (text,) = works(cluster, "%gpumem free --on all").reports("engines")
-    assert "engine 1: has not answered" in text
+    reply = cluster.run("%gpumem free --on all")
     end.touch()
+    assert reply.error == "KeyboardInterrupt"
+    assert "engine 1: has not answered" in reply.reports("engines")[0]
     works(cluster, "busy.wait(60)\nassert busy.successful()")
     assert on_engines(cluster, NAMES) == [[], ["q"], [], []], "its cell has run to the end"
 

@@ -46,16 +46,29 @@ class kept:  # noqa: N801  # read as a word of the "with" statement
             raise KeyboardInterrupt
 
 
+_struck: list[int] | None = None
+"""Of the block of ``noted`` that the main thread is in."""
+
+
 @contextlib.contextmanager
 def noted() -> Iterator[list[int]]:
-    """Note interrupts in a list while something is done that must not be broken off; the caller sees to them."""
-    struck: list[int] = []
+    """Note interrupts in a list while something is done that must not be broken off; the caller sees to them.
+
+    Inside another such block, it is that one's list.
+    """
+    global _struck
     here = threading.current_thread() is threading.main_thread()
+    if here and _struck is not None:
+        yield _struck
+        return
+    struck: list[int] = []
     if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield struck
         return
+    _struck = struck
     signal.signal(signal.SIGINT, lambda number, _: struck.append(number))
     try:
         yield struck
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        _struck = None

@@ -17,6 +17,7 @@ from typing import Any
 from ipygpumem.errors import ClusterError
 from ipygpumem.merging.engines import engine_numbers
 from ipygpumem.notebook.cluster.controller import SILENT, Controller, is_closed
+from ipygpumem.objects import interrupts
 from ipygpumem.objects.progress import Progress, unseen
 
 _MODULE = "ipygpumem.notebook.engine"
@@ -78,7 +79,13 @@ class Engines:
         return asked
 
     def wait(
-        self, asked: Asked, seconds: float | None = None, *, progress: Progress = unseen, to_all: bool = False
+        self,
+        asked: Asked,
+        seconds: float | None = None,
+        *,
+        progress: Progress = unseen,
+        to_all: bool = False,
+        anew: bool = False,
     ) -> bool:
         """Wait for all answers, for so long at most; a Ctrl-C, and a controller that is silent, end the waiting.
 
@@ -87,22 +94,24 @@ class Engines:
             seconds: so long at most.
             progress: is told how many have answered.
             to_all: a Ctrl-C goes to the engines that run the cell, too.
+            anew: a Ctrl-C of before, which has been noted, does not end it.
 
         Returns:
             Whether there was a Ctrl-C.
         """
-        try:
-            self._wait(asked, seconds, progress)
-        except KeyboardInterrupt:
-            if to_all:
-                with contextlib.suppress(KeyboardInterrupt):  # a second one: it has been long enough
-                    self._wait({number: asked[number] for number in self.interrupt(asked)}, _GRACE_SECONDS, progress)
-            return True
-        return False
+        with interrupts.noted() as struck:
+            heard = len(struck) if anew else 0
+            self._wait(asked, seconds, progress, struck, heard)
+            interrupted = len(struck) > heard
+            if interrupted and to_all:
+                heard = len(struck)  # at one more it has been long enough
+                begun = {number: asked[number] for number in self.interrupt(asked)}
+                self._wait(begun, _GRACE_SECONDS, progress, struck, heard)
+        return interrupted
 
-    def _wait(self, asked: Asked, seconds: float | None, progress: Progress) -> None:
+    def _wait(self, asked: Asked, seconds: float | None, progress: Progress, struck: list[int], heard: int) -> None:
         until = None if seconds is None else time.monotonic() + seconds
-        while waiting := unanswered(asked):
+        while (waiting := unanswered(asked)) and len(struck) == heard:
             progress(1 - len(waiting) / len(asked))
             left = _POLL_SECONDS if until is None else min(_POLL_SECONDS, until - time.monotonic())
             if left <= 0 or self.controller.is_silent:

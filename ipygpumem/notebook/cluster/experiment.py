@@ -69,10 +69,11 @@ class ClusterExperiment:
         words = {number: (_for_engine(line, number), token, is_for_cell) for number in self.all.numbers}
         asked = self.all.ask_each("start", words)
         interrupted = self.all.wait(asked, _START_SECONDS)
+        late = unanswered(asked)
         self._places, self._failed = self.all.answers(asked)
         self.engines = self.all.only(self._places)
         self.all.forget(asked)
-        self.all.only(unanswered(asked)).ask("cancel", token)  # which have begun, and answer too late
+        self.all.only(late).ask("cancel", token)  # which have begun, and answer too late
         if interrupted:
             self.end(unseen)
             raise KeyboardInterrupt
@@ -95,7 +96,7 @@ class ClusterExperiment:
     def keep(self, line: str) -> None:
         """Let names stay on the engines."""
         asked = self.engines.ask("keep", line)
-        self.engines.wait(asked, _START_SECONDS)
+        self.engines.wait(asked, _START_SECONDS, anew=True)
         _, failed = self.engines.answers(asked)
         self.engines.forget(asked)
         if failed:
@@ -112,7 +113,7 @@ class ClusterExperiment:
         free = self.engines.only(number for number in self.engines.numbers if number not in earlier)
         known = {number: (self.name, self._token, self._known.get(number, 0)) for number in free.numbers}
         asked = free.ask_each("cells", known)
-        free.wait(asked, seconds)
+        free.wait(asked, seconds, anew=True)
         busy = unanswered(asked)
         every = {**earlier, **asked}
         self._asked = {number: every[number] for number in unanswered(every)}
@@ -147,7 +148,7 @@ class ClusterExperiment:
         """End it on the engines, and merge their records into ``record``; return whether there was a Ctrl-C."""
         self.engines.forget(self._asked)
         asked = self.engines.ask("end", self.name, self._token)
-        interrupted = self.engines.wait(asked, progress=progress)
+        interrupted = self.engines.wait(asked, progress=progress, anew=True)
         found, failed = self.engines.answers(asked)
         self.engines.forget(asked)
         self._failed |= failed

@@ -17,6 +17,7 @@ from ipygpumem.notebook.commands.magics import loaded
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.notebook.registry import Command
+from ipygpumem.objects import interrupts
 from ipygpumem.reports.engines import looks_report
 from ipygpumem.reports.layout import Report, count
 from ipygpumem.units import format_seconds
@@ -25,7 +26,14 @@ from ipygpumem.units import format_seconds
 def on_engines(
     notebook: Notebook, magic: Command, command: Command, options: Options, line: str, cell: str = ""
 ) -> list[Report]:
-    """Do on engines what ``command`` does here."""
+    """Do on engines what ``command`` does here; a Ctrl-C breaks off its waiting alone, so that nothing stays open."""
+    __tracebackhide__ = True
+    with interrupts.noted() as struck:
+        reports = _done(notebook, magic, command, options, line, cell)
+    return _unless(struck, notebook, reports)
+
+
+def _done(notebook: Notebook, magic: Command, command: Command, options: Options, line: str, cell: str) -> list[Report]:
     __tracebackhide__ = True
     words = without_on(line)
     if command.run == "experiment.start_cell":
@@ -38,6 +46,14 @@ def on_engines(
         reports: list[Report] = loaded("cluster_fit.fit")(notebook, options, cell)
         return reports
     return _look(notebook, magic.name.lstrip("%"), words, options)
+
+
+def _unless(struck: list[int], notebook: Notebook, reports: list[Report]) -> list[Report]:
+    """Return the reports; if there was a Ctrl-C, show them and raise it."""
+    if struck:
+        notebook.tools.screen.show(reports)
+        raise KeyboardInterrupt
+    return reports
 
 
 def without_on(line: str) -> str:
@@ -113,9 +129,10 @@ def end(notebook: Notebook, experiment: ClusterExperiment) -> list[Report]:
             f"the client that began {quoted(experiment.name)} is closed: connect again, and end it with "
             "%experiment end NAME --on all"
         )
-    with notebook.tools.live.work(f"experiment {experiment.name}") as progress:
+    with interrupts.noted() as struck, notebook.tools.live.work(f"experiment {experiment.name}") as progress:
         experiment.end(progress)
-    return _cluster(notebook).ended(experiment)
+        reports = _cluster(notebook).ended(experiment)
+    return _unless(struck, notebook, reports)
 
 
 def described(experiment: ClusterExperiment) -> str:
@@ -145,11 +162,9 @@ def _look(notebook: Notebook, magic: str, line: str, options: Options) -> list[R
     engines = engines_of(notebook.tools.shell, options.on)
     asked = engines.ask("look", magic, line)
     with notebook.tools.live.work(f"%{magic} {line}") as progress:
-        interrupted = engines.wait(asked, progress=progress)
+        engines.wait(asked, progress=progress)
     found, failed = engines.answers(asked)
     engines.forget(asked)
-    if interrupted and not found:
-        raise KeyboardInterrupt
     looks = {
         number: (one["host"], one["text"], _values(one, is_freeing=line == "free")) for number, one in found.items()
     }

@@ -55,7 +55,7 @@ def fit(notebook: Notebook, options: Options, cell: str) -> list[Report]:
 
 def _end(engines: Engines, values: Values, *, fits: bool) -> None:
     asked = engines.ask("end_fit", list(values), fits)
-    engines.wait(asked, _ANSWER_SECONDS)
+    engines.wait(asked, _ANSWER_SECONDS, anew=True)
     engines.forget(asked)
 
 
