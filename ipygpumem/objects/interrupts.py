@@ -46,8 +46,14 @@ class kept:  # noqa: N801  # read as a word of the "with" statement
             raise KeyboardInterrupt
 
 
-_struck: list[int] | None = None
-"""Of the block of ``noted`` that the main thread is in."""
+class _Noting:
+    """A handler of interrupts that notes them."""
+
+    def __init__(self) -> None:
+        self.struck: list[int] = []
+
+    def __call__(self, number: int, frame: object) -> None:
+        self.struck.append(number)
 
 
 @contextlib.contextmanager
@@ -56,19 +62,13 @@ def noted() -> Iterator[list[int]]:
 
     Inside another such block, it is that one's list.
     """
-    global _struck
     here = threading.current_thread() is threading.main_thread()
-    if here and _struck is not None:
-        yield _struck
+    handler, own = signal.getsignal(signal.SIGINT), _Noting()
+    if not here or handler is not signal.default_int_handler:
+        yield handler.struck if here and isinstance(handler, _Noting) else own.struck
         return
-    struck: list[int] = []
-    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield struck
-        return
-    _struck = struck
-    signal.signal(signal.SIGINT, lambda number, _: struck.append(number))
+    signal.signal(signal.SIGINT, own)
     try:
-        yield struck
+        yield own.struck
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        _struck = None
