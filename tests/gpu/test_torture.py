@@ -37,7 +37,7 @@ def test_a_row_of_leaks(scenario: Scenario, runner: Runner) -> None:
     result = runner.run(scenario)
     assert not result.trouble, result.trouble
     assert result.on_gpu_bytes >= 12 * MIB  # the least are a data loader's batches
-    assert result.meets(scenario.share), f"{result.share:.1%} came back, due are {scenario.share:.0%}"
+    assert result.meets(scenario.share), f"{result.share:.1%} came back, due are {scenario.share:.0%}: {result.told}"
     assert result.gpu_left_bytes < MIB or scenario.share < 1.0
     assert scenario.holder in result.told
 

@@ -42,7 +42,7 @@ def test_all_comes_back_that_nothing_outside_holds(
     result = runner_for(way).run(scenario)
     assert not result.trouble, result.trouble
     assert result.made_bytes >= 64 << 20
-    assert result.meets(scenario.share), f"{result.share:.1%} came back, due are {scenario.share:.0%}"
+    assert result.meets(scenario.share), f"{result.share:.1%} came back, due are {scenario.share:.0%}: {result.told}"
     assert scenario.holder in result.told
 
 
