@@ -111,6 +111,11 @@ def test_the_line_of_a_cell_has_the_slowest_the_sum_and_the_highest() -> None:
     )
 
 
+def test_the_line_of_a_cell_names_nobody_where_all_are_alike() -> None:
+    cells = {number: CellRecord(1, None, "s", 0.0, 1.0, True, None, (usage("cpu", 0, 0),)) for number in (0, 1)}
+    assert cells_line("s", cells).headline == "experiment s · a cell on engines 0-1 · 1.00 s · RAM +0 in all, peak +0"
+
+
 def test_a_command_shows_each_engines_text_below_the_figures_and_who_has_none() -> None:
     report = looks_report("%gpumem free", {0: ("a", "came back: 1\nrest", {}), 2: ("b", "", {})}, {"died": [1, 3]})
     assert (report.headline, report.lines) == ("%gpumem free on 2 engines", ("engines 1, 3: died",))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ipygpumem.merging.engines import KEPT, NAMES, PEAK, TIME, Values, engine_numbers, merged_figures, values_of
-from ipygpumem.merging.records import Figure
+from ipygpumem.merging.records import Figure, Spread
 from ipygpumem.model import CellRecord, EngineRecord, ExperimentRecord
 from ipygpumem.reports.layout import (
     SEPARATOR,
@@ -120,7 +120,7 @@ def cells_line(name: str, cells: Mapping[int, CellRecord], *, still_busy: Sequen
     if cells:
         slowest = by_key[TIME, ""].spread
         parts.append(f"a cell on {engine_numbers(list(cells))}")
-        parts.append(f"{format_seconds(slowest.highest)}{_owner(slowest.highest_name, len(cells))}")
+        parts.append(f"{format_seconds(slowest.highest)}{_owner(slowest)}")
     failed = [number for number, cell in cells.items() if cell.error is not None]
     if failed:
         errors = dict.fromkeys(cells[number].error or "" for number in failed)
@@ -131,15 +131,15 @@ def cells_line(name: str, cells: Mapping[int, CellRecord], *, still_busy: Sequen
             mark = " (sampled)" if peak.is_sampled else ""
             parts.append(
                 f"{device_label(device)} {format_change(int(kept.total))} in all, peak "
-                f"{format_change(int(peak.spread.highest))}{mark}{_owner(peak.spread.highest_name, len(cells))}"
+                f"{format_change(int(peak.spread.highest))}{mark}{_owner(peak.spread)}"
             )
     if still_busy:
         parts.append(f"{engine_numbers(still_busy)} not done yet")
     return Report("engines", SEPARATOR.join(parts))
 
 
-def _owner(name: str, number: int) -> str:
-    return f" ({name})" if number > 1 else ""
+def _owner(spread: Spread) -> str:
+    return f" ({spread.highest_name})" if spread.highest > spread.lowest else ""
 
 
 def looks_report(
