@@ -9,5 +9,8 @@ from ipygpumem.compat.ipyexperiments.ipyexperiments import IPyExperimentsCPU as 
 from ipygpumem.compat.ipyexperiments.ipyexperiments import IPyExperimentsGPU as IPyExperimentsGPU
 from ipygpumem.compat.ipyexperiments.ipyexperiments import IPyExperimentsPytorch as IPyExperimentsPytorch
 
+__all__ = ["IPyExperiments", "IPyExperimentsCPU", "IPyExperimentsGPU", "IPyExperimentsPytorch"]
+"""With an asterisk no module comes: a notebook's own ``utils`` stays."""
+
 __version__ = "0.1.29"
 """The one of ipyexperiments whose interface this is."""
