@@ -168,6 +168,23 @@ def test_a_hook_that_fails_says_so_once_and_does_nothing_from_then_on(
     )
 
 
+class WordlessError(Exception):
+    def __str__(self) -> str:
+        raise TypeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"), [(ValueError("first\nsecond"), "ValueError: first"), (WordlessError(), "WordlessError")]
+)
+def test_a_failure_is_one_line_whatever_the_users_logger_raises(
+    error: Exception, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Epochs().step_aside(error)
+    assert capsys.readouterr().err == (
+        f"ipygpumem: the memory callback failed ({text}). Your code is not affected; it measures no more.\n"
+    )
+
+
 def test_copies_measure_the_same_and_share_nothing(card: Card) -> None:
     epochs = Epochs(phases=True)
     epochs.begin(1)
