@@ -95,6 +95,9 @@ class Epochs:
         if self._epoch is None or self._traces is None:
             return {}
         usages, seconds = self._epoch.stop()
+        if not usages:  # the extension was unloaded meanwhile: what its phases have is not all of it
+            self.close()
+            return {}
         record = TraceRecord(EPOCH, self._epoch.started_at, seconds, None, usages, self._number)
         self._epoch = None
         of_phases = [self.take(phase) for phase in list(self._runs)]

@@ -11,6 +11,7 @@ import threading
 import pytest
 
 import ipygpumem
+from ipygpumem.api.shell import current_traces
 from ipygpumem.errors import GpuMemError
 from ipygpumem.integrations.epochs import Epochs, harmless
 from tests.integrations.steps import Card, is_closed, is_sampled_after_a_cell, on_card, records, sample_one_more
@@ -166,6 +167,17 @@ def test_a_hook_that_fails_says_so_once_and_does_nothing_from_then_on(
         "ipygpumem: the memory callback failed (ZeroDivisionError: half). Your code is not affected; "
         "it measures no more.\n"
     )
+
+
+def test_of_an_epoch_in_which_the_extension_is_unloaded_no_part_is_logged(card: Card) -> None:
+    epochs = Epochs(phases=True)
+    epochs.begin(1)
+    epochs.enter("forward")
+    epochs.leave("forward")
+    current_traces().meter.close()
+    assert epochs.end() == {}
+    assert records() == []
+    assert epochs.take("forward") == {}
 
 
 class WordlessError(Exception):
