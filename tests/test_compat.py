@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
+from ipygpumem.compat.ipyexperiments import IPyExperimentsCPU
 from ipygpumem.compat.ipyexperiments.cell_logger import set_seed
 from ipygpumem.compat.ipyexperiments.utils.ipython import (
     IS_IN_IPYTHON,
@@ -23,7 +25,9 @@ from ipygpumem.compat.ipyexperiments.utils.ipython import (
 )
 from ipygpumem.compat.ipyexperiments.utils.mem import b2mb
 from ipygpumem.errors import GpuMemError
+from ipygpumem.notebook.notebook import notebook_of
 from tests.kernel import Kernel, Reply
+from tests.tracing import interrupted_at
 
 MIB = 1 << 20
 TOLERANCE = 8 * MIB
@@ -382,6 +386,49 @@ def test_a_cell_says_what_it_cost_unless_the_logger_is_off(bare_kernel: Kernel) 
     assert bare_kernel.value("get_ipython().run_line_magic('config', 'IPyGpuMem.collect_garbage')") is True
 
 
+def test_imports_with_an_asterisk_leave_the_users_names(bare_kernel: Kernel) -> None:
+    own = "F, Cell, Usage, utils, cell_logger, ipyexperiments"
+    places = ("", ".ipyexperiments", ".cell_logger", ".utils.ipython", ".utils.mem")
+    imports = [f"from PEER{place} import *" for place in places]
+    replies(bare_kernel, OURS, [f"{own} = 'mine  '", *imports])
+    assert bare_kernel.value(f"({own}) == tuple('mine  ')") is True
+    names = "IPyExperiments, IPyExperimentsCPU, IPyExperimentsGPU, IPyExperimentsPytorch, CellLogger, set_seed, b2mb"
+    assert bare_kernel.value(f"len(({names}, IS_IN_IPYTHON, ipython_tb_clear_frames))") == 9
+
+
+def test_a_logger_of_an_extension_that_was_unloaded_does_not_start(bare_kernel: Kernel) -> None:
+    """It would go along with no cell, and its figures would be zeros."""
+    make = "from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU()\nlogger = exp.cl"
+    replies(bare_kernel, OURS, [make, "1", "%unload_ext ipygpumem"])
+    for cell in ("logger.start()", "%load_ext ipygpumem\nlogger.start()"):
+        refused = bare_kernel.run(cell)
+        assert (refused.error, "unloaded" in refused.message) == ("ExperimentError", True)
+    replies(bare_kernel, OURS, ["logger.stop()"])
+    assert bare_kernel.value("logger.running, logger.data.cpu.used_total > 0") == (False, True)
+
+
+@pytest.mark.parametrize(("enabled", "logs"), [(True, True), (True, False), (False, False)])
+def test_an_experiment_whose_start_is_interrupted_is_over(
+    shell: InteractiveShell, enabled: bool, logs: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell.run_line_magic("load_ext", "ipygpumem")
+    notebook = notebook_of(shell)
+    parts, made, line = notebook.session.parts, [], 1
+
+    def make() -> None:
+        made.append(IPyExperimentsCPU(exp_enable=enabled, cl_enable=logs, cl_gc_collect=False, cl_set_seed=3))
+
+    while interrupted_at(line, make, lambda frame: frame.f_code.co_name in ("_start", "start", "join")):
+        assert (notebook.experiments.open, notebook.session.parts) == ([], parts)
+        assert notebook.tools.config.report
+        assert notebook.tools.config.collect_garbage
+        line += 1
+    assert line > 5
+    assert len(made) == 1
+    assert made[0].running
+    made[0].finish()
+
+
 def test_an_extension_that_is_unloaded_takes_the_experiment_with_it(bare_kernel: Kernel) -> None:
     replies(bare_kernel, OURS, ["from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU(cl_set_seed=1)", "x = 1"])
     assert "open experiments" in bare_kernel.run("%unload_ext ipygpumem").stderr
@@ -437,17 +484,6 @@ def test_what_goes_along_with_cells_leaves_with_an_experiment_that_a_magic_has_e
     assert one != other
 
 
-@pytest.mark.parametrize("module", ["", ".ipyexperiments", ".cell_logger", ".utils.ipython"])
-def test_an_import_of_all_names_brings_nothing_that_the_module_has_from_others(module: str) -> None:
-    """What it imports itself may have a name that the notebook uses, such as ``F``."""
-    names: dict[str, Any] = {}
-    exec(f"from {OURS}{module} import *", names)
-    del names["__builtins__"]
-    assert [name for name, item in names.items() if not getattr(item, "__module__", OURS).startswith(OURS)] == []
-    assert names
-    assert not {"utils", "cell_logger", "ipyexperiments"} & names.keys()
-
-
 def test_outputs_of_the_experiments_cells_go_and_kept_names_may_be_globs(bare_kernel: Kernel) -> None:
     cells = [
         "1",
@@ -471,12 +507,16 @@ def test_bad_input_is_one_clear_line_and_loses_nothing(bare_kernel: Kernel) -> N
         ("exp.var_names_keep = [1]", "ValueError", "a list of names"),
         ("IPyExperimentsGPU()", "ExperimentError", "use IPyExperimentsCPU or IPyExperimentsPytorch"),
         ("IPyExperimentsCPU(cl_set_seed='1')", "ExperimentError", "seed must be a whole number"),
+        ("IPyExperimentsCPU(cl_set_seed=None)", "ExperimentError", "seed must be a whole number"),
+        ("IPyExperimentsCPU(exp_enable=False, cl_enable=False, cl_set_seed=1.5)", "ExperimentError", "seed must be"),
+        ("exp.cl.set_seed = 'x'", "ExperimentError", "seed must be a whole number"),
         ("IPyExperimentsCPU(compact=True)", "TypeError", "compact"),
         ("IPyExperimentsPytorch()", "ExperimentError", "torch sees no CUDA device"),
     ):
         reply = bare_kernel.run(cell)
         assert (reply.error, text in reply.message) == (error, True), (cell, reply.message)
-        assert "Exception ignored" not in reply.stderr
+        assert reply.stderr == ""
+    assert bare_kernel.value("exp.cl.set_seed") == 0
     replies(bare_kernel, OURS, ["exp.var_names_keep.extend([1, None])", "exp.finish()"])
     assert bare_kernel.value("'x' in globals()") is False
 

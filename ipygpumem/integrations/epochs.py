@@ -45,6 +45,16 @@ class Epochs:
         """Return how to make one that measures the same: trainers copy and pickle their callbacks."""
         return functools.partial(Epochs, phases=self.phases), ()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether an epoch is being measured."""
+        return self._epoch is not None
+
+    @property
+    def phase(self) -> str:
+        """The phase of which a run is open; empty if none is."""
+        return self._phase.label if self._phase is not None else ""
+
     def begin(self, number: int, loop: str = "") -> None:
         """Begin epoch ``number``, counted from 1; what was open is forgotten.
 
@@ -85,6 +95,9 @@ class Epochs:
         if self._epoch is None or self._traces is None:
             return {}
         usages, seconds = self._epoch.stop()
+        if not usages:  # the extension was unloaded meanwhile: what its phases have is not all of it
+            self.close()
+            return {}
         record = TraceRecord(EPOCH, self._epoch.started_at, seconds, None, usages, self._number)
         self._epoch = None
         of_phases = [self.take(phase) for phase in list(self._runs)]
@@ -119,11 +132,11 @@ class Epochs:
         if self._lasts is not None and not self._lasts():
             self.close()
 
-    def leave_to_user(self, names: Iterable[str]) -> None:
+    def leave_to_user(self, names: Iterable[str], *, say: bool = True) -> None:
         """Note names of ours that something else logs: those are left out, which is said once."""
         new = sorted(set(names) - self.left_out)
         self.left_out.update(new)
-        if new:
+        if new and say:
             text = f"something else logs {', '.join(new)} already, and so this memory callback does not"
             with contextlib.suppress(Exception):  # whatever stands for stderr now
                 sys.stderr.write(f"ipygpumem: {text}; ipygpumem.traces() has its figures\n")

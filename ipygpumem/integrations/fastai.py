@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ipygpumem.integrations.epochs import Epochs, explain, harmless
+from ipygpumem.introspect import is_instance
 
 try:
     from fastai.callback.core import Callback
@@ -31,20 +34,28 @@ class MemoryCallback(Callback):
         self.epochs = Epochs(phases=phases)
         self._names: list[str] = []
         self._place = 0
+        self._columns: Any = None
+        """The recorder's names, with ours: one that was added twice hears of each training twice."""
 
     @harmless
     def before_fit(self) -> None:
         """Name the columns; not in ``lr_find`` and ``get_preds``, as with fastai's own loggers."""
+        has_recorder = hasattr(self.learn, "recorder")
+        if has_recorder and self._columns is not None and self._columns is self.learn.recorder.metric_names:
+            return
         self.epochs.close()
         self._names = []
         self.run = not hasattr(self.learn, "lr_finder") and not hasattr(self.learn, "gather_preds")
-        if self.run and hasattr(self.learn, "recorder"):
+        if self.run and has_recorder:
             names = self.learn.recorder.metric_names
             ours = self.epochs.names(PHASES)
-            self.epochs.leave_to_user(name for name in ours if name in names)
-            self._names = [name for name in ours if name not in self.epochs.left_out]
+            others = [callback for callback in self.learn.cbs if is_instance(callback, MemoryCallback)]
+            shown = {name for callback in others for name in callback._names}
+            self.epochs.leave_to_user(name for name in ours if name in names and name not in shown)
+            self._names = [name for name in ours if name not in names]
             self._place = len(names) - bool(self.learn.recorder.add_time)
-            self.learn.recorder.metric_names = names[: self._place] + self._names + names[self._place :]
+            self._columns = names[: self._place] + self._names + names[self._place :]
+            self.learn.recorder.metric_names = self._columns
 
     @harmless
     def before_train(self) -> None:  # noqa: D102

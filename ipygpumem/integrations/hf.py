@@ -32,6 +32,11 @@ class MemoryCallback(TrainerCallback):
     def __init__(self, *, phases: bool = False) -> None:
         self.epochs = Epochs(phases=phases)
         self._number = 0
+        self._evaluated: Any = None
+        """The metrics of the last evaluation: one that is added twice hears of each twice."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_evaluated": None}
 
     @harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: D102
@@ -40,8 +45,9 @@ class MemoryCallback(TrainerCallback):
 
     @harmless
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: D102
-        self._number += 1
-        self.epochs.begin(self._number, loop="_inner_training_loop")
+        if not self.epochs.is_open:  # else it was added twice
+            self._number += 1
+            self.epochs.begin(self._number, loop="_inner_training_loop")
 
     @harmless
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: D102
@@ -66,7 +72,10 @@ class MemoryCallback(TrainerCallback):
         self._await_validation(control)
 
     @harmless
-    def on_evaluate(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: D102
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **more: Any) -> None:  # noqa: D102
+        if metrics is not None and metrics is self._evaluated:
+            return
+        self._evaluated = metrics
         self.epochs.leave("validation")
         self._log(state, self.epochs.take("validation"))
         self.epochs.enter("validation")  # of the next data set, if there are several; else it does not count

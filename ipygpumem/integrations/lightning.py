@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from ipygpumem.integrations.epochs import Epochs, explain, harmless
+from ipygpumem.introspect import is_instance
 
 try:
     if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:  # its older name, with classes of its own
@@ -66,7 +67,8 @@ class MemoryCallback(Callback):
 
     @harmless
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:  # noqa: D102
-        self._closures += 1
+        if self.epochs.phase != "optimizer":  # else it was added twice
+            self._closures += 1
         if pl_module.automatic_optimization:
             self.epochs.enter("optimizer")
 
@@ -87,8 +89,8 @@ class MemoryCallback(Callback):
     @harmless
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: D102
         figures = self.epochs.end()
-        if figures and trainer.is_global_zero:
-            self._unlogged = figures, trainer.current_epoch
+        if figures:
+            self._unlogged = (figures, trainer.current_epoch) if trainer.is_global_zero else None
             ours = self._left_to_us(trainer, figures)
             self._shown = {name: torch.tensor(value) for name, value in ours.items()}
             trainer.callback_metrics.update(self._shown)  # for those that monitor one of them, who come next
@@ -123,9 +125,8 @@ class MemoryCallback(Callback):
     def _left_to_us(self, trainer: Any, figures: dict[str, float]) -> dict[str, float]:
         """Return the figures whose names the user's code does not log itself."""
         metrics, logged = trainer.callback_metrics, trainer.logged_metrics
-        self.epochs.leave_to_user(
-            name
-            for name in figures
-            if name in logged or (name in metrics and metrics[name] is not self._shown.get(name))
-        )
+        callbacks = [callback for callback in trainer.callbacks if is_instance(callback, MemoryCallback)]
+        ours = [callback._shown.get(name) for callback in callbacks for name in figures]
+        users = [name for name in figures if name in metrics and not any(metrics[name] is value for value in ours)]
+        self.epochs.leave_to_user([*users, *(figures.keys() & logged)], say=trainer.is_global_zero)
         return {name: value for name, value in figures.items() if name not in self.epochs.left_out}

@@ -8,10 +8,16 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ipygpumem.errors import said
+
 
 def say_failed(name: str, error: Exception, *, hint: str = "") -> None:
-    """Report a failure of ours; the user's code is not affected."""
-    text = f"ipygpumem: {name} failed ({type(error).__name__}: {error}). Your code is not affected"
+    """Report a failure of ours in one line; the user's code is not affected."""
+    try:
+        why = said(error)
+    except Exception:  # an error of the user's that has no text
+        why = type(error).__name__
+    text = f"ipygpumem: {name} failed ({why}). Your code is not affected"
     with contextlib.suppress(Exception):  # whatever stands for stderr now
         sys.stderr.write(f"{text}{hint}.\n")
 

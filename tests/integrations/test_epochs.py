@@ -11,6 +11,7 @@ import threading
 import pytest
 
 import ipygpumem
+from ipygpumem.api.shell import current_traces
 from ipygpumem.errors import GpuMemError
 from ipygpumem.integrations.epochs import Epochs, harmless
 from tests.integrations.steps import Card, is_closed, is_sampled_after_a_cell, on_card, records, sample_one_more
@@ -165,6 +166,34 @@ def test_a_hook_that_fails_says_so_once_and_does_nothing_from_then_on(
     assert capsys.readouterr().err == (
         "ipygpumem: the memory callback failed (ZeroDivisionError: half). Your code is not affected; "
         "it measures no more.\n"
+    )
+
+
+def test_of_an_epoch_in_which_the_extension_is_unloaded_no_part_is_logged(card: Card) -> None:
+    epochs = Epochs(phases=True)
+    epochs.begin(1)
+    epochs.enter("forward")
+    epochs.leave("forward")
+    current_traces().meter.close()
+    assert epochs.end() == {}
+    assert records() == []
+    assert epochs.take("forward") == {}
+
+
+class WordlessError(Exception):
+    def __str__(self) -> str:
+        raise TypeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"), [(ValueError("first\nsecond"), "ValueError: first"), (WordlessError(), "WordlessError")]
+)
+def test_a_failure_is_one_line_whatever_the_users_logger_raises(
+    error: Exception, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Epochs().step_aside(error)
+    assert capsys.readouterr().err == (
+        f"ipygpumem: the memory callback failed ({text}). Your code is not affected; it measures no more.\n"
     )
 
 

@@ -116,6 +116,21 @@ def test_a_column_that_somebody_else_has_made_is_left_to_him_and_said_once(
     assert capsys.readouterr().err.count("something else logs mem/cuda_0/peak_mib already") == 1
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_one_that_was_added_twice_or_beside_another_makes_each_column_once(
+    card: Card, fast: Any, same: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    callback = fast.MemoryCallback()
+    learner = fast.learner(card, callback, callback if same else fast.MemoryCallback())
+    for kept in (1.0, 0.0):
+        learner.fit(1)
+        names = list(learner.recorder.metric_names)
+        assert len(names) == len(set(names)) == 8
+        assert len(learner.recorder.values[-1]) == 6  # without the epoch and the time
+        assert shown(learner) == [{"kept_mib": kept, "peak_mib": 32.0 + kept}]
+    assert capsys.readouterr().err == ""
+
+
 def test_each_phase_is_exact(card: Card, fast: Any) -> None:
     learner = fast.learner(card, fast.MemoryCallback(phases=True))
     learner.fit(1)

@@ -118,6 +118,16 @@ def test_a_validation_inside_an_epoch_counts_for_it(card: Card, tmp_path: Path) 
     assert epoch["peak_mib"] == 33.0
 
 
+def test_one_that_was_added_twice_measures_the_same(card: Card, tmp_path: Path) -> None:
+    callback = MemoryCallback(phases=True)
+    trained = trainer(tmp_path, callback, callback, card=card, eval_strategy="epoch")
+    trained.train()
+    assert [(label, number) for label, number, *_ in records()] == [
+        (label, number) for number in (1, 2) for label in ("forward_backward", "optimizer", "epoch", "validation")
+    ]
+    assert [len(figures) for figures in logged(trained)] == [6, 2, 6, 2]
+
+
 def test_gradients_of_several_batches_are_one_run(card: Card, tmp_path: Path) -> None:
     trained = trainer(
         tmp_path, MemoryCallback(phases=True), card=card, gradient_accumulation_steps=2, num_train_epochs=1

@@ -134,17 +134,6 @@ def test_another_callbacks_log_of_the_same_name_stays_and_can_be_monitored(
     assert capsys.readouterr().err.count("already, and so this memory callback does not") == 1
 
 
-def test_a_second_callback_logs_what_the_first_does_not(
-    card: Card, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fit(tmp_path, MemoryCallback(), MemoryCallback(phases=True), card=card, logger=CSVLogger(tmp_path))
-    rows = logged_rows(tmp_path)
-    assert [len([row for row in rows if row[name]]) for name in (MINE, "mem/cuda_0/forward/peak_mib")] == [2, 2]
-    said = capsys.readouterr().err
-    assert said.count(f"mem/cuda_0/kept_mib, {MINE} already, and so this memory callback does not") == 1
-    assert "your code" not in said
-
-
 def test_our_figures_can_be_monitored(card: Card, tmp_path: Path) -> None:
     monitor = EarlyStopping(MINE, check_on_train_epoch_end=True)
     fit(tmp_path, monitor, MemoryCallback(), card=card)
@@ -176,6 +165,34 @@ def test_each_phase_is_exact(card: Card, tmp_path: Path) -> None:
     trainer = fit(tmp_path, MemoryCallback(phases=True), card=card, max_epochs=1)
     assert on_card(trainer.callback_metrics) == OF_PHASES
     assert [label for label, *_ in records()] == ["forward", "backward", "optimizer", "validation", "epoch"]
+
+
+def test_one_that_was_added_twice_measures_the_same(card: Card, tmp_path: Path) -> None:
+    callback = MemoryCallback(phases=True)
+    trainer = fit(tmp_path, callback, callback, card=card, max_epochs=1)
+    assert on_card(trainer.callback_metrics) == OF_PHASES
+    assert len(records()) == 5
+
+
+def test_the_figures_of_a_second_one_are_not_taken_for_the_users(
+    card: Card, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger = CSVLogger(tmp_path)
+    trainer = fit(tmp_path, MemoryCallback(phases=True), MemoryCallback(), card=card, logger=logger)
+    assert on_card(trainer.callback_metrics)["peak_mib"] == 32.0
+    assert mine_in(tmp_path) == [("1", "33.0")] * 2 + [("3", "32.0")] * 2
+    assert "something else logs" not in capsys.readouterr().err
+
+
+def test_every_process_can_monitor_its_figures_and_the_first_alone_logs_them(
+    card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A monitor stops the training of a process that has no such metric."""
+    monkeypatch.setattr(Trainer, "is_global_zero", False)
+    monitor = EarlyStopping(MINE, check_on_train_epoch_end=True)
+    fit(tmp_path, monitor, MemoryCallback(), card=card, logger=CSVLogger(tmp_path))
+    assert monitor.best_score == 32.0
+    assert not any(MINE in row for row in logged_rows(tmp_path))
 
 
 def test_every_batch_counts_when_gradients_are_accumulated(card: Card, tmp_path: Path) -> None:

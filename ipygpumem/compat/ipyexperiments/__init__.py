@@ -12,6 +12,7 @@ from ipygpumem.compat.ipyexperiments.ipyexperiments import (
 )
 
 __all__ = ["IPyExperiments", "IPyExperimentsCPU", "IPyExperimentsGPU", "IPyExperimentsPytorch"]
+"""With an asterisk no module comes: a notebook's own ``utils`` stays."""
 
 __version__ = "0.1.29"
 """The one of ipyexperiments whose interface this is."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import psutil
+from IPython import get_ipython
 
 from ipygpumem.compat.ipyexperiments.utils.mem import b2mb as b2mb
 from ipygpumem.compat.ipyexperiments.utils.mem import get_nvml_gpu_id as get_nvml_gpu_id
@@ -14,13 +15,22 @@ from ipygpumem.errors import ExperimentError
 from ipygpumem.measuring.meter import Measurement
 from ipygpumem.model import CellRecord, Usage
 from ipygpumem.notebook.cell import Cell
-from ipygpumem.notebook.notebook import Notebook
+from ipygpumem.notebook.notebook import Notebook, find_notebook
 from ipygpumem.notebook.part import Part
 from ipygpumem.probes.accelerators import loaded_torch
 from ipygpumem.reports.layout import Report
 from ipygpumem.scopes.seeding import SeedOnImport, is_seed, seed_generators
 
-__all__ = ["CellLogger", "CellLoggerData", "CellLoggerMemory", "CellLoggerTime", "cpu_ram_used", "set_seed"]
+__all__ = [  # a user's "Cell" or "Usage" is none of ours
+    "CellLogger",
+    "CellLoggerData",
+    "CellLoggerMemory",
+    "CellLoggerTime",
+    "b2mb",
+    "cpu_ram_used",
+    "get_nvml_gpu_id",
+    "set_seed",
+]
 
 
 class CellLoggerMemory(NamedTuple):
@@ -71,14 +81,18 @@ def set_seed(seed: int = 0) -> None:
     Raises:
         ExperimentError: it is no whole number that fits into 64 bits.
     """
-    if not is_seed(seed):
-        raise ExperimentError("seed must be a whole number that fits into 64 bits")
-    if seed:
+    if _checked(seed):
         seed_generators(seed)
         torch: Any = loaded_torch()
         if torch is not None:
             torch.backends.cudnn.deterministic = True
             torch.backends.cudnn.benchmark = False
+
+
+def _checked(seed: int) -> int:
+    if not is_seed(seed):
+        raise ExperimentError("seed must be a whole number that fits into 64 bits")
+    return seed
 
 
 class CellLogger(Part):
@@ -92,6 +106,9 @@ class CellLogger(Part):
         compact: kept for who asks: the report below a cell is the notebook's.
         gc_collect: the same.
         set_seed: what generators are set to before each cell; 0 leaves them alone.
+
+    Raises:
+        ExperimentError: the seed is none.
     """
 
     def __init__(self, notebook: Notebook, device: str, *, compact: bool, gc_collect: bool, set_seed: int) -> None:
@@ -118,12 +135,27 @@ class CellLogger(Part):
         return any(part is self for part in self._notebook.session.parts)
 
     @property
+    def set_seed(self) -> int:
+        """What generators are set to before each cell; refused where it is set, since a hook could only warn."""
+        return self._seed
+
+    @set_seed.setter
+    def set_seed(self, seed: int) -> None:
+        self._seed = _checked(seed)
+
+    @property
     def time_delta(self) -> float:
         """How long the last finished cell took, in seconds."""
         return self.data.time.time_delta
 
     def start(self) -> CellLogger:
-        """Go along with cells from now on, and return itself; nothing more if it does so already."""
+        """Go along with cells from now on, and return itself; nothing more if it does so already.
+
+        Raises:
+            ExperimentError: ipygpumem was unloaded meanwhile.
+        """
+        if find_notebook(get_ipython()) is not self._notebook:
+            raise ExperimentError("this cell logger is over: ipygpumem was unloaded")
         if not self.running:
             self._notebook.join(self)
             if self.set_seed:
@@ -193,12 +225,12 @@ class SwitchedOff(Part):
     def __init__(self, notebook: Notebook, option: str) -> None:
         self._notebook = notebook
         self.option = option
+        others = self._others()
+        self.before: bool = others[0].before if others else getattr(notebook.tools.config, option)
 
     def start(self) -> None:
         """Switch the option off."""
-        config, others = self._notebook.tools.config, self._others()
-        self.before: bool = others[0].before if others else getattr(config, self.option)
-        setattr(config, self.option, False)
+        setattr(self._notebook.tools.config, self.option, False)
         self._notebook.join(self)
 
     def stop(self) -> None:

@@ -128,11 +128,17 @@ class IPyExperiments:
             self.var_names_start = self.get_var_names()
             self.cpu_ram_used_start, self.gpu_ram_used_start = self.cpu_ram_used(), self.gpu_ram_used()
             self._show([self._state(f"{self._experiment.name} started")])
-            self._experiment.start()
-            self._experiment.opened.scope.share(list(self._notebook.tools.namespace))
         self._runs = True
-        for part in self._parts:
-            part.start()
+        try:
+            if self.enable:
+                self._experiment.start()
+                self._experiment.opened.scope.share(list(self._notebook.tools.namespace))
+            for part in self._parts:
+                part.start()
+        except BaseException:  # an interrupt, too: nobody has it in his hands to end it
+            if self.running:
+                self.finish()
+            raise
 
     # -- names ------------------------------------------------------------------------------------------------
 

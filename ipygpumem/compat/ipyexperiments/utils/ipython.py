@@ -11,6 +11,7 @@ from ipygpumem.errors import GpuMemError
 from ipygpumem.introspect import type_name
 
 __all__ = ["IS_IN_IPYTHON", "ipython_tb_clear_frames", "ipython_tb_clear_frames_ctx", "is_in_ipython"]
+"""With an asterisk no more comes: ``F`` is ``torch.nn.functional`` in most notebooks."""
 
 
 def is_in_ipython() -> bool:
