@@ -472,16 +472,25 @@ def test_an_experiment_that_a_magic_has_ended_gives_its_data(bare_kernel: Kernel
     assert bare_kernel.value("exp.running, 'x' in globals(), exp.finish()._fields") == (False, False, ("cpu", "gpu"))
 
 
-@pytest.mark.parametrize("end", ["del exp", "exp = 1", "exp.__exit__(None, None, None)", "exp.finish()"])
-def test_what_goes_along_with_cells_leaves_with_an_experiment_that_a_magic_has_ended(
-    bare_kernel: Kernel, end: str
-) -> None:
-    made = "from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU({})"
-    replies(bare_kernel, OURS, [made.format("cl_enable=False"), "%experiment end", f"{end};"])
-    assert bare_kernel.run("1").reports("cell")
-    replies(bare_kernel, OURS, [made.format("cl_set_seed=7"), "%experiment end", f"{end};"])
-    one, other = (bare_kernel.run("import random\nprint(random.random())").stdout for _ in "ab")
-    assert one != other
+def test_what_goes_along_with_an_experiment_ends_when_a_magic_has_ended_it(bare_kernel: Kernel) -> None:
+    make = "from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU(cl_enable=False, cl_gc_collect=False)"
+    cells = [make, "%experiment end", "del exp", "1", "exp = IPyExperimentsCPU(cl_set_seed=7)", "x = 1"]
+    assert [len(reply.reports("cell")) for reply in replies(bare_kernel, OURS, cells)] == [0, 0, 1, 1, 1, 1]
+    draw = "import random\ndrawn = [*globals().get('drawn', []), random.random()]"
+    replies(bare_kernel, OURS, ["%experiment end", draw, draw, "%config IPyGpuMem.report = False", "exp.finish()"])
+    assert bare_kernel.value("drawn[0] == drawn[1], exp.running, exp.cl") == (False, False, None)
+    assert len(bare_kernel.run("1").reports("cell")) == 0  # as was said after the experiment's end
+
+
+def test_a_ctrl_c_while_a_deleted_experiment_ends_leaves_no_half_of_it(bare_kernel: Kernel) -> None:
+    """Python drops what a ``__del__`` raises, and prints its traceback."""
+    slow = "class Slow:\n    def __del__(self): print('begun', flush=True); __import__('time').sleep(9)"
+    make = "from PEER import IPyExperimentsCPU\nexp = IPyExperimentsCPU()"
+    replies(bare_kernel, OURS, [make, slow, "slow, other = Slow(), 1"])
+    reply = bare_kernel.run("del exp", interrupt_when="begun")
+    assert (reply.stderr, len(reply.reports("experiment"))) == ("", 1)
+    assert bare_kernel.value("'slow' in globals(), 'other' in globals()") == (False, False)
+    assert "no experiment is open" in bare_kernel.run("%experiment end").stderr
 
 
 def test_outputs_of_the_experiments_cells_go_and_kept_names_may_be_globs(bare_kernel: Kernel) -> None:

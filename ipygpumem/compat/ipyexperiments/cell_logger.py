@@ -15,6 +15,7 @@ from ipygpumem.errors import ExperimentError
 from ipygpumem.measuring.meter import Measurement
 from ipygpumem.model import CellRecord, Usage
 from ipygpumem.notebook.cell import Cell
+from ipygpumem.notebook.experiments.experiment import Experiment
 from ipygpumem.notebook.notebook import Notebook, find_notebook
 from ipygpumem.notebook.part import Part
 from ipygpumem.probes.accelerators import loaded_torch
@@ -230,11 +231,13 @@ class SwitchedOff(Part):
 
     def start(self) -> None:
         """Switch the option off."""
+        self._notebook.join(self)  # first, or an interrupt would leave it off
         setattr(self._notebook.tools.config, self.option, False)
-        self._notebook.join(self)
 
     def stop(self) -> None:
-        """Let the option be what it was."""
+        """Let the option be what it was; once, since it may have been set anew after that."""
+        if self not in self._notebook.session.parts:
+            return
         self._notebook.leave(self)
         if not self._others():
             setattr(self._notebook.tools.config, self.option, self.before)
@@ -246,3 +249,32 @@ class SwitchedOff(Part):
     def _others(self) -> list[SwitchedOff]:
         same = [part for part in self._notebook.session.parts if isinstance(part, SwitchedOff)]
         return [part for part in same if part.option == self.option and part is not self]
+
+
+class UntilEnd(Part):
+    """Stops what goes along with an experiment where not its ``finish`` but a magic, or one around it, has ended that.
+
+    Args:
+        notebook: the shell's.
+        experiment: the experiment.
+        parts: what goes along with it.
+    """
+
+    def __init__(self, notebook: Notebook, experiment: Experiment, parts: Sequence[CellLogger | SwitchedOff]) -> None:
+        self._notebook = notebook
+        self._experiment = experiment
+        self._parts = tuple(parts)
+
+    def start(self) -> None:
+        """Watch from now on."""
+        self._notebook.join(self)
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._notebook.leave(self)
+
+    def cell_begins(self, cell: Cell) -> None:
+        """Stop all if the experiment is over."""
+        if not self._experiment.is_open:
+            for part in (self, *self._parts):
+                part.stop()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from IPython import get_ipython
 
 from ipygpumem.compat.ipyexperiments import cell_logger
-from ipygpumem.compat.ipyexperiments.cell_logger import CellLogger, SwitchedOff
+from ipygpumem.compat.ipyexperiments.cell_logger import CellLogger, SwitchedOff, UntilEnd
 from ipygpumem.compat.ipyexperiments.cell_logger import b2mb as b2mb
 from ipygpumem.compat.ipyexperiments.cell_logger import get_nvml_gpu_id as get_nvml_gpu_id
 from ipygpumem.compat.ipyexperiments.utils.mem import device_memory
@@ -89,9 +89,11 @@ class IPyExperiments:
         device = f"cuda:{self.gpu_current_device_id}" if self.has_gpu else ""
         self._devices = ["cpu", *([device] if device else [])]
         self.cl = CellLogger(self._notebook, device, **self.cl_kwargs) if cl_enable else None
-        self._parts: list[CellLogger | SwitchedOff] = [self.cl or SwitchedOff(self._notebook, "report")]
+        parts: list[CellLogger | SwitchedOff] = [self.cl or SwitchedOff(self._notebook, "report")]
         if not cl_gc_collect:
-            self._parts.append(SwitchedOff(self._notebook, "collect_garbage"))
+            parts.append(SwitchedOff(self._notebook, "collect_garbage"))
+        until_end = [UntilEnd(self._notebook, self._experiment, parts)] if exp_enable else []
+        self._parts = [*until_end, *parts]  # first, or the logger would seed once more
         self._start()
 
     @property
@@ -254,7 +256,9 @@ class IPyExperiments:
         Raises:
             ExperimentError: ipygpumem was unloaded meanwhile.
         """
-        self._stop_parts()
+        for part in self._parts:
+            part.stop()
+        self._parts, self.cl = [], None
         if self.enable and self._experiment.record is None:
             self._end()
         self._runs = False
@@ -263,11 +267,6 @@ class IPyExperiments:
         data = self.data
         self.cpu_ram_cons, self.gpu_ram_cons = data.cpu.consumed, data.gpu.consumed
         return data
-
-    def _stop_parts(self) -> None:
-        for part in self._parts:
-            part.stop()
-        self._parts, self.cl = [], None
 
     def _end(self) -> None:
         experiments, opened = self._notebook.experiments, self._experiment.opened
@@ -288,16 +287,15 @@ class IPyExperiments:
             if error is not None and self.enable:
                 self._experiment.failed_by(error)
             self.finish()
-        self._stop_parts()  # they are still there if a magic has ended the experiment
 
     def __del__(self) -> None:
-        if "_parts" not in vars(self) or sys.is_finalizing():
-            return
-        if self.running:
+        if "_runs" in vars(self) and self.running and not sys.is_finalizing():
             if self.enable and _names_are_reset():
                 self._experiment.opened.scope.share(list(self._notebook.tools.namespace))
-            self.finish()
-        self._stop_parts()
+            try:
+                self.finish()
+            except KeyboardInterrupt:  # Python drops it here, and nobody could ask for the rest of the end
+                self.finish()
 
 
 class IPyExperimentsCPU(IPyExperiments):
