@@ -1,15 +1,48 @@
-"""Fixtures of all tests."""
+"""The environment and the fixtures of all tests."""
+
+# ruff: noqa: E402
 
 from __future__ import annotations
 
 import atexit
 import gc
 import os
+import shutil
+import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+
+def own_world() -> None:
+    """Give this process, and all that it starts, folders of its own and a Ctrl-C that works.
+
+    Before anything else is imported, because libraries read their folders' names on import.
+    """
+    world = Path(tempfile.mkdtemp(prefix="ipygpumem-tests-"))
+    creator = os.getpid()
+    atexit.register(lambda: os.getpid() == creator and shutil.rmtree(world, ignore_errors=True))
+    folders = "XDG_CACHE_HOME XDG_CONFIG_HOME XDG_DATA_HOME MPLCONFIGDIR TORCHINDUCTOR_CACHE_DIR IPYTHONDIR"
+    jupyter = "JUPYTER_CONFIG_DIR JUPYTER_DATA_DIR JUPYTER_RUNTIME_DIR"
+    for name in f"{folders} {jupyter}".split():
+        os.environ[name] = str(world / name.lower())
+        (world / name.lower()).mkdir()
+    for name in ("PYTHONSTARTUP", "JUPYTER_CONFIG_PATH", "MPLBACKEND"):
+        os.environ.pop(name, None)
+    os.environ["JUPYTER_PLATFORM_DIRS"] = "1"
+    # Waiting threads of torch would take the processor from working ones wherever threads outnumber processors.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # nohup and a shell's background jobs ignore SIGINT, and every process that is started here would, too.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+own_world()
+
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
@@ -18,11 +51,6 @@ from ipygpumem.measuring.meter import Meter
 from ipygpumem.measuring.traces import Traces
 from tests.fakes import FakeProbe
 from tests.kernel import Kernel
-
-os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
-# Threads of torch that wait take the processor from those that work, wherever there are more of both than processors.
-# Read when torch is imported, here and in the kernels.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @pytest.fixture

@@ -43,7 +43,6 @@ class Terminal:
         }
         self._pid, self._descriptor = pty.fork()
         if self._pid == 0:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
             arguments = ["-m", "IPython", "--no-banner", "--colors=NoColor", "--no-confirm-exit", "--quick"]
             os.execve(sys.executable, [sys.executable, *arguments], {**os.environ, **settings, **(env or {})})
         self._set_size(rows, columns)
