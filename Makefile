@@ -33,10 +33,8 @@ $(VENV)/.demo: setup.cfg pyproject.toml $(CONSTRAINTS)
 	$(INSTALL) -e '.[demo]'
 	touch $@
 
-# The peer without its own requirements, which bring the deprecated package pynvml, with which torch warns.
 $(VENV)/.installed: $(VENV)/.demo
 	$(INSTALL) --quiet -e '.[demo,test,frontends,dev]'
-	$(INSTALL) --quiet --no-deps 'ipyexperiments==0.1.29'
 	touch $@
 
 demo: $(VENV)/.demo
@@ -64,7 +62,9 @@ check: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The peer without its own requirements, which bring the deprecated package pynvml, with which torch warns.
 bench: $(VENV)/.installed
+	$(INSTALL) --quiet --no-deps 'ipyexperiments==0.1.29'
 	$(BIN)/python -m benchmarks
 
 torture: $(VENV)/.installed

@@ -26,8 +26,6 @@ NEEDS = ["filelock", "typing_extensions", "sympy", "networkx", "jinja2", "fsspec
 """What torch imports."""
 SUITE = ["-r", HERE.parent / "gpu" / "wheels.txt", "scikit-learn", "matplotlib", "pandas"]
 """What the GPU suite and the quickstart import."""
-PEER = "ipyexperiments==0.1.29"
-"""What ipygpumem.compat is compared with; its own requirements bring the deprecated package pynvml."""
 PREFIXES = {
     "libcudart": r"(__)?cuda[A-Z]",
     "libcublasLt": r"cublasLt",
@@ -97,7 +95,7 @@ def _environment(folder: Path) -> Path:
             _run(sys.executable, "-m", "venv", folder / "venv")
         except subprocess.CalledProcessError as error:
             raise CannotBuildError("python -m venv fails here: apt-get install python3-venv") from error
-    _install(python, "--no-deps", f"torch=={TORCH}", PEER)
+    _install(python, "--no-deps", f"torch=={TORCH}")
     _install(python, *NEEDS, *SUITE)
     return python
 

@@ -1,1 +1,0 @@
-"""The namesakes of ipyexperiments' helpers."""
