@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from ipygpumem import plot as plot
     from ipygpumem.api.advice import advise
-    from ipygpumem.api.devices import allocate, leave_free, memory, most_free_device, preload
+    from ipygpumem.api.devices import allocate, leave_free, memory, preload
     from ipygpumem.api.estimates import estimate, summary
     from ipygpumem.api.exports import export, load
     from ipygpumem.api.fits import autofit, budget
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ipygpumem.api.inventories import diff, tensors
     from ipygpumem.api.loops import track
     from ipygpumem.api.probes import register_probe
-    from ipygpumem.api.surroundings import in_notebook, set_seed
     from ipygpumem.api.tracebacks import clear_tracebacks
     from ipygpumem.api.traces import Trace, trace, traces
     from ipygpumem.api.tracking import tracker
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "api.advice": ("advise",),
-    "api.devices": ("allocate", "leave_free", "memory", "most_free_device", "preload"),
+    "api.devices": ("allocate", "leave_free", "memory", "preload"),
     "api.estimates": ("estimate", "summary"),
     "api.exports": ("export", "load"),
     "api.fits": ("autofit", "budget"),
@@ -40,7 +39,6 @@ _PLACES = {
     "api.inventories": ("diff", "tensors"),
     "api.loops": ("track",),
     "api.probes": ("register_probe",),
-    "api.surroundings": ("in_notebook", "set_seed"),
     "api.tracebacks": ("clear_tracebacks",),
     "api.traces": ("Trace", "trace", "traces"),
     "api.tracking": ("tracker",),
@@ -62,20 +60,17 @@ __all__ = [
     "export",
     "gather",
     "history",
-    "in_notebook",
     "last",
     "leave_free",
     "load",
     "load_ipython_extension",
     "memory",
-    "most_free_device",
     "offload",
     "plot",
     "preload",
     "purge",
     "register_probe",
     "release",
-    "set_seed",
     "subscribe",
     "summary",
     "tensors",

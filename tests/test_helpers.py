@@ -6,7 +6,6 @@ import asyncio
 import copy
 import functools
 import pickle
-import random
 import subprocess
 import sys
 import traceback
@@ -15,10 +14,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy
 import psutil
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import DeviceError, GpuMemError
@@ -144,65 +141,9 @@ def test_what_names_no_device_is_refused_in_one_line(device: Any) -> None:
         ipygpumem.memory(device)
 
 
-def test_the_device_with_the_most_free_memory_is_found(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ipygpumem.most_free_device() == "cuda:1"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
-    assert ipygpumem.most_free_device() == "cuda:0"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert ipygpumem.most_free_device() is None
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    driver.memory["GPU-b"] = driver.memory["GPU-a"]
-    assert ipygpumem.most_free_device() == "cuda:0"
-    use_cuda(monkeypatch, driver)
-    driver.memory = {"GPU-uuid-0": (1000, 700), "GPU-uuid-1": (2000, 300)}
-    assert ipygpumem.most_free_device() == "cuda:1"
-
-
-def test_without_a_driver_there_is_no_device(driver: FakeNvml) -> None:
-    driver.fail_init = True
-    assert ipygpumem.most_free_device() is None
-
-
-def test_the_most_free_device_is_no_guess(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(driver, "nvmlDeviceGetName", str)
-        with pytest.raises(DeviceError, match=r"^which device .+ is not known: CUDA's order of cards .+$"):
-            ipygpumem.most_free_device()
-    use_cuda(monkeypatch, driver)
-    driver.fail_init = True
-    with pytest.raises(DeviceError, match=r"^which device .+ is not known: NVML: Driver Not Loaded$"):
-        ipygpumem.most_free_device()
-
-
 def test_a_script_needs_no_ipython() -> None:
     code = "import ipygpumem, sys; ipygpumem.memory(); assert not {'IPython', 'torch'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
-
-
-def test_only_a_kernel_is_a_notebook(kernel: Kernel, shell: InteractiveShell) -> None:
-    assert kernel.run("import ipygpumem; ipygpumem.in_notebook()").result == "True"
-    assert shell.run_cell("import ipygpumem; ipygpumem.in_notebook()").result is False
-    code = "import ipygpumem, sys; assert ipygpumem.in_notebook() is False; assert 'IPython' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
-
-
-def test_a_seed_gives_the_same_numbers_again() -> None:
-    ipygpumem.set_seed(2**64 - 1)
-    first = random.random(), numpy.random.rand()
-    assert (random.random(), numpy.random.rand()) != first
-    ipygpumem.set_seed(2**64 - 1)
-    assert (random.random(), numpy.random.rand()) == first
-
-
-def test_a_seed_loads_nothing() -> None:
-    code = "import ipygpumem, sys; ipygpumem.set_seed(1); assert not {'IPython', 'torch', 'numpy'} & {*sys.modules}"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
-
-
-@pytest.mark.parametrize("seed", [-(2**63) - 1, 2**64, 1.5, True, "1", None])
-def test_what_is_no_seed_is_refused_in_one_line(seed: Any) -> None:
-    with pytest.raises(GpuMemError, match=r"^a seed is a whole number that fits into 64 bits, and not .+$"):
-        ipygpumem.set_seed(seed)
 
 
 # -- memory that is held, and errors made again -----------------------------------------------------------------------

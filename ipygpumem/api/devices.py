@@ -1,4 +1,4 @@
-"""``ipygpumem.memory``, ``most_free_device``, ``preload``, ``allocate`` and ``leave_free``."""
+"""``ipygpumem.memory``, ``preload``, ``allocate`` and ``leave_free``."""
 
 from __future__ import annotations
 
@@ -22,15 +22,6 @@ def memory(device: object = "cpu") -> DeviceMemory:
         DeviceError: there is no such device.
     """
     return device_memory.read(device_memory.checked_device(device))
-
-
-def most_free_device() -> str | None:
-    """Return the CUDA device with the most free memory, such as ``cuda:1``; None without one. It makes no context.
-
-    Raises:
-        DeviceError: there are several, and nobody can say what each has free.
-    """
-    return device_memory.most_free()
 
 
 def preload() -> TraceRecord | None:

@@ -128,24 +128,3 @@ def _unused(nvml: Nvml, index: int) -> DeviceWide:
     if index >= len(cards):
         raise DeviceError(f"there is no cuda:{index} here" + (f" ({nvml.missing})" if nvml.missing else ""))
     return cards[index]
-
-
-def most_free() -> str | None:
-    """Return the name of the CUDA device with the most free memory by the driver; None without one.
-
-    Raises:
-        DeviceError: there are several, and what one of them has free is not known.
-    """
-    cuda = cuda_in_use()
-    with contextlib.closing(Nvml()) as nvml:
-        try:
-            cards = nvml.visible() if cuda is None else [_used(nvml, cuda, at) for at in range(cuda.device_count())]
-        except LookupError as error:
-            raise DeviceError(f"which device has the most free memory is not known: {error}") from None
-    if len(cards) < 2:
-        return "cuda:0" if cards else None
-    free = [card.total_bytes - card.used_bytes for card in cards if card.total_bytes and card.used_bytes is not None]
-    if len(free) < len(cards):
-        notes = "; ".join(dict.fromkeys(card.note for card in cards if card.used_bytes is None))
-        raise DeviceError(f"which device has the most free memory is not known: {notes}")
-    return f"cuda:{free.index(max(free))}"
