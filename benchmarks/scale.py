@@ -1,4 +1,4 @@
-"""How cost grows with cells, names, tensors, devices, ranks and engines. As a module it writes docs/scale.md."""
+"""How cost grows with cells, names, tensors, devices and engines. As a module it writes docs/scale.md."""
 
 from __future__ import annotations
 
@@ -70,13 +70,10 @@ for number in range(50):
 """
 _MERGED = """
 import json, time
-from ipygpumem.merging.engines import merged_record
-from ipygpumem.merging.merge import merge
-from ipygpumem.merging.records import Member
-from ipygpumem.model import CellRecord, EngineRecord, ExperimentRecord, TraceRecord, Usage
+from ipygpumem.merging import merged_record
+from ipygpumem.model import CellRecord, EngineRecord, ExperimentRecord, Usage
 from ipygpumem.reports import html, text
 from ipygpumem.reports.engines import engines_report
-from ipygpumem.reports.merged import merged_report
 usages = (Usage("cpu", 2**30, 2**30, 2**31, None, "kernel"), Usage("cuda:0", 0, 0, 2**30, None, "allocator"))
 def best(work):
     found = []
@@ -86,13 +83,6 @@ def best(work):
         text.render([report]), html.render([report], bars=False)
         found.append(time.process_time() - started)
     print(json.dumps(min(found) * 1000))
-"""
-_RANKS = """
-members = [
-    Member(f"rank {{n}}", "host", n, tuple(TraceRecord(f"step {{k}}", 0.0, 1.0, None, usages) for k in range(10)))
-    for n in range({x})
-]
-best(lambda: merged_report(merge(members)))
 """
 _ENGINES = """
 cells = tuple(CellRecord(n, None, "s", 0.0, 1.0, True, None, usages) for n in range(1000 if {x} <= 64 else 10))
@@ -124,7 +114,6 @@ _GROWTHS = (
     ),
     Growth("`ipygpumem.tensors()` of so many tensors", _SESSION + _TENSORS, (100, 1000, 10_000, 100_000)),
     Growth("a cell, with so many simulated cards in use", _SESSION + _DEVICES + _OF_CELL, (1, 2, 4, 8), simulated=True),
-    Growth("merging and reporting 10 traces of so many ranks", _MERGED + _RANKS, (4, 64, 1000, 10_000), 5000),
     Growth("merging and reporting an experiment of so many engines", _MERGED + _ENGINES, (4, 64, 1000, 10_000), 5000),
 )
 

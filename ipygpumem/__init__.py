@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ipygpumem.api.exports import export, load
     from ipygpumem.api.fits import autofit, budget
     from ipygpumem.api.freeing import offload, purge, release
-    from ipygpumem.api.gathering import gather
     from ipygpumem.api.inventories import diff, tensors
     from ipygpumem.api.loops import track
     from ipygpumem.api.probes import register_probe
@@ -35,7 +34,6 @@ _PLACES = {
     "api.exports": ("export", "load"),
     "api.fits": ("autofit", "budget"),
     "api.freeing": ("offload", "purge", "release"),
-    "api.gathering": ("gather",),
     "api.inventories": ("diff", "tensors"),
     "api.loops": ("track",),
     "api.probes": ("register_probe",),
@@ -58,7 +56,6 @@ __all__ = [
     "experiment",
     "experiments",
     "export",
-    "gather",
     "history",
     "last",
     "leave_free",

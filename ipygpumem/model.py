@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+import socket
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -319,8 +322,13 @@ class SessionRecord(Record):
     traces: tuple[TraceRecord, ...] = ()
     host: str = ""
     pid: int = 0
-    rank: int | None = None  # which process of its job it was; None where its environment did not say
-    ranks: int | None = None  # of how many
+
+    @classmethod
+    def of(
+        cls, cells: Iterable[CellRecord], experiments: Iterable[ExperimentRecord], traces: Iterable[TraceRecord]
+    ) -> SessionRecord:
+        """Return what this process has measured."""
+        return cls(time.time(), tuple(cells), tuple(experiments), tuple(traces), socket.gethostname(), os.getpid())
 
     @property
     def history(self) -> History:

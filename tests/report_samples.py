@@ -16,9 +16,7 @@ from ipygpumem.flight_recorder.reader import Recording
 from ipygpumem.flight_recorder.verdict import Verdict
 from ipygpumem.freeing.records import PurgeRecord, ReleaseRecord, Room
 from ipygpumem.measuring.growth import Growth
-from ipygpumem.merging.engines import Value, merged_record
-from ipygpumem.merging.merge import merge
-from ipygpumem.merging.records import Member, Merged
+from ipygpumem.merging import Value, merged_record
 from ipygpumem.model import (
     CellRecord,
     EngineRecord,
@@ -44,7 +42,6 @@ from ipygpumem.reports.estimate import estimate_report, summary_report
 from ipygpumem.reports.freeing import purge_report, release_report
 from ipygpumem.reports.layout import Report, note
 from ipygpumem.reports.lines import lines_report
-from ipygpumem.reports.merged import merged_report
 from ipygpumem.reports.statements import statements_report
 from ipygpumem.reports.status import status_report
 from ipygpumem.reports.tensors import difference_report, groups_report, tensors_report
@@ -194,8 +191,6 @@ def reports_of_stretches(
         loops.iteration_report(passed[1]),
         difference_report(changed, top=2),
         tracker_report(tracked, top=2),
-        merged_report(merge([Member(word, word, 1, (passed[0], passed[0]))] * 2)),
-        merged_report(Merged((), (), (word,))),
         advice_report(advised, top=1),
         release_report(ReleaseRecord((word,), word, held, held, 1, {word: 1}, (step,), (word,))),
         *(purge_report(PurgeRecord(1, 1, stays, rooms, rooms, (word,))) for stays in (False, True)),

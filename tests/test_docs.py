@@ -13,7 +13,6 @@ import pytest
 
 from ipygpumem.advising.records import Advice, Advised
 from ipygpumem.freeing.records import PurgeRecord, ReleaseRecord, Room
-from ipygpumem.merging.records import Member, Merged, Row, Spread
 from ipygpumem.model import (
     CellRecord,
     EngineRecord,
@@ -189,10 +188,6 @@ def test_every_option_is_listed_with_its_default() -> None:
         Room,
         Advised,
         Advice,
-        Merged,
-        Member,
-        Row,
-        Spread,
     ],
 )
 def test_every_field_of_a_record_is_listed_in_order(record: type) -> None:

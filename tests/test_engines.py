@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from ipygpumem.merging.engines import engine_numbers, merged_figures, merged_record, values_of
+from ipygpumem.merging import engine_numbers, merged_figures, merged_record, values_of
 from ipygpumem.model import CellRecord, EngineRecord, ExperimentRecord, Usage
 from ipygpumem.reports import text
 from ipygpumem.reports.engines import cells_line, engines_report, looks_report

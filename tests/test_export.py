@@ -10,8 +10,10 @@ import json
 import os
 import re
 import resource
+import socket
 import stat
 import subprocess
+import sys
 import tempfile
 from html.parser import HTMLParser
 from pathlib import Path
@@ -420,8 +422,16 @@ def test_what_is_no_export_is_said_in_one_line(tmp_path: Path, content: bytes, w
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="No such file"):
         ipygpumem.load(tmp_path / "x.json")
-    with pytest.raises(FileError, match=r"no \.json file in"):
+    with pytest.raises(FileError, match="Is a directory"):
         ipygpumem.load(tmp_path)
+
+
+def test_a_script_exports_its_traces_without_ipython(tmp_path: Path) -> None:
+    code = "import sys, ipygpumem\nwith ipygpumem.trace('x', silent=True): pass\nipygpumem.export('x.json')"
+    code += "\nassert 'IPython' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    session = ipygpumem.load(tmp_path / "x.json")
+    assert ([trace.label for trace in session.traces], session.host) == (["x"], socket.gethostname())
 
 
 # -- in a shell -----------------------------------------------------------------------------------------------

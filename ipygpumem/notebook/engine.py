@@ -20,7 +20,6 @@ from IPython import get_ipython
 
 from ipygpumem.errors import GpuMemError, quoted
 from ipygpumem.introspect import type_name
-from ipygpumem.merging.own import rank_of_job
 from ipygpumem.model import CellRecord, ExperimentRecord
 from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.commands import experiment
@@ -39,6 +38,8 @@ from ipygpumem.scopes.scope import Scope
 
 _OF_CALL = re.compile(r"_\w+_(f|args|kwargs|result)")
 _BEFORE_FIT = "_ipygpumem_before_fit"
+_RANKS = ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+"""What torchrun, MPI and Slurm set for each process of a job."""
 
 
 class Quiet(Part):
@@ -195,10 +196,15 @@ def place() -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "rank": rank_of_job()[0],
+        "rank": _rank(),
         "cards": {f"cuda:{at}": str(cuda.get_device_properties(at).name) for at in used} if cuda else {},
         "version": versions,
     }
+
+
+def _rank() -> int | None:
+    texts = (os.environ.get(name, "") for name in _RANKS)
+    return next((int(text) for text in texts if text.isdecimal() and len(text) < 10), None)
 
 
 def begin_try(values: dict[str, int | float]) -> None:

@@ -12,7 +12,6 @@ from IPython import get_ipython
 
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.measuring.traces import Traces
-from ipygpumem.merging.own import recorded
 from ipygpumem.model import SessionRecord
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments.budgets import Budgets
@@ -73,7 +72,7 @@ class Notebook:
 
     def records(self) -> SessionRecord:
         """Return all that has finished, as one record."""
-        return recorded(self.session.history, self.experiments.finished, self.traces.finished)
+        return SessionRecord.of(self.session.history, self.experiments.finished, self.traces.finished)
 
     def close(self) -> list[str]:
         """End everything; return the names of the experiments that were open."""

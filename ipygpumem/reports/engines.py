@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ipygpumem.merging.engines import KEPT, NAMES, PEAK, TIME, Values, engine_numbers, merged_figures, values_of
-from ipygpumem.merging.records import Figure, Spread
+from ipygpumem.merging import KEPT, NAMES, PEAK, TIME, Figure, Spread, Values, engine_numbers, merged_figures, values_of
 from ipygpumem.model import CellRecord, EngineRecord, ExperimentRecord
 from ipygpumem.reports.layout import (
     SEPARATOR,

@@ -18,11 +18,10 @@ MOST = 800
 
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS.keys())
 @pytest.mark.parametrize("suffix", [".json", ".pickle", ""])
-@pytest.mark.parametrize("what", ["load", "tracker", "load several"])
+@pytest.mark.parametrize("what", ["load", "tracker"])
 def test_a_path_of_any_length_is_shortened(what: str, suffix: str, path: str) -> None:
     calls: dict[str, Any] = {
         "load": ipygpumem.load,
-        "load several": lambda place: ipygpumem.load([place]),
         "tracker": lambda place: ipygpumem.tracker(place + "/none"),
     }
     with pytest.raises(GpuMemError) as raised:

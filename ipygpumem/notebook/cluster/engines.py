@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ipygpumem.errors import ClusterError
-from ipygpumem.merging.engines import engine_numbers
+from ipygpumem.merging import engine_numbers
 from ipygpumem.notebook.cluster.controller import SILENT, Controller, is_closed
 from ipygpumem.objects import interrupts
 from ipygpumem.objects.progress import Progress, unseen

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ipygpumem.errors import ClusterError
-from ipygpumem.merging.engines import engine_numbers, merged_record
+from ipygpumem.merging import engine_numbers, merged_record
 from ipygpumem.model import CellRecord, EngineRecord, ExperimentRecord
 from ipygpumem.notebook.cluster.engines import Asked, Engines, unanswered
 from ipygpumem.objects.progress import Progress, unseen

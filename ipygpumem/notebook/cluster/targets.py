@@ -8,7 +8,7 @@ from typing import Any
 
 from ipygpumem.errors import ClusterError
 from ipygpumem.introspect import is_exactly
-from ipygpumem.merging.engines import engine_numbers
+from ipygpumem.merging import engine_numbers
 from ipygpumem.notebook.cluster.controller import is_closed
 from ipygpumem.notebook.cluster.engines import Engines
 

@@ -6,8 +6,7 @@ import shlex
 from collections import defaultdict
 
 from ipygpumem.errors import ClusterError, quoted
-from ipygpumem.merging.engines import Value, Values, engine_numbers
-from ipygpumem.merging.merge import kind_of
+from ipygpumem.merging import Value, Values, engine_numbers, kind_of
 from ipygpumem.notebook.cluster.controller import is_closed
 from ipygpumem.notebook.cluster.engines import Asked, raise_errors, show_outputs
 from ipygpumem.notebook.cluster.experiment import ClusterExperiment

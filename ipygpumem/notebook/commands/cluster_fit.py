@@ -9,7 +9,7 @@ from ipygpumem.errors import AutofitError
 from ipygpumem.fitting import room
 from ipygpumem.fitting.fit import CROWDED, FITS, OUT_OF_MEMORY, Try, nothing_fits, shown
 from ipygpumem.fitting.plan import Plan, Values
-from ipygpumem.merging.engines import engine_numbers
+from ipygpumem.merging import engine_numbers
 from ipygpumem.model import CellRecord, Usage, devices_of
 from ipygpumem.notebook.cluster.engines import Asked, Engines, failed, raise_errors, show_outputs, unanswered
 from ipygpumem.notebook.cluster.experiment import ClusterExperiment, RanCell

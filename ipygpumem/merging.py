@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from ipygpumem.merging.merge import is_high, is_slow, kind_of, spread_of
-from ipygpumem.merging.records import Figure
 from ipygpumem.model import EngineRecord, ExperimentRecord, Usage
-from ipygpumem.units import format_bytes, format_seconds
+from ipygpumem.units import MIB, format_bytes, format_seconds
 
 TIME, PEAK, KEPT, FREE = "time", "peak", "kept", "free"
 NAMES = ("deleted", "restored", "kept")
 _SHOWN = 20
+_HIGH, _LEAST_BYTES = 1.25, 64 * MIB
+"""A peak stands out if it is that many times the median, and so many bytes above it."""
+_SLOW, _LEAST_SECONDS = 1.5, 1.0
+"""So does a time."""
 
 
 class Value(NamedTuple):
@@ -25,6 +29,37 @@ class Value(NamedTuple):
 
 Values = dict[tuple[str, str], Value]
 """By name and kind of device."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One figure over all engines: bytes, or seconds."""
+
+    lowest: float
+    median: float
+    highest: float
+    lowest_name: str
+    highest_name: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of the engines of a cluster, such as the peak on their cards."""
+
+    name: str
+    device: str
+    """``cpu``, or ``cuda`` for whichever card each engine used; empty for a time."""
+    engines: int
+    """How many have it."""
+    total: float
+    spread: Spread
+    is_sampled: bool = False
+    """Whether some engine's is a lower bound."""
+
+
+def kind_of(device: str) -> str:
+    """Return ``cuda`` for ``cuda:1``: each engine numbers its cards by itself."""
+    return device.partition(":")[0]
 
 
 def merged_figures(engines: Iterable[tuple[int, Values]]) -> list[Figure]:
@@ -39,13 +74,18 @@ def merged_figures(engines: Iterable[tuple[int, Values]]) -> list[Figure]:
             device,
             len(found),
             sum(value.value for value, _ in found),
-            spread_of([(value.value, owner) for value, owner in found]),
+            _spread([(value.value, owner) for value, owner in found]),
             any(value.is_sampled for value, _ in found),
         )
         for (name, device), found in by_key.items()
     ]
     order = {"": 0, "cpu": 1}
     return sorted(made, key=lambda figure: order.get(figure.device, 2))
+
+
+def _spread(values: Sequence[tuple[float, str]]) -> Spread:
+    low, high = min(values, key=lambda item: item[0]), max(values, key=lambda item: item[0])
+    return Spread(low[0], statistics.median_low([value for value, _ in values]), high[0], low[1], high[1])
 
 
 def values_of(engine: EngineRecord) -> Values:
@@ -170,11 +210,11 @@ def _standing_out(engines: Sequence[EngineRecord]) -> Iterator[str]:
     for engine, values in own:
         for (name, device), value in values.items():
             median = medians[name, device]
-            if name == PEAK and is_high(value.value, median):
+            if name == PEAK and value.value > max(_HIGH * median, median + _LEAST_BYTES):
                 where = "RAM" if device == "cpu" else device
                 sizes = f"{format_bytes(int(value.value))} on {where}, the median is {format_bytes(int(median))}"
                 yield f"{place_of(engine)} rose by {sizes}"
-            if name == TIME and is_slow(value.value, median):
+            if name == TIME and value.value > max(_SLOW * median, median + _LEAST_SECONDS):
                 times = f"{format_seconds(value.value)}, the median is {format_seconds(median)}"
                 yield f"{place_of(engine)} took {times}"
 
