@@ -13,7 +13,6 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from ipygpumem import plot as plot
-    from ipygpumem.api.advice import advise
     from ipygpumem.api.devices import allocate, leave_free, memory, preload
     from ipygpumem.api.estimates import estimate, summary
     from ipygpumem.api.exports import export, load
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from ipygpumem.notebook.python import experiment, experiments, history, last, subscribe
 
 _PLACES = {
-    "api.advice": ("advise",),
     "api.devices": ("allocate", "leave_free", "memory", "preload"),
     "api.estimates": ("estimate", "summary"),
     "api.exports": ("export", "load"),
@@ -46,7 +44,6 @@ _PLACES = {
 
 __all__ = [
     "Trace",
-    "advise",
     "allocate",
     "autofit",
     "budget",

@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from ipygpumem.advising.records import Advice, Advised
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.fitting.fit import Try
 from ipygpumem.fitting.plan import Plan, Variable
@@ -35,7 +34,6 @@ from ipygpumem.profiling.blocks import CodeBlock, LinesRecord
 from ipygpumem.profiling.statements import Cost, Run
 from ipygpumem.reconcile.records import Part, Reconciliation
 from ipygpumem.reports import content, history, loops, postmortem
-from ipygpumem.reports.advice import advice_report
 from ipygpumem.reports.autofit import autofit_report
 from ipygpumem.reports.engines import cells_line, engines_report, looks_report
 from ipygpumem.reports.estimate import estimate_report, summary_report
@@ -183,7 +181,6 @@ def reports_of_stretches(
     tracked = TrackerRecord(
         (tensor,), (tensor,), word, word, 2, 0.0, word, 1, 1, word, {word: 1}, (RAM, usage), (word,)
     )
-    advised = Advised((Advice(word, word, MIB, word, word, word),) * 2, {word: MIB}, (word,))
     return [
         content.trace_report(passed[0], word),
         history.traces_report(passed, total=4),
@@ -191,10 +188,8 @@ def reports_of_stretches(
         loops.iteration_report(passed[1]),
         difference_report(changed, top=2),
         tracker_report(tracked, top=2),
-        advice_report(advised, top=1),
         release_report(ReleaseRecord((word,), word, held, held, 1, {word: 1}, (step,), (word,))),
         *(purge_report(PurgeRecord(1, 1, stays, rooms, rooms, (word,))) for stays in (False, True)),
-        advice_report(Advised((), {}, (word,)), top=1),
     ]
 
 

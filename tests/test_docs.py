@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from ipygpumem.advising.records import Advice, Advised
 from ipygpumem.freeing.records import PurgeRecord, ReleaseRecord, Room
 from ipygpumem.model import (
     CellRecord,
@@ -79,7 +78,6 @@ def check(reply: Reply, cell: str, shown: str) -> None:
     "page",
     [
         "README.md",
-        "docs/advice.md",
         "docs/experiments.md",
         "docs/calibrate.md",
         "docs/freeing.md",
@@ -186,8 +184,6 @@ def test_every_option_is_listed_with_its_default() -> None:
         ReleaseRecord,
         PurgeRecord,
         Room,
-        Advised,
-        Advice,
     ],
 )
 def test_every_field_of_a_record_is_listed_in_order(record: type) -> None:

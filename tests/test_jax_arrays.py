@@ -78,10 +78,3 @@ def test_the_magic_shows_name_size_and_cell(bare_kernel: Kernel) -> None:
     assert row.split()[-1] == str(number), row
     works(bare_kernel, "del params")
     assert "params" not in works(bare_kernel, "%gpumem tensors").reports("tensors")[0]
-
-
-def test_advice_leaves_an_output_of_jax_alone_and_does_not_fail(bare_kernel: Kernel) -> None:
-    works(bare_kernel, "%load_ext ipygpumem")
-    works(bare_kernel, "import jax, ipygpumem\njax.numpy.ones((2048, 1024))")
-    works(bare_kernel, "advised = ipygpumem.advise()")
-    assert bare_kernel.value("advised.notes") == ()

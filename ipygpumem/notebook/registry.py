@@ -159,7 +159,6 @@ _TENSORS = (
     Argument("--top N", type="count", default=20),
     _ON,
 )
-_ADVISE = (_MIN, Argument("--top N", type="int", default=10))
 _HISTORY = (Argument("-n 20", type="count", default=20), Argument("--experiment NAME", offers="finished"), _ON)
 _EXPORTED = Argument("FILE", to="file", offers="exports", missing="which file? Its suffix says the format")
 _PLOT = (
@@ -202,7 +201,6 @@ _GPUMEM = Command(
         ),
         Command("leaks", "what did not come back, and who holds it", "leaks.leaks", (_MIN, _ON)),
         Command("tensors", "tensors and arrays by storage", "tensors.tensors", _TENSORS),
-        Command("advise", "what would save memory, each with a line of code", "advise.advise", _ADVISE),
         Command("history", "one row per finished cell", "history.history", _HISTORY),
         Command("export", "what has finished, as .json, .csv, .html or .prom", "export.export", (_EXPORTED, _FORCE)),
         Command("plot", "a picture:", "plot.plot", _PLOT),

@@ -473,7 +473,7 @@ def list_where_torch_traces() -> None:
 
         return function
 
-    asked: tuple[Callable[[], object], ...] = (ipygpumem.tensors, track, ipygpumem.advise)
+    asked: tuple[Callable[[], object], ...] = (ipygpumem.tensors, track)
     for function in map(listing, asked):
         with pytest.raises(GpuMemError, match="outside of it"):
             torch.compile(function, backend="eager")(given)

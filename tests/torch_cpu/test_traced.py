@@ -81,7 +81,6 @@ MOVES: dict[str, Callable[[Any, Any], object]] = {
 }
 LOOKS: dict[str, Callable[[Any, Any], object]] = {
     "release": release,
-    "advise": lambda model, optimizer: ipygpumem.advise(),
     "tensors": lambda model, optimizer: ipygpumem.tensors(),
     "diff": lambda model, optimizer: ipygpumem.diff(ipygpumem.tensors(), ipygpumem.tensors()),
     "tracker": lambda model, optimizer: ipygpumem.tracker(silent=True).track(),
