@@ -15,8 +15,8 @@ from IPython.core.interactiveshell import InteractiveShell
 import ipygpumem
 from ipygpumem.fitting.device_limits import DeviceLimits
 from ipygpumem.notebook.config import IPyGpuMem
-from ipygpumem.notebook.experiments.experiment import Experiment
-from ipygpumem.notebook.experiments.options import ExperimentOptions
+from ipygpumem.notebook.experiments.manager import Experiment
+from ipygpumem.notebook.experiments.run import ExperimentOptions
 from ipygpumem.notebook.notebook import Notebook
 from tests.fakes import FakeProbe
 from tests.tracing import interrupted_at

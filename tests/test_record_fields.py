@@ -10,7 +10,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import ExperimentError
-from ipygpumem.notebook.experiments.parameters import checked_parameters, parse_parameters
+from ipygpumem.notebook.experiments.run import checked_parameters, parse_parameters
 from ipygpumem.notebook.ipython.sources import cell_that_bound, describing_line, digest_of
 from ipygpumem.notebook.notebook import notebook_of
 

@@ -19,9 +19,9 @@ from ipygpumem.measuring.meter import Measurement
 from ipygpumem.model import Usage
 from ipygpumem.notebook.cell import CellStack
 from ipygpumem.notebook.config import IPyGpuMem
-from ipygpumem.notebook.experiments import watching
-from ipygpumem.notebook.experiments.experiment import Experiment
-from ipygpumem.notebook.experiments.options import ExperimentOptions
+from ipygpumem.notebook.experiments import survivors
+from ipygpumem.notebook.experiments.manager import Experiment
+from ipygpumem.notebook.experiments.run import ExperimentOptions
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.reports.bars import Scales
 from ipygpumem.reports.layout import Report, note
@@ -223,7 +223,7 @@ def test_an_end_that_cannot_tell_what_survived_is_an_end_all_the_same(
         raise ValueError("out of order")
 
     pytest.importorskip("numpy")  # else there is nothing to look for
-    monkeypatch.setattr(watching, "Before", fail)
+    monkeypatch.setattr(survivors, "Before", fail)
     monkeypatch.setattr(notebook.experiments.survivors, "of_experiment", fail)
     experiment = Experiment(notebook.experiments, ExperimentOptions("a")).start()
     run(notebook, "x = 1")

@@ -25,7 +25,7 @@ from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.commands import experiment
 from ipygpumem.notebook.commands.magics import loaded
 from ipygpumem.notebook.commands.parsing import parse
-from ipygpumem.notebook.experiments.open_experiment import OpenExperiment
+from ipygpumem.notebook.experiments.run import ExperimentRun
 from ipygpumem.notebook.extension import load
 from ipygpumem.notebook.notebook import Notebook, find_notebook
 from ipygpumem.notebook.part import Part
@@ -48,12 +48,12 @@ class Quiet(Part):
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
         self._report = False
-        self.open: dict[str, OpenExperiment] = {}
+        self.open: dict[str, ExperimentRun] = {}
         """By the notebook's token."""
         self.of_cells: dict[str, set[str] | None] = {}
         """Of those for one cell, what the cell has bound; None before it has."""
 
-    def add(self, token: str, opened: OpenExperiment, *, is_for_cell: bool) -> None:
+    def add(self, token: str, opened: ExperimentRun, *, is_for_cell: bool) -> None:
         """Keep them off until this one is over."""
         config = self._notebook.tools.config
         if not self.open:
@@ -160,7 +160,7 @@ def keep(line: str) -> None:
     experiment.keep(_notebook(), options)
 
 
-def _opened(notebook: Notebook | None, name: str, token: str) -> OpenExperiment | None:
+def _opened(notebook: Notebook | None, name: str, token: str) -> ExperimentRun | None:
     """Return the open experiment of a token; without one, as where another client began it, the last of that name."""
     if notebook is None:
         return None

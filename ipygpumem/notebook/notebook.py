@@ -15,7 +15,7 @@ from ipygpumem.measuring.traces import Traces
 from ipygpumem.model import SessionRecord
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments.budgets import Budgets
-from ipygpumem.notebook.experiments.stack import Experiments
+from ipygpumem.notebook.experiments.manager import Experiments
 from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.parts.subscribers import Subscribers
 from ipygpumem.notebook.parts.trends import Trends

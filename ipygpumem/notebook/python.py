@@ -9,8 +9,8 @@ from ipygpumem.errors import GpuMemError
 from ipygpumem.model import CellRecord, ExperimentRecord, History
 from ipygpumem.notebook.commands.status import reconcile
 from ipygpumem.notebook.experiments.budget import NotebookBudget
-from ipygpumem.notebook.experiments.experiment import Experiment
-from ipygpumem.notebook.experiments.options import ExperimentOptions
+from ipygpumem.notebook.experiments.manager import Experiment
+from ipygpumem.notebook.experiments.run import ExperimentOptions
 from ipygpumem.notebook.notebook import current_notebook
 from ipygpumem.reconcile.records import Reconciliation
 

@@ -72,7 +72,7 @@ def test_a_pending_ctrl_c_that_strikes_in_the_exit_itself_is_mended_by_another_e
 
 
 INTERRUPT_EVERY_LINE = '''
-import sys, ipygpumem, ipygpumem.notebook.experiments.open_experiment as experiments
+import sys, ipygpumem, ipygpumem.notebook.experiments.run as experiments
 from ipygpumem.notebook.notebook import current_notebook
 
 def interrupt_every_line(limit):
@@ -82,8 +82,8 @@ def interrupt_every_line(limit):
     steps, experiments.steps_that_free = experiments.steps_that_free, lambda *_, **__: []
     session.tools.config.report = False
     problems, where = [], None
-    ours = ("scope.py", "reclaim.py", "outputs.py", "stack.py", "open_experiment.py",
-        "experiment.py", "names.py", "recovery.py", "session.py", "arrays.py", "survivors.py")
+    ours = ("scope.py", "reclaim.py", "outputs.py", "manager.py", "run.py",
+        "names.py", "recovery.py", "session.py", "arrays.py", "survivors.py")
 
     def finish_with_interrupt(experiment, n):
         count = 0

@@ -9,7 +9,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
-from ipygpumem.notebook.experiments.open_experiment import OpenExperiment
+from ipygpumem.notebook.experiments.run import ExperimentRun
 from ipygpumem.notebook.notebook import notebook_of
 from tests.kernel import Kernel
 from tests.steps import works
@@ -80,7 +80,7 @@ def test_names_go_even_if_what_they_hold_cannot_be_seen(
             patch.setattr(notebook_of(shell).tools.meter, "read", _no_memory)
             patch.setattr(notebook_of(shell).tools.meter, "now", _no_memory)
         else:
-            patch.setattr(OpenExperiment, {"waiting": "waiting", "watching": "_watch"}[missing], _no_memory)
+            patch.setattr(ExperimentRun, {"waiting": "waiting", "watching": "_watch"}[missing], _no_memory)
         shell.run_cell("%experiment end")
     assert (shell.user_ns["x"], "y" in shell.user_ns) == ("old", False)
     (record,) = ipygpumem.experiments()

@@ -175,7 +175,7 @@ def test_torchscripts_parameters_are_known_although_only_cpp_holds_them(notebook
 def test_a_first_look_that_fails_claims_nothing(notebook: Kernel) -> None:
     works(
         notebook,
-        "import ipygpumem.notebook.experiments.watching as watching\n"
+        "import ipygpumem.notebook.experiments.survivors as watching\n"
         "outer, real = nn.Linear(1024, 1024), watching.Before",
     )
     works(notebook, "def fails(*args): raise ValueError('no look')\nwatching.Before = fails")

@@ -8,7 +8,7 @@ from ipygpumem.model import CellRecord
 from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.cluster.controller import is_closed
 from ipygpumem.notebook.cluster.experiment import ClusterExperiment
-from ipygpumem.notebook.experiments.stack import Experiments
+from ipygpumem.notebook.experiments.manager import Experiments
 from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.parts.subscribers import Subscribers
 from ipygpumem.notebook.tools import Tools

@@ -13,10 +13,8 @@ from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.fitting.budgets import parse_budget
 from ipygpumem.notebook.commands.magics import loaded
 from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.experiments.experiment import Experiment
-from ipygpumem.notebook.experiments.open_experiment import OpenExperiment
-from ipygpumem.notebook.experiments.options import ExperimentOptions
-from ipygpumem.notebook.experiments.parameters import parse_parameters
+from ipygpumem.notebook.experiments.manager import Experiment
+from ipygpumem.notebook.experiments.run import ExperimentOptions, ExperimentRun, parse_parameters
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.reports.content import usage_parts
 from ipygpumem.reports.layout import Report, clean, listed, note
@@ -31,7 +29,7 @@ _GLOB = re.compile(r"(?=.*[*?\[])[\w*?\[\]!-]+")
 def start(notebook: Notebook, options: Options) -> list[Report]:
     """Open an experiment; say what its budget cannot limit, since its report may be many cells away."""
     experiment = _new(notebook, options).start()
-    return [note(text) for text in experiment.limit_notes]
+    return [note(text) for text in experiment.opened.limit_notes]
 
 
 def start_cell(notebook: Notebook, options: Options) -> list[Report]:
@@ -111,7 +109,7 @@ def status(notebook: Notebook, options: Options) -> list[Report]:
     return found or [note("no experiment is open")]
 
 
-def _innermost(notebook: Notebook) -> OpenExperiment:
+def _innermost(notebook: Notebook) -> ExperimentRun:
     here = notebook.experiments.here()
     if not here:
         raise ExperimentError(
@@ -126,7 +124,7 @@ def _open_names(notebook: Notebook) -> str:
     return ", ".join(repr(item.name) for item in notebook.experiments.open)
 
 
-def described(experiment: OpenExperiment) -> str:
+def described(experiment: ExperimentRun) -> str:
     """Return one line on an open experiment: its costs, its names, and what waits to be restored."""
     parts = [f"experiment {experiment.name}", format_seconds(experiment.elapsed_seconds)]
     parts += usage_parts(experiment.usage())

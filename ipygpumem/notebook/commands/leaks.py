@@ -13,8 +13,7 @@ from ipygpumem.freeing.reclaim import trim_host_heap
 from ipygpumem.introspect import is_instance, is_users_module, module_dict, text_of
 from ipygpumem.model import Held, Holder
 from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.experiments.survivors import MOST_EXPLAINED, held_without_name, size_of
-from ipygpumem.notebook.experiments.watching import Watched
+from ipygpumem.notebook.experiments.survivors import MOST_EXPLAINED, Watched, held_without_name, size_of
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.objects.arrays import StorageKey, library_type, storage_key
 from ipygpumem.objects.heap import Heap, undisturbed

@@ -20,7 +20,7 @@ from ipygpumem.scopes.instrumenting import HAS_DELETED, instrument
 from ipygpumem.scopes.scope import Scope, note_lookup, settle
 
 if TYPE_CHECKING:
-    from ipygpumem.notebook.experiments.open_experiment import OpenExperiment
+    from ipygpumem.notebook.experiments.run import ExperimentRun
 
 _MEASURES_LINES = re.compile(r"^%%memlines", re.MULTILINE)
 """In such a cell there must be no lines but the user's."""
@@ -61,13 +61,13 @@ class Names:
         experiments: those that are open, innermost last; the stack keeps the list.
     """
 
-    def __init__(self, tools: Tools, experiments: list[OpenExperiment]) -> None:
+    def __init__(self, tools: Tools, experiments: list[ExperimentRun]) -> None:
         self._tools = tools
         self._cells = tools.cells
         self._open = experiments
         self.listener = Listener(self._noted)
 
-    def here(self, like: OpenExperiment | None = None) -> list[OpenExperiment]:
+    def here(self, like: ExperimentRun | None = None) -> list[ExperimentRun]:
         """Return the open experiments of this thread and client, or of another's, innermost last."""
         if not self._open:
             return []
@@ -137,7 +137,7 @@ class Names:
         scope.note(bindings)
         return scope.save(bindings.bound.difference(noted))
 
-    def expect_running_code(self, experiment: OpenExperiment) -> None:
+    def expect_running_code(self, experiment: ExperimentRun) -> None:
         """Prepare a scope that becomes the innermost for what the running code will bind."""
         self.listener.clear()
         for code in [code for cell in self._cells.running(experiment.thread) for code in cell.code]:
@@ -152,7 +152,7 @@ class Names:
         if self._open and len(self.here()) < len(self._open):
             self._note_names(cell)
 
-    def scope_begins(self, experiment: OpenExperiment) -> None:
+    def scope_begins(self, experiment: ExperimentRun) -> None:
         """Prepare a new scope for the code that runs already, here and in other threads."""
         self.expect_running_code(experiment)
         if not self._cells.running():
@@ -177,13 +177,13 @@ class Names:
         if here and not self._cells.running():
             settle([experiment.scope for experiment in here])
 
-    def scope_ends(self, experiment: OpenExperiment) -> None:
+    def scope_ends(self, experiment: ExperimentRun) -> None:
         """Leave to running cells of other threads what they have bound."""
         self.listener.clear()
         for cell in self._cells.of_others(experiment.thread):
             self._leave_to(cell, experiment)
 
-    def _leave_to(self, cell: Cell, experiment: OpenExperiment) -> None:
+    def _leave_to(self, cell: Cell, experiment: ExperimentRun) -> None:
         bound = set().union(*(code.bindings().bound for code in cell.code))
         before = cell.of(_OfCell).names_before
         appeared = self._tools.namespace.keys() - before if before is not None else ()

@@ -1,17 +1,20 @@
-"""Keeps the open experiments of one shell, inside one another, and the records of the finished ones."""
+"""Opens and ends the experiments of one shell, nested, and keeps the records of the finished ones."""
 
 from __future__ import annotations
 
 import functools
+import threading
+import weakref
 from collections import deque
 from collections.abc import Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import ExperimentError, quoted
-from ipygpumem.model import CellRecord, ExperimentRecord
+from ipygpumem.model import CellRecord, ExperimentRecord, Usage
 from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.experiments.budgets import Budgets
-from ipygpumem.notebook.experiments.names import Names
+from ipygpumem.notebook.experiments.names import Names, client_of
 from ipygpumem.notebook.ipython.stored_errors import last_error
 from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.parts.subscribers import Subscribers
@@ -22,7 +25,7 @@ from ipygpumem.reports import content
 from ipygpumem.reports.layout import Report
 
 if TYPE_CHECKING:
-    from ipygpumem.notebook.experiments.open_experiment import OpenExperiment, Services
+    from ipygpumem.notebook.experiments.run import ExperimentOptions, ExperimentRun
     from ipygpumem.notebook.experiments.survivors import Survivors
 
 
@@ -30,11 +33,11 @@ class _OfCell:
     """The experiments of one cell."""
 
     def __init__(self) -> None:
-        self.ending: list[OpenExperiment] = []
+        self.ending: list[ExperimentRun] = []
         """Those that end with it."""
-        self.around: list[OpenExperiment] = []
+        self.around: list[ExperimentRun] = []
         """Those that were open when its code ended, innermost last."""
-        self.ended: list[OpenExperiment] = []
+        self.ended: list[ExperimentRun] = []
 
 
 class Experiments(Part):
@@ -52,7 +55,7 @@ class Experiments(Part):
         self.recovery = recovery
         self._budgets = budgets
         self._subscribers = subscribers
-        self.open: list[OpenExperiment] = []
+        self.open: list[ExperimentRun] = []
         self.finished: deque[ExperimentRecord] = deque(maxlen=self._tools.config.history_length)
         self.names = Names(self._tools, self.open)
         self._oom_count = _OomCount()
@@ -65,14 +68,14 @@ class Experiments(Part):
 
         return Survivors(self._tools, lambda: [(item.name, item.scope.waiting) for item in self.open], ours=self)
 
-    @functools.cached_property
-    def services(self) -> Services:
-        """What experiments work with."""
-        from ipygpumem.notebook.experiments.open_experiment import Services  # as above
+    def new(self, options: ExperimentOptions, handle: weakref.ref[Experiment]) -> ExperimentRun:
+        """Return a run that was not started yet; ``handle`` leads to the user's object for it."""
+        from ipygpumem.notebook.experiments.run import ExperimentRun  # as above
 
-        return Services(self._tools, self.recovery, self._budgets, self.survivors)
+        is_handle = lambda value: value is not None and value is handle()  # noqa: E731
+        return ExperimentRun(self._tools, self.recovery, self._budgets, self.survivors, options, is_handle)
 
-    def here(self) -> list[OpenExperiment]:
+    def here(self) -> list[ExperimentRun]:
         """Return the open experiments around the code that asks, innermost last."""
         return self.names.here()
 
@@ -145,12 +148,13 @@ class Experiments(Part):
 
     # -- begin and end ----------------------------------------------------------------------------------------
 
-    def begin(self, experiment: OpenExperiment) -> None:
+    def begin(self, experiment: ExperimentRun) -> None:
         """Open ``experiment`` inside those that are open."""
         for other in self.here():
             if other.name == experiment.name:
                 self.finish(other)
                 break
+        experiment.thread, experiment.client = threading.get_ident(), client_of(self._tools.shell)
         experiment.error_at_start = experiment.seen_error = last_error()
         try:
             experiment.enter()
@@ -163,7 +167,7 @@ class Experiments(Part):
             experiment.abandon()
             raise
 
-    def end_with_cell(self, experiment: OpenExperiment) -> None:
+    def end_with_cell(self, experiment: ExperimentRun) -> None:
         """Let ``experiment`` end when the running cell does.
 
         Raises:
@@ -177,7 +181,7 @@ class Experiments(Part):
         running[-1].gives_back = True
         running[-1].of(_OfCell).ending.append(experiment)
 
-    def finish(self, experiment: OpenExperiment) -> ExperimentRecord:
+    def finish(self, experiment: ExperimentRun) -> ExperimentRecord:
         """End ``experiment`` and all inside it, show the reports, and return the record."""
         if experiment.record is None or experiment in self.open:
             self._tools.screen.show(self.close_experiment(experiment))
@@ -185,21 +189,16 @@ class Experiments(Part):
         assert experiment.record is not None
         return experiment.record
 
-    def put_inside(self, experiment: OpenExperiment) -> None:
-        """Make an open experiment the innermost one, so that it ends alone."""
-        self.open.remove(experiment)
-        self.open.append(experiment)
-
-    def close_experiment(self, experiment: OpenExperiment) -> list[Report]:
+    def close_experiment(self, experiment: ExperimentRun) -> list[Report]:
         """End ``experiment`` and all inside it, and return the reports."""
-        ended: list[OpenExperiment] = []
+        ended: list[ExperimentRun] = []
         try:
             self._end(experiment, ended)
         finally:  # those inside it have ended, even if an interrupt keeps it open
             reports = self._publish(ended)
         return reports
 
-    def _end(self, experiment: OpenExperiment, ended: list[OpenExperiment]) -> None:
+    def _end(self, experiment: ExperimentRun, ended: list[ExperimentRun]) -> None:
         """End ``experiment`` and all inside it, and append each to ``ended``."""
         if experiment not in self.open:
             raise ExperimentError(
@@ -219,7 +218,7 @@ class Experiments(Part):
         if enclosing is not None:
             self.names.expect_running_code(enclosing)
 
-    def _publish(self, ended: list[OpenExperiment]) -> list[Report]:
+    def _publish(self, ended: list[ExperimentRun]) -> list[Report]:
         """Remember the records of finished experiments, and return their reports."""
         reports: list[Report] = []
         for experiment in ended:
@@ -242,12 +241,96 @@ class _OomCount:
 
     def __init__(self) -> None:
         self._last = 0
-        self._counted: list[OpenExperiment] = []
+        self._counted: list[ExperimentRun] = []
 
-    def add(self, error: BaseException, experiments: list[OpenExperiment], leaving: object) -> None:
+    def add(self, error: BaseException, experiments: list[ExperimentRun], leaving: object) -> None:
         """Count ``error`` for all open experiments, unless it did so when it left one of them."""
         if id(error) == self._last and (leaving is None or any(leaving is counted for counted in self._counted)):
             return
         self._last, self._counted = id(error), list(experiments)
         for experiment in experiments:
             experiment.ran_out_of_memory()
+
+
+class Experiment:
+    """A scope over the notebook's names, opened by ``start`` (or ``with``) and closed by ``finish``.
+
+    Made by ``ipygpumem.experiment`` and by the magics. The record is in ``record`` once it is finished.
+
+    Args:
+        experiments: the shell's.
+        options: the user's.
+    """
+
+    def __init__(self, experiments: Experiments, options: ExperimentOptions) -> None:
+        self._experiments = experiments
+        self.opened = experiments.new(options, weakref.ref(self))
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.opened.name
+
+    @property
+    def record(self) -> ExperimentRecord | None:
+        """Its record, once it is finished."""
+        return self.opened.record
+
+    @property
+    def cells(self) -> tuple[CellRecord, ...]:
+        """Its finished cells so far."""
+        return self.opened.cells
+
+    @property
+    def is_open(self) -> bool:
+        """True if it was started, and neither finished nor left open by an unloading."""
+        return self.opened in self._experiments.open
+
+    def start(self) -> Experiment:
+        """Open the scope here, and return the experiment.
+
+        Raises:
+            ExperimentError: it was started before.
+        """
+        if self.opened.was_started:
+            raise ExperimentError(f"experiment {quoted(self.name)} was started already: make a new one")
+        self._experiments.begin(self.opened)
+        return self
+
+    def keep(self, *patterns: str) -> None:
+        """Keep these names or globs at the end."""
+        self.opened.options.keep_more(patterns)
+
+    def usage(self) -> tuple[Usage, ...]:
+        """Return each device's usage from the start until now, or until the end if it is finished."""
+        if not self.opened.was_started:
+            raise ExperimentError(f"experiment {quoted(self.name)} has not been started")
+        return self.opened.usage()
+
+    def finish(self) -> ExperimentRecord:
+        """End the experiment (and those inside it), show its report and return its record.
+
+        A finished experiment returns its record again. If an interrupt stops the end half-way, the experiment
+        stays open and ``finish`` can be called again.
+
+        Raises:
+            ExperimentError: it was never started, or the extension was unloaded before.
+        """
+        return self._experiments.finish(self.opened)
+
+    def __enter__(self) -> Experiment:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.record is None and not self.is_open:
+            return  # the extension was unloaded inside the block, and said so
+        try:
+            if error is not None:
+                self.opened.failed = True
+                if remark := self._experiments.recovery.failed_inside(error, self.opened):
+                    self.opened.note(remark)
+        finally:
+            if self.record is None:
+                self.finish()
