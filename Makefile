@@ -3,7 +3,7 @@
 # make frontends  the tests in JupyterLab and Notebook 7 alone; PICTURES=docs/img takes the pictures
 # make gpu-sim  the GPU suite on simulated cards (tests/simulated_gpu), results in build/gpu-sim; with OUT= in docs/
 # make check    lint, types, layers
-# make bench    the figures of docs/benchmarks.md
+# make bench    the figures of docs/measured/benchmarks.md
 # make torture  how notebooks leak, on every Python found here, with and without the extension; writes docs/leaks.md
 # make corners  a smoke test on the oldest and the newest of IPython and Python that are found here
 # make matrix   the same on every IPython and Python that is supported and found here

@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: print every figure, and write docs/benchmarks.md after a full run."""
+"""``python -m benchmarks``: print every figure, and write docs/measured/benchmarks.md after a full run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from benchmarks import (
 from benchmarks.report import Section, render
 from benchmarks.tools import OURS, PEER
 
-_PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+_PAGE = Path(__file__).parent.parent / "docs" / "measured" / "benchmarks.md"
 
 _BENCHMARKS = {
     "trivial": trivial.run,
@@ -72,7 +72,7 @@ def main() -> None:
     print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr)
     if not options.only and not options.quick:
         _PAGE.write_text("\n".join(page), encoding="utf-8")
-        print(f"written: {_PAGE.relative_to(_PAGE.parent.parent)}", file=sys.stderr)
+        print(f"written: {_PAGE.relative_to(_PAGE.parent.parent.parent)}", file=sys.stderr)
 
 
 def _section(section: Section) -> str:

@@ -51,7 +51,7 @@ and {_TIMES} times faster than ipyexperiments where that does the same."""
 _GROWTH = """
 The same beside 0 to 1,000,000 dicts, {repeats} turns each:
 
-![milliseconds added beside heaps of 0 to 1,000,000 dicts](img/experiment-cost.png)"""
+![milliseconds added beside heaps of 0 to 1,000,000 dicts](../img/experiment-cost.png)"""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Figures as a Markdown page: the same text goes to the terminal and to docs/benchmarks.md."""
+"""Figures as a Markdown page: the same text goes to the terminal and to docs/measured/benchmarks.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How cost grows with cells, names, tensors, devices and engines. As a module it writes docs/scale.md."""
+"""How cost grows with cells, names, tensors and devices. As a module it writes docs/measured/scale.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.report import Row, Section
 
 _ROOT = Path(__file__).parent.parent
 _SIMULATED = _ROOT / "build" / "simgpu" / "python"
-_PAGE, _PICTURE = _ROOT / "docs" / "scale.md", _ROOT / "docs" / "img" / "scale.png"
+_PAGE, _PICTURE = _ROOT / "docs" / "measured" / "scale.md", _ROOT / "docs" / "img" / "scale.png"
 _MARK = "<!-- figures -->"
 
 _SESSION = """
@@ -119,7 +119,7 @@ _GROWTHS = (
 
 _METHOD = """\
 CPU time of one process in milliseconds, the least of 3 or 5 runs, each number in a new process. Engines have 1,000
-cells each up to 64 engines, then 10. docs/scale.md draws them."""
+cells each up to 64 engines, then 10. docs/measured/scale.md draws them."""
 
 
 def run(*, quick: bool) -> Section:
@@ -158,7 +158,7 @@ def _milliseconds(growth: Growth, number: int) -> float:
 
 
 def main() -> None:
-    """Measure everything, draw it, and write the figures into docs/scale.md."""
+    """Measure everything, draw it, and write the figures into docs/measured/scale.md."""
     found = {growth.title: measure(growth, growth.numbers) for growth in _GROWTHS}
     _draw(found)
     table = ["| what | " + "milliseconds of CPU |", "| --- | --- |"]

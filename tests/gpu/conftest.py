@@ -96,7 +96,7 @@ def _reason(report: pytest.TestReport) -> str:
 
 @pytest.fixture
 def figure(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
-    """Note a measured figure for docs/gpu-verification.md."""
+    """Note a measured figure for docs/measured/gpu-verification.md."""
 
     def note(text: str) -> None:
         print(text)

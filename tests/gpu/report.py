@@ -1,4 +1,4 @@
-"""Writes docs/gpu-verification.md: each statement of the GPU suite, its outcome on simulated cards and on hardware.
+"""Writes docs/measured/gpu-verification.md: each statement of the GPU suite and its outcome.
 
 run.sh gives it the results of one run. They are kept in tests/gpu/outcomes, a file for each kind of card, so that the
 page always has the last run of both. Without ``--results`` the page is written from what is kept. It needs nothing
@@ -130,7 +130,7 @@ _INTRODUCTION = """\
 What ipygpumem promises about GPUs, checked against torch's own counters and NVML: on simulated cards and on hardware.
 The simulated card runs torch's CUDA build and its real caching allocator over stand-ins for NVIDIA's libraries: memory,
 limits, errors and snapshots are torch's own, and kernels compute nothing
-([how](../tests/simulated_gpu/README.md)). No figure of it is one of a GPU.
+([how](../../tests/simulated_gpu/README.md)). No figure of it is one of a GPU.
 
 This page is written by `tests/gpu/report.py`, which `tests/gpu/run.sh` calls; the statements are the tests'
 docstrings, and no figure stands here that a run has not given. `make gpu-sim OUT=` writes the simulated card's

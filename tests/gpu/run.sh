@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the GPU suite and the quickstart notebook in a bare environment, and writes docs/gpu-verification.md:
+# Runs the GPU suite and the quickstart notebook in a bare environment, and writes docs/measured/gpu-verification.md:
 #
 #     tests/gpu/run.sh [WHEELS]                 (default: .wheels in the repository's root)
 #
@@ -12,7 +12,7 @@
 # and installed into a temporary folder. Nothing is written outside the repository but that folder. It is stopped
 # before 10 minutes are over: what is not done by then has no result, and the page says so.
 #
-# Environment: PYTHON (default python3); OUT_DIR, where to write the page and the logs instead of docs/ (the results so
+# Environment: PYTHON (default python3); OUT_DIR, where to write the page and the logs instead of docs/measured/ (the results so
 # far are there even if this script is killed); GIT_COMMIT, what the page should name where there is no git;
 # SUITE_SECONDS and QUICKSTART_SECONDS, when to stop each; GPU_TESTS, what to run instead of all of tests/gpu.
 # Exit code: 0 if all that could run has passed, 1 if something failed, 2 if it could not start.
@@ -96,7 +96,7 @@ else
 fi
 
 report=0
-"$python" tests/gpu/report.py "${out:-docs}/gpu-verification.md" --outcomes "${out:-tests/gpu/outcomes}" --results "$GPU_RESULTS" --suite-exit "$suite" \
+"$python" tests/gpu/report.py "${out:-docs/measured}/gpu-verification.md" --outcomes "${out:-tests/gpu/outcomes}" --results "$GPU_RESULTS" --suite-exit "$suite" \
     --quickstart-exit "$quickstart" --quickstart-log "$logs/quickstart.log" --seconds $((SECONDS - started)) || report=$?
 [[ -z $out || $quickstart != 0 ]] || cp build/demo/*.html "$out/"
 echo "run.sh: $((SECONDS - started)) s in all"

@@ -1,4 +1,4 @@
-"""Runs tests/smoke on every supported IPython and Python found here, and writes docs/compatibility.md.
+"""Runs tests/smoke on every supported IPython and Python found here, and writes docs/measured/compatibility.md.
 
     python tests/matrix/run.py [--corners] [--ipython VERSION] [PYTHON ...]
 
@@ -27,7 +27,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "matrix"
-PAGE = ROOT / "docs" / "compatibility.md"
+PAGE = ROOT / "docs" / "measured" / "compatibility.md"
 KNOWN = Path(__file__).with_name("known.md")
 
 PYTHONS = ((3, 10), (3, 11), (3, 12), (3, 13))
@@ -231,7 +231,7 @@ def _row(outcome: Outcome) -> list[str]:
 
 
 def page(outcomes: list[Outcome], date: str) -> str:
-    """Return docs/compatibility.md."""
+    """Return docs/measured/compatibility.md."""
     ran = [outcome for outcome in outcomes if not outcome.missing]
     gone = [outcome for outcome in outcomes if outcome.missing]
     rows = [f"| {' | '.join(_row(outcome))} | {date} |" for outcome in ran]
