@@ -64,17 +64,9 @@ def steps_that_free(
         devices: also empty the caches of accelerators, which fails where a context is broken.
     """
     steps: list[Step] = [("garbage", lambda: garbage.collect(since()))]
-    if loaded_torch() is not None:
-        steps.append(("autograd cycles", lambda: _collect_cycles(garbage)))
-        if devices:
-            steps.append(("device caches", empty_device_caches))
+    if devices and loaded_torch() is not None:
+        steps.append(("device caches", empty_device_caches))
     return [*steps, ("malloc_trim", trim_host_heap)]
-
-
-def _collect_cycles(garbage: Garbage) -> int:
-    from ipygpumem.freeing import cycles  # loading the extension must stay fast, and there may be no memory for it
-
-    return cycles.collect(garbage)
 
 
 def current(readings: Mapping[str, Reading]) -> dict[str, int]:

@@ -84,9 +84,6 @@ FULL = {
     "a callback frees what is old": (
         "n = Node(); r = weakref.ref(n, lambda _: older.clear()); results.append(r); watch(n=n)"
     ),
-    "a cycle of a gradient": (
-        "w = torch.ones(1 << 19, requires_grad=True); (w * w).sum().backward(create_graph=True); watch(w=w)"
-    ),
 }
 
 

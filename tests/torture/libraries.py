@@ -47,11 +47,13 @@ TORCH = (
     Scenario(
         "backward(create_graph=True)",
         "A gradient with a graph refers to its tensor, and the tensor to it: a cycle in C++, of which torch warns.",
-        "The end of the experiment finds the cycle and empties `.grad`, unless you hold something that leads there.",
+        "Nothing but `.grad = None` ends it, before the tensor is deleted: `%gpumem leaks` says so.",
         cells(
             "import warnings\nwarnings.simplefilter('ignore')\nw = tensor(requires_grad=True)\n"
             "loss = (w * tensor()).exp().sum()\nloss.backward(create_graph=True)\nwatch(w.grad)"
         ),
+        share=0.0,
+        holder="a cycle in torch's own C++ code",
         needs=_TORCH,
     ),
     Scenario(
