@@ -1,11 +1,13 @@
-"""IPython's output cache: ``Out``, ``_5``, ``_``, ``__``, ``___``, and the hidden copies of each."""
+"""IPython's output cache: ``Out``, ``_5``, ``_``, ``__``, ``___``, and the hidden copies of each.
+
+And other caches that no name leads to: the modules of %run, %store's objects, the debugger. None of it is the user's: a
+script's names are in the notebook, a stored object is in its file, and the debugger is made again when it is needed.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import Any, NamedTuple
-
-from ipygpumem.notebook.ipython.leftovers import Leftovers, StoredMark
 
 _NAME = re.compile(r"(?P<output>_{1,3}|_(?P<number>\d+))|_i{1,3}|_i\d+")
 """The names that IPython gives to outputs, and with an ``i`` to the text of cells."""
@@ -29,6 +31,10 @@ def cell_of_output(label: str) -> int | None:
     return int(found[1]) if found else None
 
 
+StoredMark = dict[Any, float]
+"""The time of each file that %store's database has a copy of in memory."""
+
+
 class OutputMark(NamedTuple):
     """Which outputs were there at some moment."""
 
@@ -45,7 +51,6 @@ class Outputs:
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
-        self._leftovers = Leftovers(shell)
 
     def _cache(self) -> dict[int, Any]:
         cache = self._shell.user_ns.get("_oh")
@@ -56,7 +61,9 @@ class Outputs:
         namespace, hook = self._shell.user_ns, self._shell.displayhook
         bound = [name for name in _LATEST if name in namespace]  # %reset removes them
         users = {name: namespace[name] for name in bound if namespace[name] is not getattr(hook, name, None)}
-        return OutputMark(set(self._cache()), self._identities(), users, self._leftovers.mark())
+        return OutputMark(
+            set(self._cache()), self._identities(), users, {path: time for path, (_, time) in self._stored().items()}
+        )
 
     def _identities(self) -> tuple[int, ...]:
         return tuple(id(self._shell.user_ns.get(name)) for name in _LATEST)
@@ -83,7 +90,7 @@ class Outputs:
         last = self._shell.last_execution_result
         if last is not None and new:
             last.result = None
-        self._leftovers.forget_since(mark.stored)
+        self._forget_caches(mark.stored)
         return len(new)
 
     def forget_hidden(self) -> None:
@@ -122,3 +129,23 @@ class Outputs:
                 shell.user_ns_hidden.pop(name, None)
             else:
                 shell.user_ns[name] = shell.user_ns_hidden[name] = value
+
+    def _forget_caches(self, mark: StoredMark) -> None:
+        """Drop copies of objects stored after ``mark``, and other caches of no use to later cells.
+
+        That is the modules of scripts, which %run clears itself before it runs one again; the debugger, which keeps
+        each frame in which it displays something; and the record of warnings, which IPython drops before each cell.
+        """
+        shell, stored = self._shell, self._stored()
+        for path in [path for path, (_, time) in stored.items() if mark.get(path) != time]:
+            del stored[path]
+        shell.clear_main_mod_cache()
+        if getattr(shell.InteractiveTB, "pdb", None) is not None:
+            shell.InteractiveTB.pdb = None
+        shell.user_ns.pop("__warningregistry__", None)
+
+    def _stored(self) -> dict[Any, tuple[Any, float]]:
+        own = vars(self._shell)
+        database = own.get("_db", own.get("db"))  # asking for ``db`` would make one in IPython 9
+        cache = getattr(database, "cache", None)
+        return cache if type(cache) is dict else {}
