@@ -48,7 +48,7 @@ FILES = frozenset(str(path) for path in PACKAGE.rglob("*.py") if path.stem in EN
 @pytest.fixture
 def notebook(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
     # The first look follows what users' modules hold. Here those are all tests that this process has run.
-    monkeypatch.setattr("ipygpumem.objects.inventory.reach.users_modules", dict)
+    monkeypatch.setattr("ipygpumem.objects.inventory.before.users_modules", dict)
     notebook = Notebook(shell, IPyGpuMem(), probes=[FakeProbe()])
     yield notebook
     notebook.close()

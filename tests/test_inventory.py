@@ -18,9 +18,9 @@ import pytest
 import ipygpumem
 from ipygpumem.errors import GpuMemError
 from ipygpumem.objects.bulk import CHUNK
-from ipygpumem.objects.inventory import reach, selection, survey
-from ipygpumem.objects.inventory.naming import Names
+from ipygpumem.objects.inventory import before, selection, survey
 from ipygpumem.objects.inventory.records import Inventory, TensorRecord
+from ipygpumem.objects.walk import Names
 from ipygpumem.reports import html, text
 from ipygpumem.reports.tensors import difference_report, groups_report, tensors_report
 from tests import hostile
@@ -37,8 +37,7 @@ def take(**names: object) -> dict[str, TensorRecord]:
 
 def names(**roots: object) -> list[str]:
     found = Names()
-    found.walk(roots.items())
-    return [one.path for one in found.arrays.values()]
+    return [found.paths[key] for key in found.named(roots.items())]
 
 
 def script(folder: Path, code: str) -> list[str]:
@@ -156,7 +155,7 @@ def test_a_cycle_ends_and_a_huge_tree_is_cut_off(monkeypatch: pytest.MonkeyPatch
     loop: list[Any] = [numpy.ones(1)]
     loop.append(loop)
     assert names(loop=loop) == ["loop[0]"]
-    monkeypatch.setattr(Names, "MOST_OBJECTS", 10)
+    monkeypatch.setattr("ipygpumem.objects.walk.MOST_OBJECTS", 10)
     tree = [[[numpy.ones(1)]] for i in range(100)]
     assert survey.take([("tree", tree)]).notes[0].startswith("the search for names stopped")
 
@@ -189,7 +188,7 @@ class OfTheNotebook(Plain):
 def test_what_leads_to_no_array_is_not_looked_into_one_by_one(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[int], object]
 ) -> None:
-    monkeypatch.setattr(Names, "MOST_OBJECTS", 3 * CHUNK)
+    monkeypatch.setattr("ipygpumem.objects.walk.MOST_OBJECTS", 3 * CHUNK)
     items = [make(i) for i in range(4 * CHUNK)]
     box = [numpy.ones(3)]
     found = survey.take([("items", items), ("items", {"again": items}), ("last", [*items, box]), ("box", box)])
@@ -211,19 +210,18 @@ def test_one_look_into_many_objects_follows_what_they_share() -> None:
 
 
 def test_a_first_look_stops_in_a_huge_container_that_leads_to_no_array(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "users_modules", dict)  # what pytest and the tests have is no part of it
+    monkeypatch.setattr(before, "users_modules", dict)  # what pytest and the tests have is no part of it
     beside, deep = numpy.ones(1), numpy.ones(2)
     plain = [{"a": i, "b": []} for i in range(30_000)]
-    found = reach.Reach({"plain": plain, "beside": {"x": [beside]}})
-    assert [array is beside for array in found.arrays] == [True]
-    assert not found.complete
-    assert sum(map(len, found._entered)) < 10_000
-    found = reach.Reach({"pairs": [(i, numpy.ones(1)) for i in range(21_000)], "deep": deep})
-    assert len({id(array) for array in found.arrays}) == 21_001
-    assert found.complete
-    found = reach.Reach({f"name{i}": i for i in range(50_000)} | {"last": deep})
-    assert [array is deep for array in found.arrays] == [True]
-    assert found.complete
+    found, complete = before.within_reach({"plain": plain, "beside": {"x": [beside]}})
+    assert [array is beside for array in found] == [True]
+    assert not complete
+    found, complete = before.within_reach({"pairs": [(i, numpy.ones(1)) for i in range(21_000)], "deep": deep})
+    assert len({id(array) for array in found}) == 21_001
+    assert complete
+    found, complete = before.within_reach({f"name{i}": i for i in range(50_000)} | {"last": deep})
+    assert [array is deep for array in found] == [True]
+    assert complete
 
 
 def test_objects_with_hostile_attributes_are_never_asked() -> None:

@@ -25,8 +25,9 @@ from ipygpumem.freeing.tracebacks import (
 from ipygpumem.introspect import is_atom, type_name
 from ipygpumem.model import Held
 from ipygpumem.objects import interrupts
-from ipygpumem.objects.arrays import ArraySearch, slot_descriptors, slots
+from ipygpumem.objects.arrays import slot_descriptors, slots
 from ipygpumem.objects.holders.frames import stack
+from ipygpumem.objects.walk import ArraySearch
 
 
 def remove(

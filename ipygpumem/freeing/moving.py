@@ -17,10 +17,11 @@ from typing import Any
 
 from ipygpumem.errors import DeviceError, GpuMemError
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance
-from ipygpumem.objects.arrays import ArraySearch, library_type
+from ipygpumem.objects.arrays import library_type
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.objects.holders.graphs import live_tensors
 from ipygpumem.objects.inventory.memory import Reader
+from ipygpumem.objects.walk import ArraySearch
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.units import format_bytes
 

@@ -24,7 +24,6 @@ from ipygpumem.objects.alive import watch
 from ipygpumem.objects.arrays import (
     TOOLS,
     Array,
-    ArraySearch,
     describe,
     is_of_library,
     library_type,
@@ -38,6 +37,7 @@ from ipygpumem.objects.holders.others import others
 from ipygpumem.objects.holders.search import Roots, explain
 from ipygpumem.objects.progress import Progress, part, unseen
 from ipygpumem.objects.traced import refuse_while_traced
+from ipygpumem.objects.walk import ArraySearch
 from ipygpumem.units import format_bytes
 
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules")

@@ -24,8 +24,8 @@ from ipygpumem.errors import UnitError
 from ipygpumem.freeing.traceback_copies import copy_without_frames
 from ipygpumem.introspect import is_instance, name_of, type_name
 from ipygpumem.model import Held
-from ipygpumem.objects.arrays import ArraySearch
 from ipygpumem.objects.holders.frames import peek, stack, steps
+from ipygpumem.objects.walk import ArraySearch
 from ipygpumem.units import parse_bytes
 
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError"}  # torch, CuPy; MemoryError and NumPy's subclass of it

@@ -6,19 +6,16 @@ descriptors, and never asked for their ``repr``, compared, or touched through ``
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import gc
 import itertools
 import sys
 import types
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ipygpumem.introspect import class_dict, instance_dict, is_atom, is_instance, module_of, type_name
-from ipygpumem.model import Held
 
 NOT_ENTERED = (types.FrameType, types.CodeType, types.TracebackType, types.BuiltinFunctionType)
 """No walk goes on here: what lies behind belongs to everybody."""
@@ -29,8 +26,8 @@ TOOLS = {"IPython", "ipykernel", "ipygpumem"}
 StorageKey = tuple[str, int]
 """Identity of a storage while it lives."""
 
-_LONGEST = 1_000_000
-"""How many items of one container a search looks at."""
+_MOST_ELEMENTS = 1_000_000
+"""How many elements of an array of objects are looked at."""
 
 
 @dataclass(frozen=True)
@@ -170,13 +167,21 @@ def elements(array: Any) -> list[Any] | None:
     if array_type is None or not is_instance(array, array_type):
         return None
     read = array_type.__dict__
-    if not read["dtype"].__get__(array).hasobject or read["size"].__get__(array) > _LONGEST:
+    if not read["dtype"].__get__(array).hasobject or read["size"].__get__(array) > _MOST_ELEMENTS:
         return None
     try:
         items = read["tolist"](array)
     except Exception:  # a half-made array
         return None
     return items if type(items) is list else [items]
+
+
+def holding_objects(arrays: Sequence[Any]) -> list[bool]:
+    """Say of each NumPy array whether its elements are objects."""
+    array_type: Any = library_type("numpy", "ndarray")
+    dtypes = list(map(array_type.__dict__["dtype"].__get__, arrays)) if arrays else []
+    of_objects = {key for key, dtype in {id(dtype): dtype for dtype in dtypes}.items() if dtype.hasobject}
+    return list(map(of_objects.__contains__, map(id, dtypes)))
 
 
 def flat_elements(array: Any) -> list[Any] | None:
@@ -211,20 +216,6 @@ def slots(item: object, descriptors: dict[str, Any] | None = None) -> dict[str, 
         with contextlib.suppress(AttributeError, TypeError):
             values[name] = slot.__get__(item)
     return values
-
-
-def _children(item: object) -> Iterable[object]:
-    """Return what ``item`` refers to, without copying a huge container and without entering a namespace."""
-    kind = type(item)
-    if kind is list or kind is tuple:
-        return itertools.islice(item, _LONGEST)  # type: ignore[call-overload, no-any-return]  # kind says so
-    if kind is dict:
-        # A namespace leads to everything, and a function keeps its module's and the builtins alive in any case.
-        contents: dict[object, object] = item  # type: ignore[assignment]  # kind says so
-        if "__builtins__" in contents or item is vars(builtins):
-            return ()
-        return itertools.chain.from_iterable(itertools.islice(contents.items(), _LONGEST))
-    return gc.get_referents(item)
 
 
 def memory_of(array_type: type, array: Any) -> object:
@@ -282,85 +273,3 @@ def _behind(array_type: type, array: Any) -> Any:
     if type_name(behind) == "DummyArray":  # np.lib.stride_tricks puts one between a view and its array
         behind = (instance_dict(behind) or {}).get("base")
     return behind.obj if type(behind) is memoryview else behind
-
-
-class ArraySearch:
-    """Finds the tensors and arrays that objects hold, each once over the life of the search.
-
-    Follows the garbage collector's references (containers, attributes, closures), not into modules and types.
-    The search is bounded, for each object and as a whole; an object that is an array itself is always found.
-
-    Args:
-        leaves_out: says of an array whether its memory is of no interest.
-    """
-
-    _PER_OBJECT = 100_000
-    _IN_ALL = 500_000
-
-    def __init__(self, leaves_out: Callable[[object, Array], bool] = lambda item, array: False) -> None:
-        self._leaves_out = leaves_out
-        self._left = self._IN_ALL
-        self._seen: set[int] = set()
-        self._storages: set[tuple[str, int]] = set()
-        self._entered: dict[int, bool] = {}
-        """Whether objects of a type (by its identity: it lives as long as they do) are looked into."""
-
-    def find(self, value: object) -> Iterator[tuple[object, Array]]:
-        """Yield the arrays that ``value`` is or refers to and that no earlier call has found."""
-        limit = min(self._left, self._PER_OBJECT)
-        queue: deque[object] = deque([value])
-        while queue:
-            item = queue.popleft()
-            if id(item) in self._seen or not self._enters(item):
-                continue
-            self._seen.add(id(item))
-            array = describe(item)
-            if array is not None and array.storage not in self._storages:
-                self._storages.add(array.storage)
-                if not self._leaves_out(item, array):
-                    yield item, array
-            if array is None and limit > 0:
-                limit -= 1
-                self._left -= 1
-                with contextlib.suppress(RuntimeError):  # a thread changes a dict while we look: take what was seen
-                    queue.extend(child for child in _children(item) if not is_atom(child))
-
-    def ignore(self, value: object) -> None:
-        """Leave the memory of ``value`` out if it is an array itself: views of it are not found either."""
-        array = describe(value)
-        if array is not None:
-            self._storages.add(array.storage)
-
-    def pass_over(self, value: object) -> None:
-        """Do not look into ``value``, wherever it is found; the caller keeps it alive meanwhile."""
-        self._seen.add(id(value))
-
-    def _enters(self, item: object) -> bool:
-        kind = id(type(item))
-        if kind not in self._entered:
-            stops = any(is_instance(item, base) for base in (type, types.ModuleType, *NOT_ENTERED))
-            self._entered[kind] = not stops and module_of(item).partition(".")[0] not in TOOLS
-        return self._entered[kind]
-
-    def held(self, name: str, value: object, *, function: str = "", line: int = 0) -> tuple[Held, list[object]] | None:
-        """Return what ``name`` holds, and the arrays themselves; None if that is nothing new."""
-        pairs = list(self.find(value))
-        if not pairs:
-            return None
-        arrays = [array for _, array in pairs]
-        return _held(name, value, arrays, function, line), [item for item, _ in pairs]
-
-
-def _held(name: str, value: object, arrays: list[Array], function: str, line: int) -> Held:
-    alone = describe(value) is not None
-    return Held(
-        name=name,
-        type_name=type_name(value),
-        shape=arrays[0].shape if alone else None,
-        dtype=", ".join(sorted({array.dtype for array in arrays})),
-        device=", ".join(sorted({array.device for array in arrays})),
-        size_bytes=sum(array.size_bytes for array in arrays),
-        arrays=len(arrays),
-        function=function,
-        line=line,
-    )

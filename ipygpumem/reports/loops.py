@@ -85,7 +85,7 @@ def _by_name(inventory: Inventory) -> dict[tuple[str, str], list[TensorRecord]]:
     """Return the tensors of each device by the first part of their names."""
     found: dict[tuple[str, str], list[TensorRecord]] = {}
     for tensor in inventory.tensors:
-        found.setdefault((tensor.device, "" if tensor.name is None else selection.first_part(tensor)), []).append(
+        found.setdefault((tensor.device, "" if tensor.name is None else selection.first_part(tensor.name)), []).append(
             tensor
         )
     return found

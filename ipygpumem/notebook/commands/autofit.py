@@ -22,7 +22,7 @@ from ipygpumem.notebook.ipython.rewriting import first_lines
 from ipygpumem.notebook.ipython.stored_errors import last_error, shown_since
 from ipygpumem.notebook.notebook import Notebook, notebook_of
 from ipygpumem.objects import interrupts
-from ipygpumem.objects.arrays import ArraySearch
+from ipygpumem.objects.walk import ArraySearch
 from ipygpumem.reports.autofit import autofit_report
 from ipygpumem.reports.layout import Report, clean
 from ipygpumem.scopes.bindings import Bindings

@@ -22,8 +22,8 @@ from ipygpumem.notebook.experiments.budgets import Budgets
 from ipygpumem.notebook.experiments.survivors import Baseline, Survivors, Watched, watch_names
 from ipygpumem.notebook.recovery import Recovery
 from ipygpumem.notebook.tools import Tools
-from ipygpumem.objects.arrays import ArraySearch
 from ipygpumem.objects.garbage import Mark
+from ipygpumem.objects.walk import ArraySearch
 from ipygpumem.scopes.scope import Outcome, Scope, is_ownable
 from ipygpumem.scopes.seeding import SeedOnImport, is_seed, seed_generators
 from ipygpumem.units import format_bytes

@@ -16,7 +16,7 @@ from ipygpumem.notebook.ipython.outputs import cell_of_output, is_of_ipython
 from ipygpumem.notebook.ipython.sources import cell_of_file, cell_that_bound, running_cell
 from ipygpumem.notebook.tools import Tools
 from ipygpumem.objects.alive import WatchedArray, watch
-from ipygpumem.objects.arrays import Array, ArraySearch, describe
+from ipygpumem.objects.arrays import Array, describe
 from ipygpumem.objects.garbage import Garbage, Mark
 from ipygpumem.objects.heap import Heap, large_tensors, undisturbed
 from ipygpumem.objects.holders.frames import running_locals
@@ -25,6 +25,7 @@ from ipygpumem.objects.holders.paths import Place
 from ipygpumem.objects.holders.search import Roots, explain
 from ipygpumem.objects.inventory.before import Before
 from ipygpumem.objects.progress import Progress, part
+from ipygpumem.objects.walk import ArraySearch
 
 MOST_EXPLAINED = 2000
 """Maximum number of arrays whose holders are searched at once, largest first."""

@@ -57,9 +57,9 @@ def group(tensors: Iterable[TensorRecord], by: str) -> tuple[TensorGroup, ...]:
     return tuple(sorted(groups, key=attrgetter("size_bytes"), reverse=True))
 
 
-def first_part(tensor: TensorRecord) -> str:
+def first_part(path: str | None) -> str:
     """Return the first part of a tensor's name, which the user gave."""
-    return "(no name)" if tensor.name is None else _FIRST_PART.split(tensor.name, maxsplit=1)[0]
+    return "(no name)" if path is None else _FIRST_PART.split(path, maxsplit=1)[0]
 
 
 def _shape(tensor: TensorRecord) -> str:
@@ -70,7 +70,7 @@ def _shape(tensor: TensorRecord) -> str:
 _FIRST_PART = re.compile(r"(?<!^Out)[.\[]")
 
 _LABELS: dict[str, Callable[[TensorRecord], str]] = {
-    "name": first_part,
+    "name": lambda tensor: first_part(tensor.name),
     "shape": _shape,
     "kind": attrgetter("kind"),
     "cell": lambda tensor: "(unknown)" if tensor.cell is None else f"cell {tensor.cell}",

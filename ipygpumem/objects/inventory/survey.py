@@ -23,12 +23,13 @@ from ipygpumem.objects.holders.frames import peek, running_locals
 from ipygpumem.objects.inventory import jax_arrays
 from ipygpumem.objects.inventory.listing import Labels, TensorList, add_gradients, array_records
 from ipygpumem.objects.inventory.memory import Reader
-from ipygpumem.objects.inventory.naming import Names
 from ipygpumem.objects.inventory.records import Inventory, Role, TensorRecord
 from ipygpumem.objects.inventory.roles import roles_of
+from ipygpumem.objects.inventory.selection import first_part
 from ipygpumem.objects.inventory.storages import Storages
 from ipygpumem.objects.progress import Progress, part, parts, unseen
 from ipygpumem.objects.traced import refuse_while_traced
+from ipygpumem.objects.walk import Names
 from ipygpumem.probes.accelerators import loaded_torch
 
 CellOf = Callable[[str], "int | None"]
@@ -109,24 +110,23 @@ class _Survey:
         counts = {"object": number - tensors, "tensor": tensors, "array": arrays}
         weights = [count * _MICROSECONDS[what] for what, count in counts.items()]
         walk, self._of_tensors, self._of_arrays = parts(part(progress, _HEAPS_SHARE, 1.0), weights)
-        self._names = Names()
-        self._names.walk(roots, number, walk)
-        named = self._names.arrays.values()
-        cells = {root: cell_of(root) for root in dict.fromkeys(one.root for one in named)}
-        self._labels = Labels(
-            {id(one.array): one.path for one in named}, {id(one.array): cells[one.root] for one in named}
-        )
-        if not self._names.complete:
+        names = Names(number, walk)
+        self._named = names.named(roots)
+        parts_of_paths = {key: first_part(path.replace("list(", "")).rstrip(")") for key, path in names.paths.items()}
+        cells = {root: cell_of(root) for root in dict.fromkeys(parts_of_paths.values())}
+        self._labels = Labels(names.paths, {key: cells[root] for key, root in parts_of_paths.items()})
+        names.drop()
+        if not names.complete:
             self.notes.append("the search for names stopped early: some tensors are shown without their names")
 
     def drop(self) -> None:
         """Let go of everything but names: a collection that is due need not look at it."""
         self._heap.drop()
-        self._names.drop()
+        self._named.clear()
 
     def _all(self, base: type, on_heap: Iterable[object]) -> list[Any]:
         """Return all objects of a library's class, those with a name first; ``on_heap`` the collector knows."""
-        named = (one.array for one in self._names.arrays.values() if is_instance(one.array, base))
+        named = (item for item in self._named.values() if is_instance(item, base))
         return list({id(item): item for item in chain(named, on_heap)}.values())
 
     def records(self, storages: Storages | None) -> list[TensorRecord]:
@@ -149,7 +149,7 @@ class _Survey:
                 if listed.unread:
                     self.notes.append(f"the memory of {len(listed.unread)} tensors {listed.unread[0]}")
         self._of_tensors(1.0)
-        buffers = jax_arrays.records_of((one.array for one in self._names.arrays.values()), self._labels)
+        buffers = jax_arrays.records_of(self._named.values(), self._labels)
         shown |= jax_arrays.shown_by(array_type, arrays, buffers)
         records += buffers.values()
         records += array_records(array_type, arrays, self._labels, shown, self._of_arrays)
