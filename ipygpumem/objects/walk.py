@@ -193,10 +193,10 @@ class Walk:
                 return
             if not entered % _REPORTED_AFTER:
                 self._report()
-            with contextlib.suppress(RuntimeError):  # a thread changes a container while we look: its rest is not seen
+            try:
                 yield from self.enter(*queue.popleft())
-                continue
-            self.complete = False
+            except RuntimeError:  # a thread changes a container while we look: its rest is not seen
+                self.complete = False
 
     def _report(self) -> None:
         """Report how far the walk is: it ends when enough objects are looked into, or all are looked at."""
@@ -237,7 +237,7 @@ class Walk:
             if not with_paths or len(others) < _FEW or self._may_lead_on(others):
                 leading += self._new(others)
         if self._own and not self._kinds["class"].isdisjoint(several):
-            leading += self._new([kind for kind in self.of_kind("class", items) if self._is_own(kind)])
+            leading += filter(self._is_own, self._new(self.of_kind("class", items)))
         if len(leading) > self.left:
             self.complete = False
             del leading[max(0, self.left) :]
