@@ -1,0 +1,591 @@
+"""The callbacks in the three libraries; fastai, where it is not installed, by what it documents of its training."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import pickle
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from lightning import pytorch as lightning
+from lightning.pytorch.callbacks import EarlyStopping
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader
+
+import ipygpumem
+from ipygpumem.api import shell as where
+from ipygpumem.errors import GpuMemError
+from ipygpumem.integrations import hf
+from ipygpumem.integrations import lightning as ours_of_lightning
+from ipygpumem.integrations.epochs import Epochs
+from ipygpumem.measuring.meter import Meter
+from ipygpumem.measuring.traces import Traces
+from tests.alone import ROOT
+from tests.fakes import FakeProbe
+from tests.integrations import fastai_stand_in
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+HAS_FASTAI = importlib.util.find_spec("fastai") is not None
+PEAK = "mem/cuda_0/peak_mib"
+
+
+class Card(FakeProbe):
+    """A card of which 10 MiB are in use."""
+
+    mib = 10
+
+    def move(self, kept: int, passing: int = 0) -> None:
+        """Take ``passing`` MiB for a moment, and keep ``kept``."""
+        self.spike((self.mib + passing) << 20)
+        self.mib += kept
+        self.set(self.mib << 20)
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
+    """A card whose memory the test sets; it, the host and a device that a thread samples are all that is measured."""
+    host, card, sampled = FakeProbe(), Card("cuda:0"), FakeProbe("sampled:0", sampled=True)
+    host.set(100 << 20)
+    card.move(0)
+    sampled.name = "sampled"  # type: ignore[misc]  # else it would take the place of the host's
+    traces = Traces(Meter([host, card, sampled]))
+    monkeypatch.setattr(where.traces, "of_script", lambda: traces)
+    yield card
+    traces.meter.close()
+
+
+class Network(torch.nn.Module):
+    """In training, forward keeps 4 MiB of 8, and backward takes 16 and gives the 4 back; else forward takes 32."""
+
+    def __init__(self, card: Card) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(4, 1)
+        self.take: Callable[..., None] = card.move
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.layer(torch.nn.functional.dropout(x, 0.5, self.training))
+        if out.requires_grad:
+            self.take(4, 8)
+            out.register_hook(lambda gradient: self.take(-4, 16))
+        else:
+            self.take(0, 32)
+        return out
+
+
+class Optimizer(torch.optim.SGD):
+    """A step takes 3 MiB, of which the first keeps 1."""
+
+    def __init__(self, parameters: Any, card: Card, lr: float = 0.1) -> None:
+        super().__init__(parameters, lr=lr)
+        self.take, self.steps = card.move, 0
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        self.take(0 if self.steps else 1, 3)
+        self.steps += 1
+        return loss
+
+
+def rows(number: int = 8) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(row, row.sum().reshape(1)) for row in torch.arange(4.0 * number).reshape(number, 4) / 32]
+
+
+def failing(base: type, hook: str, error: type[BaseException]) -> Any:
+    """Return a callback whose hook fails once."""
+
+    def fail(self: Any, *args: Any, **more: Any) -> None:
+        if not failed:
+            failed.append(hook)
+            raise error("mine")
+
+    failed: list[str] = []
+    return type("Failing", (base,), {hook: fail})()
+
+
+class HuggingFace:
+    base, kind, before_step = transformers.TrainerCallback, hf.MemoryCallback, "on_pre_optimizer_step"
+    phases = ("forward_backward", "optimizer", "epoch", "validation")
+    has_forward = False
+
+    class Model(Network):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+            out = super().forward(x)
+            return {"loss": mse_loss(out, labels), "logits": out}
+
+    def __init__(self, card: Card, folder: Path, *callbacks: Any, trainer: type = transformers.Trainer, **more: Any):
+        quiet = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True}
+        usual = {"num_train_epochs": 2, "per_device_train_batch_size": 4, "logging_strategy": "epoch", **quiet}
+        usual.update({"eval_strategy": "epoch", **more})
+        data = [{"x": x, "labels": y} for x, y in rows()]
+        model = self.Model(card)
+        self.trainer: Any = trainer(
+            model,
+            transformers.TrainingArguments(str(folder), **usual),
+            train_dataset=data,
+            eval_dataset={"one": data[:1], "two": data[:1]} if "eval_on_start" in more else data[:1],
+            optimizers=(Optimizer(model.parameters(), card), None),
+            callbacks=list(callbacks),
+        )
+
+    def train(self) -> HuggingFace:
+        self.trainer.train()
+        return self
+
+    def validate(self) -> None:
+        self.trainer.evaluate()
+
+    def weights(self) -> Any:
+        return [*self.trainer.model.parameters()]
+
+    def logged(self) -> list[dict[str, float]]:
+        """Return the card's figures of each epoch."""
+        return [figures for entry in self.trainer.state.log_history if "kept_mib" in (figures := on_card(entry))]
+
+
+class Module(lightning.LightningModule):
+    def __init__(self, card: Card) -> None:
+        super().__init__()
+        self.network, self.card = Network(card), card
+
+    def training_step(self, batch: Any, number: int) -> torch.Tensor:
+        return mse_loss(self.network(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, number: int) -> None:
+        self.log("loss", self.training_step(batch, number))
+
+    def configure_optimizers(self) -> Any:
+        return Optimizer(self.parameters(), self.card)
+
+
+class Log(lightning.loggers.logger.DummyLogger):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int, dict[str, float]]] = []
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        self.rows.append((step, metrics))
+
+
+class Lightning:
+    base, kind, before_step = lightning.Callback, ours_of_lightning.MemoryCallback, "on_before_optimizer_step"
+    phases = ("forward", "backward", "optimizer", "validation", "epoch")
+    has_forward = True
+
+    def __init__(self, card: Card, folder: Path, *callbacks: Any, module: type[Module] = Module, **more: Any) -> None:
+        self.log, self.module = Log(), module(card)
+        quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+        usual: dict[str, Any] = {"max_epochs": 2, "accelerator": "cpu", "num_sanity_val_steps": 0, **quiet, **more}
+        self.trainer = lightning.Trainer(
+            default_root_dir=folder, callbacks=list(callbacks), logger=self.log, log_every_n_steps=1, **usual
+        )
+
+    def train(self) -> Lightning:
+        self.trainer.fit(self.module, DataLoader(rows(), batch_size=4), DataLoader(rows(1)))
+        return self
+
+    def validate(self) -> None:
+        self.trainer.validate(self.module, DataLoader(rows(1)), verbose=False)
+
+    def weights(self) -> Any:
+        return [*self.module.parameters()]
+
+    def logged(self) -> list[dict[str, float]]:
+        return [figures for _, metrics in self.log.rows if (figures := on_card(metrics))]
+
+
+class FastAi:
+    before_step, phases, has_forward = "before_step", Lightning.phases, True
+
+    def __init__(self, card: Card, folder: Path, *callbacks: Any) -> None:
+        network, batches = Network(card), [list(DataLoader(rows(number), batch_size=4)) for number in (8, 1)]
+        self.learner: Any
+        if HAS_FASTAI:
+            basics = importlib.import_module("fastai.basics")
+            data = basics.DataLoaders(basics.DataLoader(rows(), bs=4), basics.DataLoader(rows(1), bs=4))
+            self.learner = basics.Learner(
+                data, network, mse_loss, lambda p, lr: basics.OptimWrapper(p, Optimizer, card=card), cbs=list(callbacks)
+            )
+            self.learner.create_mbar = False
+        else:
+            optimizer = Optimizer(network.parameters(), card)
+            self.learner = fastai_stand_in.Learner(*batches, network, mse_loss, optimizer, callbacks)
+        self.learner.logger = lambda log: None
+        self.validate = self.learner.validate
+
+    def train(self) -> FastAi:
+        self.learner.fit(2)
+        return self
+
+    def weights(self) -> Any:
+        return [*self.learner.model.parameters()]
+
+    def logged(self) -> list[dict[str, float]]:
+        names = list(self.learner.recorder.metric_names)[1:-1]
+        return [on_card(dict(zip(names, row, strict=True))) for row in self.learner.recorder.values]
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> type[FastAi]:
+    if not HAS_FASTAI:
+        fastai_stand_in.install(monkeypatch)
+    monkeypatch.delitem(sys.modules, "ipygpumem.integrations.fastai", raising=False)
+    kind = importlib.import_module("ipygpumem.integrations.fastai").MemoryCallback
+    base = importlib.import_module("fastai.callback.core").Callback
+    return type("Fast", (FastAi,), {"kind": kind, "base": base})
+
+
+@pytest.fixture(params=[HuggingFace, Lightning, FastAi], ids=lambda kind: kind.__name__)
+def library(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue("fast") if request.param is FastAi else request.param
+
+
+def on_card(figures: dict[str, Any]) -> dict[str, Any]:
+    start = "mem/cuda_0/"
+    return {name.removeprefix(start): float(value) for name, value in figures.items() if name.startswith(start)}
+
+
+def records() -> list[tuple[str, int | None, int]]:
+    """Return the label, the number and the card's peak in MiB of each record, but those of tests' own traces."""
+    return [
+        (record.label, record.iteration, usage.peak_delta_bytes >> 20)
+        for record in ipygpumem.traces()
+        for usage in record.usages
+        if usage.device == "cuda:0" and record.label
+    ]
+
+
+def is_sampled() -> bool:
+    """Whether the sampling thread is still there once a span of somebody else's, such as a cell's, has ended."""
+    with ipygpumem.Trace(silent=True):
+        pass
+    samplers = [thread for thread in threading.enumerate() if thread.name == "ipygpumem-sampler"]
+    for sampler in samplers:
+        sampler.join(5)
+    return any(sampler.is_alive() for sampler in samplers)
+
+
+def labels() -> list[str]:
+    return [label for label, *_ in records()]
+
+
+# -- in each library ---------------------------------------------------------------------------------------------------
+
+
+def test_each_epoch_is_in_the_trainers_log(card: Card, tmp_path: Path, library: Any) -> None:
+    most = 32 if library.has_forward else 20  # Hugging Face's validation comes after the epoch
+    trained = library(card, tmp_path, library.kind()).train()
+    expected = [{"kept_mib": 1.0, "peak_mib": most + 1.0}, {"kept_mib": 0.0, "peak_mib": float(most)}]
+    assert trained.logged() == expected
+    assert records() == [("epoch", 1, most + 1), ("epoch", 2, most)]
+
+
+def test_each_phase_is_exact(card: Card, tmp_path: Path, library: Any) -> None:
+    trained = library(card, tmp_path, library.kind(phases=True)).train()
+    first = trained.logged()[0]
+    assert labels() == list(library.phases) * 2
+    assert (first["optimizer/kept_mib"], first["optimizer/peak_mib"]) == (1.0, 3.0)
+    if library.has_forward:
+        assert (first["forward/kept_mib"], first["forward/peak_mib"]) == (4.0, 8.0)
+        assert (first["backward/kept_mib"], first["backward/peak_mib"]) == (-4.0, 16.0)
+        assert (first["validation/kept_mib"], first["validation/peak_mib"]) == (0.0, 32.0)
+    else:
+        assert (first["forward_backward/kept_mib"], first["forward_backward/peak_mib"]) == (0.0, 20.0)
+        (validated, *_) = [
+            entry for entry in trained.trainer.state.log_history if "mem/cpu/validation/kept_mib" in entry
+        ]
+        assert on_card(validated) == {"validation/kept_mib": 0.0, "validation/peak_mib": 32.0}
+
+
+def test_the_training_gives_the_same_weights_as_without(card: Card, tmp_path: Path, library: Any) -> None:
+    runs = [library(card, tmp_path, *added).train().weights() for added in ((), (library.kind(phases=True),))]
+    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
+
+
+def test_a_failure_of_ours_is_said_once_and_the_training_goes_on(
+    card: Card, tmp_path: Path, library: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Meter, "start", lambda self, lasts=None: 1 / 0)
+    without = library(card, tmp_path).train().weights()
+    trained = library(card, tmp_path, library.kind(phases=True)).train()
+    assert all(torch.equal(one, other) for one, other in zip(trained.weights(), without, strict=True))
+    assert capsys.readouterr().err.count("the memory callback failed (ZeroDivisionError: division by zero)") == 1
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_after_an_error_nothing_is_measured_until_the_next_training(
+    card: Card, tmp_path: Path, library: Any, error: type[BaseException]
+) -> None:
+    callback = library.kind(phases=True)
+    trained = library(card, tmp_path, failing(library.base, library.before_step, error), callback)
+    with pytest.raises((error, SystemExit)) as raised:  # its traceback keeps the frames, as a notebook's does
+        trained.train()
+    assert not is_sampled()
+    before = records()
+    trained.validate()
+    assert records() == before
+    again = library(card, tmp_path, callback).train()
+    assert labels()[len(before) :] == list(library.phases) * 2
+    before = records()
+    again.validate()
+    assert records() == before
+    del raised
+
+
+def test_the_callback_can_be_copied_and_pickled(card: Card, tmp_path: Path, library: Any) -> None:
+    callback = library.kind(phases=True)
+    library(card, tmp_path, callback).train()
+    if library.__name__ != "Fast":
+        for other in (copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))):
+            assert other.epochs.phases
+    assert copy.copy(callback.epochs) is not callback.epochs
+
+
+@pytest.mark.parametrize(
+    ("module", "library", "package"),
+    [("hf", "transformers", "transformers[torch]"), ("lightning", "lightning", "lightning"), ("fastai",) * 3],
+)
+def test_a_missing_library_is_one_line_that_says_what_to_install(
+    module: str, library: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Without:
+        def find_spec(self, name: str, *more: object) -> None:
+            if name == library:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    name = f"ipygpumem.integrations.{module}"
+    for loaded in list(sys.modules):
+        if loaded == name or loaded.partition(".")[0] in {library, "pytorch_lightning"}:
+            monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setattr(sys, "meta_path", [Without(), *sys.meta_path])
+    with pytest.raises(GpuMemError) as found:
+        importlib.import_module(name)
+    assert (isinstance(found.value, ImportError), name in sys.modules) == (True, False)
+    assert str(found.value) == f"{library} is not installed: pip install '{package}'"
+
+
+@pytest.mark.parametrize("heading", ["Hugging Face", "Lightning", "fastai"])
+def test_the_example_of_the_page_runs(heading: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if heading == "fastai" and not HAS_FASTAI:
+        pytest.skip("fastai is not installed")
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "trainers.md").read_text("utf-8")
+    code = page.split(f"\n## {heading}\n")[1].split("```python\n")[1].split("```")[0]
+    *_, last = code.strip().rsplit("\n", 1)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert "mem/cpu/peak_mib" in last or "mem/cpu/peak_mib" in eval(last, names)
+
+
+# -- Hugging Face ------------------------------------------------------------------------------------------------------
+
+
+def test_every_validation_of_the_trainer_counts_and_none_of_another_callback(card: Card, tmp_path: Path) -> None:
+    class Again(transformers.TrainerCallback):
+        def on_save(self, *args: Any, **more: Any) -> None:
+            card.move(0, 500)
+            trained.validate()
+
+    options = {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True, "save_strategy": "epoch"}
+    trained = HuggingFace(card, tmp_path, hf.MemoryCallback(phases=True), Again(), num_train_epochs=1, **options)
+    trained.train()
+    assert [peak for label, _, peak in records() if label == "validation"] == [
+        32
+    ] * 5  # of two data sets, but for the first at the start
+    assert [peak for label, _, peak in records() if label == "epoch"] == [33]
+
+
+def test_a_trainers_own_log_keeps_what_it_has_collected(card: Card, tmp_path: Path) -> None:
+    class Collecting(transformers.Trainer):
+        """As those do that train with preferences: a log takes along what was collected since the last."""
+
+        steps = 0
+
+        def log(self, logs: dict[str, float], *more: Any) -> None:
+            if "loss" in logs:
+                logs["collected"] = self.steps
+            self.steps = 0
+            super().log(logs, *more)
+
+        def training_step(self, *inputs: Any) -> torch.Tensor:
+            self.steps += 1
+            return super().training_step(*inputs)
+
+    trained = HuggingFace(card, tmp_path, hf.MemoryCallback(), trainer=Collecting).train()
+    assert [entry["collected"] for entry in trained.trainer.state.log_history if "collected" in entry] == [2, 2]
+    assert len(trained.logged()) == 2
+
+
+def test_a_training_inside_another_ones_step_and_one_that_goes_on_count_their_own(card: Card, tmp_path: Path) -> None:
+    class Inside(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            if state.global_step == 1:
+                inner.train()
+
+    callback = hf.MemoryCallback()
+    inner = HuggingFace(card, tmp_path / "inner", callback, num_train_epochs=1, save_strategy="epoch")
+    outer = HuggingFace(card, tmp_path / "outer", callback, Inside())
+    outer.train()
+    assert (len(inner.logged()), len(outer.logged())) == (1, 1)
+    more = HuggingFace(card, tmp_path / "inner", hf.MemoryCallback())
+    more.trainer.train(resume_from_checkpoint=str(tmp_path / "inner" / "checkpoint-2"))
+    assert records()[-1][:2] == ("epoch", 2)
+
+
+def test_a_trainer_whose_training_has_failed_can_go(card: Card, tmp_path: Path) -> None:
+    """Up to Python 3.12 a look at a frame's names leaves a copy there, which clearing the frame does not reach."""
+    trained = HuggingFace(card, tmp_path, hf.MemoryCallback(), failing(HuggingFace.base, "on_step_end", ValueError))
+    seen = [weakref.ref(trained.trainer), weakref.ref(trained.trainer.model)]
+    with pytest.raises(ValueError, match="mine") as raised:
+        trained.train()
+    traceback.clear_frames(raised.tb)
+    del trained
+    importlib.import_module("gc").collect()
+    assert [reference() for reference in seen] == [None, None]
+
+
+# -- Lightning ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_every_process_can_monitor_its_figures_and_the_first_alone_logs_them(
+    card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    monkeypatch.setattr(lightning.Trainer, "is_global_zero", first)
+    monitor = EarlyStopping(PEAK, check_on_train_epoch_end=True)
+    trained = Lightning(card, tmp_path, monitor, Lightning.kind()).train()
+    assert monitor.best_score == 32.0
+    assert [(step, row["epoch"], row[PEAK]) for step, row in trained.log.rows if PEAK in row] == (
+        [(1, 0, 33.0), (3, 1, 32.0)] if first else []
+    )
+
+
+class Manual(Module):
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, number: int) -> torch.Tensor:
+        loss = super().training_step(batch, number)
+        if loss.requires_grad:
+            self.manual_backward(loss)
+            self.optimizers().step()
+        return loss
+
+
+class Again(Module):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters(), max_iter=3)
+
+
+@pytest.mark.parametrize(
+    ("module", "phases", "more"),
+    [
+        (Manual, "backward validation", {}),
+        (Again, "forward backward validation", {}),
+        (Module, "forward backward optimizer validation", {"accumulate_grad_batches": 2}),
+    ],
+)
+def test_phases_that_lightning_does_not_tell_are_left_out(
+    card: Card, tmp_path: Path, module: type[Module], phases: str, more: dict[str, Any]
+) -> None:
+    Lightning(card, tmp_path, Lightning.kind(phases=True), module=module, max_epochs=1, **more).train()
+    assert labels() == [*phases.split(), "epoch"]
+
+
+def test_an_error_that_another_callback_answers_with_an_error_leaves_nothing_open(card: Card, tmp_path: Path) -> None:
+    bad = failing(lightning.Callback, "on_validation_end", ValueError)
+    worse = failing(lightning.Callback, "on_exception", ValueError)
+    trained = Lightning(card, tmp_path, bad, worse, Lightning.kind(phases=True))
+    with pytest.raises(ValueError, match="mine") as raised:
+        trained.train()
+    assert not is_sampled()
+    del raised
+
+
+# -- fastai ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_columns_come_once_before_the_time_and_for_those_who_read_them(
+    card: Card, tmp_path: Path, fast: Any
+) -> None:
+    lines: list[list[Any]] = []
+
+    class Reader(fast.base):  # type: ignore[misc]
+        order = 51  # that of fastai's own for TensorBoard
+
+        def after_epoch(self) -> None:
+            lines.append(list(self.learn.recorder.log))
+
+    callback = fast.kind()
+    trained = fast(card, tmp_path, Reader(), callback, callback).train()
+    names = list(trained.learner.recorder.metric_names)
+    assert names[3:5] + names[-1:] == ["mem/cpu/kept_mib", "mem/cpu/peak_mib", "time"]
+    assert len(names) == len(set(names))
+    assert [line[names.index(PEAK)] for line in lines] == [33.0, 32.0]
+    assert {len(line) for line in lines} == {len(names)}
+
+
+@pytest.mark.parametrize(
+    ("event", "error", "expected"),
+    [
+        ("before_step", "CancelStepException", ["forward", "backward", "validation", "epoch"]),
+        ("before_step", "CancelBatchException", ["forward", "backward", "validation", "epoch"]),
+        ("before_validate", "CancelValidException", ["forward", "backward", "optimizer", "epoch"]),
+        ("after_train", "CancelEpochException", ["forward", "backward", "optimizer", "epoch"]),
+        ("after_batch", "CancelFitException", []),
+    ],
+)
+def test_what_is_cancelled_is_no_phase_and_moves_no_figure_below_another_name(
+    card: Card, tmp_path: Path, fast: Any, event: str, error: str, expected: list[str]
+) -> None:
+    def cancel(self: Any) -> None:
+        raise getattr(importlib.import_module("fastai.basics") if HAS_FASTAI else fastai_stand_in, error)
+
+    trained = fast(card, tmp_path, fast.kind(phases=True), type("Cancelling", (fast.base,), {event: cancel})())
+    trained.learner.fit(1)
+    assert labels() == expected
+    if event == "before_step":
+        (row,) = trained.logged()
+        assert row["backward/peak_mib"] == 16.0
+        assert row["optimizer/peak_mib"] != row["optimizer/peak_mib"]  # not a number: there was none
+
+
+# -- what they share ---------------------------------------------------------------------------------------------------
+
+
+def test_a_phase_has_the_seconds_of_all_runs_and_the_highest_peak_and_none_of_one_cut_short(card: Card) -> None:
+    epochs = Epochs(phases=True)
+    epochs.enter("optimizer")  # outside of an epoch
+    epochs.begin(3)
+    for kept, passing in ((1, 3), (2, 5), (0, 4)):
+        epochs.enter("optimizer")
+        card.move(kept, passing)
+        epochs.leave("optimizer")
+    epochs.enter("optimizer")
+    card.move(0, 64)
+    epochs.leave("validation")
+    figures = {"kept_mib": 3.0, "peak_mib": 67.0, "optimizer/kept_mib": 2.0, "optimizer/peak_mib": 5.0}
+    assert on_card(epochs.end()) == figures
+    assert epochs.end() == {}
+    phase, epoch = ipygpumem.traces()
+    assert 0 < phase.duration_seconds < epoch.duration_seconds
+
+
+def test_of_an_epoch_in_which_the_extension_is_unloaded_no_part_is_logged(card: Card) -> None:
+    epochs = Epochs(phases=True)
+    epochs.begin(1)
+    epochs.enter("forward")
+    epochs.leave("forward")
+    where.current_traces().meter.close()
+    assert (epochs.end(), records()) == ({}, [])
