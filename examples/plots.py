@@ -102,7 +102,6 @@ def pictures() -> dict[str, Figure]:
     free = Part("free", CARD - sum(part.size_bytes or 0 for part in parts), "")
     return {
         "session": plot.session(records),
-        "cells": plot.cells(records),
         "experiments": plot.experiments(records),
         "devices": plot.devices([Reconciliation("cuda:0", CARD, "the device's memory", (*parts, free))]),
     }

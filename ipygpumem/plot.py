@@ -1,92 +1,68 @@
-"""Pictures as matplotlib figures: ``ipygpumem.plot.session()`` and its like.
+"""Pictures as matplotlib figures: ``ipygpumem.plot.session()``, ``experiments()`` and ``devices()``.
 
-By default they show the running session. Each takes records instead: what ``ipygpumem.load`` has read, an experiment's
-record, or any records, such as ``ipygpumem.history()[-20:]``; then they work in a script, too. The figures are shown
-by notebooks where they are a cell's value, ``savefig`` writes them, and pyplot does not know of them.
+They draw the running session, or given records: what ``ipygpumem.load`` has read, an experiment's record, or any
+records, such as ``ipygpumem.history()[-20:]``. With records they work in scripts, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeVar
 
 from ipygpumem.errors import PlotError
-from ipygpumem.model import CellRecord, ExperimentRecord
+from ipygpumem.model import CellRecord, ExperimentRecord, SessionRecord
 from ipygpumem.reconcile.records import Reconciliation
-from ipygpumem.reports import figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["devices", "experiments", "session"]
 
-__all__ = ["cells", "devices", "experiments", "session"]
-
-
-class Recorded(Protocol):
-    """What has cells and experiments: a session that was read from a file."""
-
-    @property
-    def cells(self) -> Sequence[CellRecord]:
-        """The cells, oldest first."""
-
-    @property
-    def experiments(self) -> Sequence[ExperimentRecord]:
-        """The experiments, oldest first."""
+T = TypeVar("T")
+Records = SessionRecord | ExperimentRecord | Iterable[CellRecord | ExperimentRecord] | None
 
 
-Records = Recorded | ExperimentRecord | Iterable[CellRecord | ExperimentRecord] | None
-
-
-def session(records: Records = None, *, device: str | None = None, last: int = figures.SHOWN["session"]) -> Figure:
-    """Return memory over time: a panel for each device, with cells and experiments above.
-
-    Args:
-        records: what to draw; the running session by default.
-        device: only this one: ``RAM``, ``cuda:0``, or ``cuda`` for all of its kind.
-        last: draw at most so many of the last cells.
+def session(records: Records = None, *, device: str | None = None, last: int | None = None) -> Figure:
+    """Return memory over computing time, of the last cells: a panel for each device, or for ``device`` only.
 
     Raises:
         PlotError: matplotlib is not installed, or there is nothing to draw.
         NotLoadedError: ``records`` are not given, and the extension is not loaded.
     """
-    own, runs = _parts(records)
-    return figures.draw("session", cells=own, experiments=runs, device=device, last=last)
+    from ipygpumem.reports import figures  # imports matplotlib
+
+    return figures.session(_given(records, CellRecord), device=device, last=last)
 
 
-def cells(records: Records = None, *, device: str | None = None, last: int = figures.SHOWN["cells"]) -> Figure:
-    """Return peak and kept memory of each cell as bars; arguments and errors as those of ``session``."""
-    return figures.draw("cells", cells=_parts(records)[0], device=device, last=last)
+def experiments(records: Records = None, *, device: str | None = None, last: int | None = None) -> Figure:
+    """Return the last experiments side by side; errors as those of ``session``."""
+    from ipygpumem.reports import figures
 
-
-def experiments(
-    records: Records = None, *, device: str | None = None, last: int = figures.SHOWN["experiments"]
-) -> Figure:
-    """Return experiments side by side; arguments and errors as those of ``session``, ``last`` counts experiments."""
-    return figures.draw("experiments", experiments=_parts(records)[1], device=device, last=last)
+    return figures.experiments(_given(records, ExperimentRecord), device=device, last=last)
 
 
 def devices(reconciliations: Sequence[Reconciliation] | None = None, *, device: str | None = None) -> Figure:
     """Return what each device's memory consists of as stacked bars: by default now, as ``%gpumem status`` lists it."""
+    from ipygpumem.reports import figures
+
     if reconciliations is None:
-        from ipygpumem.notebook.python import reconciliations_now  # records in a script need no IPython
+        from ipygpumem.notebook.python import reconciliations_now  # scripts need no IPython
 
         reconciliations = reconciliations_now()
-    return figures.draw("devices", reconciliations=reconciliations, device=device)
+    return figures.devices(reconciliations, device=device)
 
 
-def _parts(records: Records) -> tuple[list[CellRecord], list[ExperimentRecord]]:
+def _given(records: Records, kind: type[T]) -> list[T]:
+    """Return the records of this kind; None stands for the session's."""
     if records is None:
-        from ipygpumem.notebook.python import experiments, history  # as above
+        from ipygpumem.notebook import python
 
-        return list(history()), experiments()
-    if isinstance(records, ExperimentRecord):
-        return list(records.cells), [records]
-    if isinstance(records, Iterable):
-        items = list(records)
-        found = [item for item in items if isinstance(item, CellRecord)]
-        runs = [item for item in items if isinstance(item, ExperimentRecord)]
-        if len(found) + len(runs) == len(items):
-            return found, runs
-    elif hasattr(records, "cells") and hasattr(records, "experiments"):
-        return list(records.cells), list(records.experiments)
-    raise PlotError("pass records of cells and experiments: ipygpumem.history(), or what ipygpumem.load returned")
+        records = [*python.history(), *python.experiments()]
+    elif isinstance(records, ExperimentRecord):
+        records = [*records.cells, records]
+    elif isinstance(records, SessionRecord):
+        records = [*records.cells, *records.experiments]
+    items = list(records) if isinstance(records, Iterable) else [None]
+    if not all(isinstance(item, (CellRecord, ExperimentRecord)) for item in items):
+        raise PlotError("pass records of cells and experiments: ipygpumem.history(), or what ipygpumem.load returned")
+    return [item for item in items if isinstance(item, kind)]

@@ -66,7 +66,7 @@ def test_only_what_stands_before_the_cursor_counts(loaded: InteractiveShell) -> 
 
 def test_the_old_way_of_asking_has_no_cursor(loaded: InteractiveShell) -> None:
     assert loaded.complete("st", "%gpumem st")[1] == ["status"]
-    assert "cells" in loaded.complete("", "%gpumem plot ")[1]
+    assert "devices" in loaded.complete("", "%gpumem plot ")[1]
 
 
 def test_a_variable_named_as_a_magic_is_no_magic(loaded: InteractiveShell) -> None:
@@ -98,8 +98,8 @@ def test_commands_options_and_names_are_offered(loaded: InteractiveShell) -> Non
     assert after("%gpumem record off ") == ["--delete"]
     assert after("%gpumem record on ") == []
     assert "--all" in after("%gpumem postmortem --")
-    assert after("%gpumem plot cells --") == ["--device", "-n", "--save", "--dark", "--force"]
-    assert after("%gpumem plot --dark ") == [*after("%gpumem plot ")]
+    assert after("%gpumem plot devices --") == ["--device", "-n", "--save", "--force"]
+    assert after("%gpumem plot --force ") == [*after("%gpumem plot ")]
 
 
 def test_the_registry_is_true() -> None:

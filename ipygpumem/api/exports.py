@@ -7,7 +7,7 @@ import os
 from ipygpumem.api.shell import current_shell, current_traces, loaded_notebook
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.model import SessionRecord
-from ipygpumem.reports.export import formats
+from ipygpumem.reports import export as formats
 
 Place = str | os.PathLike[str]
 
@@ -18,12 +18,12 @@ def export(path: Place, *, force: bool = False) -> None:
     In a script, without IPython, it writes the finished traces.
 
     Args:
-        path: ends in ``.json`` (all of it, for ``load``), ``.csv``, ``.html`` or ``.prom`` (OpenMetrics).
+        path: ends in ``.json`` (all of it, for ``load``) or ``.csv``.
         force: replace a file that ipygpumem did not write.
 
     Raises:
         NotLoadedError: the extension is not loaded in this IPython.
-        FileError: the suffix is none of these, the file there is another's, or it cannot be written.
+        FileError: the suffix is neither of these, another program wrote the file, or it cannot be written.
     """
     notebook = loaded_notebook()
     if notebook is None and current_shell() is not None:

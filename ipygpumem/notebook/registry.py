@@ -162,11 +162,10 @@ _TENSORS = (
 _HISTORY = (Argument("-n 20", type="count", default=20), Argument("--experiment NAME", offers="finished"), _ON)
 _EXPORTED = Argument("FILE", to="file", offers="exports", missing="which file? Its suffix says the format")
 _PLOT = (
-    Argument("session|cells|devices|experiments", to="picture", default="session"),
+    Argument("session|devices|experiments", to="picture", default="session"),
     Argument("--device D", offers=("RAM", "cuda")),
     Argument("-n N", type="int"),
     Argument("--save FILE", offers="pictures"),
-    Argument("--dark"),
     _FORCE,
 )
 _RECORD = (

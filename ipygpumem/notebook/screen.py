@@ -16,7 +16,7 @@ from ipygpumem.reports.layout import Report
 if TYPE_CHECKING:
     from ipygpumem.notebook.config import IPyGpuMem
     from ipygpumem.notebook.ipython.wire import Wire
-    from ipygpumem.reports.figures.picture import Picture
+    from ipygpumem.reports.figures import Picture
 
 
 class Screen:

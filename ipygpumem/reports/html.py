@@ -14,8 +14,6 @@ from ipygpumem.reports.bars import html_bar, html_spark
 from ipygpumem.reports.grid import columns
 from ipygpumem.reports.layout import SEPARATOR, Fact, Listing, Report, Segment, Table, clean, listed
 
-DARK_PICTURE = "invert(0.92) hue-rotate(180deg)"
-"""The filter that makes a picture dark: lightness is inverted, and hues stay as they are."""
 _OPEN_LINES = 5
 """Lines of a listing that are shown without asking."""
 

@@ -54,12 +54,13 @@ def test_all_that_tells_of_a_session_tells_the_same(notebook: Kernel) -> None:
     assert reply.reports("cell")[0].count(" now") == 1
     found = ok(
         notebook,
-        """import json, pathlib, tempfile
-_file = pathlib.Path(tempfile.mkdtemp(), "session.prom")
+        """import csv, json, pathlib, tempfile
+_file = pathlib.Path(tempfile.mkdtemp(), "session.csv")
 ipygpumem.export(_file)
-_line = next(item for item in _file.read_text().splitlines() if item.startswith("ipygpumem_memory_bytes"))
+with _file.open() as _lines:
+    _row = [row for row in csv.DictReader(_lines) if row["device"] == "cpu"][-1]
 _cell, _record = ipygpumem.last(), ipygpumem.experiments()[-1]
-print(json.dumps([_cell.usages[0].after_bytes, _record.usages[0].after_bytes, int(float(_line.split()[-1]))]))
+print(json.dumps([_cell.usages[0].after_bytes, _record.usages[0].after_bytes, int(_row["after_bytes"])]))
 print(_record.cells[-1] == _cell)""",
     ).stdout.splitlines()
     cell, experiment, exported = json.loads(found[0])

@@ -11,7 +11,7 @@ from ipygpumem.introspect import instance_dict, is_instance
 from ipygpumem.notebook.commands.plot import SUFFIXES
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.notebook.registry import Argument, Command, Magic
-from ipygpumem.reports.export import formats
+from ipygpumem.reports import export
 from ipygpumem.scopes.scope import is_ownable
 
 
@@ -104,7 +104,7 @@ SOURCES: dict[str, Callable[[Notebook, str], list[str]]] = {
     "open": lambda notebook, _: [experiment.name for experiment in notebook.experiments.open],
     "finished": lambda notebook, _: sorted({experiment.name for experiment in notebook.experiments.finished}),
     "recordings": lambda notebook, _: notebook.recorder.names(),
-    "exports": lambda _, begun: _files(begun, formats.SUFFIXES),
+    "exports": lambda _, begun: _files(begun, export.SUFFIXES),
     "pictures": lambda _, begun: _files(begun, SUFFIXES),
 }
 """What Tab offers that the notebook or a folder knows."""

@@ -1,0 +1,186 @@
+"""Exports a session: JSON, which ``load`` reads back without loss, or CSV for spreadsheets."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ipygpumem.errors import FileError, quoted, short
+from ipygpumem.model import USAGE_BYTES, CellRecord, SessionRecord
+from ipygpumem.reports.layout import clean
+
+SCHEMA = 1
+"""Raised when older readers would misunderstand a file; an additional field does not raise it."""
+_NAME = "ipygpumem"
+_HEAD_BYTES = 4096
+
+_CELL = ("execution_count", "cell_id", "experiment", "started_at", "duration_seconds", "success", "error")
+_SOURCE = ("source_line", "source_digest")
+_USAGE = ("device", *USAGE_BYTES, "method")
+COLUMNS = (*_CELL, *_SOURCE, "recovery", *_USAGE)
+
+# Spreadsheets take text for a formula if it begins with one of these, after white space as well.
+_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # the last four are full-width
+
+
+# -- formats --------------------------------------------------------------------------------------------------
+
+
+def to_json(record: SessionRecord) -> str:
+    """Return the record as JSON, in ASCII, so that even broken text in it survives."""
+    return json.dumps({"format": _NAME, "schema": SCHEMA, **record.to_dict()}, allow_nan=False)
+
+
+def from_json(text: str, name: str) -> SessionRecord:
+    """Return the record that ``to_json`` wrote.
+
+    Raises:
+        FileError: the text is no export, is damaged, or has a newer schema.
+    """
+    try:
+        data: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{name} is not JSON, or only a part of it ({error})") from None
+    if type(data) is not dict or data.get("format") != _NAME or type(data.get("schema")) is not int:
+        raise FileError(f"{name} is not an export of ipygpumem: %gpumem export writes one")
+    if data["schema"] > SCHEMA:
+        raise FileError(
+            f"{name} has schema {quoted(data['schema'])} and this ipygpumem reads up to {SCHEMA}: upgrade it"
+        )
+    try:
+        return SessionRecord.from_dict(data)
+    except (TypeError, ValueError) as error:
+        raise FileError(f"{name} is damaged: {short(error)}") from None
+
+
+def to_csv(record: SessionRecord) -> str:
+    """Return one row per cell and device; a cell without a measured device has one row."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for cell in record.cells:
+        writer.writerows(_rows(cell))
+    return buffer.getvalue()
+
+
+def _rows(cell: CellRecord) -> Iterator[list[object]]:
+    first = [*(getattr(cell, name) for name in (*_CELL, *_SOURCE)), cell.recovery and cell.recovery.kind]
+    for usage in cell.usages or (None,):
+        figures = [getattr(usage, name, None) for name in _USAGE]
+        yield [_no_formula(value) for value in (*first, *figures)]
+
+
+def _no_formula(value: object) -> object:
+    """Return a figure as it is, and text so that no spreadsheet runs it."""
+    if type(value) is not str:
+        return value
+    text = clean(value)
+    return f"'{text}" if text.lstrip().startswith(_FORMULA) else text
+
+
+_FORMATS: dict[str, tuple[Callable[[SessionRecord], str], str]] = {
+    ".json": (to_json, f'{{"format": "{_NAME}", "schema": '),
+    ".csv": (to_csv, ",".join(COLUMNS)),
+}
+"""By suffix: the function that renders a session, and the beginning of every file that it renders."""
+SUFFIXES = tuple(_FORMATS)
+
+
+# -- files ----------------------------------------------------------------------------------------------------
+
+
+def save(path: str | os.PathLike[str], record: SessionRecord, *, force: bool = False) -> tuple[Path, int]:
+    """Write ``record`` to ``path`` in the format of its suffix; return where it is now and its size in bytes.
+
+    Raises:
+        FileError: the suffix is unknown, the file was written by another program, or it cannot be written.
+    """
+    place = place_of(path)
+    chosen = _FORMATS.get(Path(path).suffix.lower())
+    if chosen is None:
+        raise FileError(f"{clean(short(path))}: the suffix says the format: {' or '.join(SUFFIXES)}")
+    render, head = chosen
+    return place, write(place, render(record), is_ours=lambda text: text.startswith(head), force=force)
+
+
+def load(path: str | os.PathLike[str]) -> SessionRecord:
+    """Return the session that was written to a .json file.
+
+    Raises:
+        FileError: it cannot be read, is no export, or has a newer schema.
+    """
+    place, name = place_of(path), clean(short(path))
+    try:
+        text = place.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise FileError(f"{clean(short(place))} is not text") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or short(error)
+        raise FileError(f"{clean(short(place))} cannot be read: {why}") from None
+    return from_json(text, name)
+
+
+def place_of(path: str | os.PathLike[str]) -> Path:
+    """Return the path itself: ``~`` is the user's folder, and a link is what it leads to."""
+    try:
+        return Path(os.path.realpath(Path(path).expanduser()))
+    except (OSError, RuntimeError, ValueError) as error:  # no such user, a null byte
+        raise FileError(f"{clean(short(path))!r} cannot be a file name: {short(error)}") from None
+
+
+def write(place: Path, content: str | bytes, *, is_ours: Callable[[str], bool], force: bool) -> int:
+    """Write ``content`` to ``place``, whole or not at all, and return its size in bytes.
+
+    Args:
+        place: from ``place_of``.
+        content: all of it.
+        is_ours: returns True if a file that begins with this text may be replaced.
+        force: replace any file.
+
+    Raises:
+        FileError: another program wrote the file, or it cannot be written; nothing has changed then.
+    """
+    data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
+    name = clean(short(place))
+    try:
+        found = place.stat() if place.exists() else None
+        if found is not None and not stat.S_ISREG(found.st_mode):
+            what = "a folder" if stat.S_ISDIR(found.st_mode) else "not a plain file"
+            raise FileError(f"{name} is {what}: name a file to write")
+        if found is not None and found.st_size and not force and not is_ours(_head(place)):
+            raise FileError(f"{name} is a file that ipygpumem did not write: --force (force=True) replaces it")
+        _replace(place, data, None if found is None else stat.S_IMODE(found.st_mode))
+    except OSError as error:
+        raise FileError(f"{name} cannot be written: {error.strerror or short(error)}") from None
+    return len(data)
+
+
+def _head(place: Path) -> str:
+    with place.open("rb") as file:
+        return file.read(_HEAD_BYTES).decode("utf-8", "replace")
+
+
+def _replace(place: Path, data: bytes, mode: int | None) -> None:
+    # In the same folder, because a rename must be one step; a short name, since the file's may have the full length.
+    temporary = place.with_name(f".ipygpumem-{secrets.token_hex(8)}.tmp")
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
+            if mode is not None:
+                with contextlib.suppress(OSError):  # some file systems have none
+                    temporary.chmod(mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(place)
+    except BaseException:  # an interrupt, too
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise

@@ -1,0 +1,290 @@
+"""Draws records as matplotlib figures. matplotlib is optional and slow to import: import this module to draw only."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, TypeVar
+
+from ipygpumem.errors import PlotError
+from ipygpumem.model import CellRecord, ExperimentRecord, Usage, devices_of, usage_on
+from ipygpumem.reconcile.records import Part, Reconciliation
+from ipygpumem.reports.history import numbered
+from ipygpumem.reports.layout import SEPARATOR, clean, count, device_label, in_use, shorten
+from ipygpumem.units import format_bytes, format_change, format_seconds
+
+try:
+    from matplotlib import colormaps, rc_context
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MultipleLocator
+except ImportError:
+    raise PlotError("pictures need matplotlib, which is not installed: pip install matplotlib") from None
+
+T = TypeVar("T")
+
+_DPI = 96
+_LEGEND: dict[str, Any] = {"fontsize": "small", "frameon": False}
+_OUT_OF_MEMORY = frozenset({"MemoryError", "OutOfMemoryError", "_ArrayMemoryError"})
+_NO_FORMULAS: Any = {"text.parse_math": False, "text.usetex": False}  # a name may be $x$
+_METADATA = {"png": {"Software": "ipygpumem"}, "svg": {"Creator": "ipygpumem", "Date": None}}
+
+
+class Picture(Figure):
+    """A figure in the user's style that notebooks show as an image, without pyplot; ``summary`` says it in words."""
+
+    def __init__(self, height: float, summary: Sequence[str], width: float = 9) -> None:
+        super().__init__(figsize=(width, height), dpi=_DPI, layout="constrained")
+        self.summary = "\n  ".join(summary)
+        self.suptitle(summary[0], x=0.01, ha="left", fontsize="medium")
+
+    def render(self, kind: str = "png") -> bytes:
+        """Return the picture as a ``png`` or ``svg`` file."""
+        buffer = io.BytesIO()
+        self.savefig(buffer, format=kind, dpi=2 * _DPI, metadata=_METADATA[kind])
+        return buffer.getvalue()
+
+    def bundle(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the data that IPython shows, by MIME type, and their metadata."""
+        size = {"image/png": {"width": round(self.get_figwidth() * _DPI)}}
+        return {"image/png": self.render(), "text/plain": self.summary}, size
+
+    def _ipython_display_(self) -> None:  # not _repr_mimebundle_: with %matplotlib inline it would be drawn twice
+        from IPython.display import display
+
+        data, metadata = self.bundle()
+        display(data, metadata=metadata, raw=True)
+
+
+# -- the session ----------------------------------------------------------------------------------------------
+
+_Uses = Sequence[tuple[CellRecord, float, float, Usage]]
+"""Cells, with where they begin and end along the time axis, and their use of one device."""
+
+
+def session(cells: Collection[CellRecord], *, device: str | None = None, last: int | None = None) -> Picture:
+    """Draw memory over computing time: a panel for each device, with cells and their experiments above."""
+    shown = sorted(_last(cells, 2000 if last is None else last, "cell"), key=lambda cell: cell.started_at)
+    ends = list(itertools.accumulate(max(0.0, cell.duration_seconds) for cell in shown))
+    spans = list(zip(shown, [0.0, *ends[:-1]], ends, strict=True))
+    uses = {
+        name: [(*span, usage) for span in spans if (usage := usage_on(span[0].usages, name)) is not None]
+        for name in _devices(shown, device)
+    }
+    number = _number(len(shown), len(cells), "cell")
+    headlines = [_use_headline(name, own) for name, own in uses.items()]
+    title = f"memory over the session{SEPARATOR}{number}{SEPARATOR}{format_seconds(ends[-1])} of computing"
+    with rc_context(_NO_FORMULAS):
+        heights = [0.4, *[1.8 if len(uses) == 1 else 1.4] * len(uses)]
+        figure = Picture(sum(heights) + 0.4 * len(uses) + 1.2, [title, *headlines])
+        strip, *panels = figure.subplots(len(heights), height_ratios=heights, sharex=True)
+        strip.set(xlim=(0, ends[-1] or 1), ylim=(2, 0), yticks=[], frame_on=False)
+        strip.tick_params(axis="x", length=0, labelbottom=False)
+        _draw_strip(strip, spans)
+        for axes, own, headline in zip(panels, uses.values(), headlines, strict=True):
+            axes.set_title(headline, loc="left", fontsize="small")
+            _draw_uses(axes, own)
+        panels[-1].xaxis.set_major_formatter(lambda seconds, _: format_seconds(seconds) if seconds > 0 else "0")
+        panels[-1].tick_params(labelsize="x-small")
+        panels[-1].set_xlabel("computing time, without pauses between cells", fontsize="small")
+        handles = {label: one for axes in panels for one, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        figure.legend(handles.values(), handles, loc="outside lower center", ncol=4, **_LEGEND)
+    return figure
+
+
+def _draw_strip(axes: Axes, spans: Sequence[tuple[CellRecord, float, float]]) -> None:
+    """Draw a row with experiments and one with cells, numbered where there is room for it."""
+    words: dict[str, Any] = {"va": "center", "fontsize": "x-small", "clip_on": True, "in_layout": False}
+    for name, group in itertools.groupby(spans, lambda span: span[0].experiment):
+        if name is not None:
+            own = list(group)
+            (bar,) = axes.barh(
+                0.5, own[-1][2] - own[0][1], 0.8, own[0][1], facecolor="C4", alpha=0.3, edgecolor="white"
+            )
+            label = axes.annotate(shorten(name, 100), (own[0][1], 0.5), (3, 0), textcoords="offset points", **words)
+            label.set_clip_path(bar)
+    for parity, alpha in enumerate((0.25, 0.1)):
+        boxes = [(start, end - start) for _, start, end in spans[parity::2]]
+        axes.broken_barh(boxes, (1, 1), facecolors="gray", alpha=alpha)
+    for cell, start, end in spans:
+        if end - start > 0.03 * axes.get_xlim()[1]:
+            text = _name(cell) if cell.success else f"× {_name(cell)}"
+            axes.text((start + end) / 2, 1.5, text, ha="center", **words)
+
+
+def _draw_uses(axes: Axes, uses: _Uses) -> None:
+    """Draw the use before each cell until it ends, then that after it: when in the cell it changed is not known."""
+    places: list[float] = []
+    sizes: list[int] = []
+    peaks: list[int] = []
+    for _, start, end, usage in uses:
+        earlier = sizes[-1] if sizes else 0
+        places += [start, start, end, end]
+        sizes += [earlier, usage.before_bytes, usage.before_bytes, usage.after_bytes]
+        peaks += [earlier, usage.peak_bytes, usage.peak_bytes, usage.after_bytes]
+    axes.fill_between(places, sizes, color="C0", alpha=0.35, linewidth=0, label="in use")
+    axes.plot(places, sizes, color="C0", linewidth=1.2)
+    axes.fill_between(places, sizes, peaks, color="C1", alpha=0.5, linewidth=0, label="peak within a cell")
+    reserved = [(place, use.reserved_bytes) for _, *span, use in uses for place in span if use.reserved_bytes]
+    if reserved:
+        axes.plot(*zip(*reserved, strict=True), ":", color="gray", linewidth=1, label="reserved by the allocator")
+    for cell, _, end, _ in uses:
+        if cell.error in _OUT_OF_MEMORY or (cell.recovery is not None and cell.recovery.kind == "oom"):
+            axes.axvline(end, color="tab:red", linestyle="--", linewidth=1, label="out of memory")
+    axes.set_ylim(0, 1.1 * max(peaks) or 1)
+    _count_bytes(axes.yaxis)
+
+
+def _use_headline(device: str, uses: _Uses) -> str:
+    cell, *_, highest = max(uses, key=lambda use: use[-1].peak_bytes)
+    last = uses[-1][-1]
+    total = f"{SEPARATOR}total {format_bytes(last.total_bytes)}" if last.total_bytes else ""
+    end, peak = format_bytes(last.after_bytes), f"{format_bytes(highest.peak_bytes)} in cell {_name(cell)}"
+    return f"{_label(device)}{SEPARATOR}{end} in use at the end{SEPARATOR}peak {peak}{total}"
+
+
+# -- experiments ----------------------------------------------------------------------------------------------
+
+
+def experiments(
+    experiments: Collection[ExperimentRecord], *, device: str | None = None, last: int | None = None
+) -> Picture:
+    """Draw experiments side by side, the oldest on top: the time of each, and its memory on each device."""
+    shown = _last(experiments, 20 if last is None else min(last, 40), "experiment")
+    devices = _devices(shown, device)
+    names = [shorten(run.label, 28) for run in numbered(shown)]
+    notes = [shorten(", ".join(f"{key}={value}" for key, value in item.parameters.items()), 28) for item in shown]
+    times = [format_seconds(item.duration_seconds) + f", {item.ooms} OOM" * bool(item.ooms) for item in shown]
+    lines = [
+        SEPARATOR.join([name, time, *(f"{_label(device)} {_peak_and_kept(item, device)}" for device in devices)])
+        for item, name, time in zip(shown, names, times, strict=True)
+    ]
+    title = _number(len(shown), len(experiments), "experiment")
+    with rc_context(_NO_FORMULAS):
+        figure = Picture(0.5 * len(shown) + 1.3, [title, *lines], max(9, 2.5 * (1 + len(devices))))
+        panels = figure.subplots(1, 1 + len(devices), sharey=True)
+        rows = range(len(shown))
+        bars = panels[0].barh(rows, [item.duration_seconds for item in shown], 0.6, color="gray")
+        panels[0].bar_label(bars, times, padding=3, fontsize="x-small")
+        panels[0].set_yticks(
+            rows, [f"{name}\n{note}".rstrip() for name, note in zip(names, notes, strict=True)], size="x-small"
+        )
+        panels[0].set_ylim(len(shown) - 0.5, -0.5)
+        for axes, name in zip(panels[1:], devices, strict=True):
+            _draw_experiments(axes, shown, name)
+        for axes, title in zip(panels, ["time", *map(_label, devices)], strict=True):
+            axes.set_title(title, loc="left", fontsize="small")
+            axes.margins(x=0.4)
+            axes.set_xticks([])
+            axes.spines[["top", "right", "bottom"]].set_visible(False)
+        figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside lower center", ncol=3, **_LEGEND)
+    return figure
+
+
+def _draw_experiments(axes: Axes, shown: Sequence[ExperimentRecord], device: str) -> None:
+    """Draw peaks as wide bars, and on them the memory that was kept and that the end gave back."""
+    usages = [usage_on(item.usages, device) for item in shown]
+    kept = [usage.delta_bytes if usage else 0 for usage in usages]
+    back = [max(0, item.reclaimed.get(device, 0)) for item in shown]
+    peaks = [usage.peak_delta_bytes if usage else 0 for usage in usages]
+    bars = axes.barh(range(len(shown)), peaks, 0.7, color="C1", alpha=0.5, label="peak above the start")
+    axes.barh(range(len(shown)), back, 0.35, kept, color="C2", label="given back at the end")
+    axes.barh(range(len(shown)), kept, 0.35, color="C0", label="kept after the end")
+    words = [_peak_and_kept(item, device).replace(", ", "\n") for item in shown]
+    axes.bar_label(bars, words, padding=3, fontsize="x-small")
+
+
+def _peak_and_kept(item: ExperimentRecord, device: str) -> str:
+    usage = usage_on(item.usages, device)
+    if usage is None:
+        return "not in use"
+    return f"peak {format_change(usage.peak_delta_bytes)}, kept {format_change(usage.delta_bytes)}"
+
+
+# -- devices --------------------------------------------------------------------------------------------------
+
+
+def devices(reconciliations: Sequence[Reconciliation], *, device: str | None = None) -> Picture:
+    """Draw each device's memory as one stacked bar, with its parts' names and sizes below it."""
+    chosen = _chosen((found.device for found in reconciliations), device, "is not known")
+    parts = {
+        found: [part for part in found.parts if part.size_bytes != 0]
+        for found in reconciliations
+        if found.device in chosen
+    }
+    lines = [
+        f"{_label(found.device)}{SEPARATOR}{format_bytes(found.total_bytes)}, {clean(found.basis)}" for found in parts
+    ]
+    words = [f"{line}: {', '.join(map(_part_label, own))}" for line, own in zip(lines, parts.values(), strict=True)]
+    with rc_context(_NO_FORMULAS):
+        heights = [inches for own in parts.values() for inches in (0.4, 0.18 * -(-len(own) // 2))]
+        figure = Picture(sum(heights) + 0.9 * len(parts) + 0.4, ["what the memory consists of", *words])
+        panels = figure.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
+        for axes, below, (found, own), line in zip(panels[::2], panels[1::2], parts.items(), lines, strict=True):
+            axes.set_title(shorten(line, 120), loc="left", fontsize="small")
+            left = 0
+            for index, part in enumerate(own):
+                look: dict[str, Any] = {"color": colormaps["tab20"](index % 20)}
+                if part.name == "free" or part.name.startswith("unknown"):
+                    look = {"facecolor": "none", "edgecolor": "gray", "hatch": "xxx" * (part.name != "free")}
+                axes.barh(0, part.size_bytes or 0, 1, left, label=_part_label(part), **look)
+                left += part.size_bytes or 0
+            axes.set(xlim=(0, found.total_bytes or 1), ylim=(-0.5, 0.5), yticks=[])
+            _count_bytes(axes.xaxis)
+            below.axis("off")
+            below.legend(*axes.get_legend_handles_labels(), loc="upper left", ncol=2, **_LEGEND)
+    return figure
+
+
+def _part_label(part: Part) -> str:
+    size = "unknown" if part.size_bytes is None else format_bytes(part.size_bytes)
+    return f"{shorten(part.name, 40)} {size}"
+
+
+# -- shared ---------------------------------------------------------------------------------------------------
+
+
+def _last(records: Collection[T], number: int, what: str) -> list[T]:
+    if number < 1:
+        raise PlotError(f"-n {number}: how many {what}s? Write a number of 1 or more")
+    if not records:
+        raise PlotError(f"there is nothing to draw: no {what} has finished yet")
+    return list(records)[-number:]
+
+
+def _number(shown: int, there: int, what: str) -> str:
+    return count(shown, what) + f" ({there - shown} earlier left out)" * (there > shown)
+
+
+def _devices(records: Iterable[CellRecord | ExperimentRecord], wanted: str | None) -> list[str]:
+    """Return the devices in use, the host first; of these the ``wanted`` ones."""
+    usages = [usage for record in records for usage in record.usages if in_use(usage)]
+    return _chosen(devices_of(usages), wanted, "was not in use")
+
+
+def _chosen(devices: Iterable[str], wanted: str | None, why_not: str) -> list[str]:
+    """Return the devices that ``wanted`` names: ``RAM``, ``cuda:0``, ``cuda`` for all of its kind; None names all."""
+    there = list(dict.fromkeys(devices))
+    found = [name for name in there if wanted in (None, name, name.partition(":")[0], device_label(name))]
+    if not found:
+        names = ", ".join(clean(device_label(device)) for device in there) or "none"
+        raise PlotError(f"device {clean(str(wanted))!r} {why_not}; there are: {names}")
+    return found
+
+
+def _count_bytes(axis: Any) -> None:
+    """Put ticks at multiples of a power of two bytes."""
+    low, high = sorted(axis.get_view_interval())
+    axis.set_major_locator(MultipleLocator(2 ** max(0, math.ceil(math.log2((high - low) / 5)))))
+    axis.set_major_formatter(lambda value, _: format_bytes(round(value)) if value else "0")
+    axis.set_tick_params(labelsize="x-small")
+
+
+def _name(cell: CellRecord) -> str:
+    return "·" if cell.execution_count is None else str(cell.execution_count)
+
+
+def _label(device: str) -> str:
+    return shorten(device_label(device), 24)
