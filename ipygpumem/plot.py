@@ -7,7 +7,7 @@ records, such as ``ipygpumem.history()[-20:]``. With records they work in script
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ipygpumem.errors import PlotError
 from ipygpumem.model import CellRecord, ExperimentRecord, SessionRecord
@@ -29,35 +29,39 @@ def session(records: Records = None, *, device: str | None = None, last: int | N
         PlotError: matplotlib is not installed, or there is nothing to draw.
         NotLoadedError: ``records`` are not given, and the extension is not loaded.
     """
-    from ipygpumem.reports import figures  # imports matplotlib
-
-    return figures.session(_given(records, CellRecord), device=device, last=last)
+    figure: Figure = _figures().session(_given(records, CellRecord), device=device, last=last)
+    return figure
 
 
 def experiments(records: Records = None, *, device: str | None = None, last: int | None = None) -> Figure:
     """Return the last experiments side by side; errors as those of ``session``."""
-    from ipygpumem.reports import figures
-
-    return figures.experiments(_given(records, ExperimentRecord), device=device, last=last)
+    figure: Figure = _figures().experiments(_given(records, ExperimentRecord), device=device, last=last)
+    return figure
 
 
 def devices(reconciliations: Sequence[Reconciliation] | None = None, *, device: str | None = None) -> Figure:
     """Return what each device's memory consists of as stacked bars: by default now, as ``%gpumem status`` lists it."""
-    from ipygpumem.reports import figures
+    found = _session().reconciliations_now() if reconciliations is None else reconciliations
+    figure: Figure = _figures().devices(found, device=device)
+    return figure
 
-    if reconciliations is None:
-        from ipygpumem.notebook.python import reconciliations_now  # scripts need no IPython
 
-        reconciliations = reconciliations_now()
-    return figures.devices(reconciliations, device=device)
+def _figures() -> Any:
+    from ipygpumem.reports import figures  # imports matplotlib
+
+    return figures
+
+
+def _session() -> Any:
+    from ipygpumem.notebook import python  # records in a script need no IPython
+
+    return python
 
 
 def _given(records: Records, kind: type[T]) -> list[T]:
     """Return the records of this kind; None stands for the session's."""
     if records is None:
-        from ipygpumem.notebook import python
-
-        records = [*python.history(), *python.experiments()]
+        records = [*_session().history(), *_session().experiments()]
     elif isinstance(records, ExperimentRecord):
         records = [*records.cells, records]
     elif isinstance(records, SessionRecord):
