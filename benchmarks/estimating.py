@@ -19,7 +19,7 @@ parameters on the meta device, in a process of its own: the time of the estimate
 which a busy machine lengthens much less."""
 
 _LARGE = """
-import json, os, re, resource, time
+import json, os, re, time
 from pathlib import Path
 import torch, ipygpumem
 with torch.device("meta"):
@@ -33,12 +33,10 @@ def train():
 started, cpu = time.perf_counter(), sum(os.times()[:4])
 peak = ipygpumem.estimate(train, device="cuda:0").peak_bytes
 seconds, cpu = time.perf_counter() - started, sum(os.times()[:4]) - cpu
-child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 host = int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
-print(json.dumps([peak, seconds, cpu, max(host, child)]))
+print(json.dumps([peak, seconds, cpu, host]))
 """
-"""Host memory by the kernel's mark, ``ru_maxrss`` would have that of the process that started this one; its child's
-by that."""
+"""Host memory by the kernel's mark: ``ru_maxrss`` would have that of the process that started this one."""
 
 
 def run(*, quick: bool) -> Section:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ipygpumem import estimating
-from ipygpumem.api.shell import current_shell
 from ipygpumem.errors import EstimateError
 from ipygpumem.objects.traced import refuse_while_transformed
 from ipygpumem.reports.estimate import ShownEstimate, ShownSummary
@@ -28,9 +27,7 @@ def estimate(
 ) -> Estimate:
     """Return what ``function(*args, **kwargs)`` would take, without running it on a device.
 
-    Its Python runs, on fake tensors without values: in a forked child process, so that nothing here is changed. Where
-    there can be none (on Windows, or once a backward pass ran where torch sees a device), it runs here, and what it
-    changed is put back; ``found.forked`` says which.
+    Its Python runs, on fake tensors without values. What it changes is put back.
 
     Args:
         function: what to estimate, such as a training step.
@@ -51,7 +48,7 @@ def estimate(
     room_bytes = None if device_memory is None else checked_bytes(device_memory)
     if type(timeout) not in (int, float) or not timeout > 0:
         raise EstimateError("timeout must be a number of seconds above zero")
-    estimation = estimating.loaded("running").Estimation(device, room_bytes, timeout, _front())
+    estimation = estimating.loaded("running").Estimation(device, room_bytes, timeout)
     namespaces = (vars(sys.modules["__main__"]), sys._getframe(1).f_globals)
     return ShownEstimate(**vars(estimation.of_call(function, args, kwargs, namespaces)))
 
@@ -67,15 +64,4 @@ def summary(model: object, /, *inputs: object, **kwargs: object) -> ModelSummary
     """
     __tracebackhide__ = True  # of the model's errors
     refuse_while_transformed("ask for a summary")
-    return ShownSummary(**vars(estimating.loaded("modules").summarize(model, inputs, kwargs, _front())))
-
-
-def _front() -> Any | None:
-    """Return what takes a child process off IPython; None in a script."""
-    shell = current_shell()
-    if shell is None:
-        return None
-
-    from ipygpumem.notebook.commands.estimate import ShellFront  # no script needs IPython
-
-    return ShellFront(shell)
+    return ShownSummary(**vars(estimating.loaded("modules").summarize(model, inputs, kwargs)))

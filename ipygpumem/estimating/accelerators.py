@@ -89,7 +89,6 @@ class _DeviceAnswers:
         self._room_bytes = room_bytes
         self._note = note
         self._current = 0
-        # In a forked child torch would not tell them.
         known = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
         self.properties = {number: torch.cuda.get_device_properties(number) for number in range(known)}
 

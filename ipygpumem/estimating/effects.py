@@ -1,14 +1,23 @@
-"""Finds calls in code that reach beyond its tensors: they read, write, print or start processes."""
+"""Finds what an estimate cannot undo: calls that read, write, print or start processes, and iterators."""
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
-from ipygpumem.introspect import is_instance, is_users, module_dict
+from ipygpumem.introspect import (
+    class_dict,
+    instance_dict,
+    is_instance,
+    is_users,
+    module_dict,
+    solid_base,
+    type_name,
+)
 
 _CALLS = frozenset(
     [
@@ -18,27 +27,39 @@ _CALLS = frozenset(
         *("dump", "save", "save_model", "save_pretrained", "savetxt", "savez", "savez_compressed", "push_to_hub"),
         *("imsave", "imwrite", "makedirs", "mkdir", "mkdtemp", "mkstemp", "rmdir", "rmtree", "touch", "unlink"),
         *("urlopen", "urlretrieve", "copyfile", "copytree", "NamedTemporaryFile", "SummaryWriter"),
-        "TemporaryDirectory",
+        *("TemporaryDirectory", "Process", "Pool", "ProcessPoolExecutor", "init_process_group"),
     ]
 )
 """Names whose calls reach beyond the estimate, whatever they belong to."""
-_MODULES = frozenset(["requests", "shutil", "socket", "sqlite3", "subprocess", "wandb", "mlflow", "urllib"])
+_MODULES = frozenset(
+    [*("multiprocessing", "requests", "shutil", "socket", "sqlite3", "subprocess", "wandb", "mlflow", "urllib")]
+)
 """Modules of which any function does."""
 _OF_OS = frozenset(
     [
-        *("chdir", "chmod", "kill", "link", "makedirs", "mkdir", "popen", "putenv", "remove", "removedirs", "rename"),
-        *("renames", "replace", "rmdir", "startfile", "symlink", "system", "truncate", "unlink", "write"),
+        *("_exit", "abort", "chmod", "fork", "kill", "link", "makedirs", "mkdir", "popen", "putenv", "remove"),
+        *("removedirs", "rename", "renames", "replace", "rmdir", "startfile", "symlink", "system", "truncate"),
+        *("unlink", "write"),
     ]
 )
 _HARMLESS = frozenset([("torch", "save")])
 """Calls that are replaced."""
 
 
-def effects_of(code: types.CodeType, namespaces: tuple[dict[str, Any], ...]) -> list[str]:
-    """Return the calls that ``code`` names, and functions of the user's that it names, in order of their names."""
-    effects: set[str] = set()
+def effects_of(
+    code: types.CodeType | None, namespaces: tuple[dict[str, Any], ...], args: tuple[Any, ...] = ()
+) -> list[str]:
+    """Return notes on what ``code``, with the users' functions that it names, does beyond what can be put back.
+
+    Args:
+        code: None for a callable that has none.
+        namespaces: where its names are looked up, in order.
+        args: the arguments that it is called with.
+    """
+    calls: set[str] = set()
+    iterators: set[str] = {f"a {type_name(value)}" for value in args if _is_consumed(value)}
     seen: dict[int, types.CodeType] = {}
-    waiting = [(code, namespaces)]
+    waiting = [(code, namespaces)] if code is not None else []
     while waiting:
         code, spaces = waiting.pop()
         if id(code) in seen:
@@ -48,11 +69,39 @@ def effects_of(code: types.CodeType, namespaces: tuple[dict[str, Any], ...]) -> 
         for names in _paths(code):
             value, module = _at(names, spaces)
             if _reaches_out(names, module):
-                effects.add(".".join(names))
+                calls.add(".".join(names))
+            if _is_consumed(value):
+                iterators.add(".".join(names))
             # Libraries' own functions name much that they seldom do.
             if type(value) is types.FunctionType and is_users(value.__code__.co_filename):
-                waiting.append((value.__code__, (value.__globals__,)))
-    return sorted(effects)
+                waiting.append((value.__code__, (closure_of(value), value.__globals__)))
+    notes = []
+    if calls:
+        notes.append(f"only tensors are fake; calls of these run for real: {', '.join(sorted(calls))}")
+    if iterators:
+        notes.append(f"items that the code takes from these iterators are gone: {', '.join(sorted(iterators))}")
+    return notes
+
+
+def closure_of(function: Any) -> dict[str, Any]:
+    """Return the names that a function has from the functions around it."""
+    names: dict[str, Any] = {}
+    if type(function) is types.FunctionType:
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # an empty cell
+                names[name] = cell.cell_contents
+    return names
+
+
+def _is_consumed(value: object) -> bool:
+    """Return True for an iterator of which code gets no copy, or whose copy shares one."""
+    is_copied = solid_base(type(value)) is object
+    held = (instance_dict(value) or {}).values() if is_copied else (value,)
+    return _is_iterator(value) and any(_is_iterator(item) and solid_base(type(item)) is not object for item in held)
+
+
+def _is_iterator(value: object) -> bool:
+    return any("__next__" in class_dict(kind) for kind in type.mro(type(value)))
 
 
 def _paths(code: types.CodeType) -> Iterator[tuple[str, ...]]:

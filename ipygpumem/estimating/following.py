@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import sparse
 from ipygpumem.estimating.answers import Answers
-from ipygpumem.estimating.child import stopped_text
 from ipygpumem.estimating.devices import UNKNOWN, Devices
 from ipygpumem.estimating.gradients import accumulates_in_place
+from ipygpumem.estimating.limits import Limits
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.recurrent import UNTOLD, lstm_workspace
 from ipygpumem.estimating.roles import Roles, tensors_in
@@ -41,7 +40,7 @@ class Follower(TorchDispatchMode):
 
     Args:
         copy_of: returns the fake copy of a real tensor that code has reached.
-        timeout_seconds: from now on; then nothing more is followed.
+        limits: are checked for each operation.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class Follower(TorchDispatchMode):
         workspaces: Workspaces,
         note: Note,
         copy_of: Callable[[Any], Any],
-        timeout_seconds: float,
+        limits: Limits,
     ) -> None:
         super().__init__()
         self._workspaces = workspaces
@@ -60,8 +59,7 @@ class Follower(TorchDispatchMode):
         self._devices = devices
         self._note = note
         self._copy_of = copy_of
-        self._timeout_seconds = timeout_seconds
-        self._until = time.monotonic() + timeout_seconds
+        self._limits = limits
         self.roles = Roles(log)
         """Tells the log what storages are for."""
         self.answers = Answers(note)
@@ -90,8 +88,7 @@ class Follower(TorchDispatchMode):
     def _followed(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.paused:
             return func(*args, **kwargs)
-        if time.monotonic() > self._until:
-            raise EstimateError(stopped_text(f"after {self._timeout_seconds:g} s", users_line()))
+        self._limits.check()
         in_backward = self.roles.backward_is_running()
         arguments = list(tensors_in((args, kwargs))) if func not in _CONSTANTS else []
         known = [self._is_known(tensor) for tensor in arguments]

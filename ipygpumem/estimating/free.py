@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Any
+from dataclasses import replace
 
 import torch
 
@@ -22,25 +22,24 @@ _SPARE_SHARE = 50
 with checkpoints ran out of memory with nothing set aside, and ran with 1.3 % more."""
 
 
-def with_room(figures: dict[str, Any], room_bytes: int | None) -> DeviceEstimate:
+def with_room(figures: DeviceEstimate, there_bytes: int, room_bytes: int | None) -> DeviceEstimate:
     """Return a device's estimate with what it has for the code.
 
     Args:
-        figures: of the estimate, and ``there_bytes``: what of this process's memory there it counts anew.
-        room_bytes: what the device has, if that was said; else what is free there now.
+        figures: the estimate without it.
+        there_bytes: memory that this process holds there already, and that ``figures`` count as well.
+        room_bytes: what the device has, if the user said it; else what is free there now.
     """
-    name = figures["device"]
+    name = figures.device
     context = _CONTEXT_BYTES if name.startswith("cuda") else 0
     if room_bytes is None and (free := free_bytes(name)) is not None:
-        room_bytes = free + figures["there_bytes"]
+        room_bytes = free + there_bytes
         if context and torch.cuda.memory_reserved(torch.device(name).index or 0) > 0:
             context = 0  # this process certainly has its own there
     elif room_bytes is None:
         context = 0
-    spare = figures["needed_bytes"] // _SPARE_SHARE if name != "cpu" else 0
-    return DeviceEstimate.from_dict(
-        {**figures, "room_bytes": room_bytes, "context_bytes": context, "spare_bytes": spare}
-    )
+    spare = figures.needed_bytes // _SPARE_SHARE if name != "cpu" else 0
+    return replace(figures, room_bytes=room_bytes, context_bytes=context, spare_bytes=spare)
 
 
 def free_bytes(name: str) -> int | None:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating.child import Front
 from ipygpumem.estimating.records import ModelSummary, ModuleRow
 from ipygpumem.estimating.roles import tensors_in
 from ipygpumem.estimating.running import Estimation
@@ -26,7 +25,7 @@ class _Calls:
     output_shape: tuple[int, ...] | None = None
 
 
-def summarize(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], front: Front | None = None) -> ModelSummary:
+def summarize(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelSummary:
     """Return what one forward pass of ``model`` shows of it; the model stays as it is.
 
     Raises:
@@ -35,7 +34,7 @@ def summarize(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], fron
     if not is_instance(model, torch.nn.Module):
         raise EstimateError(f"a summary takes a torch.nn.Module, not {type_name(model)}")
     __tracebackhide__ = True  # of the user's errors
-    run = Estimation(front=front)
+    run = Estimation()
     calls: dict[str, _Calls] = {}
 
     def forward() -> Any:
@@ -46,14 +45,13 @@ def summarize(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], fron
         with torch.enable_grad():
             return copy(*run.copies.of(args), **run.copies.of(dict(kwargs)))
 
-    def summarized() -> dict[str, Any]:
+    def summarized() -> ModelSummary:
         run.run(forward)
         rows = [_row(name, module, calls[name], run.log) for name, module in model.named_modules()]
         trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        return ModelSummary(tuple(rows), trainable).to_dict()
+        return ModelSummary(tuple(rows), trainable)
 
-    summary, _ = run.carry_out(summarized)
-    return ModelSummary.from_dict(summary)
+    return run.carry_out(summarized)
 
 
 def _listen(module: Any, calls: _Calls, log: StorageLog) -> None:

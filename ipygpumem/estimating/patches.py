@@ -65,7 +65,7 @@ def _changes(
         (torch.amp.GradScaler, "_maybe_opt_step", _step_always),
         *functions_as_there(devices),
     ]
-    if torch.cuda.is_initialized() and hasattr(fake_tensor, "init_gpu_context"):
+    if hasattr(fake_tensor, "init_gpu_context"):
         changes.append((fake_tensor, "init_gpu_context", lambda *_: None))  # it takes memory there
     if hasattr(torch, "compile"):
         changes.append((torch, "compile", _uncompiled(note)))

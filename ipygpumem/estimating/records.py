@@ -66,8 +66,6 @@ class Estimate(Record):
     guesses: tuple[str, ...] = ()
     """The lines that asked for a tensor's value and got a stand-in: 1, 1.0 or False."""
     notes: tuple[str, ...] = ()
-    forked: bool = False
-    """Whether it ran in a child process, from which nothing reaches this one but what it wrote to files and printed."""
 
     @property
     def peak_bytes(self) -> int:

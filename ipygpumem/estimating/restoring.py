@@ -1,18 +1,25 @@
-"""Puts back what code has changed without a copy, for an estimate in the notebook's own process.
+"""Rollback of an estimate: saves what its code can change without a copy, and puts it back afterwards.
 
-That is modules of the user's, their classes and objects, what these hold, and what copies share with their originals.
+That is the user's modules, their classes and objects, what these hold, what copies share with their originals, and
+settings of torch and of the process.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
+import ctypes
 import functools
 import gc
+import io
+import mmap
 import operator
+import os
 import random
 import sys
 import threading
 import types
+import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +27,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from ipygpumem.estimating.records import Note
 from ipygpumem.introspect import (
     instance_dict,
     is_atom,
@@ -33,12 +41,17 @@ from ipygpumem.introspect import (
 )
 from ipygpumem.objects import interrupts
 from ipygpumem.objects.arrays import is_of_library
-from ipygpumem.units import MIB
+from ipygpumem.probes.host import available_bytes
+from ipygpumem.units import MIB, format_bytes
 
 _MOST_OBJECTS, _LARGEST_ARRAY, _MOST_NAMED = 1_000_000, 256 * MIB, 3
+_SHARE_FOR_ARRAYS = 4
+"""All copies of arrays take at most one part in so many of the free host memory."""
 _FOREIGN = {"IPython", "ipykernel", "ipygpumem", "traitlets", "zmq", "logging", "threading", "asyncio", "matplotlib"}
 """Modules whose objects have a life of their own: an estimate does not put them back."""
 _CACHE: Any = type(functools.lru_cache(len))
+_C_DATA, _FILE = ctypes.Structure.__mro__[1], io.FileIO.__mro__[-2]
+"""The bases in C of all ctypes objects and of all files."""
 
 
 class Restorer:
@@ -46,15 +59,17 @@ class Restorer:
 
     Args:
         fakes: the estimate's, whose tensors nothing must hold afterwards.
+        note: takes what could not be put back.
     """
 
-    def __init__(self, fakes: FakeTensorMode) -> None:
+    def __init__(self, fakes: FakeTensorMode, note: Note) -> None:
         self._fakes = fakes
+        self._note = note
         self._seen: dict[int, Any] = {}
         self._undo: list[Callable[[], object]] = []
-        self._caches: list[Any] = []
-        self._failed: dict[str, None] = {}
-        self._keep_generators()
+        self._free_bytes = available_bytes() // _SHARE_FOR_ARRAYS
+        self._modules = set(sys.modules)
+        self._keep_settings()
         for module in list(sys.modules.values()):
             if _is_users_module(module):
                 self.take(module_dict(module))
@@ -64,13 +79,13 @@ class Restorer:
         waiting = [value]
         while waiting and len(self._seen) < _MOST_OBJECTS:
             value = waiting.pop()
-            if is_atom(value) or id(value) in self._seen:
+            if (is_atom(value) and type(value) is not bytearray) or id(value) in self._seen:
                 continue
             self._seen[id(value)] = value
             try:
                 waiting += self._held(value)
             except Exception:  # an object that does what no other of its kind does must not end the estimate
-                self._failed[type_name(value)] = None
+                self._fail(type_name(value))
 
     def _held(self, value: Any) -> list[Any]:
         """Keep one object, and return what it holds."""
@@ -79,6 +94,8 @@ class Restorer:
                 return keep(self, value)
         if is_of_library(value, "numpy", "ndarray"):
             return self._array(value)
+        if is_of_library(value, "pandas.core.generic", "NDFrame"):
+            return self._frame(value)
         if is_of_library(value, "numpy.random", "Generator"):
             value = value.bit_generator
         if is_of_library(value, "numpy.random", "BitGenerator"):
@@ -141,10 +158,6 @@ class Restorer:
         self._undo.append(lambda: setattr(value, "cell_contents", kept))
         return [kept]
 
-    def _cached(self, value: Any) -> list[Any]:
-        self._caches.append(value)
-        return [instance_dict(value) or {}]
-
     def _tensor(self, value: Any) -> list[Any]:
         if is_instance(value, FakeTensor):
             return []
@@ -167,11 +180,69 @@ class Restorer:
         return []
 
     def _array(self, value: Any) -> list[Any]:
-        if not value.flags.writeable or value.nbytes > _LARGEST_ARRAY:
+        if not value.flags.writeable or not self._fits(value, value.nbytes):
             return []
         numpys = sys.modules["numpy"]
         kept = numpys.array(value, copy=True, subok=False)
         self._undo.append(lambda: numpys.copyto(value, kept))
+        return list(kept.flat) if kept.dtype.hasobject else []
+
+    def _frame(self, value: Any) -> list[Any]:
+        """Keep a pandas DataFrame or Series: by a shallow copy where pandas copies on write."""
+        pandas = sys.modules["pandas"]
+        copies_on_write = pandas.__version__.partition(".")[0] >= "3" or pandas.options.mode.copy_on_write is True
+        size_bytes = sum(getattr(block.values, "nbytes", 0) for block in value._mgr.blocks)
+        if not copies_on_write and not self._fits(value, size_bytes):
+            return []
+        kept = value.copy(deep=not copies_on_write)
+        attributes = dict(value.__dict__)
+
+        def undo() -> None:
+            value.__dict__.clear()
+            value.__dict__.update(attributes)
+            attributes.get("_item_cache", {}).clear()  # of older ones: columns of the manager that goes
+            object.__setattr__(value, "_mgr", kept._mgr)
+
+        self._undo.append(undo)
+        cells = [block.values for block in kept._mgr.blocks if block.dtype.kind == "O"]
+        return [value.attrs, *(item for values in cells for item in getattr(values, "flat", ()))]
+
+    def _fits(self, value: Any, size_bytes: int) -> bool:
+        """Return True if there is room to keep a copy of ``value``."""
+        if size_bytes > min(_LARGEST_ARRAY, self._free_bytes):
+            self._note(
+                f"too large to be put back if the code changes it: {type_name(value)} of {format_bytes(size_bytes)}"
+            )
+            return False
+        self._free_bytes -= size_bytes
+        return True
+
+    def _buffer(self, value: Any) -> list[Any]:
+        """Keep the contents of a bytearray, an array or a mapped file."""
+        kept = value[:] if self._fits(value, len(value) * getattr(value, "itemsize", 1)) else None
+
+        def undo() -> None:
+            if value[:] != kept:
+                value[:] = kept
+
+        if kept is not None:
+            self._undo.append(undo)
+        return []
+
+    def _c_data(self, value: Any) -> list[Any]:
+        """Keep the contents of a ctypes object, such as a ``multiprocessing.Value``'s."""
+        return self._state(
+            lambda: ctypes.string_at(ctypes.addressof(value), ctypes.sizeof(value)),
+            lambda kept: ctypes.memmove(ctypes.addressof(value), kept, len(kept)),
+        )
+
+    def _file(self, value: Any) -> list[Any]:
+        """Keep the position of a file that is read, or the contents of one in memory."""
+        if is_instance(value, io.BytesIO) or is_instance(value, io.StringIO):
+            return self._state(value.__getstate__, value.__setstate__)
+        with contextlib.suppress(OSError, ValueError):  # closed, a pipe, or in the middle of a loop over its lines
+            if value.readable() and not value.writable() and value.seekable():
+                return self._state(value.tell, value.seek)
         return []
 
     def _attributes(self, value: Any) -> list[Any]:
@@ -195,8 +266,8 @@ class Restorer:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def _keep_generators(self) -> None:
-        """Keep the states of Python's, NumPy's and torch's own generators, and torch's settings."""
+    def _keep_settings(self) -> None:
+        """Keep the states of Python's, NumPy's and torch's random generators, and settings of torch and the process."""
         self._dice(random._inst)  # the one behind random.random()
         numpys: Any = getattr(sys.modules.get("numpy"), "random", None)
         if numpys is not None:
@@ -204,8 +275,14 @@ class Restorer:
         self._state(torch.get_rng_state, torch.set_rng_state)
         if torch.cuda.is_initialized():
             self._state(torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all)
-        self._state(torch.get_default_dtype, torch.set_default_dtype)
-        self._state(torch.is_grad_enabled, torch._C._set_grad_enabled)
+        for get, put in _SETTINGS:
+            self._setting(get, put)
+        self.take(sys.path)
+
+    def _setting(self, get: Callable[[], Any], put: Callable[[Any], object]) -> None:
+        with contextlib.suppress(AttributeError, OSError):  # not in this torch; a folder that is gone
+            kept = get()
+            self._undo.append(lambda: None if get() == kept else put(kept))
 
     def _dice(self, value: random.Random) -> list[Any]:
         return self._state(lambda: random.Random.getstate(value), lambda state: random.Random.setstate(value, state))
@@ -214,24 +291,66 @@ class Restorer:
         try:
             undo()
         except Exception as error:  # the others get theirs back
-            self._failed[str(error).partition("\n")[0]] = None
+            self._fail(str(error).partition("\n")[0])
 
-    def put_back(self) -> list[str]:
-        """Give everything what it held, and return notes on what failed and on what still holds a fake tensor."""
+    def _fail(self, what: str) -> None:
+        self._note(f"this could not be put back: {what}")
+
+    def put_back(self) -> None:
+        """Give everything what it held; note what failed, and what still holds a fake tensor."""
         for undo in reversed(self._undo):
             self._do(undo)
         self._undo.clear()
-        for cache in self._caches:
-            if _holds_fakes(cache):
-                _CACHE.cache_clear(cache)
-        self._caches.clear()
         self._seen.clear()
+        for name in set(sys.modules) - self._modules:
+            if is_users_module(sys.modules[name]):  # it may have made fake tensors while it was imported
+                _forget_module(name)
         with interrupts.kept():
             gc.collect()
-        return [
-            *(f"this could not be put back: {what}" for what in self._failed),
-            *_named_holders(self._fakes),
-        ]
+        if _alive(self._fakes):
+            for cache in [value for value in gc.get_objects() if type(value) is _CACHE]:
+                if _holds_fakes(cache):
+                    _CACHE.cache_clear(cache)
+            for holder in _named_holders(self._fakes):
+                self._note(f"{holder} still holds a fake tensor of this estimate: delete or empty it")
+
+
+def _set_environment(kept: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(kept)
+
+
+def _set_filters(kept: list[Any]) -> None:
+    warnings.resetwarnings()
+    warnings.filters[:] = kept  # type: ignore[index]  # it is a list
+
+
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (lambda: dict(os.environ), _set_environment),
+    (os.getcwd, os.chdir),
+    (lambda: list(warnings.filters), _set_filters),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (
+        lambda: getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None),
+        lambda kept: torch.set_default_device(getattr(kept, "device", None)),
+    ),
+    (torch.is_grad_enabled, torch._C._set_grad_enabled),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    *(
+        (functools.partial(getattr, torch.backends.cudnn, name), functools.partial(setattr, torch.backends.cudnn, name))
+        for name in ("enabled", "benchmark", "deterministic", "allow_tf32")
+    ),
+)
+"""Reads and sets what code may set."""
+
+
+def _forget_module(name: str) -> None:
+    module = sys.modules.pop(name)
+    parent, _, last = name.rpartition(".")
+    if parent in sys.modules and module_dict(sys.modules[parent]).get(last) is module:
+        del module_dict(sys.modules[parent])[last]
 
 
 def _emptied(value: Any, slot: Any) -> None:
@@ -258,14 +377,16 @@ def _is_users_class(kind: Any) -> bool:
     return module is not None and (name == "__main__" or _is_users_module(module))
 
 
+def _alive(mode: FakeTensorMode) -> list[Any]:
+    """Return the fake tensors of ``mode``: those of an earlier estimate may be held by the traceback of its error."""
+    return [value for value in gc.get_objects() if is_instance(value, FakeTensor) and value.fake_mode is mode]
+
+
 def _named_holders(mode: FakeTensorMode) -> list[str]:
-    """Return, for what holds a fake tensor of ``mode``, what it is and what to do about it."""
-    # Those of an earlier estimate may be held by the traceback of its error.
-    fakes = [value for value in gc.get_objects() if is_instance(value, FakeTensor) and value.fake_mode is mode]
+    fakes = _alive(mode)
     holders = [holder for holder in gc.get_referrers(*fakes) if holder is not fakes] if fakes else []
     others = [item for item in holders if type(item) is not types.FrameType and not is_instance(item, FakeTensor)]
-    names = dict.fromkeys(map(_name_of_holder, others))
-    return [f"{name} still holds a fake tensor of this estimate: delete or empty it" for name in names][:_MOST_NAMED]
+    return list(dict.fromkeys(map(_name_of_holder, others)))[:_MOST_NAMED]
 
 
 def _name_of_holder(holder: Any) -> str:
@@ -295,7 +416,10 @@ _KEEPERS: tuple[tuple[Any, Callable[[Restorer, Any], list[Any]]], ...] = (
     (types.MethodType, lambda _, value: [value.__func__, value.__self__]),
     (threading.local, lambda _, value: [threading.local.__getattribute__(value, "__dict__")]),
     (types.ModuleType, lambda _, value: [module_dict(value)] if _is_users_module(value) else []),
-    (_CACHE, Restorer._cached),
+    (_CACHE, lambda _, value: [instance_dict(value) or {}]),
+    *((kind, Restorer._buffer) for kind in (bytearray, array.array, mmap.mmap)),
+    (_C_DATA, Restorer._c_data),
+    (_FILE, Restorer._file),
     (torch.Tensor, Restorer._tensor),
     (torch.Generator, lambda self, value: self._state(value.get_state, value.set_state)),
     (random.Random, lambda self, value: self._dice(value)),

@@ -1,4 +1,4 @@
-"""Runs code on fake copies of its tensors, in a child process if possible, and reads the estimate off the log."""
+"""Runs code on fake copies of its tensors, puts back what it changed, and reads the estimate off the log."""
 
 from __future__ import annotations
 
@@ -7,34 +7,33 @@ import time
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import child
 from ipygpumem.estimating.accelerators import Accelerators
 from ipygpumem.estimating.as_on_cuda import choose_loop
 from ipygpumem.estimating.caching import unfollowed
 from ipygpumem.estimating.devices import Devices
-from ipygpumem.estimating.effects import effects_of
+from ipygpumem.estimating.effects import closure_of, effects_of
 from ipygpumem.estimating.fake_copies import FakeCopies
 from ipygpumem.estimating.following import Follower
 from ipygpumem.estimating.free import with_room
-from ipygpumem.estimating.packing import users_part
+from ipygpumem.estimating.limits import Limits
 from ipygpumem.estimating.patches import patched
 from ipygpumem.estimating.reading import read
-from ipygpumem.estimating.records import Estimate
+from ipygpumem.estimating.records import DeviceEstimate, Estimate
 from ipygpumem.estimating.restoring import Restorer
 from ipygpumem.estimating.storage_log import PARAMETERS, WORKSPACES, StorageLog
-from ipygpumem.estimating.users_line import users_line_of
+from ipygpumem.estimating.users_line import users_line_of, users_part
 from ipygpumem.estimating.workspaces import Workspaces
 from ipygpumem.introspect import is_exactly
 from ipygpumem.objects import interrupts
 
+Result = TypeVar("Result")
 TIMEOUT_SECONDS = 300.0
 _GUESSES_SHOWN = 5
 _INTERNAL = {
@@ -53,7 +52,6 @@ class Estimation:
         device: where all tensors are taken to be; None: where the code puts them.
         room_bytes: what that device has; None: what it has now, if it is here.
         timeout_seconds: how long it may take.
-        front: takes a child process off the front-end; None: there is no front-end.
     """
 
     def __init__(
@@ -61,12 +59,10 @@ class Estimation:
         device: str | None = None,
         room_bytes: int | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
-        front: child.Front | None = None,
     ) -> None:
         self._devices = Devices(device)
         self._room_bytes = room_bytes
-        self._timeout_seconds = timeout_seconds
-        self._front = front or child.Front()
+        self._limits = Limits(timeout_seconds)
         self.log = StorageLog()
         self._notes: dict[str, None] = {}
         # What torch cannot tell of an operation it would try with zeros: on a device, that takes memory there.
@@ -82,7 +78,7 @@ class Estimation:
             workspaces=workspaces,
             note=self._note,
             copy_of=self._copy_of_stray,
-            timeout_seconds=timeout_seconds,
+            limits=self._limits,
         )
         self._originals_bytes: dict[str, int] = {}
         """Bytes of the originals, by device."""
@@ -136,28 +132,33 @@ class Estimation:
         for namespace in namespaces:
             self.copies.namespace(namespace)
         code = getattr(function, "__code__", None)
-        return self._of(lambda: of(function)(*of(args), **of(dict(kwargs))), code, namespaces)
+        spaces = (closure_of(function), *namespaces)
+        return self._of(lambda: of(function)(*of(args), **of(dict(kwargs))), code, spaces, (*args, *kwargs.values()))
 
     def of_code(self, code: types.CodeType, namespace: dict[str, Any]) -> Estimate:
         """Return what ``code`` would take in ``namespace``, which stays as it is."""
         __tracebackhide__ = True  # of the user's errors
         run = lambda: exec(code, self.copies.namespace(namespace))  # noqa: E731, S102  # the user's own cell
-        return self._of(run, code, (namespace,))
+        return self._of(run, code, (namespace,), ())
 
     def _of(
-        self, run: Callable[[], Any], code: types.CodeType | None, namespaces: tuple[dict[str, Any], ...]
+        self,
+        run: Callable[[], Any],
+        code: types.CodeType | None,
+        namespaces: tuple[dict[str, Any], ...],
+        args: tuple[Any, ...],
     ) -> Estimate:
         __tracebackhide__ = True  # of the user's errors
-        if code is not None and (effects := effects_of(code, namespaces)):
-            self._note(f"only tensors are fake; calls of these run for real: {', '.join(effects)}")
+        for effect in effects_of(code, namespaces, args):
+            self._note(effect)
         started = time.perf_counter()
-        result, forked = self.carry_out(lambda: self._figures(run))
-        devices = tuple(with_room(figures, self._room_bytes) for figures in result["devices"])
-        notes = tuple(dict.fromkeys([*result["notes"], *self._notes]))
-        return Estimate(devices, time.perf_counter() - started, tuple(result["guesses"]), notes, forked)
+        found = self.carry_out(lambda: self._figures(run))
+        devices = tuple(with_room(figures, there_bytes, self._room_bytes) for figures, there_bytes in found)
+        guesses = tuple(self._follower.answers.guesses)
+        return Estimate(devices, time.perf_counter() - started, guesses, tuple(self._notes))
 
-    def _figures(self, code: Callable[[], Any]) -> dict[str, Any]:
-        """Run ``code`` and return the estimate as plain data."""
+    def _figures(self, code: Callable[[], Any]) -> list[tuple[DeviceEstimate, int]]:
+        """Run ``code`` and return for each device the figures, and the bytes that this process holds there already."""
         self.run(code)
         if self._devices.label is None and self._devices.asked:
             names = ", ".join(self._devices.asked)
@@ -165,53 +166,39 @@ class Estimation:
         devices = []
         for place in dict.fromkeys(life.device for life in self.log.lives):
             device = read(self.log, place, self._devices.named or place)
-            devices.append({**device.to_dict(), "there_bytes": self._there_bytes(device.device)})
-        if any(figures["device"].startswith("cuda") for figures in devices) and (settings := unfollowed()):
+            held = [life for life in self.log.lives if life.before and life.role == WORKSPACES and life.device == place]
+            there_bytes = self._originals_bytes.get(device.device, 0) + sum(life.size_bytes for life in held)
+            devices.append((device, there_bytes))
+        if any(device.device.startswith("cuda") for device, _ in devices) and (settings := unfollowed()):
             self._note(f"{', '.join(settings)}: not followed, reserved and needed are the figures without it")
-        return {"devices": devices, "guesses": list(self._follower.answers.guesses), "notes": list(self._notes)}
+        return devices
 
-    def _there_bytes(self, place: str) -> int:
-        """Return what of this process's own memory on a device the estimate counts anew."""
-        held = [life for life in self.log.lives if life.before and life.role == WORKSPACES and life.device == place]
-        return self._originals_bytes.get(place, 0) + sum(life.size_bytes for life in held)
-
-    # -- in a child, or in place ----------------------------------------------------------------------------------
-
-    def carry_out(self, work: Callable[[], Any]) -> tuple[Any, bool]:
-        """Return the plain data of ``work``, and whether it ran in a child. If not, what it changed is put back."""
-        __tracebackhide__ = True  # of the user's errors
-        try:
-            return child.run(work, self._probe, timeout_seconds=self._timeout_seconds, front=self._front), True
-        except child.UnfitError as why:
-            self._note(f"made in this process, not in a child: {why}")
-        restorer = self._restorer = Restorer(self._fakes)
-        try:
-            with interrupts.kept():  # among the user's code runs ours, at each death of a tensor
-                return work(), False
-        except BaseException as error:
-            error.__traceback__ = users_part(error.__traceback__)
-            raise
-        finally:
-            self.copies.forget()
-            self._follower.forget()
-            self._restorer = None
-            for problem in restorer.put_back():
-                self._note(problem)
-
-    def _probe(self) -> None:
-        """Try in a child what an estimate does: torch may refuse it there.
+    def carry_out(self, work: Callable[[], Result]) -> Result:
+        """Return what ``work`` returns. Then put back what it has changed.
 
         Raises:
-            RuntimeError: autograd has threads for devices, which a child has not, or the driver refuses.
+            EstimateError: it took too long, or too much host memory.
         """
-        torch.set_num_threads(1)  # the others are not in a child
-        torch.ones(1, requires_grad=True).sum().backward()
-        if self._devices.on_cpu:
-            return
-        if hasattr(fake_tensor, "init_gpu_context"):
-            fake_tensor.init_gpu_context = lambda *_: None  # a child makes no context, and needs none
-        with FakeTensorMode():
-            torch.ones(1, device="cuda", requires_grad=True).sum().backward()
+        __tracebackhide__ = True  # of the user's errors
+        restorer = self._restorer = Restorer(self._fakes, self._note)
+        try:
+            with interrupts.kept(), self._limits:  # among the user's code runs ours, at each death of a tensor
+                result = work()
+            if not self._limits.why:
+                return result
+        except BaseException as error:
+            if not self._limits.why:
+                error.__traceback__ = users_part(error.__traceback__)
+                raise
+        finally:
+            with interrupts.noted() as struck:
+                self.copies.forget()
+                self._follower.forget()
+                self._restorer = None
+                restorer.put_back()
+            if struck:
+                raise KeyboardInterrupt
+        raise self._limits.error()
 
     def run(self, code: Callable[[], Any]) -> None:
         """Run ``code`` under fake tensors."""

@@ -1,4 +1,4 @@
-"""Names the line of the user's code that runs now."""
+"""Names the line of the user's code that runs, and cuts tracebacks down to the user's part."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import types
 from pathlib import Path
 
-from ipygpumem.introspect import is_users
+from ipygpumem.introspect import is_ours, is_users
 from ipygpumem.objects.holders.frames import stack, steps
 
 
@@ -32,3 +32,16 @@ def line_text(name: str, number: int) -> str:
     has_file = Path(name).is_file() and "ipykernel" not in Path(name).parent.name
     place = f"{Path(name).name}, line {number}" if has_file else f"line {number}"
     return f"{place}: {source}" if source else place
+
+
+def users_part(traceback: types.TracebackType | None) -> types.TracebackType | None:
+    """Return a traceback without our frames, and without frames that ours called to follow an operation."""
+    every = list(steps(traceback))
+    files = [step.tb_frame.f_code.co_filename for step in every]
+    users = max((number for number, name in enumerate(files) if is_users(name)), default=len(files))
+    end = next((number for number, name in enumerate(files) if number > users and is_ours(name)), len(files))
+    kept = None
+    for step, name in zip(every[:end][::-1], files[:end][::-1], strict=True):
+        if not is_ours(name):
+            kept = types.TracebackType(kept, step.tb_frame, step.tb_lasti, step.tb_lineno)
+    return kept

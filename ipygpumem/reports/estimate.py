@@ -15,8 +15,7 @@ def estimate_report(estimate: Estimate) -> Report:
     segments = [Segment("estimate"), *(Segment(_verdict(device)) for device in estimate.devices)]
     if not estimate.devices:
         segments.append(Segment("no tensor was made"))
-    where = "a child process" if estimate.forked else "this process"
-    segments.append(Segment(f"made in {where} in {format_seconds(estimate.duration_seconds)}, nothing ran on a device"))
+    segments.append(Segment(f"made in {format_seconds(estimate.duration_seconds)}, nothing ran on a device"))
     several = len(estimate.devices) > 1
     tables = [
         _parts(device, device_label(device.device) if several else "")

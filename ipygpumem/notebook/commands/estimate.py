@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 from ipygpumem import estimating
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating.child import Front
-from ipygpumem.estimating.packing import users_part
+from ipygpumem.estimating.users_line import users_part
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.reports.estimate import estimate_report
 from ipygpumem.reports.layout import Report
 
-_WIDGET = "application/vnd.jupyter.widget-view+json"
 _MAGIC = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(\w+)'")
 
 
@@ -34,38 +30,11 @@ def estimate(notebook: Notebook, options: Options, cell: str) -> list[Report]:
     module = estimating.loaded("running")
     try:
         timeout = options.timeout or module.TIMEOUT_SECONDS
-        estimation = module.Estimation(options.device, options.device_memory, timeout, ShellFront(shell))
+        estimation = module.Estimation(options.device, options.device_memory, timeout)
         result = estimation.of_code(_compiled(shell, cell), notebook.tools.namespace)
     except SyntaxError as error:
         raise _as_in_a_cell(shell, error) from None
     return [estimate_report(result)]
-
-
-class ShellFront(Front):
-    """Takes a child process off a shell: it uses none of its sockets, and what it displays is displayed here."""
-
-    def __init__(self, shell: Any) -> None:
-        self._shell = shell
-
-    def detach(self, show: Callable[[Any], None]) -> None:
-        """Let ``show`` have what the child displays."""
-
-        def publish(data: Any, metadata: Any = None, *_: Any, **options: Any) -> None:
-            if _WIDGET in (data or ()):
-                return  # it is drawn by messages that a child cannot send
-            transient, update = options.get("transient"), bool(options.get("update"))
-            with contextlib.suppress(ValueError):  # what is no plain data, no front-end would show
-                show((data, metadata or {}, transient or {}, update))
-
-        vars(self._shell.display_pub).update(publish=publish, clear_output=lambda *_, **__: None)
-        kernel = getattr(self._shell, "kernel", None)
-        if kernel is not None:
-            vars(kernel.session).update(send=lambda *_, **__: None)
-
-    def show(self, shown: Any) -> None:
-        """Display what the child has shown."""
-        data, metadata, transient, update = shown
-        self._shell.display_pub.publish(data, metadata, transient=transient, update=update)
 
 
 def _as_in_a_cell(shell: Any, error: SyntaxError) -> Exception:

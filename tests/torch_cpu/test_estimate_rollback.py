@@ -1,0 +1,479 @@
+"""Estimates change nothing: not the notebook, not the user's modules, not settings of torch and of the process."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import functools
+import io
+import mmap
+import multiprocessing
+import os
+import random
+import re
+import signal
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+import ipygpumem
+from ipygpumem.errors import EstimateError
+from ipygpumem.estimating import restoring, storage_log
+from tests.kernel import Kernel
+from tests.steps import kernel_with, works
+
+MODULE = """
+import collections, functools, random, threading
+import numpy as np
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    freqs = {}
+    calls = 0
+    mask = None
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(32, 8)
+
+    def forward(self, x):
+        Net.calls += 1
+        self.seen = x
+        if x.shape[1] not in Net.freqs:
+            Net.freqs[x.shape[1]] = torch.arange(x.shape[1]) * 1.0
+        Net.mask = mask(x.shape[1])
+        return self.layer(x * Net.freqs[x.shape[1]] * Net.mask)
+
+@functools.lru_cache
+def mask(n):
+    return torch.ones(n)
+
+class Holder:
+    table = nn.Parameter(torch.zeros(8))
+    __slots__ = ("last",)
+
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), 0.1)
+holder = Holder()
+losses, by_name, queue, kept = [], {}, collections.deque(maxlen=3), set()
+table = np.zeros(4)
+real = torch.zeros(4)
+generator, dice = np.random.default_rng(3), random.Random(3)
+local = threading.local()
+counter = 0
+
+def train(x, steps=2):
+    global counter
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss)
+        by_name["last"], by_name[counter] = loss, [loss]
+        queue.append(loss)
+        kept.add(loss)
+        holder.last = loss
+        counter += 1
+    (Holder.table * 2).sum().backward()
+    table[:] = 7
+    real.add_(1)
+    local.loss = loss
+    generator.random(), dice.random(), np.random.rand(), random.random()
+"""
+
+SETUP = """
+import sys, random
+sys.path.insert(0, {path!r})
+sys.modules.pop("usersmodule", None)  # another test's
+import numpy as np, torch, usersmodule as m
+x = torch.randn(64, 32)
+
+def all_of_it():
+    state = [v for entry in m.optimizer.state.values() for v in entry.values()]
+    grads = [p.grad for p in m.model.parameters()]
+    named = [p for p in m.model.parameters()] + state + [m.real, m.Holder.table, m.Holder.table.grad]
+    plain = [(type(t).__name__, None if t is None else t.tolist()) for t in named + grads]
+    numbers = (m.losses, m.by_name, list(m.queue), m.kept, m.counter, m.Net.calls, m.Net.mask, m.table.tolist())
+    states = (m.generator.bit_generator.state["state"], hash(m.dice.getstate()), str(np.random.get_state()),
+              hash(random.getstate()))
+    caches = (sorted(m.Net.freqs), m.mask.cache_info().currsize, hasattr(m.holder, "last"),
+              hasattr(m.local, "loss"), hasattr(m.model, "seen"), sorted(vars(m)) == names_of_it)
+    return repr((plain, numbers, states, caches))
+
+names_of_it = sorted(vars(m))
+before = all_of_it()
+"""
+FAKES = """
+import gc
+fakes = lambda: sum(type(t).__name__ == 'FakeTensor' and id(t) not in earlier for t in gc.get_objects())
+earlier = {id(t) for t in gc.get_objects() if type(t).__name__ == 'FakeTensor'}
+"""
+
+
+estimating = kernel_with(
+    "%load_ext ipygpumem", "import os, sys, time, signal\nimport torch, ipygpumem\nx = torch.ones(4, 4)"
+)
+
+
+@pytest.fixture
+def users(estimating: Kernel, tmp_path: Path) -> Kernel:
+    """A kernel with a fresh module of the user's that holds model, optimizer, lists and caches."""
+    (tmp_path / "usersmodule.py").write_text(MODULE)
+    works(estimating, "%reset -f")
+    works(estimating, SETUP.format(path=str(tmp_path)))
+    return estimating
+
+
+@pytest.mark.parametrize("ending", ["", "raise ValueError('stopped')\n", "raise SystemExit(3)\n", "import ipygpumem\n"])
+def test_nothing_of_a_users_module_is_changed(users: Kernel, ending: str) -> None:
+    """Model, optimizer, class attributes, caches, lists and generators of a module are as they were."""
+    works(users, FAKES)
+    cell = (
+        "import ipygpumem\nipygpumem.summary(m.model, x)"
+        if "ipygpumem" in ending
+        else f"%%estimate\nm.train(x)\n{ending}"
+    )
+    reply = users.run(cell)
+    assert reply.error == (ending.split()[1].partition("(")[0] if "raise" in ending else None), reply.traceback
+    assert users.run("assert all_of_it() == before, (before, all_of_it())").message == ""
+    if "raise" not in ending:  # else the error's traceback has them
+        assert users.value("fakes()") == 0
+
+
+def test_real_training_goes_on_after_an_estimate(users: Kernel) -> None:
+    """After an estimate real steps move the weights as if there had been none."""
+    users.run("import copy\ntorch.manual_seed(1)\nstate = copy.deepcopy(m.model.state_dict())\nm.train(x)")
+    moved = users.value("m.model.layer.weight.tolist()")
+    users.run(
+        "m.model.load_state_dict(state); m.optimizer = torch.optim.Adam(m.model.parameters(), 0.1)\n"
+        "m.losses.clear(); m.by_name.clear(); m.queue.clear(); m.kept.clear()"
+    )
+    assert users.run("%%estimate\nm.train(x)\n").status == "ok"
+    assert users.run("m.train(x)").status == "ok"
+    assert users.value("m.model.layer.weight.tolist()") == moved
+    assert users.value("[type(t).__name__ for t in m.losses]") == ["Tensor", "Tensor"]
+
+
+NOTEBOOK = """
+import functools, random
+import numpy as np
+class Table(torch.nn.Module):
+    cache, count = {}, 0
+    __slots__ = ()
+    def forward(self, x):
+        Table.count += 1
+        Table.extra = x
+        return Table.cache.setdefault(x.shape[0], torch.ones(x.shape[0]))
+@functools.lru_cache(maxsize=None)
+def mask(n): return torch.ones(n)
+rng, dice, plain = np.random.default_rng(1), random.Random(1), np.zeros(3)
+class Closed:
+    def __init__(self): self.seen = []
+    def __del__(self): pass
+closed = Closed()
+state = lambda: (Table.cache, Table.count, hasattr(Table, "extra"), mask.cache_info().currsize,
+    rng.bit_generator.state["state"]["state"], dice.getstate()[1][:3], plain.tolist(), closed.seen)
+"""
+
+
+def test_what_the_notebook_shares_with_an_estimate_is_left_as_it_was(users: Kernel) -> None:
+    """Class attributes, caches, NumPy's arrays and generators, objects that have no copy."""
+    users.run(NOTEBOOK)
+    before = users.value("state()")
+    cell = "Table()(mask(3))\nrng.random(), dice.random()\nplain[:] = 7\nclosed.seen.append(x)\ny = x * 2"
+    reply = users.run(f"%%estimate\n{cell}\n")
+    assert reply.status == "ok", reply.traceback
+    assert users.value("state()") == before
+    assert "still holds" not in reply.reports("estimate")[0]
+
+
+# -- the notebook's other objects, and the process ---------------------------------------------------------------------
+
+
+def frame() -> pandas.DataFrame:
+    return pandas.DataFrame({"a": [1, 2, 3], "b": [1.0, 2.0, 3.0], "c": ["x", "y", "z"], "o": [[1], [2], [3]]})
+
+
+def add_items(frame: pandas.DataFrame) -> None:
+    frame["o"].iloc[0].append(9)
+    frame.attrs["seen"] = True
+
+
+FRAMES: dict[str, Callable[[pandas.DataFrame], Any]] = {
+    "loc": lambda frame: frame.loc.__setitem__((0, "a"), 9),
+    "iloc and at": lambda frame: (frame.iloc.__setitem__((0, 0), 9), frame.at.__setitem__((1, "b"), 7.0)),
+    "columns": lambda frame: (frame.__setitem__("n", 3), frame.__setitem__("a", frame["b"]), frame.pop("c")),
+    "in place": lambda frame: frame.sort_values("b", ascending=False, inplace=True),
+    "new labels": lambda frame: (
+        frame.rename(columns={"a": "z"}, inplace=True),
+        frame.index.set_names("i", inplace=True),
+    ),
+    "rows": lambda frame: frame.drop(index=0, inplace=True),
+    "update": lambda frame: frame.update(pandas.DataFrame({"a": [7]})),
+    "values": lambda frame: frame["a"].values.__setitem__(0, 9),
+    "cells": add_items,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("change", FRAMES)
+def test_a_dataframe_that_code_changes_is_put_back(change: str) -> None:
+    table, column = frame(), frame()["b"]
+
+    def step() -> None:
+        with contextlib.suppress(ValueError):  # .values are read-only where pandas copies on write
+            FRAMES[change](table)
+        column.iloc[0] = 9.0
+
+    ipygpumem.estimate(step)
+    pandas.testing.assert_frame_equal(table, frame())
+    assert (column.tolist(), table.attrs, table.index.name) == ([1.0, 2.0, 3.0], {}, None)
+    FRAMES["loc"](table)
+    assert table["a"].tolist() == [9, 2, 3]
+
+
+def test_buffers_and_files_are_put_back(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    path.write_bytes(bytes(range(100)))
+    counter, anonymous = multiprocessing.get_context("spawn").Value("i", 1), mmap.mmap(-1, 4096)
+    data, numbers, memory = bytearray(b"ab"), array.array("i", [1, 2]), io.BytesIO(b"hello")
+    objects = np.array([[1], None], dtype=object)
+    mapped = np.memmap(path, mode="r+")
+    rows = path.open("rb")
+
+    def step() -> None:
+        counter.value = anonymous[0] = mapped[0] = 5
+        data.extend(b"c"), numbers.append(3), rows.read(10), memory.write(b"J"), objects[0].append(2)
+        objects[1] = 3
+
+    def state() -> Any:
+        return (
+            counter.value,
+            anonymous[0],
+            mapped[0],
+            *map(str, (data, numbers, objects)),
+            rows.tell(),
+            memory.getvalue(),
+        )
+
+    before = state()
+    ipygpumem.estimate(step)
+    assert state() == before
+    assert memory.tell() == 0
+    rows.close()
+
+
+def test_settings_of_torch_and_of_the_process_are_put_back(tmp_path: Path) -> None:
+    def step() -> None:
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("meta")
+        torch.backends.cudnn.benchmark = True
+        torch.set_grad_enabled(False)
+        torch.manual_seed(3)
+        random.seed(3)
+        os.environ["IPYGPUMEM_TEST"] = "1"
+        os.chdir(tmp_path)
+        sys.path.append("there")
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        warnings.simplefilter("error")
+
+    def state() -> Any:
+        settings = torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled()
+        rest = torch.backends.cudnn.benchmark, os.environ.copy(), Path.cwd(), [*sys.path], [*warnings.filters]
+        return settings, rest, signal.getsignal(signal.SIGTERM), random.getstate(), torch.get_rng_state().tolist()
+
+    before = state()
+    ipygpumem.estimate(step)
+    assert state() == before
+
+
+def test_a_module_that_code_imports_first_is_imported_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its tensors would be fake."""
+    (tmp_path / "importedhere.py").write_text("import torch\nmask = torch.ones(3)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = ipygpumem.estimate(lambda: __import__("importedhere").mask * 2)
+    assert found.notes == ()
+    assert type(__import__("importedhere").mask) is torch.Tensor
+
+
+def test_a_cache_of_a_library_is_emptied_of_fake_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = functools.lru_cache(torch.ones)
+    monkeypatch.setattr(textwrap, "mask", mask, raising=False)
+    assert ipygpumem.estimate(lambda: textwrap.mask(3)).notes == ()  # type: ignore[attr-defined]
+    assert type(mask(3)) is torch.Tensor
+
+
+def test_what_still_holds_a_fake_tensor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(textwrap, "kept", {}, raising=False)
+    found = ipygpumem.estimate(lambda: textwrap.kept.update(mask=torch.ones(3)))  # type: ignore[attr-defined]
+    assert any("textwrap.kept" in note or "dict" in note for note in found.notes), found.notes
+
+
+def test_what_is_too_large_to_be_kept_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restoring, "_LARGEST_ARRAY", 1000)
+    large = np.zeros(1000)
+    assert any("numpy" in note or "ndarray of 7.8 KiB" in note for note in ipygpumem.estimate(lambda: large).notes)
+
+
+def test_one_thing_that_cannot_be_put_back_does_not_keep_the_rest() -> None:
+    kept, closed = [1], io.BytesIO(b"x")
+
+    def step() -> None:
+        kept.append(2)
+        closed.close()
+
+    found = ipygpumem.estimate(step)
+    assert any("could not be put back" in note for note in found.notes), found.notes
+    assert kept == [1]
+
+
+def test_random_numbers_of_an_estimate_are_those_that_would_come(estimating: Kernel) -> None:
+    works(estimating, "import random\nrandom.seed(5)")
+    first = estimating.run("%%estimate\nimport random\nprint(random.random())\n").stdout
+    assert first == estimating.run("print(random.random())").stdout
+
+
+# -- errors, interrupts and limits -------------------------------------------------------------------------------------
+
+
+def test_an_error_is_shown_with_the_users_lines_alone(estimating: Kernel) -> None:
+    works(estimating, "# two\n# lines\ndef deeper(x):\n    return x @ x[:, :3].T\n")
+    reply = estimating.run("%%estimate\ny = x * 2\nz = deeper(y)\n")
+    assert reply.error == "RuntimeError"
+    text = without_colours(reply.traceback)
+    assert "----> 3 z = deeper(y)" in text
+    assert "----> 4     return x @ x[:, :3].T" in text
+    assert "ipygpumem" not in text
+
+
+def test_what_the_error_of_an_estimate_holds_is_not_said_of_the_next(estimating: Kernel) -> None:
+    """IPython keeps the last error's traceback, and with it the copies that the code had."""
+    assert estimating.run("%%estimate\nkept = torch.ones(3)\nraise ValueError('mine')").error == "ValueError"
+    reply = estimating.run("%%estimate\ny = torch.ones(3) * 2")
+    assert "still holds" not in reply.reports("estimate")[0]
+
+
+def test_a_loop_that_never_ends_is_stopped_and_its_line_named(estimating: Kernel) -> None:
+    reply = estimating.run("%%estimate --timeout 1\ny = x * 2\nwhile True:\n    pass\n")
+    assert reply.stderr.startswith("UsageError: the estimate was stopped after 1 s in line ")
+    assert "line 3" in reply.stderr or "line 4" in reply.stderr
+    works(estimating, "import time")
+    slow = estimating.run("%%estimate --timeout 1\ntime.sleep(1000)\n")
+    assert "line 2: time.sleep(1000)" in slow.stderr
+    caught = "try:\n    while True: x * 2\nexcept BaseException: pass"
+    assert "while True: x * 2" in estimating.run(f"%%estimate --timeout 1\n{caught}").stderr
+    assert estimating.value("type(x * 2).__name__") == "Tensor"
+
+
+def test_a_lock_that_another_thread_holds_is_waited_for_until_the_timeout() -> None:
+    lock = threading.Lock()
+
+    def step() -> None:
+        with lock:
+            torch.ones(3)
+
+    with lock, pytest.raises(EstimateError, match="with lock:"):
+        ipygpumem.estimate(step, timeout=1)
+
+
+def test_an_estimate_in_a_thread_is_stopped_at_an_operation() -> None:
+    def step() -> None:
+        y = torch.ones(3)
+        while True:
+            y = y * 2
+
+    with futures.ThreadPoolExecutor() as pool, pytest.raises(EstimateError, match=r"after 1 s in .*: y = y"):
+        pool.submit(ipygpumem.estimate, step, timeout=1).result()
+
+
+def test_code_that_takes_too_much_host_memory_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ipygpumem.estimating.limits.available_bytes", lambda: 256 * 2**20)
+
+    def hoard() -> None:
+        kept = []
+        while True:
+            kept.append(bytes(2**20))
+
+    with pytest.raises(EstimateError, match="host memory"):
+        ipygpumem.estimate(hoard)
+
+
+def test_an_interrupt_shows_the_users_line_and_changes_nothing(users: Kernel) -> None:
+    cell = "%%estimate\nm.train(x)\nos.kill(os.getpid(), signal.SIGINT)\nwhile True:\n    time.sleep(0.01)\n"
+    works(users, "import os, signal, time")
+    reply = users.run(cell)
+    assert reply.error == "KeyboardInterrupt"
+    assert "ipygpumem" not in reply.traceback
+    assert users.run("assert all_of_it() == before, (before, all_of_it())").message == ""
+
+
+def test_a_ctrl_c_during_the_rollback_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_back, kept = restoring.Restorer.put_back, [1]
+
+    def struck(self: restoring.Restorer) -> None:
+        signal.raise_signal(signal.SIGINT)
+        put_back(self)
+
+    monkeypatch.setattr(restoring.Restorer, "put_back", struck)
+    with pytest.raises(KeyboardInterrupt):
+        ipygpumem.estimate(lambda: kept.append(2))
+    assert kept == [1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_ctrl_c_that_strikes_as_a_tensor_is_noted_to_die_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    died = storage_log.StorageLog._gone
+
+    def struck(self: storage_log.StorageLog, key: int, reference: Any) -> None:
+        died(self, key, reference)
+        signal.raise_signal(signal.SIGINT)
+        sum(range(3))
+
+    monkeypatch.setattr(storage_log.StorageLog, "_gone", struck)
+    with pytest.raises(KeyboardInterrupt):
+        ipygpumem.estimate(lambda: float(torch.ones(3).sum().shape.numel()))
+
+
+def without_colours(text: str) -> str:
+    return re.sub(r"\x1b\[[\d;]*m", "", text)
+
+
+# -- what has no copy --------------------------------------------------------------------------------------------------
+
+
+def test_locks_and_other_objects_of_c_have_no_copies() -> None:
+    held = [threading.Lock(), threading.RLock(), re.compile("x"), threading.Event(), iter([1]), time.struct_time]
+    with_partial = functools.partial(torch.ones, 3)
+
+    def step() -> Any:
+        with held[0], held[1]:
+            return held[2].match("x"), with_partial()
+
+    ipygpumem.estimate(step)
+    assert not held[0].locked()
+
+
+def test_an_object_with_a_state_in_c_is_no_copy(notebook: Kernel) -> None:
+    define = "import sqlite3, torch\nbase = sqlite3.connect(':memory:')"
+    assert notebook.run(define).status == "ok"
+    reply = notebook.run("%%estimate\nprint(base.execute('select 42').fetchone()[0])\ntorch.ones(2**20)")
+    assert (reply.status, reply.stdout) == ("ok", "42\n"), reply.traceback
+
+
+def test_a_class_of_the_cell_has_the_notebooks_module(notebook: Kernel) -> None:
+    assert notebook.run("import torch").status == "ok"
+    reply = notebook.run("%%estimate\nclass Own: pass\nprint(Own.__module__)\ntorch.ones(2**20)")
+    assert (reply.status, reply.stdout) == ("ok", "__main__\n"), reply.traceback
