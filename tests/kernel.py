@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import sys
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,6 +72,7 @@ class Kernel:
             self._manager.start_kernel(**options)
             self._client = self._manager.blocking_client()
             self._client.start_channels()
+            self._client.allow_stdin = False  # as a program: on a busy machine our own work would show a progress bar
             try:
                 self._client.wait_for_ready(timeout=120)
                 break
@@ -87,7 +87,6 @@ class Kernel:
         *,
         timeout: float = 120,
         interrupt_when: str | Callable[[Reply], object] | None = None,
-        browser: bool = False,
         **options: Any,
     ) -> Reply:
         """Execute ``code`` and return all that it gave.
@@ -97,10 +96,9 @@ class Kernel:
             timeout: seconds after which the test fails.
             interrupt_when: a text that the cell prints, or a condition on what it has given so far: once that is so,
                 the kernel gets a Ctrl-C. No time will do: how far a cell is by then depends on the machine.
-            browser: the request's id is a UUID, as those of front-ends in JavaScript are.
             **options: of the request.
         """
-        message_id = self._ask_as_browser(code) if browser else self._client.execute(code, **options)
+        message_id = self._client.execute(code, **options)
         outputs = Reply("")
         deadline = time.monotonic() + timeout
         while not self._take(message_id, outputs):
@@ -115,13 +113,6 @@ class Kernel:
                 break
         outputs.status = reply["content"]["status"]
         return outputs
-
-    def _ask_as_browser(self, code: str) -> str:
-        content = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": True}
-        message = self._client.session.msg("execute_request", {**content, "stop_on_error": True})
-        message["header"]["msg_id"] = message["msg_id"] = str(uuid.uuid4())
-        self._client.shell_channel.send(message)
-        return str(message["msg_id"])
 
     def _take(self, message_id: str, outputs: Reply) -> bool:
         """Add one message to ``outputs``; True when the kernel is idle again."""

@@ -1,131 +1,123 @@
-"""Our own long work: the live line says how much of it is done, one line and not two, nowhere where nobody looks."""
+"""Progress bars of our own long work, and where a report stands among a cell's outputs."""
 
 from __future__ import annotations
 
-import re
+import io
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from ipygpumem.reports.live import Work, work_html, work_text
-from tests.kernel import Kernel, Reply
+from ipygpumem.notebook import screen
+from ipygpumem.notebook.screen import Screen
+from tests.kernel import Kernel
 from tests.steps import kernel_with
 
-SLOW = """
-import time, sys, ipygpumem
-from ipygpumem.notebook import live
+LOAD = """
+import sys, threading, time, ipygpumem
+from ipygpumem.notebook import screen
 from ipygpumem.notebook.commands import tensors
-from ipygpumem.notebook.experiments import survivors
-from tests.waiting import ticks
-live._WORK_SECONDS = live._WORK_EVERY_SECONDS = 0.1
 real = tensors.survey.take
 def slow(*arguments, **options):
     options["progress"](0.25)
-    ticks(4)
-    options["progress"](0.5)
-    ticks(2)
     return real(*arguments, **options)
-def slow_search(progress):
-    begun = time.perf_counter()
-    while time.perf_counter() - begun < 0.5:
-        progress(0.125)
-        time.sleep(0.01)
+tensors.survey.take = slow
+screen._WORK_SECONDS = 0.0
+"""
+notebook = kernel_with(f"%load_ext ipygpumem\n{LOAD}")
+BAR = "ipygpumem: tensors and arrays 25%"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def work(monkeypatch: pytest.MonkeyPatch, *shares: float, seconds: float = 0.0, report: bool = True) -> str:
+    """Return what a terminal gets of work that reports ``shares``."""
+    stream, config = Terminal(), SimpleNamespace(report=report)
+    monkeypatch.setattr(screen, "_WORK_SECONDS", seconds)
+    monkeypatch.setattr(sys, "stderr", stream)
+    with Screen(SimpleNamespace(), config).working("leaks") as progress:
+        for share in shares:
+            progress(share)
+    return stream.getvalue()
+
+
+def test_a_terminal_gets_a_bar_that_never_moves_back_and_disappears(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = work(monkeypatch, 0.5, 0.25)
+    assert "ipygpumem: leaks 50%" in shown
+    assert "25%" not in shown
+    assert shown.split("\r")[-2].strip() == ""
+
+
+def test_work_goes_on_where_the_bar_fails_and_that_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    assert work(monkeypatch, 0.5, 0.6).count("the progress bar") == 1
+
+
+@pytest.mark.parametrize("options", [{"seconds": 600.0}, {"report": False}])
+def test_short_work_shows_nothing_nor_does_any_after_gpumem_off(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)  # it is not even imported
+    assert work(monkeypatch, 0.5, **options) == ""
+
+
+def test_a_notebook_shows_a_bar_and_then_the_report(notebook: Kernel) -> None:
+    reply = notebook.run("%gpumem tensors", allow_stdin=True)
+    assert BAR in reply.stderr
+    assert len(reply.reports("tensors")) == 1
+
+
+@pytest.mark.parametrize(("code", "options"), [("%%capture\n", {}), ("", {"allow_stdin": False})])
+def test_captured_output_and_programs_get_no_bar(notebook: Kernel, code: str, options: dict[str, bool]) -> None:
+    assert notebook.run(f"{code}%gpumem tensors", **options).stderr == ""
+
+
+# -- where reports stand ----------------------------------------------------------------------------------------------
+
+PASSES_ON = """
+class PassesOn:
+    def __init__(self, stream): self.stream, self.text = stream, ''
+    def __getattr__(self, name): return getattr(self.stream, name)
+    def write(self, text): self.text += text; return len(text)
+    def flush(self): self.stream.write(self.text); self.text = ''; self.stream.flush()
+kernels = sys.stdout
+sys.stdout = PassesOn(kernels)
 """
 
 
-def test_the_line_has_what_is_done_and_the_share_on_a_bar() -> None:
-    work = Work("leaks", 0.25)
-    assert work_text(work, width=80) == "ipygpumem: leaks 25% █████░░░░░░░░░░░░░░░"
-    assert work_text(work, width=80, ascii_only=True) == "ipygpumem: leaks 25% #####---------------"
-    assert "ipygpumem: leaks 25%" in work_html(work)
-    assert "width: 25%" in work_html(work)
+def test_the_report_comes_after_the_text_that_a_stream_of_the_users_holds(notebook: Kernel) -> None:
+    notebook.run(PASSES_ON)
+    reply = notebook.run("print('held')")
+    notebook.run("sys.stdout = kernels")
+    assert reply.order == ["held\n", "report"]
 
 
-def test_a_narrow_terminal_gets_no_bar_then_less_words() -> None:
-    assert work_text(Work("leaks", 1.0), width=25) == "ipygpumem: leaks 100%"
-    assert work_text(Work("leaks", 1.0), width=10) == "ipygpumem:"
-    assert work_text(Work("leaks", 1.0), width=10, ascii_only=True) == "ipygpumem:"
-
-
-notebook = kernel_with("from tests.waiting import tick_often\ntick_often()\n%load_ext ipygpumem\n" + SLOW)
-
-
-@pytest.fixture
-def slow_tensors(notebook: Kernel) -> Iterator[None]:
-    notebook.run("tensors.survey.take = slow")
-    yield
-    notebook.run("tensors.survey.take = real")
-
-
-def lines(reply: Reply) -> list[str]:
-    """Return what the live line has said, as text."""
-    return [re.sub("<[^>]*>", "", item["data"].get("text/html", "")) for item in reply.updates]
-
-
-@pytest.mark.usefixtures("slow_tensors")
-@pytest.mark.parametrize(("code", "reports"), [("%gpumem tensors", 1), ("ipygpumem.tensors();", 0)])
-def test_a_notebook_shows_the_share_on_its_one_line_which_leaves_nothing(
-    notebook: Kernel, code: str, reports: int
-) -> None:
-    reply = notebook.run(code, browser=True)
-    said = [line for line in lines(reply) if line.startswith("ipygpumem: tensors and arrays ")]
-    assert {"ipygpumem: tensors and arrays 25%", "ipygpumem: tensors and arrays 50%"} <= set(said)
-    assert reply.kinds == ["display"] * (1 + reports)
-    assert (reply.stderr, len(reply.reports("tensors"))) == ("", reports)
-
-
-@pytest.mark.usefixtures("slow_tensors")
-def test_before_and_after_our_own_work_the_line_is_that_of_the_cell(notebook: Kernel) -> None:
-    said = lines(notebook.run("ticks(2); ipygpumem.tensors(); ticks(2)", browser=True))
-    work = [line.startswith("ipygpumem") for line in said]
-    assert (work[0], work[-1], any(work)) == (False, False, True)
-    assert all("RAM" in line for line, is_work in zip(said, work, strict=True) if not is_work)
-
-
-@pytest.mark.usefixtures("slow_tensors")
-@pytest.mark.parametrize("how", ["captured", "nobody looks", "off", "after output"])
-def test_there_is_no_line_where_it_is_not_wanted(notebook: Kernel, how: str) -> None:
-    if how == "off":
-        notebook.run("%config IPyGpuMem.live = False")
-    code = {"captured": "%%capture\n", "after output": "print('some text', end='')\n"}.get(how, "") + "%gpumem tensors"
-    reply = (
-        notebook.run(code, browser=how != "nobody looks")
-        if how != "nobody looks"
-        else notebook.run(code, allow_stdin=False)
-    )
-    notebook.run("%config IPyGpuMem.live = True")
-    assert (reply.status, reply.updates, reply.stderr) == ("ok", [], "")
-
-
-@pytest.mark.parametrize("prints", [False, True])
-def test_work_at_the_end_of_a_cell_is_shown_where_its_report_will_be(notebook: Kernel, prints: bool) -> None:
+def test_the_report_comes_after_text_that_is_just_being_sent(notebook: Kernel) -> None:
     notebook.run(
-        "real_heap = survivors.Heap\ndef heap_slowly(beside, progress):\n    slow_search(progress)\n"
-        "    return real_heap(beside, progress)\nsurvivors.Heap = heap_slowly\nimport numpy\nkept = []"
+        "buffers, flushes = sys.stdout._flush_buffers, threading.Event()\n"
+        "def slowly():  # as very large text is made a message of\n"
+        "    for item in buffers():\n        flushes.set(); time.sleep(1); yield item\n"
+        "sys.stdout._flush_buffers = slowly"
     )
-    code = "print('text', end='')\n" * prints + "part = numpy.ones(2**20); kept.append(part)"
-    reply = notebook.run(f"%%experiment trial\n{code}", browser=True)
-    notebook.run("survivors.Heap = real_heap")
-    assert "ipygpumem: who holds what is still alive 6%" in lines(reply)
-    assert reply.kinds == ["stdout"] * prints + ["display"]
-    assert len(reply.reports("experiment")) == 1
+    reply = notebook.run("print('large'); _ = flushes.wait()")
+    notebook.run("del sys.stdout._flush_buffers")
+    assert reply.order == ["large\n", "report"]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no pty on this system")
-def test_a_terminal_shows_the_share_in_its_lowest_row(tmp_path: Path) -> None:
-    pytest.importorskip("pyte")
-    from tests.terminal import Terminal
-
-    terminal = Terminal(tmp_path)
-    terminal.run("from tests.waiting import until; from ipygpumem.notebook.commands import tensors")
-    terminal.run("real = tensors.survey.take")
-    terminal.run(f"tensors.survey.take = lambda *a, **k: (until({str(tmp_path / 'seen')!r}), real(*a, **k))[1]")
-    terminal.type("%gpumem tensors")
-    terminal.watch(lambda: terminal.rows[-1].startswith("ipygpumem: tensors and arrays 0%"))
-    assert not any("RAM" in row for row in terminal.rows[-3:])
-    (tmp_path / "seen").touch()
-    terminal._await_prompt()
-    assert not any(row.startswith("ipygpumem: tensors and arrays") for row in terminal.everything)
-    terminal.close()
+@pytest.mark.parametrize(("code", "kinds"), [("1", ["result", "display"]), ("1 / 0", ["error", "display"])])
+def test_a_ctrl_c_while_the_report_is_on_its_way_is_said_in_it(notebook: Kernel, code: str, kinds: list[str]) -> None:
+    notebook.run(
+        "import signal\nstruck = []\n"
+        "def strike(message):\n"
+        "    if not struck:\n        struck.append(True); signal.raise_signal(signal.SIGINT); sum(range(3))\n"
+        "    return message"
+    )
+    reply = notebook.run(f"get_ipython().display_pub.register_hook(strike); {code}")
+    assert notebook.run("get_ipython().display_pub.unregister_hook(strike)").result == "True"
+    assert (reply.status, reply.kinds) == ("error", kinds)
+    assert reply.displays[-1]["data"]["text/plain"].startswith("cell ")
+    assert "Error in callback" not in reply.stdout

@@ -36,11 +36,9 @@ from ipygpumem.flight_recorder.machine import this_machine
 from ipygpumem.flight_recorder.reader import Recording
 from ipygpumem.flight_recorder.verdict import Scene, Verdict, judge
 from ipygpumem.flight_recorder.writer import Writer
-from ipygpumem.model import Reading
 from ipygpumem.probes import kernel_log, pressure
 from ipygpumem.probes.kernel_log import Death
 from ipygpumem.reports import html, postmortem, text
-from ipygpumem.reports import live as live_line
 from tests.control_group import FakeSystem, v1_system, v2_system
 
 GIB = 2**30
@@ -667,24 +665,6 @@ def test_the_curve_shows_the_way_up_in_bounded_width() -> None:
     assert list(rows["RAM"][1]) == sorted(rows["RAM"][1], key="▁▂▃▄▅▆▇█".index)
     assert rows["RAM"][2:6] == ("0 B", "0 B", "999.00 GiB", "999.00 GiB")
     assert set(rows["cuda:0"][1]) == {"▁"}
-
-
-def test_the_curves_look_like_the_live_lines() -> None:
-    sizes = [GIB, 3 * GIB, 9 * GIB]
-    samples = [Sample(102.0 + n, 1, devices=(Figures("cpu", size),)) for n, size in enumerate(sizes)]
-    found = recording(CellStart(101.0, 1, "x", 1), *samples)
-    report = postmortem.postmortem_report(found, judge(found, Scene("dead", True, 2)))
-    reading = Reading("cpu", 9 * GIB, 0, "kernel")
-    live = [live_line.LivePoint(4.0 * n, {"cpu": size}) for n, size in enumerate(sizes)]
-    label = re.compile(r' (?:title|aria-label)="[^"]+"')
-    drawn = [
-        label.sub("", page[page.index('<span role="img"') : page.index("</span></span>")])
-        for page in (html.render([report]), live_line.live_html([reading], live))
-    ]
-    assert drawn[0] == drawn[1]
-    assert report.tables[0].rows[0][1] == live_line.live_text([reading], live, width=99)[-3:] == "▁▃█"
-    assert "▁▃█" not in html.render([report])
-    assert "▁▃█" in text.render([report])
 
 
 DIED = Verdict("unknown", "other", "x")

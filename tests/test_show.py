@@ -18,9 +18,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from ipygpumem.notebook.screen import Screen, wants_colour
 from ipygpumem.reports import content, text
-from tests.kernel import Kernel
 from tests.report_samples import cell
-from tests.steps import kernel_with
 
 REPORT = content.cell_report(cell())
 
@@ -177,34 +175,3 @@ def _read(master: int) -> bytes:
         return os.read(master, 65536)
     except OSError:  # the other side has gone
         return b""
-
-
-CONSOLE_CELLS = [
-    ("print('x', end='')", True),
-    ("sys.stderr.write('x');", True),
-    ("print('40%', end='\\r')", True),
-    ("print('x', end='', flush=True); print('y', file=sys.stderr)", False),
-    ("print('x')", False),
-    ("pass", False),
-    ("print('x', end=''); display('shown')", False),
-    ("print('x', end=''); 6 * 7", False),
-    ("print('x', end='', flush=True); 1 / 0", True),  # consoles show errors when all else is shown
-    ("from IPython.display import HTML; print('x', end=''); display(HTML('<b>'), metadata={})", False),
-]
-
-
-console = kernel_with("%load_ext ipygpumem\nimport sys")
-
-
-@pytest.mark.parametrize(("code", "unfinished"), CONSOLE_CELLS)
-def test_in_a_console_of_a_kernel_a_report_begins_a_row_of_its_own(
-    console: Kernel, code: str, unfinished: bool
-) -> None:
-    shown = console.run(code).displays[-1]["data"]["text/plain"]
-    assert shown.startswith("\ncell " if unfinished else "cell ")
-
-
-def test_where_a_report_stands_in_an_output_of_its_own_it_has_no_empty_row(console: Kernel) -> None:
-    for options in ({"browser": True}, {"allow_stdin": False}):
-        shown = console.run("print('x', end='')", **options).displays[-1]["data"]["text/plain"]
-        assert shown.startswith("cell ")

@@ -22,17 +22,6 @@ def until(path: str) -> None:
         time.sleep(0.01)
 
 
-def tick_often() -> None:
-    """Before the extension is loaded: ticks come ten times as often, for tests that count them.
-
-    The first comes as late as ever: the first output of a short cell must come before it on a busy machine, too.
-    """
-    from ipygpumem.notebook import ticker
-
-    ticker._SHORTEST_SECONDS = 0.02
-    ticker.Ticker.listen.__kwdefaults__.update(every_seconds=0.05)  # type: ignore[attr-defined]
-
-
 def ticks(count: int) -> None:
     """Wait for so many ticks of the running cell; who listened before has had them, too."""
     from ipygpumem.notebook.notebook import current_notebook

@@ -24,11 +24,6 @@ class IPyGpuMem(Configurable):
         help="Show no line after cells that moved no device by a MiB. Errors, growth, child processes that hold "
         "memory, and every other report are shown.",
     ).tag(config=True)
-    live = Bool(
-        True,
-        help="Show one line of time and memory while a cell runs for longer than a second; it goes when the cell ends, "
-        "in a notebook also when the cell shows something of its own.",
-    ).tag(config=True)
     min_cell_seconds = Float(
         0.0, min=0.0, help="Show no line after cells that were shorter than this, unless they grow with every run."
     ).tag(config=True)

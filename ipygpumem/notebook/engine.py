@@ -234,7 +234,7 @@ def _notebook() -> Notebook:
     found = find_notebook(shell)
     if found is None:
         found = load(shell)
-        found.tools.config.report = found.tools.config.live = False
+        found.tools.config.report = False
     return found
 
 

@@ -61,7 +61,6 @@ class Extension:
         listener = notebook.experiments.names.listener
         self._append(shell.configurables, config)
         config.observe(self._host_peak_changed, "host_peak")
-        config.observe(notebook.tools.live.switch, "live")
         config.observe(lambda change: notebook.recorder.switched(change), "record")
         seen = self._guarded("code_seen", self._code_seen)
         self._first, self._last = _Observer(seen, may_change=False), _Observer(seen, may_change=True)

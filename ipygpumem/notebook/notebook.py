@@ -50,7 +50,7 @@ class Notebook:
         self.trends = Trends()
         self.traces = Traces(tools.meter, config.history_length)
         # In this order they are asked, and say what they have to say.
-        parts: list[Part] = [tools.live, self.subscribers, self.budgets, self.experiments, self.trends]
+        parts: list[Part] = [self.subscribers, self.budgets, self.experiments, self.trends]
         self.session = Session(tools, self.recovery, parts)
 
     @functools.cached_property

@@ -5,27 +5,31 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from ipygpumem.notebook.ipython.displays import is_kernels
-from ipygpumem.notebook.ipython.terminal import terminal_of, to_empty_row
+from ipygpumem.notebook.aside import say_failed
+from ipygpumem.objects.progress import Progress
 from ipygpumem.reports import html, text
 from ipygpumem.reports.layout import Report
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.config import IPyGpuMem
-    from ipygpumem.notebook.ipython.wire import Wire
     from ipygpumem.reports.figures import Picture
+
+_WORK_SECONDS = 1.0
+"""Our own work that takes longer shows a progress bar."""
 
 
 class Screen:
     """Where the reports of one shell go."""
 
-    def __init__(self, shell: Any, config: IPyGpuMem, wire: Wire | None = None) -> None:
+    def __init__(self, shell: Any, config: IPyGpuMem) -> None:
         self._shell = shell
         self._config = config
-        self._wire = wire
         self._pid = os.getpid()
 
     @property
@@ -51,8 +55,6 @@ class Screen:
             return
         if self.has_images:  # a terminal shows the text only
             data["text/html"] = html.render(reports, bars=self._config.bar)
-            if self._wire is not None and self._wire.ends_within_a_row():
-                data["text/plain"] = "\n" + data["text/plain"]
         else:
             self._begin_row()
             data["text/plain"] = self._for_terminal(reports, data["text/plain"])
@@ -64,11 +66,47 @@ class Screen:
         else:
             publisher.publish(data=data, metadata=metadata, **where)
 
+    @contextmanager
+    def working(self, what: str) -> Iterator[Progress]:
+        """Show a progress bar once our own work, which is called ``what``, has taken a second."""
+        bar: Any = None
+        due = time.perf_counter() + _WORK_SECONDS if self._has_bars() else float("inf")
+
+        def progress(share: float) -> None:
+            nonlocal bar, due
+            if time.perf_counter() < due:
+                return
+            try:
+                bar = bar or _new_bar(f"ipygpumem: {what}", share)
+                bar.update(max(0.0, min(share, 1.0) - bar.n))  # what is done again does not move the bar back
+            except Exception as error:  # the work goes on
+                due = float("inf")
+                say_failed("the progress bar", error)
+
+        try:
+            yield progress
+        finally:
+            if bar is not None:
+                with suppress(Exception):  # as above
+                    bar.close()
+
+    def _has_bars(self) -> bool:
+        """Return True if a person sees what is written to stderr: it is not captured, nor run by nbconvert."""
+        if not self._config.report:
+            return False
+        if self.has_images:
+            if not _is_kernels(sys.stderr) or os.getpid() != self._pid:
+                return False
+            return bool(self._shell.kernel.get_parent("shell").get("content", {}).get("allow_stdin"))
+        return is_terminal(sys.stderr)
+
     def _begin_row(self) -> None:
         """Go to the beginning of a row of the terminal that has nothing in it yet."""
-        terminal, stream = terminal_of(self._shell), sys.__stdout__
+        terminal, stream = _terminal_of(self._shell), sys.__stdout__
         if terminal is not None and stream is not None and sys.stdout is stream:  # else another gets the report
-            stream.write(to_empty_row(terminal))
+            # As many blanks as there are columns end in the last column of the cursor's row if they began in its first,
+            # and in the next row otherwise; shells do so before their prompt (zsh's PROMPT_SP).
+            stream.write(" " * os.get_terminal_size(terminal).columns + "\r")
 
     def _for_terminal(self, reports: Sequence[Report], plain: str) -> str:
         """Return the text as the stream that it will be printed to can show it."""
@@ -85,6 +123,33 @@ class Screen:
             shown = text.render(reports, text.Style(colour=True))
         shown = text.carried(shown, getattr(stream, "encoding", None) or "utf-8")
         return plain if shown == plain else _Styled(plain, shown)
+
+
+def _new_bar(what: str, share: float) -> Any:
+    """Return a progress bar up to 1 that stands at ``share`` and disappears when it is closed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about ipywidgets, without which the bar is text
+        from tqdm.auto import tqdm  # only long work needs it
+
+    class Bar(tqdm):  # type: ignore[misc]  # tqdm is untyped
+        monitor_interval = 0  # no thread
+
+    shape = "{desc} {percentage:.0f}% {bar} {elapsed}"
+    return Bar(desc=what, initial=share, total=1.0, leave=False, miniters=0, bar_format=shape)
+
+
+def _terminal_of(shell: Any) -> int | None:
+    """Return the descriptor of the terminal that a terminal IPython writes to; None without a capable one."""
+    terminal = getattr(sys.modules.get("IPython.terminal.interactiveshell"), "TerminalInteractiveShell", None)
+    if terminal is None or not isinstance(shell, terminal) or os.name != "posix":
+        return None
+    if os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
+        return None
+    try:
+        descriptor = int(sys.__stdout__.fileno())  # type: ignore[union-attr]  # None under pythonw: no POSIX
+    except (AttributeError, OSError, ValueError):
+        return None
+    return descriptor if os.isatty(descriptor) else None
 
 
 class _Styled(str):
@@ -119,13 +184,18 @@ def wants_colour(stream: Any, shell: Any) -> bool:
     return is_terminal(stream) and os.environ.get("TERM") != "dumb"
 
 
+def _is_kernels(stream: Any) -> bool:
+    """Return True if ``stream`` is the kernel's own, and not a user's stream that passes on to it."""
+    return type(stream) is getattr(sys.modules.get("ipykernel.iostream"), "OutStream", None)
+
+
 def _nothing_to_flush() -> bool:
     """Whether the kernel's publisher may be spared its flush of stdout and stderr, since neither has anything.
 
     It waits for another thread twice, which is most of what a report costs (1.1 of 1.3 ms were seen on a slow machine).
     """
     streams = sys.stdout, sys.stderr
-    if not all(is_kernels(stream) and getattr(stream, "_flush_pending", True) is False for stream in streams):
+    if not all(_is_kernels(stream) and getattr(stream, "_flush_pending", True) is False for stream in streams):
         return False
     thread = getattr(getattr(sys.stdout, "pub_thread", None), "thread", None)
     frame = None if thread is None else sys._current_frames().get(thread.ident)

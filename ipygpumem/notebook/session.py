@@ -178,17 +178,14 @@ class Session:
 
     def _show(self, cell: Cell, result: Any, reports: list[Report]) -> None:
         """Show what there is to say of a cell, in spite of a Ctrl-C: it may wait long for much output of the cell's."""
-        place, live = None, self._tools.live
         for _ in range(2):
             if cell.interrupted:
                 reports += self._interrupted(result)
             try:
-                place = live.end(cell, replace=bool(reports)) or place
-                self._tools.screen.show(reports, place=place)
+                self._tools.screen.show(reports)
                 break
             except KeyboardInterrupt:
                 cell.interrupted = True
-        live.reported(cell)
 
     def _interrupted(self, result: Any) -> list[Report]:
         """Let a late Ctrl-C, after the cell's code, stop what comes next; IPython would lose it."""

@@ -12,8 +12,6 @@ from ipygpumem.measuring.plugins import find_installed
 from ipygpumem.notebook.cell import CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.ipython.outputs import Outputs
-from ipygpumem.notebook.ipython.wire import Wire
-from ipygpumem.notebook.live import Live
 from ipygpumem.notebook.screen import Screen
 from ipygpumem.notebook.ticker import Ticker
 from ipygpumem.objects.garbage import Garbage
@@ -36,7 +34,6 @@ class Tools:
     ticker: Ticker
     outputs: Outputs
     screen: Screen
-    live: Live
     scales: Scales
     settled: threading.Event
     """Set once our own work of loading is over, which goes on in a thread."""
@@ -57,7 +54,6 @@ def tools_for(shell: Any, config: IPyGpuMem, probes: Sequence[Probe] = ()) -> To
         settled.set()
     cells = CellStack()
     ticker = Ticker(cells, meter)
-    wire = Wire(shell) if hasattr(shell, "kernel") else None
     return Tools(
         shell=shell,
         config=config,
@@ -67,8 +63,7 @@ def tools_for(shell: Any, config: IPyGpuMem, probes: Sequence[Probe] = ()) -> To
         cells=cells,
         ticker=ticker,
         outputs=Outputs(shell),
-        screen=Screen(shell, config, wire),
-        live=Live(shell, config, ticker, wire),
+        screen=Screen(shell, config),
         scales=Scales(),
         settled=settled,
     )

@@ -82,7 +82,7 @@ bad_config_kernel = kernel_with("%load_ext ipygpumem")
 
 
 def test_switching_options_inside_a_scope_and_a_cell_works(notebook: Kernel) -> None:
-    works(notebook, "x = 'old'\n%config IPyGpuMem.live = False")  # its thread is the same one
+    works(notebook, "x = 'old'\n%config IPyGpuMem.bar = False")
     works(notebook, "%experiment start a")
     works(notebook, "x = 1\n%config IPyGpuMem.host_peak = 'sampled'\nimport threading, time")
     works(notebook, "time.sleep(0.1)\n%config IPyGpuMem.host_peak = 'kernel'\n%gpumem off")

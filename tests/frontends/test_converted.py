@@ -38,7 +38,7 @@ def text_of(page: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
 
 
-def test_nbconvert_writes_a_page_with_the_reports_and_no_trace_of_the_live_line(tmp_path: Path) -> None:
+def test_nbconvert_writes_a_page_with_the_reports_and_nothing_else_of_ours(tmp_path: Path) -> None:
     write(notebook(*GOOD), tmp_path / "good.ipynb")
     # The template without scripts: what is left of them would be ours.
     done = run(tmp_path, "nbconvert", "--execute", "--to", "html", "--template", "basic", "good.ipynb")

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.frontends.lab import UNTIL, Notebook
+from tests.frontends.lab import Notebook
 from tests.notebooks import notebook
 
 pytestmark = pytest.mark.frontends
@@ -31,31 +31,6 @@ def test_a_cell_that_is_run_again_replaces_its_line(lab: Notebook) -> None:
     lab.press("Control+Enter")
     lab.cell(1).get_by_text(re.compile("^cell 3 ·")).wait_for()
     assert lab.reports(1).count() == 1
-
-
-LIVE = r"RAM [\d.]+ [MG]iB / [\d.]+ [GT]iB"
-
-
-@pytest.mark.parametrize("prints", [False, True])
-def test_the_live_line_moves_while_a_cell_runs_and_gives_way_to_the_report(lab: Notebook, prints: bool) -> None:
-    seen = f"seen, printing {prints}"
-    lab.open(notebook(LOAD, UNTIL.format(seen) + "print(7)" * prints))
-    lab.run(0)
-    lab.enter(1)
-    lab.press()
-    line = lab.reports(1).get_by_text(re.compile(rf"^\d+ s · {LIVE}"))
-    line.wait_for()
-    first = line.inner_text().split()[0]
-    lab.reports(1).get_by_text(re.compile(rf"^(?!{first} )\d+ s · {LIVE}")).wait_for()
-    assert lab.reports(1).count() == 1
-    lab.let(seen)
-    lab.wait(1)
-    lab.reports(1).get_by_text("cell 2", exact=True).wait_for()
-    assert lab.reports(1).get_by_text(re.compile(LIVE)).count() == 0
-    # Nothing is left of it: no empty row above the report, which is the last output.
-    boxes = [output.bounding_box() for output in lab.outputs(1).all()]
-    assert len([box for box in boxes if box is not None and box["height"]]) == (2 if prints else 1)
-    assert lab.outputs(1).last.inner_text().startswith("cell 2")
 
 
 def test_a_report_folds_and_unfolds_by_a_click(lab: Notebook) -> None:

@@ -25,8 +25,6 @@ pytestmark = [pytest.mark.frontends, pytest.mark.timeout(600)]
 WCAG_AA = 4.5
 TALL = 4000
 """Pixels, so that every cell is in the window as a whole."""
-LONG_ENOUGH = re.compile(r"^8 s ·")
-"""For the picture of the live line."""
 RUNS = {"growth": 4}
 """How often the cell of a picture is run."""
 
@@ -42,9 +40,6 @@ def page(server: Server, browser: BrowserContext, pictures: Pictures) -> Iterato
         for _ in range(RUNS.get("".join(shown.pictures), 1)):
             lab.enter(index)
             lab.press()
-            if "live" in shown.pictures:
-                lab.reports(index).get_by_text(LONG_ENOUGH).wait_for()
-                pictures.take(lab.cell(index), "live")
             lab.wait(index)
     yield lab
     lab.close()
@@ -128,7 +123,7 @@ def test_the_pictures_of_the_page_are_taken(page: Notebook, pictures: Pictures) 
         page.theme(theme)
         for index, shown in enumerate(gallery.shown()):
             for name in shown.pictures:
-                if name != "live" and name.endswith("-dark") == (theme == DARK):
+                if name.endswith("-dark") == (theme == DARK):
                     pictures.take(page.cell(index), name)
 
 

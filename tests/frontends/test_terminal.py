@@ -126,7 +126,6 @@ def test_after_unloading_nothing_of_ours_is_shown(wide: Terminal) -> None:
 
 @pytest.mark.parametrize("leave", [b"exit\r", b"\x04"])
 def test_leaving_while_all_is_on_ends_at_once_and_leaves_a_sane_terminal(leave: bytes, wide: Terminal) -> None:
-    wide.run("from tests.waiting import ticks; ticks(2)")  # the live line has been on the screen
     wide.run("%experiment start trial")
     wide.press(leave)
     wide.watch(lambda: wide.exit_code is not None)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.units import GIB, MIB, format_bytes
+from ipygpumem.units import MIB, format_bytes
 from tests.gpu.support import run_ok
 from tests.kernel import Kernel
 
@@ -50,7 +50,7 @@ def case(request: pytest.FixtureRequest) -> tuple[str, dict[int, int]]:
 def test_each_cards_figures_are_its_own(
     case: tuple[str, dict[int, int]], machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Line, live line, history, pictures, exports and recorder have each card's figures; no other gets a context."""
+    """Line, history, pictures, exports and recorder have each card's figures; no other gets a context."""
     visible, kept = case
     machine(cards=2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -62,7 +62,6 @@ def test_each_cards_figures_are_its_own(
         _history(kernel, kept)
         _exports(kernel, kept, tmp_path)
         _pictures(kernel, kept)
-        _live(kernel, kept)
         assert kernel.value("with_context()") == list(kept)
         _record_until_killed(kernel, kept, tmp_path)
     _postmortem(kept)
@@ -114,23 +113,6 @@ def _pictures(kernel: Kernel, kept: dict[int, int]) -> None:
         (words,) = run_ok(kernel, f"%gpumem plot session --device cuda:{index}").reports("plot")
         assert f"cuda:{index}" in words
         assert format_bytes(3 * size * MIB) in words
-
-
-def _live(kernel: Kernel, kept: dict[int, int]) -> None:
-    """The line of a cell that runs for long has the cards in use, each with its use by NVML."""
-    reply = run_ok(
-        kernel,
-        "ticks = []\nundo = current_notebook().tools.ticker.listen(ticks.append)\n"
-        "while len(ticks) < 3: time.sleep(0.05)\nundo()",
-        browser=True,
-    )
-    texts = [re.sub(r"<svg.*?</svg>|<[^>]*>", "", item["data"].get("text/html", "")) for item in reply.updates]
-    live = [text for text in texts if re.match(r"\d+ s · RAM", text)]
-    assert live, texts
-    for index in (0, 1):
-        assert (f"cuda:{index} " in live[-1]) == (index in kept)
-        if index in kept:
-            assert f"cuda:{index} {kernel.value(f'used({index})') / GIB:.2f}/24.00 GiB" in live[-1]
 
 
 def _record_until_killed(kernel: Kernel, kept: dict[int, int], folder: Path) -> None:

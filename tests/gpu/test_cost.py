@@ -14,6 +14,8 @@ from ipygpumem.probes import Probe
 from ipygpumem.probes.accelerators import CUDA, CachingAllocatorProbe
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.nvml import Nvml
+from tests.gpu.support import run_ok
+from tests.kernel import Kernel
 
 ROUNDS = 300
 
@@ -44,3 +46,20 @@ def test_cost_per_cell(torch: Any, figure: Callable[[str], None]) -> None:
         f"{everything:.0f} µs per cell in all; alone: host {host:.0f} µs, allocator with mem_get_info "
         f"{allocator:.0f} µs, allocator with NVML {with_nvml:.0f} µs"
     )
+
+
+@pytest.mark.hardware("time")
+def test_a_glance_does_not_wait_for_queued_kernels(gpu_kernel: Kernel, figure: Callable[[str], None]) -> None:
+    """A look at the device from another thread is back long before the kernels that are queued have run."""
+    run_ok(
+        gpu_kernel,
+        "import time\nfrom ipygpumem.notebook.notebook import current_notebook\n"
+        "square = torch.rand(8192, 8192, device='cuda')\nmeter = current_notebook().tools.meter\nmeter.glance()\n"
+        "torch.cuda.synchronize()\nstarted = time.perf_counter()\n"
+        "for _ in range(100):\n    product = square @ square\n"
+        "before = time.perf_counter()\nmeter.glance()\nglance = time.perf_counter() - before\n"
+        "torch.cuda.synchronize()\nrest = time.perf_counter() - before",
+    )
+    glance, rest = gpu_kernel.value("glance"), gpu_kernel.value("rest")
+    figure(f"a glance took {1000 * glance:.2f} ms while {1000 * rest:.0f} ms of kernels were queued")
+    assert glance < rest / 4

@@ -73,7 +73,7 @@ def _run_cell(notebook: Notebook, options: Options, line: str, cell: str) -> lis
     __tracebackhide__ = True
     engines = engines_of(notebook.tools.shell, options.on)
     experiment = ClusterExperiment(options.name, engines, options.report)
-    with notebook.tools.live.work(f"experiment on {count(len(engines.numbers), 'engine')}") as progress:
+    with notebook.tools.screen.working(f"experiment on {count(len(engines.numbers), 'engine')}") as progress:
         experiment.start(line, is_for_cell=True)
         results: Asked = {}
         try:
@@ -128,7 +128,7 @@ def end(notebook: Notebook, experiment: ClusterExperiment) -> list[Report]:
             f"the client that began {quoted(experiment.name)} is closed: connect again, and end it with "
             "%experiment end NAME --on all"
         )
-    with interrupts.noted() as struck, notebook.tools.live.work(f"experiment {experiment.name}") as progress:
+    with interrupts.noted() as struck, notebook.tools.screen.working(f"experiment {experiment.name}") as progress:
         experiment.end(progress)
         reports = _cluster(notebook).ended(experiment)
     return _unless(struck, notebook, reports)
@@ -149,7 +149,7 @@ def _end_elsewhere(notebook: Notebook, options: Options) -> list[Report]:
         raise ClusterError("%experiment end --on: which experiment? Write its name")
     experiment = ClusterExperiment(options.name, engines_of(notebook.tools.shell, options.on))
     experiment.engines = experiment.all
-    with notebook.tools.live.work(f"experiment {experiment.name}") as progress:
+    with notebook.tools.screen.working(f"experiment {experiment.name}") as progress:
         experiment.end(progress)
     if not experiment.records:
         raise ClusterError(experiment.reasons)
@@ -160,7 +160,7 @@ def _look(notebook: Notebook, magic: str, line: str, options: Options) -> list[R
     """Let each engine run a command, and return its reports below one table of figures."""
     engines = engines_of(notebook.tools.shell, options.on)
     asked = engines.ask("look", magic, line)
-    with notebook.tools.live.work(f"%{magic} {line}") as progress:
+    with notebook.tools.screen.working(f"%{magic} {line}") as progress:
         engines.wait(asked, progress=progress)
     found, failed = engines.answers(asked)
     engines.forget(asked)

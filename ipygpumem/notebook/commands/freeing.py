@@ -19,7 +19,7 @@ def release(notebook: Notebook, options: Options) -> list[Report]:
     tools = notebook.tools
     where = f"cell {running_cell(tools.shell)}"
     roots = notebook.experiments.survivors.roots
-    with tools.live.work("who holds what is left") as progress:
+    with tools.screen.working("who holds what is left") as progress:
         record = releasing.release(named, where, tools.meter, tools.garbage, roots, progress)
     return [reports.release_report(record)]
 

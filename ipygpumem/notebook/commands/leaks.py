@@ -33,7 +33,7 @@ _QUOTED = re.compile(r'"[^"]*"')
 def leaks(notebook: Notebook, options: Options) -> list[Report]:
     """Return what survived experiments or cannot be reached by a notebook name, with its holders."""
     smallest = notebook.tools.config.min_held_bytes if options.min is None else options.min
-    with notebook.tools.live.work("leaks") as progress:
+    with notebook.tools.screen.working("leaks") as progress:
         begun = 0.0 if notebook.experiments.survivors.known else 0.5
         found, beyond = _look(notebook, smallest, part(progress, 0.0, begun)) if begun else ([], [])
         if notebook.experiments.survivors.known or found or beyond:

@@ -149,7 +149,7 @@ class Survivors:
             return ()
         reported = {array.storage for item in self.known for array in item.alive()}  # by an experiment inside this one
         self.known += [item for item in alive if any(array.storage not in reported for array in item.alive())]
-        with tools.live.work("who holds what is still alive") as progress, undisturbed():
+        with tools.screen.working("who holds what is still alive") as progress, undisturbed():
             heap = Heap(running_locals(), part(progress, 0.0, 0.5))
             found = self.explained(alive, heap, part(progress, 0.5, 1.0))
             arrays = [array for item in alive for array in item.of_numpy]
