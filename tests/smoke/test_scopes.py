@@ -1,0 +1,456 @@
+"""The table of docs/experiments.md and what stands below it: the names that are there after a scope."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from IPython.core.inputtransformer2 import TransformerManager
+
+from tests.kernel import Kernel
+from tests.smoke.steps import ANNOUNCE, exist, fails, ok, open_experiments, run
+
+START, END = "%experiment start a", "%experiment end"
+WAYS = {"cell": ("%%experiment a\n{}",), "start": (START, "{}", END), "time": (START, "%%time\n{}", END)}
+"""How a scope's cell is written: as its own experiment, inside an open one, and there inside another magic."""
+
+_NAMES = """{n: v if isinstance(v, (int, str, list, dict)) else type(v).__name__ for n, v in globals().items()
+if n[0] != '_' and n not in ('In', 'Out', 'exit', 'quit', 'get_ipython', 'open')}"""
+
+
+def names(kernel: Kernel) -> dict[str, Any]:
+    """Return the user's names with their values, or the types of those that are not plain."""
+    found = kernel.value(_NAMES)
+    assert isinstance(found, dict)
+    return found
+
+
+def whole_scope(kernel: Kernel, way: str, code: str) -> None:
+    """Run ``code`` in a scope from beginning to end."""
+    ok(kernel, *(part.format(code) for part in WAYS[way]))
+
+
+BINDING = [
+    "x = 1",
+    "y = x = 1",
+    "x, *y = 1, 2",
+    "[x, [y]] = 1, [2]",
+    "x = ''\nx += 'a'",
+    "x: int = 1",
+    "for x in range(3):\n    pass\nelse:\n    y = 1",
+    "async def many():\n    yield 1\nasync for x in many():\n    pass",
+    "with open('/dev/null') as x:\n    pass",
+    "async def x():\n    return 1",
+    "class x:\n    y = 1",
+    "def x():\n    return 1",
+    "y = [x := i for i in range(3)]",
+    "try:\n    1 / 0\nexcept ZeroDivisionError as x:\n    pass",
+    "match [1, {'a': 2}]:\n    case [int() as x, {**y}]:\n        pass",
+    "if True:\n    while True:\n        x = 1\n        break",
+    "x = %env HOME",
+]
+if "getoutput" in TransformerManager().transform_cell("x = !echo 1"):  # not IPython 7.34 and 8.12 on Python 3.12
+    BINDING.append("x = !echo 1")
+if sys.version_info >= (3, 11):
+    BINDING.append("try:\n    raise ExceptionGroup('', [ValueError()])\nexcept* ValueError as x:\n    pass")
+if sys.version_info >= (3, 12):
+    BINDING += ["type x = int", "def x[T](a: T) -> T:\n    return a"]
+
+
+@pytest.mark.parametrize("way", ["cell", "start"])
+@pytest.mark.parametrize("code", BINDING)
+def test_a_new_name_goes_and_an_old_one_names_its_object_again(notebook: Kernel, code: str, way: str) -> None:
+    whole_scope(notebook, way, code)
+    assert names(notebook) == {}
+    ok(notebook, "x = saved = object()\ny = 'outer'")
+    whole_scope(notebook, way, code)
+    assert notebook.value("(x is saved, y)") == (True, "outer")
+
+
+COUNT = "n = 0\ndef count():\n    global n\n    n += 1\n    return n"
+OTHER_RULES = {
+    "an outer name may be read before it is bound": ("x = 1", "x = x + 1\nassert x == 2", {"x": 1}),
+    "a function's and a comprehension's names": (
+        "x = i = 1",
+        "def f(x):\n    i = x\n    return i\nf(2)\nz = [i for i in range(3)]\nx: int",
+        {"x": 1, "i": 1},
+    ),
+    "global": ("old = 1", "global old, new\nold = 2\nnew = 3\nother = 4", {"old": 2, "new": 3}),
+    "imports": ("", "import json, os.path as p\nx = 1", {"json": "module", "p": "module"}),
+    "changed by a function": (COUNT, "count()\ncount()", {"n": 2, "count": "function"}),
+    "changed before it is bound": (COUNT, "exec('count()')\nfor n in range(9): pass", {"n": 1, "count": "function"}),
+    "mutation": ("d = {}", "alias = d\nmine = [1]\nd['k'] = mine\nmine.append(2)", {"d": {"k": [1, 2]}}),
+    "deleted": ("x = y = z = 1", "del x\ndel y\ny = 5\nif True: del z\nfor z in range(3): pass", {}),
+    "its own value deleted": ("x = 1", "x = 2\ndel x", {"x": 1}),
+    "bound to the same object and deleted": ("x = saved = []", "for x in [saved]: pass\ndel x", {"x": [], "saved": []}),
+    "deletion that fails": ("x = 1", "try: del nothing, x\nexcept NameError: pass", {"x": 1}),
+    "deletion that fails at an item": ("x = 1", "try: del {}['missing'], x\nexcept KeyError: pass", {"x": 1}),
+    "deleted and bound by a nested cell": ("x = 1", "del x\nx = 3\nget_ipython().run_cell('x = 5')", {}),
+    "deleted by a nested cell": ("x = 1", "get_ipython().run_cell('del x')\nx = 5", {}),
+    "deleted and bound by other means": ("x = 1", "if True: del x\nexec('x = 5')", {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["cell", "time"])
+@pytest.mark.parametrize("rule", OTHER_RULES)
+def test_the_other_rules_of_names(notebook: Kernel, rule: str, way: str) -> None:
+    before, code, left = OTHER_RULES[rule]
+    ok(notebook, before)
+    whole_scope(notebook, way, code)
+    assert names(notebook) == left
+
+
+@pytest.mark.parametrize("way", ["cell", "start"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "exec('new = 1')",
+        "globals().update(new=1)",
+        "get_ipython().push({'new': 1})",
+        "get_ipython().run_cell('new = 1')",
+        "def f():\n    global new\n    new = 1\nf()",
+        "from string import *",
+        "%run {script}",
+        "%run -i {script}",
+        "%%capture new\nprint(1)",
+        "%%capture\nnew = 1",
+        "%%prun -q\nnew = 1",
+        "%time new = 1",
+    ],
+)
+def test_a_new_name_that_appears_by_other_means_goes(notebook: Kernel, tmp_path: Path, code: str, way: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("new = 1\n")
+    whole_scope(notebook, way, code.replace("{script}", f"'{script}'"))
+    assert names(notebook) == {}
+
+
+OBJECT = """
+import weakref
+class Thing: pass
+thing = Thing()
+dead = weakref.ref(thing)
+seen = []
+def drop():
+    global thing
+    del thing
+def build():
+    seen.append(dead() is None)
+    return 'built'
+"""
+FREEING = [
+    "del thing\nseen.append(dead() is None)",
+    "if 'thing' in globals(): del thing\nthing = build()",
+    "try:\n    del thing\nexcept NameError:\n    pass\nthing = build()",
+    "import contextlib\nwith contextlib.suppress(NameError): del thing\nthing = build()",
+    "drop()\nthing = build()",
+    "exec('del thing')\nthing = build()",
+    "globals().pop('thing')\nthing = build()",
+    "%reset_selective -f ^thing$\nthing = build()",
+    "%xdel thing\nthing = build()",
+    "for n in range(3):\n    if 'thing' in globals(): del thing\n    thing = build()",
+    "n = 0\nwhile n < 2:\n    n += 1\n    try: del thing\n    except NameError: pass\n    thing = build()",
+    "if True: del thing\nthing, other = build(), 1",
+    "if True: del thing\nbuild()\ndef thing(): pass",
+    "if True: del thing\nmatch build():\n    case thing: pass",
+    "if True: del thing\nprint(thing := build())",
+    "if True: del thing\nfor thing in [build()]: pass",
+    "if seen: thing = 1\ndel thing\nthing = build()",
+    "drop()\nget_ipython().run_cell('thing = build()')",
+    "get_ipython().run_cell('if True: del thing')\nthing = build()",
+    "# as in %%memlines\nif True: del thing\nthing = build()",
+]
+
+
+@pytest.mark.parametrize("way", ["cell", "time"])
+@pytest.mark.parametrize("code", FREEING)
+def test_an_old_object_that_is_deleted_dies_at_once(notebook: Kernel, code: str, way: str) -> None:
+    ok(notebook, OBJECT)
+    whole_scope(notebook, way, code)
+    assert notebook.value("seen[0]") is True
+    assert exist(notebook, "thing") == []
+
+
+def test_an_old_object_that_the_called_function_frees_is_dead_before_it_returns_the_next(notebook: Kernel) -> None:
+    ok(notebook, OBJECT)
+    whole_scope(notebook, "cell", "def rebuild():\n    drop()\n    return build()\nthing = rebuild()")
+    assert notebook.value("seen") == [sys.version_info >= (3, 11)]
+    assert ("thing" in exist(notebook, "thing")) is (sys.version_info < (3, 11))
+
+
+@pytest.mark.parametrize("binding", ["x = n", "def x(): pass", "for x in [n]: pass", "print(x := n)"])
+@pytest.mark.parametrize(
+    "sweep",
+    [
+        "for n in (1, 2):\n    with ipygpumem.experiment('i', report='none'):\n        {}",
+        "for n in (1, 2):\n    %experiment start i --report none\n    {}\n    %experiment end",
+        "n = 0\nwhile n < 2:\n    n += 1\n    with ipygpumem.experiment('i', report='none'):\n        {}",
+        "%%capture\nfor n in (1, 2):\n    with ipygpumem.experiment('i', report='none'):\n        {}",
+        "for n in (1, 2):\n    e = made('i', report='none').start()\n    {}\n    e.finish()",
+    ],
+)
+def test_a_scope_inside_a_loop_gives_back_what_it_shadows(notebook: Kernel, sweep: str, binding: str) -> None:
+    ok(notebook, "import ipygpumem\nmade = ipygpumem.experiment\nx = saved = object()", sweep.format(binding))
+    assert notebook.value("x is saved") is True
+    ok(notebook, START, sweep.format(binding), END)
+    assert notebook.value("x is saved") is True
+
+
+KEEP = "%%experiment a --keep best,loss* --keep '?_end'\nbest = 2\nloss_1 = 3\na_end = 4\nx = 5"
+MODULE = "from math import pi\nimport json"
+NOTEBOOKS = {
+    "global in one cell holds for the others": (
+        ["old = 1", START, "old = 2\nnew = 3", "global old, new", "old = 4", END],
+        {"old": 4, "new": 3},
+    ),
+    "global in an inner scope": ([START, "%%experiment inner\nglobal x\nx = 1", "y = 2", END], {"x": 1}),
+    "keep": (["best = 1", KEEP], {"best": 2, "loss_1": 3, "a_end": 4}),
+    "keep inside": (
+        [START, "x = 1\nyes = 2\nyet = 3\nz = 4", "%experiment keep x 'y*'", END],
+        {"x": 1, "yes": 2, "yet": 3},
+    ),
+    "a kept name is the enclosing scope's": (
+        ["x = 1", START, "%%experiment inner --keep x --keep y\nx = 2\ny = 3", "assert (x, y) == (2, 3)", END],
+        {"x": 1},
+    ),
+    "imports that are dropped": (["import os", f"%%experiment a --drop-imports\n{MODULE}, os"], {"os": "module"}),
+    "imports of an inner scope": ([f"{START} --drop-imports", f"%%experiment b\n{MODULE}", "json, pi", END], {}),
+    "nesting": (
+        [
+            *("x = 1", START, "%experiment start b", "x = 2", END, "assert x == 1", "x = 3\ny = 4"),
+            *("%%experiment c\nx = 5\ny = 6\nz = 7", "assert (x, y, 'z' in globals()) == (3, 4, False)", END),
+        ],
+        {"x": 1},
+    ),
+    "the end of an outer scope ends the inner ones": (
+        ["x = 1", START, "x = 2", "%experiment start b", "x = 3\ny = 4", "%experiment end a"],
+        {"x": 1},
+    ),
+    "a start with an open name ends that first": (
+        ["x = 1", START, "x = 2\ny = 3", "%experiment start b", START, "assert x == 1", "%%experiment a\nz = 6"],
+        {"x": 1},
+    ),
+    "an object dies though a later cell binds its name": (
+        ["x, y = {1}, []", START, "import weakref; y = weakref.ref(x); del x", "assert y() is None", "x = 5", END],
+        {"y": [], "weakref": "module"},
+    ),
+    "what an inner scope deletes and binds": (
+        ["x = 1", START, "x = 2", "%experiment start b", "del x", "x = 3", END, "assert 'x' not in globals()", END],
+        {"x": 1},
+    ),
+    "what happens after an inner experiment cell": (
+        ["x = y = 1", START, "%%experiment b\n%%memlines\nx = 9\ny = 9", "exec('x = 3')", "del y", END],
+        {"x": 3},
+    ),
+    "a scope begins and ends in the middle of cells": (
+        ["x = y = 1", "x = 2\n%experiment start a\nx = 3\nnew = y", "more = 4", "last = 5\n%experiment end\ny = 4"],
+        {"x": 2, "y": 4},
+    ),
+    "a scope of Python begins and ends in one line": (
+        ["import ipygpumem\ns = ipygpumem.experiment('a')\nx = y = 1", "x = 5\ns.start(); x = 6; s.finish(); y = 7"],
+        {"x": 5, "y": 7, "ipygpumem": "module", "s": "Experiment"},
+    ),
+    "other magics": (["x = 1", START, "%time x, y = 2, 3", "%%capture\nx, z = 4, 5", END], {"x": 1}),
+    "names in timeit": (["x = 1", START, "%%timeit -n1 -r1\nx = 2", "%timeit -n1 -r1 x = 3", END], {"x": 1}),
+    "reset": ([START, "x = 1", "%reset -f", "y = 2", END], {}),
+    "a cell inside a capture": (["%%capture out\n%%experiment a\nx = 1\nprint(x)", "out = out.stdout"], {"out": "1\n"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_names_after_the_cells_of_a_notebook(notebook: Kernel, name: str) -> None:
+    cells, left = NOTEBOOKS[name]
+    ok(notebook, *cells)
+    assert names(notebook) == left
+    assert open_experiments(notebook) == []
+
+
+def test_ipythons_own_names_are_never_a_scopes_and_private_ones_are(notebook: Kernel) -> None:
+    own = ("In", "Out", "_ih", "_oh", "_dh", "exit", "quit", "get_ipython", "_", "__", "___", "_i", "_ii", "_iii")
+    ok(notebook, "_old = 1", "'an output'")
+    number = notebook.value("len(In) - 1")
+    ok(notebook, START, "1", "%cd -q .", "!true", "_new = 1\n__both__ = 2\n_old = 3\n_x, _1a = 4, 5", END)
+    assert exist(notebook, *own, "_new", "__both__", "_x", "_1a") == list(own)
+    assert notebook.value("In is _ih and Out is _oh and _old") == 1
+    assert notebook.value(f"_i{number}") == "'an output'"
+    ok(notebook, "del _old")
+
+
+def test_outputs_of_the_scope_are_gone_and_earlier_ones_are_back(kernel: Kernel) -> None:
+    assert ok(kernel, "%%experiment a\n11", "x = 1").result is None
+    assert kernel.value("(_, __, ___, dict(Out))") == ("", "", "", {})
+    ok(kernel, "11", "22", "33", "keys = set(Out)", START, "44", "assert _ == 44", "55", END)
+    assert kernel.value("(_, __, ___, set(Out) == keys)") == (33, 22, 11, True)
+    assert kernel.value("[n for n in globals() if n[0] == '_' and n[1:].isdigit() and globals()[n] in (44, 55)]") == []
+    assert ok(kernel, "%%experiment b\nfor _ in range(3): pass\n66").result == "66"
+    assert kernel.value("(_, __, ___, set(Out) == keys)") == (33, 22, 11, True)
+    ok(kernel, "77")
+    assert kernel.value("(_, __, ___)") == (77, 33, 22)
+    ok(kernel, "_ = 'mine'", "%%experiment a\n22")
+    assert kernel.value("_") == "mine"
+
+
+WEAK = """
+import weakref
+class Big: pass
+alive = weakref.WeakSet()
+def big():
+    alive.add(one := Big())
+    return one
+"""
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [START, "t = big()\nt", "u = _", "[u]", END],
+        ["%%experiment b\nt = big()\nt"],
+        [START, "try:\n    big()\nfinally:\n    pass\nbig()", "_.ref = weakref.ref(_)", END],
+        # Seen: the first outputs of a kernel stayed, since `_` is an empty text before them and after a flush.
+        ["1", "%reset -f out", START, "big()", "big()", "%reset -f out", END],
+        ["1", "%reset -f out", "big()", "big()", "%reset -f out", "%gpumem free"],
+    ],
+)
+def test_an_output_object_dies_with_its_scope(notebook: Kernel, cells: list[str]) -> None:
+    ok(notebook, WEAK, *cells)
+    assert notebook.value("len(alive)") == 0
+    assert ok(notebook, "41", "_").result == "41"
+
+
+def test_status_and_report_show_what_waits_to_be_restored(notebook: Kernel) -> None:
+    ok(notebook, "import numpy as np\nbig = np.ones(4 << 20)", START, "big = 1")
+    (text,) = ok(notebook, "%experiment status").reports("note")
+    assert "waiting to be restored: big 32 MiB" in text
+    assert "names: big" in text
+    (text,) = ok(notebook, END).reports("experiment")
+    assert "restored: big" in text
+    assert "(big) took 32 MiB while the experiment ran" in text
+    assert notebook.value("big.size") == 4 << 20
+
+
+def test_running_a_notebook_again_from_the_top_works(notebook: Kernel) -> None:
+    cells = ["n = 1", START, "n = n + 1\nmodel = [n]", END, "%%experiment b\nn = n * 10\nn"]
+    for _ in range(2):
+        assert ok(notebook, *cells).result == "10"
+    for _ in range(2):
+        ok(notebook, *cells[:3])
+        assert notebook.value("model") == [2]
+    assert open_experiments(notebook) == ["a"]
+
+
+def test_errors_and_interrupts_leave_an_open_scope_open_and_end_an_experiment_cell(notebook: Kernel) -> None:
+    ok(notebook, ANNOUNCE + "old = 1", START, "x = 1")
+    fails(notebook, "old = 2\ny = 2\n1 / 0", "ZeroDivisionError")
+    fails(notebook, "z = = 3", "SyntaxError")
+    assert run(notebook, "z = 3\nannounce()", interrupt_when="waits here").error == "KeyboardInterrupt"
+    fails(notebook, "%%experiment inner\nx = 2\ninner = 3\n1 / 0", "ZeroDivisionError")
+    assert open_experiments(notebook) == ["a"]
+    assert notebook.value("(x, y, z, old, 'inner' in globals())") == (1, 2, 3, 2, False)
+    ok(notebook, END)
+    assert notebook.value("old") == 1
+    assert exist(notebook, "x", "y", "z") == []
+
+
+SLOW_EXIT = f"""
+{ANNOUNCE}
+from ipygpumem.objects.garbage import Garbage
+quick = Garbage.collect
+
+def slow(self, since=None):
+    Garbage.collect = quick
+    announce()
+
+Garbage.collect = slow
+"""
+
+
+@pytest.mark.parametrize("way", ["cell", "start"])
+def test_an_interrupted_end_can_be_asked_for_again(notebook: Kernel, way: str) -> None:
+    *before, last = [part.format("old = 2\nnew = 3") for part in WAYS[way]]
+    ok(notebook, "old = 1", SLOW_EXIT, *before)
+    reply = run(notebook, last, interrupt_when="waits here")
+    if way == "cell":
+        assert any("its end was interrupted" in text for text in reply.reports("note"))
+    else:
+        assert reply.error == "KeyboardInterrupt"
+    assert open_experiments(notebook) == ["a"]
+    assert len(ok(notebook, END).reports("experiment")) == 1
+    assert notebook.value("old") == 1
+    assert exist(notebook, "new") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "mistake"),
+    [
+        ("%experiment end", "no experiment is open"),
+        ("%experiment keep x", "no experiment is open"),
+        ("%experiment", "a command is missing"),
+        ("%experiment begin a", "begin"),
+        ("%experiment start", "name"),
+        ("%gpumem", "a command is missing"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it(notebook: Kernel, line: str, mistake: str) -> None:
+    reply = fails(notebook, line, None)
+    assert mistake in reply.stderr
+    assert len(reply.stderr.strip().splitlines()) == 1
+
+
+def test_ending_a_scope_that_is_not_open_names_those_that_are(notebook: Kernel) -> None:
+    ok(notebook, START)
+    assert "'a'" in fails(notebook, "%experiment end b", None).stderr
+    assert open_experiments(notebook) == ["a"]
+
+
+def test_transformers_of_the_users_see_the_code_as_written_and_may_fail(notebook: Kernel) -> None:
+    sees = "class Sees(ast.NodeTransformer):\n    def visit(self, node):\n        seen.append(ast.unparse(node))\n"
+    ok(
+        notebook,
+        f"import ast\nseen, x = [], 1\n{sees}        return node\ntransformers = get_ipython().ast_transformers",
+    )
+    ok(notebook, "transformers.append(Sees())", START, "x = int(2)\ndel x")
+    assert notebook.value("seen[-1]") == "x = int(2)\ndel x"
+    ok(notebook, "class Fails(ast.NodeTransformer):\n    def visit(self, node): raise ValueError('no')")
+    ok(notebook, "transformers[-1] = Fails()", "1", "x = 2", END)
+    assert notebook.value("x") == 1
+
+
+def test_a_traceback_shows_what_it_shows_without_the_extension(kernel: Kernel, bare_kernel: Kernel) -> None:
+    define = "def f(n):\n    return 1 / n\nx = 1"
+    ok(kernel, define, START)
+    ok(bare_kernel, "1", define, "2")  # as many cells
+    for body in ("x = f(0)", "x = y = 1 + f(0)", "for x in f(0): pass", "if f(0): x = 1", "a, x = 5"):
+        error = "TypeError" if "5" in body else "ZeroDivisionError"
+        ours, bare = fails(kernel, f"y = 1\n{body}", error), fails(bare_kernel, f"y = 1\n{body}", error)
+        # IPython 7 names a cell after the kernel's process.
+        assert re.sub(r"kernel_\d+", "", ours.traceback) == re.sub(r"kernel_\d+", "", bare.traceback), body
+
+
+def test_cells_that_load_or_unload_the_extension_go_on(bare_kernel: Kernel) -> None:
+    nested = "get_ipython().run_cell({!r})"
+    for load in ("%load_ext ipygpumem", "%reload_ext ipygpumem"):
+        ok(bare_kernel, "x = 1", f"{load}\n{nested.format(START)}\n{nested.format('x = 5')}", END)
+        assert bare_kernel.value("x") == 1
+    ok(bare_kernel, START)
+    assert bare_kernel.run("%unload_ext ipygpumem\nx = int(2)\nx").result == "2"
+    assert bare_kernel.run("(x, '__ipygpumem_names__' in dir(__builtins__))").result == "(2, False)"
+
+
+def test_a_deletion_in_a_try_that_is_taken_back_is_none(notebook: Kernel) -> None:
+    ok(notebook, "x = saved = object()", START)
+    fails(notebook, "%%autofit n=2\ndel x\nx = 1\nraise MemoryError", None)
+    assert notebook.value("x is saved") is True
+    ok(notebook, END)
+    assert notebook.value("x is saved") is True
+    ok(notebook, START, "%%autofit n=2\ndel x\nx = n\nif n > 1: raise MemoryError", END)
+    assert exist(notebook, "x") == []
+
+
+def test_timed_code_is_not_made_slower(notebook: Kernel) -> None:
+    ok(notebook, "x = 1\nnames = []", START)
+    timed = "%timeit -n1 -r1 names.append(__import__('sys')._getframe().f_code.co_names); x = 2"
+    ok(notebook, timed, END, timed)
+    assert notebook.value("(names[0] == names[1], x)") == (True, 1)
