@@ -1,46 +1,71 @@
-"""The file into which an experiment writes where CUDA memory was allocated, for torch's memory viewer."""
+"""``--record``: torch's own history of CUDA allocations with Python stacks, as a file for its memory viewer."""
 
 from __future__ import annotations
 
+import importlib
 import os
+import pickle
+from typing import Any
 
-from ipygpumem.errors import FileError
-from ipygpumem.measuring.allocations import AllocationHistory
+from ipygpumem.errors import FileError, said, short
+from ipygpumem.reports.export import place_of, write
 from ipygpumem.units import format_bytes
+
+MOST_ENTRIES = 100_000
+"""Maximum number of allocations and frees that are remembered; each takes some KB."""
 
 
 class AllocationFile:
-    """Records torch's allocations from ``start`` on.
-
-    Args:
-        file: where they are written, ``.pickle``.
-    """
+    """Records torch's allocations from ``start`` on; ``file`` must be new, or a snapshot."""
 
     def __init__(self, file: str | os.PathLike[str]) -> None:
-        self._history = AllocationHistory(file)
-        self._is_written = self._is_over = False
+        self._place, name = place_of(file), repr(short(file))
+        self._memory: Any = None
+        self._is_ours = False
         self.remark = ""
-        """What is to be said of the file, once it was written."""
+        """What the report says of the file."""
+        if self._place.suffix.lower() not in (".pickle", ".pkl"):
+            raise FileError(f"--record {name}: name a file that ends in .pickle, for torch's memory viewer")
+        if not os.access(self._place.parent, os.W_OK | os.X_OK):
+            raise FileError(f"--record: {short(self._place.parent)!r} is not a folder, or cannot be written")
+        try:
+            head = self._place.open("rb").read(4096) if self._place.exists() else b""
+        except OSError as error:
+            raise FileError(f"--record: {short(error)}") from None
+        if head and not (head[:1] == b"\x80" and (b"segments" in head or b"device_traces" in head)):
+            raise FileError(f"{name} is not a snapshot of allocations, so it is not replaced: name another")
 
     def start(self) -> None:
-        """Begin recording."""
-        self._history.start()
+        """Begin to record; a recording of the user's own is used and goes on."""
+        try:
+            torch: Any = importlib.import_module("torch")
+        except ImportError:
+            raise FileError("--record needs torch, which is not installed") from None
+        if not torch.cuda.is_available():
+            raise FileError("--record needs a CUDA device, and torch sees none here: leave it out")
+        torch.cuda.init()  # before that there is no allocator that could record
+        self._memory, self._is_ours = torch.cuda.memory, not torch._C._cuda_isHistoryEnabled()
+        if self._is_ours:
+            try:
+                self._memory._record_memory_history("all", context="all", stacks="python", max_entries=MOST_ENTRIES)
+            except (RuntimeError, TypeError) as error:  # another allocator, an old torch
+                self._memory = None
+                raise FileError(f"--record: torch's allocator keeps no history here ({said(error)})") from None
 
     def write(self, when: str = "") -> None:
-        """Write what was recorded by now; ``when`` that is, in words."""
-        self._is_written = True
-        shared = "a recording of your own, which goes on" if self._history.is_shared else ""
+        """Write the records so far; ``when`` that is, in words."""
+        shared = "" if self._is_ours else "a recording of your own, which goes on"
         try:
-            size = format_bytes(self._history.write())
-            how = ", ".join(filter(None, (size, when, shared)))
-            self.remark = f"allocations: {self._history.place} ({how}); pytorch.org/memory_viz shows it"
-        except (FileError, MemoryError) as error:  # it only serves the report
-            self.remark = f"allocations: {error or 'no memory to write them'}"
+            size = write(self._place, pickle.dumps(self._memory._snapshot()), is_ours=lambda _: True, force=True)
+            how = ", ".join(filter(None, (format_bytes(size), when, shared)))
+            self.remark = f"allocations: {self._place} ({how}); pytorch.org/memory_viz shows it"
+        except Exception as error:  # it only serves the report
+            self.remark = f"allocations: {said(error)}"
 
     def stop(self, *, write: bool) -> None:
-        """End recording; what an out-of-memory error has written stays."""
-        if write and not self._is_written:
+        """End the recording; a file that an out-of-memory error has written stays as it is."""
+        if write and not self.remark:
             self.write()
-        if not self._is_over:
-            self._is_over = True
-            self._history.stop()
+        if self._memory is not None and self._is_ours:
+            self._memory._record_memory_history(None)
+        self._memory = None
