@@ -1,15 +1,20 @@
-# make demo     run the quickstart notebook in a real kernel, write build/demo/quickstart.html
-# make test     all tests; those in a browser are skipped where chromium is missing
-# make frontends  the tests in JupyterLab and Notebook 7 alone; PICTURES=docs/img takes the pictures
-# make gpu-sim  the GPU suite on simulated cards (tests/simulated_gpu), results in build/gpu-sim; with OUT= in docs/
-# make check    lint, types, layers
-# make bench    the figures of docs/measured/benchmarks.md
-# make torture  how notebooks leak, on every Python found here, with and without the extension; writes docs/leaks.md
-# make corners  a smoke test on the oldest and the newest of IPython and Python that are found here
-# make matrix   the same on every IPython and Python that is supported and found here
+# make demo        run the quickstart notebook in a real kernel, write build/demo/quickstart.html
+# make test        test every feature; needs neither a browser nor a GPU
+# make check       lint, types, layers
+# make verify      run everything else as well: browsers, all torture modes, all versions, the whole GPU suite
 #
-# JOBS is how many processes run the tests. PYTHON picks the interpreter. CONSTRAINTS picks the versions: the default
-# pins torch, so that no open range brings gigabytes of CUDA packages; an empty file takes the newest of everything.
+# What `make verify` consists of, besides `make test` and `make check`:
+# make frontends   the tests in JupyterLab and Notebook 7; PICTURES=docs/img takes the pictures
+# make torture     all ways in which notebooks leak, on every Python found here; writes docs/leaks.md
+# make matrix      tests/smoke on every supported IPython and Python found here; writes docs/measured/compatibility.md
+# make gpu-sim     the GPU suite on simulated cards (tests/simulated_gpu), results in build/gpu-sim; with OUT= in docs/
+#
+# make gpu-memory  the part of the GPU suite that checks memory figures, on simulated cards
+# make corners     the oldest and the newest combination of `make matrix`
+# make bench       the figures of docs/measured/benchmarks.md
+#
+# JOBS is the number of processes that run the tests. PYTHON picks the interpreter. CONSTRAINTS picks the versions: the
+# default pins torch, so that no open range brings gigabytes of CUDA packages; an empty file takes the newest of all.
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
@@ -20,33 +25,40 @@ JOBS ?= 2
 PICTURES ?=
 OUT ?= build/gpu-sim
 
-# The tests start hundreds of kernels; where this is set, each would compile the package anew.
+# The tests of memory figures: what is measured, freed, recovered, listed and estimated on a device.
+GPU_MEMORY := cells counters experiments freeing recovery reconcile pools leaks estimate autofit
+
+# The tests start hundreds of kernels. If this were set, each of them would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test frontends gpu-sim check bench torture corners matrix clean
+.PHONY: demo test check verify frontends gpu-sim gpu-memory bench torture corners matrix clean
 
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c $(CONSTRAINTS)
 
-# By itself: somebody who tries the demo need not wait for what judges the code.
+# Separate from the tests' packages, so that trying the demo does not install them.
 $(VENV)/.demo: setup.cfg pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) -e '.[demo]'
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.demo
-	$(INSTALL) --quiet -e '.[demo,test,frontends,dev]'
+	$(INSTALL) --quiet -e '.[demo,test,dev]'
 	touch $@
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/run_demo.py build/demo
 
-# What brings torch or a trainer into its process runs apart: each look at the heap takes longer then.
+# Tests that import torch or a trainer run in processes of their own, because each search of the heap takes longer there.
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/torch_cpu --ignore tests/integrations
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/torch_cpu
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/integrations
 
+# matrix includes the corners.
+verify: test check frontends torture matrix gpu-sim
+
 frontends: $(VENV)/.installed
+	$(INSTALL) --quiet -e '.[frontends]'
 	IPYGPUMEM_FRONTENDS=required IPYGPUMEM_PICTURES='$(PICTURES)' $(BIN)/python -m pytest tests/frontends -m frontends
 
 build/simgpu/.built: $(wildcard tests/simulated_gpu/*.py tests/simulated_gpu/*.[ch]) tests/gpu/wheels.txt
@@ -55,6 +67,10 @@ build/simgpu/.built: $(wildcard tests/simulated_gpu/*.py tests/simulated_gpu/*.[
 
 gpu-sim: build/simgpu/.built
 	PYTHON=build/simgpu/python OUT_DIR='$(OUT)' SUITE_SECONDS=2400 QUICKSTART_SECONDS=300 tests/gpu/run.sh
+
+gpu-memory: build/simgpu/.built
+	PYTHON=build/simgpu/python OUT_DIR=build/gpu-memory SUITE_SECONDS=840 \
+		GPU_TESTS='$(GPU_MEMORY:%=tests/gpu/test_%.py)' tests/gpu/run.sh
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .

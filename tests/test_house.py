@@ -1,8 +1,9 @@
-"""The package as a house: no import circles, and few imports inside functions."""
+"""The package as a house: no import circles, few imports inside functions, and a size for each room."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,31 @@ import ipygpumem
 
 ROOT = Path(ipygpumem.__file__).parent
 MOST_LATE_IMPORTS = 16
+BUDGET = {
+    "__init__": 150,
+    "api": 1200,
+    "errors": 150,
+    "estimating": 3300,
+    "fitting": 1300,
+    "flight_recorder": 900,
+    "freeing": 1700,
+    "integrations": 450,
+    "introspect": 200,
+    "measuring": 900,
+    "merging": 300,
+    "model": 350,
+    "notebook": 7300,
+    "objects": 3950,
+    "plot": 100,
+    "probes": 1900,
+    "profiling": 600,
+    "reconcile": 650,
+    "record": 100,
+    "reports": 2950,
+    "scopes": 650,
+    "units": 150,
+}
+"""Maximum number of lines of each room. A number goes up only in a commit that says for which users."""
 
 
 def name_of(path: Path) -> str:
@@ -82,3 +108,10 @@ def test_few_functions_import_and_each_says_why() -> None:
         if is_first and "#" not in text[line - 1]:
             bare.append(f"{module}:{line}")
     assert bare == []
+
+
+def test_no_room_grows_beyond_its_budget() -> None:
+    sizes: Counter[str] = Counter()
+    for path in ROOT.rglob("*.py"):
+        sizes[path.relative_to(ROOT).parts[0].removesuffix(".py")] += len(path.read_text().splitlines())
+    assert {room: lines for room, lines in sizes.items() if lines > BUDGET.get(room, 0)} == {}
