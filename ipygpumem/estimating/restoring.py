@@ -21,7 +21,7 @@ import threading
 import types
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -41,10 +41,11 @@ from ipygpumem.introspect import (
 )
 from ipygpumem.objects import interrupts
 from ipygpumem.objects.arrays import is_of_library
+from ipygpumem.objects.walk import MOST_KEPT, Group, Walk
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.units import MIB, format_bytes
 
-_MOST_OBJECTS, _LARGEST_ARRAY, _MOST_NAMED = 1_000_000, 256 * MIB, 3
+_LARGEST_ARRAY, _MOST_NAMED = 256 * MIB, 3
 _SHARE_FOR_ARRAYS = 4
 """All copies of arrays take at most one part in so many of the free host memory."""
 _FOREIGN = {"IPython", "ipykernel", "ipygpumem", "traitlets", "zmq", "logging", "threading", "asyncio", "matplotlib"}
@@ -54,7 +55,7 @@ _C_DATA, _FILE = ctypes.Structure.__mro__[1], io.FileIO.__mro__[-2]
 """The bases in C of all ctypes objects and of all files."""
 
 
-class Restorer:
+class Restorer(Walk):
     """Keeps what objects hold, each once, when they are met; ``put_back`` gives it back to them.
 
     Args:
@@ -63,28 +64,30 @@ class Restorer:
     """
 
     def __init__(self, fakes: FakeTensorMode, note: Note) -> None:
+        super().__init__(MOST_KEPT, find=())
         self._fakes = fakes
         self._note = note
-        self._seen: dict[int, Any] = {}
         self._undo: list[Callable[[], object]] = []
         self._free_bytes = available_bytes() // _SHARE_FOR_ARRAYS
         self._modules = set(sys.modules)
         self._keep_settings()
-        for module in list(sys.modules.values()):
-            if _is_users_module(module):
-                self.take(module_dict(module))
+        self.take(*(module_dict(module) for module in list(sys.modules.values()) if _is_users_module(module)))
 
-    def take(self, value: Any) -> None:
-        """Keep what ``value`` holds, and what that holds."""
-        waiting = [value]
-        while waiting and len(self._seen) < _MOST_OBJECTS:
-            value = waiting.pop()
-            if (is_atom(value) and type(value) is not bytearray) or id(value) in self._seen:
-                continue
-            self._seen[id(value)] = value
+    def take(self, *values: Any) -> None:
+        """Keep what ``values`` hold, and what that holds."""
+        for _ in self.run([(values, None)]):
+            """None is an array: all is entered."""
+
+    def kind_of(self, item: object) -> str:
+        """Return that an object is entered, unless it is a plain number, text or None."""
+        return "skip" if is_atom(item) and type(item) is not bytearray else "leading"
+
+    def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
+        """Keep some objects, and yield what they hold."""
+        for value in objects:
             try:
-                waiting += self._held(value)
-            except Exception:  # an object that does what no other of its kind does must not end the estimate
+                yield self._held(value), None
+            except Exception:  # noqa: PERF203  # what no other of its kind does must not end the estimate
                 self._fail(type_name(value))
 
     def _held(self, value: Any) -> list[Any]:
@@ -249,20 +252,21 @@ class Restorer:
         """Keep an object's attributes: those in its dict, and those in slots of classes of the user's."""
         kind = type(value)
         own = instance_dict(value)
+        held = [kind, *([own] if own is not None else [])]
         for base in type.mro(kind):
-            for name, slot in (instance_dict(base) or {}).items() if _is_users_class(base) else ():
+            for slot in (instance_dict(base) or {}).values() if _is_users_class(base) else ():
                 if type(slot) is types.MemberDescriptorType:
-                    self._slot(value, name, slot)
-        return [kind, *([own] if own is not None else [])]
+                    held += self._slot(value, slot)
+        return held
 
-    def _slot(self, value: Any, name: str, slot: Any) -> None:
+    def _slot(self, value: Any, slot: Any) -> list[Any]:
         try:
             kept = slot.__get__(value)
         except AttributeError:
             self._undo.append(lambda: _emptied(value, slot))
-            return
+            return []
         self._undo.append(lambda: slot.__set__(value, kept))
-        self.take(kept)
+        return [kept]
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -298,10 +302,12 @@ class Restorer:
 
     def put_back(self) -> None:
         """Give everything what it held; note what failed, and what still holds a fake tensor."""
+        if not self.complete:
+            self._fail(f"the last of more than {MOST_KEPT:,} objects")
         for undo in reversed(self._undo):
             self._do(undo)
         self._undo.clear()
-        self._seen.clear()
+        self.drop()
         for name in set(sys.modules) - self._modules:
             if is_users_module(sys.modules[name]):  # it may have made fake tensors while it was imported
                 _forget_module(name)

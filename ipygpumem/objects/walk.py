@@ -62,7 +62,7 @@ _WIDEST = 100_000
 _REPORTED_AFTER = 250
 """So many objects are looked into before it is said how far the walk is."""
 
-_FUNCTION = id(FunctionType)
+_FUNCTION = {id(FunctionType)}
 _SIZED = {id(kind) for kind in (list, tuple, dict, set, frozenset)}
 _ARRAYS = {"tensor": ("torch", "Tensor"), "ndarray": ("numpy", "ndarray"), "jax": ("jax._src.array", "ArrayImpl")}
 
@@ -157,6 +157,8 @@ class Walk:
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
         """Yield what is in some objects; those with a path come one at a time."""
+        for function in of_types(_FUNCTION, objects):  # a namespace leads to everything
+            self._seen.add(id(function.__globals__))
         sized: list[Any] = of_types(_SIZED, objects)
         later = {id(item): item for item, size in zip(sized, map(len, sized), strict=True) if size > _MANY}
         self._long += later.values()
@@ -224,8 +226,6 @@ class Walk:
         """Return the arrays among ``items``, and what may lead to more; only what was not seen before."""
         several = self._sort(items)
         arrays, leading = list[Any](), list[Any]()
-        if _FUNCTION in several:  # a namespace leads to everything
-            self._seen.update([id(function.__globals__) for function in of_types({_FUNCTION}, items)])
         if not self._arrays.isdisjoint(several):
             arrays = self._new(of_types(self._arrays, items))
             leading += self.that_lead_on(arrays)
