@@ -199,17 +199,17 @@ def test_every_option_has_help_and_can_be_set_from_a_config_file(shell: Interact
     shell.config = Config({"IPyGpuMem": {"report": False, "host_peak": "sampled", "history_length": 2}})
     shell.run_cell("%load_ext ipygpumem")
     session = notebook_of(shell)
-    assert (session.tools.config.report, session.tools.host.sampled, session.session.history.maxlen) == (False, True, 2)
+    assert (session.tools.config.report, session.host.sampled, session.session.history.maxlen) == (False, True, 2)
 
 
 def test_options_change_at_once_and_bad_values_are_refused(shell: InteractiveShell) -> None:
     shell.run_cell("%load_ext ipygpumem")
     session = notebook_of(shell)
-    was_sampled = session.tools.host.sampled
+    was_sampled = session.host.sampled
     shell.run_cell("%config IPyGpuMem.host_peak = 'sampled'")
-    assert session.tools.host.sampled
+    assert session.host.sampled
     shell.run_cell("%config IPyGpuMem.host_peak = 'kernel'")
-    assert session.tools.host.sampled is was_sampled
+    assert session.host.sampled is was_sampled
     for name, value in (("release_frames", "sometimes"), ("garbage_share", -1.0), ("history_length", 0)):
         with pytest.raises(TraitError):
             setattr(session.tools.config, name, value)

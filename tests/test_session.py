@@ -338,7 +338,7 @@ def test_bars_are_as_long_as_the_highest_use_of_all_cells_shown_or_not(notebook:
     notebook.session.cell_begins(info)
     probe.spike(700)
     notebook.session.cell_ends(result_of(info))
-    assert notebook.tools.scales.bar("RAM", Usage("cpu", 100, 106, 106, 1000, "kernel")) is None
+    assert notebook.tools.screen.scales.bar("RAM", Usage("cpu", 100, 106, 106, 1000, "kernel")) is None
     assert Scales().bar("RAM", Usage("cpu", 100, 106, 106, 1000, "kernel")) is not None
 
 

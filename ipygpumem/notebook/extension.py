@@ -136,7 +136,7 @@ class Extension:
         self._undo.append(lambda: self._shell.strdispatchers["complete_command"].strs.pop(key, None))
 
     def _host_peak_changed(self, change: Any) -> None:
-        self.notebook.tools.meter.change(lambda: self.notebook.tools.host.use_mark(exact=change["new"] == "kernel"))
+        self.notebook.tools.meter.change(lambda: self.notebook.host.use_mark(exact=change["new"] == "kernel"))
 
     def remove(self) -> list[str]:
         """Undo every registration, the last one first; return the names of experiments left open."""

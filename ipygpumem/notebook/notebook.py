@@ -23,6 +23,7 @@ from ipygpumem.notebook.recovery import Recovery
 from ipygpumem.notebook.session import Session
 from ipygpumem.notebook.tools import tools_for
 from ipygpumem.probes import Probe
+from ipygpumem.probes.host import HostProbe
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.cluster.experiment import ClusterExperiment
@@ -39,7 +40,8 @@ class Notebook:
     """
 
     def __init__(self, shell: Any, config: IPyGpuMem, probes: Sequence[Probe] = ()) -> None:
-        self.tools = tools = tools_for(shell, config, probes)
+        self.host = HostProbe(exact=config.host_peak == "kernel")
+        self.tools = tools = tools_for(shell, config, self.host, probes)
         self.recovery = Recovery(tools)
         self.budgets = Budgets(tools, self.recovery)
         self.recovery.who_refused = self.budgets.who_refused

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ipygpumem.notebook.aside import say_failed
 from ipygpumem.objects.progress import Progress
 from ipygpumem.reports import html, text
+from ipygpumem.reports.bars import Scales
 from ipygpumem.reports.layout import Report
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Screen:
     def __init__(self, shell: Any, config: IPyGpuMem) -> None:
         self._shell = shell
         self._config = config
+        self.scales = Scales()
         self._pid = os.getpid()
 
     @property

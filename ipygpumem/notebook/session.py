@@ -165,10 +165,10 @@ class Session:
         """Return the line of a cell, if it is to be shown."""
         tools = self._tools
         remarks = [line for part in self.parts for line in part.remarks(record)]
-        tools.scales.note(record.usages)
+        tools.screen.scales.note(record.usages)
         if not (tools.config.report and (remarks or self._is_shown(record))):
             return []
-        report = content.cell_report(record, tools.scales)
+        report = content.cell_report(record, tools.screen.scales)
         return [replace(report, lines=(*report.lines, *remarks)) if remarks else report]
 
     def _is_shown(self, record: CellRecord) -> bool:

@@ -11,14 +11,12 @@ from ipygpumem.measuring.meter import Meter
 from ipygpumem.measuring.plugins import find_installed
 from ipygpumem.notebook.cell import CellStack
 from ipygpumem.notebook.config import IPyGpuMem
-from ipygpumem.notebook.ipython.outputs import Outputs
 from ipygpumem.notebook.screen import Screen
 from ipygpumem.notebook.ticker import Ticker
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.probes import Probe
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.pools import finder
-from ipygpumem.reports.bars import Scales
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -27,14 +25,11 @@ class Tools:
 
     shell: Any
     config: IPyGpuMem
-    host: HostProbe
     meter: Meter
     garbage: Garbage
     cells: CellStack
     ticker: Ticker
-    outputs: Outputs
     screen: Screen
-    scales: Scales
     settled: threading.Event
     """Set once our own work of loading is over, which goes on in a thread."""
 
@@ -44,9 +39,8 @@ class Tools:
         return self.shell.user_ns  # type: ignore[no-any-return]  # IPython is untyped
 
 
-def tools_for(shell: Any, config: IPyGpuMem, probes: Sequence[Probe] = ()) -> Tools:
+def tools_for(shell: Any, config: IPyGpuMem, host: HostProbe, probes: Sequence[Probe] = ()) -> Tools:
     """Return the tools of a shell, which measure with ``probes``: by default the host and all accelerators."""
-    host = HostProbe(exact=config.host_peak == "kernel")
     find_more = None if probes else finder()
     meter = Meter(probes or [host], find_more=find_more, sample_seconds=config.sample_seconds)
     settled = threading.Event() if probes else find_installed(meter)
@@ -57,13 +51,10 @@ def tools_for(shell: Any, config: IPyGpuMem, probes: Sequence[Probe] = ()) -> To
     return Tools(
         shell=shell,
         config=config,
-        host=host,
         meter=meter,
         garbage=Garbage(),
         cells=cells,
         ticker=ticker,
-        outputs=Outputs(shell),
         screen=Screen(shell, config),
-        scales=Scales(),
         settled=settled,
     )

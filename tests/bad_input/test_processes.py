@@ -26,7 +26,7 @@ def test_a_forked_child_in_a_scope_disturbs_nobody(notebook: Kernel, peak: str) 
         "def work(queue):\n"
         "    import ipygpumem\n"
         "    session = ipygpumem.notebook.notebook.current_notebook()\n"
-        "    queue.put((os.getpid(), session.tools.host.read()[0].current_bytes))\n"
+        "    queue.put((os.getpid(), session.host.read()[0].current_bytes))\n"
         "fork = multiprocessing.get_context('fork')\nqueue = fork.Queue()\n"
         "process = fork.Process(target=work, args=(queue,)); process.start()\n"
         "child, size = queue.get(timeout=20); process.join(20)",

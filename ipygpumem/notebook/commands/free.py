@@ -6,6 +6,7 @@ from ipygpumem.freeing import reclaim
 from ipygpumem.freeing.reclaim import steps_that_free
 from ipygpumem.model import ReclaimStep
 from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.ipython.outputs import Outputs
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.reports.content import freed_report
 from ipygpumem.reports.layout import Report
@@ -16,7 +17,7 @@ def free(notebook: Notebook, options: Options) -> list[Report]:
     before = notebook.tools.meter.now()
     steps: list[ReclaimStep] = []
     notes: list[str] = []
-    notebook.tools.outputs.forget_hidden()
+    Outputs(notebook.tools.shell).forget_hidden()
     tracebacks_step = ("tracebacks", lambda: notes.extend(notebook.recovery.release_stored_tracebacks()))
     reclaim.run_steps(notebook.tools.meter, [tracebacks_step, *steps_that_free(notebook.tools.garbage)], steps)
     reclaimed = reclaim.fallen(reclaim.current(before), reclaim.current(notebook.tools.meter.now()))

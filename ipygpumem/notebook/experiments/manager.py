@@ -121,7 +121,7 @@ class Experiments(Part):
             cell.experiment = here[-1].name
         self.names.cell_ends(cell)
         for experiment in self.open:
-            self._tools.outputs.settle(experiment.outputs_at_start)
+            experiment.outputs.settle(experiment.outputs_at_start)
 
     def give_back(self, cell: Cell) -> None:
         """End the experiments that end with the cell."""
@@ -226,7 +226,7 @@ class Experiments(Part):
                 self.finished.append(record)
                 self._subscribers.add(record)
                 style = experiment.options.report or self._tools.config.experiment_report
-                reports += content.experiment_reports(record, style, self._tools.scales)
+                reports += content.experiment_reports(record, style, self._tools.screen.scales)
         return reports
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from ipygpumem.notebook.experiments.allocation_file import AllocationFile
 from ipygpumem.notebook.experiments.budget import NotebookBudget
 from ipygpumem.notebook.experiments.budgets import Budgets
 from ipygpumem.notebook.experiments.survivors import Baseline, Survivors, Watched, watch_names
+from ipygpumem.notebook.ipython.outputs import Outputs
 from ipygpumem.notebook.recovery import Recovery
 from ipygpumem.notebook.tools import Tools
 from ipygpumem.objects.garbage import Mark
@@ -119,6 +120,7 @@ class ExperimentRun:
         self._is_handle = is_handle
         self.options = options
         self.name = options.name
+        self.outputs = Outputs(tools.shell)
         self.ooms = 0
         self.record: ExperimentRecord | None = None
         self.was_started = self.failed = False
@@ -146,7 +148,7 @@ class ExperimentRun:
         self._started, self._started_at = time.perf_counter(), time.time()
         self.scope = Scope(tools.namespace, keep=options.patterns, drop_imports=options.drop_imports)
         self.was_started = True
-        self.outputs_at_start = tools.outputs.mark()
+        self.outputs_at_start = self.outputs.mark()
         self._baseline = Baseline(tools.namespace, tools.garbage, self.note)
         if self._budget is not None:
             self._budget.start()
@@ -248,7 +250,7 @@ class ExperimentRun:
         meter, tools = self._tools.meter, self._tools
         closed: list[Outcome] = []
         names = ("names", lambda: closed.append(self.scope.close(enclosing, own, spare=self._is_handle)))
-        outputs = ("outputs", lambda: tools.outputs.forget_since(self.outputs_at_start))
+        outputs = ("outputs", lambda: self.outputs.forget_since(self.outputs_at_start))
         reclaim.run_steps(meter, [names, outputs, ("tracebacks", self._release_tracebacks)], self._steps)
         if not closed:  # there was no memory even for that; the tracebacks' memory is free now
             reclaim.run_steps(meter, [("names again", names[1])], self._steps)
@@ -286,7 +288,7 @@ class ExperimentRun:
     def _watch(self, own: list[str]) -> list[Watched]:
         """Return the arrays held by the scope's names and outputs, to be watched."""
         scope, search = self.scope, ArraySearch(self._baseline.was_there)
-        namespace, outputs = self._tools.namespace, self._tools.outputs.since(self.outputs_at_start)
+        namespace, outputs = self._tools.namespace, self.outputs.since(self.outputs_at_start)
         values = ((name, namespace.get(name)) for name in scope.names_to_delete(own))
         named = [(name, value) for name, value in values if not is_atom(value)]
         named += [(f"Out[{key}]", value) for key, value in outputs.items()]
