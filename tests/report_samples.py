@@ -9,10 +9,7 @@ from typing import Any
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.fitting.fit import Try
 from ipygpumem.fitting.plan import Plan, Variable
-from ipygpumem.flight_recorder.entries import CellEnd, CellStart, Figures, Header, Sample
-from ipygpumem.flight_recorder.files import Segments
-from ipygpumem.flight_recorder.reader import Recording
-from ipygpumem.flight_recorder.verdict import Verdict
+from ipygpumem.flight_recorder import Kernel, Moment, Recording, Verdict
 from ipygpumem.freeing.records import PurgeRecord, ReleaseRecord, Room
 from ipygpumem.measuring.growth import Growth
 from ipygpumem.merging import Value, merged_record
@@ -148,26 +145,19 @@ def every_report(word: str = "x") -> list[Report]:
 def reports_over_time(word: str, ended: ExperimentRecord) -> list[Report]:
     """What is told of many cells and experiments, and of a kernel that is gone."""
     record = cell(error=word, experiment=word, source_line=word)
-    figures = (Figures(word, 1, 2), Figures("cpu", 1, 2))
-    header = Header(0.0, 1, 0.0, word, word, word, word, torch=word, notebook=f"folder/{word}", ram_bytes=9)
-    begun = CellStart(1.0, 1, f"{word}\n  {word}", 99, word, word, devices=figures)
-    entries = (
-        CellStart(0.0, 0, word, devices=figures),
-        CellEnd(0.5, 0, 0.5, False, word, devices=figures),
-        begun,
-        Sample(2.0, 1, 1, 2, 3, 4, devices=figures),
-        CellEnd(3.0, 1, 2.0, False, word, devices=figures),
+    kernel = Kernel(0.0, 1, 0.0, word, f"folder/{word}", word)
+    moments = tuple(
+        Moment(kind, 1.0, 1, {word: 1, "cpu": 2}, {word: 3}, 1, f"{word}\n  {word}", error=word)  # type: ignore[arg-type]
+        for kind in ("cell", "tick", "cell end")
     )
-    gone = Recording(Segments(Path(word.replace("\0", "")[:9])), header, entries, 1)
-    verdict = Verdict("likely", "memory", word, (word,))
+    gone = Recording(Path(word.replace("\0", "")[:9]), kernel, moments, None, 1)
     noted = dataclasses.replace(ended, parameters={word: word})
     return [
         history.history_report([record], total=2, experiment=word),
         history.experiments_report([noted, noted], [word]),
         history.comparison_report(history.numbered([noted, noted])),
         note(history.growth_line(Growth(word, 3, MIB, GIB))),
-        postmortem.postmortem_report(gone, verdict),
-        postmortem.list_report([(gone, verdict)], word),
+        postmortem.postmortem_report(gone, Verdict(word, "likely", word)),
     ]
 
 

@@ -60,7 +60,7 @@ class Notebook:
         """The flight recorder, which goes along from now on."""
         from ipygpumem.notebook.parts.recorder import Recorder  # loading the extension must stay fast
 
-        recorder = Recorder(self.tools, self.experiments.innermost)
+        recorder = Recorder(self.tools)
         self.join(recorder)
         return recorder
 

@@ -170,7 +170,7 @@ _PLOT = (
 )
 _RECORD = (
     Command("on", "begin", "record.record_on"),
-    Command("off", "end; delete the recordings of kernels that ended", "record.record_off", (Argument("--delete"),)),
+    Command("off", "end", "record.record_off"),
     Command("status", "whether it is on, and where recordings are", "record.record_status"),
 )
 _WHAT_GOES = "which object? For instance: %gpumem release learner"
@@ -180,7 +180,7 @@ _PURGE = (
     Argument("NAME...", to="names", offers="names", missing=_WHICH_MODEL),
     Argument("--drop-optimizer"),
 )
-_POSTMORTEM = (Argument("FILE", to="file", offers="recordings"), Argument("--all"))
+_POSTMORTEM = (Argument("FILE", to="file", offers="recordings"),)
 
 _GPUMEM = Command(
     "%gpumem",
@@ -204,7 +204,7 @@ _GPUMEM = Command(
         Command("export", "what has finished, as .json, .csv, .html or .prom", "export.export", (_EXPORTED, _FORCE)),
         Command("plot", "a picture:", "plot.plot", _PLOT),
         Command("record", "keep a recording that outlives the kernel:", commands=_RECORD),
-        Command("postmortem", "how the last kernel died that was recorded", "postmortem.postmortem", _POSTMORTEM),
+        Command("postmortem", "how the last kernel died that was recorded", "record.postmortem", _POSTMORTEM),
     ),
     notes="All options: ``%config IPyGpuMem``.",
 )

@@ -126,8 +126,7 @@ def _record_until_killed(kernel: Kernel, kept: dict[int, int], folder: Path) -> 
         time.sleep(0.05)
     os.kill(process, 9)
     for index, size in kept.items():
-        devices = {figures["device"]: figures for figures in _samples(folder)[0]["devices"]}
-        assert devices[f"cuda:{index}"]["current_bytes"] == size * MIB
+        assert _samples(folder)[0]["memory"][f"cuda:{index}"] == size * MIB
 
 
 def _samples(folder: Path) -> list[dict[str, Any]]:
@@ -135,7 +134,7 @@ def _samples(folder: Path) -> list[dict[str, Any]]:
     lines = [line for path in folder.glob("ipython/**/*.jsonl") for line in path.read_text().splitlines() if line]
     entries = [json.loads(line) for line in lines]
     (number, *_) = [entry["cell"] for entry in entries if "the last" in entry.get("source", "")] or [None]
-    return [entry for entry in entries if entry["kind"] == "sample" and entry["cell"] == number]
+    return [entry for entry in entries if entry["kind"] == "tick" and entry["cell"] == number]
 
 
 def _postmortem(kept: dict[int, int]) -> None:

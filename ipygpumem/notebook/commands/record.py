@@ -1,14 +1,16 @@
-"""``%gpumem record``: the recording that outlives the kernel."""
+"""``%gpumem record`` and ``postmortem``: a recording that outlives the kernel, and how the last one died."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from ipygpumem.flight_recorder import archive, files, reader
-from ipygpumem.flight_recorder.machine import this_machine
+from ipygpumem import flight_recorder
+from ipygpumem.errors import RecordingError, short
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.reports.layout import Report, count, note
+from ipygpumem.reports.layout import Report, clean, count, note
+from ipygpumem.reports.postmortem import postmortem_report
 from ipygpumem.units import format_bytes
 
 
@@ -24,33 +26,40 @@ def record_on(notebook: Notebook, options: Options) -> list[Report]:
 
 
 def record_off(notebook: Notebook, options: Options) -> list[Report]:
-    """End the recording, and with ``--delete`` delete what has been recorded."""
-    own = notebook.recorder.segments
+    """End the recording."""
     notebook.tools.config.record = False
-    return [_delete(notebook.recorder.folder, own)] if options.delete else record_status(notebook, options)
+    return record_status(notebook, options)
 
 
 def record_status(notebook: Notebook, options: Options) -> list[Report]:
     """Return whether it records, and where recordings are."""
-    segments, folder = notebook.recorder.segments, notebook.recorder.folder
-    sizes = [found.size_bytes for found in files.listed(folder)]
+    path, folder = notebook.recorder.path, notebook.recorder.folder
+    sizes = [found.stat().st_size for found in flight_recorder.listed(folder)]
     kept = f"{count(len(sizes), 'recording')}, {format_bytes(sum(sizes))}, in {folder}"
-    return [note(f"recording is {'off' if segments is None else f'on: {segments.name}'} · {kept}")]
+    return [note(f"recording is {'off' if path is None else f'on: {path.name}'} · {kept}")]
 
 
-def _delete(folder: Path, own: files.Segments | None) -> Report:
-    """Delete the recordings of this kernel and of those that have ended."""
-    here, kept = this_machine(), 0
-    found = files.listed(folder)
-    for segments in found:
-        if segments != own and archive.state_of(reader.read_tail(segments), here) != "dead":
-            kept += 1
-        else:
-            segments.delete()
-    left = files.listed(folder)
-    text = f"recording is off · {count(len(found) - len(left), 'recording')} deleted"
-    if kept:
-        text += f" · {count(kept, 'recording')} kept: their kernels still run, or may"
-    if len(left) > kept:
-        text += f" · {len(left) - kept} could not be deleted"
-    return note(text)
+def postmortem(notebook: Notebook, options: Options) -> list[Report]:
+    """Return the report on a recording, by default the last one whose kernel died.
+
+    Raises:
+        RecordingError: the file is not a recording.
+    """
+    folder = notebook.recorder.folder
+    gone = [one for one in flight_recorder.ended(folder) if one.kernel and not one.end]
+    gone.sort(key=lambda one: flight_recorder.state(one.kernel))  # "dead" before "unknown": that may run elsewhere
+    if not (options.file or gone):
+        recordings = count(len(flight_recorder.listed(folder)), "recording")
+        text = f"no kernel is known to have died while it was recorded ({recordings} in {folder})"
+        return [Report("postmortem", text if folder.exists() else "nothing was recorded: %gpumem record on starts it")]
+    found = _named(folder, options.file) if options.file else flight_recorder.read(gone[0].path)
+    return [postmortem_report(found, flight_recorder.judge(found))]
+
+
+def _named(folder: Path, name: str) -> flight_recorder.Recording:
+    """Return the recording that a user names: by its file's name in the folder, or by a path."""
+    for path in (folder / name, Path(os.path.expanduser(name))):  # noqa: PTH111  # that of Path fails on some names
+        found = flight_recorder.read(path)
+        if found.kernel or found.cell:
+            return found
+    raise RecordingError(f"{clean(short(name))}: there is no such recording; %gpumem record status says where they are")

@@ -1,0 +1,297 @@
+"""The flight recorder: a file of JSON lines that outlives its kernel, and what it proves about the kernel's end.
+
+The first line describes the kernel. Each other line is the start, a tick or the end of a cell, or the end of the
+recording. A file is not trusted: lines that do not decode are counted and skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import stat
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import psutil
+
+from ipygpumem.probes import oom_kills
+from ipygpumem.record import Record
+
+_KEPT_FILES = 20
+_KEPT_SECONDS = 30 * 86400
+_MOST_BYTES = 16 * 2**20
+"""Maximum number of bytes to read of a recording."""
+TAIL_BYTES = 64 * 2**10
+"""Enough to know how a recording ends."""
+_HEAD_BYTES = 8192
+_LATEST = 1e11
+"""No calendar has later times."""
+_LINES_KEPT, _LETTERS_KEPT = 12, 160
+_CLOCK_SECONDS = 2.0
+"""Maximum difference in time between the system log and the recording."""
+_SAME_START_SECONDS = 60.0
+"""Maximum change of a process's start time, which follows the system's clock."""
+_ROOT_NAMESPACE = "pid:[4026531836]"
+"""Here process ids are those of the system log (PROC_PID_INIT_INO)."""
+
+
+@dataclass(frozen=True)
+class Kernel(Record):
+    """The kernel of a recording."""
+
+    time: float
+    pid: int
+    started: float
+    place: str
+    """The boot and the process namespace in which ``pid`` is valid."""
+    notebook: str = ""
+    counter: str = ""
+    """Name of the counter of OOM kills."""
+
+
+@dataclass(frozen=True)
+class Moment(Record):
+    """A cell's start, a tick or its end, or the end of the recording."""
+
+    kind: Literal["cell", "tick", "cell end", "end"]
+    time: float
+    cell: int | None = None
+    memory: dict[str, int] = field(default_factory=dict)
+    """Bytes in use by device (RSS for ``cpu``), and those of the machine and the control group."""
+    totals: dict[str, int] = field(default_factory=dict)
+    kills: int | None = None
+    """Value of the counter of OOM kills."""
+    source: str = ""
+    """The cell's first lines, each cut."""
+    error: str = ""
+    reason: str = ""
+
+
+def first_lines(source: str) -> str:
+    """Return the beginning of a cell's source, bounded in lines and in letters of a line."""
+    lines = source.strip("\n")[: 2 * _LINES_KEPT * _LETTERS_KEPT].split("\n")
+    return "\n".join(line[:_LETTERS_KEPT] for line in lines[:_LINES_KEPT])
+
+
+def encode(entry: Kernel | Moment) -> bytes:
+    """Return an entry's line; fields that are not known are left out."""
+    known = {name: value for name, value in entry.to_dict().items() if value not in (None, "", {})}
+    return f"{json.dumps({'kind': 'kernel', **known}, separators=(',', ':'))}\n".encode("ascii")
+
+
+def decode(line: bytes) -> Kernel | Moment | None:
+    """Return the entry of a line; None if it is not one of ours, or damaged."""
+    if not line.startswith(b'{"kind":'):
+        return None
+    try:
+        data = json.loads(line, parse_int=lambda digits: int(digits[:18]))
+        entry = (Kernel if data["kind"] == "kernel" else Moment).from_dict(data)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    times = [value for value in vars(entry).values() if type(value) is float]
+    return entry if all(0 <= value < _LATEST for value in times) else None
+
+
+class Recording(NamedTuple):
+    """The end of a recording."""
+
+    path: Path
+    kernel: Kernel | None
+    """None for a file that is not a recording, or whose beginning is damaged."""
+    cell: tuple[Moment, ...]
+    """What is known of the last cell."""
+    end: Moment | None
+    """The end on purpose, if the recording has one."""
+    skipped: int
+    """Lines that could not be read, without a torn last one."""
+
+    @property
+    def last_time(self) -> float:
+        """Unix time of the last line."""
+        return self.cell[-1].time if self.cell else self.kernel.time if self.kernel else 0.0
+
+    @property
+    def running(self) -> Moment | None:
+        """The last moment of a cell that ran when the recording stopped; None if none did."""
+        return self.cell[-1] if self.cell and self.cell[-1].kind != "cell end" else None
+
+
+def read(path: Path, most: int = _MOST_BYTES) -> Recording:
+    """Return a recording, without the middle of a file that has more than ``most`` bytes."""
+    text = b""
+    with contextlib.suppress(OSError, ValueError):  # or a name that no file can have
+        if path.is_file():  # a pipe could block us
+            with path.open("rb") as file:
+                text = file.read(_HEAD_BYTES)
+                skipped = path.stat().st_size - most
+                if skipped > 0:
+                    file.seek(skipped)
+                    text = text.partition(b"\n")[0] + b"\n"
+                    file.readline(most)
+                text += file.read(most)
+    lines = [line for line in text.split(b"\n")[:-1] if line]  # nothing follows the last newline, or a torn line
+    entries = [entry for entry in map(decode, lines) if entry is not None]
+    kernel = next((entry for entry in entries if isinstance(entry, Kernel)), None)
+    moments = [entry for entry in entries if isinstance(entry, Moment)]
+    end = next((moment for moment in moments if moment.kind == "end"), None)
+    cells = [moment for moment in moments if moment.kind != "end"]
+    start = max((at for at, moment in enumerate(cells) if moment.kind == "cell"), default=0)
+    return Recording(path, kernel, tuple(cells[start:]), end, len(lines) - len(entries))
+
+
+def listed(folder: Path) -> list[Path]:
+    """Return the recordings of a folder, the newest first; none if there is no such folder."""
+    with contextlib.suppress(OSError):
+        return sorted(folder.glob("*.jsonl"), reverse=True)
+    return []
+
+
+def prune(folder: Path, own: Path) -> None:
+    """Delete recordings that are old, or too many, but none of a kernel that runs."""
+    for position, path in enumerate(path for path in listed(folder) if path != own):
+        with contextlib.suppress(OSError):
+            old = time.time() - path.stat().st_mtime > _KEPT_SECONDS
+            if old or position >= _KEPT_FILES - 1:
+                now = state(read(path, TAIL_BYTES).kernel)
+                if now == "dead" or (old and now == "unknown"):
+                    path.unlink()
+
+
+class Writer:
+    """The open recording of this process; safe to use from several threads.
+
+    Each entry is one ``write`` to a file opened for appending, so a killed process loses none. Nothing is forced to
+    the disk: a loss of power can lose what the system had not yet written.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+
+    def __init__(self, folder: Path, kernel: Kernel, max_bytes: int) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if stat.S_IMODE(folder.stat().st_mode) & 0o077:  # it was there before
+            with contextlib.suppress(PermissionError):  # the file system has no such modes
+                folder.chmod(0o700)
+        started = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+        self.path = folder / f"{started}-{os.getpid()}-{secrets.token_hex(3)}.jsonl"
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._head = encode(kernel)
+        self._running = b""
+        """The line of the running cell's start, which survives when the file is cut."""
+        self._max_bytes = max_bytes
+        self._file = open(self.path, "xb", buffering=0, opener=_private)  # noqa: SIM115  # it stays open
+        self._append(self._head)
+
+    def write(self, moment: Moment) -> None:
+        """Append a moment (``OSError``); a process that was forked from this one appends nothing."""
+        with self._lock:
+            if os.getpid() != self._pid or self._file.closed:
+                return
+            line = encode(moment)
+            if self._file.tell() + len(line) > self._max_bytes:  # drop the older half
+                half = self.path.read_bytes()[-self._max_bytes // 2 :].partition(b"\n")[2]
+                self._file.truncate(0)
+                self._append(self._head + (b"" if self._running in half else self._running) + half)
+            self._append(line)
+            if moment.kind != "tick":
+                self._running = line if moment.kind == "cell" else b""
+
+    def _append(self, line: bytes) -> None:
+        if self._file.write(line) != len(line):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def close(self, reason: str) -> None:
+        """End the recording on purpose; where that cannot be written, delete it: a later kernel would see a death."""
+        with self._lock:
+            if os.getpid() != self._pid or self._file.closed:
+                return
+            with self._file:
+                try:
+                    self._append(b"\n" + encode(Moment("end", time.time(), reason=reason)))
+                except OSError:
+                    self.path.unlink(missing_ok=True)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_APPEND, 0o600)
+
+
+def place() -> str:
+    """Return the boot and the process namespace of this process."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:  # not Linux
+        return str(round(psutil.boot_time(), -2))
+
+
+def state(kernel: Kernel | None) -> Literal["alive", "dead", "unknown"]:
+    """Return whether a recording's kernel runs; of one in another container or on another machine nothing is known."""
+    if kernel is None or kernel.place != place():
+        return "unknown"
+    try:
+        process = psutil.Process(kernel.pid)
+        is_same = abs(process.create_time() - kernel.started) < _SAME_START_SECONDS
+        return "alive" if is_same and process.status() != psutil.STATUS_ZOMBIE else "dead"
+    except (psutil.Error, ValueError, OverflowError):
+        return "dead"
+
+
+def ended(folder: Path, notebook: str = "") -> list[Recording]:
+    """Return the ends of a notebook's recordings whose kernels do not run, or not here; the newest first."""
+    tails = (read(path, TAIL_BYTES) for path in listed(folder))
+    return [
+        tail
+        for tail in tails
+        if state(tail.kernel) != "alive" and (not tail.kernel or not notebook or tail.kernel.notebook in ("", notebook))
+    ]
+
+
+class Verdict(NamedTuple):
+    """Why a kernel is gone, or that it is not known to be."""
+
+    text: str
+    grade: Literal["certain", "likely", "unknown", ""] = ""
+    """How sure the reason of a death is; empty where no death is known."""
+    evidence: str = ""
+
+
+def judge(recording: Recording) -> Verdict:
+    """Return why a recording's kernel is gone, as far as the system's own records prove it."""
+    kernel = recording.kernel
+    if kernel is None:
+        return Verdict("its beginning is damaged: whose kernel it was and how it ended is not known")
+    if recording.end is not None:
+        return Verdict(recording.end.reason)
+    now = state(kernel)
+    if now == "alive":
+        return Verdict("the kernel still runs")
+    if now == "unknown":
+        return Verdict("it may still run: it is in another container or on another machine, or that was restarted")
+    earliest = recording.last_time - _CLOCK_SECONDS
+    deaths = oom_kills.deaths() if kernel.place.endswith(_ROOT_NAMESPACE) else ()
+    for death in deaths:
+        if death.pid == kernel.pid and death.time >= earliest:
+            group, machine = "its control group's limit was reached", "the machine's memory was used up"
+            oom = f"the OOM killer ended it: {group if 'cgroup' in death.text else machine}"
+            text = oom if death.oom else "it crashed: a fault in native code"
+            return Verdict(text, "certain", f"the system's log: {death.text}")
+    before = next((moment.kills for moment in reversed(recording.cell) if moment.kills is not None), None)
+    after = oom_kills.counted(kernel.counter)
+    if before is None or after is None:
+        return Verdict("it was killed, or it crashed", "unknown", "OOM kills cannot be counted from here")
+    if after <= before:
+        none = "the OOM killer has ended nothing here since the kernel's last entry"
+        return Verdict("not the OOM killer: it was killed, or it crashed", "unknown", none)
+    number = "one process" if after - before == 1 else f"{after - before} processes"
+    counted = f"the OOM killer has ended {number} here since the kernel's last entry"
+    if kernel.counter.startswith("/proc/"):  # of the whole machine
+        return Verdict("perhaps the OOM killer", "unknown", counted)
+    return Verdict("the OOM killer ended it", "likely", counted)
