@@ -9,8 +9,8 @@ from ipygpumem.api.shell import current_shell
 from ipygpumem.errors import GpuMemError
 from ipygpumem.introspect import type_name
 from ipygpumem.objects.inventory import selection, survey
+from ipygpumem.objects.inventory.memory import Storages
 from ipygpumem.objects.inventory.records import Inventory, InventoryDiff
-from ipygpumem.objects.inventory.storages import Storages
 from ipygpumem.units import checked_bytes
 
 

@@ -17,8 +17,8 @@ from ipygpumem.errors import FileError, TraceError, quoted, said
 from ipygpumem.introspect import is_instance, type_name
 from ipygpumem.model import Usage
 from ipygpumem.objects.inventory import selection
+from ipygpumem.objects.inventory.memory import Storages
 from ipygpumem.objects.inventory.records import Inventory, TrackerRecord
-from ipygpumem.objects.inventory.storages import Storages
 from ipygpumem.reports import text
 from ipygpumem.reports.layout import Report, note
 from ipygpumem.reports.tracking import tracker_report

@@ -10,8 +10,7 @@ from operator import is_
 from typing import Any
 
 from ipygpumem.introspect import is_instance
-from ipygpumem.objects.alive import watch
-from ipygpumem.objects.arrays import library_type
+from ipygpumem.objects.arrays import library_type, watch
 from ipygpumem.objects.garbage import weak
 from ipygpumem.scopes.scope import is_ownable
 

@@ -20,7 +20,6 @@ from ipygpumem.freeing.records import ReleaseRecord
 from ipygpumem.introspect import class_dict, instance_dict, is_instance, module_of, solid_base, type_name
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import Held, ReclaimStep
-from ipygpumem.objects.alive import watch
 from ipygpumem.objects.arrays import (
     TOOLS,
     Array,
@@ -29,12 +28,12 @@ from ipygpumem.objects.arrays import (
     library_type,
     slot_descriptors,
     slots,
+    watch,
 )
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.objects.heap import Heap, undisturbed
 from ipygpumem.objects.holders.frames import running_locals
-from ipygpumem.objects.holders.others import others
-from ipygpumem.objects.holders.search import Roots, explain
+from ipygpumem.objects.holders.search import Roots, explain, others
 from ipygpumem.objects.progress import Progress, part, unseen
 from ipygpumem.objects.traced import refuse_while_traced
 from ipygpumem.objects.walk import ArraySearch

@@ -20,14 +20,15 @@ from operator import is_
 from typing import Any
 
 from ipygpumem.introspect import ATOMS, is_atom, is_instance
-from ipygpumem.objects.alive import Place, place_of
 from ipygpumem.objects.arrays import (
+    Span,
     StorageKey,
     describe,
     elements,
     flat_elements,
     library_type,
     owner_of,
+    place_of,
 )
 from ipygpumem.objects.bulk import CHUNK, by_identity, chunks, of_types, one_of_each, types_of
 from ipygpumem.objects.holders.frames import emptied_locals
@@ -177,7 +178,7 @@ class Heap:
                 by_storage.setdefault(array.storage, []).append(item)
         return by_storage
 
-    def places(self) -> set[Place]:
+    def places(self) -> set[Span]:
         """Return where the arrays are whose memory arrays on the heap show."""
         array_type: Any = library_type("numpy", "ndarray")
         owners = [owner_of(array_type, array) for array in self.ndarrays]

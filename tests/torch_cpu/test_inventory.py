@@ -12,8 +12,7 @@ import pytest
 
 import ipygpumem
 from ipygpumem.errors import GpuMemError
-from ipygpumem.objects.alive import watch
-from ipygpumem.objects.arrays import storage_key
+from ipygpumem.objects.arrays import storage_key, watch
 from ipygpumem.objects.bulk import CHUNK
 from ipygpumem.objects.heap import Heap
 from ipygpumem.objects.holders.search import Roots, explain

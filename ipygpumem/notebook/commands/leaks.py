@@ -21,7 +21,7 @@ from ipygpumem.objects.holders.frames import running_locals
 from ipygpumem.objects.holders.graphs import live_tensors, requiring_grad
 from ipygpumem.objects.holders.paths import NOTEBOOK
 from ipygpumem.objects.holders.search import explain
-from ipygpumem.objects.inventory.roles import optimizer_states
+from ipygpumem.objects.inventory.survey import optimizer_states
 from ipygpumem.objects.progress import Progress, part, parts
 from ipygpumem.reports.content import leaks_report
 from ipygpumem.reports.layout import Report

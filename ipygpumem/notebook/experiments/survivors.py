@@ -15,8 +15,7 @@ from ipygpumem.model import Held, Holder
 from ipygpumem.notebook.ipython.outputs import cell_of_output, is_of_ipython
 from ipygpumem.notebook.ipython.sources import cell_of_file, cell_that_bound, running_cell
 from ipygpumem.notebook.tools import Tools
-from ipygpumem.objects.alive import WatchedArray, watch
-from ipygpumem.objects.arrays import Array, describe
+from ipygpumem.objects.arrays import Array, WatchedArray, describe, watch
 from ipygpumem.objects.garbage import Garbage, Mark
 from ipygpumem.objects.heap import Heap, large_tensors, undisturbed
 from ipygpumem.objects.holders.frames import running_locals

@@ -12,13 +12,11 @@ from types import FunctionType
 from typing import Any
 
 from ipygpumem.introspect import is_instance, module_dict, named_objects, users_modules
-from ipygpumem.objects.alive import Place, place_of
-from ipygpumem.objects.arrays import Array, library_type, owner_of
+from ipygpumem.objects.arrays import Array, Span, library_type, owner_of, place_of
 from ipygpumem.objects.bulk import by_identity
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.objects.holders.graphs import live_tensors
-from ipygpumem.objects.inventory.memory import Reader
-from ipygpumem.objects.inventory.storages import Storages
+from ipygpumem.objects.inventory.memory import Reader, Storages
 from ipygpumem.objects.walk import MOST_AT_START, Walk
 
 _LARGE = 1 << 16
@@ -72,7 +70,7 @@ class Before:
         self._storages = Storages()
         self._objects: dict[int, weakref.ref[Any]] = {}
         """Tensors that have no storage, by identity."""
-        self._large: set[Place] = set()
+        self._large: set[Span] = set()
         """Where large arrays are that own their memory: NumPy resizes none that somebody refers to weakly. So a new
         one that got the identity and the memory of an old one is taken for that, and an old one that moved for new."""
         self._spans: list[tuple[int, int]] = []

@@ -10,24 +10,23 @@ import contextlib
 import inspect
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from types import FrameType, ModuleType
 from typing import Any
 
-from ipygpumem.introspect import is_instance, module_dict
-from ipygpumem.objects.arrays import library_type
+from ipygpumem.introspect import instance_dict, is_instance, module_dict, type_name
+from ipygpumem.objects.arrays import describe, is_map, library_type, memory_of
 from ipygpumem.objects.heap import Heap, undisturbed
 from ipygpumem.objects.holders.frames import peek, running_locals
-from ipygpumem.objects.inventory import jax_arrays
-from ipygpumem.objects.inventory.listing import Labels, TensorList, add_gradients, array_records
-from ipygpumem.objects.inventory.memory import Reader
+from ipygpumem.objects.inventory.memory import Memory, Reader, Storages
 from ipygpumem.objects.inventory.records import Inventory, Role, TensorRecord
-from ipygpumem.objects.inventory.roles import roles_of
 from ipygpumem.objects.inventory.selection import first_part
-from ipygpumem.objects.inventory.storages import Storages
-from ipygpumem.objects.progress import Progress, part, parts, unseen
+from ipygpumem.objects.progress import Progress, every, part, parts, unseen
 from ipygpumem.objects.traced import refuse_while_traced
 from ipygpumem.objects.walk import Names
 from ipygpumem.probes.accelerators import loaded_torch
@@ -149,8 +148,8 @@ class _Survey:
                 if listed.unread:
                     self.notes.append(f"the memory of {len(listed.unread)} tensors {listed.unread[0]}")
         self._of_tensors(1.0)
-        buffers = jax_arrays.records_of(self._named.values(), self._labels)
-        shown |= jax_arrays.shown_by(array_type, arrays, buffers)
+        buffers = _jax_records(self._named.values(), self._labels)
+        shown |= _shown_by_jax(array_type, arrays, buffers)
         records += buffers.values()
         records += array_records(array_type, arrays, self._labels, shown, self._of_arrays)
         return sorted(records, key=attrgetter("size_bytes"), reverse=True)
@@ -183,3 +182,291 @@ def torch_reader() -> Iterator[Reader | None]:
         return
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         yield Reader(torch)
+
+
+_STEP = 1000
+_MAPPED = "a memory map: bytes of the file, not all of them in RAM"
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What the notebook calls tensors and arrays, by their identities."""
+
+    paths: dict[int, str]
+    cells: dict[int, int | None]
+    """The cell that bound the first part of the path."""
+
+
+def add_gradients(reader: Reader, tensors: list[Any], labels: Labels) -> list[Any]:
+    """Add the gradients, which may have had no object in Python so far, named after their tensors; return them."""
+    known = set(map(id, tensors))
+    gradients: list[Any] = []
+    for tensor in list(tensors):
+        # A tensor that is computed has none, unless it was asked to keep it; to ask it would print a warning.
+        if not reader.read("requires_grad", tensor) or not (
+            reader.read("is_leaf", tensor) or reader.read("retains_grad", tensor)
+        ):
+            continue
+        gradient = reader.read("_grad", tensor)
+        if gradient is None:
+            continue
+        gradients.append(gradient)
+        if id(gradient) not in known:
+            known.add(id(gradient))
+            tensors.append(gradient)
+        if id(tensor) in labels.paths and id(gradient) not in labels.paths:
+            labels.paths[id(gradient)] = f"{labels.paths[id(tensor)]}.grad"
+            labels.cells[id(gradient)] = labels.cells[id(tensor)]
+    return gradients
+
+
+class TensorList:
+    """torch's tensors by their storages.
+
+    Args:
+        reader: reads the tensors.
+        tensors: those with a name first.
+        labels: their names.
+        progress: gets how much is read.
+    """
+
+    def __init__(self, reader: Reader, tensors: Sequence[Any], labels: Labels, progress: Progress = unseen) -> None:
+        self._reader, self._labels = reader, labels
+        self._memories = [(tensor, reader.memory(tensor)) for tensor in every(_STEP, tensors, progress)]
+        self._wholes: dict[int, list[Memory]] = {}
+        """What a storage is a part of: sparse, quantized and wrapper tensors."""
+        for _, memory in self._memories:
+            for key in () if memory.is_plain else memory.storages:
+                self._wholes.setdefault(key, []).append(memory)
+        self._shown: Counter[int] = Counter()
+        """How many arrays show a storage."""
+        self._owners: dict[int, int] = {}
+        """The arrays, by identity, whose memory a storage is."""
+
+    @property
+    def unread(self) -> list[str]:
+        """Why the memory of some tensors could not be read, once for each."""
+        return [memory.note for _, memory in self._memories if memory.note.startswith("could not be read")]
+
+    def match(self, array_type: Any, arrays: Sequence[object]) -> set[int]:
+        """Find the arrays that show a tensor's memory, or a tensor an array's: such memory counts once.
+
+        Returns:
+            The identities of what owns the memory of such arrays.
+        """
+        shown: set[int] = set()
+        by_address: dict[int, tuple[int, int]] = {}
+        for item in arrays:
+            owner = memory_of(array_type, item)
+            if is_instance(owner, self._reader.base):  # tensor.numpy()
+                self._shown.update(self._reader.memory(owner).storages.keys())
+                shown.add(id(owner))
+            elif is_instance(owner, array_type):
+                interface: Any = array_type.__dict__["__array_interface__"].__get__(owner)
+                by_address[interface["data"][0]] = (int(array_type.__dict__["nbytes"].__get__(owner)), id(owner))
+        addresses = sorted(by_address)
+        for key, address in self._addresses() if addresses else ():  # torch.from_numpy(array)
+            start = addresses[max(0, bisect_right(addresses, address) - 1)]
+            size, owner_id = by_address[start]
+            if start <= address < start + size:
+                self._shown[key] += 1
+                self._owners[key] = owner_id
+                shown.add(owner_id)
+        return shown
+
+    def _addresses(self) -> Iterator[tuple[int, int]]:
+        """Yield the storages on the host that other code than torch has allocated, once each, and where they begin."""
+        found: dict[int, int] = {}
+        for tensor, memory in self._memories:
+            if memory.is_plain and memory.device == "cpu":
+                address = self._reader.address_of_others(tensor)
+                if address is not None:
+                    found.update(dict.fromkeys(memory.storages, address))
+        yield from found.items()
+
+    def records(self, roles: Mapping[int, Role]) -> Iterator[TensorRecord]:
+        """Yield one record for each storage, or set of storages; ``roles`` are those of some storages."""
+        together: dict[tuple[int, ...], list[tuple[Any, Memory]]] = {}
+        for tensor, memory in self._memories:
+            if not self._is_part(memory):  # it is listed with the whole
+                together.setdefault(tuple(memory.storages) or (id(tensor),), []).append((tensor, memory))
+        for key, found in together.items():
+            tensor, memory = found[0] if len(found) == 1 else min(found, key=self._rank)
+            yield self._record(key, tensor, memory, roles, len(found) - 1)
+
+    def _is_part(self, memory: Memory) -> bool:
+        wholes = self._wholes and [whole for key in memory.storages for whole in self._wholes.get(key, ())]
+        if not wholes or memory.is_plain:
+            return bool(wholes)
+        return any(memory.storages.keys() < whole.storages.keys() for whole in wholes)
+
+    def _rank(self, found: tuple[Any, Memory]) -> tuple[bool, int]:
+        """Return what puts one tensor before the others of a storage: a name, then its size."""
+        tensor, memory = found
+        size = self._reader.read("nbytes", tensor) if memory.is_plain else 0
+        return id(tensor) not in self._labels.paths, -(size or 0)
+
+    def _record(
+        self, key: tuple[int, ...], tensor: Any, memory: Memory, roles: Mapping[int, Role], others: int
+    ) -> TensorRecord:
+        reader, read, identity = self._reader, self._reader.read, id(tensor)
+        requires = bool(read("requires_grad", tensor))
+        # By position: with names it takes twice as long.
+        return TensorRecord(
+            self._labels.paths.get(identity),
+            type_name(tensor),
+            reader.shape(tensor),
+            reader.text(read("dtype", tensor)),
+            memory.device or reader.device(tensor),
+            sum(memory.storages.values()),
+            next((roles[part] for part in (*key, identity) if part in roles), "other") if roles else "other",
+            requires,
+            requires and read("grad_fn", tensor) is not None,
+            self._labels.cells.get(identity),
+            others + (sum(self._shown[part] for part in key) if self._shown else 0),
+            memory.shared,
+            "numpy" if key[0] in self._owners else "torch",
+            self._owners.get(key[0], key[0]),
+            memory.note,
+        )
+
+
+def array_records(
+    array_type: Any, arrays: Sequence[object], labels: Labels, shown: set[int], progress: Progress
+) -> list[TensorRecord]:
+    """Return one record for the memory of each array, but for that which was ``shown`` as a tensor's."""
+    records: dict[int, TensorRecord] = {}
+    for item in every(_STEP, arrays, progress):
+        owner = memory_of(array_type, item)
+        found, key = describe(item), id(owner)
+        if key in shown or found is None:
+            continue
+        if key in records:
+            records[key] = records[key]._replace(aliases=records[key].aliases + 1)
+            continue
+        records[key] = TensorRecord(
+            name=labels.paths.get(id(item)),
+            type_name=found.type_name,
+            shape=found.shape,
+            dtype=found.dtype,
+            device="cpu",
+            size_bytes=found.size_bytes,
+            cell=labels.cells.get(id(item)),
+            library="numpy" if is_instance(owner, array_type) else "buffer",
+            storage=key,
+            note=_MAPPED if is_map(owner) else "",
+        )
+    return list(records.values())
+
+
+_DEEPEST = 6
+_MOST_PER_STATE = 1_000_000
+
+
+def roles_of(reader: Reader, heap: Heap, tensors: Sequence[Any], gradients: Sequence[Any]) -> dict[int, Role]:
+    """Return what storages are for, by ``Reader.keys``; those that are not in it are for anything else."""
+    roles: dict[int, Role] = {}
+    groups: tuple[tuple[Role, Iterable[Any]], ...] = (
+        ("buffer", _buffers(reader, heap)),
+        ("optimizer state", (tensor for _, tensor in optimizer_states(heap, reader.base))),
+        ("gradient", gradients),
+        ("parameter", _parameters(tensors)),
+    )
+    for role, tensors_of_role in groups:  # of several, the last one counts
+        roles.update((key, role) for tensor in tensors_of_role for key in (id(tensor), *reader.keys(tensor)))
+    return roles
+
+
+def _parameters(tensors: Sequence[Any]) -> Iterator[Any]:
+    base = library_type("torch.nn", "Parameter")
+    if base is None:
+        return
+    for tensor in tensors:
+        if is_instance(tensor, base):
+            yield tensor
+        elif type(tensor) is not base.__base__ and (instance_dict(tensor) or {}).get("_is_param") is True:
+            yield tensor  # torch marks a subclass's parameters so
+
+
+def _buffers(reader: Reader, heap: Heap) -> Iterator[Any]:
+    for module in heap.modules:
+        buffers = (instance_dict(module) or {}).get("_buffers")
+        if is_instance(buffers, dict):
+            yield from (item for item in list(dict.values(buffers)) if is_instance(item, reader.base))  # type: ignore[arg-type]  # is_instance says so
+
+
+def optimizer_states(heap: Heap, base: Any) -> Iterator[tuple[object, Any]]:
+    """Yield each tensor that a live optimizer remembers, behind the key of its state: a parameter, mostly."""
+    for optimizer in heap.optimizers:
+        waiting: list[tuple[object, Any, int]] = [(None, (instance_dict(optimizer) or {}).get("state"), 0)]
+        for _ in range(_MOST_PER_STATE):
+            if not waiting:
+                break
+            owner, item, depth = waiting.pop()  # which is not always one level deep
+            if is_instance(item, base):
+                yield owner, item
+            elif depth < _DEEPEST and is_instance(item, dict):
+                waiting += [(owner if depth else key, value, depth + 1) for key, value in list(dict.items(item))]
+            elif depth < _DEEPEST and (type(item) is list or type(item) is tuple):
+                waiting += [(owner, value, depth + 1) for value in item]
+
+
+_JAX = "jax._src.array", "ArrayImpl"
+"""The class of arrays that have memory; ``jax.Array`` is also that of tracers, which have none."""
+
+
+def _jax_records(named: Iterable[object], labels: Labels) -> dict[int, TensorRecord]:
+    """Return one record for each buffer, by its address; by the array's identity if it is on several devices."""
+    kind = library_type(*_JAX)
+    own = [] if kind is None else [array for array in named if is_instance(array, kind)]
+    records: dict[int, TensorRecord] = {}
+    for array in {id(array): array for array in [*own, *_live_of_jax()]}.values():
+        found = None
+        with contextlib.suppress(Exception):  # deleted meanwhile, or its computation has failed
+            found = None if array.is_deleted() else _jax_record(array, labels)
+        if found is not None and found.storage in records:
+            before = records[found.storage]
+            records[found.storage] = before._replace(aliases=before.aliases + 1)
+        elif found is not None:
+            records[found.storage] = found
+    return records
+
+
+def _live_of_jax() -> list[Any]:
+    """Return all arrays of JAX's backend, if there is one: asking JAX would make it."""
+    jax: Any = sys.modules.get("jax")
+    has_begun = getattr(sys.modules.get("jax._src.xla_bridge"), "backends_are_initialized", None)
+    return list(jax.live_arrays()) if jax is not None and has_begun is not None and has_begun() else []
+
+
+def _jax_record(array: Any, labels: Labels) -> TensorRecord:
+    devices = sorted(array.devices(), key=lambda device: int(device.id))
+    first, is_spread = devices[0], len(devices) > 1
+    number = getattr(first, "local_hardware_id", None)
+    return TensorRecord(
+        name=labels.paths.get(id(array)),
+        type_name=type_name(array),
+        shape=tuple(map(int, array.shape)),
+        dtype=str(array.dtype),
+        device="cpu" if first.platform == "cpu" else f"jax:{first.id if number is None else number}",
+        size_bytes=int(array.on_device_size_in_bytes()),
+        cell=labels.cells.get(id(array)),
+        library="jax",
+        storage=id(array) if is_spread or not array.is_ready() else int(array.unsafe_buffer_pointer()),
+        note=f"on {len(devices)} devices: the bytes of all" if is_spread else "",
+    )
+
+
+def _shown_by_jax(array_type: Any, arrays: Sequence[object], records: dict[int, TensorRecord]) -> set[int]:
+    """Count the NumPy arrays that show a buffer of JAX on the host; return the identities of what owns them."""
+    starts = sorted(key for key, record in records.items() if record.device == "cpu")
+    shown: set[int] = set()
+    for owner in (memory_of(array_type, item) for item in arrays) if starts else ():
+        if is_instance(owner, array_type):
+            interface: Any = array_type.__dict__["__array_interface__"].__get__(owner)
+            address = interface["data"][0]
+            start = starts[max(0, bisect_right(starts, address) - 1)]
+            if start <= address < start + records[start].size_bytes:
+                shown.add(id(owner))
+                records[start] = records[start]._replace(aliases=records[start].aliases + 1)
+    return shown
