@@ -36,11 +36,9 @@ from ipygpumem.reports.engines import cells_line, engines_report, looks_report
 from ipygpumem.reports.estimate import estimate_report, summary_report
 from ipygpumem.reports.freeing import purge_report, release_report
 from ipygpumem.reports.layout import Report, note
-from ipygpumem.reports.lines import lines_report
-from ipygpumem.reports.statements import statements_report
+from ipygpumem.reports.profiling import lines_report, statements_report
 from ipygpumem.reports.status import status_report
-from ipygpumem.reports.tensors import difference_report, groups_report, tensors_report
-from ipygpumem.reports.tracking import tracker_report
+from ipygpumem.reports.tensors import difference_report, groups_report, tensors_report, tracker_report
 from ipygpumem.units import GIB, MIB
 
 RAM = Usage("cpu", 3 * GIB, 3 * GIB + 512 * MIB, 3 * GIB + 1341 * MIB, 16 * GIB, "kernel")

@@ -16,7 +16,6 @@ from ipygpumem.notebook.commands.completion import SOURCES, complete
 from ipygpumem.notebook.notebook import notebook_of
 from ipygpumem.notebook.registry import MAGICS, Argument, Command
 from ipygpumem.objects.inventory import selection
-from ipygpumem.reports import lines
 
 NAMES = [magic.name for magic in MAGICS]
 LINES = ("", " ", "  ", " x", " -", " --", " on ", " end ", " start", " start a ", " plot", "\t")
@@ -116,7 +115,7 @@ def test_the_registry_is_true() -> None:
     choices = {item.name: item.choices for item in of("%gpumem tensors") + of("%%memlines")}
     assert choices["--by"] == selection.GROUPS
     assert choices["--kind"] == tuple(kind.removesuffix(" state") for kind in selection.KINDS)
-    assert choices["--sort"] == lines.ORDERS
+    assert choices["--sort"] == profiling.ORDERS
 
 
 def of(prog: str) -> tuple[Argument, ...]:

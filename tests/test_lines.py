@@ -18,7 +18,7 @@ from ipygpumem.profiling.account import Account, LineCost
 from ipygpumem.profiling.blocks import Blocks, CodeBlock, LinesRecord, code_of
 from ipygpumem.profiling.tracing import Monitor, Tracer, watcher
 from ipygpumem.reports import html, text
-from ipygpumem.reports.lines import lines_report
+from ipygpumem.reports.profiling import lines_report
 from tests.fakes import FakeProbe
 
 WAYS = ["trace", *(["monitoring"] if hasattr(sys, "monitoring") else [])]

@@ -18,8 +18,8 @@ from ipygpumem.model import (
     Usage,
 )
 from ipygpumem.reports import content, history, html, text
-from ipygpumem.reports.grid import columns, fold
 from ipygpumem.reports.layout import Report, Table, clean, listed
+from ipygpumem.reports.text import columns, fold
 from ipygpumem.units import GIB, MIB
 from tests.report_samples import RAM, cell, every_report, experiment, recovery
 

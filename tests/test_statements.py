@@ -12,7 +12,7 @@ import pytest
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.profiling.statements import Statement, measure
 from ipygpumem.reports import text
-from ipygpumem.reports.statements import statements_report
+from ipygpumem.reports.profiling import statements_report
 from tests.fakes import FakeProbe, fake_module
 from tests.kernel import Kernel
 from tests.steps import kernel_with

@@ -18,7 +18,7 @@ from ipygpumem.errors import FileError, TraceError
 from ipygpumem.model import Usage
 from ipygpumem.objects.inventory.records import TensorRecord, TrackerRecord
 from ipygpumem.reports import text
-from ipygpumem.reports.tracking import tracker_report
+from ipygpumem.reports.tensors import tracker_report
 from tests.alone import ROOT
 from tests.fakes import FakeProbe
 

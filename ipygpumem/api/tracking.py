@@ -21,7 +21,7 @@ from ipygpumem.objects.inventory.memory import Storages
 from ipygpumem.objects.inventory.records import Inventory, TrackerRecord
 from ipygpumem.reports import text
 from ipygpumem.reports.layout import Report, note
-from ipygpumem.reports.tracking import tracker_report
+from ipygpumem.reports.tensors import tracker_report
 
 _LEVELS = 4
 """From who calls the logger to who calls ``track``."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
+from ipygpumem.reports.html import Shown
 from ipygpumem.reports.layout import Fact, Report, Segment, Table, clean, device_label, shape_label
-from ipygpumem.reports.shown import Shown
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 _GUESSES_SHOWN = 5

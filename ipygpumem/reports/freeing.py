@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from ipygpumem.freeing.records import PurgeRecord, ReleaseRecord, Room
 from ipygpumem.reports.content import freed_report, held_table, leak_lines
+from ipygpumem.reports.html import Shown
 from ipygpumem.reports.layout import Report, Table, clean, clean_name, count, device_label, listed
-from ipygpumem.reports.shown import Shown
 from ipygpumem.units import format_bytes
 
 _UNKNOWN = "unknown"

@@ -7,11 +7,11 @@ variables (notebooks that are not trusted), words, tables and folding stay.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 
+from ipygpumem.reports import text
 from ipygpumem.reports.bars import html_bar, html_spark
-from ipygpumem.reports.grid import columns
 from ipygpumem.reports.layout import SEPARATOR, Fact, Listing, Report, Segment, Table, clean, listed
 
 _OPEN_LINES = 5
@@ -128,7 +128,7 @@ def _listing(listing: Listing) -> str:
 def _table(table: Table, *, bars: bool) -> str:
     """Return a table; the bars stand behind the last column of numbers."""
     grid = [list(map(clean, row)) for row in (table.columns, *table.rows)]
-    letters = [max(map(columns, texts)) for texts in zip(*grid, strict=True)]
+    letters = [max(map(text.columns, texts)) for texts in zip(*grid, strict=True)]
     looks = [
         _look(size, number=name in table.numbers, code=name in table.code, is_second=place == 1)
         for place, (name, size) in enumerate(zip(table.columns, letters, strict=True))
@@ -174,3 +174,15 @@ def _row(row: Sequence[str], looks: Sequence[tuple[str, str, str]], indent: str,
         for content, (width, side, more) in zip(row, looks, strict=True)
     ]
     return _ROW.format(indent=indent, line=line, cells="".join(cells))
+
+
+class Shown:
+    """A record that a notebook shows as its report, and ``print`` as its text."""
+
+    _report: Callable[[], Report]
+
+    def __str__(self) -> str:
+        return text.render([self._report()])
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return {"text/plain": str(self), "text/html": render([self._report()], bars=False)}

@@ -1,11 +1,22 @@
-"""Reports inventories of tensors and arrays."""
+"""Reports inventories of tensors and arrays, and the calls of a tracker."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
-from ipygpumem.reports.layout import SEPARATOR, Report, Table, clean, count, device_label, shape_label
+from ipygpumem.model import Usage
+from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord, TrackerRecord
+from ipygpumem.reports.layout import (
+    SEPARATOR,
+    Report,
+    Table,
+    clean,
+    count,
+    device_label,
+    in_use,
+    sampled_mark,
+    shape_label,
+)
 from ipygpumem.units import format_bytes, format_change
 
 
@@ -28,12 +39,12 @@ def difference_report(difference: InventoryDiff, *, top: int) -> Report:
     """Return the ``top`` largest tensors that came, as many that went, and where the inventories were taken."""
     places = clean(f"from {difference.before or 'before'} to {difference.after or 'after'}")
     changes = [f"{device_label(device)} {format_change(size)}" for device, size in difference.changed_bytes.items()]
-    tables = changed_tables(difference, top=top)
+    tables = _changed_tables(difference, top=top)
     headline = SEPARATOR.join(["tensors and arrays", places, *(changes or ["no change"])])
     return Report("difference", headline, (), tables)
 
 
-def changed_tables(difference: InventoryDiff, *, top: int) -> tuple[Table, ...]:
+def _changed_tables(difference: InventoryDiff, *, top: int) -> tuple[Table, ...]:
     """Return a table of the ``top`` largest tensors that came, and one of as many that went."""
     parts = ((f"came: {len(difference.came):,}", difference.came), (f"went: {len(difference.went):,}", difference.went))
     return tuple(_table(title, tensors, top) for title, tensors in parts if tensors)
@@ -69,3 +80,41 @@ def _row(row: TensorRecord) -> tuple[str, ...]:
         "graph" if row.in_graph else "requires" if row.requires_grad else "",
         "" if row.cell is None else str(row.cell),
     )
+
+
+# -- trackers -------------------------------------------------------------------------------------------------
+
+
+def tracker_report(record: TrackerRecord, *, top: int) -> Report:
+    """Return the ``top`` largest tensors that came, as many that went, and each device's totals."""
+    by = [f"{device_label(device)} {format_change(size)}" for device, size in record.changed_bytes.items()]
+    headline = SEPARATOR.join(
+        filter(None, [f"tracker {record.number}", record.after, *(by or ["nothing came or went"])])
+    )
+    lines = [clean(line) for line in (*_totals(record), *record.notes)]
+    return Report("tracker", clean(headline), tuple(lines), _changed_tables(record, top=top))
+
+
+def _totals(record: TrackerRecord) -> Iterator[str]:
+    since = "since the tracker was made" if record.number == 1 else "since the last call"
+    left = dict(record.tensor_bytes)
+    for usage in record.usages:
+        own = left.pop(usage.device, None)
+        own = left.pop(f"{usage.device}:0", 0) if own is None else own  # where there is only one: mps
+        if in_use(usage) or own:
+            tensors = f"{device_label(usage.device)}: {format_bytes(own)} in tensors"
+            yield f"{tensors}{_beside(usage, own)}, peak {format_bytes(usage.peak_bytes)}{sampled_mark(usage)} {since}"
+    for device, size in left.items():
+        if size:
+            yield f"{device_label(device)}: {format_bytes(size)} in tensors"
+
+
+def _beside(usage: Usage, own: int) -> str:
+    if usage.device == "cpu":
+        return f" and arrays; RSS {format_bytes(usage.after_bytes)}"
+    rest = usage.after_bytes - own
+    reserved = "" if usage.reserved_bytes is None else f", reserved {format_bytes(usage.reserved_bytes)}"
+    more = f"{format_bytes(rest)} of it in no Python tensor, or rounding"
+    if rest < 0:
+        more = f"{format_bytes(-rest)} less: some are memory that torch does not count here"
+    return f"; torch has allocated {format_bytes(usage.after_bytes)}{f' ({more})' if rest else ''}{reserved}"

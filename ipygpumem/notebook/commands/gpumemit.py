@@ -13,7 +13,7 @@ from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.profiling.statements import Statement, measure
 from ipygpumem.reports.layout import Report, clean
-from ipygpumem.reports.statements import statements_report
+from ipygpumem.reports.profiling import statements_report
 
 _RULE = re.compile(r"^---[ \t]*$", re.MULTILINE)
 

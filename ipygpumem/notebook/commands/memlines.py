@@ -18,7 +18,7 @@ from ipygpumem.profiling.account import Account
 from ipygpumem.profiling.blocks import Blocks, CodeBlock, LinesRecord, code_of
 from ipygpumem.profiling.tracing import watcher
 from ipygpumem.reports.layout import Report, clean
-from ipygpumem.reports.lines import lines_report
+from ipygpumem.reports.profiling import lines_report
 
 _PROG = "%%memlines"
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
