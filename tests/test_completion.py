@@ -16,6 +16,7 @@ from ipygpumem.notebook.commands.completion import SOURCES, complete
 from ipygpumem.notebook.notebook import notebook_of
 from ipygpumem.notebook.registry import MAGICS, Argument, Command
 from ipygpumem.objects.inventory import selection
+from ipygpumem.reports import profiling
 
 NAMES = [magic.name for magic in MAGICS]
 LINES = ("", " ", "  ", " x", " -", " --", " on ", " end ", " start", " start a ", " plot", "\t")
