@@ -42,6 +42,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.shown: list[Report] = []
+        self.scales = Scales()
 
     def show(self, reports: list[Report], *, place: str | None = None) -> None:
         self.shown += reports
