@@ -13,8 +13,7 @@ from unittest.mock import patch
 import torch
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating.devices import Devices
-from ipygpumem.estimating.legacy_types import DTYPES, legacy_type
+from ipygpumem.estimating.devices import DTYPES, Devices, legacy_type
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storage_log import StorageLog
 from ipygpumem.estimating.users_line import users_line

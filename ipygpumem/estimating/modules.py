@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ipygpumem.errors import EstimateError
+from ipygpumem.estimating.following import tensors_in
 from ipygpumem.estimating.records import ModelSummary, ModuleRow
-from ipygpumem.estimating.roles import tensors_in
 from ipygpumem.estimating.running import Estimation
 from ipygpumem.estimating.storage_log import StorageLog
 from ipygpumem.introspect import is_instance, type_name

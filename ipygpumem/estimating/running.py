@@ -15,21 +15,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.accelerators import Accelerators
-from ipygpumem.estimating.as_on_cuda import choose_loop
 from ipygpumem.estimating.caching import unfollowed
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.effects import closure_of, effects_of
 from ipygpumem.estimating.fake_copies import FakeCopies
 from ipygpumem.estimating.following import Follower
-from ipygpumem.estimating.free import with_room
 from ipygpumem.estimating.limits import Limits
-from ipygpumem.estimating.patches import patched
-from ipygpumem.estimating.reading import read
+from ipygpumem.estimating.patches import choose_loop, patched
+from ipygpumem.estimating.reading import read, with_room
 from ipygpumem.estimating.records import DeviceEstimate, Estimate
 from ipygpumem.estimating.restoring import Restorer
-from ipygpumem.estimating.storage_log import PARAMETERS, WORKSPACES, StorageLog
+from ipygpumem.estimating.storage_log import PARAMETERS, WORKSPACES, StorageLog, Workspaces
 from ipygpumem.estimating.users_line import users_line_of, users_part
-from ipygpumem.estimating.workspaces import Workspaces
 from ipygpumem.introspect import is_exactly
 from ipygpumem.objects import interrupts
 

@@ -1,15 +1,26 @@
-"""Logs when each storage is made and freed while code runs, and what it is for."""
+"""Logs when each storage is made and freed while code runs, and what operations take beside their results."""
 
 from __future__ import annotations
 
 import functools
+import gc
+import math
+import os
+import threading
 import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from ipygpumem.estimating.devices import Devices
+from ipygpumem.estimating.records import Note
+from ipygpumem.introspect import is_exactly
 from ipygpumem.objects.arrays import SPARSE_PARTS
+from ipygpumem.probes.allocator import snapshots
+from ipygpumem.probes.workspaces import LARGE_BYTES, SMALL_BYTES, sizes
+from ipygpumem.units import format_bytes
 
 BLOCK_BYTES = 512
 """The CUDA caching allocator hands out multiples of this."""
@@ -112,3 +123,126 @@ def storages_of(tensor: Any) -> list[Any]:
 def rounded(size_bytes: int) -> int:
     """Return what the CUDA caching allocator takes for ``size_bytes``."""
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+_MULTIPLY = frozenset(
+    [
+        *("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "matmul"),
+        *("_addmm_activation", "_scaled_mm", "_int_mm", "_transformer_encoder_layer_fwd"),
+        "_native_multi_head_attention",
+    ]
+)
+_BIASES = {"addmm": 0, "_addmm_activation": 0, "linear": 2}
+"""Where their sum with a vector is among the arguments."""
+_CONVOLVE = frozenset({"convolution", "convolution_backward"})
+
+
+_CUDNN = (
+    "convolutions: the workspaces of cuDNN are not counted. cuDNN chooses them; without memory for one, torch tries a "
+    "way that needs less"
+)
+
+
+class Workspaces:
+    """Logs the memory that operations on CUDA devices need beside their results.
+
+    Args:
+        capability_of: returns a device's compute capability; None: it is not known.
+    """
+
+    def __init__(
+        self,
+        log: StorageLog,
+        devices: Devices,
+        capability_of: Callable[[Any], tuple[int, int] | None],
+        note: Note,
+    ) -> None:
+        self._log = log
+        self._devices = devices
+        self._capability_of = capability_of
+        self._note = note
+        self._taken = blocks_in_use()
+        self._held: set[tuple[object, ...]] = set()
+
+    def see(self, func: Any, args: Any, results: list[Any], *, in_backward: bool) -> None:
+        """Look at an operation that this thread, or autograd's own, has run."""
+        name = func.__name__.partition(".")[0].rstrip("_")
+        convolves = name in _CONVOLVE
+        if not convolves and name not in _MULTIPLY:
+            return
+        there = self._devices.taken_to_be_on(results[0]) if results else "cpu"
+        if not there.startswith("cuda"):
+            return
+        device, place = torch.device(there), self._devices.name(results[0].device)
+        if convolves and has_cudnn():
+            self._note(_CUDNN)
+            return
+        number = _BIASES.get(name)
+        biased = number is not None and len(args) > number and getattr(args[number], "ndim", 0) == 1
+        thread = "autograd" if in_backward else threading.get_ident()
+        for light in (False, True)[: 1 + biased]:
+            if (place, thread, light) not in self._held:
+                self._held.add((place, thread, light))
+                self._hold(device, place, light=light)
+        for size in _columns(name, args, results[0]) if convolves else ():
+            self._log.pass_by(size, place)
+
+    def _hold(self, device: Any, place: str, *, light: bool) -> None:
+        capability = self._capability_of(device)
+        size = sizes(capability)[light]
+        if capability is None and not light and "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
+            self._note(
+                f"{device.type}:{device.index or 0} is taken to be a Hopper: torch takes {format_bytes(LARGE_BYTES)} "
+                f"for cuBLAS there for each thread that multiplies, and {format_bytes(SMALL_BYTES)} on other cards"
+            )
+        taken = self._taken.get(place, [])
+        self._log.hold(size, place, WORKSPACES, before=size in taken)
+        if size in taken:
+            taken.remove(size)
+
+
+def _columns(name: str, args: Any, result: Any) -> list[int]:
+    """Return what a convolution without cuDNN takes for a while: one sample's input, laid out for a matrix product."""
+    backward = name == "convolution_backward"
+    outer, given, weight = args[:3] if backward else (result, *args[:2])
+    stride, padding, _, transposed, _, groups = args[4:10] if backward else args[3:9]
+    kernel = weight.shape[2:]
+    as_it_is = not transposed and all(size == 1 for size in (*kernel, *stride)) and not any(padding)
+    if as_it_is or groups == given.shape[1] > 1:  # a product of matrices, or one that has a kernel of its own
+        return []
+    rows, places = (weight.shape[1], given) if transposed else (given.shape[1] // groups, outer)
+    size = rows * math.prod((*kernel, *places.shape[2:])) * given.element_size()
+    return [size] * (1 + (backward and transposed))
+
+
+def blocks_in_use() -> dict[str, list[int]]:
+    """Return the sizes of blocks in use that are no tensor's that Python knows, for each CUDA device."""
+    if not torch.cuda.is_initialized():
+        return {}
+    try:
+        used = {place: snapshot.blocks_in_use() for place, snapshot in snapshots("cuda").items()}
+    except RuntimeError:  # another allocator
+        return {}
+    right = {*sizes(None), *sizes((0, 0))}
+    likely = {block.address for blocks in used.values() for block in blocks if block.requested_bytes in right}
+    if likely:
+        likely -= set(_addresses())
+    return {
+        place: [block.requested_bytes for block in blocks if block.address in likely] for place, blocks in used.items()
+    }
+
+
+def _addresses() -> Iterable[int]:
+    """Yield where the plain tensors on CUDA devices are, and their gradients."""
+    for value in gc.get_objects():
+        if is_exactly(value, torch.Tensor, torch.nn.Parameter) and value.device.type == "cuda":
+            gradient = value.grad if value.is_leaf else None
+            for tensor in (value, gradient):
+                if tensor is not None and tensor.layout is torch.strided:
+                    yield tensor.untyped_storage().data_ptr()
+
+
+def has_cudnn() -> bool:
+    """Whether convolutions go through cuDNN; without CUDA here, they are assumed to."""
+    cudnn = torch.backends.cudnn
+    return bool(cudnn.enabled and (not torch.backends.cuda.is_built() or cudnn.is_available()))

@@ -13,7 +13,7 @@ from torch.optim import Adam
 
 import ipygpumem
 from ipygpumem.errors import EstimateError, UnitError
-from ipygpumem.estimating.free import free_bytes
+from ipygpumem.estimating.reading import free_bytes
 from ipygpumem.probes.nvml import Card, DeviceWide, Nvml
 from ipygpumem.units import MIB
 from tests.kernel import Kernel
@@ -253,7 +253,7 @@ def test_free_on_a_device_that_is_used_counts_what_the_allocator_keeps(monkeypat
 
 
 def test_free_on_the_host_is_what_a_containers_limit_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ipygpumem.estimating.free.available_bytes", lambda: 5 * MIB)
+    monkeypatch.setattr("ipygpumem.estimating.reading.available_bytes", lambda: 5 * MIB)
     (device,) = ipygpumem.estimate(lambda: torch.ones(4)).devices
     assert (device.device, device.room_bytes) == ("cpu", 5 * MIB)
 
