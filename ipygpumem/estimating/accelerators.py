@@ -30,52 +30,31 @@ _AS_IT_IS = ("get_arch_list", "get_gencode_flags", "check_error", "cudaStatus", 
 _UNKNOWN_SIZE = "the size of the device is not known to the estimate, say --device-memory (device_memory=)"
 
 
-class _Idle:
-    """A stream on which nothing runs, or an event that has happened."""
+def _does_nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+class Event:
+    """An event that has happened."""
 
     device_index = stream_id = cuda_stream = priority = 0
+    wait = synchronize = record = _does_nothing
+    query = staticmethod(lambda: True)
+    elapsed_time = staticmethod(lambda *_: 1.0)
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.device = torch.device("cuda", 0)
 
-    def _wait(self, *_: Any) -> None:
-        return None
 
-    def _is_done(self) -> bool:
-        return True
-
-    wait = synchronize = _wait
-    query = _is_done
-
-
-class Stream(_Idle):
+class Stream(Event):
     """A stream on which nothing runs."""
+
+    wait_event = wait_stream = __exit__ = _does_nothing
+    is_capturing = staticmethod(lambda: False)
+    record_event = staticmethod(lambda event=None: event or Event())
 
     def __enter__(self) -> Stream:
         return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def record_event(self, event: Any = None) -> Any:
-        """Return an event that has happened."""
-        return event or Event()
-
-    def is_capturing(self) -> bool:
-        """Return that no graph is made."""
-        return False
-
-    wait_event = wait_stream = _Idle._wait
-
-
-class Event(_Idle):
-    """An event that has happened."""
-
-    record = _Idle._wait
-
-    def elapsed_time(self, *_: Any) -> float:
-        """Return one millisecond."""
-        return 1.0
 
 
 class _DeviceAnswers:
@@ -103,14 +82,13 @@ class _DeviceAnswers:
     def current_device(self) -> int:
         return self._current
 
-    current_device_index = current_device_idx = current_device
-
     def current_accelerator(self, *_: Any, **__: Any) -> Any:
         return torch.device(self._type or "cuda") if self.is_available() else None
 
     def set_device(self, device: Any) -> None:
         self._current = self._index(device)
 
+    current_device_index = current_device_idx = current_device
     set_device_index = set_device_idx = set_device
 
     def _index(self, device: Any) -> int:
@@ -178,16 +156,9 @@ class _DeviceAnswers:
     def memory_summary(self, device: Any = None, *_: Any, **__: Any) -> str:
         return f"allocated in the estimate: {self.memory_allocated(device)}"
 
-    def get_rng_state(self, *_: Any) -> Any:
-        return torch.empty(16, dtype=torch.uint8, device="cpu")
-
-    def get_rng_state_all(self) -> list[Any]:
-        return [self.get_rng_state()]
-
-    def current_stream(self, *_: Any) -> Stream:
-        return Stream()
-
-    default_stream = get_stream_from_external = current_stream
+    get_rng_state = staticmethod(lambda *_: torch.empty(16, dtype=torch.uint8, device="cpu"))
+    get_rng_state_all = staticmethod(lambda: [torch.empty(16, dtype=torch.uint8, device="cpu")])
+    current_stream = default_stream = get_stream_from_external = staticmethod(lambda *_: Stream())
     Stream, ExternalStream, Event = Stream, Stream, Event  # torch's names
     stream = StreamContext = staticmethod(lambda *_: nullcontext())
     is_bf16_supported = is_tf32_supported = staticmethod(lambda *_, **__: True)
@@ -233,10 +204,10 @@ class Accelerators:
         """Return what stands in for an attribute of a module; itself, if it can be as it is."""
         short = module.__name__.removeprefix("torch.")
         if name in _NOTHING:
-            return lambda *_, **__: None
+            return _does_nothing
         if short == "cuda.nvtx":
             does_something = type(old) is FunctionType and not name.startswith("_") and name != "range"
-            return (lambda *_, **__: None) if does_something else old
+            return _does_nothing if does_something else old
         if name in DTYPES:
             return legacy_type(name)
         if name.startswith("_"):

@@ -5,11 +5,12 @@ Rules and sizes are those of torch 2.11's ``CUDACachingAllocator``, seen to be t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,22 +91,6 @@ class Allocator:
         self._free: dict[bool, list[tuple[int, int, CachedBlock]]] = {True: [], False: []}
         self.reserved_bytes = self.most_reserved_bytes = 0
 
-    def take_over(self, sizes: Iterable[tuple[int, bool]]) -> None:
-        """Have a segment as it is: the sizes of its blocks, and whether each is free."""
-        blocks = [(CachedBlock(0, size, small=False), is_free) for size, is_free in sizes]
-        size = sum(block.size for block, _ in blocks)
-        before = None
-        for block, _ in blocks:
-            block.address, block.small, block.before = self._next_address, size == _SMALL_SEGMENT, before
-            if before is not None:
-                before.after = block
-            before = block
-            self._next_address += block.size
-        self.reserved_bytes += size
-        for block, is_free in blocks:
-            if is_free:
-                self.give(block)
-
     def take(self, size_bytes: int) -> CachedBlock:
         """Return a block for ``size_bytes``; it may be larger.
 
@@ -140,7 +125,7 @@ class Allocator:
         self.reserved_bytes += segment
         self.most_reserved_bytes = max(self.most_reserved_bytes, self.reserved_bytes)
         self._next_address += segment
-        return CachedBlock(self._next_address - segment, segment, small=small)
+        return CachedBlock(self._next_address - segment, segment, small)
 
     def empty(self) -> None:
         """Give segments back to the device of which nothing is in use."""
@@ -150,52 +135,37 @@ class Allocator:
             self.reserved_bytes -= sum(block.size for block in whole)
 
     def _split(self, block: CachedBlock, size: int) -> None:
-        rest = CachedBlock(block.address + size, block.size - size, small=block.small)
-        rest.before, rest.after = block, block.after
+        rest = CachedBlock(block.address + size, block.size - size, block.small, True, block, block.after)
         if block.after is not None:
             block.after.before = rest
         block.after, block.size = rest, size
-        self._add(rest)
-
-    def _add(self, block: CachedBlock) -> None:
-        block.free = True
-        insort(self._free[block.small], (block.size, block.address, block))
-
-    def _remove(self, block: CachedBlock) -> None:
-        free = self._free[block.small]
-        free.pop(bisect_left(free, (block.size, block.address)))
+        insort(self._free[rest.small], (rest.size, rest.address, rest))
 
     def give(self, block: CachedBlock) -> None:
-        """Take a block back."""
-        if block.after is not None and block.after.free:
-            self._remove(block.after)
-            self._join(block, block.after)
-        if block.before is not None and block.before.free:
-            self._remove(block.before)
-            block, rest = block.before, block
-            self._join(block, rest)
-        self._add(block)
-
-    def _join(self, block: CachedBlock, rest: CachedBlock) -> None:
-        block.size, block.after = block.size + rest.size, rest.after
-        if rest.after is not None:
-            rest.after.before = block
-
-
-Event = tuple[int, int]
-"""Which storage, and its size where it is born; 0 where it dies."""
+        """Take a block back; free neighbours become one."""
+        free = self._free[block.small]
+        for first, rest in ((block, block.after), (block.before, block)):
+            neighbour = rest if first is block else first
+            if first is None or rest is None or neighbour is None or not neighbour.free:
+                continue
+            free.pop(bisect_left(free, (neighbour.size, neighbour.address)))
+            first.size, first.after = first.size + rest.size, rest.after
+            if rest.after is not None:
+                rest.after.before = first
+            block = first
+        block.free = True
+        insort(free, (block.size, block.address, block))
 
 
-def least_bytes(events: Iterable[Event], rules: Rules, allocated_bytes: int, reserved_bytes: int) -> int:
+def least_bytes(events: Sequence[tuple[int, int]], rules: Rules, allocated_bytes: int, reserved_bytes: int) -> int:
     """Return about the least that a device must have: the allocator empties its cache before it gives up.
 
     Args:
-        events: of the storages, in order.
+        events: of the storages, in order: which one, and its size where it is born; 0 where it dies.
         rules: what users may set.
         allocated_bytes: the most that is in use at once: less will not do.
         reserved_bytes: what the allocator takes where it may: enough.
     """
-    events = tuple(events)
     low, high = allocated_bytes, reserved_bytes
     while high - low > max(_STEP, high * _CLOSE):
         middle = (low + high) // 2
@@ -206,15 +176,13 @@ def least_bytes(events: Iterable[Event], rules: Rules, allocated_bytes: int, res
     return high
 
 
-def _gets_through(events: Iterable[Event], rules: Rules, limit_bytes: int) -> bool:
-    allocator = Allocator(rules, limit_bytes)
-    blocks: dict[int, CachedBlock] = {}
-    try:
+def _gets_through(events: Sequence[tuple[int, int]], rules: Rules, limit_bytes: int) -> bool:
+    allocator, blocks = Allocator(rules, limit_bytes), dict[int, CachedBlock]()
+    with contextlib.suppress(OutOfRoomError):
         for number, size in events:
             if size:
                 blocks[number] = allocator.take(size)
             else:
                 allocator.give(blocks.pop(number))
-    except OutOfRoomError:
-        return False
-    return True
+        return True
+    return False

@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ipygpumem.estimating.records import Note
 from ipygpumem.introspect import (
+    class_dict,
     instance_dict,
     is_atom,
     is_instance,
@@ -56,10 +57,10 @@ _C_DATA, _FILE = ctypes.Structure.__mro__[1], io.FileIO.__mro__[-2]
 
 
 class Restorer(Walk):
-    """Keeps what objects hold, each once, when they are met; ``put_back`` gives it back to them.
+    """Saves what objects hold, each once, when code reaches them; ``put_back`` gives it back to them.
 
     Args:
-        fakes: the estimate's, whose tensors nothing must hold afterwards.
+        fakes: the estimate's mode, whose tensors nothing must hold afterwards.
         note: takes what could not be put back.
     """
 
@@ -74,7 +75,7 @@ class Restorer(Walk):
         self.take(*(module_dict(module) for module in list(sys.modules.values()) if _is_users_module(module)))
 
     def take(self, *values: Any) -> None:
-        """Keep what ``values`` hold, and what that holds."""
+        """Save what ``values`` hold, and what that holds."""
         for _ in self.run([(values, None)]):
             """None is an array: all is entered."""
 
@@ -83,7 +84,7 @@ class Restorer(Walk):
         return "skip" if is_atom(item) and type(item) is not bytearray else "leading"
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
-        """Keep some objects, and yield what they hold."""
+        """Save some objects, and yield what they hold."""
         for value in objects:
             try:
                 yield self._held(value), None
@@ -91,21 +92,25 @@ class Restorer(Walk):
                 self._fail(type_name(value))
 
     def _held(self, value: Any) -> list[Any]:
-        """Keep one object, and return what it holds."""
+        """Save one object, and return what it holds."""
         for kind, keep in _KEEPERS:
             if is_instance(value, kind):
                 return keep(self, value)
-        if is_of_library(value, "numpy", "ndarray"):
-            return self._array(value)
-        if is_of_library(value, "pandas.core.generic", "NDFrame"):
-            return self._frame(value)
-        if is_of_library(value, "numpy.random", "Generator"):
-            value = value.bit_generator
-        if is_of_library(value, "numpy.random", "BitGenerator"):
-            return self._state(lambda: value.state, lambda state: setattr(value, "state", state))
-        if module_of(value).partition(".")[0] in _FOREIGN:
-            return []
-        return self._attributes(value)
+        for module, name, keep in _LIBRARIES_KEEPERS:
+            if is_of_library(value, module, name):
+                return keep(self, value)
+        return [] if module_of(value).partition(".")[0] in _FOREIGN else self._attributes(value)
+
+    def _state(
+        self,
+        get: Callable[[], Any],
+        put: Callable[[Any], object],
+        same: Callable[[Any, Any], bool] = lambda now, kept: False,
+    ) -> Any:
+        """Save and return a state that ``get`` reads and ``put`` sets, where it is not the ``same`` then."""
+        kept = get()
+        self._undo.append(lambda: None if same(get(), kept) else put(kept))
+        return kept
 
     # -- kinds of objects -----------------------------------------------------------------------------------------
 
@@ -116,50 +121,39 @@ class Restorer(Walk):
         def contents() -> list[Any]:
             return [item for pair in base.items(value) for item in pair] if pairs else list(base.__iter__(value))
 
-        def undo() -> None:
-            now = contents()
-            if len(now) == len(kept) and all(map(operator.is_, now, kept)):
-                return
+        def fill(kept: list[Any]) -> None:
             base.clear(value)
-            if pairs:
-                for key, item in zip(kept[::2], kept[1::2], strict=True):
-                    base.__setitem__(value, key, item)
-            else:
+            for key, item in zip(kept[::2], kept[1::2], strict=True) if pairs else ():
+                base.__setitem__(value, key, item)
+            if not pairs:
                 (base.update if base is set else base.extend)(value, kept)
 
-        kept = contents()
-        self._undo.append(undo)
-        return [*kept, *self._attributes(value)]
+        return [*self._state(contents, fill, _are_same), *self._attributes(value)]
 
     def _class(self, value: Any) -> list[Any]:
         if not _is_users_class(value):
             return []
-        kept = instance_dict(value) or {}
 
-        def undo() -> None:
-            now = instance_dict(value) or {}
+        def restore(kept: dict[str, Any]) -> None:
+            now = class_dict(value)
             for name in [*now, *kept]:
                 if name in kept and now.get(name) is not kept[name]:
                     type.__setattr__(value, name, kept[name])
                 elif name not in kept and name in now:
                     type.__delattr__(value, name)
 
-        self._undo.append(undo)
+        kept = self._state(lambda: dict(class_dict(value)), restore)
         return [*(item for name, item in kept.items() if name not in ("__dict__", "__weakref__")), *type.mro(value)]
 
     def _function(self, value: Any) -> list[Any]:
-        space = value.__globals__
-        cells = value.__closure__ or ()
-        held = [value.__dict__, value.__defaults__, value.__kwdefaults__, *cells]
-        return [*held, space] if is_users(value.__code__.co_filename) and "__file__" in space else held
+        held = [value.__dict__, value.__defaults__, value.__kwdefaults__, *(value.__closure__ or ())]
+        is_of_module = is_users(value.__code__.co_filename) and "__file__" in value.__globals__
+        return [*held, value.__globals__] if is_of_module else held
 
     def _cell(self, value: Any) -> list[Any]:
-        try:
-            kept = value.cell_contents
-        except ValueError:  # an empty one
-            return []
-        self._undo.append(lambda: setattr(value, "cell_contents", kept))
-        return [kept]
+        with contextlib.suppress(ValueError):  # an empty one
+            return [self._state(lambda: value.cell_contents, lambda kept: setattr(value, "cell_contents", kept))]
+        return []
 
     def _tensor(self, value: Any) -> list[Any]:
         if is_instance(value, FakeTensor):
@@ -176,102 +170,82 @@ class Restorer(Walk):
         self._undo.append(undo)
         return [gradient, *self._attributes(value)]
 
-    def _state(self, get: Callable[[], Any], put: Callable[[Any], object]) -> list[Any]:
-        """Keep a state that is read and set by calls."""
-        state = get()
-        self._undo.append(lambda: put(state))
-        return []
-
     def _array(self, value: Any) -> list[Any]:
         if not value.flags.writeable or not self._fits(value, value.nbytes):
             return []
         numpys = sys.modules["numpy"]
-        kept = numpys.array(value, copy=True, subok=False)
-        self._undo.append(lambda: numpys.copyto(value, kept))
+        copy = functools.partial(numpys.array, value, copy=True, subok=False)
+        kept = self._state(copy, lambda kept: numpys.copyto(value, kept))
         return list(kept.flat) if kept.dtype.hasobject else []
 
     def _frame(self, value: Any) -> list[Any]:
-        """Keep a pandas DataFrame or Series: by a shallow copy where pandas copies on write."""
-        pandas = sys.modules["pandas"]
+        """Save a pandas DataFrame or Series: by a shallow copy where pandas copies on write."""
+        pandas, blocks = sys.modules["pandas"], value._mgr.blocks
         copies_on_write = pandas.__version__.partition(".")[0] >= "3" or pandas.options.mode.copy_on_write is True
-        size_bytes = sum(getattr(block.values, "nbytes", 0) for block in value._mgr.blocks)
+        size_bytes = sum(getattr(block.values, "nbytes", 0) for block in blocks)
         if not copies_on_write and not self._fits(value, size_bytes):
             return []
-        kept = value.copy(deep=not copies_on_write)
-        attributes = dict(value.__dict__)
+        kept, attributes = value.copy(deep=not copies_on_write), dict(value.__dict__)
 
         def undo() -> None:
             value.__dict__.clear()
             value.__dict__.update(attributes)
-            attributes.get("_item_cache", {}).clear()  # of older ones: columns of the manager that goes
+            attributes.get("_item_cache", {}).clear()  # in older ones: columns of the manager that goes
             object.__setattr__(value, "_mgr", kept._mgr)
 
         self._undo.append(undo)
-        cells = [block.values for block in kept._mgr.blocks if block.dtype.kind == "O"]
+        cells = [block.values for block in blocks if block.dtype.kind == "O"]
         return [value.attrs, *(item for values in cells for item in getattr(values, "flat", ()))]
 
     def _fits(self, value: Any, size_bytes: int) -> bool:
         """Return True if there is room to keep a copy of ``value``."""
-        if size_bytes > min(_LARGEST_ARRAY, self._free_bytes):
-            self._note(
-                f"too large to be put back if the code changes it: {type_name(value)} of {format_bytes(size_bytes)}"
-            )
-            return False
-        self._free_bytes -= size_bytes
-        return True
+        if size_bytes <= min(_LARGEST_ARRAY, self._free_bytes):
+            self._free_bytes -= size_bytes
+            return True
+        what = f"{type_name(value)} of {format_bytes(size_bytes)}"
+        self._note(f"too large to be put back if the code changes it: {what}")
+        return False
 
     def _buffer(self, value: Any) -> list[Any]:
-        """Keep the contents of a bytearray, an array or a mapped file."""
-        kept = value[:] if self._fits(value, len(value) * getattr(value, "itemsize", 1)) else None
-
-        def undo() -> None:
-            if value[:] != kept:
-                value[:] = kept
-
-        if kept is not None:
-            self._undo.append(undo)
+        """Save the contents of a bytearray, an array or a mapped file."""
+        if self._fits(value, len(value) * getattr(value, "itemsize", 1)):
+            self._state(lambda: value[:], functools.partial(value.__setitem__, slice(None)), operator.eq)
         return []
 
     def _c_data(self, value: Any) -> list[Any]:
-        """Keep the contents of a ctypes object, such as a ``multiprocessing.Value``'s."""
-        return self._state(
-            lambda: ctypes.string_at(ctypes.addressof(value), ctypes.sizeof(value)),
-            lambda kept: ctypes.memmove(ctypes.addressof(value), kept, len(kept)),
-        )
+        """Save the contents of a ctypes object, such as the one of a ``multiprocessing.Value``."""
+        place, size = ctypes.addressof(value), ctypes.sizeof(value)
+        self._state(lambda: ctypes.string_at(place, size), lambda kept: ctypes.memmove(place, kept, size))
+        return []
 
     def _file(self, value: Any) -> list[Any]:
-        """Keep the position of a file that is read, or the contents of one in memory."""
-        if is_instance(value, io.BytesIO) or is_instance(value, io.StringIO):
-            return self._state(value.__getstate__, value.__setstate__)
+        """Save the position of a file that is read, or the contents of one in memory."""
         with contextlib.suppress(OSError, ValueError):  # closed, a pipe, or in the middle of a loop over its lines
-            if value.readable() and not value.writable() and value.seekable():
-                return self._state(value.tell, value.seek)
+            if is_instance(value, io.BytesIO) or is_instance(value, io.StringIO):
+                self._state(value.__getstate__, value.__setstate__)
+            elif value.readable() and not value.writable() and value.seekable():
+                self._state(value.tell, value.seek)
         return []
 
     def _attributes(self, value: Any) -> list[Any]:
-        """Keep an object's attributes: those in its dict, and those in slots of classes of the user's."""
-        kind = type(value)
+        """Save an object's attributes: those in its dict, and those in slots of the user's classes."""
         own = instance_dict(value)
-        held = [kind, *([own] if own is not None else [])]
-        for base in type.mro(kind):
-            for slot in (instance_dict(base) or {}).values() if _is_users_class(base) else ():
-                if type(slot) is types.MemberDescriptorType:
-                    held += self._slot(value, slot)
-        return held
+        slots = (class_dict(base).values() for base in type.mro(type(value)) if _is_users_class(base))
+        members = [slot for some in slots for slot in some if type(slot) is types.MemberDescriptorType]
+        held = [self._slot(value, slot) for slot in members]
+        return [*held, type(value), own] if own is not None else [*held, type(value)]
 
-    def _slot(self, value: Any, slot: Any) -> list[Any]:
+    def _slot(self, value: Any, slot: Any) -> Any:
         try:
-            kept = slot.__get__(value)
-        except AttributeError:
-            self._undo.append(lambda: _emptied(value, slot))
-            return []
-        self._undo.append(lambda: slot.__set__(value, kept))
-        return [kept]
+            return self._state(lambda: slot.__get__(value), lambda kept: slot.__set__(value, kept))
+        except AttributeError:  # it is empty
+            self._undo.append(lambda: _empty(slot, value))
+            return None
 
-    # -- the end --------------------------------------------------------------------------------------------------
+    # -- settings ---------------------------------------------------------------------------------------------------
 
     def _keep_settings(self) -> None:
-        """Keep the states of Python's, NumPy's and torch's random generators, and settings of torch and the process."""
+        """Save the states of Python's, NumPy's and torch's generators, and settings of torch and the process."""
         self._dice(random._inst)  # the one behind random.random()
         numpys: Any = getattr(sys.modules.get("numpy"), "random", None)
         if numpys is not None:
@@ -280,16 +254,27 @@ class Restorer(Walk):
         if torch.cuda.is_initialized():
             self._state(torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all)
         for get, put in _SETTINGS:
-            self._setting(get, put)
+            with contextlib.suppress(AttributeError, OSError):  # not in this torch; a folder that is gone
+                self._state(get, put, operator.eq)
         self.take(sys.path)
 
-    def _setting(self, get: Callable[[], Any], put: Callable[[Any], object]) -> None:
-        with contextlib.suppress(AttributeError, OSError):  # not in this torch; a folder that is gone
-            kept = get()
-            self._undo.append(lambda: None if get() == kept else put(kept))
+    def _dice(self, value: Any) -> list[Any]:
+        self._state(functools.partial(random.Random.getstate, value), functools.partial(random.Random.setstate, value))
+        return []
 
-    def _dice(self, value: random.Random) -> list[Any]:
-        return self._state(lambda: random.Random.getstate(value), lambda state: random.Random.setstate(value, state))
+    def _generator(self, value: Any) -> list[Any]:
+        bits = getattr(value, "bit_generator", value)  # NumPy's Generator, or the one inside it
+        self._state(lambda: bits.state, lambda kept: setattr(bits, "state", kept))
+        return []
+
+    def _torch_generator(self, value: Any) -> list[Any]:
+        self._state(value.get_state, value.set_state)
+        return []
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def _fail(self, what: str) -> None:
+        self._note(f"this could not be put back: {what}")
 
     def _do(self, undo: Callable[[], object]) -> None:
         try:
@@ -297,13 +282,8 @@ class Restorer(Walk):
         except Exception as error:  # the others get theirs back
             self._fail(str(error).partition("\n")[0])
 
-    def _fail(self, what: str) -> None:
-        self._note(f"this could not be put back: {what}")
-
     def put_back(self) -> None:
         """Give everything what it held; note what failed, and what still holds a fake tensor."""
-        if not self.complete:
-            self._fail(f"the last of more than {MOST_KEPT:,} objects")
         for undo in reversed(self._undo):
             self._do(undo)
         self._undo.clear()
@@ -321,6 +301,15 @@ class Restorer(Walk):
                 self._note(f"{holder} still holds a fake tensor of this estimate: delete or empty it")
 
 
+def _are_same(now: list[Any], kept: list[Any]) -> bool:
+    return len(now) == len(kept) and all(map(operator.is_, now, kept))
+
+
+def _empty(slot: Any, value: Any) -> None:
+    with contextlib.suppress(AttributeError):  # it is empty
+        slot.__delete__(value)
+
+
 def _set_environment(kept: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(kept)
@@ -331,21 +320,23 @@ def _set_filters(kept: list[Any]) -> None:
     warnings.filters[:] = kept  # type: ignore[index]  # it is a list
 
 
+def _default_device() -> Any:
+    return getattr(getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), "device", None)
+
+
+_CUDNN = torch.backends.cudnn
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (lambda: dict(os.environ), _set_environment),
     (os.getcwd, os.chdir),
     (lambda: list(warnings.filters), _set_filters),
     (torch.get_default_dtype, torch.set_default_dtype),
-    (
-        lambda: getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None),
-        lambda kept: torch.set_default_device(getattr(kept, "device", None)),
-    ),
+    (_default_device, torch.set_default_device),
     (torch.is_grad_enabled, torch._C._set_grad_enabled),
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     *(
-        (functools.partial(getattr, torch.backends.cudnn, name), functools.partial(setattr, torch.backends.cudnn, name))
+        (functools.partial(getattr, _CUDNN, name), functools.partial(setattr, _CUDNN, name))
         for name in ("enabled", "benchmark", "deterministic", "allow_tf32")
     ),
 )
@@ -412,7 +403,8 @@ def _name_of_holder(holder: Any) -> str:
     return f"a {name_of(type(holder))}"
 
 
-_KEEPERS: tuple[tuple[Any, Callable[[Restorer, Any], list[Any]]], ...] = (
+_Keeper = Callable[[Restorer, Any], list[Any]]
+_KEEPERS: tuple[tuple[Any, _Keeper], ...] = (
     *((kind, Restorer._container) for kind in (dict, list, deque, set)),
     (tuple, lambda _, value: list(tuple.__iter__(value))),
     (frozenset, lambda _, value: list(frozenset.__iter__(value))),
@@ -427,8 +419,12 @@ _KEEPERS: tuple[tuple[Any, Callable[[Restorer, Any], list[Any]]], ...] = (
     (_C_DATA, Restorer._c_data),
     (_FILE, Restorer._file),
     (torch.Tensor, Restorer._tensor),
-    (torch.Generator, lambda self, value: self._state(value.get_state, value.set_state)),
-    (random.Random, lambda self, value: self._dice(value)),
-    (staticmethod, lambda _, value: [value.__func__]),
-    (classmethod, lambda _, value: [value.__func__]),
+    (torch.Generator, Restorer._torch_generator),
+    (random.Random, Restorer._dice),
+    *((kind, lambda _, value: [value.__func__]) for kind in (staticmethod, classmethod)),
+)
+_LIBRARIES_KEEPERS: tuple[tuple[str, str, _Keeper], ...] = (
+    ("numpy", "ndarray", Restorer._array),
+    ("pandas.core.generic", "NDFrame", Restorer._frame),
+    *(("numpy.random", name, Restorer._generator) for name in ("Generator", "BitGenerator")),
 )
