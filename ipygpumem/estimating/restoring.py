@@ -284,6 +284,8 @@ class Restorer(Walk):
 
     def put_back(self) -> None:
         """Give everything what it held; note what failed, and what still holds a fake tensor."""
+        if not self.complete:
+            self._fail(f"the last of more than {MOST_KEPT:,} objects")
         for undo in reversed(self._undo):
             self._do(undo)
         self._undo.clear()
