@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import TypeVar
 
@@ -33,11 +33,3 @@ def counted(items: Iterable[T], count: int, progress: Progress) -> Iterator[T]:
     for done, item in enumerate(items, 1):
         yield item
         progress(done / count)
-
-
-def every(number: int, items: Sequence[T], progress: Progress) -> Iterator[T]:
-    """Yield ``items``, and report after each ``number`` of them."""
-    for done, item in enumerate(items, 1):
-        yield item
-        if not done % number:
-            progress(done / len(items))

@@ -109,7 +109,7 @@ class Walk:
         self._kept: list[Sequence[object]] = []
         """As long as they live here, no identity can come to mean something new."""
         self._long: deque[Any] = deque()
-        self._size, self._looked_at = 1, 0
+        self._size = 1
         self._progress: Progress = unseen
 
     def run(self, groups: Iterable[Group]) -> Iterator[list[Any]]:
@@ -174,9 +174,6 @@ class Walk:
         queue: deque[tuple[Sequence[Any], str]] = deque()
         for items, label in chain(groups, self._inside(queue)):
             for start, part in zip(count(0, CHUNK), chunks(items)):
-                self._looked_at += len(part)
-                if start:
-                    self._report()
                 arrays, leading = self._sift(part, with_paths=label is not None)
                 if label is None:
                     queue.extend((some, "") for some in chunks(leading, _AT_ONCE))
@@ -194,16 +191,11 @@ class Walk:
             if not queue:
                 return
             if not entered % _REPORTED_AFTER:
-                self._report()
+                self._progress((self._limit - self.left) / max(1, min(self._limit, self._size)))
             try:
                 yield from self.enter(*queue.popleft())
             except RuntimeError:  # a thread changes a container while we look: its rest is not seen
                 self.complete = False
-
-    def _report(self) -> None:
-        """Report how far the walk is: it ends when enough objects are looked into, or all are looked at."""
-        entered = (self._limit - self.left) / max(1, min(self._limit, self._size))
-        self._progress(max(entered, self._looked_at / self._size))
 
     def _go_through(self, container: Any) -> Iterator[list[Any]]:
         """Follow the items of a long container, as long as arrays are among them or behind them."""

@@ -329,12 +329,7 @@ class Search:
             self._lead_on(key)
 
     def _lead_on(self, key: int, level: int | None = None) -> None:
-        """Note that the root which keeps ``key`` keeps all that it leads to.
-
-        Args:
-            key: of an object that a root keeps.
-            level: only what it was known to lead to by then: by longer ways it may lead to what others keep nearer.
-        """
+        """Note that the root which keeps ``key`` keeps all that it leads to."""
         waiting, done = deque([key]), set[int]()
         while waiting:
             parent = waiting.popleft()

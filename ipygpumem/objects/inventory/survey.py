@@ -26,15 +26,13 @@ from ipygpumem.objects.holders.frames import peek, running_locals
 from ipygpumem.objects.inventory.memory import Memory, Reader, Storages
 from ipygpumem.objects.inventory.records import Inventory, Role, TensorRecord
 from ipygpumem.objects.inventory.selection import first_part
-from ipygpumem.objects.progress import Progress, every, part, parts, unseen
+from ipygpumem.objects.progress import Progress, part, unseen
 from ipygpumem.objects.traced import refuse_while_traced
 from ipygpumem.objects.walk import Names
 from ipygpumem.probes.accelerators import loaded_torch
 
 CellOf = Callable[[str], "int | None"]
-_HEAPS_SHARE = 0.25
-_MICROSECONDS = {"object": 5.0, "tensor": 3.0, "array": 40.0}
-"""About so long it takes to walk over one of the objects, or to describe a tensor or array: only a bar's pace."""
+_HEAPS_SHARE, _WALKS_SHARE = 0.25, 0.7
 
 
 def take(
@@ -104,12 +102,8 @@ class _Survey:
         self.notes: list[str] = []
         roots = list(roots)  # before the heap is listed: ``peek`` counts references
         self._heap = Heap(running_locals(), part(progress, 0.0, _HEAPS_SHARE))
-        tensors, arrays = len(self._heap.tensors), len(self._heap.ndarrays)
-        number = self._heap.size + arrays
-        counts = {"object": number - tensors, "tensor": tensors, "array": arrays}
-        weights = [count * _MICROSECONDS[what] for what, count in counts.items()]
-        walk, self._of_tensors, self._of_arrays = parts(part(progress, _HEAPS_SHARE, 1.0), weights)
-        names = Names(number, walk)
+        self._rest = part(progress, _WALKS_SHARE, 1.0)
+        names = Names(self._heap.size + len(self._heap.ndarrays), part(progress, _HEAPS_SHARE, _WALKS_SHARE))
         self._named = names.named(roots)
         parts_of_paths = {key: first_part(path.replace("list(", "")).rstrip(")") for key, path in names.paths.items()}
         cells = {root: cell_of(root) for root in dict.fromkeys(parts_of_paths.values())}
@@ -141,17 +135,17 @@ class _Survey:
                 if storages is not None:
                     storages.add_of(reader, tensors)
                 roles = roles_of(reader, self._heap, tensors, gradients)
-                self._of_tensors(0.2)
-                listed = TensorList(reader, tensors, self._labels, part(self._of_tensors, 0.2, 0.6))
+                listed = TensorList(reader, tensors, self._labels)
                 shown = listed.match(array_type, arrays)
                 records += listed.records(roles)
                 if listed.unread:
                     self.notes.append(f"the memory of {len(listed.unread)} tensors {listed.unread[0]}")
-        self._of_tensors(1.0)
+        self._rest(0.5)
         buffers = _jax_records(self._named.values(), self._labels)
         shown |= _shown_by_jax(array_type, arrays, buffers)
         records += buffers.values()
-        records += array_records(array_type, arrays, self._labels, shown, self._of_arrays)
+        records += array_records(array_type, arrays, self._labels, shown)
+        self._rest(1.0)
         return sorted(records, key=attrgetter("size_bytes"), reverse=True)
 
     def roles(self) -> list[tuple[object, Role]]:
@@ -184,7 +178,6 @@ def torch_reader() -> Iterator[Reader | None]:
         yield Reader(torch)
 
 
-_STEP = 1000
 _MAPPED = "a memory map: bytes of the file, not all of them in RAM"
 
 
@@ -227,12 +220,11 @@ class TensorList:
         reader: reads the tensors.
         tensors: those with a name first.
         labels: their names.
-        progress: gets how much is read.
     """
 
-    def __init__(self, reader: Reader, tensors: Sequence[Any], labels: Labels, progress: Progress = unseen) -> None:
+    def __init__(self, reader: Reader, tensors: Sequence[Any], labels: Labels) -> None:
         self._reader, self._labels = reader, labels
-        self._memories = [(tensor, reader.memory(tensor)) for tensor in every(_STEP, tensors, progress)]
+        self._memories = [(tensor, reader.memory(tensor)) for tensor in tensors]
         self._wholes: dict[int, list[Memory]] = {}
         """What a storage is a part of: sparse, quantized and wrapper tensors."""
         for _, memory in self._memories:
@@ -331,12 +323,10 @@ class TensorList:
         )
 
 
-def array_records(
-    array_type: Any, arrays: Sequence[object], labels: Labels, shown: set[int], progress: Progress
-) -> list[TensorRecord]:
+def array_records(array_type: Any, arrays: Sequence[object], labels: Labels, shown: set[int]) -> list[TensorRecord]:
     """Return one record for the memory of each array, but for that which was ``shown`` as a tensor's."""
     records: dict[int, TensorRecord] = {}
-    for item in every(_STEP, arrays, progress):
+    for item in arrays:
         owner = memory_of(array_type, item)
         found, key = describe(item), id(owner)
         if key in shown or found is None:
