@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ast
 import builtins
-import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets import TraitError
 from traitlets.config import Config
@@ -24,7 +22,6 @@ from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments import manager
 from ipygpumem.notebook.notebook import notebook_of
 from ipygpumem.profiling.account import Account
-from tests.kernel import Kernel
 
 PACKAGE = Path(ipygpumem.__file__).parent
 
@@ -41,15 +38,6 @@ def registered(shell: InteractiveShell) -> dict[str, Any]:
         "configurables": list(shell.configurables),
         "completers": sorted(completers.strs) if completers is not None else [],
     }
-
-
-def test_unloading_leaves_the_shell_as_it_was(shell: InteractiveShell) -> None:
-    shell.run_line_magic("unload_ext", "no_such_extension")  # IPython itself loads these magics when first used
-    before = registered(shell)
-    shell.run_cell("%load_ext ipygpumem")
-    assert registered(shell) != before
-    shell.run_cell("%unload_ext ipygpumem")
-    assert registered(shell) == before
 
 
 def test_a_magic_of_the_same_name_is_back_after_unloading(shell: InteractiveShell) -> None:
@@ -231,27 +219,6 @@ def test_a_value_that_was_refused_does_not_keep_the_extension_from_being_loaded_
     assert capsys.readouterr().err == ""
 
 
-def test_the_tab_key_completes_in_a_real_kernel(kernel: Kernel) -> None:
-    assert "preload" in kernel.complete("%gpumem pre")
-    assert "--drop-imports" in kernel.complete("%%experiment run --dr")
-    assert "status" in kernel.complete("%experiment st")
-
-
-def test_plain_magics_are_listed_with_their_help(shell: InteractiveShell) -> None:
-    shell.run_cell("%load_ext ipygpumem")
-    magics = shell.magics_manager.lsmagic()
-    assert "experiment" in magics["line"]
-    assert "experiment" in magics["cell"]
-    for kind, name in (("line", "experiment"), ("cell", "experiment"), ("line", "gpumem")):
-        assert f"%{name}" in (magics[kind][name].__doc__ or "")
-
-
-def test_a_magic_called_wrongly_is_a_usage_error(shell: InteractiveShell) -> None:
-    shell.run_cell("%load_ext ipygpumem")
-    with pytest.raises(UsageError, match="use on, off, status, preload, free"):
-        shell.run_line_magic("gpumem", "explode")
-
-
 def imported_after(code: str) -> set[str]:
     """Return the modules that a script has imported, those of ours without the package's name."""
     code = f"import sys\n{code}\nprint(*(name.removeprefix('ipygpumem.') for name in sys.modules))\n"
@@ -291,25 +258,6 @@ def test_no_module_keeps_state_that_changes() -> None:
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             assert not isinstance(node, ast.Global), path
-
-
-def test_a_terminal_shows_the_reports_as_text() -> None:
-    cells = (
-        "%load_ext ipygpumem\nx = 1\n%experiment start a\ny = x + 1\n%experiment end\nprint('y' in globals())\nexit\n"
-    )
-    run = subprocess.run(
-        [sys.executable, "-m", "IPython", "--simple-prompt", "--no-banner", "--colors=NoColor"],
-        input=cells,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    assert re.search(r"cell 2 · .*RAM [\d.]+ MiB\n", run.stdout)
-    assert re.search(r"experiment a · 2 cells · .*\n  device +consumed", run.stdout)
-    assert "deleted: y" in run.stdout
-    assert "False\n" in run.stdout
-    assert "<div" not in run.stdout
 
 
 def test_history_shows_a_cell_whose_magic_was_wrong_by_the_magic(shell: InteractiveShell) -> None:

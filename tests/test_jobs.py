@@ -43,25 +43,6 @@ TORCHRUN = (
     "run = subprocess.Popen([sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2', "
     "'job.py'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)"
 )
-LAUNCHER = """
-import accelerate, contextlib, io, threading, time
-def train():
-    job.work()
-def look():
-    while len([name for name in os.listdir() if name.startswith("ready-")]) < {ready}:
-        time.sleep(0.05)
-    shell.run_line_magic("gpumem", "status")
-    for child in psutil.Process().children():
-        if child.pid not in before:
-            child.terminate()
-before = {{child.pid for child in psutil.Process().children()}}
-shell = get_ipython()
-looking = threading.Thread(target=look)
-looking.start()
-with contextlib.suppress(Exception):  # its workers were ended, as they never end by themselves
-    accelerate.notebook_launcher(train, (), num_processes=2, use_port="0")
-looking.join()
-"""
 kernel = kernel_with("%load_ext ipygpumem", "import os, psutil, subprocess, sys, torch")
 """With a folder of its own as the current one."""
 
@@ -138,16 +119,6 @@ def test_workers_that_torchrun_starts_later_are_of_the_cell_that_started_torchru
     found, workers = listed(kernel), ready(folder) - before
     assert {psutil.Process(pid).ppid() for pid in workers} == {launcher}
     assert {found[pid][1] for pid in (launcher, *workers)} == {cell}
-
-
-@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="needs accelerate, of the extra 'hf'")
-def test_processes_of_accelerates_launcher_are_of_the_cell_that_still_runs(kernel: Kernel, folder: Path) -> None:
-    before = ready(folder)
-    reply = works(kernel, LAUNCHER.format(ready=len(before) + 2), timeout=60)
-    cell = f"cell {kernel.value('len(In) - 1')}"
-    found, workers = rows(reply.reports("status")[0]), ready(folder) - before
-    assert [found[pid][1] for pid in workers] == [cell, cell]
-    assert all(found[pid][0] > 64 for pid in workers)
 
 
 def test_what_is_left_stays_listed_with_its_cell_and_nothing_of_ours_ends_it(kernel: Kernel, folder: Path) -> None:

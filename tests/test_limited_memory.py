@@ -65,23 +65,6 @@ def test_the_limit_is_the_total_and_the_parts_sum_to_it(group: Path, tmp_path: P
     assert abs(LIMIT - held["free"] - used) < 16 * MIB
 
 
-def test_a_child_process_counts_with_its_pages(group: Path, tmp_path: Path) -> None:
-    code = "block = bytearray(b'x') * (128 << 20); print(1, flush=True); input()"
-    with kernel_in(group, tmp_path) as kernel:
-        _, before = status(kernel)
-        works(
-            kernel,
-            "import subprocess, sys\n"
-            f"child = subprocess.Popen([sys.executable, '-c', {code!r}], stdin=-1, stdout=-1)\n"
-            "child.stdout.readline()",
-        )
-        _, with_child = status(kernel)
-        works(kernel, "child.communicate(b'\\n')")
-    assert 128 * MIB <= with_child["child processes"] <= 160 * MIB
-    assert abs(before["free"] - with_child["free"] - 128 * MIB) < 32 * MIB
-    assert abs(sum(with_child.values()) - LIMIT) < MIB
-
-
 def test_a_group_around_the_own_one_limits_too(group: Path, tmp_path: Path) -> None:
     inner = group / "inner"
     inner.mkdir()

@@ -22,14 +22,6 @@ shared = kernel_with(
 """Each of the tests below leaves it as it found it."""
 
 
-def test_gpumem_off_silences_the_line_and_on_brings_it_back(shared: Kernel) -> None:
-    assert "off" in shared.run("%gpumem off").reports("note")[0]
-    assert shared.run("1").reports() == []
-    assert shared.value("ipygpumem.last().success") is True
-    assert "on" in shared.run("%gpumem on").reports("note")[0]
-    assert len(shared.run("1").reports("cell")) == 1
-
-
 def test_status_has_words_for_each_value_of_release_frames() -> None:
     assert RELEASED.keys() == set(IPyGpuMem.class_traits()["release_frames"].values)
 
@@ -58,21 +50,6 @@ def test_the_status_of_many_names_is_a_line_of_forty(shared: Kernel) -> None:
     shared.run("%experiment end")
 
 
-def test_a_command_that_there_is_not_is_named(shared: Kernel) -> None:
-    assert "UsageError: %gpumem: no such command 'statsu'; use on, off, status," in shared.run("%gpumem statsu").stderr
-    assert "UsageError: %gpumem: a command is missing; use on," in shared.run("%gpumem").stderr
-
-
-def test_status_shows_what_objects_that_wait_to_be_restored_hold(shared: Kernel) -> None:
-    shared.run("import numpy; held = numpy.ones(8 << 20)")
-    shared.run("%experiment start alpha\nheld = 1")
-    assert "waiting to be restored: held 64 MiB" in shared.run("%gpumem status").reports("status")[0]
-    report = shared.run("%experiment end").reports("experiment")[0]
-    assert "the restored objects (held) took 64 MiB while the experiment ran" in report
-    assert shared.value("held.nbytes") == 64 * MIB
-    shared.run("del held")
-
-
 def test_free_gives_back_garbage_and_what_stored_tracebacks_hold(shared: Kernel) -> None:
     shared.run("def fail():\n    pinned = block(96)\n    raise ValueError('kept for %debug')\nfail()")
     shared.run("loop = [block(64)]; loop.append(loop); del loop")
@@ -89,23 +66,6 @@ def test_preload_without_an_accelerator_says_so(shared: Kernel) -> None:
     if shared.value("__import__('torch').cuda.is_available()"):
         pytest.skip("there is an accelerator here; tests/gpu covers it")
     assert "no accelerator" in shared.run("%gpumem preload").reports("note")[0]
-
-
-def test_an_experiment_as_a_context_manager(shared: Kernel) -> None:
-    reply = shared.run(
-        "x = 1\n"
-        "with ipygpumem.experiment('block', keep='best*') as exp:\n"
-        "    x = block(64); best_loss = 0.5; fleeting = 2\n"
-        "    half_way = exp.usage()[0].delta_bytes\n"
-        "    print(half_way >> 20)\n"
-        "print(x, best_loss, 'fleeting' in globals(), tuple(sorted(exp.record.deleted)), exp.record.kept)"
-    )
-    assert reply.stdout.split("\n")[0] in ("64", "65")
-    assert "1 0.5 False ('fleeting', 'half_way') ('best_loss',)" in reply.stdout
-    (report,) = reply.reports("experiment")
-    assert report.startswith("experiment block")
-    assert shared.value("exp.record.reclaimed['cpu'] >> 20") in (63, 64, 65)
-    assert shared.value("exp.usage() == exp.record.usages == ipygpumem.experiments()[-1].usages") is True
 
 
 def test_an_experiment_started_in_one_cell_and_finished_in_another(shared: Kernel) -> None:
@@ -148,40 +108,6 @@ def test_options_of_the_cell_magic(shared: Kernel) -> None:
     assert "deleted" not in report
     assert shared.value("(a, b1, c, e, 'd' in globals(), 'colorsys' in globals())") == (1, 1, 1, 1, False, False)
     shared.run("del a, b1, c, e")
-
-
-def test_keep_adds_names_while_the_scope_is_open(shared: Kernel) -> None:
-    shared.run("%experiment start later")
-    shared.run("%experiment keep first 'other*'")
-    shared.run("first = other_one = gone = 1")
-    report = shared.run("%experiment end").reports("experiment")[0]
-    assert "kept: first, other_one" in report
-    assert shared.value("'gone' in globals()") is False
-    shared.run("del first, other_one")
-
-
-def test_a_seed_resets_the_generators_before_every_cell(shared: Kernel) -> None:
-    draw = "import random, numpy, torch\nkept.append((random.random(), numpy.random.rand(), torch.rand(1).item()))"
-    shared.run("kept = []\n%experiment start seeded --seed 5")
-    shared.run(draw)
-    shared.run(draw)
-    shared.run("%experiment end")
-    shared.run("%%experiment again --seed 5\n" + draw)
-    shared.run(draw)
-    assert shared.value("[draw == kept[0] for draw in kept]") == [True, True, True, False]
-    assert shared.value("[type(finder).__name__ for finder in __import__('sys').meta_path].count('SeedOnImport')") == 0
-
-
-def test_an_unfinished_experiment_of_the_same_name_is_finished_first(shared: Kernel) -> None:
-    shared.run("%experiment start run\nfirst = 1")
-    shared.run("%experiment start inside\nsecond = 2")
-    reply = shared.run("%experiment start run\nthird = 3")
-    assert [text.split(" · ")[0] for text in "\n".join(reply.reports("experiment")).split("\n") if " · " in text] == [
-        "experiment inside",
-        "experiment run",
-    ]
-    assert shared.value("[name in globals() for name in ('first', 'second', 'third')]") == [False, False, True]
-    shared.run("%experiment end")
 
 
 def test_the_cost_of_our_own_look_at_the_names_is_not_the_experiments_peak(shared: Kernel) -> None:
@@ -265,10 +191,6 @@ def test_the_words_of_keep_are_checked_even_where_no_experiment_is_open(shared: 
     assert "UsageError: %experiment keep: which names?" in shared.run("%experiment keep ,").stderr
     for word in ("a b", "3x", "a-b"):
         assert f"'{word}' is neither a name nor a glob" in shared.run(f"%experiment keep '{word}'").stderr
-
-
-def test_a_table_has_one_row_at_least(shared: Kernel) -> None:
-    assert "'0' is no number from 1 on" in shared.run("%gpumem tensors --top 0").stderr
 
 
 def test_an_error_after_one_that_was_caught_keeps_its_frames_for_debug(shared: Kernel) -> None:

@@ -25,37 +25,6 @@ def test_a_span_has_its_start_its_end_and_its_peak() -> None:
     assert (usage.delta_bytes, usage.peak_delta_bytes, usage.total_bytes, usage.method) == (20, 70, 1000, "kernel")
 
 
-def test_a_peak_before_the_start_is_not_the_spans() -> None:
-    probe = FakeProbe()
-    probe.spike(900)
-    meter = Meter([probe])
-    (usage,) = meter.stop(meter.start())
-    assert usage.peak_bytes == 0
-
-
-def test_an_inner_span_does_not_hide_the_outer_ones_peak() -> None:
-    probe = FakeProbe()
-    meter = Meter([probe])
-    outer = meter.start()
-    probe.spike(500)
-    inner = meter.start()
-    probe.spike(200)
-    assert meter.stop(inner)[0].peak_bytes == 200
-    probe.spike(300)
-    assert meter.stop(outer)[0].peak_bytes == 500
-
-
-def test_reading_half_way_leaves_the_span_open_and_its_peak_whole() -> None:
-    probe = FakeProbe()
-    meter = Meter([probe])
-    span = meter.start()
-    probe.spike(400)
-    assert meter.read(span)[0].peak_bytes == 400
-    probe.set(30)
-    usage = meter.stop(span)[0]
-    assert (usage.peak_bytes, usage.after_bytes) == (400, 30)
-
-
 def test_a_device_that_is_first_used_inside_the_span_began_empty() -> None:
     class Late(FakeProbe):
         ready = False
@@ -162,14 +131,6 @@ def test_probes_that_turn_up_later_are_measured_from_then_on() -> None:
     assert finds == []
     meter.close()
     assert late.closed
-
-
-def test_closing_the_meter_closes_its_probes() -> None:
-    probe = FakeProbe(sampled=True)
-    meter = Meter([probe])
-    meter.start()
-    meter.close()
-    assert probe.closed
 
 
 ACTIONS = st.lists(

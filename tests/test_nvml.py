@@ -99,16 +99,6 @@ def test_devices_are_matched_by_uuid_not_by_number(driver: FakeNvml) -> None:
     assert [(item.total_bytes, item.used_bytes) for item in found] == [(2000, 300), (1000, 700)]
 
 
-def test_other_processes_are_those_that_are_not_this_one(driver: FakeNvml) -> None:
-    driver.processes["GPU-a"] = [
-        SimpleNamespace(pid=os.getpid(), usedGpuMemory=100),
-        SimpleNamespace(pid=-1, usedGpuMemory=250),
-        SimpleNamespace(pid=-2, usedGpuMemory=50),
-    ]
-    driver.graphics = [SimpleNamespace(pid=-3, usedGpuMemory=7)]
-    assert Nvml().device(cuda_with("a"), 0, processes=True, has_context=True).other_bytes == 307
-
-
 @pytest.mark.parametrize("error", [NVMLError("Not Supported"), NVMLLibraryMismatchError("another version")], ids=str)
 def test_a_driver_that_lists_no_processes_still_reports_what_is_in_use(
     driver: FakeNvml, monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -157,11 +147,6 @@ def test_a_card_that_fails_does_not_hide_the_others(driver: FakeNvml, monkeypatc
     first, second = Nvml().cards()
     assert first.wide.note == "NVML: GPU is lost"
     assert second.wide.used_bytes == 300
-
-
-def test_there_are_no_cards_without_a_driver(driver: FakeNvml) -> None:
-    driver.fail_init = True
-    assert Nvml().cards() == []
 
 
 def test_the_deprecated_package_of_that_name_does_not_warn_in_the_users_cell(
@@ -236,13 +221,6 @@ def test_without_a_driver_or_the_package_there_is_a_reason(driver: FakeNvml, mon
     assert "Driver Not Loaded" in Nvml().device(cuda_with("a"), 0, processes=False, has_context=True).note
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert "nvidia-ml-py is not installed" in Nvml().device(cuda_with("a"), 0, processes=False, has_context=True).note
-
-
-def test_the_connection_is_closed(driver: FakeNvml) -> None:
-    nvml = Nvml()
-    nvml.device(cuda_with("a"), 0, processes=False, has_context=True)
-    nvml.close()
-    assert driver.shut_down
 
 
 def test_nvmls_figures_reach_the_reading_and_its_absence_a_note(

@@ -124,13 +124,3 @@ def test_an_autofit_that_fits_nothing_names_the_limit_and_contradicts_nothing(li
     assert parse_bytes(needs[1]) > 2 * GIB
     assert re.fullmatch(r"RLIMIT_AS allows this process [\d.]+ \wiB of address space", needs[2])
     assert "which has" not in reply.stderr
-
-
-@pytest.mark.parametrize(("asked", "has"), [(500, False), (1 << 50, True)])
-def test_an_autofit_says_how_much_a_device_has_only_where_that_is_too_little(
-    kernel: Kernel, asked: int, *, has: bool
-) -> None:
-    text = f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {asked} bytes"
-    said = kernel.run(f"%%autofit n=1\nraise RuntimeError({text!r})\nn").stderr
-    assert "needs at least" in said
-    assert ("of RAM, which has" in said) is has

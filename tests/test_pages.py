@@ -40,11 +40,3 @@ def test_shared_and_file_pages_are_not_this_processs_own(tmp_path: Path) -> None
     assert anonymous_bytes([(address_of(shared), 8 * MIB), (address_of(mapped), 8 * MIB)]) == [0, 0]
     mapped[: 2 * MIB] = b"x" * (2 * MIB)  # written to, a private mapping's page is a copy of this process's own
     assert anonymous_bytes([(address_of(mapped), 8 * MIB)]) == [2 * MIB]
-
-
-def test_what_is_small_is_taken_as_present() -> None:
-    assert anonymous_bytes([(0, 100), (1 << 40, 4096)]) == [100, 4096]
-
-
-def test_no_range_no_answer() -> None:
-    assert anonymous_bytes([]) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import re
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -99,19 +98,6 @@ def test_an_end_without_a_beginning_is_ignored(notebook: Notebook) -> None:
     notebook.session.cell_ends(result_of(info_of("")))
     notebook.session.cell_ends(None)
     assert not notebook.session.history
-
-
-def test_an_end_without_a_result_ends_the_innermost_cell(notebook: Notebook) -> None:
-    notebook.session.cell_begins(info_of("cancelled"))
-    notebook.session.cell_ends(None)
-    assert [record.success for record in notebook.session.history] == [True]
-    assert notebook.session.history[0].execution_count is None
-
-
-def test_a_result_with_a_new_info_is_found_by_its_source(notebook: Notebook) -> None:
-    notebook.session.cell_begins(info_of("raise KeyboardInterrupt"))
-    notebook.session.cell_ends(result_of(info_of("raise KeyboardInterrupt"), error=KeyboardInterrupt()))
-    assert notebook.session.history[0].error == "KeyboardInterrupt"
 
 
 def test_a_cell_that_never_ends_does_not_make_the_next_ones_nested(notebook: Notebook) -> None:
@@ -274,23 +260,6 @@ def test_history_is_bounded_and_drops_the_oldest(shell: InteractiveShell) -> Non
     assert [record.execution_count for record in notebook.session.history] == [2, 3, 4]
 
 
-def test_reports_can_be_off_while_measuring_goes_on(notebook: Notebook) -> None:
-    notebook.tools.config.report = False
-    info = info_of("x")
-    notebook.session.cell_begins(info)
-    notebook.session.cell_ends(result_of(info))
-    assert len(notebook.session.history) == 1
-    assert shown_in(notebook) == []
-
-
-def test_short_cells_can_go_without_a_line(notebook: Notebook) -> None:
-    notebook.tools.config.min_cell_seconds = 60.0
-    info = info_of("x")
-    notebook.session.cell_begins(info)
-    notebook.session.cell_ends(result_of(info))
-    assert (len(notebook.session.history), shown_in(notebook)) == (1, [])
-
-
 def run_cell(notebook: Notebook, number: int = 1, error: BaseException | None = None) -> list[str]:
     """Run a cell that does nothing, and return the headlines of what is shown."""
     shown = shown_in(notebook)
@@ -299,19 +268,6 @@ def run_cell(notebook: Notebook, number: int = 1, error: BaseException | None = 
     notebook.session.cell_begins(info)
     notebook.session.cell_ends(result_of(info, number, error))
     return [report.headline for report in shown]
-
-
-def test_quiet_hides_the_lines_of_cells_that_moved_nothing(notebook: Notebook, probe: FakeProbe) -> None:
-    assert re.fullmatch(r"cell 1 · [\d.]+ ms · RAM 0 B", *run_cell(notebook))
-    notebook.tools.config.quiet = True
-    assert run_cell(notebook) == []
-    info = info_of("x")
-    notebook.session.cell_begins(info)
-    probe.spike(MIB)
-    notebook.session.cell_ends(result_of(info))
-    (report,) = shown_in(notebook)
-    assert "RAM +0, peak +1 MiB, 0 B now" in report.headline
-    assert len(notebook.session.history) == 3
 
 
 def test_quiet_hides_no_error_and_no_growth_and_nothing_else_that_is_said(

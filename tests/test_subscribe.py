@@ -93,41 +93,6 @@ def test_a_subscription_lasts_through_a_reload_and_its_undo_too(shell: Interacti
     assert not [name for name in vars(shell) if "ipygpumem" in name]
 
 
-def test_an_undo_inside_a_call_and_a_new_subscriber_inside_a_call_work(loaded: InteractiveShell) -> None:
-    records: list[Any] = []
-    undos: list[Any] = []
-
-    def once(record: Any) -> None:
-        undos[0]()
-        undos.append(ipygpumem.subscribe(records.append))
-
-    undos.append(ipygpumem.subscribe(once))
-    loaded.run_cell("x = 1")
-    loaded.run_cell("x = 2")
-    undos[1]()
-    assert [record.source_line for record in records] == ["x = 2"]
-
-
-def test_one_that_runs_cells_itself_is_said_of_all_but_those(
-    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told: list[Any] = []
-    others: list[Any] = []
-
-    def again(record: Any) -> None:
-        told.append(record.source_line)
-        loaded.run_cell("y = 1", silent=False)
-
-    undos = [ipygpumem.subscribe(again), ipygpumem.subscribe(lambda record: others.append(record.source_line))]
-    for source in ("x = 1", "x = 2"):
-        assert loaded.run_cell(source).success
-    for undo in undos:
-        undo()
-    assert told == ["x = 1", "x = 2"]
-    assert others == ["y = 1", "x = 1", "y = 1", "x = 2"]
-    assert capsys.readouterr().err == ""
-
-
 def test_what_cannot_be_called_and_a_shell_without_the_extension_are_named(shell: InteractiveShell) -> None:
     with pytest.raises(NotLoadedError):
         ipygpumem.subscribe(print)

@@ -136,17 +136,6 @@ def test_a_probe_that_fails_at_a_glance_leaves_the_others(bench: Bench) -> None:
     assert meter.failures == {"Broken": "RuntimeError: driver gone"}
 
 
-def test_nested_cells_tick_as_the_outermost(bench: Bench) -> None:
-    bench.ticker.listen(bench.ticks.append, after_seconds=0.25)
-    outer, inner = object(), object()
-    bench.begin(outer)
-    bench.begin(inner)
-    wait_for(lambda: bench.ticks)
-    assert bench.ticks[0].cell.info is outer
-    bench.end()
-    bench.end()
-
-
 def test_many_short_cells_neither_start_nor_wake_a_thread(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.ticker.listen(bench.ticks.append)
     woken: list[int] = []

@@ -183,14 +183,6 @@ def test_what_makes_no_sense_is_refused_in_one_line(script_memory: FakeProbe) ->
             ipygpumem.trace(wrong)
 
 
-def test_a_block_may_stop_its_own_trace(script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]) -> None:
-    with ipygpumem.trace("early") as trace:
-        trace.stop()
-        script_memory.set(500)
-    assert kept_and_peak(trace.record) == (0, 0)
-    assert capsys.readouterr().out == ""
-
-
 def script_that_prints_to_ascii() -> None:
     """Trace in a process without IPython, whose stdout carries ASCII only."""
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
@@ -239,14 +231,6 @@ def test_unloading_ends_what_it_measures_and_says_so(
     assert trace.stop().usages == ()
     trace.report()
     assert "memory was not measured" in capsys.readouterr().out
-
-
-def test_an_export_has_the_traces(shell: InteractiveShell, tmp_path: Any) -> None:
-    shell.run_line_magic("load_ext", "ipygpumem")
-    with ipygpumem.trace("kept", silent=True) as trace:
-        pass
-    ipygpumem.export(tmp_path / "session.json")
-    assert ipygpumem.load(tmp_path / "session.json").traces == (trace.record,)
 
 
 class Broken:
@@ -320,17 +304,6 @@ def test_a_trace_that_is_over_can_be_copied_and_one_that_runs_says_why_not(scrip
         other = way(trace)
         assert (other.record, other.usage()) == (trace.record, trace.usage())
         assert other.start().stop().label == "step"
-
-
-def test_a_function_is_called_by_its_qualified_name_without_locals(script_memory: FakeProbe) -> None:
-    class Model:
-        @ipygpumem.trace
-        def fit(self) -> None:
-            return None
-
-    Model().fit()
-    here = "test_a_function_is_called_by_its_qualified_name_without_locals"
-    assert ipygpumem.traces()[-1].label == f"{here}.Model.fit"
 
 
 def test_a_tracker_samples_between_calls_only_where_a_probe_has_no_peak(script_memory: FakeProbe) -> None:

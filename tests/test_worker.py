@@ -75,23 +75,6 @@ def test_a_wake_while_the_job_runs_is_not_lost() -> None:
     worker.close()
 
 
-def test_a_closed_clock_can_be_used_again() -> None:
-    worker, done = Worker(), threading.Event()
-    worker.add(lambda: done.set())
-    assert done.wait(10)
-    worker.close()
-    again = threading.Event()
-    worker.add(lambda: again.set())
-    assert again.wait(10)
-    worker.close()
-
-
-def test_a_job_may_close_its_own_clock() -> None:
-    worker = Worker()
-    worker.add(lambda: worker.close())
-    wait_for(lambda: not threads())
-
-
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no signal masks on this system")
 def test_signals_are_left_to_the_main_thread() -> None:
     worker, blocked = Worker(), threading.Event()

@@ -38,19 +38,9 @@ def test_the_line_of_a_cell_that_moves_nothing_is_short_and_quiet_hides_it(noteb
     ok(notebook, "del z", "%config IPyGpuMem.quiet = False")
 
 
-def test_the_line_has_text_and_html(notebook: Kernel) -> None:
-    (display,) = ok(notebook, "x = 1").displays
-    assert set(display["data"]) == {"text/plain", "text/html"}
-
-
 def test_a_failed_cell_has_its_line_with_the_error(notebook: Kernel) -> None:
     (line,) = fails(notebook, "1 / 0", "ZeroDivisionError").reports("cell")
     assert " · ZeroDivisionError · RAM" in line
-
-
-def test_a_syntax_error_does_not_disturb_the_next_cell(notebook: Kernel) -> None:
-    fails(notebook, "x = = 1", "SyntaxError")
-    assert len(ok(notebook, "x = 1").reports("cell")) == 1
 
 
 @pytest.mark.parametrize("magic", ["%%time", "%%capture", "%%capture out", "%%prun -q", "%%timeit -n1 -r1"])
@@ -76,12 +66,6 @@ def test_reports_can_be_switched_off_and_on(kernel: Kernel) -> None:
     assert len(ok(kernel, "x = 1").reports("cell")) == 1
     ok(kernel, "%config IPyGpuMem.min_cell_seconds = 60")
     assert ok(kernel, "x = 1").displays == []
-
-
-def test_status_free_and_config_answer(notebook: Kernel) -> None:
-    assert "no experiment is open" in ok(notebook, "%gpumem status").reports("status")[0]
-    assert ok(notebook, "%gpumem free").reports("note")
-    assert "release_frames" in ok(notebook, "%config IPyGpuMem").stdout
 
 
 def test_resetting_the_namespace_does_not_disturb_the_next_cells(kernel: Kernel) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kernel import Kernel
-from tests.smoke.steps import ANNOUNCE, exist, fails, ok, open_experiments, plain, run, sizes
+from tests.smoke.steps import ANNOUNCE, exist, fails, ok, plain, run, sizes
 
 _SETUP = (
     ANNOUNCE
@@ -76,26 +76,6 @@ def test_out_of_memory_gives_the_memory_back_and_the_kernel_goes_on(problems: Ke
     assert ok(problems, "step(len)").result == str(16 << 20)
 
 
-def test_the_traceback_of_a_recovered_error_can_be_shown_again(problems: Kernel) -> None:
-    fails(problems, "step(too_much)", "MemoryError")
-    reply = ok(problems, "%tb")
-    assert "too_much" in reply.stdout + reply.stderr + reply.traceback
-
-
-def test_out_of_memory_behind_another_error_counts(problems: Kernel) -> None:
-    cell = "try:\n    step(too_much)\nexcept MemoryError as e:\n    raise RuntimeError('training failed') from e"
-    assert len(fails(problems, cell, "RuntimeError").reports("recovery")) == 1
-    assert _dead(problems) == [True]
-
-
-def test_out_of_memory_inside_an_open_scope_gives_the_memory_back_and_leaves_it_open(problems: Kernel) -> None:
-    ok(problems, "%experiment start a", "mine = 1")
-    assert len(fails(problems, "step(too_much)", "MemoryError").reports("recovery")) == 1
-    assert _dead(problems) == [True]
-    assert open_experiments(problems) == ["a"]
-    assert problems.value("mine") == 1
-
-
 def test_out_of_memory_ends_an_experiment_cell_with_everything_back(problems: Kernel) -> None:
     reply = fails(problems, "%%experiment a\nbatch = np.ones(16 << 20)\nstep(too_much)", "MemoryError")
     assert len(reply.reports("recovery")) == 1
@@ -103,18 +83,6 @@ def test_out_of_memory_ends_an_experiment_cell_with_everything_back(problems: Ke
     assert _dead(problems) == [True]
     assert exist(problems, "batch") == []
     assert problems.value("resident() - before") < 32
-
-
-def test_a_plain_memory_error_is_recognised(problems: Kernel) -> None:
-    ok(problems, "def bytes_too_many(batch):\n    return bytearray(1 << 60)")
-    assert len(fails(problems, "step(bytes_too_many)", "MemoryError").reports("recovery")) == 1
-    assert _dead(problems) == [True]
-
-
-def test_other_errors_keep_their_locals_for_debug(problems: Kernel) -> None:
-    assert fails(problems, "step(wrong)", "ValueError").reports("recovery") == []
-    assert problems.value("locals_at_the_error()['held']") == "ndarray"
-    assert _dead(problems) == [False]
 
 
 def test_other_errors_keep_their_locals_until_their_scope_ends(problems: Kernel) -> None:

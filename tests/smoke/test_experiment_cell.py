@@ -17,10 +17,6 @@ def test_the_last_expression_is_displayed(notebook: Kernel) -> None:
     assert exist(notebook, "x") == []
 
 
-def test_a_semicolon_still_hides_the_last_expression(notebook: Kernel) -> None:
-    assert ok(notebook, "%%experiment a\n6 * 7;").result is None
-
-
 def test_top_level_await_works(notebook: Kernel) -> None:
     reply = ok(notebook, "%%experiment a\nimport asyncio\nawait asyncio.sleep(0)\nx = 1\nawait asyncio.sleep(0, x + 1)")
     assert reply.result == "2"
@@ -71,11 +67,6 @@ def test_a_body_may_be_a_cell_magic_itself(notebook: Kernel, magic: str) -> None
     assert open_experiments(notebook) == []
 
 
-def test_a_body_in_a_cell_magic_gives_back_the_names_that_it_shadowed(notebook: Kernel) -> None:
-    assert ok(notebook, "x = 1", "%%experiment a\n%%time\nx = 2\nx").result == "2"
-    assert notebook.value("x") == 1
-
-
 def test_an_empty_experiment_is_allowed(notebook: Kernel) -> None:
     assert len(ok(notebook, "%%experiment a\n").reports("experiment")) == 1
 
@@ -109,12 +100,6 @@ def test_a_mistake_in_the_first_line_is_one_line_and_runs_nothing(notebook: Kern
     assert len(reply.stderr.strip().splitlines()) == 1
     assert exist(notebook, "x") == []
     assert open_experiments(notebook) == []
-
-
-def test_the_cell_magic_can_be_called_from_code(notebook: Kernel) -> None:
-    reply = ok(notebook, "get_ipython().run_cell_magic('experiment', 'a', 'x = 1\\nprint(x)')")
-    assert reply.stdout == "1\n"
-    assert exist(notebook, "x") == []
 
 
 def test_help_and_completion_know_the_magic(notebook: Kernel) -> None:

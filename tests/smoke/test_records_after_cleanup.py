@@ -67,8 +67,3 @@ print(_record.cells[-1] == _cell)""",
     assert cell == exported
     assert abs(cell - experiment) < MIB
     assert found[1] == "True"
-
-
-def test_a_cell_of_which_nothing_is_given_back_says_so(notebook: Kernel) -> None:
-    ok(notebook, "import ipygpumem\nblock = bytearray(64 << 20)")
-    assert ok(notebook, "print(ipygpumem.last().reclaimed)").stdout == "{}\n"

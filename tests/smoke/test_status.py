@@ -46,18 +46,6 @@ def test_it_answers_with_no_scope_half_way_through_one_and_after_an_error(notebo
     assert "free" in parts(notebook)
 
 
-def test_child_processes_are_a_part_of_their_own(notebook: Kernel) -> None:
-    code = "block = bytearray(b'x') * (128 << 20); print(1, flush=True); input()"
-    ok(
-        notebook,
-        "import subprocess, sys",
-        f"child = subprocess.Popen([sys.executable, '-c', {code!r}], stdin=-1, stdout=-1)",
-        "line = child.stdout.readline()",
-    )
-    assert parts(notebook)["child processes"] > 128 * MIB
-    ok(notebook, "_ = child.communicate(b'x')")
-
-
 def test_it_imports_no_framework_and_changes_nothing_of_the_collectors(notebook: Kernel) -> None:
     ok(notebook, "import gc, sys, threading")
     look = (
