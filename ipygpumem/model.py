@@ -225,7 +225,7 @@ class ExperimentRecord(Record):
     ooms: int = 0
     """Out-of-memory errors that ended one of its cells, or left it or an experiment inside it."""
     budget: dict[str, int] = field(default_factory=dict)
-    """The bytes that it was allowed, by device; ``notes`` say where it crossed them or was refused more."""
+    """The bytes that it was allowed, by device; ``notes`` say where it was refused more."""
     engines: tuple[EngineRecord, ...] = ()  # of an experiment on a cluster; the sizes are sums over them
 
 

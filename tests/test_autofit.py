@@ -16,7 +16,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import AutofitError
-from ipygpumem.fitting.fit import Fit, Options, Try
+from ipygpumem.fitting.fit import OUT_OF_MEMORY, OVER, Fit, Options, Try
 from ipygpumem.fitting.functions import run_tries
 from ipygpumem.fitting.room import crowded_device, failed_device
 from ipygpumem.freeing.tracebacks import Failure
@@ -27,6 +27,7 @@ from ipygpumem.reports.autofit import autofit_report
 from tests.fakes import FakeProbe
 from tests.kernel import Kernel
 from tests.steps import tidied_kernel, works
+from tests.test_budget import TEXT as REFUSED
 
 # -- which values are tried -----------------------------------------------------------------------------------
 
@@ -343,6 +344,27 @@ def test_too_little_headroom_is_no_fit(meter: Meter) -> None:
     assert str(caught.value) == (
         "even n=990 does not fit (too little headroom): it needs 990 B of cuda:0 beside the 10% that must stay free"
     )
+    meter.close()
+
+
+def test_a_try_that_a_budget_refused_is_over_it() -> None:
+    probe = FakeProbe("cuda:0")
+    meter = Meter([probe])
+
+    class OutOfMemoryError(RuntimeError): ...
+
+    def train(n: int) -> None:
+        probe.spike(9)
+        raise OutOfMemoryError(REFUSED)
+
+    limits: dict[str, int] = {}
+    outcomes = []
+    for limits["cuda:0"] in ((1 << 30) - 1, 4 * (1 << 30)):
+        fit = Fit(Options(max_tries=0).plan({"n": 2}), meter, limits=lambda: limits)
+        with pytest.raises(AutofitError, match=r"of cuda:0, of which 1\.00 GiB are allowed"):
+            run_tries(train, fit)
+        outcomes.append((fit.tries[-1].outcome, fit.tries[-1].limit_bytes))
+    assert outcomes == [(OVER, (1 << 30)), (OUT_OF_MEMORY, (1 << 30))]
     meter.close()
 
 

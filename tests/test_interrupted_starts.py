@@ -13,7 +13,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
-from ipygpumem.fitting.device_limits import DeviceLimits
+from ipygpumem.fitting.budgets import Budget
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments.manager import Experiment
 from ipygpumem.notebook.experiments.run import ExperimentOptions
@@ -35,7 +35,6 @@ ENTERING = (
     "meter",
     "budget",
     "budgets",
-    "device_limits",
     "before",
     "watching",
     "name_snapshot",
@@ -62,12 +61,13 @@ def fractions(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
         device=lambda index: nullcontext(),
         device_count=lambda: 1,
         current_device=lambda: 0,
+        empty_cache=lambda: None,
         memory_reserved=lambda index: 0,
         get_device_properties=lambda index: SimpleNamespace(total_memory=1000),
         get_per_process_memory_fraction=fractions.__getitem__,
         set_per_process_memory_fraction=lambda fraction, index: fractions.update({index: fraction}),
     )
-    monkeypatch.setattr("ipygpumem.fitting.device_limits._cuda", lambda: cuda)
+    monkeypatch.setattr("ipygpumem.fitting.budgets._cuda", lambda: cuda)
     return fractions
 
 
@@ -104,9 +104,7 @@ def test_an_experiment_whose_start_is_interrupted_is_not_open(notebook: Notebook
 
     def start() -> None:
         nonlocal experiment
-        experiment = Experiment(
-            notebook.experiments, ExperimentOptions("a", budget={"gpu": 500, "ram": 10**12}, seed=1)
-        )
+        experiment = Experiment(notebook.experiments, ExperimentOptions("a", budget={"gpu": 500}, seed=1))
         experiment.start()
 
     for _ in every_interrupt(start):
@@ -128,7 +126,13 @@ def test_an_experiment_whose_start_is_interrupted_is_not_open(notebook: Notebook
 
 
 def test_a_limit_is_put_back_wherever_an_interrupt_strikes(fractions: dict[int, float]) -> None:
-    limits = DeviceLimits()
-    for _ in every_interrupt(lambda: limits.set({"cuda:0": 500}, {})):
-        limits.restore()
+    budget = Budget({"cuda:0": 500})
+
+    def start() -> None:
+        nonlocal budget
+        budget = Budget({"cuda:0": 500})
+        budget.start()
+
+    for _ in every_interrupt(start):
+        budget.stop()
         assert fractions == {0: 1.0}

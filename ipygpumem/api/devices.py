@@ -36,8 +36,7 @@ def preload() -> TraceRecord | None:
 def allocate(size: int | str, device: object = "cuda") -> Filler:
     """Hold ``size`` bytes of a device until ``free()`` or the end of ``with``; keep what is returned.
 
-    On a CUDA device it is a tensor of torch's, whose context is created if there is none. On the host the pages are
-    written to, so that they are in RAM.
+    On a CUDA device it is a tensor, and the context is created if there is none.
 
     Args:
         size: bytes, or a text such as ``"512 MiB"``.

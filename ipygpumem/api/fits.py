@@ -60,25 +60,22 @@ def autofit(
     return run(function, start)
 
 
-def budget(*, gpu: int | str | None = None, ram: int | str | None = None, **devices: int | str) -> Budget:
-    """Return a budget to use in ``with``: pretend to have less memory meanwhile. It works in scripts, too.
+def budget(*, gpu: int | str | None = None, **devices: int | str) -> Budget:
+    """Return a budget to use in ``with``: torch's allocator refuses more, as if the GPU were smaller.
 
-    torch's allocator refuses what the accelerator's part does not allow, as if the card were smaller. The host's part
-    limits nothing: a report says when the process goes above it, while the cell runs, at its end, and in ``record``
-    when the block is over; in a script by a ``ResourceWarning``.
+    It works in scripts, too. The previous limit is back at the end.
 
     Args:
         gpu: for each CUDA device that the process uses, and the current one: ``"8GiB"`` or bytes.
-        ram: for the RSS of this process.
         **devices: single devices: ``**{"cuda:1": "8GiB"}``.
 
     Raises:
         BudgetError: it names no device or no size.
     """
-    sizes = budgets.checked({"gpu": gpu, "ram": ram, **devices})
+    sizes = budgets.checked({"gpu": gpu, **devices})
     if current_shell() is not None:
         from ipygpumem.notebook.python import notebook_budget  # as above
 
         with contextlib.suppress(NotLoadedError):
             return notebook_budget(sizes)
-    return budgets.ScriptBudget(sizes)
+    return Budget(sizes)

@@ -1,74 +1,51 @@
-"""Pretends that the accelerators or the host have less memory than they have.
-
-torch's caching allocator enforces an accelerator's part. Nothing enforces the host's: a budget only notes that it was
-crossed.
-"""
+"""Limits torch's CUDA allocator, and reads from its out-of-memory errors whether a limit refused the memory."""
 
 from __future__ import annotations
 
 import contextlib
-import warnings
+import importlib
+import importlib.util
+import math
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
-from ipygpumem.errors import BudgetError, UnitError, quoted
-from ipygpumem.fitting.device_limits import DeviceLimits, is_device
-from ipygpumem.fitting.refusals import Refusal, refusal
-from ipygpumem.freeing import tracebacks
-from ipygpumem.measuring.meter import Measurement, Meter
-from ipygpumem.model import Usage
-from ipygpumem.probes.host import HostProbe
-from ipygpumem.probes.pools import finder
-from ipygpumem.record import Record
-from ipygpumem.units import MIB, checked_bytes, format_bytes
+from ipygpumem.errors import BudgetError, UnitError, quoted, said
+from ipygpumem.probes.accelerators import uncounted
+from ipygpumem.units import MIB, checked_bytes, format_bytes, parse_bytes
 
-
-@dataclass(frozen=True)
-class BudgetRecord(Record):
-    """A budget that is over."""
-
-    limits: dict[str, int]
-    """Bytes by device; one that could not be enforced is left out."""
-    peaks: dict[str, int]
-    """The peak of each device that has a limit: RSS for the host, live tensors for an accelerator."""
-    crossings: tuple[str, ...]
-    """Where the host's limit was crossed, in words."""
-    notes: tuple[str, ...] = ()
-    refusals: tuple[str, ...] = ()
-    """What an accelerator's limit refused, in words, where the error ended a cell or the block."""
+_ONE_DEVICE = re.compile(r"cuda:\d+")
+_BYTES = r"([\d.]+ (?:bytes|[KMGT]iB))"
+_OUT_OF_MEMORY = re.compile(  # the caching allocator's, since torch 2.1
+    rf"(?:CUDA|HIP) out of memory\. Tried to allocate {_BYTES}\. GPU (\d+) .*? of which {_BYTES} is free\..*?"
+    rf"{_BYTES} allowed; ",
+    re.DOTALL,
+)
 
 
 def parse_budget(text: str) -> dict[str, int]:
-    """Return the sizes that ``gpu=8GiB,ram=4GiB`` gives.
-
-    Raises:
-        BudgetError: a part is no such thing.
-    """
-    sizes: dict[str, int] = {}
+    """Return the sizes of ``gpu=8GiB,cuda:1=4GiB`` (``BudgetError`` if a part is no such thing)."""
+    sizes: dict[str, object] = {}
     for part in filter(None, text.split(",")):
         name, equals, size = part.partition("=")
         if not equals or name in sizes:
             fault = f"{name} is given twice" if equals else f"{quoted(part)} is not NAME=SIZE"
-            raise BudgetError(f"budget: {fault}; write for instance gpu=8GiB,ram=4GiB")
-        sizes[name] = _size(name, size)
+            raise BudgetError(f"budget: {fault}; write for instance gpu=8GiB")
+        sizes[name] = size
     return checked(sizes)
 
 
 def checked(sizes: Mapping[str, object]) -> dict[str, int]:
-    """Return a budget with its sizes in bytes.
-
-    Raises:
-        BudgetError: it is empty, names something else than ``gpu``, ``ram`` or ``cuda:N``, or a size is none.
-    """
-    given = {name: _size(name, size) for name, size in sizes.items() if size is not None}
+    """Return a budget in bytes (``BudgetError`` if it names no size, or something else than ``gpu`` or ``cuda:N``)."""
+    given = {name: size for name, size in sizes.items() if size is not None}
     for name in given:
-        if name not in ("gpu", "ram") and not is_device(name):
-            raise BudgetError(f"budget: {quoted(name)} is not a device; write gpu, ram, or one device such as cuda:1")
+        if name in ("ram", "cpu"):
+            raise BudgetError("budget: RAM cannot be limited; write gpu=SIZE, or use leave_free(SIZE, 'cpu')")
+        if name != "gpu" and not _ONE_DEVICE.fullmatch(name):
+            raise BudgetError(f"budget: {quoted(name)} is not a device; write gpu, or one device such as cuda:1")
     if not given:
-        raise BudgetError("budget: no device is named; write for instance gpu=8GiB,ram=4GiB")
-    return given
+        raise BudgetError("budget: no device is named; write for instance gpu=8GiB")
+    return {name: _size(name, size) for name, size in given.items()}
 
 
 def _size(name: str, size: object) -> int:
@@ -84,135 +61,178 @@ def _size(name: str, size: object) -> int:
 
 
 class Budget:
-    """A budget from ``start`` to ``stop``, or over a ``with`` block.
+    """Limits torch's allocator from ``start`` to ``stop``, or in a ``with`` block.
 
     Args:
-        sizes: bytes of ``gpu``, ``ram`` or ``cuda:N``.
-        meter: measures the peak.
-        outer: gives the limits of the budgets around this one.
-        of: whose it is, in words.
+        sizes: bytes of ``cuda:N``, or of ``gpu``: the current device and each on which this process has memory.
+        of: the name for reports.
+        around: the budgets in force, innermost last.
+        leaving: called at the block's end, with the error that leaves it if there is one.
     """
 
     def __init__(
         self,
         sizes: Mapping[str, int],
-        meter: Meter,
-        outer: Callable[[], Mapping[str, int]] | None = None,
         of: str = "the with block",
+        around: list[Budget] | None = None,
+        leaving: Callable[[Budget, BaseException | None], None] = lambda budget, error: None,
     ) -> None:
         self.sizes = dict(sizes)
-        self.record: BudgetRecord | None = None
-        self.crossings: list[str] = []
+        self.limits: dict[str, int] = {}
+        """Bytes by device; one that cannot be limited is left out."""
+        self.notes: list[str] = []
+        """Sentences on what cannot be limited."""
         self.refusals: list[str] = []
-        self._of = of
-        self._meter = meter
-        self._outer = outer
-        self._devices = DeviceLimits()
+        """Sentences on the requests that it refused."""
+        self.of = of
+        self._around = [] if around is None else around
+        self._leaving = leaving
+        self._earlier: dict[int, tuple[float, float]] = {}
+        """torch's limit before, and ours, as shares of the device."""
         self._started = False
-        self._span: Measurement | None = None
-
-    @property
-    def limits(self) -> dict[str, int]:
-        """The limits in force, by device."""
-        host = {"cpu": self.sizes["ram"]} if "ram" in self.sizes else {}
-        return {**host, **self._devices.limits}
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What could not be limited, in words."""
-        return tuple(self._devices.notes)
 
     def start(self) -> None:
-        """Set the limits and start measuring.
-
-        Raises:
-            BudgetError: it was started before.
-        """
+        """Set the limits (``BudgetError`` if it was started before)."""
         if self._started:
             raise BudgetError("budget: this one has been used: make a new one")
         self._started = True
+        cuda = _cuda()
+        why = "there is no CUDA device here, so it limits nothing" if cuda is None else uncounted()
         try:
-            if set(self.sizes) - {"ram"}:
-                self._devices.set(self.sizes, self._outer() if self._outer is not None else {})
-            self._span = self._meter.start()
+            if why:
+                self.notes.append(f"budget: {why}")
+            else:
+                self._try("no device can be limited", self._limit_all, cuda)
+            self._around.append(self)
         except BaseException:  # an interrupt, too
-            self._devices.restore()
+            self.stop()
             raise
 
-    def crossed(self, rss_bytes: int) -> bool:
-        """Whether the host's memory is above its limit."""
-        return "ram" in self.sizes and rss_bytes > self.sizes["ram"]
+    def _try(self, fault: str, change: Callable[..., object], *words: Any) -> None:
+        """Note an error of a device instead of raising it: the user's own code reports a broken context itself."""
+        try:
+            change(*words)
+        except Exception as error:
+            self.notes.append(f"budget: {fault} ({said(error)})")
 
-    def note_refusal(self, refused: Refusal) -> str:
-        """Remember that this budget refused memory, and return that in words; empty if another limit did."""
-        size = self.sizes.get(refused.device, self.sizes.get("gpu"))
-        if size is None or refused.device not in self.limits or not refused.is_by(size):
-            return ""
-        text = refused.text(f"the budget of {self._of} ({format_bytes(size)})")
-        if text not in self.refusals:
-            self.refusals.append(text)
-        return text
+    def _limit_all(self, cuda: Any) -> None:
+        count, sizes = cuda.device_count(), dict(self.sizes)
+        if size := sizes.pop("gpu", None):  # a limit on any other device would create a context there
+            used = [index for index in range(count) if index == cuda.current_device() or cuda.memory_reserved(index)]
+            sizes = {**{f"cuda:{index}": size for index in used}, **sizes}
+        for name, size in sizes.items():
+            if int(name[5:]) < count:
+                self._try(f"{name} cannot be limited", self._limit, cuda, name, size)
+            else:
+                self.notes.append(f"budget: there is no {name} here")
 
-    def note_crossing(self, where: str, peak_bytes: int) -> str:
-        """Remember that the host's limit was crossed, and return that in words."""
-        limit = format_bytes(self.sizes["ram"])
-        text = f"{where} crossed the RAM budget of {limit}: its peak was {format_bytes(peak_bytes)}"
-        self.crossings.append(text)
-        return text
+    def _limit(self, cuda: Any, name: str, size: int) -> None:
+        index, total = int(name[5:]), cuda.get_device_properties(name).total_memory
+        known = _fraction(cuda, index)
+        outer = [budget.limits[name] / total for budget in self._around if name in budget.limits]
+        earlier = min([1.0, *outer] if known is None else [1.0, known])  # cudaMallocAsync calls no limit more than all
+        share = size / total
+        if int(share * total) < size:  # as torch computes it: one byte less costs a block of 2 MiB
+            share = math.nextafter(share, 1.0)
+        share = min(share, earlier)
+        self._earlier[index] = earlier, share  # first: an interrupt may come after the change
+        try:
+            _set_fraction(cuda, index, share)
+        except Exception:
+            del self._earlier[index]
+            raise
+        limit = self.limits[name] = min(size, int(earlier * total))
+        if cuda.memory_reserved(name) > limit:  # the allocator goes on using what it has already
+            cuda.empty_cache()
+            if (reserved := cuda.memory_reserved(name)) > limit:
+                live = format_bytes(cuda.memory_allocated(name))
+                text = f"{format_bytes(reserved)} of {name} stay reserved, {live} of them by live tensors"
+                self.notes.append(f"budget: {text}: more than the {format_bytes(limit)} allowed")
 
-    def stop(self, where: str = "the code under the budget") -> BudgetRecord:
-        """Put back what was there before, and return the record; ``where`` names what ran last."""
-        self._devices.restore()
-        if self.record is None:
-            assert self._span is not None
-            usages = {usage.device: usage for usage in self._meter.stop(self._span)}
-            host: Usage | None = usages.get("cpu")
-            if host is not None and not self.crossings and self.crossed(host.peak_bytes):
-                self.note_crossing(where, host.peak_bytes)
-            peaks = {device: usages[device].peak_bytes for device in self.limits if device in usages}
-            crossings, refusals = tuple(self.crossings), tuple(self.refusals)
-            self.record = BudgetRecord(self.limits, peaks, crossings, self.notes, refusals)
-        return self.record
+    def stop(self) -> None:
+        """Restore the previous limits; one that was set by other code meanwhile stays."""
+        if self in self._around:
+            self._around.remove(self)
+        cuda = _cuda() if self._earlier else None
+        for index in list(self._earlier):
+            self._try(f"cuda:{index} stays limited", self._restore, cuda, index)
+            self._earlier.pop(index)
+
+    def _restore(self, cuda: Any, index: int) -> None:
+        (earlier, ours), known = self._earlier[index], _fraction(cuda, index)
+        if known is None or abs(known - ours) < 1e-6:  # it is rounded to bytes
+            _set_fraction(cuda, index, earlier)
+        else:
+            self.notes.append(f"budget: other code has set a new limit on cuda:{index} meanwhile; it stays")
 
     def __enter__(self) -> Budget:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def abandon(self) -> None:
-        """Put back what was there before, and measure no more."""
-        self._devices.restore()
-        if self._span is not None:
-            self._meter.drop(self._span)
-
-
-class ScriptBudget(Budget):
-    """A budget over a ``with`` block outside IPython: it has a meter of its own, and a crossing is a warning."""
-
-    def __init__(self, sizes: Mapping[str, int]) -> None:
-        super().__init__(sizes, Meter([HostProbe()], find_more=finder()))
-
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
-            if error is not None:
-                with contextlib.suppress(MemoryError):  # the user's own error matters more
-                    self._add_refusal(error)
+            with contextlib.suppress(MemoryError):  # the user's own error matters more
+                self._leaving(self, error)
         finally:
-            try:
-                record = self.stop()
-            finally:
-                self._meter.close()
-        for crossing in record.crossings:
-            warnings.warn(f"ipygpumem: {crossing}", ResourceWarning, stacklevel=2)
+            self.stop()
 
-    def _add_refusal(self, error: BaseException) -> None:
-        """Say in the error that this budget refused the memory: its own text speaks of the device."""
-        refused = refusal(tracebacks.classify(error).message)
-        text = self.note_refusal(refused) if refused is not None else ""
-        add_note: Any = getattr(BaseException, "add_note", None)  # Python 3.11
-        if text and add_note is not None:
-            add_note(error, f"ipygpumem: {text}")
+
+class Refusal(NamedTuple):
+    """A request that a limit on torch's allocator refused, though the device had the memory free."""
+
+    device: str
+    limit_bytes: int
+    requested_bytes: int
+    free_bytes: int
+
+    def is_by(self, limit_bytes: int) -> bool:
+        """Return True if that is the limit; torch's text has two decimals of it."""
+        return abs(limit_bytes - self.limit_bytes) <= self.limit_bytes // 100
+
+
+def refusal(message: str) -> Refusal | None:
+    """Return what torch's out-of-memory error says of the limit that refused; None if the device did."""
+    found = _OUT_OF_MEMORY.search(message)
+    if found is None:
+        return None
+    requested, free, limit = (parse_bytes(found[group]) for group in (1, 3, 4))
+    return Refusal(f"cuda:{found[2]}", limit, requested, free) if free >= requested else None
+
+
+def who_refused(message: str, in_force: list[Budget]) -> str:
+    """Return which budget, or other limit on torch's allocator, an error speaks of, in words; empty if none."""
+    refused = refusal(message)
+    if refused is None:
+        return ""
+    text = f"refused {format_bytes(refused.requested_bytes)} of {refused.device}, "
+    text += f"although {format_bytes(refused.free_bytes)} of it were free"
+    by = f"the limit of {format_bytes(refused.limit_bytes)} on torch's allocator {text}"
+    for budget in in_force:
+        size = budget.sizes.get(refused.device, budget.sizes.get("gpu", 0))
+        if refused.device in budget.limits and refused.is_by(size):
+            by = f"the budget of {budget.of} ({format_bytes(size)}) {text}"
+            budget.refusals += [by] if by not in budget.refusals else []
+    return by
+
+
+def torch_allows(cuda: Any, index: int) -> int:
+    """Return how many bytes torch's own limit lets it still get from a device."""
+    total, known = cuda.get_device_properties(index).total_memory, _fraction(cuda, index)
+    return max(0, int(total if known is None else known * total) - int(cuda.memory_reserved(index)))
+
+
+def _cuda() -> Any:
+    """Return ``torch.cuda`` where it has a device. It may load torch: the user has named the device."""
+    torch: Any = importlib.import_module("torch") if importlib.util.find_spec("torch") is not None else None
+    return torch.cuda if torch is not None and torch.cuda.is_available() else None
+
+
+def _fraction(cuda: Any, index: int) -> float | None:
+    """Return torch's limit as a share of the device; None before torch 2.8, which does not tell."""
+    ask = getattr(cuda, "get_per_process_memory_fraction", None)
+    return None if ask is None else float(ask(index))
+
+
+def _set_fraction(cuda: Any, index: int, fraction: float) -> None:
+    with cuda.device(index):  # older versions of torch change the current device
+        cuda.set_per_process_memory_fraction(fraction, index)

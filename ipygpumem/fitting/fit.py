@@ -9,8 +9,8 @@ from typing import Any
 
 from ipygpumem.errors import AutofitError
 from ipygpumem.fitting import plan, room
+from ipygpumem.fitting.budgets import refusal
 from ipygpumem.fitting.plan import Number, Plan, Values
-from ipygpumem.fitting.refusals import refusal
 from ipygpumem.freeing import reclaim, tracebacks
 from ipygpumem.freeing.reclaim import steps_that_free
 from ipygpumem.measuring.meter import Measurement, Meter

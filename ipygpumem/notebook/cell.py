@@ -7,7 +7,6 @@ broken one never ends, and subshells interleave. So cells are found again by the
 from __future__ import annotations
 
 import ast
-import contextvars
 import threading
 import time
 from collections.abc import Callable
@@ -73,8 +72,6 @@ class Cell:
         """What its code had when it ended, where something may give memory back after that."""
         self.over = False
         """Its end has been seen; what another thread still has to say about it comes too late."""
-        self.context = contextvars.copy_context()
-        """Where the cell runs: the kernel knows from it to which cell an output belongs."""
         self.interrupted = False
         """A Ctrl-C struck when its code had ended."""
         self.interrupted_inside = False

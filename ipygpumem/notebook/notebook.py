@@ -14,7 +14,7 @@ from ipygpumem.errors import NotLoadedError
 from ipygpumem.measuring.traces import Traces
 from ipygpumem.model import SessionRecord
 from ipygpumem.notebook.config import IPyGpuMem
-from ipygpumem.notebook.experiments.budgets import Budgets
+from ipygpumem.notebook.experiments.budget import Budgets
 from ipygpumem.notebook.experiments.manager import Experiments
 from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.parts.subscribers import Subscribers

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ipygpumem.errors import GpuMemError
+from ipygpumem.fitting.budgets import Budget
 from ipygpumem.model import CellRecord, ExperimentRecord, History
 from ipygpumem.notebook.commands.status import reconcile
-from ipygpumem.notebook.experiments.budget import NotebookBudget
 from ipygpumem.notebook.experiments.manager import Experiment
 from ipygpumem.notebook.experiments.run import ExperimentOptions
 from ipygpumem.notebook.notebook import current_notebook
@@ -35,7 +35,7 @@ def experiment(
         seed: reset Python's, NumPy's and torch's generators to this before every cell.
         report: ``full``, ``compact`` or ``none``; None means as configured.
         note: parameters to remember with it: numbers or text by name.
-        budget: pretend to have less memory: ``{"gpu": "8GiB", "ram": "4GiB"}``; see ``budget``.
+        budget: let torch have less of GPUs: ``{"gpu": "8GiB"}``; see ``budget``.
         record: a file, ``.pickle``, for where CUDA memory was allocated, as torch's memory viewer reads it.
 
     Raises:
@@ -84,9 +84,9 @@ def subscribe(subscriber: Callable[[CellRecord | ExperimentRecord], object]) -> 
     return current_notebook().subscribers.subscribe(subscriber)
 
 
-def notebook_budget(sizes: Mapping[str, int]) -> NotebookBudget:
+def notebook_budget(sizes: Mapping[str, int]) -> Budget:
     """Return a budget over the notebook's cells; see ``budget``."""
-    return NotebookBudget(current_notebook().budgets, sizes)
+    return current_notebook().budgets.of_block(sizes)
 
 
 def reconciliations_now() -> Sequence[Reconciliation]:

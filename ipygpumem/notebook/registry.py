@@ -116,7 +116,7 @@ _SCOPE = (
     Argument("--seed N", "reset Python's, NumPy's and torch's random generators first", type="int"),
     Argument("--report full|compact|none", "how much to show at the end"),
     Argument("--note NAME=VALUE...", "parameters to remember with it: --note lr=1e-3 bs=64"),
-    Argument("--budget gpu=SIZE,ram=SIZE...", "pretend to have less memory: --budget gpu=8GiB,ram=4GiB"),
+    Argument("--budget gpu=SIZE...", "let torch have no more of a GPU: --budget gpu=8GiB"),
     Argument("--record FILE", "where CUDA memory was allocated, for torch's memory viewer (.pickle)"),
     _ON,
 )

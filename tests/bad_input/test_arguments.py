@@ -22,7 +22,7 @@ from tests.kernel import Kernel, Reply
         ("%%experiment\nx = 1", "name"),
         ("%%experiment --keep x\nx = 1", "which name?"),
         ("%%experiment --keep x run\nx = 1", "Write it before the options"),
-        ("%experiment start --budget ram=4GiB run", "Write it before the options"),
+        ("%experiment start --budget gpu=4GiB run", "Write it before the options"),
         ("%experiment start a --bogus", "--bogus"),
         ("%%experiment a --bogus 3\nx = 1", "--bogus"),
         ("%experiment start a --help", "--help"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.model import CellRecord, ExperimentRecord, Usage
 from ipygpumem.notebook.cell import Cell
-from ipygpumem.notebook.experiments.budgets import Budgets
+from ipygpumem.notebook.experiments.budget import Budgets
 from ipygpumem.notebook.experiments.names import Names, client_of
 from ipygpumem.notebook.ipython.stored_errors import last_error
 from ipygpumem.notebook.part import Part

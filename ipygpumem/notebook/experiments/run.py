@@ -12,13 +12,13 @@ from dataclasses import InitVar, dataclass, replace
 
 from ipygpumem.errors import ExperimentError, quoted, said
 from ipygpumem.fitting import budgets
+from ipygpumem.fitting.budgets import Budget
 from ipygpumem.freeing import reclaim
 from ipygpumem.freeing.reclaim import steps_that_free
 from ipygpumem.introspect import is_atom, is_instance, named_objects, text_of, type_name
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Usage
 from ipygpumem.notebook.experiments.allocation_file import AllocationFile
-from ipygpumem.notebook.experiments.budget import NotebookBudget
-from ipygpumem.notebook.experiments.budgets import Budgets
+from ipygpumem.notebook.experiments.budget import Budgets
 from ipygpumem.notebook.experiments.survivors import Baseline, Survivors, Watched, watch_names
 from ipygpumem.notebook.ipython.outputs import Outputs
 from ipygpumem.notebook.recovery import Recovery
@@ -130,7 +130,7 @@ class ExperimentRun:
         self.client: str | None = None
         """On an engine of a cluster, the client whose cells alone are the experiment's."""
         sizes = options.sizes
-        self._budget = NotebookBudget(budgets, sizes, f"experiment {self.name}") if sizes else None
+        self._budget = Budget(sizes, f"experiment {self.name}", budgets.in_force) if sizes else None
         self._cells: list[CellRecord] = []
         self._remarks: list[str] = []
         self._steps: list[ReclaimStep] = []
@@ -162,7 +162,7 @@ class ExperimentRun:
     @property
     def limit_notes(self) -> tuple[str, ...]:
         """Sentences on what its budget cannot limit."""
-        return self._budget.notes if self._budget is not None else ()
+        return tuple(self._budget.notes) if self._budget is not None else ()
 
     @property
     def cells(self) -> tuple[CellRecord, ...]:
@@ -206,7 +206,7 @@ class ExperimentRun:
         if hasattr(self, "_measurement"):
             self._tools.meter.drop(self._measurement)
         if self._budget is not None:
-            self._budget.abandon()
+            self._budget.stop()
         if self._allocations is not None:
             self._allocations.stop(write=False)
         if self.was_started:
@@ -345,7 +345,7 @@ class ExperimentRun:
             names = ", ".join(held.name for held in at_end.waiting)
             notes.append(f"the restored objects ({names}) took {format_bytes(size)} while the experiment ran")
         if self._budget is not None:
-            notes += [*self.limit_notes, *self._budget.crossings, *self._budget.refusals]
+            notes += [*self.limit_notes, *self._budget.refusals]
         notes += self._remarks
         if self._allocations is not None:
             notes.append(self._allocations.remark)
