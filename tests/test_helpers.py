@@ -428,9 +428,7 @@ def copies_of_a_limit() -> None:
     with ipygpumem.leave_free("64 MiB", "cpu") as held:
         limit = resource.getrlimit(resource.RLIMIT_AS)
         for way in (copy.copy, copy.deepcopy, lambda item: pickle.loads(pickle.dumps(item))):
-            with pytest.raises(
-                DeviceError, match=r"^a memory reservation cannot be copied: call allocate"
-            ):
+            with pytest.raises(DeviceError, match=r"^a memory reservation cannot be copied: call allocate"):
                 way(held)
             assert resource.getrlimit(resource.RLIMIT_AS) == limit
     assert resource.getrlimit(resource.RLIMIT_AS) == before
