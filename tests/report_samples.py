@@ -10,7 +10,8 @@ from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary,
 from ipygpumem.fitting.fit import Try
 from ipygpumem.fitting.plan import Plan, Variable
 from ipygpumem.flight_recorder import Kernel, Moment, Recording, Verdict
-from ipygpumem.freeing.records import PurgeRecord, ReleaseRecord, Room
+from ipygpumem.freeing.moving import PurgeRecord, Room
+from ipygpumem.freeing.release import ReleaseRecord
 from ipygpumem.measuring.growth import Growth
 from ipygpumem.merging import Value, merged_record
 from ipygpumem.model import (
@@ -176,8 +177,8 @@ def reports_of_stretches(
         loops.iteration_report(passed[1]),
         difference_report(changed, top=2),
         tracker_report(tracked, top=2),
-        release_report(ReleaseRecord((word,), word, held, held, 1, {word: 1}, (step,), (word,))),
-        *(purge_report(PurgeRecord(1, 1, stays, rooms, rooms, (word,))) for stays in (False, True)),
+        release_report(ReleaseRecord((word,), word, held, held, {word: 1}, (step,))),
+        *(purge_report(PurgeRecord(1, stays, rooms, rooms, (word,))) for stays in (False, True)),
     ]
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ipygpumem.freeing.records import PurgeRecord, ReleaseRecord, Room
+from ipygpumem.freeing.moving import PurgeRecord, Room
+from ipygpumem.freeing.release import ReleaseRecord
 from ipygpumem.model import (
     CellRecord,
     EngineRecord,

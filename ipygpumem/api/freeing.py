@@ -10,10 +10,10 @@ from types import FrameType
 
 from ipygpumem.api.shell import current_shell, current_traces, loaded_notebook
 from ipygpumem.errors import GpuMemError
-from ipygpumem.freeing import purge as purging
+from ipygpumem.freeing import moving
 from ipygpumem.freeing import release as releasing
-from ipygpumem.freeing.purge import Offload
-from ipygpumem.freeing.records import PurgeRecord, ReleaseRecord
+from ipygpumem.freeing.moving import Offload, PurgeRecord
+from ipygpumem.freeing.release import ReleaseRecord
 from ipygpumem.introspect import type_name
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.objects.holders.search import Roots
@@ -44,7 +44,7 @@ def release(*objects: object) -> ReleaseRecord:
     return ShownRelease(**vars(record))
 
 
-def purge(model: object, optimizer: object = None, *, keep_optimizer: bool = True) -> PurgeRecord:
+def purge(model: object, optimizer: object = None) -> PurgeRecord:
     """Defragment a device: move a model off it, empty the caches, and move it back in place.
 
     Parameters, buffers, gradients and the optimizer's state keep their values, and stay the same objects: views and
@@ -53,12 +53,11 @@ def purge(model: object, optimizer: object = None, *, keep_optimizer: bool = Tru
     Args:
         model: a torch module; what of it is on the host stays there.
         optimizer: its optimizer.
-        keep_optimizer: False drops the optimizer's state: it begins anew.
 
     Raises:
         GpuMemError: they cannot be moved, or the host has no room: then nothing was moved.
     """
-    record = purging.purge(model, optimizer, current_traces().meter, _garbage(), keep_optimizer=keep_optimizer)
+    record = moving.purge(model, optimizer, current_traces().meter, _garbage())
     if record.is_on_host:
         warnings.warn(f"ipygpumem: {record.notes[-1]}", RuntimeWarning, stacklevel=2)
     return ShownPurge(**vars(record))

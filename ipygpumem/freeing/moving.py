@@ -1,34 +1,218 @@
-"""Moves memory between devices and the host, storage by storage, with all tensors that show it.
+"""Moves models and optimizers' states between devices and the host, storage by storage, with all tensors that show it.
 
 A storage keeps its identity: it is emptied while its bytes are on the host, and filled again. So views, tied weights,
-flattened weights of an RNN and what a graph has saved go on sharing what they shared. Tensors that are to be used
-meanwhile are pointed to the bytes on the host, as ``module.to()`` does it, and back to their storage later.
+flattened weights of an RNN and what a graph has saved go on sharing what they shared. The tensors are pointed to the
+bytes on the host meanwhile, as ``module.to()`` does it, and back to their storage later.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 from ipygpumem.errors import DeviceError, GpuMemError
-from ipygpumem.introspect import instance_dict, is_exactly, is_instance
-from ipygpumem.objects.arrays import library_type
+from ipygpumem.freeing.reclaim import run_steps, steps_that_free
+from ipygpumem.introspect import instance_dict, is_exactly, is_instance, type_name
+from ipygpumem.measuring.meter import Meter
+from ipygpumem.model import ReclaimStep
+from ipygpumem.objects import interrupts
+from ipygpumem.objects.arrays import is_of_library, library_type
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.objects.holders.graphs import live_tensors
 from ipygpumem.objects.inventory.memory import Reader
+from ipygpumem.objects.traced import refuse_while_transformed
 from ipygpumem.objects.walk import ArraySearch
+from ipygpumem.probes.allocator import snapshots
 from ipygpumem.probes.host import available_bytes
+from ipygpumem.record import Record
 from ipygpumem.units import format_bytes
 
 DEVICES = ("cuda", "xpu")
 """Where torch can empty a storage and fill it again."""
-KINDS = "sparse, quantized, nested, conjugated or wrapped"
-"""Tensors that cannot be moved."""
+_BOUND = ("DistributedDataParallel", "FullyShardedDataParallel")
+
+
+@dataclass(frozen=True)
+class Room(Record):
+    """What torch's allocator has of a device, and the largest block that it could hand out, at one moment."""
+
+    device: str
+    reserved_bytes: int
+    largest_bytes: int | None
+    """None where the allocator or the driver does not tell."""
+
+
+@dataclass(frozen=True)
+class PurgeRecord(Record):
+    """What a purge moved off a device and back, and what was gained by it."""
+
+    moved_bytes: int
+    is_on_host: bool
+    """Whether it did not fit any more, and so has stayed on the host."""
+    before: tuple[Room, ...]
+    after: tuple[Room, ...]
+    notes: tuple[str, ...] = ()
+
+
+def purge(
+    model: object, optimizer: object | None, meter: Meter, garbage: Garbage, devices: tuple[str, ...] = DEVICES
+) -> PurgeRecord:
+    """Defragment devices: move a model and its optimizer's state to the host, empty the caches, and move them back.
+
+    Raises:
+        GpuMemError: it makes no sense, torch traces or transforms the code that asks, or the host has no room: then
+            nothing was moved.
+    """
+    away = Offload([model, *([] if optimizer is None else [optimizer])], garbage, devices, what="purge")
+    with _quiet():
+        tensors = list(_of_modules(sys.modules["torch"].Tensor, [model]))
+        names = sorted({str(item.device) for item in tensors if item.device.type in devices})
+    before = tuple(map(_room, names))
+    notes = [away.leave()]
+    stays = ""
+    try:
+        run_steps(meter, steps_that_free(garbage), list[ReclaimStep]())
+    finally:
+        stays = away.come_back()
+    notes += [stays] if away.size_bytes else ["no parameter, buffer or gradient of it is on a device"]
+    return PurgeRecord(away.size_bytes, bool(stays), before, tuple(map(_room, names)), tuple(filter(None, notes)))
+
+
+def _room(name: str) -> Room:
+    torch: Any = sys.modules["torch"]
+    backend = name.partition(":")[0]
+    module = getattr(torch, backend)
+    if backend == "cpu":
+        return Room(name, 0, None)
+    reserved = int(module.memory_reserved(name))
+    try:
+        snapshot = snapshots(backend)[name]
+        free, total = module.mem_get_info(name)
+    except (RuntimeError, AttributeError, KeyError):
+        return Room(name, reserved, None)
+    limit = getattr(module, "get_per_process_memory_fraction", lambda device: 1.0)(name) * total
+    new = min(free, limit - reserved) + snapshot.cached_bytes  # cached segments are given back for it if need be
+    return Room(name, reserved, max(int(new), snapshot.largest_fragment_bytes, 0))
+
+
+class Offload:
+    """A ``with`` block in which models and optimizers' states are on the host.
+
+    Args:
+        given: modules, and optimizers.
+        garbage: knows the tensors.
+        devices: the kinds of devices from which to move.
+        what: what errors call it.
+
+    Raises:
+        GpuMemError: one of them cannot be moved.
+    """
+
+    def __init__(
+        self, given: Sequence[Any], garbage: Garbage, devices: tuple[str, ...] = DEVICES, what: str = "offload"
+    ) -> None:
+        refuse_while_transformed(what)
+        if sys.modules.get("torch") is None:
+            raise GpuMemError(f"{what} moves torch's modules, and torch is not loaded")
+        self._modules = [item for item in given if is_of_library(item, "torch.nn", "Module")]
+        self._optimizers = [item for item in given if is_of_library(item, "torch.optim", "Optimizer")]
+        others = [item for item in given if all(item is not one for one in (*self._modules, *self._optimizers))]
+        if others or not self._modules:
+            wrong = f", and not {type_name(others[0])}" if others else ""
+            example = f"{what}(learner.model, learner.optimizer)"
+            raise GpuMemError(f"{what} takes a torch module and its optimizer{wrong}: {example}")
+        for module in (inner for model in self._modules for inner in model.modules()):
+            if type_name(module) in _BOUND:
+                raise GpuMemError(f"{what} cannot move what {type_name(module)} works on: it keeps addresses")
+        self._garbage, self._devices, self._what = garbage, devices, what
+        self._work: _Moving | None = None
+        self.size_bytes = 0
+        """What was moved."""
+
+    def __enter__(self) -> Offload:
+        """Move all of it to the host; after an error nothing has been moved."""
+        if note := self.leave():
+            warnings.warn(f"ipygpumem: {note}", RuntimeWarning, stacklevel=2)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Move all of it back; if it does not fit, it stays on the host, and a warning says so."""
+        try:
+            note = self.come_back()
+        finally:
+            self._work = None
+        if note:
+            warnings.warn(f"ipygpumem: {note}", RuntimeWarning, stacklevel=2)
+
+    def leave(self) -> str:
+        """Move all of it to the host, and return what is to be said; after an error nothing has been moved."""
+        refuse_while_transformed(self._what)
+        if self._work is not None:
+            raise GpuMemError("this offload is open already: call ipygpumem.offload(model) for another")
+        with interrupts.noted() as struck, _quiet():
+            work = _Moving(self._modules, self._optimizers, self._garbage, self._devices)
+            if work.odd:
+                kinds = "sparse, quantized, nested, conjugated or wrapped"
+                raise GpuMemError(
+                    f"{self._what} cannot move {len(work.odd)} of its tensors ({kinds}): nothing was moved"
+                )
+            if bound := [name for name in work.devices if _may_have_graphs(name)]:
+                raise GpuMemError(f"a captured CUDA graph may use addresses of {bound[0]}: nothing was moved")
+            self._host_bytes, self.size_bytes = _host_bytes(self._modules), work.size_bytes
+            work.copy_out()
+            if not struck:
+                try:
+                    work.use_host()
+                except Exception:
+                    work.use_home()
+                    raise
+                self._work = work
+                work.empty()
+        if struck:
+            self.__exit__(None, None, None)
+            raise KeyboardInterrupt
+        shared = sum(piece.size_bytes for piece in work.pieces if piece.is_shared)
+        what = "stay on the device as well: a graph or another library uses that memory"
+        return f"{format_bytes(shared)} {what}" if shared else ""
+
+    def come_back(self) -> str:
+        """Move all of it back, and return why some of it is on the host still."""
+        work, self._work = self._work, None
+        if work is None:
+            return ""
+        with interrupts.noted() as struck, _quiet():
+            work.add_what_was_made()
+            size, error_text = work.size_bytes, work.fill()
+            why = f"they did not fit back ({error_text})"
+            if not error_text:
+                work.use_home()
+                size = _host_bytes(self._modules) - self._host_bytes
+                why = "they were made or replaced there"
+        text = f"{format_bytes(size)} stay on the host: {why}. To move them, call model.to(device)" if size > 0 else ""
+        if struck:
+            if text:
+                warnings.warn(f"ipygpumem: {text}", RuntimeWarning, stacklevel=3)
+            raise KeyboardInterrupt
+        return text
+
+
+def _may_have_graphs(name: str) -> bool:
+    if name == "cpu":
+        return False
+    try:
+        found = snapshots(name.partition(":")[0]).get(name)
+    except RuntimeError:  # an allocator without snapshots
+        return False
+    return found is not None and any(segment.private for segment in found.segments)
 
 
 @dataclass
@@ -62,60 +246,43 @@ class _Piece:
             _point(tensor, storage)
 
 
-class Moving:
-    """The memory of models and optimizers that is on devices; used inside ``quiet()``.
-
-    Args:
-        modules: torch's modules.
-        optimizers: torch's optimizers: their state.
-        garbage: knows the tensors.
-        devices: the kinds of devices from which to move.
-    """
+class _Moving:
+    """The memory of models and optimizers that is on devices; used inside ``_quiet()``."""
 
     def __init__(
-        self,
-        modules: Iterable[Any],
-        optimizers: Iterable[Any],
-        garbage: Garbage,
-        devices: Container[str] = DEVICES,
+        self, modules: Iterable[Any], optimizers: list[Any], garbage: Garbage, devices: tuple[str, ...]
     ) -> None:
         self._reader = Reader(sys.modules["torch"])
-        self._optimizers = list(optimizers)
+        self._optimizers = optimizers
         roots = list(_of_modules(self._reader.base, modules))
         roots += [grad for grad in map(self._gradient, roots) if grad is not None]
-        roots += [tensor for optimizer in self._optimizers for tensor in state_tensors(optimizer)]
-        self.odd: list[Any] = []
-        """What has no storage of its own that could be moved, see ``KINDS``."""
-        self.pieces: list[_Piece] = []
-        storages = {storage._cdata: storage for storage in filter(None, (self._storage(root) for root in roots))}
+        roots += [tensor for optimizer in optimizers for tensor in _state_tensors(optimizer)]
+        odd = [tensor for tensor in roots if not self._is_plain(tensor)]
+        odd = [tensor for tensor in odd if self._reader.memory(tensor).device not in ("cpu", "meta")]
+        self.odd = {id(tensor) for tensor in odd}
+        """What has no storage of its own that could be moved."""
+        shown = [self._reader.base.untyped_storage(tensor) for tensor in roots if self._is_plain(tensor)]
+        storages = {storage._cdata: storage for storage in shown}
         kinds = {storage.device.type for storage in storages.values()} - {"cpu", "meta"}
         if wrong := [kind for kind in sorted(kinds) if kind not in devices]:
             raise DeviceError(f"what is on {wrong[0]} cannot be moved this way, only what is on cuda or xpu")
         wanted = {key for key, item in storages.items() if item.device.type in devices and item.nbytes()}
         known = {id(tensor): tensor for tensor in (*roots, *(live_tensors(garbage) if wanted else ()))}
         by_storage: dict[int, list[Any]] = defaultdict(list)
-        bound: set[int] = set()
         for tensor in known.values():
             for key in self._reader.memory(tensor).storages.keys() & wanted:
                 by_storage[key].append(tensor)
-                bound |= {key} if not self._is_plain(tensor) else set()
-        shown = references_of_tensors()
+                self.odd |= {id(tensor)} if not self._is_plain(tensor) else set()
+        count = _references_of_tensors()
         explained = Counter(id(item) for tensor in known.values() for item in self._behind(tensor))
-        del known, roots
-        for key in wanted - bound:
+        del known, roots, odd, shown
+        self.pieces: list[_Piece] = []
+        for key in wanted:
             storage, tensors = storages[key], by_storage[key]
-            shared = not storage.resizable() or shown(storage) != len(tensors)
+            shared = not storage.resizable() or count(storage) != len(tensors)
             shared = shared or any(self._is_held_by_others(item, explained[id(item)]) for item in tensors)
             self.pieces.append(_Piece(storage, storage.nbytes(), tensors, shared))
         self.pieces.sort(key=lambda piece: -piece.size_bytes)  # the largest first: that is how they fit best
-
-    def _storage(self, tensor: Any) -> Any | None:
-        """Return the storage of a tensor that can be moved; None if it is another kind, which is noted."""
-        if self._is_plain(tensor):
-            return self._reader.base.untyped_storage(tensor)
-        if self._reader.memory(tensor).device not in ("cpu", "meta") and all(tensor is not item for item in self.odd):
-            self.odd.append(tensor)
-        return None
 
     def _is_plain(self, tensor: Any) -> bool:
         base = self._reader.base
@@ -145,12 +312,6 @@ class Moving:
     def devices(self) -> list[str]:
         """The devices on which it is."""
         return sorted({str(piece.storage.device) for piece in self.pieces})
-
-    def leave(self, pieces: Iterable[_Piece]) -> int:
-        """Leave these where they are, and return their size."""
-        left = list(pieces)
-        self.pieces = [piece for piece in self.pieces if all(piece is not other for other in left)]
-        return sum(piece.size_bytes for piece in left)
 
     def copy_out(self) -> None:
         """Copy all of it to the host; nothing else is changed.
@@ -230,7 +391,7 @@ class Moving:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Open a block in which tensors are read and moved without code of the user's, and without autograd."""
     torch: Any = sys.modules["torch"]
     with torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
@@ -248,20 +409,20 @@ def _of_modules(base: Any, modules: Iterable[Any]) -> Iterator[Any]:
                 yield from (item for item in (value, *parts) if is_instance(item, base))
 
 
-def host_bytes(modules: Iterable[Any]) -> int:
-    """Return what modules have on the host; used inside ``quiet()``."""
+def _host_bytes(modules: Iterable[Any]) -> int:
+    """Return what modules have on the host."""
     reader = Reader(sys.modules["torch"])
     memories = [reader.memory(tensor) for tensor in _of_modules(reader.base, modules)]
     return sum({key: size for one in memories if one.device == "cpu" for key, size in one.storages.items()}.values())
 
 
-def state_tensors(optimizer: Any) -> list[Any]:
+def _state_tensors(optimizer: Any) -> list[Any]:
     """Return the tensors of an optimizer's state, one for each storage."""
     base: Any = library_type("torch", "Tensor")
     return [item for item, _ in ArraySearch().find(list(optimizer.state.values())) if is_instance(item, base)]
 
 
-def references_of_tensors() -> Any:
+def _references_of_tensors() -> Any:
     """Return a function that says how many tensors show a storage, those that Python does not know included.
 
     torch counts what refers to a storage; what Python's object for it adds shows in one that is known.

@@ -9,17 +9,17 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import GetSetDescriptorType
 from typing import Any, Generic, NoReturn, Protocol
 
-from ipygpumem.errors import GpuMemError, ReleasedError, said
+from ipygpumem.errors import GpuMemError, ReleasedError
 from ipygpumem.freeing.reclaim import current, fallen, run_steps, steps_that_free, trim_host_heap
-from ipygpumem.freeing.records import ReleaseRecord
 from ipygpumem.introspect import class_dict, instance_dict, is_instance, module_of, solid_base, type_name
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import Held, ReclaimStep
+<<<<<<< HEAD
 from ipygpumem.objects.arrays import (
     TOOLS,
     Array,
@@ -30,6 +30,10 @@ from ipygpumem.objects.arrays import (
     slots,
     watch,
 )
+=======
+from ipygpumem.objects.alive import watch
+from ipygpumem.objects.arrays import TOOLS, Array, describe, is_of_library, library_type
+>>>>>>> d3289f2 (Shrink release, purge and offload: purge is an offload)
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.objects.heap import Heap, undisturbed
 from ipygpumem.objects.holders.frames import running_locals
@@ -37,11 +41,35 @@ from ipygpumem.objects.holders.search import Roots, explain, others
 from ipygpumem.objects.progress import Progress, part, unseen
 from ipygpumem.objects.traced import refuse_while_traced
 from ipygpumem.objects.walk import ArraySearch
+from ipygpumem.record import Record
 from ipygpumem.units import format_bytes
 
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules")
+_KINDS = (("torch", "Tensor"), ("torch.nn", "Module"), ("torch.optim", "Optimizer"), ("torch.utils.data", "DataLoader"))
+"""Parts that are looked at before others: what leads to all of a trainer, as a callback does, would count it as its."""
 _SAYS = "_ipygpumem_says"
 _SET_CLASS: Any = object.__dict__["__class__"].__set__
+
+
+@dataclass(frozen=True)
+class ReleaseRecord(Record):
+    """What became of an object that was released, and of what it held."""
+
+    names: tuple[str, ...]
+    where: str
+    """The cell, or the script and its line."""
+    freed: tuple[Held, ...]
+    """The parts whose memory is gone, the largest first; in ``size_bytes`` that of the tensors and arrays that died."""
+    left: tuple[Held, ...]
+    """The parts, or what is left of them, that something else holds, and what that is."""
+    reclaimed: dict[str, int]
+    """Per device, how far its memory fell: RSS for the host, live tensors for an accelerator."""
+    steps: tuple[ReclaimStep, ...] = ()
+
+    @property
+    def freed_bytes(self) -> int:
+        """The memory of all tensors and arrays that are gone."""
+        return sum(held.size_bytes for held in self.freed)
 
 
 def _refuse(shell: Any, *_: object, **__: object) -> NoReturn:
@@ -49,13 +77,12 @@ def _refuse(shell: Any, *_: object, **__: object) -> NoReturn:
 
 
 def _said(shell: Any) -> str:
-    return str(class_dict(type(shell)).get(_SAYS, "this object was released by ipygpumem"))
+    return str(class_dict(type(shell))[_SAYS])
 
 
 class Released:
     """What is left of an object that was released: whatever is done with it says so."""
 
-    __slots__ = ()
     __call__ = __len__ = __iter__ = __next__ = __bool__ = _refuse
     __getitem__ = __setitem__ = __delitem__ = __contains__ = __enter__ = __exit__ = _refuse
     __setattr__ = __delattr__ = __reduce_ex__ = __copy__ = __deepcopy__ = _refuse
@@ -73,112 +100,47 @@ class Released:
     __str__ = __repr__
 
 
-def _shell_class(item: object) -> type | None:
-    """Return a class for what is left of an object; None if Python gives the object no other class.
+def _shell_of(name: str, item: object) -> type:
+    """Return a class for what will be left of an object; raise GpuMemError if it cannot be emptied."""
+    kind, what = type(item), f"`{name}` ({type_name(item)})"
+    if _SAYS in class_dict(kind):
+        raise GpuMemError(_said(item))
+    if describe(item) is not None:
+        raise GpuMemError(f"{what} has nothing to empty: its memory goes with its last name")
+    library = module_of(item).partition(".")[0]
+    if library in TOOLS:
+        raise GpuMemError(f"{what} cannot be released: it is a part of {library}")
+    shells = list(_shell_classes(kind))
+    if library in sys.stdlib_module_names or solid_base(kind) is not object or is_instance(item, Enum):
+        shells = []
+    for shell in shells:
+        with contextlib.suppress(TypeError):  # both must have the same room for attributes
+            _SET_CLASS(item, shell)
+            _SET_CLASS(item, kind)
+            return shell
+    raise GpuMemError(f"{what} cannot be emptied: delete its name instead")
 
-    It does so only if both have the same room for attributes. Where a plain class has another, the shell's derives
-    from the object's, past its metaclass, unless code of the user's would hear of that.
-    """
-    kind = type(item)
+
+def _shell_classes(kind: type) -> Iterator[type]:
+    """Yield a plain class, then one below ``kind``, past its metaclass, if no code of the user hears of that."""
     bases = type.mro(kind)
-    if solid_base(kind) is not object or _is_of(item, (Enum,)):
-        return None
-    names = {name: value for name, value in class_dict(Released).items() if name not in ("__module__", "__doc__")}
     if any("__del__" in class_dict(base) for base in bases):
-        names["__del__"] = lambda shell: None  # it has run
-    names["__module__"] = __name__
-    plain = type("Released", (), {name: value for name, value in names.items() if name != "__slots__"})
-    if _takes(item, plain):
-        return plain
+        return
+    yield type("Released", (Released,), {"__module__": __name__, _SAYS: ""})
     told = [base for base in bases[:-1] if "__init_subclass__" in class_dict(base)]
-    hears = any(base is not Generic and base is not Protocol for base in told)
-    with contextlib.suppress(TypeError):  # a class that takes none below it
-        derived = None if hears else type.__new__(type(kind), "Released", (kind,), names)
-        return derived if derived is not None and _takes(item, derived) else None
-    return None
+    if all(base is Generic or base is Protocol for base in told):
+        names = {name: value for name, value in class_dict(Released).items() if name not in ("__dict__", "__weakref__")}
+        with contextlib.suppress(TypeError):  # a class that takes none below it
+            yield type.__new__(type(kind), "Released", (kind,), {**names, _SAYS: ""})
 
 
-def _takes(item: object, shell: type) -> bool:
-    """Whether Python lets an object become one of class ``shell``; it is what it was afterwards."""
-    kind = type(item)
-    try:
-        _SET_CLASS(item, shell)
-    except TypeError:
-        return False
-    _SET_CLASS(item, kind)
-    return True
-
-
-class _Target:
-    """One object that is to be emptied, and what it is called."""
-
-    __slots__ = ("_shell", "item", "name")
-
-    def __init__(self, name: str, item: object) -> None:
-        self.name, self.item = name, item
-        self._shell: Any = None
-
-    def check(self) -> None:
-        """Raise GpuMemError if the object cannot be emptied, or if that would harm more than it."""
-        item, what = self.item, f"`{self.name}` ({type_name(self.item)})"
-        if _SAYS in class_dict(type(item)):
-            raise GpuMemError(_said(item))
-        if describe(item) is not None:
-            raise GpuMemError(f"{what} has nothing to empty: its memory goes with its last name")
-        library = module_of(item).partition(".")[0]
-        if library in TOOLS:
-            raise GpuMemError(f"{what} cannot be released: it is a part of {library}")
-        if library not in sys.stdlib_module_names:
-            self._shell = _shell_class(item)
-        if self._shell is None:
-            raise GpuMemError(f"{what} cannot be emptied: delete its name instead")
-
-    def parts(self) -> Iterator[tuple[str, object]]:
-        """Yield what the object holds, by name."""
-        for key, value in [*(instance_dict(self.item) or {}).items(), *slots(self.item).items()]:
-            if key in _MODULE_PARTS and is_instance(value, dict):
-                yield from [(f"{self.name}.{inner}", part) for inner, part in list(dict.items(value))]
-            else:
-                yield f"{self.name}.{key}", value
-
-    def empty(self, says: str) -> str:
-        """Empty the object, and leave a shell; return what its own finaliser complained about."""
-        item: Any = self.item
-        complaint = ""
-        finish = next(
-            (class_dict(kind)["__del__"] for kind in type.mro(type(item)) if "__del__" in class_dict(kind)), None
-        )
-        if finish is not None:  # as at its end: nothing will be left of it then
-            try:
-                finish(item)
-            except Exception as error:
-                complaint = f"its __del__ failed: {said(error)}"
-        places = slot_descriptors(type(item))
-        _SET_CLASS(item, self._shell)
-        self.say(says)
-        _drop_attributes(item)
-        for name, place in places.items():
-            with contextlib.suppress(AttributeError):  # it is empty already
-                if name != "__weakref__":
-                    place.__delete__(item)
-        return complaint
-
-    def say(self, says: str) -> None:
-        """Let the shell say this from now on."""
-        type.__setattr__(self._shell, _SAYS, says)
-
-
-def _drop_attributes(item: object) -> None:
-    """Give an object another dict for its attributes: the old one may be another object's, too."""
-    for kind in type.mro(type(item)):
-        place = class_dict(kind).get("__dict__")
-        if type(place) is GetSetDescriptorType:
-            place.__set__(item, {})
-            return
-
-
-def _is_of(item: object, kinds: Sequence[type]) -> bool:
-    return any(is_instance(item, kind) for kind in kinds)
+def _parts(name: str, item: object) -> Iterator[tuple[str, object]]:
+    """Yield what an object holds, by name."""
+    for key, value in (instance_dict(item) or {}).items():
+        if key in _MODULE_PARTS and is_instance(value, dict):
+            yield from [(f"{name}.{inner}", part) for inner, part in list(dict.items(value))]
+        else:
+            yield f"{name}.{key}", value
 
 
 def release(
@@ -203,52 +165,42 @@ def release(
         GpuMemError: one of them cannot be released, or torch is tracing the code that asks; then none is.
     """
     refuse_while_traced("release")
-    targets = [_Target(name, item) for name, item in named]
-    del named
-    _check(targets, roots(), part(progress, 0.0, 0.5))
-    watched = _watched(targets)
-    workers = _workers()
+    shells = [_shell_of(name, item) for name, item in named]
+    _refuse_if_needed(named, roots(), part(progress, 0.0, 0.5))
+    watched = _watched(named)
     before = current(meter.now())
-    notes: list[str] = []
-    says = [f"`{target.name}` was released by ipygpumem at {where}" for target in targets]
+    says = [f"`{name}` was released by ipygpumem at {where}" for name, _ in named]
 
     def empty() -> None:
-        for target, text in zip(targets, says, strict=True):
-            notes.extend(filter(None, [target.empty(text)]))
+        for (_, item), shell, text in zip(named, shells, says, strict=True):
+            type.__setattr__(shell, _SAYS, text)
+            _SET_CLASS(item, shell)
+            places = (class_dict(base).get("__dict__") for base in type.mro(shell))
+            place = next(place for place in places if type(place) is GetSetDescriptorType)
+            place.__set__(item, {})  # another dict: the old one may be another object's, too
 
     steps: list[ReclaimStep] = []
     run_steps(meter, [("references", empty), *steps_that_free(garbage)], steps)
     reclaimed = fallen(before, current(meter.now()))
     freed, left = _sorted_out(watched, roots, part(progress, 0.5, 1.0))
     trim_host_heap()  # what the search for holders took
-    record = ReleaseRecord(
-        tuple(target.name for target in targets),
-        where,
-        freed,
-        left,
-        max(0, workers - _workers()),
-        reclaimed,
-        tuple(steps),
-        tuple(notes),
-    )
-    for target, text in zip(targets, says, strict=True):
-        target.say(f"{text}; {format_bytes(record.freed_bytes)} of tensors and arrays were freed")
+    record = ReleaseRecord(tuple(name for name, _ in named), where, freed, left, reclaimed, tuple(steps))
+    for shell, text in zip(shells, says, strict=True):
+        type.__setattr__(shell, _SAYS, f"{text}; {format_bytes(record.freed_bytes)} of tensors and arrays were freed")
     return record
 
 
-def _check(targets: Sequence[_Target], roots: Roots, progress: Progress) -> None:
-    """Raise GpuMemError if one cannot go, or if something of the user's that stays would find a shell."""
-    for target in targets:
-        target.check()
+def _refuse_if_needed(named: Sequence[tuple[str, object]], roots: Roots, progress: Progress) -> None:
+    """Raise GpuMemError if something of the user's that stays would find a shell."""
     with undisturbed():
         heap = Heap(running_locals(), progress)
         try:
-            for target in targets:
-                names = [other.name for other in targets if other.item is target.item]
-                where = others(target.item, names, heap, roots, [other.item for other in targets])
+            for name, item in named:
+                names = [other for other, same in named if same is item]
+                where = others(item, names, heap, roots, [other for _, other in named])
                 if where is not None:
                     ways = "release both, or let go of it there first"
-                    raise GpuMemError(f"{where} would find `{target.name}` empty: {ways}")
+                    raise GpuMemError(f"{where} would find `{name}` empty: {ways}")
         finally:
             heap.drop()
             trim_host_heap()  # or the report would say that release freed it
@@ -257,13 +209,13 @@ def _check(targets: Sequence[_Target], roots: Roots, progress: Progress) -> None
 _Part = tuple[Held, list[tuple[Callable[[], bool], Array]]]
 
 
-def _watched(targets: Sequence[_Target]) -> list[_Part]:
+def _watched(named: Sequence[tuple[str, object]]) -> list[_Part]:
     """Return what the objects hold, part by part, to be watched without keeping it alive."""
     search, found = ArraySearch(), list[_Part]()
-    for target in targets:
-        search.pass_over(target.item)  # what leads back to it holds none of its parts
-    for target in targets:
-        for name, value in sorted(target.parts(), key=_depth):
+    for _, item in named:
+        search.pass_over(item)  # what leads back to it holds none of its parts
+    for target in named:
+        for name, value in sorted(_parts(*target), key=_rank):
             pairs = [pair for item, array in search.find(value) for pair in ((item, array), *_gradient(item, search))]
             if pairs:
                 alone = describe(value) is not None
@@ -272,15 +224,8 @@ def _watched(targets: Sequence[_Target]) -> list[_Part]:
     return found
 
 
-def _depth(part: tuple[str, object]) -> int:
-    """Order parts: what others lead to first, or all of a trainer would count as its first callback's."""
-    kinds = (
-        ("torch", "Tensor"),
-        ("torch.nn", "Module"),
-        ("torch.optim", "Optimizer"),
-        ("torch.utils.data", "DataLoader"),
-    )
-    return next((place for place, kind in enumerate(kinds) if is_of_library(part[1], *kind)), len(kinds))
+def _rank(part: tuple[str, object]) -> int:
+    return next((place for place, kind in enumerate(_KINDS) if is_of_library(part[1], *kind)), len(_KINDS))
 
 
 def _gradient(item: Any, search: ArraySearch) -> list[tuple[object, Array]]:
@@ -331,9 +276,3 @@ def _sized(held: Held, arrays: Sequence[Array]) -> Held:
         size_bytes=sum(array.size_bytes for array in arrays),
         arrays=len(arrays),
     )
-
-
-def _workers() -> int:
-    """Return how many child processes of ``multiprocessing`` are alive."""
-    module: Any = sys.modules.get("multiprocessing")
-    return 0 if module is None else len(module.active_children())

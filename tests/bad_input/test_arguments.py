@@ -48,7 +48,6 @@ from tests.kernel import Kernel, Reply
         ("%gpumem purge", "which model?"),
         ("%gpumem purge In", "purge moves torch's modules, and torch is not loaded"),
         ("%gpumem purge In In In", "it takes a model and its optimizer"),
-        ("%gpumem purge In --drop", "--drop-optimizer"),
     ],
 )
 def test_a_wrong_line_gets_one_line_that_names_the_mistake_and_opens_nothing(

@@ -75,7 +75,7 @@ def test_what_does_not_fit_back_after_a_purge_stays_on_the_host(machine: Callabl
         )
         reply = kernel.run("record = ipygpumem.purge(many)")
         assert reply.status == "ok"
-        assert "did not fit back, and stays on the host: CUDA out of memory" in reply.stderr
+        assert "stay on the host: they did not fit back (CUDA out of memory" in reply.stderr
         assert kernel.value("record.is_on_host, {w.device.type for w in many.weights}") == (True, {"cpu"})
         assert kernel.value("right()") is True
         run_ok(kernel, "moving._Piece.fill = fill; taken.__defaults__[0].clear()\nmany.cuda(); None")
@@ -108,8 +108,6 @@ def test_a_purge_keeps_aliases_views_and_the_optimizers_state(bare_kernel: Kerne
         bare_kernel, "with ipygpumem.offload(model, optimizer): inside = {p.device.type for p in model.parameters()}"
     )
     assert bare_kernel.value("inside, state() == was") == ({"cpu"}, True)
-    run_ok(bare_kernel, "record = ipygpumem.purge(model, optimizer, keep_optimizer=False)")
-    assert bare_kernel.value("len(optimizer.state), record.dropped_bytes > 0") == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -194,8 +192,8 @@ def test_a_model_with_tensors_that_cannot_be_moved_stays_where_it_is(bare_kernel
         reply = bare_kernel.run("with ipygpumem.offload(model): pass")
         assert "offload cannot move 1 of its tensors (sparse, quantized, nested" in reply.traceback
         assert bare_kernel.value("{item.device.type for item in model.parameters()}") == {"cuda"}
-        (note,) = bare_kernel.value("ipygpumem.purge(model).notes")
-        assert note.endswith("conjugated or wrapped): 1")
+        reply = bare_kernel.run("ipygpumem.purge(model)")
+        assert "purge cannot move 1 of its tensors" in reply.traceback
     run_ok(bare_kernel, "model = nn.Linear(4, 4).cuda(); pool = torch.cuda.MemPool()")
     run_ok(bare_kernel, "with torch.cuda.use_mem_pool(pool): kept = torch.ones(8, device='cuda')")
     reply = bare_kernel.run("with ipygpumem.offload(model): pass")
@@ -227,7 +225,7 @@ def test_a_released_model_gives_its_memory_back(bare_kernel: Kernel) -> None:
 
 @pytest.mark.simulated
 def test_a_purge_leaves_each_part_on_its_own_device(machine: Callable[..., None]) -> None:
-    """A model on two cards and the host comes back to where each part was; a captured graph's card is left alone."""
+    """A model on two cards and the host comes back to where each part was."""
     machine(cards=2, gib=8)
     with Kernel() as kernel:
         run_ok(
@@ -240,10 +238,3 @@ def test_a_purge_leaves_each_part_on_its_own_device(machine: Callable[..., None]
         )
         assert kernel.value("[room.device for room in record.after], record.notes") == (["cuda:0", "cuda:1"], ())
         assert kernel.value("was == [(p.device, p.detach().cpu().tolist()) for p in model.parameters()]") is True
-        run_ok(
-            kernel,
-            "pool = torch.cuda.MemPool()\nwith torch.cuda.use_mem_pool(pool): kept = torch.ones(8, device='cuda:0')\n"
-            "address = model[0].weight.data_ptr()\nrecord = ipygpumem.purge(model)",
-        )
-        assert kernel.value("record.notes") == ("cuda:0 is left alone: a captured CUDA graph may use its addresses",)
-        assert kernel.value("record.moved_bytes, model[0].weight.data_ptr() == address") == (4 * 72, True)

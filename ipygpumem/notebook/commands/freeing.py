@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from IPython.core.error import UsageError
 
-from ipygpumem.freeing import purge as purging
+from ipygpumem.freeing import moving
 from ipygpumem.freeing import release as releasing
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.ipython.sources import running_cell
@@ -29,13 +29,7 @@ def purge(notebook: Notebook, options: Options) -> list[Report]:
     if len(options.names) > 2:
         raise UsageError("%gpumem purge: it takes a model and its optimizer: %gpumem purge model optimizer")
     model, *others = _objects(notebook, "purge", options.names)
-    record = purging.purge(
-        model,
-        others[0] if others else None,
-        notebook.tools.meter,
-        notebook.tools.garbage,
-        keep_optimizer=not options.drop_optimizer,
-    )
+    record = moving.purge(model, others[0] if others else None, notebook.tools.meter, notebook.tools.garbage)
     return [reports.purge_report(record)]
 
 
