@@ -19,21 +19,7 @@ from ipygpumem.freeing.reclaim import current, fallen, run_steps, steps_that_fre
 from ipygpumem.introspect import class_dict, instance_dict, is_instance, module_of, solid_base, type_name
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import Held, ReclaimStep
-<<<<<<< HEAD
-from ipygpumem.objects.arrays import (
-    TOOLS,
-    Array,
-    describe,
-    is_of_library,
-    library_type,
-    slot_descriptors,
-    slots,
-    watch,
-)
-=======
-from ipygpumem.objects.alive import watch
-from ipygpumem.objects.arrays import TOOLS, Array, describe, is_of_library, library_type
->>>>>>> d3289f2 (Shrink release, purge and offload: purge is an offload)
+from ipygpumem.objects.arrays import TOOLS, Array, describe, is_of_library, library_type, watch
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.objects.heap import Heap, undisturbed
 from ipygpumem.objects.holders.frames import running_locals

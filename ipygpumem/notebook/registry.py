@@ -176,16 +176,8 @@ _RECORD = (
 _WHAT_GOES = "which object? For instance: %gpumem release learner"
 _WHICH_MODEL = "which model? For instance: %gpumem purge model optimizer"
 _RELEASE = (Argument("NAME...", to="names", offers="names", missing=_WHAT_GOES),)
-<<<<<<< HEAD
-_PURGE = (
-    Argument("NAME...", to="names", offers="names", missing=_WHICH_MODEL),
-    Argument("--drop-optimizer"),
-)
-_POSTMORTEM = (Argument("FILE", to="file", offers="recordings"),)
-=======
 _PURGE = (Argument("NAME...", to="names", offers="names", missing=_WHICH_MODEL),)
-_POSTMORTEM = (Argument("FILE", to="file", offers="recordings"), Argument("--all"))
->>>>>>> d3289f2 (Shrink release, purge and offload: purge is an offload)
+_POSTMORTEM = (Argument("FILE", to="file", offers="recordings"),)
 
 _GPUMEM = Command(
     "%gpumem",

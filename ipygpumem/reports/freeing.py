@@ -7,13 +7,8 @@ from dataclasses import replace
 from ipygpumem.freeing.moving import PurgeRecord, Room
 from ipygpumem.freeing.release import ReleaseRecord
 from ipygpumem.reports.content import freed_report, held_table, leak_lines
-<<<<<<< HEAD
 from ipygpumem.reports.html import Shown
-from ipygpumem.reports.layout import Report, Table, clean, clean_name, count, device_label, listed
-=======
 from ipygpumem.reports.layout import Report, Table, clean, clean_name, device_label, listed
-from ipygpumem.reports.shown import Shown
->>>>>>> d3289f2 (Shrink release, purge and offload: purge is an offload)
 from ipygpumem.units import format_bytes
 
 
