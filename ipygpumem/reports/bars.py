@@ -1,4 +1,4 @@
-"""Draws small bars and sparklines, as text and as HTML that sanitizers of notebooks leave alone.
+"""Draws small bars, as text and as HTML that sanitizers of notebooks leave alone.
 
 The colours are middle tones with an equal contrast to light and dark pages, since a sanitizer drops theme variables.
 """
@@ -6,11 +6,11 @@ The colours are middle tones with an equal contrast to light and dark pages, sin
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 
 from ipygpumem.model import Usage
-from ipygpumem.reports.layout import LEAST_SHARE, Bar, Curve, clean
+from ipygpumem.reports.layout import LEAST_SHARE, Bar, clean
 from ipygpumem.units import format_bytes
 
 _CELLS = 8
@@ -24,8 +24,6 @@ _START, _ENDS = "▕", ("▏", "┃")
 _ANSI = ("\x1b[2m", "\x1b[36m", "\x1b[33m")
 _RESET = "\x1b[0m"
 
-_STEPS = "▁▂▃▄▅▆▇█"
-
 _TRACK = (
     '<span role="img" title="{label}" aria-label="{label}" style="display: inline-block; width: 64px; height: 8px; '
     "line-height: 8px; font-size: 0; text-align: left; white-space: nowrap; overflow: hidden; "
@@ -35,16 +33,6 @@ _TICK = "; border-right: 2px solid rgba(128, 128, 128, 0.9)"
 _PIECE = '<span style="display: inline-block; height: {}px; min-width: 2px; width: {:.1f}%; background: {}"></span>'
 # The peak is past: it is half as high. In grey, too, what was in use before and what was kept differ.
 _LOOKS = ((8, "rgba(128, 128, 128, 0.6)"), (8, "#1e88e5"), (4, "#64b5f6"))
-
-_SPARK = (
-    '<span role="img" title="{label}" aria-label="{label}" style="display: inline-block; font-size: 0; '
-    'white-space: nowrap; margin-left: 4px; border-bottom: 1px solid rgba(128, 128, 128, 0.5)">{columns}</span>'
-)
-_COLUMN = (
-    '<span style="display: inline-block; width: 3px; height: {}px; background: #1e88e5; margin-right: 1px"></span>'
-)
-_SPARK_PIXELS = 12
-_QUIET_SHARE = 0.02
 
 
 class Scales:
@@ -134,25 +122,3 @@ def html_bar(bar: Bar) -> str:
     )
     tick = _TICK if bar.is_whole else ""
     return _TRACK.format(label=escape(clean(bar.label)), pieces=pieces, tick=tick)
-
-
-def curve_of(label: str, sizes: Sequence[int], total_bytes: int | None) -> Curve:
-    """Return the curve of ``sizes``: low where they move by less than 2 % of the total, since noise is no mountain."""
-    lowest = min(sizes)
-    heights = tuple(size - lowest for size in sizes)
-    return Curve(label, heights, max(*heights, int(_QUIET_SHARE * (total_bytes or 0)), 1))
-
-
-def text_spark(curve: Curve) -> str:
-    """Return one character for each value of ``curve``."""
-    return "".join(_STEPS[_level(value, curve.top, len(_STEPS) - 1)] for value in curve.heights)
-
-
-def html_spark(curve: Curve) -> str:
-    """Return one column for each value of ``curve``, with its label in words."""
-    columns = "".join(_COLUMN.format(max(1, _level(value, curve.top, _SPARK_PIXELS))) for value in curve.heights)
-    return _SPARK.format(label=escape(clean(curve.label)), columns=columns)
-
-
-def _level(value: float, top: float, highest: int) -> int:
-    return round(highest * min(1.0, max(0.0, value / top))) if top > 0 else 0

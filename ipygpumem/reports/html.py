@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 
 from ipygpumem.reports import text
-from ipygpumem.reports.bars import html_bar, html_spark
+from ipygpumem.reports.bars import html_bar
 from ipygpumem.reports.layout import SEPARATOR, Fact, Listing, Report, Segment, Table, clean, listed
 
 _OPEN_LINES = 5
@@ -134,12 +134,6 @@ def _table(table: Table, *, bars: bool) -> str:
         for place, (name, size) in enumerate(zip(table.columns, letters, strict=True))
     ]
     drawn = [[escape(text) for text in row] for row in grid]
-    if bars and table.curves:
-        place = table.columns.index("curve")
-        letters[place] = max(len(curve.heights) for curve in table.curves) // 2 + 2  # narrower than its characters
-        looks[place] = (f"0 0 {_em(letters[place])}", "left", "")
-        for row, curve in zip(drawn[1:], table.curves, strict=True):
-            row[place] = html_spark(curve)
     if bars and any(table.bars):
         behind = max(number for number, name in enumerate(table.columns, 1) if name in table.numbers)
         looks.insert(behind, ("0 0 auto", "left", "; min-width: 66px"))

@@ -46,15 +46,6 @@ class Bar:
         return (found[0], found[1], found[2])
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A device's memory over time, in equal steps, above its lowest; ``label`` says in words what it shows."""
-
-    label: str
-    heights: tuple[int, ...]
-    top: int
-
-
 class Segment(NamedTuple):
     """One part of a headline, with the bar that belongs to it."""
 
@@ -75,8 +66,6 @@ class Table:
     code: frozenset[str] = frozenset()
     bars: tuple[Bar | None, ...] = ()
     """One for each row, or none at all."""
-    curves: tuple[Curve, ...] = ()
-    """What the column ``curve``, which text has in characters, draws in HTML: one for each row, or none at all."""
     folded: bool = False
     """Whether a front-end that can fold shows the title only, at first."""
     echo: bool = False

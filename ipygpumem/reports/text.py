@@ -25,7 +25,7 @@ class Style:
 
 
 PLAIN = Style()
-ASCII = str.maketrans({"…": "...", "→": "->", **dict(zip("·×─▒█░▕▏┃▁▂▃▄▅▆▇", "-x-=#-[]|_.-=+*#", strict=True))})
+ASCII = str.maketrans({"…": "...", "→": "->", **dict(zip("·×─▒█░▕▏┃", "-x-=#-[]|", strict=True))})
 """What stands for our own characters where a stream cannot carry them."""
 ALL_GLYPHS = "".join(map(chr, ASCII))
 """What a stream must be able to carry for reports as they are."""
