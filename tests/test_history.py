@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from typing import Any
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-import ipygpumem
 from ipygpumem.errors import GpuMemError
 from ipygpumem.model import History, TraceRecord
 from ipygpumem.reports import history as reports
@@ -24,15 +24,16 @@ def column(table: Table, name: str) -> list[str]:
 # -- the list -------------------------------------------------------------------------------------------------
 
 
-def test_a_history_is_a_list_whose_slices_are_histories() -> None:
+def test_a_history_is_a_list_whose_slices_are_histories(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [cell(number) for number in range(5)]
     found = History(cells)
     assert found == cells
     assert found[1:3] == cells[1:3]
     assert type(found[1:3]) is History
-    assert found[-1] is cells[-1]
-    assert [*reversed(found)] == cells[::-1]
     assert repr(found[:1]) == "<History of 1 cell, 2.0 s>"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(GpuMemError, match="pip install pandas"):
+        found.to_pandas()
 
 
 def test_pandas_gets_a_row_per_cell_with_units_in_the_names() -> None:
@@ -48,57 +49,36 @@ def test_pandas_gets_a_row_per_cell_with_units_in_the_names() -> None:
     assert str(table["started_at"].dtype).startswith("datetime64")
     assert table["started_at"][0] == pandas.Timestamp(1.5, unit="s", tz="UTC")
     assert "cpu_children_bytes" not in table.columns
+    assert "source_line" in History().to_pandas().columns
     plain = ("execution_count", "cell_id", "experiment", "started_at", "duration_seconds", "success", "error")
     rest = ("source_line", "source_digest", "recovery")
     assert all(name in (*plain, *rest) or name.endswith("_bytes") for name in table.columns)
-
-
-def test_pandas_gets_a_table_of_no_cells_too() -> None:
-    pytest.importorskip("pandas")
-    table = History().to_pandas()
-    assert (len(table), "source_line" in table.columns) == (0, True)
-
-
-def test_a_missing_pandas_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(GpuMemError, match="pip install pandas"):
-        History().to_pandas()
 
 
 # -- tables ---------------------------------------------------------------------------------------------------
 
 
 def test_the_history_shows_devices_in_use_and_drops_what_is_empty() -> None:
-    idle = usage("cuda:1", 0, 0, 0)
-    record = cell(7, usages=(usage(), idle.__class__(**{**idle.to_dict(), "reserved_bytes": 0})))
-    table = reports.cells_table([record])
+    idle = dataclasses.replace(usage("cuda:1", 0, 0, 0), reserved_bytes=0)
+    table = reports.cells_table([cell(7, usages=(usage(), idle))])
     assert table.columns == ("cell", "RAM kept", "RAM peak", "time", "source")
     assert table.rows == (("7", "+50 MiB", "+300 MiB", "2.00 s", "train()"),)
-
-
-def test_the_history_says_how_many_of_how_many() -> None:
     report = reports.history_report([cell(2)], total=5, experiment="a")
     assert report.headline == "history · the last 1 of 5 cells of a · 2.00 s"
-    assert reports.history_report([], total=0).headline == "no cell has finished yet"
 
 
 def test_a_comparison_has_parameters_as_columns_and_runs_apart() -> None:
-    table, host, device = reports.comparison_report(reports.numbered(SESSION.experiments)).tables
-    assert column(table, "experiment") == ["run #1", "other", "run #2"]
-    assert column(table, "lr") == ["0.001", "0.1", "0.001"]
-    assert column(table, "bs") == ["64", "", "64"]
-    assert column(table, "OOMs") == ["1"] * 3
+    alone = experiment("cpu only", usages=(usage(),), reclaimed={"cpu": 0})  # it has no row of the device
+    table, host, device = reports.comparison_report(reports.numbered([*SESSION.experiments, alone])).tables
+    assert column(table, "experiment") == ["run #1", "other", "run #2", "cpu only"]
+    assert column(table, "lr") == ["0.001", "0.1", "0.001", "0.001"]
+    assert column(table, "bs") == ["64", "", "64", "64"]
+    assert column(table, "OOMs") == ["1"] * 4
     assert (host.title, device.title) == ("RAM", "cuda:0")
-    assert column(host, "peak") == ["+300 MiB"] * 3
+    assert column(host, "peak") == ["+300 MiB"] * 4
     assert column(device, "kept") == ["+50 MiB"] * 3
     assert column(device, "consumed") == ["+60 MiB"] * 3
     assert column(device, "reclaimed") == ["55 MiB"] * 3
-
-
-def test_a_device_that_one_of_them_never_used_has_no_row_of_it() -> None:
-    alone = experiment("cpu only", usages=(usage(),), reclaimed={"cpu": 0})
-    table, host, device = reports.comparison_report(reports.numbered([*SESSION.experiments, alone])).tables
-    assert (len(table.rows), len(host.rows), len(device.rows)) == (4, 4, 3)
 
 
 def test_hostile_texts_are_cleaned_and_cut_in_every_table() -> None:
@@ -211,10 +191,3 @@ def test_completion_knows_experiments_options_and_files(kernel: Kernel, tmp_path
     assert "--force" in kernel.complete("%gpumem export --f")
     found = kernel.complete(f"%gpumem export {tmp_path}/")  # among IPython's own
     assert {f"{tmp_path}/deep/", f"{tmp_path}/old.json"} <= set(found)
-
-
-def test_history_of_python_has_the_figures_of_the_cells(loaded: InteractiveShell) -> None:
-    loaded.run_cell("block = bytearray(2**25)")
-    found = ipygpumem.history()
-    assert isinstance(found, list)
-    assert found[-1].usages[0].delta_bytes > 2**24
