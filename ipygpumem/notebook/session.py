@@ -48,8 +48,6 @@ class Session:
         for part in self.parts:
             part.cell_begins(cell)
         cell.started = time.perf_counter()
-        if tools.ticker.rests:
-            tools.ticker.wake()
 
     def code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
         """Note code that runs next in a cell."""

@@ -12,7 +12,6 @@ from ipygpumem.measuring.plugins import find_installed
 from ipygpumem.notebook.cell import CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.screen import Screen
-from ipygpumem.notebook.ticker import Ticker
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.probes import Probe
 from ipygpumem.probes.host import HostProbe
@@ -28,7 +27,6 @@ class Tools:
     meter: Meter
     garbage: Garbage
     cells: CellStack
-    ticker: Ticker
     screen: Screen
     settled: threading.Event
     """Set once our own work of loading is over, which goes on in a thread."""
@@ -47,14 +45,12 @@ def tools_for(shell: Any, config: IPyGpuMem, host: HostProbe, probes: Sequence[P
     if probes:
         settled.set()
     cells = CellStack()
-    ticker = Ticker(cells, meter)
     return Tools(
         shell=shell,
         config=config,
         meter=meter,
         garbage=Garbage(),
         cells=cells,
-        ticker=ticker,
         screen=Screen(shell, config),
         settled=settled,
     )

@@ -22,7 +22,6 @@ from ipygpumem.model import CellRecord, Reading, Usage
 from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.ipython.sources import running_cell
 from ipygpumem.notebook.part import Part
-from ipygpumem.notebook.ticker import Tick
 from ipygpumem.notebook.tools import Tools
 from ipygpumem.probes import cgroup, oom_kills
 from ipygpumem.reports.layout import Report, clean, note
@@ -74,8 +73,9 @@ class Recorder(Part):
             raise RecordingError(
                 f"recording is off: {short(self.folder)} cannot be written ({_reason(error)})"
             ) from None
-        shell, listen = self._tools.shell, self._tools.ticker.listen
-        self._undo.append(listen(self._tick, after_seconds=_TICK_SECONDS, every_seconds=_TICK_SECONDS))
+        shell, worker = self._tools.shell, self._tools.meter.worker
+        worker.add(self._tick)
+        self._undo.append(lambda: worker.remove(self._tick))
         if shell.has_trait("exit_now"):  # a kernel's: set when the front-end asks it to end, even while a cell runs
             shell.observe(self._asked_to_end, "exit_now")
             self._undo.append(lambda: shell.unobserve(self._asked_to_end, "exit_now"))
@@ -156,6 +156,7 @@ class Recorder(Part):
         if not cell.nested:
             number = running_cell(self._tools.shell) + 1
             self._write(lambda: self._cell_start(cell, number))
+            self._tools.meter.worker.wake(self._tick)
 
     def _cell_start(self, cell: Cell, number: int) -> Moment:
         self._cell = self._moment(
@@ -166,10 +167,18 @@ class Recorder(Part):
         )
         return self._cell
 
-    def _tick(self, tick: Tick) -> None:
-        cell = self._cell
-        if cell is not None and not tick.cell.over:
-            self._write(lambda: self._moment("tick", cell.cell, tick.readings.values()))
+    def _tick(self) -> float | None:
+        """Write the memory of a cell that runs for long; called in the meter's thread, which rests between cells."""
+        running, begun = self._tools.cells.outermost(), self._cell
+        if running is None:
+            return None
+        waited = time.perf_counter() - running.started
+        if waited < _TICK_SECONDS:
+            return _TICK_SECONDS - waited
+        readings = self._tools.meter.glance()
+        if begun is not None and begun is self._cell and not running.over:
+            self._write(lambda: self._moment("tick", begun.cell, readings.values()))
+        return _TICK_SECONDS
 
     def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
         """Write the end of a cell."""
