@@ -26,9 +26,9 @@ class _LegacyType(type):
         return isinstance(value, torch.Tensor) and value.dtype is cls.dtype and value.device.type != "cpu"
 
     def __call__(cls, *args: Any, device: Any = "cuda") -> Any:
-        if len(args) == 1 and not isinstance(args[0], int):
-            return torch.as_tensor(args[0], dtype=cls.dtype, device=device)
-        return torch.empty(args or (0,), dtype=cls.dtype, device=device)
+        is_data = len(args) == 1 and not isinstance(args[0], int)
+        make = torch.as_tensor if is_data else torch.empty
+        return make(args[0] if is_data else args or (0,), dtype=cls.dtype, device=device)
 
 
 def legacy_type(name: str) -> type:

@@ -199,16 +199,13 @@ _CONSTANTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
 class Follower(TorchDispatchMode):
     """Logs the storages that operations make, and answers for values that fake tensors do not have.
 
-    Args:
-        copy_of: returns the fake copy of a real tensor that code has reached.
-        limits: are checked for each operation.
+    ``copy_of`` returns the fake copy of a real tensor that code has reached.
     """
 
     def __init__(
         self,
         log: StorageLog,
         devices: Devices,
-        *,
         workspaces: Workspaces,
         note: Note,
         copy_of: Callable[[Any], Any],

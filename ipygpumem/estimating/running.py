@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ from ipygpumem.estimating.users_line import users_line_of, users_part
 from ipygpumem.introspect import is_exactly
 from ipygpumem.objects import interrupts
 
+Namespaces = tuple[dict[str, Any], ...]
 Result = TypeVar("Result")
 TIMEOUT_SECONDS = 300.0
 _GUESSES_SHOWN = 5
@@ -52,10 +53,7 @@ class Estimation:
     """
 
     def __init__(
-        self,
-        device: str | None = None,
-        room_bytes: int | None = None,
-        timeout_seconds: float = TIMEOUT_SECONDS,
+        self, device: str | None = None, room_bytes: int | None = None, timeout_seconds: float = TIMEOUT_SECONDS
     ) -> None:
         self._devices = Devices(device)
         self._room_bytes = room_bytes
@@ -69,14 +67,7 @@ class Estimation:
         self.copies = FakeCopies(self._made, self._devices.place, self._quietly, shared=self._keep, note=self._note)
         self._accelerators = Accelerators(self.log, self._devices, room_bytes, self._note)
         workspaces = Workspaces(self.log, self._devices, self._accelerators.capability, self._note)
-        self._follower = Follower(
-            self.log,
-            self._devices,
-            workspaces=workspaces,
-            note=self._note,
-            copy_of=self._copy_of_stray,
-            limits=self._limits,
-        )
+        self._follower = Follower(self.log, self._devices, workspaces, self._note, self._copy_of_stray, self._limits)
         self._originals_bytes: dict[str, int] = {}
         """Bytes of the originals, by device."""
 
@@ -117,37 +108,25 @@ class Estimation:
     # -- what is estimated ----------------------------------------------------------------------------------------
 
     def of_call(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        namespaces: tuple[dict[str, Any], ...],
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], namespaces: Namespaces
     ) -> Estimate:
         """Return what a call would take; functions that live in ``namespaces`` see fake copies of their names."""
         __tracebackhide__ = True  # of the user's errors
         of = self.copies.of
         for namespace in namespaces:
             self.copies.namespace(namespace)
-        code = getattr(function, "__code__", None)
-        spaces = (closure_of(function), *namespaces)
-        return self._of(lambda: of(function)(*of(args), **of(dict(kwargs))), code, spaces, (*args, *kwargs.values()))
+        code, spaces = getattr(function, "__code__", None), (closure_of(function), *namespaces)
+        self._notes.update(dict.fromkeys(effects_of(code, spaces, (*args, *kwargs.values()))))
+        return self._of(lambda: of(function)(*of(args), **of(kwargs)))
 
     def of_code(self, code: types.CodeType, namespace: dict[str, Any]) -> Estimate:
         """Return what ``code`` would take in ``namespace``, which stays as it is."""
         __tracebackhide__ = True  # of the user's errors
-        run = lambda: exec(code, self.copies.namespace(namespace))  # noqa: E731, S102  # the user's own cell
-        return self._of(run, code, (namespace,), ())
+        self._notes.update(dict.fromkeys(effects_of(code, (namespace,))))
+        return self._of(lambda: exec(code, self.copies.namespace(namespace)))  # noqa: S102  # the user's own cell
 
-    def _of(
-        self,
-        run: Callable[[], Any],
-        code: types.CodeType | None,
-        namespaces: tuple[dict[str, Any], ...],
-        args: tuple[Any, ...],
-    ) -> Estimate:
+    def _of(self, run: Callable[[], Any]) -> Estimate:
         __tracebackhide__ = True  # of the user's errors
-        for effect in effects_of(code, namespaces, args):
-            self._note(effect)
         started = time.perf_counter()
         found = self.carry_out(lambda: self._figures(run))
         devices = tuple(with_room(figures, there_bytes, self._room_bytes) for figures, there_bytes in found)

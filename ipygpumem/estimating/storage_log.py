@@ -146,16 +146,11 @@ _CUDNN = (
 class Workspaces:
     """Logs the memory that operations on CUDA devices need beside their results.
 
-    Args:
-        capability_of: returns a device's compute capability; None: it is not known.
+    ``capability_of`` returns a device's compute capability; None: it is not known.
     """
 
     def __init__(
-        self,
-        log: StorageLog,
-        devices: Devices,
-        capability_of: Callable[[Any], tuple[int, int] | None],
-        note: Note,
+        self, log: StorageLog, devices: Devices, capability_of: Callable[[Any], tuple[int, int] | None], note: Note
     ) -> None:
         self._log = log
         self._devices = devices

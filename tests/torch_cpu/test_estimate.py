@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Adam
 
 import ipygpumem
-from ipygpumem.errors import EstimateError, UnitError
+from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.reading import free_bytes
 from ipygpumem.probes.nvml import Card, DeviceWide, Nvml
 from ipygpumem.units import MIB
@@ -36,20 +36,18 @@ def compare(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor,
     assert found.reserved_bytes >= found.peak_bytes
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("model", MODELS)
-def test_the_peak_is_that_of_a_real_run(model: str, optimizer: str) -> None:
-    make, data = MODELS[model]
-    network = make()
-    compare(network, OPTIMIZERS[optimizer](network.parameters()), data())
+STEPS: list[tuple[str, str, dict[str, Any]]] = [
+    *((model, "Adam", {}) for model in MODELS),
+    *((model, optimizer, {}) for model in ("CNN", "decoder") for optimizer in OPTIMIZERS if optimizer != "Adam"),
+    *((model, "Adam", options) for model in ("CNN", "decoder") for options in ({"mixed": True}, {"rounds": 3})),
+]
 
 
-@pytest.mark.parametrize("options", [{"mixed": True}, {"rounds": 3}], ids=["mixed precision", "accumulation"])
-@pytest.mark.parametrize("model", ["CNN", "decoder"])
-def test_the_peak_is_that_of_a_real_run_with(model: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("model", "optimizer", "options"), STEPS, ids=str)
+def test_the_peak_is_that_of_a_real_run(model: str, optimizer: str, options: dict[str, Any]) -> None:
     make, data = MODELS[model]
     network = make()
-    compare(network, Adam(network.parameters()), data(), **options)
+    compare(network, OPTIMIZERS[optimizer](network.parameters()), data(), **options)
 
 
 def test_the_parts_of_a_linear_layers_training_are_exact() -> None:
@@ -122,14 +120,6 @@ def test_nothing_of_the_notebook_is_changed() -> None:
     assert all(not parameter._post_accumulate_grad_hooks for parameter in model.parameters())
 
 
-def test_a_real_tensor_that_code_reaches_past_its_copy_keeps_its_gradient() -> None:
-    class Hidden:
-        weight = nn.Parameter(torch.ones(4))  # a class is shared
-
-    ipygpumem.estimate(lambda: (Hidden.weight * 2).sum().backward())
-    assert Hidden.weight.grad is None
-
-
 def test_tied_weights_and_views_have_tied_copies() -> None:
     model = nn.Sequential(nn.Linear(256, 256, bias=False), nn.Linear(256, 256, bias=False))
     model[1].weight = model[0].weight
@@ -151,7 +141,7 @@ def test_a_fake_copy_has_its_originals_layout(capsys: pytest.CaptureFixture[str]
     assert first == second
 
 
-def test_values_that_code_asks_for_are_stood_in_for_and_the_line_is_reported() -> None:
+def test_a_line_that_asks_for_a_value_is_reported() -> None:
     x = torch.randn(8, requires_grad=True)
 
     def step() -> float:
@@ -161,28 +151,8 @@ def test_values_that_code_asks_for_are_stood_in_for_and_the_line_is_reported() -
         return float(loss.item() + sum(x.tolist()))
 
     found = ipygpumem.estimate(step)
-    assert [line.partition(": ")[2] for line in found.guesses] == [
-        "if loss > 3:",
-        "return float(loss.item() + sum(x.tolist()))",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("code", "name"),
-    [
-        ("x[x > 0]", "index in"),
-        ("x.nonzero()", "nonzero in"),
-        ("torch.unique(x)", "_unique2 in"),
-        ("x.numpy()", "NumPy in"),
-    ],
-)
-def test_code_that_needs_values_is_reported_with_its_line(code: str, name: str, tmp_path: Any) -> None:
-    path = tmp_path / "users_code.py"
-    path.write_text(f"import torch\ndef f(x):\n    return {code}\n")
-    space: dict[str, Any] = {}
-    exec(compile(path.read_text(), str(path), "exec"), space)
-    with pytest.raises(EstimateError, match=f"{name} users_code.py, line 3: return"):
-        ipygpumem.estimate(space["f"], torch.randn(4))
+    lines = ["if loss > 3:", "return float(loss.item() + sum(x.tolist()))"]
+    assert [line.partition(": ")[2] for line in found.guesses] == lines
 
 
 def test_a_users_error_is_raised_as_it_is() -> None:
@@ -230,7 +200,7 @@ def test_what_is_free_is_asked_without_making_a_context(monkeypatch: pytest.Monk
     assert ipygpumem.estimate(make_on_cuda).devices[0].room_bytes is None
 
 
-def test_a_driver_that_breaks_off_does_not_take_the_estimate_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_breaks_off_leaves_the_room_open(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> tuple[int, int]:
         raise RuntimeError("the driver is gone")
 
@@ -268,17 +238,17 @@ def test_an_optimizer_of_an_accelerator_steps_as_torch_does_there() -> None:
     assert there - here >= 3 * MIB
 
 
-def test_a_data_loader_gives_batches_without_processes_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_data_loader_starts_no_processes() -> None:
     data = torch.utils.data.TensorDataset(torch.randn(64, 8), torch.arange(64))
     loader = torch.utils.data.DataLoader(data, 32, shuffle=True, num_workers=2)
+    seen: list[Any] = []
 
     def read() -> None:
-        for x, y in loader:
-            print(tuple(x.shape), tuple(y.shape), loader.num_workers)
+        seen.extend((*x.shape, *y.shape, loader.num_workers) for x, y in loader)
+        assert seen == [(32, 8, 32, 0)] * 2
 
     ipygpumem.estimate(read)
-    assert capsys.readouterr().out == "(32, 8) (32,) 0\n" * 2
-    assert loader.num_workers == 2
+    assert (loader.num_workers, seen) == (2, [])
 
 
 def test_a_checkpoint_is_not_written(tmp_path: Any) -> None:
@@ -288,23 +258,18 @@ def test_a_checkpoint_is_not_written(tmp_path: Any) -> None:
     assert "torch.save wrote nothing" in found.notes[0]
 
 
-def test_a_module_can_be_moved_and_cast() -> None:
-    def build() -> nn.Module:
-        return nn.Linear(512, 512, bias=False).to(torch.bfloat16).to("cuda")
-
+@pytest.mark.parametrize(
+    ("build", "peak", "after"),
+    [
+        (lambda: nn.Linear(512, 512, bias=False).to(torch.bfloat16).to("cuda"), None, MIB // 2),
+        (lambda: nn.Linear(512, 512, bias=False, device="meta").to_empty(device="cuda"), MIB, MIB),
+    ],
+    ids=["moved and cast", "made on meta"],
+)
+def test_a_module_goes_to_a_device_that_is_not_here(build: Any, peak: int | None, after: int) -> None:
     (found,) = ipygpumem.estimate(build).devices
-    assert (found.after_bytes, found.parts["temporaries"] + found.parts["parameters"] + found.parts["other"]) == (
-        MIB // 2,
-        found.peak_bytes,
-    )
-
-
-def test_a_module_can_be_made_on_meta_and_moved_to_a_device_that_is_not_here() -> None:
-    def build() -> nn.Module:
-        return nn.Linear(512, 512, bias=False, device="meta").to_empty(device="cuda")
-
-    (found,) = ipygpumem.estimate(build).devices
-    assert (found.device, found.peak_bytes, found.after_bytes) == ("cuda:0", MIB, MIB)
+    assert (found.device, found.after_bytes, sum(found.parts.values())) == ("cuda:0", after, found.peak_bytes)
+    assert peak is None or found.peak_bytes == peak
 
 
 def test_functional_transforms_can_be_estimated() -> None:
@@ -314,16 +279,13 @@ def test_functional_transforms_can_be_estimated() -> None:
 
 
 def test_an_interrupt_leaves_no_mode_on() -> None:
-    x = torch.zeros(3, requires_grad=True)
-
     def step() -> None:
-        x.sum().backward()
         raise KeyboardInterrupt
 
     save = torch.save
     with pytest.raises(KeyboardInterrupt):
         ipygpumem.estimate(step)
-    assert (type(torch.ones(1)), torch.save, x.grad) == (torch.Tensor, save, None)
+    assert (type(torch.ones(1)), torch.save) == (torch.Tensor, save)
 
 
 def test_a_meta_model_is_a_template_as_well() -> None:
@@ -333,11 +295,7 @@ def test_a_meta_model_is_a_template_as_well() -> None:
     assert (found.before_bytes, found.parts["parameters"]) == (64 * MIB, 64 * MIB)
 
 
-def test_mistakes_are_one_line() -> None:
-    with pytest.raises(EstimateError, match="'gpu' is not a device"):
-        ipygpumem.estimate(lambda: None, device="gpu")
-    with pytest.raises(UnitError, match="'24 apples' is not a size"):
-        ipygpumem.estimate(lambda: None, device_memory="24 apples")
+def test_what_is_sparse_is_refused() -> None:
     sparse = torch.eye(3).to_sparse()
     with pytest.raises(EstimateError, match="sparse or quantized"):
         ipygpumem.estimate(lambda: sparse)
@@ -408,18 +366,6 @@ def test_what_a_cell_reads_is_read_and_said_though_a_function_of_the_notebook_do
     assert trainer.value("'y' in globals()") is False
 
 
-def test_a_functions_effects_are_said_and_recursion_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    def train(x: torch.Tensor, rounds: int) -> None:
-        print(rounds)
-        if rounds:
-            train(x * 2, rounds - 1)
-
-    (note,) = ipygpumem.estimate(train, torch.ones(8), 2).notes
-    assert note == "only tensors are fake; calls of these run for real: print"
-    assert capsys.readouterr().out == "2\n1\n0\n"
-    assert ipygpumem.estimate(lambda x: x * 2, torch.ones(8)).notes == ()
-
-
 @pytest.mark.parametrize(
     ("cell", "message"),
     [
@@ -436,12 +382,6 @@ def test_a_mistake_in_a_cell_is_one_line(trainer: Kernel, cell: str, message: st
     reply = trainer.run(cell)
     assert message in reply.stderr
     assert reply.stderr.count("\n") == 1
-
-
-def test_an_error_of_the_cells_is_shown_as_it_is(trainer: Kernel) -> None:
-    reply = trainer.run("%%estimate\nmodel(x[:, :3])\n")
-    assert reply.error == "RuntimeError"
-    assert "model(x[:, :3])" in reply.traceback
 
 
 def test_a_summary_has_a_row_for_each_module() -> None:

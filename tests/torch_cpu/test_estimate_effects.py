@@ -33,23 +33,15 @@ def told(body: str) -> list[str]:
     ("body", "name"),
     [
         ("np.save('x.npy', [1])", "np.save"),
-        ("np.savez_compressed('x.npz', a=[1])", "np.savez_compressed"),
         ("np.zeros(3).tofile('x')", "tofile"),
         ("pickle.dump(1, f)", "pickle.dump"),
-        ("dump(1, f)", "dump"),
-        ("json.dump({}, f)", "json.dump"),
         ("os.makedirs('runs', exist_ok=True)", "os.makedirs"),
         ("os.remove('x')", "os.remove"),
-        ("os.replace('a', 'b')", "os.replace"),
-        ("shutil.rmtree('runs')", "shutil.rmtree"),
-        ("shutil.copy('a', 'b')", "shutil.copy"),
         ("subprocess.run(['ls'])", "subprocess.run"),
-        ("sqlite3.connect('x')", "sqlite3.connect"),
         ("Path('x').mkdir()", "mkdir"),
         ("Path('x').write_text('y')", "write_text"),
         ("open('x', 'w').write('y')", "open"),
         ("frame.to_parquet('x')", "frame.to_parquet"),
-        ("model.save_pretrained('x')", "model.save_pretrained"),
         ("print(1)", "print"),
         ("torch.load('x.pt')", "torch.load"),
         ("def f():\n    np.save('x', 1)\nf()", "np.save"),
@@ -84,15 +76,14 @@ def test_functions_of_users_modules_are_looked_into(tmp_path: Path, monkeypatch:
     assert effects_of(compile("m.keep(3)", "cell", "exec"), ({"m": effectsmodule},)) == [REAL + "numpy.save"]
 
 
-def test_files_that_code_writes_are_written_and_named(tmp_path: Path) -> None:
-    def step() -> None:
-        torch.ones(3)
-        (tmp_path / "runs").mkdir()
-        np.save(tmp_path / "x.npy", np.ones(3))
+def test_a_users_functions_effects_are_real_and_named(tmp_path: Path) -> None:
+    def train(x: torch.Tensor, rounds: int) -> None:
+        np.save(tmp_path / f"{rounds}.npy", np.ones(3))
+        if rounds:
+            train(x * 2, rounds - 1)
 
-    found = ipygpumem.estimate(step)
-    assert any("np.save" in note and "mkdir" in note for note in found.notes), found.notes
-    assert (tmp_path / "x.npy").exists()
+    assert ipygpumem.estimate(train, torch.ones(8), 2).notes == (REAL + "np.save",)
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 class Counter:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -44,111 +43,57 @@ def estimated(body: str, tmp_path: Path, *, device: str | None = "cuda", **optio
     return ipygpumem.estimate(space["step"], device=device, **options)
 
 
-TRAIN = """
-loss = F.cross_entropy(model(x.to("cuda")), y.to("cuda"))
-loss.backward()
-"""
-
+TRAIN = "loss = F.cross_entropy(model(x.to('cuda')), y.to('cuda'))\nloss.backward()\n"
 CASES = {
-    "f-strings": TRAIN + 'text = f"{loss:.4f} {x} {loss!r} {loss}"\nassert "nan" not in text',
-    "print of a tensor": TRAIN + "print(loss, x)",
-    "percent formatting": TRAIN + 'text = "%.3f" % loss\nother = "{:.2e}".format(loss)',
-    "logging": TRAIN + 'logging.getLogger("users").warning("loss %s %.3f", loss, loss.item())',
+    "text": TRAIN + "text = f'{loss:.4f} {x} {loss!r} {loss}'\nassert 'nan' not in text\nprint(loss, x)\n"
+    "'%.3f' % loss, '{:.2e}'.format(loss)\nlogging.getLogger('users').warning('loss %s %.3f', loss, loss.item())",
     "tqdm": "for _ in tqdm(range(2)):\n    loss = model(x).sum()\n    loss.backward()",
-    "pin_memory": 'there = x.pin_memory().to("cuda", non_blocking=True)\nassert model(there).shape == (64, 10)',
-    "pinned when made": "there = torch.empty(4, 256, pin_memory=True)\nassert model(there).shape == (4, 10)",
-    "synchronize": TRAIN + "torch.cuda.synchronize()\ntorch.cuda.synchronize('cuda:0')",
-    "set_device": "torch.cuda.set_device(0)\n" + TRAIN,
-    "device contexts": "with torch.cuda.device(0), torch.device('cuda'):\n    assert model(torch.ones(3, 256)).shape",
-    "peaks": "torch.cuda.reset_peak_memory_stats()\n" + TRAIN + "assert torch.cuda.max_memory_allocated() > 2**19",
-    "memory": TRAIN
-    + "free, total = torch.cuda.mem_get_info()\nassert torch.cuda.memory_allocated() > 0\ntorch.cuda.empty_cache()",
-    "memory summary": TRAIN + "text = torch.cuda.memory_summary()\nstats = torch.cuda.memory_stats()",
-    "streams": """
-stream = torch.cuda.Stream()
-stream.wait_stream(torch.cuda.current_stream())
-with torch.cuda.stream(stream):
-    there = x.to("cuda", non_blocking=True)
-    there.record_stream(stream)
-torch.cuda.current_stream().wait_stream(stream)
-model(there)
-""",
-    "events": """
-begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-begin.record()
-model(x)
-end.record()
-end.synchronize()
-seconds = begin.elapsed_time(end) / 1000
-""",
-    "legacy tensors": "there = torch.cuda.FloatTensor(64, 256).zero_()\nmodel(there + torch.cuda.FloatTensor([1.0]))",
-    "legacy types": "there = x.type(torch.cuda.HalfTensor)\nassert there.dtype is torch.float16",
-    "is_available": """
-assert torch.cuda.is_available() and torch.cuda.device_count() == 1 and torch.cuda.current_device() == 0
-device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-model.to(device)(x.to(device)).sum().backward()
-""",
-    "names of the device": """
-text = torch.cuda.get_device_name() + str(torch.cuda.get_device_capability())
-text += torch.cuda.get_device_properties(0).name
-assert torch.cuda.is_bf16_supported() in (True, False)
-model(x)
-""",
-    "seeds": "torch.cuda.manual_seed(3)\ntorch.cuda.manual_seed_all(3)\ntorch.manual_seed(3)\nmodel(x)",
-    "random states": "state = torch.cuda.get_rng_state()\ntorch.cuda.set_rng_state(state)\nmodel(x)",
+    "pinned": "there = x.pin_memory().to('cuda', non_blocking=True)\nassert model(there).shape == (64, 10)\n"
+    "there = torch.empty(4, 256, pin_memory=True)\nassert model(there).shape == (4, 10)\nmodel.share_memory()",
+    "devices": "torch.cuda.set_device(0)\nwith torch.cuda.device(0), torch.device('cuda'):\n"
+    "    assert model(torch.ones(3, 256)).shape\ntorch.cuda.synchronize('cuda:0'), torch.accelerator.synchronize()\n"
+    "assert torch.cuda.is_available() and torch.cuda.device_count() == 1 and torch.cuda.current_device() == 0\n"
+    "assert torch.accelerator.is_available() and torch.cuda.is_bf16_supported() in (True, False)\n"
+    "torch.cuda.get_device_name() + torch.cuda.get_device_properties(0).name, torch.cuda.get_device_capability()",
+    "memory": "torch.cuda.reset_peak_memory_stats()\n" + TRAIN + "assert torch.cuda.max_memory_allocated() > 2**19\n"
+    "free, total = torch.cuda.mem_get_info()\nassert torch.cuda.memory_allocated() > 0\ntorch.cuda.empty_cache()\n"
+    "torch.cuda.memory_summary(), torch.cuda.memory_stats()",
+    "streams and events": "c = torch.cuda\nstream = c.Stream()\nstream.wait_stream(c.current_stream())\n"
+    "with c.stream(stream):\n    there = x.to('cuda', non_blocking=True)\n    there.record_stream(stream)\n"
+    "begin, end = c.Event(enable_timing=True), c.Event(enable_timing=True)\nbegin.record()\nmodel(there)\n"
+    "end.record(), end.synchronize()\nbegin.elapsed_time(end) / 1000\nc.nvtx.range_push('step'), c.nvtx.range_pop()",
+    "legacy types": "model(torch.cuda.FloatTensor(64, 256).zero_() + torch.cuda.FloatTensor([1.0]))\n"
+    "there = x.type(torch.cuda.HalfTensor)\nassert there.dtype is torch.float16",
+    "random states": "torch.cuda.manual_seed(3), torch.cuda.manual_seed_all(3), torch.manual_seed(3)\n"
+    "torch.cuda.set_rng_state(torch.cuda.get_rng_state())\nmodel(x)",
     "mixed precision": """
 scaler = torch.amp.GradScaler("cuda")
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(2):
     optimizer.zero_grad(set_to_none=True)
-    with torch.autocast("cuda", dtype=torch.float16):
+    with torch.autocast("cuda", dtype=torch.float16), torch.cuda.amp.autocast():
         loss = F.cross_entropy(model(x), y)
     scaler.scale(loss).backward()
     scaler.unscale_(optimizer)
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    scaler.step(optimizer)
-    scaler.update()
+    scaler.step(optimizer), scaler.update()
+torch.cuda.amp.GradScaler().scale(loss)
 assert optimizer.state
 """,
-    "old mixed precision": """
-scaler = torch.cuda.amp.GradScaler()
-optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-with torch.cuda.amp.autocast():
-    loss = F.cross_entropy(model(x), y)
-scaler.scale(loss).backward()
-scaler.step(optimizer)
-scaler.update()
-assert optimizer.state
-""",
-    "branches on values": TRAIN + "best = 3\nif loss < best or torch.isnan(loss):\n    best = loss.item()",
-    "numbers of tensors": TRAIN + "a, b, c = float(loss), int(y[0]), y.tolist()\nd = [0] * 3\nd[y[0]]",
-    "range of a tensor": "n = torch.tensor(3)\nassert len(list(range(n))) == 3",
-    "a scheduler on a plateau": """
-optimizer = torch.optim.Adam(model.parameters())
-schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-loss = model(x).sum()
-loss.backward()
-optimizer.step()
-schedule.step(loss)
-""",
-    "accuracy": "right = (model(x).argmax(1) == y).float().mean().item()\nassert isinstance(right, float)",
-    "workers": """
-data = torch.utils.data.TensorDataset(x, y)
-loader = torch.utils.data.DataLoader(data, 32, shuffle=True, num_workers=2, pin_memory=True, persistent_workers=True)
-for images, labels in loader:
-    F.cross_entropy(model(images.cuda()), labels.cuda()).backward()
-""",
-    "a checkpoint": "torch.save(model.state_dict(), io.BytesIO())\nmodel(x)",
-    "shared memory": "model.share_memory()\nmodel(x)",
-    "a state": "state = {k: v.cpu().clone() for k, v in model.state_dict().items()}\nmodel.load_state_dict(state)",
-    "accelerator": "torch.accelerator.synchronize()\nassert torch.accelerator.is_available()\nmodel(x)",
-    "profiler ranges": "torch.cuda.nvtx.range_push('step')\nmodel(x)\ntorch.cuda.nvtx.range_pop()",
-    "settings": "torch.backends.cudnn.benchmark = True\ntorch.set_float32_matmul_precision('high')\nmodel(x)",
-    "threads": "torch.set_num_threads(4)\nmodel(x)",
-    "gradient checks": TRAIN
-    + "norm = sum(p.grad.norm() ** 2 for p in model.parameters()) ** 0.5\nassert not norm > 1e9",
-    "an averaged model": "swa = torch.optim.swa_utils.AveragedModel(model)\nswa.update_parameters(model)\nswa(x)",
-    "compiled": "fast = torch.compile(model)\nfast(x).sum().backward()",
+    "values": TRAIN + "best = 3\nif loss < best or torch.isnan(loss):\n    best = loss.item()\n"
+    "a, b, c = float(loss), int(y[0]), y.tolist()\nd = [0] * 3\nd[y[0]]\n"
+    "assert len(list(range(torch.tensor(3)))) == 3 and isinstance((y == y).float().mean().item(), float)\n"
+    "norm = sum(p.grad.norm() ** 2 for p in model.parameters()) ** 0.5\nassert not norm > 1e9",
+    "schedulers": "optimizer = torch.optim.Adam(model.parameters())\n" + TRAIN + "optimizer.step()\n"
+    "torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer).step(loss)\n"
+    "swa = torch.optim.swa_utils.AveragedModel(model)\nswa.update_parameters(model)\nswa(x)",
+    "workers": "data = torch.utils.data.TensorDataset(x, y)\nloader = torch.utils.data.DataLoader(data, 32, "
+    "shuffle=True, num_workers=2, pin_memory=True, persistent_workers=True)\nfor images, labels in loader:\n"
+    "    F.cross_entropy(model(images.cuda()), labels.cuda()).backward()",
+    "states": "torch.save(model.state_dict(), io.BytesIO())\n"
+    "state = {k: v.cpu().clone() for k, v in model.state_dict().items()}\nmodel.load_state_dict(state)",
+    "settings": "torch.backends.cudnn.benchmark = True\ntorch.set_float32_matmul_precision('high')\n"
+    "torch.set_num_threads(4)\ntorch.compile(model)(x).sum().backward()",
 }
 
 
@@ -221,9 +166,8 @@ def test_every_optimizer_is_estimated_as_it_runs(name: str) -> None:
 
 @pytest.mark.parametrize("optimizer", ["SparseAdam", "SGD"])
 def test_sparse_gradients_are_counted(optimizer: str) -> None:
-    table = nn.Embedding(2000, 256, sparse=True)
+    table, words = nn.Embedding(2000, 256, sparse=True), torch.arange(1500)
     steps = getattr(torch.optim, optimizer)(table.parameters(), lr=0.1)
-    words = torch.arange(1500)
 
     def train() -> None:
         for _ in range(2):
@@ -231,10 +175,7 @@ def test_sparse_gradients_are_counted(optimizer: str) -> None:
             table(words).sum().backward()
             steps.step()
 
-    (found,) = ipygpumem.estimate(train).devices
-    with RealStorages(words, table.weight) as real:
-        train()
-    assert found.peak_bytes == pytest.approx(real.peak, rel=0.1)
+    held_against_a_real_run(train, words, table.weight, rel=0.1)
 
 
 def test_a_sparse_tensor_that_code_makes_is_counted() -> None:
@@ -249,10 +190,9 @@ def test_a_sparse_tensor_that_code_makes_is_counted() -> None:
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 @pytest.mark.parametrize("sizes", [(64, 128, 2, 32, 8), (256, 256, 1, 16, 10), (40, 200, 3, 64, 5), (32, 48, 1, 8, 10)])
-@pytest.mark.parametrize("both_ways", [False, True], ids=["one way", "both ways"])
-def test_a_recurrent_network_is_estimated_as_it_runs(kind: str, sizes: tuple[int, ...], both_ways: bool) -> None:
+def test_a_recurrent_network_is_estimated_as_it_runs(kind: str, sizes: tuple[int, ...]) -> None:
     given, wide, layers, batch, steps = sizes
-    model = getattr(nn, kind)(given, wide, layers, batch_first=True, bidirectional=both_ways)
+    model = getattr(nn, kind)(given, wide, layers, batch_first=True, bidirectional=layers > 1)
     x = torch.randn(batch, steps, given)
 
     def train() -> None:
@@ -300,25 +240,6 @@ def test_what_is_never_compiled_is_not_called_compiled(way: str) -> None:
 
     step()
     assert ipygpumem.estimate(step).notes == ()
-
-
-def test_a_scripts_log_is_written_as_ever(capsys: pytest.CaptureFixture[str], caplog: Any) -> None:
-    x = torch.ones(3)
-
-    def step() -> None:
-        print(f"{(x * 2).sum():.1f}")
-
-    with caplog.at_level(logging.INFO):
-        ipygpumem.estimate(step)
-    assert capsys.readouterr().out == "1.0\n"
-
-
-def test_functional_cross_entropy_is_known_by_both_devices() -> None:
-    """The figures of a step do not depend on the words that stand around it."""
-    x, y = torch.randn(32, 10), torch.zeros(32, dtype=torch.long)
-    plain = ipygpumem.estimate(lambda: functional.cross_entropy(x, y))
-    worded = ipygpumem.estimate(lambda: f"{functional.cross_entropy(x, y):.3f}")
-    assert plain.peak_bytes == worded.peak_bytes
 
 
 def test_the_history_of_lbfgs_is_counted_as_long_as_its_iterations_make_it() -> None:
