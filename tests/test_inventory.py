@@ -76,11 +76,6 @@ def test_a_script_needs_neither_ipython_nor_torch_and_its_lines_are_reported(tmp
     ]
 
 
-def test_without_numpy_and_torch_there_is_nothing_to_list(tmp_path: Path) -> None:
-    printed = script(tmp_path, "import sys, ipygpumem\nprint(ipygpumem.tensors(), 'numpy' in sys.modules)\n")
-    assert printed == ["<Inventory of 0 tensors and arrays: no memory> False"]
-
-
 def test_what_only_an_outer_functions_variable_holds_is_listed(tmp_path: Path) -> None:
     printed = script(
         tmp_path,
@@ -116,12 +111,6 @@ def test_a_memory_map_says_that_it_is_one(tmp_path: Path) -> None:
     row = take(mapped=mapped)["mapped"]
     assert (row.size_bytes, row.type_name) == (8192, "memmap")
     assert row.note.startswith("a memory map")
-
-
-def test_the_same_inventory_twice_is_equal() -> None:
-    box = [numpy.ones(10), {"x": numpy.ones(20)}]
-    first, second = (survey.take([("box", box)]).tensors for _ in range(2))
-    assert first == second
 
 
 # -- names ----------------------------------------------------------------------------------------------------------
@@ -292,14 +281,6 @@ def test_a_report_shows_the_largest_and_sums_up_the_rest() -> None:
     assert "other" in grouped
 
 
-def test_a_difference_names_what_came_what_went_and_the_places() -> None:
-    before, after = made(ARRAY, LOSS), Inventory((WEIGHT, ARRAY), 1.0, "train.py", 12)
-    found = selection.difference(before, after)
-    assert (found.came, found.went) == ((WEIGHT,), (LOSS,))
-    assert (found.before, found.after) == ("", "train.py:12")
-    assert found.changed_bytes == {"cuda:0": 20}
-
-
 def test_a_difference_is_shown_with_what_came_what_went_and_the_places() -> None:
     found = selection.difference(made(ARRAY, LOSS), Inventory((WEIGHT, ARRAY), 1.0, "train.py", 12))
     shown = [" ".join(line.split()) for line in text.render([difference_report(found, top=5)]).splitlines()]
@@ -320,11 +301,6 @@ def test_an_inventory_survives_its_dictionary_and_a_copy() -> None:
     again = Inventory.from_dict(json.loads(json.dumps(found.to_dict())))
     assert again == found == pickle.loads(pickle.dumps(found))
     assert hash(again.tensors) == hash(found.tensors)
-
-
-def test_the_largest_come_first() -> None:
-    sizes = [row.size_bytes for row in survey.take([("box", [numpy.ones(size) for size in (3, 9, 5)])]).tensors]
-    assert sizes == sorted(sizes, reverse=True)
 
 
 def test_an_inventory_holds_no_object_of_the_users() -> None:

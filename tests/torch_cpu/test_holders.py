@@ -73,124 +73,94 @@ def made(keep: Callable[[Any], object], kind: str) -> tuple[tuple[str, int], obj
     return key, keep(value)
 
 
-KINDS = pytest.mark.parametrize("kind", ["numpy", "torch"])
+def _with_attribute(x: Any, holder: Any, name: str) -> Any:
+    setattr(holder, name, x)
+    return holder
 
 
-@KINDS
-def test_a_notebook_variable(path: Callable[..., str], names: dict[str, Any], kind: str) -> None:
-    assert path(lambda x: names.update(v=x), kind) == "notebook variable v"
+def _closure(batch: Any) -> Callable[[], Any]:
+    def make_batch() -> Any:
+        return batch
+
+    return make_batch
 
 
-@KINDS
-def test_containers_in_containers(path: Callable[..., str], names: dict[str, Any], kind: str) -> None:
-    assert path(lambda x: names.update(cache={"run3": [0, (x,)]}), kind) == 'notebook variable cache["run3"][1][0]'
+def _default(x: Any) -> Callable[..., Any]:
+    def step(*, first: Any = x) -> Any:
+        return first
+
+    return step
 
 
-@KINDS
-def test_keys_that_are_no_text_are_not_asked_for_their_repr(
-    path: Callable[..., str], names: dict[str, Any], kind: str
+def _cached(x: Any, size: int | None) -> Callable[[], Any]:
+    given = [x]
+
+    @functools.lru_cache(maxsize=size)
+    def load() -> Any:
+        return given.pop()
+
+    load()
+    return load
+
+
+class Trainer:
+    """It has a method that a notebook keeps."""
+
+    def on_end(self) -> None:
+        """Do nothing."""
+
+
+class Key:
+    """It is not to be asked for its repr."""
+
+    def __repr__(self) -> str:
+        pytest.fail("asked for its repr")
+
+
+def _suspended(data: Any) -> Iterator[int]:
+    def batches(data: Any) -> Iterator[int]:
+        yield 1
+        del data
+
+    loader = batches(data)
+    next(loader)
+    return loader
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda x: x, ""),
+        (lambda x: {"run3": [0, (x,)]}, '["run3"][1][0]'),
+        (lambda x: {Key(): x}, "[<Key>]"),
+        (lambda x: collections.deque([0, x]), "[1]"),
+        (lambda x: _with_attribute([x], Thing(), "field"), ".field[0]"),
+        (lambda x: _with_attribute(x, Slotted(), "part"), ".part"),
+        (lambda x: type("Config", (), {"value": x}), ".value"),
+        (lambda x: [_closure(x)], "[0]: closure of function make_batch (cell 4), variable batch"),
+        (lambda x: lambda first=x: first, ": default argument of function <lambda> (cell 4)"),
+        (_default, ": default argument of function step (cell 4)"),
+        (lambda x: _with_attribute(x, Trainer(), "w").on_end, ": bound method on_end (cell 4), its object.w"),
+        (lambda x: _cached(x, 8), ": lru_cache of function load (cell 4)"),
+        (lambda x: _cached(x, None), ": lru_cache of function load (cell 4)"),
+        (_suspended, ": suspended generator batches (cell 4), local data"),
+    ],
+)
+def test_what_a_notebook_variable_leads_to(
+    path: Callable[..., str], names: dict[str, Any], kind: str, make: Callable[[Any], Any], expected: str
 ) -> None:
-    class Key:
-        def __repr__(self) -> str:
-            pytest.fail("asked for its repr")
-
-    assert path(lambda x: names.update(cache={Key(): x}), kind) == "notebook variable cache[<Key>]"
+    found = path(lambda x: names.update(v=make(x)), kind, cell_of=lambda filename: 4)
+    assert found == f"notebook variable v{expected}"
 
 
-def test_deques_and_sets(path: Callable[..., str], names: dict[str, Any]) -> None:
-    assert path(lambda x: names.update(recent=collections.deque([0, x]))) == "notebook variable recent[1]"
-    assert path(lambda x: names.update(pool={x}), "torch") == "notebook variable pool (in a set)"
+@pytest.mark.parametrize(("make", "expected"), [(lambda x: {x}, " (in a set)"), (lambda x: {x: None}, " (as a key)")])
+def test_what_is_hashed(path: Callable[..., str], names: dict[str, Any], make: Any, expected: str) -> None:
+    assert path(lambda x: names.update(v=make(x)), "torch") == f"notebook variable v{expected}"
 
 
-def test_a_key_of_a_dict(path: Callable[..., str], names: dict[str, Any]) -> None:
-    assert path(lambda x: names.update(state={x: None}), "torch") == "notebook variable state (as a key)"
-
-
-@KINDS
-def test_attributes(path: Callable[..., str], names: dict[str, Any], kind: str) -> None:
-    def keep(x: Any) -> None:
-        names["thing"] = Thing()
-        names["thing"].field = [x]
-
-    assert path(keep, kind) == "notebook variable thing.field[0]"
-
-
-@KINDS
-def test_slots(path: Callable[..., str], names: dict[str, Any], kind: str) -> None:
-    def keep(x: Any) -> None:
-        names["thing"] = Slotted()
-        names["thing"].part = x
-
-    assert path(keep, kind) == "notebook variable thing.part"
-
-
-@KINDS
-def test_a_class_attribute(path: Callable[..., str], names: dict[str, Any], kind: str) -> None:
-    assert path(lambda x: names.update(Config=type("Config", (), {"value": x})), kind) == (
-        "notebook variable Config.value"
-    )
-
-
-@KINDS
-def test_a_modules_cache(path: Callable[..., str], library: Any, kind: str) -> None:
-    assert path(lambda x: setattr(library, "_CACHE", {3: x}), kind) == "module mylib, global _CACHE[3]"
-
-
-@KINDS
-def test_a_closure(path: Callable[..., str], names: dict[str, Any], kind: str) -> None:
-    def keep(batch: Any) -> None:
-        def make_batch() -> Any:
-            return batch
-
-        names["callbacks"] = [make_batch]
-
-    assert path(keep, kind, cell_of=lambda filename: 4) == (
-        "notebook variable callbacks[0]: closure of function make_batch (cell 4), variable batch"
-    )
-
-
-@KINDS
-def test_default_arguments(path: Callable[..., str], names: dict[str, Any], kind: str) -> None:
-    def keep(x: Any) -> None:
-        names["positional"] = lambda first=x: first
-
-    assert path(keep, kind) == "notebook variable positional: default argument of function <lambda>"
-
-    def keep_by_keyword(x: Any) -> None:
-        def step(*, first: Any = x) -> Any:
-            return first
-
-        names["keyword"] = step
-
-    assert path(keep_by_keyword, kind) == "notebook variable keyword: default argument of function step"
-
-
-def test_a_bound_method(path: Callable[..., str], names: dict[str, Any]) -> None:
-    class Trainer:
-        def on_end(self) -> None:
-            """Do nothing."""
-
-    def keep(x: Any) -> None:
-        trainer = Trainer()
-        trainer.weights = x  # type: ignore[attr-defined]
-        names["callback"] = trainer.on_end
-
-    assert path(keep) == "notebook variable callback: bound method on_end, its object.weights"
-
-
-@pytest.mark.parametrize("size", [8, None])
-def test_an_lru_cache(path: Callable[..., str], names: dict[str, Any], size: int | None) -> None:
-    def keep(x: Any) -> None:
-        given = [x]
-
-        @functools.lru_cache(maxsize=size)
-        def load() -> Any:
-            return given.pop()
-
-        load()
-        names["load"] = load
-
-    assert path(keep, "torch") == "notebook variable load: lru_cache of function load"
+def test_a_modules_cache(path: Callable[..., str], library: Any) -> None:
+    assert path(lambda x: setattr(library, "_CACHE", {3: x})) == "module mylib, global _CACHE[3]"
 
 
 def test_the_frames_of_a_kept_exception(path: Callable[..., str], names: dict[str, Any]) -> None:
@@ -219,18 +189,6 @@ def test_the_last_error(path: Callable[..., str], monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(sys, "last_value", error, raising=False)
 
     assert path(keep) == "the last error: exception.obj[0]"
-
-
-def test_a_suspended_generator(path: Callable[..., str], names: dict[str, Any]) -> None:
-    def batches(data: Any) -> Iterator[int]:
-        yield 1
-        del data
-
-    def keep(x: Any) -> None:
-        names["loader"] = batches(x)
-        next(names["loader"])
-
-    assert path(keep) == "notebook variable loader: suspended generator batches, local data"
 
 
 def test_a_thread_that_runs(path: Callable[..., str]) -> None:
@@ -300,19 +258,6 @@ def test_a_tensor_whose_name_is_gone_is_traced_to_the_loss_that_was_computed_fro
     assert path(keep, "torch") == "notebook variable losses[0]: its autograd graph (AccumulateGrad)"
 
 
-def test_a_gradient_whose_leaf_has_no_name_is_traced_to_the_loss_that_was_computed_from_it(
-    path: Callable[..., str], names: dict[str, Any]
-) -> None:
-    torch = pytest.importorskip("torch")
-
-    def keep(x: Any) -> None:
-        leaf = torch.ones(100, requires_grad=True)
-        names["losses"] = [(leaf * 2).sum()]
-        leaf.grad = x
-
-    assert path(keep, "torch") == "notebook variable losses[0]: its autograd graph (AccumulateGrad)"
-
-
 @pytest.mark.filterwarnings("ignore:Using backward")  # torch's, of create_graph
 def test_a_gradient_with_a_graph_is_traced_to_the_loss_unless_its_tensor_has_a_name(names: dict[str, Any]) -> None:
     torch = pytest.importorskip("torch")
@@ -348,35 +293,11 @@ def test_a_functions_context(path: Callable[..., str], names: dict[str, Any]) ->
     assert path(keep, "torch") == "notebook variable loss: its autograd graph (ScaleBackward).extra"
 
 
-def test_saved_tensors_are_not_unpacked(path: Callable[..., str], names: dict[str, Any]) -> None:
-    torch = pytest.importorskip("torch")
-
-    def keep(x: Any) -> None:
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: [t], lambda _: pytest.fail("unpacked")):
-            names["loss"] = (torch.ones(100, requires_grad=True) * x).sum()
-
-    assert path(keep, "torch").startswith(("notebook variable loss", "no Python object", "a list"))
-
-
 def test_what_only_cpp_holds_is_said_to_be_so(path: Callable[..., str]) -> None:
     torch = pytest.importorskip("torch")
     storage = torch.zeros(100).untyped_storage()
     found = explain([("torch", storage._cdata)], Heap(), Roots())
     assert [holder.path for holder in found.values()] == ["no Python object: C++ code keeps it"]
-
-
-def test_a_search_that_was_cut_off_does_not_blame_cpp(names: dict[str, Any]) -> None:
-    torch = pytest.importorskip("torch")
-    names["losses"] = [torch.ones(100, requires_grad=True).exp().sum() for _ in range(3)]
-    saved = [loss.grad_fn.next_functions[0][0]._raw_saved_result.data for loss in names["losses"]]
-    keys = [("torch", item.untyped_storage()._cdata) for item in saved]
-    del saved
-    roots = Roots({id(names): Place.of_variable})
-    for holder in explain(keys, Heap(), roots, looks=0).values():
-        assert "C++" not in holder.path
-        assert "not reach" in holder.path
-    paths = sorted(holder.path for holder in explain(keys, Heap(), roots).values())
-    assert paths == [f"notebook variable losses[{n}]: its autograd graph (ExpBackward0)" for n in range(3)]
 
 
 @pytest.fixture
@@ -404,17 +325,6 @@ def test_wherever_a_search_is_cut_off_it_claims_no_cycle(names: dict[str, Any], 
             assert found[key].path == path or "not reach" in found[key].path
     assert [found[key].path for key in in_graphs] == _IN_GRAPHS
     heap.drop()
-
-
-def test_what_is_reported_does_not_depend_on_how_fast_the_machine_is(
-    names: dict[str, Any], in_graphs: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = iter(range(0, 10**6, 100))
-    for name in ("thread_time", "monotonic", "perf_counter"):
-        monkeypatch.setattr(f"time.{name}", lambda: float(next(clock)))  # each look at a clock: 100 seconds later
-    found = explain(in_graphs, Heap(), Roots({id(names): Place.of_variable}))
-    monkeypatch.undo()
-    assert [found[key].path for key in in_graphs] == _IN_GRAPHS
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")  # torch's, of create_graph
@@ -529,7 +439,7 @@ def test_a_running_function_does_not_keep_what_it_was_asked_about() -> None:
         thread.join()
 
 
-@KINDS
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_the_order_in_which_the_collector_lists_objects_changes_no_answer(
     library: Any, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.objects.arrays import describe
 from tests.kernel import Kernel
 from tests.steps import works
 
@@ -59,23 +58,3 @@ def test_status_reports_the_host_alone_where_torch_has_no_device(notebook: Kerne
     assert "RAM: " in status
     assert "cannot be told" not in status
     assert notebook.value("torch.cuda.is_initialized()") is False
-
-
-@pytest.mark.parametrize("layout", ["sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"])
-@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
-def test_a_sparse_tensor_is_as_large_as_its_indices_and_values(layout: str) -> None:
-    dense = torch.zeros(1000, 1000)
-    dense[:2, :2] = 1
-    block = {"blocksize": (2, 2)} if layout.startswith("sparse_bs") else {}
-    tensor = dense.to_sparse(layout=getattr(torch, layout), **block)
-    array = describe(tensor)
-    parts = {
-        "sparse_coo": ("_indices", "_values"),
-        "sparse_csr": ("crow_indices", "col_indices", "values"),
-        "sparse_bsr": ("crow_indices", "col_indices", "values"),
-        "sparse_csc": ("ccol_indices", "row_indices", "values"),
-        "sparse_bsc": ("ccol_indices", "row_indices", "values"),
-    }[layout]
-    assert array is not None
-    assert array.size_bytes == sum(getattr(tensor, name)().untyped_storage().nbytes() for name in parts)
-    assert array.size_bytes < 20_000
