@@ -128,12 +128,6 @@ def test_growth_in_every_iteration_is_said_and_who_holds_it(
     assert len(history) == 7
 
 
-def test_growth_that_stops_is_not_said(script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]) -> None:
-    for number in ipygpumem.track(range(12)):
-        script_memory.set(min(number, 2) * 40 * MIB)
-    assert "grown" not in capsys.readouterr().out
-
-
 def test_growth_that_no_array_accounts_for_is_said_to_be_so(
     script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,18 +172,6 @@ def test_in_a_notebook_it_is_one_table_that_is_updated(kernel: Kernel) -> None:
     assert "10030 rows after the first not shown" in table
     assert table.splitlines()[4].split()[0] == "1"
     assert table.splitlines()[-1].split()[0] == "10050"
-
-
-def test_nested_loops_over_one_tracked_object_have_rows_of_their_own(
-    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
-) -> None:
-    loop = ipygpumem.track([1, 2], "row")
-    for outer in loop:
-        for inner in loop:
-            script_memory.set(100 + 10 * outer + inner)
-    numbers = [line.split(" · ")[0] for line in capsys.readouterr().out.splitlines()]
-    assert numbers == ["row 1", "row 2", "row 1", "row 1", "row 2", "row 2"]
-    assert [record.iteration for record in loop.records] == [1, 2]
 
 
 def test_it_is_true_or_false_as_what_it_loops_over() -> None:

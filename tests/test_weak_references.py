@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kernel import Kernel
+from tests.steps import works
 
 SETUP = "%load_ext ipygpumem\nimport numpy, weakref, ipygpumem\nkept = []"
 MADE = "old = numpy.ones(1 << 22); words = numpy.array([[1], 2] * 5, dtype=object)"
@@ -14,6 +15,19 @@ RESIZED = (
     "found = [weakref.getweakrefs(array) for array in (old, words, *kept)]\n"
     "old.resize(1 << 21); words.resize(3)\nfor array in kept: array.resize(1 << 21, refcheck=False)\nfound"
 )
+FEATURES = [
+    "%gpumem tensors",
+    "before = ipygpumem.tensors()\nipygpumem.diff(before, ipygpumem.tensors())",
+    "tracker = ipygpumem.tracker(silent=True); tracker.track(); tracker.track(); None",
+    "for i in ipygpumem.track(range(5), silent=True): kept.append(numpy.ones(1 << 22))\ndel kept[:]",
+    "%gpumem free",
+    "%gpumem leaks",
+    "%gpumem status",
+    "%%estimate\nold + 1",
+    "%%autofit n=2\nold + n",
+    "%%memlines\nold + 1",
+    "try:\n    with ipygpumem.experiment('failed'): numpy.ones(1 << 55)\nexcept MemoryError: pass",
+]
 
 
 @pytest.fixture
@@ -24,38 +38,34 @@ def notebook(kernel: Kernel) -> Iterator[Kernel]:
     kernel.run("%experiment end")
 
 
-def works(kernel: Kernel, code: str) -> str | None:
-    reply = kernel.run(code)
-    assert reply.status == "ok", reply.traceback
-    return reply.result
-
-
 def resizes(kernel: Kernel, arrays: int = 2) -> bool:
-    return works(kernel, RESIZED) == str([[]] * arrays)
+    return works(kernel, RESIZED).result == str([[]] * arrays)
 
 
-def test_an_older_array_is_resized_in_an_experiment_and_in_one_inside(notebook: Kernel) -> None:
+def test_an_older_array_is_resized_in_experiments_after_each_feature_and_after_an_oom(notebook: Kernel) -> None:
     works(notebook, "%experiment start outer")
-    assert resizes(notebook)
-    works(notebook, MADE)
+    for code in FEATURES:
+        works(notebook, code)
+        assert resizes(notebook), code
+        works(notebook, MADE)
     works(notebook, "%experiment start inner\nmine = numpy.ones(1 << 22)")
     works(notebook, "mine.resize(1 << 21)")
     assert resizes(notebook)
     works(notebook, "%experiment end\n%experiment end")
     assert resizes(notebook)
+    works(notebook, MADE)
+    assert notebook.run("def f(array): numpy.ones(1 << 55)\nf(old)").error
+    assert resizes(notebook)
 
 
 def test_an_array_that_outlives_its_experiment_is_resized(notebook: Kernel) -> None:
+    works(notebook, "run = ipygpumem.experiment('small').start()\nmine = numpy.ones(1 << 14); kept.append(mine)")
+    works(notebook, "record = run.finish()")
+    assert works(notebook, "weakref.getweakrefs(kept.pop())").result == "[]"
     report = notebook.run("%%experiment lost\nmine = numpy.ones(1 << 22); kept.append(mine); del mine\nx = kept[-1]")
     assert "kept[0]" in report.reports("experiment")[0]
     assert "kept[0]" in notebook.run("%gpumem leaks").reports()[0]
     assert resizes(notebook, 3)
-
-
-def test_a_small_array_that_outlives_its_experiment_is_resized(notebook: Kernel) -> None:
-    works(notebook, "run = ipygpumem.experiment('small').start()\nmine = numpy.ones(1 << 14); kept.append(mine)")
-    works(notebook, "record = run.finish()")
-    assert works(notebook, "weakref.getweakrefs(kept[0])") == "[]"
 
 
 def test_a_survivor_is_no_leak_any_more_once_it_is_gone(notebook: Kernel) -> None:
@@ -65,30 +75,3 @@ def test_a_survivor_is_no_leak_any_more_once_it_is_gone(notebook: Kernel) -> Non
     works(notebook, "%%experiment another\nother = numpy.ones(1 << 20)")
     works(notebook, "kept.clear()")
     assert notebook.run("%gpumem leaks").reports()[0].startswith("no leak")
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "%gpumem tensors",
-        "before = ipygpumem.tensors()\nipygpumem.diff(before, ipygpumem.tensors())",
-        "tracker = ipygpumem.tracker(silent=True); tracker.track(); tracker.track(); None",
-        "for i in ipygpumem.track(range(5), silent=True): kept.append(numpy.ones(1 << 22))\ndel kept[:]",
-        "%gpumem free",
-        "%gpumem leaks",
-        "%gpumem status",
-        "%%estimate\nold + 1",
-        "%%autofit n=2\nold + n",
-        "%%memlines\nold + 1",
-        "try:\n    with ipygpumem.experiment('failed'): numpy.ones(1 << 55)\nexcept MemoryError: pass",
-    ],
-)
-def test_arrays_are_resized_after_each_feature(notebook: Kernel, code: str) -> None:
-    works(notebook, "%experiment start around")
-    works(notebook, code)
-    assert resizes(notebook)
-
-
-def test_arrays_are_resized_after_an_oom(notebook: Kernel) -> None:
-    assert notebook.run("def f(array): numpy.ones(1 << 55)\nf(old)").error
-    assert resizes(notebook)
