@@ -8,15 +8,13 @@ from ipygpumem.introspect import type_name
 from ipygpumem.measuring.plugins import PluginProbe
 from ipygpumem.probes import Probe
 
-_FIRST_SECONDS = 5.0
-
 
 def register_probe(name: str, probe: Probe) -> None:
     """Measure with ``probe``, too, from now on: in this notebook, or in this script's traces.
 
     It needs a method ``read(*, detail, peak)`` that returns ``ipygpumem.model.Reading`` tuples, and may have
-    ``rearm()``, ``close()`` and ``sampled``. It is asked in a thread of its own, and takes the place of one that was
-    registered by the same name.
+    ``rearm()``, ``close()`` and ``sampled``. It is read at the start and end of each cell, and dropped with a warning
+    if that takes more than half a second. It replaces a probe that was registered by the same name.
 
     Args:
         name: what its devices are called: ``tpu``, or ``tpu:0`` and so on.
@@ -27,10 +25,6 @@ def register_probe(name: str, probe: Probe) -> None:
     """
     if not callable(getattr(probe, "read", None)):
         raise ProbeError(f"a probe needs a method read(*, detail, peak), which {type_name(probe)} lacks")
-    plugin = PluginProbe(name, lambda: probe)
-    try:
-        plugin.check(_FIRST_SECONDS)
-    except BaseException:
-        plugin.close()
-        raise
+    plugin = PluginProbe(name, probe)
+    plugin.read(detail=True)
     current_traces().meter.add(plugin)

@@ -6,7 +6,7 @@ import functools
 from collections import deque
 
 from ipygpumem.measuring.meter import Meter
-from ipygpumem.measuring.plugins import SETTLE_SECONDS, find_installed
+from ipygpumem.measuring.plugins import add_installed
 from ipygpumem.model import TraceRecord
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.pools import finder
@@ -35,5 +35,5 @@ def of_script() -> Traces:
     ``max_memory_allocated()`` still gives the peaks that the meter has reset.
     """
     meter = Meter([HostProbe()], find_more=finder())
-    find_installed(meter).wait(SETTLE_SECONDS)
+    add_installed(meter)
     return Traces(meter)

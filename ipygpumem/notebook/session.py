@@ -10,7 +10,6 @@ from typing import Any
 
 from ipygpumem.freeing.reclaim import fallen
 from ipygpumem.introspect import text_of, type_name
-from ipygpumem.measuring.plugins import SETTLE_SECONDS
 from ipygpumem.model import CellRecord
 from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.ipython.sources import describing_line, digest_of
@@ -40,9 +39,6 @@ class Session:
     def cell_begins(self, info: Any) -> None:
         """Start measuring a cell."""
         tools = self._tools
-        if not tools.settled.is_set():
-            tools.settled.wait(SETTLE_SECONDS)
-            tools.settled.set()  # whatever it still does: later cells do not wait
         cell = tools.cells.push(info, tools.meter.start())
         cell.last_error = last_error()
         for part in self.parts:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ipygpumem.measuring.meter import Meter
-from ipygpumem.measuring.plugins import find_installed
+from ipygpumem.measuring.plugins import add_installed
 from ipygpumem.notebook.cell import CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.screen import Screen
@@ -28,8 +27,6 @@ class Tools:
     garbage: Garbage
     cells: CellStack
     screen: Screen
-    settled: threading.Event
-    """Set once our own work of loading is over, which goes on in a thread."""
 
     @property
     def namespace(self) -> dict[str, Any]:
@@ -41,9 +38,8 @@ def tools_for(shell: Any, config: IPyGpuMem, host: HostProbe, probes: Sequence[P
     """Return the tools of a shell, which measure with ``probes``: by default the host and all accelerators."""
     find_more = None if probes else finder()
     meter = Meter(probes or [host], find_more=find_more, sample_seconds=config.sample_seconds)
-    settled = threading.Event() if probes else find_installed(meter)
-    if probes:
-        settled.set()
+    if not probes:
+        add_installed(meter)
     cells = CellStack()
     return Tools(
         shell=shell,
@@ -52,5 +48,4 @@ def tools_for(shell: Any, config: IPyGpuMem, host: HostProbe, probes: Sequence[P
         garbage=Garbage(),
         cells=cells,
         screen=Screen(shell, config),
-        settled=settled,
     )

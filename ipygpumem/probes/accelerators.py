@@ -1,6 +1,6 @@
 """Reads accelerators through torch: CUDA and ROCm, XPU, MPS. torch is found in ``sys.modules``, never imported.
 
-torch's other devices are read in ``pools/torch.py``.
+torch's other devices are read in ``pools.py``.
 A device counts as used once the user's own code has initialised its backend; until then it is left out, so
 that measuring never creates a context (which would cost hundreds of MiB).
 """
