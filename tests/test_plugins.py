@@ -189,7 +189,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (target / "toycard-1.dist-info").mkdir()
     (target / "toycard-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: toycard\nVersion: 1\n")
     (target / "toycard-1.dist-info" / "entry_points.txt").write_text(
-        f"[{plugins.GROUP}]\ntoy = toycard:probe\nraises = toycard:Raises\nlies = toycard:Lies\nbroken = toycard:nothing\n"
+        f"[{plugins.GROUP}]\ntoy = toycard:probe\nraises = toycard:Raises\n"
+        "lies = toycard:Lies\nbroken = toycard:nothing\n"
     )
     return target
 
