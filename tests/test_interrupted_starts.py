@@ -24,19 +24,17 @@ from tests.tracing import interrupted_at
 PACKAGE = Path(ipygpumem.__file__).parent
 ENTERING = (
     "session",
-    "stack",
-    "open_experiment",
-    "experiment",
+    "manager",
+    "run",
     "allocation_file",
     "cell",
     "names",
     "scope",
     "seeding",
     "meter",
-    "budget",
     "budgets",
     "before",
-    "watching",
+    "survivors",
     "name_snapshot",
     "garbage",
 )

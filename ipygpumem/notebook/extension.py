@@ -17,8 +17,7 @@ from ipygpumem.notebook.aside import Guard
 from ipygpumem.notebook.commands.magics import GpuMemMagics, loaded
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.ipython import tables as rich
-from ipygpumem.notebook.ipython.loops import loop_over_body
-from ipygpumem.notebook.ipython.rewriting import rewrite_cell
+from ipygpumem.notebook.ipython.rewriting import loop_over_body, rewrite_cell
 from ipygpumem.notebook.notebook import Notebook, notebook_of
 from ipygpumem.notebook.registry import MAGICS, Magic
 from ipygpumem.scopes.instrumenting import LISTENER

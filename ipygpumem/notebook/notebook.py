@@ -14,9 +14,9 @@ from ipygpumem.errors import NotLoadedError
 from ipygpumem.measuring.traces import Traces
 from ipygpumem.model import SessionRecord
 from ipygpumem.notebook.config import IPyGpuMem
-from ipygpumem.notebook.experiments.budget import Budgets
 from ipygpumem.notebook.experiments.manager import Experiments
 from ipygpumem.notebook.part import Part
+from ipygpumem.notebook.parts.budgets import Budgets
 from ipygpumem.notebook.parts.subscribers import Subscribers
 from ipygpumem.notebook.parts.trends import Trends
 from ipygpumem.notebook.recovery import Recovery

@@ -17,8 +17,7 @@ from ipygpumem.fitting.plan import Number, Values
 from ipygpumem.introspect import type_name
 from ipygpumem.notebook.cell import Cell, CellStack
 from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.ipython.loops import FITS_NAME, LoopOfCell
-from ipygpumem.notebook.ipython.rewriting import first_lines
+from ipygpumem.notebook.ipython.rewriting import FITS_NAME, LoopOfCell, first_lines
 from ipygpumem.notebook.ipython.stored_errors import last_error, shown_since
 from ipygpumem.notebook.notebook import Notebook, notebook_of
 from ipygpumem.objects import interrupts

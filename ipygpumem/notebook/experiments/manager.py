@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.model import CellRecord, ExperimentRecord, Usage
 from ipygpumem.notebook.cell import Cell
-from ipygpumem.notebook.experiments.budget import Budgets
 from ipygpumem.notebook.experiments.names import Names, client_of
 from ipygpumem.notebook.ipython.stored_errors import last_error
 from ipygpumem.notebook.part import Part
+from ipygpumem.notebook.parts.budgets import Budgets
 from ipygpumem.notebook.parts.subscribers import Subscribers
 from ipygpumem.notebook.recovery import Recovery
 from ipygpumem.notebook.tools import Tools

@@ -17,10 +17,10 @@ from ipygpumem.freeing import reclaim
 from ipygpumem.freeing.reclaim import steps_that_free
 from ipygpumem.introspect import is_atom, is_instance, named_objects, text_of, type_name
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Usage
-from ipygpumem.notebook.experiments.allocation_file import AllocationFile
-from ipygpumem.notebook.experiments.budget import Budgets
 from ipygpumem.notebook.experiments.survivors import Baseline, Survivors, Watched, watch_names
 from ipygpumem.notebook.ipython.outputs import Outputs
+from ipygpumem.notebook.parts.allocation_file import AllocationFile
+from ipygpumem.notebook.parts.budgets import Budgets
 from ipygpumem.notebook.recovery import Recovery
 from ipygpumem.notebook.tools import Tools
 from ipygpumem.objects.garbage import Mark
