@@ -34,13 +34,9 @@ def made_up(number: int, names: tuple[str | None, ...] = (None,)) -> list[CellRe
     records = []
     for index in range(1, number + 1):
         before, after, peak = sorted(chance.randrange(8 * GIB) for _ in range(3))
-        usages = [
-            Usage(device, before, after, peak, 9 * GIB, "kernel", reserved_bytes=peak) for device in ("cpu", "cuda:0")
-        ]
-        error = None if index % 9 else "OutOfMemoryError"
-        name = names[index // 3 % len(names)]
-        cell = CellRecord(index, None, name, 100.0 * index, chance.random(), error is None, error, tuple(usages))
-        records.append(cell)
+        usages = tuple(Usage(name, before, after, peak, 9 * GIB, "kernel", peak) for name in ("cpu", "cuda:0"))
+        error, name = None if index % 9 else "OutOfMemoryError", names[index // 3 % len(names)]
+        records.append(CellRecord(index, None, name, 9.0 * index, chance.random(), error is None, error, usages))
     return records
 
 

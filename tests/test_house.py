@@ -33,7 +33,7 @@ BUDGET = {
     "profiling": 600,
     "reconcile": 650,
     "record": 100,
-    "reports": 2950,
+    "reports": 2750,
     "scopes": 650,
     "units": 150,
 }

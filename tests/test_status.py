@@ -305,20 +305,15 @@ def test_a_storage_is_where_its_arrays_are_and_counts_once_without_a_subclasss_c
 # -- the report -----------------------------------------------------------------------------------------------
 
 
-def test_the_table_of_devices_shows_only_columns_that_say_something() -> None:
+def test_the_report_has_a_table_of_devices_and_one_of_each_devices_parts() -> None:
     readings = [Reading("cpu", MIB, MIB, "kernel", total_bytes=GIB, note="why")]
-    report = status_report("head", ["no experiment is open"], readings)
-    assert report.tables[0].columns == ("device", "in use", "total")
-    assert report.lines == ("no experiment is open", "RAM: why")
-
-
-def test_each_part_is_a_row_and_the_unknown_is_one_of_them() -> None:
     parts = (Part("here", MIB, "do this"), Part("empty", 0, "never"), Part("unknown: rest", None, "hidden"))
-    report = status_report("head", [], [], [Reconciliation("cuda:0", MIB, "reserved", parts, ("a note",))])
-    table = report.tables[1]
-    assert table.title == "cuda:0: 1 MiB, reserved"
-    assert table.rows == (("1 MiB", "here", "do this"), ("unknown", "unknown: rest", "hidden"))
-    assert report.lines == ("cuda:0: a note",)
+    found = Reconciliation("cuda:0", MIB, "reserved", parts, ("a note",))
+    report = status_report("head", ["no experiment is open"], readings, [found])
+    assert report.tables[0].columns == ("device", "in use", "total")
+    assert report.lines == ("no experiment is open", "RAM: why", "cuda:0: a note")
+    assert report.tables[1].title == "cuda:0: 1 MiB, reserved"
+    assert report.tables[1].rows == (("1 MiB", "here", "do this"), ("unknown", "unknown: rest", "hidden"))
 
 
 def test_many_processes_are_summed_up_in_one_row() -> None:

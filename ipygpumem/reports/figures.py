@@ -219,7 +219,7 @@ def devices(reconciliations: Sequence[Reconciliation], *, device: str | None = N
     ]
     words = [f"{line}: {', '.join(map(_part_label, own))}" for line, own in zip(lines, parts.values(), strict=True)]
     with rc_context(_NO_FORMULAS):
-        heights = [inches for own in parts.values() for inches in (0.4, 0.18 * -(-len(own) // 2))]
+        heights = [inches for own in parts.values() for inches in (0.4, 0.18 * -(-max(1, len(own)) // 2))]
         figure = Picture(sum(heights) + 0.9 * len(parts) + 0.4, ["what the memory consists of", *words])
         panels = figure.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
         for axes, below, (found, own), line in zip(panels[::2], panels[1::2], parts.items(), lines, strict=True):
