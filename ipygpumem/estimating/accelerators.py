@@ -60,12 +60,8 @@ class Stream(Event):
 class _DeviceAnswers:
     """Answers in the place of torch.cuda: its methods have the names of torch's functions."""
 
-    def __init__(self, log: StorageLog, devices: Devices, room_bytes: int | None, note: Note) -> None:
-        self._log = log
-        self._devices = devices
-        self._type = devices.label.partition(":")[0] if devices.label is not None else None
-        self._room_bytes = room_bytes
-        self._note = note
+    def __init__(self, log: StorageLog, devices: Devices, kind: str | None, room_bytes: int | None, note: Note) -> None:
+        self._log, self._devices, self._type, self._room_bytes, self._note = log, devices, kind, room_bytes, note
         self._current = 0
         known = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
         self.properties = {number: torch.cuda.get_device_properties(number) for number in range(known)}
@@ -167,15 +163,11 @@ class _DeviceAnswers:
 
 
 class Accelerators:
-    """What stands in for torch's modules for accelerators during one estimate.
-
-    Args:
-        room_bytes: what the device has, if that was said.
-    """
+    """What stands in for torch's modules for accelerators during one estimate; ``room_bytes``: what the device has."""
 
     def __init__(self, log: StorageLog, devices: Devices, room_bytes: int | None, note: Note) -> None:
-        self._answers = _DeviceAnswers(log, devices, room_bytes, note)
         self._type = devices.label.partition(":")[0] if devices.label is not None else None
+        self._answers = _DeviceAnswers(log, devices, self._type, room_bytes, note)
 
     def capability(self, device: Any) -> tuple[int, int] | None:
         """Return a device's compute capability; None if it is not known."""

@@ -84,53 +84,6 @@ _SAME = frozenset(
 _COUNTS = frozenset({"sum", "count_nonzero"})
 
 
-class KnownValues:
-    """Remembers tensors whose elements are all taken to be True, or all False, for as long as they live."""
-
-    def __init__(self) -> None:
-        self._known: Any = WeakIdKeyDictionary()
-
-    def of(self, value: Any) -> bool | None:
-        """Return what all elements of a tensor are taken to be, if it is one of these."""
-        return self._known.get(value) if isinstance(value, torch.Tensor) else None
-
-    def see(self, func: Any, args: Any, result: Any) -> None:
-        """Remember what an operation gives, or forget what was known of a tensor that it changed."""
-        if not isinstance(result, torch.Tensor) or not args:
-            return
-        truth = self._given_by(func.__name__.partition(".")[0].rstrip("_"), *args[:2])
-        if truth is not None:
-            self._known[result] = truth
-        else:
-            self._known.pop(result, None)
-
-    def _given_by(self, name: str, first: Any, second: Any = None) -> bool | None:
-        known = self.of(first)
-        if name in _NEVER:
-            return False
-        if name in _NOT:
-            return None if known is None else not known
-        if name in _AND or name in _OR:
-            decides = name in _OR
-            both = (known, self.of(second))
-            return decides if decides in both else None if None in both else not decides
-        if name in _COMPARED:
-            return self._compared(name, first, second)
-        if name in _COUNTS:
-            return False if known is False else None
-        return known if name in _SAME else None
-
-    def _compared(self, name: str, first: Any, second: Any) -> bool | None:
-        """Return what a comparison says of a known tensor, of NaN or of infinity."""
-        known = self.of(first)
-        if isinstance(second, (int, float)) and known is not None:
-            return bool(_COMPARED[name](known, second))
-        asks_for_odd = first is second or (isinstance(second, float) and math.isinf(second))
-        if asks_for_odd and name in ("eq", "ne"):
-            return (name == "eq") is (first is second)
-        return None
-
-
 _MOST_GUESSES = 10_000
 """Answers that one line gets: more, and it is taken for a loop that waits for a value."""
 _SCALAR = torch.ops.aten._local_scalar_dense.default
@@ -143,7 +96,7 @@ class Answers:
 
     def __init__(self, note: Note) -> None:
         self._note = note
-        self.known = KnownValues()
+        self._known: Any = WeakIdKeyDictionary()
         self._given_to_lbfgs = 0
         self.guesses: dict[str, int] = {}
         """The lines that asked for a tensor's value and got a stand-in, in order, and how often they did."""
@@ -167,7 +120,7 @@ class Answers:
             self._given_to_lbfgs += 1
             return 1.0 / self._given_to_lbfgs
         self._count_guess()
-        known = None if compares else self.known.of(tensor)
+        known = None if compares else self._known_value(tensor)
         if is_condition:
             return bool(answer_without_error() if known is None else known)
         plain = 1.0 if dtype.is_floating_point else 1j if dtype.is_complex else 1
@@ -181,6 +134,48 @@ class Answers:
                 f"this line asked for a tensor's value {_MOST_GUESSES:,} times. An estimate has no values, so the "
                 f"loop may never end: {line}"
             )
+
+    # -- tensors whose elements are all taken to be True, or all False -------------------------------------------------
+
+    def _known_value(self, value: Any) -> bool | None:
+        """Return what all elements of a tensor are taken to be, True or False; None if that is not known."""
+        return self._known.get(value) if isinstance(value, torch.Tensor) else None
+
+    def see(self, func: Any, args: Any, result: Any) -> None:
+        """Remember what an operation gives, or forget what was known of a tensor that it changed."""
+        if not isinstance(result, torch.Tensor) or not args:
+            return
+        truth = self._given_by(func.__name__.partition(".")[0].rstrip("_"), *args[:2])
+        if truth is not None:
+            self._known[result] = truth
+        else:
+            self._known.pop(result, None)
+
+    def _given_by(self, name: str, first: Any, second: Any = None) -> bool | None:
+        known = self._known_value(first)
+        if name in _NEVER:
+            return False
+        if name in _NOT:
+            return None if known is None else not known
+        if name in _AND or name in _OR:
+            decides = name in _OR
+            both = (known, self._known_value(second))
+            return decides if decides in both else None if None in both else not decides
+        if name in _COMPARED:
+            return self._compared(name, first, second)
+        if name in _COUNTS:
+            return False if known is False else None
+        return known if name in _SAME else None
+
+    def _compared(self, name: str, first: Any, second: Any) -> bool | None:
+        """Return what a comparison says of a known tensor, of NaN or of infinity."""
+        known = self._known_value(first)
+        if isinstance(second, (int, float)) and known is not None:
+            return bool(_COMPARED[name](known, second))
+        asks_for_odd = first is second or (isinstance(second, float) and math.isinf(second))
+        if asks_for_odd and name in ("eq", "ne"):
+            return (name == "eq") is (first is second)
+        return None
 
 
 def _lbfgs_frame() -> types.FrameType | None:

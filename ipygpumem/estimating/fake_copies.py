@@ -28,11 +28,8 @@ _SHARED_MODULES = {"IPython", "ipykernel", "ipygpumem", "numpy", "pandas", "matp
 class FakeCopies:
     """Makes fake copies, each once.
 
-    Args:
-        made: is called with each tensor and its copy.
-        device: says where a copy is, by where the original is.
-        quietly: a context in which operations on tensors are no part of what is followed.
-        shared: is called with what has no copy and may change, before code gets it.
+    ``made`` is called with each tensor and its copy, ``shared`` with what has no copy and may change, before code gets
+    it. ``device`` says where a copy is, by where the original is; within ``quietly`` nothing is followed.
     """
 
     def __init__(
@@ -40,18 +37,13 @@ class FakeCopies:
         made: Callable[[Any, Any], None],
         device: Callable[[Any], Any],
         quietly: Callable[[], Any],
-        *,
         shared: Callable[[Any], None],
         note: Note,
     ) -> None:
-        self._made = made
-        self._share = shared
-        self._note = note
-        self._quietly = quietly
-        self._device = device
+        self._made, self._device, self._quietly, self._share, self._note = made, device, quietly, shared, note
         self._memo: dict[int, Any] = {}
         self._originals: list[Any] = []
-        # Weakly: what code lets go of, such as a gradient that was there before, is gone.
+        # Weakly: memory that code frees, such as a gradient that was there before, is gone.
         self._tensors: dict[int, Any] = {}
         self._storages: dict[int, Any] = {}
         self._namespaces: dict[int, dict[str, Any]] = {}

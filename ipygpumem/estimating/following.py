@@ -142,48 +142,6 @@ def tensors_in(value: Any) -> Iterator[Any]:
             yield from tensors_in(item)
 
 
-class Roles:
-    """Marks in the log what storages are for, by the hooks that torch offers for leaves and optimizers."""
-
-    def __init__(self, log: StorageLog) -> None:
-        self._log = log
-        self._last_graph = -1
-
-    def argument(self, tensor: Any) -> None:
-        """Look at a fake tensor that an operation gets: a parameter, or a leaf whose gradient will come."""
-        if tensor.requires_grad and tensor.is_leaf and vars(tensor).get(_HOOKED) != id(tensor):
-            vars(tensor)[_HOOKED] = id(tensor)  # a copy has the original's attributes, and not its hooks
-            self.follow(tensor)
-        elif isinstance(tensor, torch.nn.Parameter):
-            self._log.mark(tensor, PARAMETERS)
-
-    def follow(self, tensor: Any) -> Any:
-        """Mark what a tensor and its gradient are for; return the handle that ends that, or None."""
-        if isinstance(tensor, torch.nn.Parameter):
-            self._log.mark(tensor, PARAMETERS)
-        if not tensor.requires_grad or not tensor.is_leaf:
-            return None
-        return tensor.register_post_accumulate_grad_hook(self._accumulated)
-
-    def _accumulated(self, leaf: Any) -> None:
-        if leaf.grad is not None:
-            self._log.mark(leaf.grad, GRADIENTS)
-
-    def backward_is_running(self) -> bool:
-        """Whether autograd runs the current operation; a backward pass that begins is noted."""
-        graph = torch._C._current_graph_task_id()
-        if graph > self._last_graph:
-            self._last_graph = graph
-            self._log.backwards.append(self._log.clock)
-        return bool(graph != -1)
-
-    def stepped(self, optimizer: Any, *_: Any) -> None:
-        """Look at an optimizer's state."""
-        for state in optimizer.state.values():
-            for tensor in tensors_in(state):
-                self._log.mark(tensor, OPTIMIZER)
-
-
 _UNFOLLOWED = (
     *(fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException),
     *(fake_tensor.UnsupportedOperatorException, NotImplementedError, AssertionError, AttributeError, KeyError),
@@ -218,22 +176,19 @@ class Follower(TorchDispatchMode):
         self._note = note
         self._copy_of = copy_of
         self._limits = limits
-        self.roles = Roles(log)
-        """Tells the log what storages are for."""
+        self._last_graph = -1
         self.answers = Answers(note)
         self.paused = False
         self.lock = threading.RLock()
         """Held for each operation: a fake mode is no mode for several threads at once."""
-        self.handles: list[Any] = []
-        """What ends the hooks on real tensors."""
-        self._strays: dict[int, tuple[Any, Any]] = {}
-        """Real tensors by id, with their fake copies."""
+        self._handles: list[Any] = []  # what ends the hooks on real tensors
+        self._strays: dict[int, tuple[Any, Any]] = {}  # real tensors by id, with their fake copies
 
     def forget(self) -> None:
         """Leave real tensors alone, and keep none."""
-        for handle in self.handles:
+        for handle in self._handles:
             handle.remove()
-        self.handles.clear()
+        self._handles.clear()
         self._strays.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -247,7 +202,7 @@ class Follower(TorchDispatchMode):
         if self.paused:
             return func(*args, **kwargs)
         self._limits.check()
-        in_backward = self.roles.backward_is_running()
+        in_backward = self._backward_is_running()
         arguments = list(tensors_in((args, kwargs))) if func not in _CONSTANTS else []
         known = [self._is_known(tensor) for tensor in arguments]
         if not all(known):
@@ -259,7 +214,7 @@ class Follower(TorchDispatchMode):
         except _UNFOLLOWED as error:
             return self._stand_in(func, args, error)
         result = self._corrected(func, args, kwargs, arguments, result)
-        self.answers.known.see(func, args, result)
+        self.answers.see(func, args, result)
         recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments)
         results = list(tensors_in(result))
         for tensor in results:
@@ -272,13 +227,13 @@ class Follower(TorchDispatchMode):
     def _is_known(self, tensor: Any) -> bool:
         """Return whether an argument is fake. A real one gets a fake copy, and a hook for its gradient."""
         if isinstance(tensor, fake_tensor.FakeTensor):
-            self.roles.argument(tensor)
+            self._see_argument(tensor)
             return True
         if id(tensor) not in self._strays:
             self._strays[id(tensor)] = tensor, self._copy_of(tensor)
-            handle = self.roles.follow(tensor)
+            handle = self._follow(tensor)
             if handle is not None:
-                self.handles.append(handle)
+                self._handles.append(handle)
         return False
 
     def _with_copies(self, value: Any) -> Any:
@@ -316,6 +271,42 @@ class Follower(TorchDispatchMode):
             return self.answers.answer(func, args[0])
         unknown = isinstance(error, fake_tensor.UnsupportedOperatorException)
         raise EstimateError(f"{_UNTOLD if unknown else UNKNOWN}: {_name(func)} in {users_line()}") from error
+
+    # -- what storages are for, by torch's hooks for leaves and optimizers ------------------------------------------
+
+    def _see_argument(self, tensor: Any) -> None:
+        """Look at a fake tensor that an operation gets: a parameter, or a leaf whose gradient will come."""
+        if tensor.requires_grad and tensor.is_leaf and vars(tensor).get(_HOOKED) != id(tensor):
+            vars(tensor)[_HOOKED] = id(tensor)  # a copy has the original's attributes, and not its hooks
+            self._follow(tensor)
+        elif isinstance(tensor, torch.nn.Parameter):
+            self._log.mark(tensor, PARAMETERS)
+
+    def _follow(self, tensor: Any) -> Any:
+        """Mark what a tensor and its gradient are for; return the handle that ends that, or None."""
+        if isinstance(tensor, torch.nn.Parameter):
+            self._log.mark(tensor, PARAMETERS)
+        if not tensor.requires_grad or not tensor.is_leaf:
+            return None
+        return tensor.register_post_accumulate_grad_hook(self._accumulated)
+
+    def _accumulated(self, leaf: Any) -> None:
+        if leaf.grad is not None:
+            self._log.mark(leaf.grad, GRADIENTS)
+
+    def _backward_is_running(self) -> bool:
+        """Whether autograd runs the current operation; a backward pass that begins is noted."""
+        graph = torch._C._current_graph_task_id()
+        if graph > self._last_graph:
+            self._last_graph = graph
+            self._log.backwards.append(self._log.clock)
+        return bool(graph != -1)
+
+    def stepped(self, optimizer: Any, *_: Any) -> None:
+        """Look at an optimizer's state."""
+        for state in optimizer.state.values():
+            for tensor in tensors_in(state):
+                self._log.mark(tensor, OPTIMIZER)
 
 
 def _name(func: Any) -> str:

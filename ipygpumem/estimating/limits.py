@@ -11,6 +11,7 @@ import psutil
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.users_line import users_line, users_line_of
+from ipygpumem.objects import interrupts
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.units import format_bytes
 
@@ -68,11 +69,15 @@ class Limits:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: Any) -> None:
         self._ended.set()
-        self._thread.join()
         if self.why and error is not None:
             self._line = self._line or users_line_of(traceback)
-        if self._handlers:
-            signal.sigpending()  # a system call: a signal that is on its way arrives before its handler goes
-        for number, handler in self._handlers.items():  # the code may have changed others as well
-            if handler is not None and signal.getsignal(number) is not handler:
-                signal.signal(number, handler)
+        handlers = self._handlers.items()  # the code may have changed others than ours
+        changed = [(number, old) for number, old in handlers if old is not None and signal.getsignal(number) is not old]
+        with interrupts.noted() as struck:
+            self._thread.join()
+            if changed:
+                signal.sigpending()  # a system call: a signal that is on its way arrives before its handler goes
+            for number, old in changed:
+                signal.signal(number, old)
+        if struck:
+            raise KeyboardInterrupt

@@ -69,6 +69,7 @@ def _listen(module: Any, calls: _Calls, log: StorageLog) -> None:
 
 def _row(name: str, module: Any, calls: _Calls, log: StorageLog) -> ModuleRow:
     parameters, buffers = list(module.parameters()), list(module.buffers())
+    kept = [life for life in log.lives if life.recorded and life.died is None]  # for backward
     return ModuleRow(
         name=name,
         type_name=type_name(module),
@@ -77,16 +78,10 @@ def _row(name: str, module: Any, calls: _Calls, log: StorageLog) -> ModuleRow:
         parameters=sum(parameter.numel() for parameter in parameters),
         parameter_bytes=_bytes_of(parameters),
         buffer_bytes=_bytes_of(buffers),
-        activation_bytes=_left_alive(log, calls.spans),
+        activation_bytes=sum(life.size_bytes for life in kept if any(a < life.born <= b for a, b in calls.spans)),
         calls=len(calls.spans),
     )
 
 
 def _bytes_of(tensors: Iterable[Any]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _left_alive(log: StorageLog, spans: list[tuple[int, int]]) -> int:
-    """Return the bytes that forward passes made for backward and that are alive at the end."""
-    kept = [life for life in log.lives if life.recorded and life.died is None]
-    return sum(life.size_bytes for life in kept if any(begin < life.born <= end for begin, end in spans))

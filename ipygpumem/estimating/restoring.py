@@ -389,20 +389,14 @@ def _named_holders(mode: FakeTensorMode) -> list[str]:
 
 
 def _name_of_holder(holder: Any) -> str:
-    for module_name, module in list(sys.modules.items()):
-        if not is_instance(module, types.ModuleType):
-            continue
+    modules = [(name, module) for name, module in list(sys.modules.items()) if is_instance(module, types.ModuleType)]
+    for module_name, module in modules:
         space = module_dict(module)
-        if space is holder:
-            names = [name for name, value in list(space.items()) if is_instance(value, FakeTensor)]
-            return f"{module_name}.{names[0]}" if names else module_name
         for name, value in list(space.items()):
-            if value is holder:
+            if value is holder or (space is holder and is_instance(value, FakeTensor)):
                 return f"{module_name}.{name}"
-    for owner in gc.get_referrers(holder):
-        if instance_dict(owner) is holder:
-            return f"a {type_name(owner)}"
-    return f"a {name_of(type(holder))}"
+    owner = next((owner for owner in gc.get_referrers(holder) if instance_dict(owner) is holder), None)
+    return f"a {name_of(type(holder))}" if owner is None else f"a {type_name(owner)}"
 
 
 _Keeper = Callable[[Restorer, Any], list[Any]]

@@ -64,7 +64,7 @@ class Estimation:
         tries = self._devices.on_cpu
         self._fakes = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=tries)
         self._restorer: Restorer | None = None
-        self.copies = FakeCopies(self._made, self._devices.place, self._quietly, shared=self._keep, note=self._note)
+        self.copies = FakeCopies(self._made, self._devices.place, self._quietly, self._keep, self._note)
         self._accelerators = Accelerators(self.log, self._devices, room_bytes, self._note)
         workspaces = Workspaces(self.log, self._devices, self._accelerators.capability, self._note)
         self._follower = Follower(self.log, self._devices, workspaces, self._note, self._copy_of_stray, self._limits)
@@ -180,14 +180,14 @@ class Estimation:
         """Run ``code`` under fake tensors."""
         with ExitStack() as stack:
             stack.callback(register_optimizer_step_pre_hook(self._before_step).remove)
-            stack.callback(register_optimizer_step_post_hook(self._follower.roles.stepped).remove)
+            stack.callback(register_optimizer_step_post_hook(self._follower.stepped).remove)
             stack.enter_context(self._accelerators.standing_in())
             stack.enter_context(patched(self._note, self._devices, self._modes))
             stack.enter_context(self._modes())
             with self._guesses_added_to_errors():
                 result = code()
             for optimizer in self.copies.optimizers:
-                self._follower.roles.stepped(optimizer)
+                self._follower.stepped(optimizer)
             self.log.close()
             del result  # it was kept until here, as the code's caller would
 
