@@ -65,40 +65,26 @@ def test_lists_of_numbers_are_passed_over_and_what_is_hidden_among_them_is_found
     assert holds(heap, hidden[99_999][0])
 
 
-def test_a_heap_goes_when_it_is_dropped_although_nothing_collects_garbage() -> None:
-    gc.disable()
-    try:
-        heap = Heap()
-        reference = weakref.ref(heap)
-        del heap
-        assert reference() is None
-    finally:
-        gc.enable()
-
-
-def test_a_heap_that_drops_what_it_saw_is_no_cycle_with_its_maker() -> None:
-    class Maker:
-        pass
-
-    gc.disable()
-    try:
-        maker = Maker()
-        reference = weakref.ref(maker)
-        maker.heap = Heap()  # type: ignore[attr-defined]  # any attribute will do
-        maker.heap.drop()  # type: ignore[attr-defined]
-        del maker
-        assert reference() is None
-    finally:
-        gc.enable()
-
-
-def test_a_heap_that_was_searched_keeps_no_memory_once_it_is_dropped() -> None:
+def test_a_heap_is_no_cycle_and_keeps_no_memory_once_it_is_dropped() -> None:
     """What follows gives free memory back to the system, while somebody's variable still names the heap."""
+
+    class Maker:
+        heap: Heap
+
     target = [object()]
-    heap = Heap()
-    list(heap.referrers({id(target[0]): target[0]}))
-    heap.drop()
-    assert not any(vars(heap).values())
+    gc.disable()
+    try:
+        heap, maker = Heap(), Maker()
+        references = [weakref.ref(heap), weakref.ref(maker)]
+        del heap
+        maker.heap = Heap()
+        list(maker.heap.referrers({id(target[0]): target[0]}))
+        maker.heap.drop()
+        assert not any(vars(maker.heap).values())
+        del maker
+        assert [reference() for reference in references] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_referrers_are_those_that_were_there_before() -> None:

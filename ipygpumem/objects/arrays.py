@@ -229,23 +229,17 @@ def memory_of(array_type: type, array: Any) -> object:
 def inside_pandas(item: object) -> list[object]:
     """Return the arrays in one of pandas' own objects, or in a tuple of them."""
     array_type = library_type("numpy", "ndarray")
-    if array_type is None:
-        return []
-    return [part for part in parts_of_pandas(item) if is_instance(part, array_type)]
-
-
-def parts_of_pandas(item: object) -> list[object]:
-    """Return what one of pandas' own objects, or a tuple of them, is made of, itself included."""
-    array_type = library_type("numpy", "ndarray")
-    parts, waiting = dict[int, object](), [item]
+    seen, arrays, waiting = set[int](), list[object](), [item]
     while waiting:
         part = waiting.pop()
-        is_array = array_type is not None and is_instance(part, array_type)
-        if id(part) in parts or not (is_array or is_of_pandas(part) or type(part) is tuple or type(part) is dict):
+        if id(part) in seen:
             continue
-        parts[id(part)] = part
-        waiting += [] if is_array else gc.get_referents(part)
-    return list(parts.values())
+        seen.add(id(part))
+        if array_type is not None and is_instance(part, array_type):
+            arrays.append(part)
+        elif is_of_pandas(part) or type(part) is tuple or type(part) is dict:
+            waiting += gc.get_referents(part)
+    return arrays
 
 
 def is_of_pandas(item: object) -> bool:

@@ -15,9 +15,6 @@ def refuse_while_traced(what: str) -> None:
 
     Args:
         what: is to be done elsewhere, as an order.
-
-    Raises:
-        GpuMemError: it does.
     """
     tracing = getattr(getattr(loaded_torch(), "_C", None), "_get_tracing_state", None)
     if _is_on(tracing) or _is_on(_of("torch._C._dynamo.eval_frame", "get_eval_frame_callback")):
@@ -25,14 +22,7 @@ def refuse_while_traced(what: str) -> None:
 
 
 def refuse_while_transformed(what: str) -> None:
-    """Raise also where new tensors are none of memory's own, or a device cannot be waited for.
-
-    Args:
-        what: as for ``refuse_while_traced``.
-
-    Raises:
-        GpuMemError: it is so here.
-    """
+    """Raise also where new tensors are none of memory's own, or a device cannot be waited for."""
     refuse_while_traced(what)
     level = getattr(getattr(getattr(loaded_torch(), "_C", None), "_functorch", None), "maybe_current_level", None)
     if level is not None and level() is not None:

@@ -64,17 +64,6 @@ def keepers(tensors: Iterable[Any], wanted: set[StorageKey]) -> tuple[dict[Stora
     return by_storage, seen.complete
 
 
-def known_tensors(garbage: Garbage) -> tuple[list[Any], list[Any]]:
-    """Return all live tensors that Python knows, and TorchScript's modules."""
-    base: Any = library_type("torch", "Tensor")
-    if base is None:
-        return [], []
-    _let_swap(sys.modules.get("torch.utils"))
-    scripted = library_type("torch.jit", "RecursiveScriptModule")
-    both = garbage.instances(base, *([] if scripted is None else [scripted]))  # in one look at the heap
-    return [item for item in both if is_instance(item, base)], [item for item in both if not is_instance(item, base)]
-
-
 def _let_swap(utils: Any) -> None:
     """Let torch swap two tensors, as ``module.to()`` may. It refuses where weak references exist, such as ours."""
     if getattr(utils, "weakref", None) is weakref:
@@ -101,10 +90,12 @@ def live_tensors(garbage: Garbage) -> list[Any]:
     base: Any = library_type("torch", "Tensor")
     if base is None:
         return []
-    tensors, scripts = known_tensors(garbage)
-    seen, behind = _Seen(), list[Any]()
-    for module in scripts:
-        behind += _of_script(module)
+    _let_swap(sys.modules.get("torch.utils"))
+    scripted = library_type("torch.jit", "RecursiveScriptModule")
+    both = garbage.instances(base, *([] if scripted is None else [scripted]))  # in one look at the heap
+    tensors = [item for item in both if is_instance(item, base)]
+    seen = _Seen()
+    behind = [value for item in both if not is_instance(item, base) for value in _of_script(item)]
     with sys.modules["torch"]._C.DisableTorchFunction():
         for tensor in requiring_grad(tensors):
             with contextlib.suppress(RuntimeError):  # a view that was changed in place may refuse to tell its graph
@@ -168,26 +159,16 @@ def _nodes(base: Any, first: Any, seen: _Seen) -> Iterator[Any]:
             waiting.append(base.grad_fn.__get__(gradient))
 
 
-def saved_by(node: Any, known: dict[int, list[str]] | None = None) -> Iterator[Any]:
-    """Yield the tensors that a node has saved, once for each reference, without unpacking them.
-
-    Args:
-        node: one of autograd's.
-        known: the names under which nodes of a type save, by the type's identity; for many nodes that are kept alive.
-    """
+def saved_by(node: Any) -> Iterator[Any]:
+    """Yield the tensors that a node of autograd's has saved, once for each reference, without unpacking them."""
     tensor_type = sys.modules["torch"].Tensor
     if name_of(type(node)) == "AccumulateGrad":
         yield node.variable
     for value in (instance_dict(node) or {}).values():  # what a Function of the user's put on its ctx
         if is_instance(value, tensor_type):
             yield value
-    names = None if known is None else known.get(id(type(node)))
-    if names is None:
-        of_types = [class_dict(kind) for kind in type.mro(type(node))]
-        names = [name for inside in of_types for name in inside if name.startswith(_RAW)]
-        if known is not None:
-            known[id(type(node))] = names
-    for name in names:
+    of_types = [class_dict(kind) for kind in type.mro(type(node))]
+    for name in [name for inside in of_types for name in inside if name.startswith(_RAW)]:
         with contextlib.suppress(RuntimeError):  # freed by a backward pass already
             raw = getattr(node, name)
             for item in raw if type(raw) is list or type(raw) is tuple else [raw]:

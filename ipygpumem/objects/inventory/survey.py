@@ -241,11 +241,7 @@ class TensorList:
         return [memory.note for _, memory in self._memories if memory.note.startswith("could not be read")]
 
     def match(self, array_type: Any, arrays: Sequence[object]) -> set[int]:
-        """Find the arrays that show a tensor's memory, or a tensor an array's: such memory counts once.
-
-        Returns:
-            The identities of what owns the memory of such arrays.
-        """
+        """Count the arrays that show a tensor's memory, or a tensor an array's; return the identities of owners."""
         shown: set[int] = set()
         by_address: dict[int, tuple[int, int]] = {}
         for item in arrays:
