@@ -27,8 +27,7 @@ from ipygpumem.model import (
     Usage,
 )
 from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord, TrackerRecord
-from ipygpumem.profiling.account import LineCost
-from ipygpumem.profiling.blocks import CodeBlock, LinesRecord
+from ipygpumem.profiling.lines import CodeBlock, LineCost, LinesRecord
 from ipygpumem.profiling.statements import Cost, Run
 from ipygpumem.reconcile.records import Part, Reconciliation
 from ipygpumem.reports import content, history, loops, postmortem

@@ -21,7 +21,7 @@ from ipygpumem.notebook import session
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments import manager
 from ipygpumem.notebook.notebook import notebook_of
-from ipygpumem.profiling.account import Account
+from ipygpumem.profiling.lines import Account
 
 PACKAGE = Path(ipygpumem.__file__).parent
 

@@ -1,12 +1,9 @@
-"""What lines cost: exact figures from a fake probe, by a trace function and by ``sys.monitoring``."""
+"""What lines cost: exact figures from a fake probe."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import re
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,20 +11,16 @@ from typing import Any
 import pytest
 
 from ipygpumem.measuring.meter import Meter
-from ipygpumem.profiling.account import Account, LineCost
-from ipygpumem.profiling.blocks import Blocks, CodeBlock, LinesRecord, code_of
-from ipygpumem.profiling.tracing import Monitor, Tracer, watcher
-from ipygpumem.reports import html, text
+from ipygpumem.profiling.lines import Account, Blocks, CodeBlock, LineCost, LinesRecord, Tracer, code_of
+from ipygpumem.reports import text
 from ipygpumem.reports.profiling import lines_report
 from tests.fakes import FakeProbe
-
-WAYS = ["trace", *(["monitoring"] if hasattr(sys, "monitoring") else [])]
 
 
 class Lab:
     """Follows functions of the test while a fake probe tells their memory."""
 
-    def __init__(self, way: str, *functions: Any) -> None:
+    def __init__(self, *functions: Any) -> None:
         self.probe = FakeProbe()
         self.meter = Meter([self.probe])
         self.blocks = Blocks("<no cell>", [CodeBlock("cell", 1, ())])
@@ -35,12 +28,7 @@ class Lab:
             self.blocks.add(function.__name__, code_of(function))  # type: ignore[arg-type]
         self.first = self.blocks.blocks[1].first_line
         self.account = Account(self.meter)
-        free = [tool for tool in (3, 4) if way == "monitoring" and sys.monitoring.get_tool(tool) is None]  # type: ignore[attr-defined, unused-ignore]
-        self.watcher: Any = (
-            Monitor(self.account, self.blocks.of, self.blocks.codes, free[0])
-            if free
-            else Tracer(self.account, self.blocks.of)
-        )
+        self.watcher = Tracer(self.account, self.blocks.of)
 
     def now(self) -> int:
         return self.probe.read()[0].current_bytes
@@ -67,39 +55,26 @@ class Lab:
         return cost.hits, cost.kept_bytes.get("cpu", 0), cost.peak_bytes.get("cpu", 0)
 
 
-@pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> Iterator[str]:
+@pytest.fixture(autouse=True)
+def _no_trace_function_is_left() -> Iterator[None]:
     before = sys.gettrace()
-    yield request.param
+    yield
     assert sys.gettrace() is before
-    if hasattr(sys, "monitoring"):
-        assert [sys.monitoring.get_tool(tool) for tool in range(6) if tool != 1] == [None] * 5
 
 
-def test_each_line_has_its_own_kept_and_peak(way: str) -> None:
+def test_each_line_has_its_own_kept_and_peak() -> None:
     def work() -> None:
         lab.add(10)
         lab.spike(70)
         lab.add(-4)
 
-    lab = Lab(way, work)
+    lab = Lab(work)
     with lab.watching():
         work()
     assert [lab.figures(line) for line in range(4)] == [(0, 0, 0), (1, 10, 10), (1, 0, 70), (1, -4, 0)]
 
 
-def test_runs_of_a_line_add_up_and_the_worst_is_the_peak(way: str) -> None:
-    def work() -> None:
-        for size in (5, 30, 7):
-            lab.add(size)
-
-    lab = Lab(way, work)
-    with lab.watching():
-        work()
-    assert lab.figures(2) == (3, 42, 30)
-
-
-def test_what_a_line_calls_counts_for_it_too(way: str) -> None:
+def test_what_a_line_calls_counts_for_it_too() -> None:
     def outer() -> None:
         lab.add(1)
         inner()
@@ -108,41 +83,41 @@ def test_what_a_line_calls_counts_for_it_too(way: str) -> None:
         lab.spike(50)
         lab.add(20)
 
-    lab = Lab(way, outer, inner)
+    lab = Lab(outer, inner)
     with lab.watching():
         outer()
     assert lab.figures(2) == (1, 20, 50)
     assert [lab.figures(line, block=2) for line in (1, 2)] == [(1, 0, 50), (1, 20, 20)]
 
 
-def test_a_recursion_counts_its_memory_once(way: str) -> None:
+def test_a_recursion_counts_its_memory_once() -> None:
     def work(depth: int) -> None:
         lab.add(10)
         if depth:
             work(depth - 1)
 
-    lab = Lab(way, work)
+    lab = Lab(work)
     with lab.watching():
         work(3)
     assert lab.figures(1) == (4, 40, 10)
     assert lab.figures(3) == (3, 30, 30)
 
 
-def test_a_generator_is_charged_for_its_own_lines_only(way: str) -> None:
+def test_a_generator_is_charged_for_its_own_lines_only() -> None:
     def produce() -> Iterator[int]:
         lab.add(10)
         yield 1
         lab.add(20)
         yield 2
 
-    lab = Lab(way, produce)
+    lab = Lab(produce)
     with lab.watching():
         for _ in produce():
             lab.add(1000)
     assert [lab.figures(line)[1:] for line in (1, 2, 3, 4)] == [(10, 10), (0, 0), (20, 20), (0, 0)]
 
 
-def test_a_coroutine_is_not_charged_for_what_others_do_while_it_waits(way: str) -> None:
+def test_a_coroutine_is_not_charged_for_what_others_do_while_it_waits() -> None:
     async def work() -> None:
         lab.add(10)
         await asyncio.sleep(0.01)
@@ -154,13 +129,13 @@ def test_a_coroutine_is_not_charged_for_what_others_do_while_it_waits(way: str) 
     async def both() -> None:
         await asyncio.gather(work(), other())
 
-    lab = Lab(way, work)
+    lab = Lab(work)
     with lab.watching():
         asyncio.run(both())
     assert [lab.figures(line)[1:] for line in (1, 2, 3)] == [(10, 10), (0, 0), (0, 5)]
 
 
-def test_a_comprehension_over_lines_and_a_lambda_are_followed_inside_their_function(way: str) -> None:
+def test_a_comprehension_over_lines_and_a_lambda_are_followed_inside_their_function() -> None:
     def work() -> list[None]:
         grow = lambda size: lab.add(size)  # noqa: E731
         return [
@@ -168,14 +143,14 @@ def test_a_comprehension_over_lines_and_a_lambda_are_followed_inside_their_funct
             for number in range(4)
         ]  # fmt: skip
 
-    lab = Lab(way, work)
+    lab = Lab(work)
     with lab.watching():
         work()
     assert lab.figures(1)[1] == 6
     assert lab.figures(3)[1] == 6
 
 
-def test_an_error_leaves_frames_and_the_account_goes_on(way: str) -> None:
+def test_an_error_leaves_frames_and_the_account_goes_on() -> None:
     def work() -> None:
         try:
             fails()
@@ -187,57 +162,11 @@ def test_an_error_leaves_frames_and_the_account_goes_on(way: str) -> None:
         lab.add(10)
         raise ValueError
 
-    lab = Lab(way, work, fails)
+    lab = Lab(work, fails)
     with lab.watching():
         work()
     assert [lab.figures(line)[1] for line in (2, 4, 5)] == [10, 3, 4]
     assert lab.figures(1, block=2) == (1, 10, 10)
-
-
-def test_an_error_thrown_into_a_generator_keeps_the_books_right(way: str) -> None:
-    def produce() -> Iterator[int]:
-        try:
-            yield 1
-        except KeyError:
-            lab.add(7)
-        yield 2
-
-    lab = Lab(way, produce)
-    with lab.watching():
-        generator: Any = produce()
-        next(generator)
-        generator.throw(KeyError())
-        lab.add(100)
-        generator.close()
-    assert lab.figures(4)[1] == 7
-
-
-def test_other_threads_are_left_alone(way: str) -> None:
-    def work() -> None:
-        lab.add(1)
-
-    lab = Lab(way, work)
-    with lab.watching():
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-    assert lab.figures(1) == (0, 0, 0)
-
-
-def test_a_second_account_sees_code_that_the_first_did_not_follow(way: str) -> None:
-    def work() -> None:
-        lab.add(1)
-
-    def unrelated() -> None:
-        pass
-
-    lab = Lab(way, unrelated)
-    with lab.watching():
-        work()
-    lab = Lab(way, work)
-    with lab.watching():
-        work()
-    assert lab.figures(1) == (1, 1, 1)
 
 
 def test_the_trace_function_of_somebody_else_rests_and_is_back() -> None:
@@ -246,7 +175,7 @@ def test_the_trace_function_of_somebody_else_rests_and_is_back() -> None:
     def work() -> None:
         lab.add(1)
 
-    lab, before = Lab("trace", work), sys.gettrace()
+    lab, before = Lab(work), sys.gettrace()
     sys.settrace(theirs)
     try:
         with lab.watching():
@@ -257,7 +186,7 @@ def test_the_trace_function_of_somebody_else_rests_and_is_back() -> None:
     assert lab.figures(1) == (1, 1, 1)
 
 
-def test_our_own_failure_stops_the_watching_and_not_the_code(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_failure_stops_the_watching_and_not_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     def work() -> int:
         lab.add(1)
         return 5
@@ -265,47 +194,14 @@ def test_our_own_failure_stops_the_watching_and_not_the_code(way: str, monkeypat
     def fail(*_: Any) -> None:
         raise OSError("gone")
 
-    lab = Lab(way, work)
+    lab = Lab(work)
     monkeypatch.setattr(lab.account, "line", fail)
     with lab.watching():
         assert work() == 5
     assert lab.watcher.error == "OSError: gone"
 
 
-def test_an_interrupt_while_we_measure_is_the_codes_own(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def work() -> None:
-        lab.add(1)
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    lab = Lab(way, work)
-    monkeypatch.setattr(lab.account, "line", interrupt)
-    with lab.watching(), pytest.raises(KeyboardInterrupt):
-        work()
-
-
-def test_a_frame_that_was_never_entered_is_nobodys_and_one_that_never_left_goes_with_the_one_below() -> None:
-    def frame() -> Any:
-        return sys._getframe()
-
-    probe = FakeProbe()
-    meter = Meter([probe])
-    account, first, second, stranger = Account(meter), frame(), frame(), frame()
-    account.enter(first, 1)
-    account.line(first, 10)
-    account.enter(second, 1)
-    account.line(second, 20)
-    account.line(stranger, 99)
-    account.leave(stranger)
-    probe.set(5)
-    account.line(first, 11)
-    account.close()
-    assert {line: cost.kept_bytes["cpu"] for (_, line), cost in account.costs.items()} == {10: 5, 20: 5, 11: 0}
-    meter.close()
-
-
-def test_the_heap_is_trimmed_before_each_look_while_that_is_cheap(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_heap_is_trimmed_before_each_look_while_that_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     def work() -> None:
         held = 1
         assert held
@@ -317,9 +213,9 @@ def test_the_heap_is_trimmed_before_each_look_while_that_is_cheap(way: str, monk
         clock[0] += took[0]
 
     monkeypatch.setattr("ipygpumem.freeing.reclaim.trim_host_heap", trim)
-    monkeypatch.setattr("ipygpumem.profiling.account.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("ipygpumem.profiling.lines.time.perf_counter", lambda: clock[0])
     for seconds, times, untrimmed in ((0.0, 3, 0), (10.0, 1, 2)):
-        lab, took[0], trimmed[0] = Lab(way, work), seconds, 0
+        lab, took[0], trimmed[0] = Lab(work), seconds, 0
         with lab.watching():
             work()
             before_the_end = trimmed[0]
@@ -331,37 +227,6 @@ def test_the_report_says_where_pages_that_the_heap_kept_may_not_have_been_seen()
     report = text.render([lines_report(record, "line")])
     assert "2 times free heap pages were not given back before a line" in report
     assert "not given back" not in text.render([lines_report(LinesRecord((), {}, 1.0, 0.1), "line")])
-
-
-def test_open_spans_keep_their_peaks_over_laps() -> None:
-    probe = FakeProbe()
-    meter = Meter([probe])
-    whole, laps = meter.start(), meter.start()
-    probe.spike(50)
-    assert meter.lap(laps)[0].peak_delta_bytes == 50
-    probe.spike(20)
-    assert meter.lap(laps)[0].peak_delta_bytes == 20
-    assert meter.stop(whole)[0].peak_delta_bytes == 50
-    meter.close()
-
-
-@pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="Python 3.12 has sys.monitoring")
-def test_code_that_takes_the_tool_away_is_said_so() -> None:
-    def work() -> None:
-        sys.monitoring.free_tool_id(lab.watcher._tool)  # type: ignore[attr-defined, unused-ignore]
-
-    lab = Lab("monitoring", work)
-    with lab.watching():
-        work()
-    assert lab.watcher.error == "the code has taken the tool away (sys.monitoring)"
-
-
-def test_without_a_free_tool_lines_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monitoring: Any = type("", (), {"get_tool": lambda self, tool: "taken"})()
-    monkeypatch.setattr(sys, "monitoring", monitoring, raising=False)
-    meter = Meter([FakeProbe()])
-    assert type(watcher(Account(meter), lambda code: None, [])) is Tracer
-    meter.close()
 
 
 # -- the code of a function ------------------------------------------------------------------------------------------
@@ -423,32 +288,8 @@ def test_the_table_shows_the_source_with_figures_where_lines_ran() -> None:
     assert lines[-1].strip() == "cell did not run"
 
 
-def test_a_page_keeps_the_indentation_of_the_source() -> None:
-    shown = html.render([lines_report(record(), "line")])
-    (cell,) = re.findall(r"<td [^>]*>    x = big\(\)</td>", shown)
-    assert "white-space: pre-wrap" in cell
-
-
 @pytest.mark.parametrize(("order", "first"), [("peak", "2"), ("kept", "2"), ("time", "2"), ("hits", "3")])
 def test_sorted_by_a_figure_only_lines_that_ran_are_shown_the_most_first(order: str, first: str) -> None:
     lines = text.render([lines_report(record(), order)]).splitlines()
     assert [line.split()[0] for line in lines[4:6]] == [first, {"2": "3", "3": "2"}[first]]
     assert len(lines) == 7
-
-
-def test_an_accelerator_that_held_nothing_has_no_column() -> None:
-    assert "cuda" not in text.render([lines_report(record(), "line")])
-
-
-def test_nothing_is_held_by_a_finished_account() -> None:
-    class Data: ...
-
-    def work() -> None:
-        data = Data()
-        del data
-
-    lab = Lab("trace", work)
-    with lab.watching():
-        work()
-    gc.collect()
-    assert not [item for item in gc.get_objects() if type(item) is Data]

@@ -14,9 +14,7 @@ from IPython.core.error import UsageError
 from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.profiling.account import Account
-from ipygpumem.profiling.blocks import Blocks, CodeBlock, LinesRecord, code_of
-from ipygpumem.profiling.tracing import watcher
+from ipygpumem.profiling.lines import Account, Blocks, CodeBlock, LinesRecord, Tracer, code_of
 from ipygpumem.reports.layout import Report, clean
 from ipygpumem.reports.profiling import lines_report
 
@@ -46,7 +44,7 @@ def follow_cell(notebook: Notebook, options: Options) -> list[Report]:
 def follow(notebook: Notebook, cell: Cell, blocks: Blocks, order: str) -> None:
     """Begin to follow ``blocks``; the end of ``cell`` reports."""
     account = Account(notebook.tools.meter)
-    watching = watcher(account, blocks.of, blocks.codes)
+    watching = Tracer(account, blocks.of)
 
     def finish() -> list[Report]:
         watching.stop()
