@@ -6,8 +6,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from ipygpumem.profiling.lines import CodeBlock, LineCost, LinesRecord
-
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.fitting.fit import Try
 from ipygpumem.fitting.plan import Plan, Variable
@@ -29,6 +27,7 @@ from ipygpumem.model import (
     Usage,
 )
 from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord, TrackerRecord
+from ipygpumem.profiling.lines import CodeBlock, LineCost, LinesRecord
 from ipygpumem.profiling.statements import Cost, Run
 from ipygpumem.reconcile.records import Part, Reconciliation
 from ipygpumem.reports import content, history, loops, postmortem

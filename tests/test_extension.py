@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ipygpumem.profiling.lines import Account
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets import TraitError
 from traitlets.config import Config
@@ -22,6 +21,7 @@ from ipygpumem.notebook import session
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments import manager
 from ipygpumem.notebook.notebook import notebook_of
+from ipygpumem.profiling.lines import Account
 
 PACKAGE = Path(ipygpumem.__file__).parent
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from ipygpumem.profiling.lines import Account, Blocks, CodeBlock, LineCost, LinesRecord, Tracer, code_of
 
 from ipygpumem.measuring.meter import Meter
+from ipygpumem.profiling.lines import Account, Blocks, CodeBlock, LineCost, LinesRecord, Tracer, code_of
 from ipygpumem.reports import text
 from ipygpumem.reports.profiling import lines_report
 from tests.fakes import FakeProbe
