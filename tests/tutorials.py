@@ -41,7 +41,7 @@ class Tutorial:
 
     def pictures(self, cell: str) -> int:
         """Return how many pictures a cell shows."""
-        return sum(str(display["data"].get("text/html", "")).count("<img") for display in self.replies[cell].displays)
+        return sum("image/png" in display["data"] for display in self.replies[cell].displays)
 
     def number(self, cell: str) -> int:
         """Return the number in a cell's ``In [n]``."""

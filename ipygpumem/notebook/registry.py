@@ -198,7 +198,7 @@ _GPUMEM = Command(
         Command("leaks", "what did not come back, and who holds it", "leaks.leaks", (_MIN, _ON)),
         Command("tensors", "tensors and arrays by storage", "tensors.tensors", _TENSORS),
         Command("history", "one row per finished cell", "gpumem.history", _HISTORY),
-        Command("export", "what has finished, as .json, .csv, .html or .prom", "gpumem.export", (_EXPORTED, _FORCE)),
+        Command("export", "what has finished, as .json or .csv", "gpumem.export", (_EXPORTED, _FORCE)),
         Command("plot", "a picture:", "plot.plot", _PLOT),
         Command("record", "keep a recording that outlives the kernel:", commands=_RECORD),
         Command("postmortem", "how the last kernel died that was recorded", "record.postmortem", _POSTMORTEM),
