@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ipygpumem.errors import PlotError
 from ipygpumem.model import CellRecord, ExperimentRecord, SessionRecord
-from ipygpumem.reconcile.records import Reconciliation
+from ipygpumem.reconcile.device import Reconciliation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -29,7 +29,7 @@ from ipygpumem.model import (
 from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord, TrackerRecord
 from ipygpumem.profiling.lines import CodeBlock, LineCost, LinesRecord
 from ipygpumem.profiling.statements import Cost, Run
-from ipygpumem.reconcile.records import Part, Reconciliation
+from ipygpumem.reconcile.device import Part, Reconciliation
 from ipygpumem.reports import content, history, loops, postmortem
 from ipygpumem.reports.autofit import autofit_report
 from ipygpumem.reports.engines import cells_line, engines_report, looks_report

@@ -27,7 +27,7 @@ from ipygpumem.model import (
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.objects.inventory.records import TrackerRecord
 from ipygpumem.probes.device_memory import DeviceMemory
-from ipygpumem.reconcile.records import Part, Reconciliation
+from ipygpumem.reconcile.device import Part, Reconciliation
 from tests.kernel import Kernel, Reply
 
 ROOT = Path(__file__).parent.parent

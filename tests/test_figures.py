@@ -19,7 +19,7 @@ import ipygpumem
 from ipygpumem import reports
 from ipygpumem.errors import NotLoadedError, PlotError
 from ipygpumem.model import CellRecord, SessionRecord, Usage
-from ipygpumem.reconcile.records import Part, Reconciliation
+from ipygpumem.reconcile.device import Part, Reconciliation
 from ipygpumem.reports import figures
 from ipygpumem.units import GIB
 from tests.kernel import Kernel

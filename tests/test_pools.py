@@ -17,8 +17,7 @@ from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import Reading
 from ipygpumem.probes.nvml import DeviceWide
 from ipygpumem.probes.pools import finder
-from ipygpumem.reconcile.device import card_parts, device_parts
-from ipygpumem.reconcile.pools import parts_of, pools_on
+from ipygpumem.reconcile.device import card_parts, device_parts, parts_of, pools_on
 from ipygpumem.units import GIB, MIB
 
 
@@ -160,28 +159,6 @@ def test_a_span_that_rises_above_all_before_has_its_exact_peak_and_nothing_is_re
         meter.close()
     assert (usage.delta_bytes, usage.peak_delta_bytes, usage.method) == (64 * MIB, 768 * MIB, "sampled")
     assert library.highest == 768 * MIB
-
-
-def test_a_span_that_stays_below_is_sampled(loaded: Any) -> None:
-    library = Library()
-    load_jax(loaded, library)
-    library.take(512 * MIB)
-    library.take(-512 * MIB)
-    meter = Meter([], find_more=finder(), sample_seconds=0.001)
-    try:
-        span = meter.start()
-        library.take(256 * MIB)
-        while max(meter_peaks(span)) < 256 * MIB:
-            pass
-        library.take(-256 * MIB)
-        (usage,) = [usage for usage in meter.stop(span) if usage.device == "jax:0"]
-    finally:
-        meter.close()
-    assert (usage.peak_delta_bytes, usage.delta_bytes) == (256 * MIB, 0)
-
-
-def meter_peaks(span: Any) -> list[int]:
-    return list(span.peaks.values())
 
 
 def reading(device: str, current: int, reserved: int | None, **more: Any) -> Reading:

@@ -16,8 +16,7 @@ from ipygpumem.probes.accelerators import CUDA, CachingAllocatorProbe
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.nvml import Nvml
 from ipygpumem.reconcile import findings
-from ipygpumem.reconcile.device import Storage
-from ipygpumem.reconcile.records import Part, Reconciliation
+from ipygpumem.reconcile.device import Part, Reconciliation, Storage
 from ipygpumem.reports.status import status_report
 from ipygpumem.units import GIB, MIB
 from tests.fakes import FakeAllocator, fake_module, fake_torch

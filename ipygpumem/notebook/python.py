@@ -12,7 +12,7 @@ from ipygpumem.notebook.commands.status import reconcile
 from ipygpumem.notebook.experiments.manager import Experiment
 from ipygpumem.notebook.experiments.run import ExperimentOptions
 from ipygpumem.notebook.notebook import current_notebook
-from ipygpumem.reconcile.records import Reconciliation
+from ipygpumem.reconcile.device import Reconciliation
 
 
 def experiment(

@@ -8,15 +8,39 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ipygpumem.model import Reading
 from ipygpumem.probes.allocator import Block, Snapshot
 from ipygpumem.probes.nvml import DeviceWide, process_name
-from ipygpumem.reconcile.records import Part, Reconciliation
+from ipygpumem.probes.pools import POOLS
+from ipygpumem.record import Record
 from ipygpumem.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Part(Record):
+    """One of the parts that a device's memory consists of, and what the user can do about it."""
+
+    name: str
+    size_bytes: int | None
+    """None where nobody knows it; then ``advice`` says why."""
+    advice: str
+
+
+@dataclass(frozen=True)
+class Reconciliation(Record):
+    """What a device's memory consists of: the parts whose size is known sum to ``total_bytes`` exactly."""
+
+    device: str
+    total_bytes: int
+    basis: str
+    """What ``total_bytes`` is, in words: the device's memory, a container's limit, or only what is reserved."""
+    parts: tuple[Part, ...]
+    notes: tuple[str, ...] = ()
+    """What the figures do not say by themselves, such as why one is missing."""
 
 
 class Storage(NamedTuple):
@@ -216,3 +240,33 @@ def _beside(size: int, reserved: int, wide: DeviceWide | None, why: str) -> list
 def _process(pid: int) -> str:
     name = process_name(pid)
     return f"process {pid} ({name})" if name else f"process {pid}"
+
+
+# -- what other libraries than torch have -----------------------------------------------------------------------
+
+_UNUSED = {
+    "jax": (
+        "serves JAX alone, until the kernel ends: XLA_PYTHON_CLIENT_PREALLOCATE=false before its first use lets it "
+        "reserve only what it needs"
+    ),
+    "cupy": "free for CuPy's next arrays; %gpumem free gives it back",
+}
+"""What is to be said of what a pool holds and does not use."""
+
+
+def pools_on(index: int, readings: Mapping[str, Reading]) -> tuple[Part, ...]:
+    """Return the parts of the pools on a device, by torch's number of it."""
+    devices = {device for device in readings if device.partition(":")[0] == "cuda"}
+    return tuple(parts_of(readings, index, is_only=len(devices) == 1))
+
+
+def parts_of(readings: Mapping[str, Reading], index: int, *, is_only: bool) -> Iterator[Part]:
+    """Yield the parts of the pools on a device, and if it ``is_only``, also of those that do not say where they are."""
+    for device, reading in readings.items():
+        name, _, number = device.partition(":")
+        if name not in POOLS or not (number == str(index) or (not number and is_only)):
+            continue
+        yield Part(f"{POOLS[name]}: in use", reading.current_bytes, "its arrays: delete their names")
+        if reading.reserved_bytes is not None:
+            unused = max(0, reading.reserved_bytes - reading.current_bytes)
+            yield Part(f"{POOLS[name]}: pool's rest", unused, _UNUSED.get(name, ""))

@@ -24,10 +24,8 @@ from ipygpumem.probes.children import Child, children
 from ipygpumem.probes.host import host_figures
 from ipygpumem.probes.nvml import DeviceWide, Nvml, sees_system_processes
 from ipygpumem.probes.pages import anonymous_bytes
-from ipygpumem.reconcile.device import Storage, card_parts, device_parts
+from ipygpumem.reconcile.device import Reconciliation, Storage, card_parts, device_parts, parts_of, pools_on
 from ipygpumem.reconcile.host import host_parts
-from ipygpumem.reconcile.pools import parts_of, pools_on
-from ipygpumem.reconcile.records import Reconciliation
 
 T = TypeVar("T")
 _MANY_GAPS = 0.1

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 
 from ipygpumem.probes import own_limits
 from ipygpumem.probes.host import HostFigures
-from ipygpumem.reconcile.device import Storage, kind_parts
-from ipygpumem.reconcile.records import Part, Reconciliation
+from ipygpumem.reconcile.device import Part, Reconciliation, Storage, kind_parts
 from ipygpumem.units import format_bytes
 
 Resident = Callable[[list[tuple[int, int]]], list[int]]

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ipygpumem.errors import PlotError
 from ipygpumem.model import CellRecord, ExperimentRecord, Usage, devices_of, usage_on
-from ipygpumem.reconcile.records import Part, Reconciliation
+from ipygpumem.reconcile.device import Part, Reconciliation
 from ipygpumem.reports.history import numbered
 from ipygpumem.reports.layout import SEPARATOR, clean, count, device_label, in_use, shorten
 from ipygpumem.units import format_bytes, format_change, format_seconds

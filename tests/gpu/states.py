@@ -16,8 +16,8 @@ import torch
 
 from ipygpumem.notebook.notebook import current_notebook
 from ipygpumem.objects.inventory.survey import roles_of_objects
+from ipygpumem.reconcile.device import Reconciliation
 from ipygpumem.reconcile.findings import reconcile, storages_of
-from ipygpumem.reconcile.records import Reconciliation
 from ipygpumem.units import KIB, MIB
 
 _SIZES = (1, 500, 64 * KIB, 900 * KIB, 3 * MIB, 15 * MIB, 70 * MIB, 400 * MIB)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ipygpumem.reconcile.records import Reconciliation
+from ipygpumem.reconcile.device import Reconciliation
 from ipygpumem.units import MIB, format_bytes
 from tests.gpu.support import DEVICE, ROUNDING, Card, break_context, other_process, ready, run_ok
 from tests.kernel import Kernel
