@@ -88,6 +88,7 @@ class Walk:
         complete: whether everything was seen.
         paths: those of arrays, by identity.
         left: how many objects may still be looked into.
+        seen: identities of all that was looked into, and of arrays.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Walk:
         self._types: set[int] = set()
         self._arrays: set[int] = set()
         self._dicts: set[int] = set()
-        self._seen: set[int] = set()
+        self.seen: set[int] = set()
         self._kept: list[Sequence[object]] = []
         """As long as they live here, no identity can come to mean something new."""
         self._long: deque[Any] = deque()
@@ -123,7 +124,7 @@ class Walk:
 
     def pass_over(self, *items: object) -> None:
         """Do not look into these, wherever they are found; the caller keeps them alive meanwhile."""
-        self._seen.update(map(id, items))
+        self.seen.update(map(id, items))
 
     def of_kind(self, kind: str, items: Sequence[Any]) -> list[Any]:
         """Return the items of a kind, of which the walk has seen the types."""
@@ -158,7 +159,7 @@ class Walk:
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
         """Yield what is in some objects; those with a path come one at a time."""
         for function in of_types(_FUNCTION, objects):  # a namespace leads to everything
-            self._seen.add(id(function.__globals__))
+            self.seen.add(id(function.__globals__))
         sized: list[Any] = of_types(_SIZED, objects)
         later = {id(item): item for item, size in zip(sized, map(len, sized), strict=True) if size > _MANY}
         self._long += later.values()
@@ -254,8 +255,8 @@ class Walk:
 
     def _new(self, items: Sequence[Any]) -> list[Any]:
         by_key = by_identity(items)
-        new = by_key.keys() - self._seen
-        self._seen |= new
+        new = by_key.keys() - self.seen
+        self.seen |= new
         return list(by_key.values()) if len(new) == len(by_key) else [by_key[key] for key in by_key if key in new]
 
     def _is_own(self, kind: object) -> bool:
@@ -274,7 +275,7 @@ class Walk:
             leading = by_identity(self.of_kind("leading", referents))
             classes = by_identity(self.of_kind("class", referents))
             leading.update((key, kind) for key, kind in classes.items() if key not in own and self._is_own(kind))
-            level = [item for key, item in leading.items() if key not in self._seen]
+            level = [item for key, item in leading.items() if key not in self.seen]
             if not level:
                 return False
         return True
@@ -447,9 +448,10 @@ class Names(Walk):
         if self._kinds["skip"].issuperset(types_of(gc.get_referents(item))):
             return
         attributes = instance_dict(item) or {}
+        self.pass_over(*[attributes] * bool(attributes))
         for name in _COLLAPSED if category == "module" else ():
             inner = attributes.get(name)
-            if inner is not None and is_instance(inner, dict) and id(inner) not in self._seen:
+            if inner is not None and is_instance(inner, dict) and id(inner) not in self.seen:
                 self.pass_over(inner)
                 yield from self._attributes(dict(dict.items(inner)), path)
         yield from self._attributes(attributes, path)

@@ -298,15 +298,21 @@ def _came_back(device: str, size: int, steps: Iterable[ReclaimStep]) -> str:
 _LAST_INDEX = re.compile(r"\[\d+\](?=[^\[\]]*$)")
 
 
-def leaks_report(held: Sequence[Held], smallest: int, beyond: Sequence[Held] = ()) -> Report:
-    """Return the answer of ``%gpumem leaks``; ``beyond`` was too much to be looked into."""
+def leaks_report(held: Sequence[Held], smallest: int, beyond: Sequence[Held] = (), kept: Sequence[str] = ()) -> Report:
+    """Return the answer of ``%gpumem leaks``; ``beyond`` was too much to be looked into, ``kept`` are other lines."""
     lines = leak_lines(held)
     if beyond:
         rest = f"{count(len(beyond), 'smaller storage')}, {format_bytes(_total(beyond))} in all"
         lines.append(f"{rest}: not examined, there are too many; free others first, then ask again")
+    lines += kept
     if not held:
         return Report("leaks", f"no leak of at least {format_bytes(smallest)} was found", tuple(lines))
     return Report("leaks", f"{count(len(held), 'leak')} · {format_bytes(_total(held))}", tuple(lines))
+
+
+def kept_line(size: int, device: str, what: str, remedy: str) -> str:
+    """Return the line of memory that is kept by mistake, as it seems, with a remedy."""
+    return SEPARATOR.join([f"{format_bytes(size)} on {device}", clean(what), clean(remedy)])
 
 
 def leak_lines(held: Sequence[Held]) -> list[str]:

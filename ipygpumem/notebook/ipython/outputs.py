@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
+from ipygpumem.introspect import instance_dict
+
 _NAME = re.compile(r"(?P<output>_{1,3}|_(?P<number>\d+))|_i{1,3}|_i\d+")
 """The names that IPython gives to outputs, and with an ``i`` to the text of cells."""
 _LABEL = re.compile(r"Out\[(\d+)\]")
@@ -23,6 +25,17 @@ def is_of_ipython(name: str) -> bool:
 def _names_in(namespace: dict[str, Any]) -> list[re.Match[str]]:
     names = [name for name in list(namespace) if type(name) is str]
     return [found for found in map(_NAME.fullmatch, names) if found is not None]
+
+
+def kept_outputs(shell: Any) -> tuple[dict[int, Any], set[int]]:
+    """Return the outputs that ``%xdel _5`` makes IPython forget, and the identities of all that keep them."""
+    cache, namespace = shell.user_ns.get("_oh"), shell.user_ns
+    if type(cache) is not dict:
+        return {}, set()
+    places = [cache, namespace, shell.user_ns_hidden, shell.displayhook, shell.last_execution_result]
+    keepers = {id(place) for place in places} | {id(instance_dict(place)) for place in places[3:] if place is not None}
+    numbers = [key for key in list(cache) if type(key) is int and namespace.get(f"_{key}") is cache[key]]
+    return {key: cache[key] for key in numbers}, keepers
 
 
 def cell_of_output(label: str) -> int | None:

@@ -95,7 +95,7 @@ def live_tensors(garbage: Garbage) -> list[Any]:
     both = garbage.instances(base, *([] if scripted is None else [scripted]))  # in one look at the heap
     tensors = [item for item in both if is_instance(item, base)]
     seen = _Seen()
-    behind = [value for item in both if not is_instance(item, base) for value in _of_script(item)]
+    behind = [value for item in both if not is_instance(item, base) for value in of_script(item)]
     with sys.modules["torch"]._C.DisableTorchFunction():
         for tensor in requiring_grad(tensors):
             with contextlib.suppress(RuntimeError):  # a view that was changed in place may refuse to tell its graph
@@ -106,7 +106,7 @@ def live_tensors(garbage: Garbage) -> list[Any]:
     return list({id(tensor): tensor for tensor in (*tensors, *behind) if tensor is not None}.values())
 
 
-def _of_script(module: object) -> Iterator[Any]:
+def of_script(module: object) -> Iterator[Any]:
     """Yield the parameters and buffers of one of TorchScript's modules; nothing for a tensor."""
     inner = (instance_dict(module) or {}).get("_c")
     functions: Any = sys.modules["torch"]._C

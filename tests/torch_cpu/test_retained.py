@@ -1,0 +1,267 @@
+"""What ``%gpumem leaks`` says besides leaks: graphs of stored results and evaluations, outputs, allocator caches."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from ipygpumem.objects.arrays import storage_key
+from ipygpumem.objects.garbage import Garbage
+from ipygpumem.objects.heap import Heap, undisturbed
+from ipygpumem.objects.holders import retained
+from ipygpumem.objects.holders.graphs import live_tensors
+from ipygpumem.objects.holders.retained import Finding, Retained
+from ipygpumem.probes.allocator import Block, Segment, Snapshot
+from ipygpumem.units import MIB
+from tests import hostile
+from tests.kernel import Kernel
+from tests.steps import works
+
+torch: Any = pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
+
+SETUP = """
+import torch, collections, dataclasses
+from torch import nn
+def network(): return nn.Sequential(nn.Linear(256, 256), nn.Sigmoid(), nn.Linear(256, 8))
+x, net, model = torch.rand(1024, 256), network(), network().eval()
+def step(): return net(x).mean()
+def f(value): return lambda: value
+class Run: pass
+class Slots: __slots__ = ("loss",)
+class Own(dict): pass
+@dataclasses.dataclass
+class Output(collections.OrderedDict):  # as transformers.ModelOutput
+    loss: object
+    def __post_init__(self): self["loss"] = self.loss
+Pair = collections.namedtuple("Pair", "loss number")
+Record = dataclasses.make_dataclass("Record", ["loss"])
+"""
+"""Each graph has saved 1 MiB of its own: the result of the sigmoid."""
+
+
+class Case(NamedTuple):
+    code: str
+    """``it`` is the name that findings tell of."""
+    what: str
+    remedy: str
+    size: float = 1
+    """MiB."""
+
+
+ONE = "it{} keeps its autograd graph"
+SEVERAL = "it: {} tensors keep their autograd graphs"
+STORED = {
+    "a list": Case("it = [step() for _ in range(3)]", SEVERAL.format(3), "it.append(loss.item())", 3),
+    "a list, the last of it under a name": Case(
+        "it = []\nfor _ in range(3): pending = step(); it.append(pending)",
+        SEVERAL.format(2),
+        "it.append(loss.item())",
+        2,
+    ),
+    "two lists": Case("it = [step(), step()]; copied = list(it)", SEVERAL.format(2), "it.append(loss.item())", 2),
+    "a list of vectors": Case("it = [net(x) for _ in 'ab']", SEVERAL.format(2), "it.append(result.detach())", 2),
+    "a deque": Case("it = collections.deque([step()])", ONE.format("[0]"), "it.append(loss.item())"),
+    "a tuple": Case("it = (1, step())", ONE.format("[1]"), "keep loss.item() in it"),
+    "a namedtuple": Case("it = Pair(step(), 3)", ONE.format("[0]"), "keep loss.item() in it"),
+    "a set": Case("it = {step(), step()}", SEVERAL.format(2), "keep loss.item() in it", 2),
+    "a dict": Case("it = {'a b': step()}", ONE.format('["a b"]'), 'it["a b"] = loss.item()'),
+    "a dict with numbers": Case("it = {3: step()}", ONE.format("[3]"), "it[3] = loss.item()"),
+    "a dict with keys that only the user's code could show": Case(
+        "it = {Run(): step()}", ONE.format(""), "keep loss.item() in it"
+    ),
+    "a defaultdict": Case(
+        "it = collections.defaultdict(list)\nfor _ in 'ab': it['train'].append(step())",
+        SEVERAL.format(2),
+        'it["train"].append(loss.item())',
+        2,
+    ),
+    "a class derived from dict": Case("it = Own(loss=step())", ONE.format('["loss"]'), 'it["loss"] = loss.item()'),
+    "a result as those of transformers": Case(
+        "it = Output(step())", ONE.format('["loss"]'), 'it["loss"] = loss.item()'
+    ),
+    "a dataclass": Case("it = Record(step())", ONE.format(".loss"), "it.loss = loss.item()"),
+    "a slot": Case("it = Slots(); it.loss = step()", ONE.format(".loss"), "it.loss = loss.item()"),
+    "dataclasses in a list in a dict": Case(
+        "it = {'all': [Record(step()), Record(step())]}", SEVERAL.format(2), "keep loss.item() in it", 2
+    ),
+    "a closure": Case("it = f(step())", ONE.format(""), "keep loss.item() in it"),
+    "a total": Case("it = 0\nfor _ in 'ab': it += step()", ONE.format(""), "it += loss.item()", 2),
+    "a total of which the last loss has a name": Case(
+        "it = 0\nfor _ in 'abc': latest = step(); it = it + latest", ONE.format(""), "it += loss.item()", 2
+    ),
+    "a total that began as a tensor": Case(
+        "it = torch.zeros(1)\nfor _ in 'ab': it += step()", ONE.format(""), "it += loss.item()", 2
+    ),
+    "a total in an attribute": Case(
+        "it = Run(); it.total = 0\nfor _ in 'ab': it.total += step()",
+        ONE.format(".total"),
+        "it.total += loss.item()",
+        2,
+    ),
+    "a mean": Case("it = sum(step() for _ in 'abc') / 3", ONE.format(""), "keep loss.item() in it", 3),
+    "a graph with what a Function of the user's keeps": Case(
+        "class Twice(torch.autograd.Function):\n"
+        "    @staticmethod\n    def forward(ctx, x): ctx.extra = torch.ones(1 << 18); return x * 2\n"
+        "    @staticmethod\n    def backward(ctx, gradient): return gradient * 2\n"
+        "it = [Twice.apply(step())]",
+        ONE.format("[0]"),
+        "it.append(loss.item())",
+        2,
+    ),
+    "a graph with weights that have no other name": Case(
+        "alone = nn.Linear(512, 512)\nit = [alone(torch.ones(1, 512)).mean()]; del alone",
+        ONE.format("[0]"),
+        "it.append(loss.item())",
+        (512 * 513 + 512) * 4 / MIB,
+    ),
+    "a result of a model in eval mode": Case(
+        "it = model(x)", ONE.format(""), "wrap the evaluation in with torch.no_grad():"
+    ),
+    "losses of a model in eval mode": Case(
+        "it = [model(x).mean() for _ in 'ab']", SEVERAL.format(2), "wrap the evaluation in with torch.no_grad():", 2
+    ),
+}
+NEAR_MISSES = {
+    "a loss before backward": "it = step()",
+    "a loss of several terms": "h = net(x); it = h.mean() + h.sum() + h.std(); del h",
+    "a sum of two losses": "it = step() + step()",
+    "a total of one loss": "it = 0; it += step()",
+    "losses after backward": "it = [step()]; it[0].backward(); net.zero_grad()",
+    "losses without graphs": "it = [step().detach()]",
+    "numbers": "it = [step().item()]",
+    "a state that the latest one needs": "it = [net(x)]; now = it[0].mean()",
+    "a loss in a list that a name stands for": "it = step(); box = [it]",
+    "an evaluation without a graph": "with torch.no_grad(): it = model(x)",
+    "a saliency map": "y = x.clone().requires_grad_(); it = model(y)",
+    "a model in training of which a part is in eval mode": "mixed = network(); mixed[1].eval(); it = mixed(x)",
+    "objects that defend themselves": "it = [made(Hostile, 1), made(Lazy)]",
+}
+
+
+def findings(names: dict[str, Any], outputs: dict[int, Any] | None = None) -> list[Finding]:
+    kept = outputs or {}
+    live_tensors(Garbage())
+    with undisturbed():
+        heap = Heap()
+        look = Retained(heap, names, (kept, {id(kept), id(names)}))
+        found = [*look.graphs, *look.outputs(())]
+        del look
+        heap.drop()
+    return [one for one in found if sum(one.shares.values()) >= MIB / 2]
+
+
+@contextlib.contextmanager
+def namespace(codes: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Run all codes; yield their names, of which each code's ``it`` is ``it0``, ``it1`` and so on."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(hostile.SOURCE, names)
+    exec(SETUP, names)
+    for number, code in enumerate(codes):
+        exec(re.sub(r"\bit\b", f"it{number}", code), names)
+    yield names
+    names.clear()
+
+
+@pytest.fixture(scope="module")
+def stored() -> Iterator[dict[str, Finding]]:
+    """What one look tells of all cases, by the names of what is stored."""
+    with namespace(case.code for case in STORED.values()) as names:
+        yield {re.findall(r"it\d+", one.what)[0]: one for one in findings(names)}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_graph_that_is_stored_is_told_with_its_size_and_a_remedy(name: str, stored: dict[str, Finding]) -> None:
+    case, root = STORED[name], f"it{list(STORED).index(name)}"
+    found = stored[root]
+    assert found.what.replace(root, "it").removesuffix(", of a model in eval mode") == case.what
+    assert found.remedy.replace(root, "it") == f"unless you still call backward(): {case.remedy}"
+    assert sum(found.shares.values()) == pytest.approx(case.size * MIB, abs=64)
+    assert found.device == "cpu"
+
+
+def test_graphs_that_may_be_needed_are_left_alone() -> None:
+    with namespace(NEAR_MISSES.values()) as names:
+        assert findings(names) == []
+        assert names["touched"] == []
+
+
+def test_what_a_remedy_would_free_is_what_is_told() -> None:
+    with namespace(["it = [step() for _ in 'ab']; total = sum(it); mean = total / 2"]) as names:
+        (found,) = findings(names)
+        assert found.what == "total, mean, it0: 4 tensors keep their autograd graphs"
+        storages = {storage_key(item) for item in live_tensors(Garbage())}
+        assert found.shares.keys() <= storages
+        for name in ("total", "mean"):
+            names[name] = names[name].item()
+        names["it0"][:] = [item.item() for item in names["it0"]]
+        assert found.shares.keys().isdisjoint(storage_key(item) for item in live_tensors(Garbage()))
+
+
+def test_too_many_graphs_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retained, "_MOST_NODES", 3)
+    with namespace(["it = [step()]"]) as names:
+        assert findings(names) == []
+
+
+def test_an_output_is_told_if_only_ipython_holds_it() -> None:
+    numpy = pytest.importorskip("numpy")
+    with namespace(["it = [0]"]) as names:
+        array, shared, mine = numpy.ones(MIB), numpy.ones(MIB), torch.ones(MIB)
+        of_numpy = torch.from_numpy(shared)
+        outputs = {
+            1: [torch.ones(MIB // 8) for _ in range(8)],
+            2: array,
+            3: names["step"](),
+            4: mine,
+            5: shared,
+            6: "text",
+        }
+        names["mine"] = [mine]
+        del array, shared, mine
+        found = {one.what: sum(one.shares.values()) for one in findings(names, outputs)}
+        assert found == {
+            "Out[1]: list that only IPython holds": 4 * MIB,
+            "Out[2]: ndarray that only IPython holds": 8 * MIB,
+            "Out[3]: Tensor that only IPython holds": MIB + 4,
+        }
+        assert of_numpy is not None
+
+
+def test_an_allocators_cache_is_told_with_what_frees_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    free, used = Block(0, 3 * MIB, 0, "inactive"), Block(0, MIB, MIB, "allocated")
+    snapshot = Snapshot(
+        (Segment((free,), private=False, page_bytes=None), Segment((used, free), private=False, page_bytes=None))
+    )
+
+    def snapshots(backend: str) -> dict[str, Snapshot]:
+        if backend == "xpu":
+            raise RuntimeError("no snapshots")
+        return {"cuda:0": snapshot}
+
+    monkeypatch.setattr(retained, "snapshots", snapshots)
+    (found,) = retained.caches()
+    assert (found.device, sum(found.shares.values())) == ("cuda:0", 3 * MIB)
+    assert found.remedy.endswith("%gpumem free")
+
+
+def test_leaks_tells_findings_below_its_usual_line(kernel: Kernel) -> None:
+    works(kernel, SETUP)
+    works(kernel, "losses = [step() for _ in range(3)]")
+    (report,) = works(kernel, "%gpumem leaks").reports("leaks")
+    assert report.splitlines() == [
+        "no leak of at least 1 MiB was found",
+        "  3 MiB on cpu · losses: 3 tensors keep their autograd graphs · "
+        "unless you still call backward(): losses.append(loss.item())",
+    ]
+    works(kernel, "losses[:] = [loss.item() for loss in losses]")
+    works(kernel, "[torch.ones(1 << 17) for _ in range(4)]")
+    number = kernel.value("get_ipython().execution_count - 1")
+    (report,) = works(kernel, "%gpumem leaks").reports("leaks")
+    assert f"2 MiB on cpu · Out[{number}]: list that only IPython holds · to free it: %xdel _{number}" in report
+    works(kernel, f"%xdel _{number}")
+    (report,) = works(kernel, "%gpumem leaks").reports("leaks")
+    assert report == "no leak of at least 1 MiB was found"
