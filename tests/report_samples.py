@@ -13,7 +13,6 @@ from ipygpumem.flight_recorder import Kernel, Moment, Recording, Verdict
 from ipygpumem.freeing.moving import PurgeRecord, Room
 from ipygpumem.freeing.release import ReleaseRecord
 from ipygpumem.measuring.growth import Growth
-from ipygpumem.merging import Value, merged_record
 from ipygpumem.model import (
     CellRecord,
     EngineRecord,
@@ -32,7 +31,7 @@ from ipygpumem.profiling.statements import Cost, Run
 from ipygpumem.reconcile.device import Part, Reconciliation
 from ipygpumem.reports import content, history, loops, postmortem
 from ipygpumem.reports.autofit import autofit_report
-from ipygpumem.reports.engines import cells_line, engines_report, looks_report
+from ipygpumem.reports.engines import Value, engines_report, looks_report, merged_record
 from ipygpumem.reports.estimate import estimate_report, summary_report
 from ipygpumem.reports.freeing import purge_report, release_report
 from ipygpumem.reports.layout import Report, note
@@ -205,6 +204,5 @@ def reports_of_engines(word: str, ended: ExperimentRecord) -> list[Report]:
     merged = merged_record(word, 0.0, 1.0, [*places, EngineRecord(2, error=word)])
     return [
         engines_report(merged),
-        cells_line(word, {0: cell(error=word), 1: cell()}, still_busy=[2]),
         looks_report(word, {0: (word, word, {("in use", word): Value(1.0)})}, {word: [1, 2]}),
     ]

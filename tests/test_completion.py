@@ -90,7 +90,7 @@ def test_commands_options_and_names_are_offered(loaded: InteractiveShell) -> Non
     assert after("%%experiment run --report ") == ["full", "compact", "none"]
     assert "weights" in after("%experiment keep ")
     assert after("%experiment end ") == ["alpha", "--on"]
-    assert after("%experiment end --on ") == ["all", "gpu"]
+    assert after("%experiment end --on ") == ["all"]
     assert "_hidden" not in after("%%experiment b --keep ")
     assert {"on", "off", "status", "tensors", "history", "export"} <= set(after("%gpumem "))
     assert after("%gpumem on ") == []

@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from ipygpumem.merging import engine_numbers, merged_figures, merged_record, values_of
 from ipygpumem.model import CellRecord, EngineRecord, ExperimentRecord, Usage
 from ipygpumem.reports import text
-from ipygpumem.reports.engines import cells_line, engines_report, looks_report
+from ipygpumem.reports.engines import (
+    engine_numbers,
+    engines_report,
+    looks_report,
+    merged_figures,
+    merged_record,
+    values_of,
+)
 from ipygpumem.reports.history import experiments_report
 from ipygpumem.units import GIB, MIB
 
@@ -98,22 +104,6 @@ def test_many_notes_are_counted() -> None:
     notes = merged_record("s", 0.0, 1.0, engines).notes
     assert len(notes) == 21
     assert notes[-1] == "and 30 more notes on engines"
-
-
-def test_the_line_of_a_cell_has_the_slowest_the_sum_and_the_highest() -> None:
-    cells = {
-        number: CellRecord(1, None, "s", 0.0, seconds, error is None, error, (usage("cpu", 2, peak),))
-        for number, seconds, peak, error in ((0, 1.0, 30, None), (1, 3.0, 20, "KeyError"), (3, 2.0, 10, None))
-    }
-    assert cells_line("s", cells, still_busy=[2]).headline == (
-        "experiment s · a cell on engines 0-1, 3 · 3.00 s (engine 1) · engine 1: KeyError · "
-        "RAM +6 MiB in all, peak +30 MiB (engine 0) · engine 2 not done yet"
-    )
-
-
-def test_the_line_of_a_cell_names_nobody_where_all_are_alike() -> None:
-    cells = {number: CellRecord(1, None, "s", 0.0, 1.0, True, None, (usage("cpu", 0, 0),)) for number in (0, 1)}
-    assert cells_line("s", cells).headline == "experiment s · a cell on engines 0-1 · 1.00 s · RAM +0 in all, peak +0"
 
 
 def test_a_command_shows_each_engines_text_below_the_figures_and_who_has_none() -> None:

@@ -1,17 +1,16 @@
-"""What an engine of a cluster does for the notebook that asks: its own experiments, commands and measurements.
+"""What an engine of a cluster does for the notebook that asks: experiments, commands and their records.
 
 Everything here takes and returns plain values, since the engine may run other versions of Python and IPython.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -24,74 +23,49 @@ from ipygpumem.model import CellRecord, ExperimentRecord
 from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.commands import experiment
 from ipygpumem.notebook.commands.magics import loaded
-from ipygpumem.notebook.commands.parsing import parse
+from ipygpumem.notebook.commands.parsing import Options, parse
 from ipygpumem.notebook.experiments.run import ExperimentRun
 from ipygpumem.notebook.extension import load
 from ipygpumem.notebook.notebook import Notebook, find_notebook
 from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.registry import MAGICS
 from ipygpumem.probes import device_memory
-from ipygpumem.probes.nvml import Nvml
 from ipygpumem.reports import text
 from ipygpumem.reports.layout import Report
-from ipygpumem.scopes.scope import Scope
 
 _OF_CALL = re.compile(r"_\w+_(f|args|kwargs|result)")
-_BEFORE_FIT = "_ipygpumem_before_fit"
 _RANKS = ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 """What torchrun, MPI and Slurm set for each process of a job."""
+_KEPT_RECORDS = 20
 
 
-class Quiet(Part):
-    """Keeps our lines off here while experiments are open whose reports a notebook merges, however they end."""
+class Ended(Part):
+    """Keeps the records of the experiments that cells have ended, by the message that sent the cell."""
 
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
-        self._report = False
+        self._newest_before: ExperimentRecord | None = None
+        self.records: dict[str, ExperimentRecord] = {}
         self.open: dict[str, ExperimentRun] = {}
-        """By the notebook's token."""
-        self.of_cells: dict[str, set[str] | None] = {}
-        """Of those for one cell, what the cell has bound; None before it has."""
-
-    def add(self, token: str, opened: ExperimentRun, *, is_for_cell: bool) -> None:
-        """Keep them off until this one is over."""
-        config = self._notebook.tools.config
-        if not self.open:
-            self._report = config.report
-        self.open[token] = opened
-        if is_for_cell:
-            self.of_cells[token] = None
-        config.report = False
-
-    def settle(self) -> None:
-        """Put the option back if none is open any more; what the user has switched on since stays on."""
-        if self.open:
-            self.open = {token: item for token, item in self.open.items() if item in self._notebook.experiments.open}
-            self.of_cells = {token: names for token, names in self.of_cells.items() if token in self.open}
-            if not self.open:
-                self._notebook.tools.config.report |= self._report
+        """Open experiments by the token of the notebook that began them."""
 
     def cell_begins(self, cell: Cell) -> None:
-        """Leave to others what they have sent here since an experiment for one cell was opened, such as a push."""
-        for token, scope in self._scopes_of_cells(cell):
-            self.leave_to_others(token, scope)
+        """Note the newest record."""
+        if not cell.nested:
+            self._newest_before = self._newest()
 
     def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
-        """See what the cell has ended, and what it has bound."""
-        self.settle()
-        for token, scope in self._scopes_of_cells(cell):
-            self.of_cells[token] = set(scope.own_names())
+        """Keep a record that is newer."""
+        newest = self._newest()
+        if newest is not None and newest is not self._newest_before and not cell.nested:
+            self.records[get_ipython().kernel.get_parent("shell")["header"]["msg_id"]] = newest
+            for message in list(self.records)[:-_KEPT_RECORDS]:
+                del self.records[message]
         return ()
 
-    def _scopes_of_cells(self, cell: Cell) -> list[tuple[str, Scope]]:
-        """Return the scopes for one cell that this may be."""
-        waiting = [] if cell.nested else [token for token, names in self.of_cells.items() if names is None]
-        here = self._notebook.experiments.here() if waiting else ()
-        return [(token, self.open[token].scope) for token in waiting if self.open[token] in here]
-
-    def leave_to_others(self, token: str, scope: Scope) -> None:
-        """Leave to others what the cell of an experiment for one has not bound."""
-        scope.leave_to_others(set(scope.own_names()) - (self.of_cells[token] or set()), ())
+    def _newest(self) -> ExperimentRecord | None:
+        finished = self._notebook.experiments.finished
+        return finished[-1] if finished else None
 
 
 def answer(function: str, *words: Any) -> dict[str, Any]:
@@ -109,72 +83,54 @@ def answer(function: str, *words: Any) -> dict[str, Any]:
         names.update(bound)
 
 
-def has_card() -> bool:
-    """Whether this process may use a CUDA device. It makes no context."""
-    if (cuda := device_memory.cuda_in_use()) is not None:
-        return bool(cuda.device_count())
-    with contextlib.closing(Nvml()) as nvml, contextlib.suppress(LookupError):
-        return bool(nvml.visible())
-    return False
+def prepare(line: str) -> dict[str, Any]:
+    """Load the extension, and check the words of a cell ``%%experiment LINE`` that comes next."""
+    notebook, options = _parsed("experiment", f"start {line}")
+    experiment.new(notebook, options)
+    return place()
 
 
-def start(line: str, token: str, is_for_cell: bool) -> dict[str, Any]:  # it comes over the wire
-    """Open an experiment as ``%experiment start LINE`` does; our own reports are off until it ends."""
-    notebook = _notebook()
-    _, options = parse(_command("experiment"), f"start {line}")
+def start(line: str, token: str) -> dict[str, Any]:
+    """Open an experiment as ``%experiment start LINE`` does, for the notebook with this token."""
+    notebook, options = _parsed("experiment", f"start {line}")
     sys.modules["ipyparallel.serialize"].serialize_object(place())  # what the first one imports is not the experiment's
-    for other in () if is_for_cell else list(notebook.experiments.open):
+    for other in list(notebook.experiments.open):
         if other.name == options.name and other not in notebook.experiments.here():  # of a client that may be gone
             notebook.experiments.finish(other)
     experiment.start(notebook, options)
-    _quiet(notebook).add(token, notebook.experiments.here()[-1], is_for_cell=is_for_cell)
+    _ended(notebook).open[token] = notebook.experiments.here()[-1]
     return place()
 
 
 def cancel(token: str) -> None:
-    """End what an earlier question has opened, whose answer came too late."""
-    notebook = find_notebook(get_ipython())
-    opened = None if notebook is None else _quiet(notebook).open.get(token)
-    if notebook is not None and opened is not None and opened in notebook.experiments.open:
-        end(opened.name, token)
+    """End the experiment of a notebook that no longer waits for its start."""
+    if token in _ended(_notebook()).open:
+        end("", token)
 
 
 def end(name: str, token: str) -> dict[str, Any]:
-    """End the experiment of this token, else the last one of that name, and return its record."""
-    notebook = find_notebook(get_ipython())
-    opened = _opened(notebook, name, token)
-    if notebook is None or opened is None:
-        raise GpuMemError(f"no experiment {quoted(name)} is open there")
-    quiet = _quiet(notebook)
-    if token in quiet.of_cells:
-        quiet.leave_to_others(token, opened.scope)
-    opened.options.report = "none"
-    record = notebook.experiments.finish(opened)
-    quiet.settle()
-    return {**place(), "free": _free(notebook), "record": record.to_dict(), "error": _error_of(record)}
-
-
-def keep(line: str) -> None:
-    """Let names stay, as ``%experiment keep LINE`` does."""
-    _, options = parse(_command("experiment"), f"keep {line}")
-    experiment.keep(_notebook(), options)
-
-
-def _opened(notebook: Notebook | None, name: str, token: str) -> ExperimentRun | None:
-    """Return the open experiment of a token; without one, as where another client began it, the last of that name."""
-    if notebook is None:
-        return None
+    """End the experiment of this token; without one, as where another client began it, the last of that name."""
+    notebook = _notebook()
     named = {item.name: item for item in notebook.experiments.open}
-    return _quiet(notebook).open.get(token, None if token else named.get(name))
+    opened = _ended(notebook).open.pop(token, None if token else named.get(name))
+    if opened not in notebook.experiments.open:
+        raise GpuMemError(f"no experiment {quoted(name)} is open there")
+    opened.options.report = "none"
+    return _result(notebook, notebook.experiments.finish(opened))
 
 
-def cells(name: str, token: str, known: int) -> dict[str, Any]:
-    """Return how many cells an open experiment has, and the records of those after the first ``known``."""
-    notebook = find_notebook(get_ipython())
-    opened = _opened(notebook, name, token)
-    own = opened.cells if opened is not None else ()
-    free = {} if notebook is None else _free(notebook)
-    return {"count": len(own), "cells": [cell.to_dict() for cell in own[known:]], "free": free}
+def record(message: str) -> dict[str, Any]:
+    """Return the record of the experiment that the cell of this message has ended."""
+    notebook = _notebook()
+    found = _ended(notebook).records.pop(message, None)
+    if found is None:
+        raise GpuMemError("its cell ended no experiment")
+    return _result(notebook, found)
+
+
+def _result(notebook: Notebook, found: ExperimentRecord) -> dict[str, Any]:
+    error = next((cell.error for cell in found.cells if cell.error is not None), "")
+    return {**place(), "free": _free(notebook), "record": found.to_dict(), "error": error}
 
 
 def look(magic: str, line: str) -> dict[str, Any]:
@@ -192,36 +148,19 @@ def place() -> dict[str, Any]:
     cuda = device_memory.cuda_in_use()
     used = [] if cuda is None else [at for at in range(cuda.device_count()) if cuda.memory_reserved(at)]
     ours = sys.modules["ipygpumem"].__version__
-    versions = f"ipygpumem {ours}, Python {platform.python_version()}, IPython {IPython.__version__}"
+    ranks = (os.environ.get(name, "") for name in _RANKS)
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "rank": _rank(),
+        "rank": next((int(rank) for rank in ranks if rank.isdecimal() and len(rank) < 10), None),
         "cards": {f"cuda:{at}": str(cuda.get_device_properties(at).name) for at in used} if cuda else {},
-        "version": versions,
+        "version": f"ipygpumem {ours}, Python {platform.python_version()}, IPython {IPython.__version__}",
     }
 
 
-def _rank() -> int | None:
-    texts = (os.environ.get(name, "") for name in _RANKS)
-    return next((int(text) for text in texts if text.isdecimal() and len(text) < 10), None)
-
-
-def begin_try(values: dict[str, int | float]) -> None:
-    """Bind the variables of an autofit; what they were before its first try is remembered."""
-    shell = get_ipython()
-    if _BEFORE_FIT not in vars(shell):
-        setattr(shell, _BEFORE_FIT, {name: shell.user_ns[name] for name in values if name in shell.user_ns})
-    shell.user_ns.update(values)
-
-
-def end_fit(names: list[str], fits: bool) -> None:  # it comes over the wire
-    """Let the variables have what they had before, unless it ``fits``."""
-    shell = get_ipython()
-    before = vars(shell).pop(_BEFORE_FIT, {})
-    for name in () if fits else names:
-        shell.user_ns.pop(name, None)
-    shell.user_ns.update({} if fits else before)
+def _parsed(magic: str, line: str) -> tuple[Notebook, Options]:
+    notebook = _notebook()
+    return notebook, parse(_command(magic), line)[1]
 
 
 def _command(name: str) -> Any:
@@ -235,44 +174,34 @@ def _notebook() -> Notebook:
     if found is None:
         found = load(shell)
         found.tools.config.report = False
+    _ended(found)
     return found
 
 
-def _quiet(notebook: Notebook) -> Quiet:
+def _ended(notebook: Notebook) -> Ended:
     for part in notebook.session.parts:
-        if type(part) is Quiet:
+        if type(part) is Ended:
             return part
-    made = Quiet(notebook)
+    made = Ended(notebook)
     notebook.join(made)
     return made
 
 
 def _free(notebook: Notebook) -> dict[str, int]:
     """Return what nobody uses of each device that is measured here."""
-    return {device: free for device, free in _free_of(notebook) if free is not None}
-
-
-def _free_of(notebook: Notebook) -> Iterator[tuple[str, int | None]]:
+    found = {"cpu": device_memory.read("cpu").free_bytes}
     for reading in notebook.tools.meter.now().values():
-        if reading.device == "cpu":
-            yield "cpu", device_memory.read("cpu").free_bytes
-        elif reading.total_bytes is not None and reading.used_bytes is not None:
-            yield reading.device, reading.total_bytes - reading.used_bytes
-
-
-def _error_of(record: ExperimentRecord) -> str:
-    return next((cell.error for cell in record.cells if cell.error is not None), "")
+        if reading.device != "cpu" and reading.total_bytes is not None and reading.used_bytes is not None:
+            found[reading.device] = reading.total_bytes - reading.used_bytes
+    return {device: free for device, free in found.items() if free is not None}
 
 
 _ASKED: dict[str, Callable[..., Any]] = {
-    "has_card": has_card,
+    "prepare": prepare,
     "start": start,
     "cancel": cancel,
     "end": end,
-    "keep": keep,
-    "cells": cells,
+    "record": record,
     "look": look,
-    "begin_try": begin_try,
-    "end_fit": end_fit,
 }
 """What may be asked for."""

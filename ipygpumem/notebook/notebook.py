@@ -26,7 +26,7 @@ from ipygpumem.probes import Probe
 from ipygpumem.probes.host import HostProbe
 
 if TYPE_CHECKING:
-    from ipygpumem.notebook.cluster.experiment import ClusterExperiment
+    from ipygpumem.notebook.cluster import ClusterExperiment
     from ipygpumem.notebook.parts.recorder import Recorder
 
 

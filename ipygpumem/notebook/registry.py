@@ -105,8 +105,8 @@ _FORCE = Argument("--force")
 
 _ON = Argument(
     "--on ENGINES",
-    "on engines of an ipyparallel cluster: all, 0-3, gpu, or a view's name",
-    offers=("all", "gpu"),
+    "on engines of an ipyparallel cluster: all, 0-3, or a view's name",
+    offers=("all",),
 )
 
 _SCOPE = (
@@ -157,9 +157,8 @@ _TENSORS = (
     Argument("--kind parameter|gradient|optimizer|buffer|other", type="kind"),
     Argument("--by name|shape|kind|cell|device"),
     Argument("--top N", type="count", default=20),
-    _ON,
 )
-_HISTORY = (Argument("-n 20", type="count", default=20), Argument("--experiment NAME", offers="finished"), _ON)
+_HISTORY = (Argument("-n 20", type="count", default=20), Argument("--experiment NAME", offers="finished"))
 _EXPORTED = Argument("FILE", to="file", offers="exports", missing="which file? Its suffix says the format")
 _PLOT = (
     Argument("session|devices|experiments", to="picture", default="session"),
@@ -227,7 +226,6 @@ _AUTOFIT = Command(
         ),
         Argument("--headroom 5%", "the share of the device's memory that must stay free at the peak"),
         Argument("--max-tries 10", "the most tries after the first", type="int", default=10),
-        _ON,
     ),
     notes="A function is fitted by ``ipygpumem.autofit``.",
 )

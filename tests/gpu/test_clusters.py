@@ -33,7 +33,7 @@ def cluster(machine: Callable[..., None], tmp_path: Path) -> Iterator[Kernel]:
 def test_each_engines_card_is_measured_and_an_oom_is_given_back(cluster: Kernel) -> None:
     source = f"x = torch.empty({64 * MIB}, dtype=torch.uint8, device='cuda')\n"
     source += f"if {ID} == 2: torch.empty(2**50, device='cuda')"
-    reply = cluster.run(f"%%experiment cards --on gpu\n{source}")
+    reply = cluster.run(f"%%experiment cards --on all\n{source}")
     assert reply.status == "error"
     found = record(cluster)
     assert [engine["error"] for engine in found["engines"]] == ["", "", "OutOfMemoryError", ""]
@@ -48,14 +48,3 @@ def test_each_engines_card_is_measured_and_an_oom_is_given_back(cluster: Kernel)
     (text,) = reply.reports("engines")
     assert "): OutOfMemoryError" in text
     assert on_engines(cluster, "torch.cuda.memory_allocated()") == [512] * 4
-
-
-@pytest.mark.simulated
-def test_an_autofit_takes_what_fits_on_every_engines_card(cluster: Kernel) -> None:
-    code = f"share = 4 if {ID} == 3 else 1\nx = torch.empty(n * share * 2**20, dtype=torch.uint8, device='cuda')"
-    (text,) = run_ok(cluster, f"%%autofit n=4096 --on all\n{code}").reports("autofit")
-    assert "n=4096: out of memory on engine" in text
-    values = on_engines(cluster, "n")
-    assert len(set(values)) == 1, values
-    assert values[0] < 2048, "16 GiB for engine 3 would not fit in 8"
-    assert on_engines(cluster, "x.numel()") == [values[0] * share * MIB for share in (1, 1, 1, 4)]

@@ -1,50 +1,42 @@
-"""``--on``: experiments, autofits and commands on the engines of an ipyparallel cluster."""
+"""``--on``: experiments and commands on the engines of an ipyparallel cluster."""
 
 from __future__ import annotations
 
 import shlex
+import sys
 from collections import defaultdict
 
 from ipygpumem.errors import ClusterError, quoted
-from ipygpumem.merging import Value, Values, engine_numbers, kind_of
-from ipygpumem.notebook.cluster.controller import is_closed
-from ipygpumem.notebook.cluster.engines import Asked, raise_errors, show_outputs
-from ipygpumem.notebook.cluster.experiment import ClusterExperiment
-from ipygpumem.notebook.cluster.part import Cluster
-from ipygpumem.notebook.cluster.targets import engines_of
-from ipygpumem.notebook.commands.magics import loaded
+from ipygpumem.model import ExperimentRecord
+from ipygpumem.notebook.cluster import Asked, ClusterExperiment, engines_of, error_of, is_closed
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.notebook.registry import Command
 from ipygpumem.objects import interrupts
-from ipygpumem.reports.engines import looks_report
+from ipygpumem.objects.progress import unseen
+from ipygpumem.reports.engines import Value, Values, engine_numbers, engines_report, kind_of, looks_report
 from ipygpumem.reports.layout import Report, count
 from ipygpumem.units import format_seconds
 
 
 def on_engines(
-    notebook: Notebook, magic: Command, command: Command, options: Options, line: str, cell: str = ""
+    notebook: Notebook, magic: str, command: Command, options: Options, line: str, cell: str = ""
 ) -> list[Report]:
     """Do on engines what ``command`` does here; a Ctrl-C breaks off its waiting alone, so that nothing stays open."""
     __tracebackhide__ = True
+    if getattr(options, "record", None) is not None:
+        raise ClusterError("--record and --on: the engines would write one file; run it on one engine with %%px")
+    words = _without_on(line)
     with interrupts.noted() as struck:
-        reports = _done(notebook, magic, command, options, line, cell)
+        if command.run == "experiment.start_cell":
+            reports = _run_cell(notebook, options, words, cell, struck)
+        elif command.run == "experiment.start":
+            reports = _start(notebook, options, words.removeprefix("start").lstrip(), struck)
+        elif command.run == "experiment.end":
+            reports = _end_by_name(notebook, options)
+        else:
+            reports = _look(notebook, magic, words, options)
     return _unless(struck, notebook, reports)
-
-
-def _done(notebook: Notebook, magic: Command, command: Command, options: Options, line: str, cell: str) -> list[Report]:
-    __tracebackhide__ = True
-    words = without_on(line)
-    if command.run == "experiment.start_cell":
-        return _run_cell(notebook, options, words, cell)
-    if command.run == "experiment.start":
-        return _start(notebook, options, words.removeprefix("start").lstrip())
-    if command.run == "experiment.end":
-        return _end_elsewhere(notebook, options)
-    if command.run == "autofit.fit_cell":
-        reports: list[Report] = loaded("cluster_fit.fit")(notebook, options, cell)
-        return reports
-    return _look(notebook, magic.name.lstrip("%"), words, options)
 
 
 def _unless(struck: list[int], notebook: Notebook, reports: list[Report]) -> list[Report]:
@@ -55,10 +47,8 @@ def _unless(struck: list[int], notebook: Notebook, reports: list[Report]) -> lis
     return reports
 
 
-def without_on(line: str) -> str:
-    """Return the words of a line without ``--on`` and its value."""
-    words = shlex.split(line)
-    kept: list[str] = []
+def _without_on(line: str) -> str:
+    words, kept = shlex.split(line), list[str]()
     while words:
         word = words.pop(0)
         if word == "--on":
@@ -68,70 +58,71 @@ def without_on(line: str) -> str:
     return shlex.join(kept)
 
 
-def _run_cell(notebook: Notebook, options: Options, line: str, cell: str) -> list[Report]:
+def _run_cell(notebook: Notebook, options: Options, line: str, cell: str, struck: list[int]) -> list[Report]:
     """Run a cell as an experiment on all engines at once, and raise what it raised there once all is shown."""
     __tracebackhide__ = True
     engines = engines_of(notebook.tools.shell, options.on)
     experiment = ClusterExperiment(options.name, engines, options.report)
     with notebook.tools.screen.working(f"experiment on {count(len(engines.numbers), 'engine')}") as progress:
-        experiment.start(line, is_for_cell=True)
-        results: Asked = {}
-        try:
-            results, interrupted = experiment.run(
-                cell, lambda asked: engines.wait(asked, progress=progress, to_all=True)
-            )
-        finally:
-            interrupted_end = experiment.end(progress)
+        record, results = experiment.run(line, cell, progress)
     try:
-        show_outputs(results)
-        notebook.tools.screen.show(_cluster(notebook).ended(experiment))
-        if interrupted or interrupted_end:
-            raise KeyboardInterrupt
-        engines.check(results)
-        raise_errors(results)
+        _show_outputs(results)
+        notebook.tools.screen.show(_ended(notebook, experiment, record))
+        errors = [error for result in results.values() if result.ready() and (error := error_of(result)) is not None]
+        if errors and not struck:
+            sys.modules["ipyparallel.error"].collect_exceptions(errors, "execute")
     finally:
         engines.forget(results)
     return []
 
 
-def _start(notebook: Notebook, options: Options, line: str) -> list[Report]:
+def _show_outputs(results: Asked) -> None:
+    """Print and display what the cells did, one engine after the other."""
+    for number, result in results.items():
+        if result.ready() and result.wait_for_output(1):
+            if len(results) > 1 and (result.stdout or result.stderr or result.outputs or result.execute_result):
+                sys.stdout.write(f"[engine {number}]\n")
+            result.display_outputs()
+
+
+def _start(notebook: Notebook, options: Options, line: str, struck: list[int]) -> list[Report]:
     experiment = ClusterExperiment(options.name, engines_of(notebook.tools.shell, options.on), options.report)
-    for other in _open_as(notebook, options.name):
-        notebook.tools.screen.show(end(notebook, other))
+    for other in [item for item in notebook.on_cluster if item.name == options.name]:
+        notebook.on_cluster.remove(other)
+        if not is_closed(other.all.client):
+            notebook.tools.screen.show(_end(notebook, other))
     experiment.start(line)
-    _cluster(notebook).open.append(experiment)
+    if struck:
+        experiment.end(unseen)
+    else:
+        notebook.on_cluster.append(experiment)
     return []
-
-
-def _cluster(notebook: Notebook) -> Cluster:
-    """Return what goes along with cells since the first experiment on engines."""
-    for part in notebook.session.parts:
-        if type(part) is Cluster:
-            return part
-    made = Cluster(notebook.tools, notebook.experiments, notebook.subscribers, notebook.on_cluster)
-    notebook.join(made)
-    return made
-
-
-def _open_as(notebook: Notebook, name: str) -> list[ClusterExperiment]:
-    """Return what is open under a name, without that which a closed client has begun."""
-    cluster = _cluster(notebook)
-    cluster.open[:] = [item for item in cluster.open if item.name != name or not is_closed(item.all.client)]
-    return [item for item in cluster.open if item.name == name]
 
 
 def end(notebook: Notebook, experiment: ClusterExperiment) -> list[Report]:
     """End an experiment that engines have open, and return its report."""
+    notebook.on_cluster.remove(experiment)
     if is_closed(experiment.all.client):
-        _open_as(notebook, experiment.name)
         raise ClusterError(
             f"the client that began {quoted(experiment.name)} is closed: connect again, and end it with "
             "%experiment end NAME --on all"
         )
-    with interrupts.noted() as struck, notebook.tools.screen.working(f"experiment {experiment.name}") as progress:
-        experiment.end(progress)
-        reports = _cluster(notebook).ended(experiment)
+    with interrupts.noted() as struck:
+        reports = _end(notebook, experiment)
     return _unless(struck, notebook, reports)
+
+
+def _end(notebook: Notebook, experiment: ClusterExperiment) -> list[Report]:
+    with notebook.tools.screen.working(f"experiment {experiment.name}") as progress:
+        return _ended(notebook, experiment, experiment.end(progress))
+
+
+def _ended(notebook: Notebook, experiment: ClusterExperiment, record: ExperimentRecord) -> list[Report]:
+    """Remember the record of an experiment that has ended, and return its report."""
+    notebook.experiments.finished.append(record)
+    notebook.subscribers.add(record)
+    is_shown = (experiment.report or notebook.tools.config.experiment_report) != "none"
+    return [engines_report(record)] if is_shown else []
 
 
 def described(experiment: ClusterExperiment) -> str:
@@ -140,20 +131,19 @@ def described(experiment: ClusterExperiment) -> str:
     return f"experiment {experiment.name} · on {where} · {format_seconds(experiment.elapsed_seconds)}"
 
 
-def _end_elsewhere(notebook: Notebook, options: Options) -> list[Report]:
+def _end_by_name(notebook: Notebook, options: Options) -> list[Report]:
     """End an experiment by name, even one that another client has started."""
-    named = _open_as(notebook, options.name)
-    if named:
-        return end(notebook, named[-1])
     if not options.name:
         raise ClusterError("%experiment end --on: which experiment? Write its name")
+    named = [item for item in notebook.on_cluster if item.name == options.name and not is_closed(item.all.client)]
+    if named:
+        return end(notebook, named[-1])
     experiment = ClusterExperiment(options.name, engines_of(notebook.tools.shell, options.on))
-    experiment.engines = experiment.all
     with notebook.tools.screen.working(f"experiment {experiment.name}") as progress:
-        experiment.end(progress)
-    if not experiment.records:
-        raise ClusterError(experiment.reasons)
-    return _cluster(notebook).ended(experiment)
+        record = experiment.end(progress)
+    if not any(engine.record for engine in record.engines):
+        raise ClusterError(record.notes[0])
+    return _ended(notebook, experiment, record)
 
 
 def _look(notebook: Notebook, magic: str, line: str, options: Options) -> list[Report]:
@@ -163,10 +153,7 @@ def _look(notebook: Notebook, magic: str, line: str, options: Options) -> list[R
     with notebook.tools.screen.working(f"%{magic} {line}") as progress:
         engines.wait(asked, progress=progress)
     found, failed = engines.answers(asked)
-    engines.forget(asked)
-    looks = {
-        number: (one["host"], one["text"], _values(one, is_freeing=line == "free")) for number, one in found.items()
-    }
+    looks = {at: (one["host"], one["text"], _values(one, is_freeing=line == "free")) for at, one in found.items()}
     by_error: dict[str, list[int]] = defaultdict(list)
     for number, why in failed.items():
         by_error[why].append(number)
@@ -174,16 +161,11 @@ def _look(notebook: Notebook, magic: str, line: str, options: Options) -> list[R
 
 
 def _values(answer: dict[str, dict[str, int]], *, is_freeing: bool) -> Values:
-    found: Values = {}
+    sizes: dict[tuple[str, str], int] = defaultdict(int)
     for device, size in answer["after"].items():
-        key = kind_of(device)
-        _add(found, ("in use", key), size)
+        sizes["in use", kind_of(device)] += size
         if is_freeing:
-            _add(found, ("came back", key), max(0, answer["before"].get(device, 0) - size))
+            sizes["came back", kind_of(device)] += max(0, answer["before"].get(device, 0) - size)
         if device in answer["free"]:
-            _add(found, ("free", key), answer["free"][device])
-    return found
-
-
-def _add(values: Values, key: tuple[str, str], size: int) -> None:
-    values[key] = Value(values.get(key, Value(0)).value + size)
+            sizes["free", kind_of(device)] += answer["free"][device]
+    return {key: Value(size) for key, size in sizes.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -23,26 +22,27 @@ from ipygpumem.reports.layout import Report, clean, listed, note
 from ipygpumem.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from ipygpumem.notebook.cluster.experiment import ClusterExperiment
+    from ipygpumem.notebook.cluster import ClusterExperiment
 
 _GLOB = re.compile(r"(?=.*[*?\[])[\w*?\[\]!-]+")
 
 
 def start(notebook: Notebook, options: Options) -> list[Report]:
     """Open an experiment; say what its budget cannot limit, since its report may be many cells away."""
-    experiment = _new(notebook, options).start()
+    experiment = new(notebook, options).start()
     return [note(text) for text in experiment.opened.limit_notes]
 
 
 def start_cell(notebook: Notebook, options: Options) -> list[Report]:
     """Open an experiment that ends with the running cell."""
-    experiment = _new(notebook, options)
+    experiment = new(notebook, options)
     notebook.experiments.end_with_cell(experiment.opened)
     experiment.start()
     return []
 
 
-def _new(notebook: Notebook, options: Options) -> Experiment:
+def new(notebook: Notebook, options: Options) -> Experiment:
+    """Return an experiment that has not begun; a mistake in the options is an error here."""
     wanted = ExperimentOptions(
         options.name,
         _checked("--keep", options.keep),
@@ -88,10 +88,7 @@ def keep(notebook: Notebook, options: Options) -> list[Report]:
     patterns = _checked("%experiment keep", options.names)
     if not patterns:  # words of commas
         raise UsageError("%experiment keep: which names? For instance: %experiment keep model 'loss*'")
-    if (on_engines := _on_engines(notebook)) is not None:
-        on_engines.keep(shlex.join(patterns))
-    else:
-        _innermost(notebook).options.keep_more(patterns)
+    _innermost(notebook).options.keep_more(patterns)
     return []
 
 

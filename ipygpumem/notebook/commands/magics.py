@@ -56,7 +56,9 @@ class GpuMemMagics(Magics):
                 if getattr(options, "on", None) is None:
                     reports = loaded(command.run)(self._notebook, options, *cell)
                 else:
-                    reports = loaded("cluster.on_engines")(self._notebook, magic, command, options, line, *cell)
+                    reports = loaded("cluster.on_engines")(
+                        self._notebook, magic.name.lstrip("%"), command, options, line, *cell
+                    )
         except GpuMemError as error:
             raise UsageError(clean(str(error))) from None
         self._notebook.tools.screen.show(reports)
