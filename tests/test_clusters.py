@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from ipygpumem.notebook.cluster import Engines
 from ipygpumem.units import MIB
 from tests.clusters import CTRL_C, ID, UNTIL, cluster_of, on_engines, record, start_cluster
 from tests.kernel import Kernel
@@ -176,19 +175,6 @@ def test_an_engine_that_is_busy_is_left_out_and_does_not_begin_later(cluster: Ke
     assert "no experiment is open" in text, "what waited for it was taken back"
 
 
-def test_ctrl_c_while_an_engine_is_busy_with_something_else_does_not_reach_it(cluster: Kernel, tmp_path: Path) -> None:
-    end = tmp_path / "end"
-    source = f"{UNTIL}until({str(end)!r})\nq = 1"
-    works(cluster, f"busy = rc[1].execute({source!r}, block=False)")
-    works(cluster, f"{CTRL_C}\nctrl_c(lambda: len(rc.outstanding) == 2)")
-    reply = cluster.run("%gpumem free --on all")
-    end.touch()
-    assert reply.error == "KeyboardInterrupt"
-    assert "engine 1: has not answered" in reply.reports("engines")[0]
-    works(cluster, "busy.wait(60)\nassert busy.successful()")
-    assert on_engines(cluster, NAMES) == [[], ["q"], [], []], "its cell has run to the end"
-
-
 def test_an_engine_that_begins_too_late_ends_its_experiment_again(cluster: Kernel, tmp_path: Path) -> None:
     begin = tmp_path / "begin"
     works(cluster, PLACES)
@@ -319,23 +305,3 @@ def test_without_a_cluster_it_says_how_to_start_one(kernel: Kernel) -> None:
     assert "pip install ipyparallel" in refusal(kernel, "%%experiment a --on all\n1")
     works(kernel, "import ipyparallel")
     assert "--on needs a running cluster" in refusal(kernel, "%gpumem free --on all")
-
-
-def test_an_engine_that_dies_before_it_is_asked_is_not_there_any_more() -> None:
-    error = pytest.importorskip("ipyparallel").error
-
-    class Client:
-        ids = (0, 1, 2)
-
-        def __getitem__(self, number: int) -> Client:
-            if number:
-                raise error.NoEnginesRegistered if number == 2 else IndexError
-            return self
-
-        def execute(self, source: str, **_: bool) -> str:
-            return source
-
-    engines = Engines(Client(), (0, 1, 2, 3))
-    asked = engines.run("1")
-    assert asked == {0: "1"}
-    assert Engines(Client(), (1, 2, 3)).answers({})[1] == dict.fromkeys((1, 2, 3), "is not there any more")

@@ -99,13 +99,6 @@ def test_of_very_many_engines_some_have_rows_and_the_rest_are_counted() -> None:
     assert len(shown.splitlines()) < 220
 
 
-def test_many_notes_are_counted() -> None:
-    engines = [EngineRecord(number, error=f"error {number}") for number in range(50)]
-    notes = merged_record("s", 0.0, 1.0, engines).notes
-    assert len(notes) == 21
-    assert notes[-1] == "and 30 more notes on engines"
-
-
 def test_a_command_shows_each_engines_text_below_the_figures_and_who_has_none() -> None:
     report = looks_report("%gpumem free", {0: ("a", "came back: 1\nrest", {}), 2: ("b", "", {})}, {"died": [1, 3]})
     assert (report.headline, report.lines) == ("%gpumem free on 2 engines", ("engines 1, 3: died",))
@@ -126,11 +119,3 @@ def test_numbers_of_engines_are_ranges() -> None:
 def test_in_a_list_an_experiment_on_a_cluster_has_its_number_of_engines() -> None:
     shown = text.render([experiments_report([merged_record("s", 0.0, 1.0, four(1, 2))])])
     assert shown.splitlines()[-1].split()[-6:] == ["2", "engines", "+3", "MiB", "+4", "MiB"]
-
-
-def test_many_names_that_differ_are_cut() -> None:
-    engines = four(1, 1)
-    names = tuple(f"n{at}" for at in range(100))
-    engines[1] = replace(engines[1], record=replace(engines[1].record, deleted=names))  # type: ignore[type-var]
-    (note,) = [note for note in merged_record("s", 0.0, 1.0, engines).notes if "n19" in note]
-    assert note.endswith(", n19, and 80 more names")
