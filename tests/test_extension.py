@@ -40,16 +40,6 @@ def registered(shell: InteractiveShell) -> dict[str, Any]:
     }
 
 
-def test_a_magic_of_the_same_name_is_back_after_unloading(shell: InteractiveShell) -> None:
-    def mine(line: str) -> str:
-        return line
-
-    shell.register_magic_function(mine, "line", "experiment")
-    shell.run_cell("%load_ext ipygpumem")
-    shell.run_cell("%unload_ext ipygpumem")
-    assert shell.run_line_magic("experiment", "hello") == "hello"
-
-
 def test_loading_twice_installs_once(shell: InteractiveShell) -> None:
     shell.run_cell("%load_ext ipygpumem")
     once = registered(shell)
@@ -173,12 +163,6 @@ def test_the_api_says_what_is_missing_where_nothing_is_loaded(shell: Interactive
     for call in (ipygpumem.last, ipygpumem.history, ipygpumem.experiments, lambda: ipygpumem.experiment("x")):
         with pytest.raises(NotLoadedError, match="%load_ext ipygpumem"):
             call()
-
-
-def test_dir_lists_each_name_once_with_all_that_is_public() -> None:
-    names = dir(ipygpumem)
-    assert len(names) == len(set(names))
-    assert set(ipygpumem.__all__) <= set(names)
 
 
 def test_every_option_has_help_and_can_be_set_from_a_config_file(shell: InteractiveShell) -> None:

@@ -43,13 +43,6 @@ def test_status_says_what_is_on_what_is_open_and_each_devices_memory(shared: Ker
     shared.run("del big")
 
 
-def test_the_status_of_many_names_is_a_line_of_forty(shared: Kernel) -> None:
-    shared.run("%experiment start many\nglobals().update((f'name{n}', n) for n in range(100))")
-    (note,) = shared.run("%experiment status").reports("note")
-    assert note.endswith("name38, name39 and 60 more")
-    shared.run("%experiment end")
-
-
 def test_free_gives_back_garbage_and_what_stored_tracebacks_hold(shared: Kernel) -> None:
     shared.run("def fail():\n    pinned = block(96)\n    raise ValueError('kept for %debug')\nfail()")
     shared.run("loop = [block(64)]; loop.append(loop); del loop")
@@ -95,19 +88,6 @@ def test_the_records_of_cells(shared: Kernel) -> None:
     assert shared.value("(ipygpumem.last().error, ipygpumem.last().success)") == ("ZeroDivisionError", False)
     assert shared.value("ipygpumem.last() is ipygpumem.history()[-1]") is True
     shared.run("del keep")
-
-
-def test_options_of_the_cell_magic(shared: Kernel) -> None:
-    reply = shared.run(
-        "%%experiment 'two words' --keep a,b* e --keep c --drop-imports --report compact\n"
-        "import colorsys\n"
-        "a = b1 = c = d = e = 1"
-    )
-    (report,) = reply.reports("experiment")
-    assert report.split("\n")[-1].startswith("experiment two words · 1 cell · ")
-    assert "deleted" not in report
-    assert shared.value("(a, b1, c, e, 'd' in globals(), 'colorsys' in globals())") == (1, 1, 1, 1, False, False)
-    shared.run("del a, b1, c, e")
 
 
 def test_the_cost_of_our_own_look_at_the_names_is_not_the_experiments_peak(shared: Kernel) -> None:

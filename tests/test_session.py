@@ -83,17 +83,6 @@ def test_a_cell_is_measured_remembered_and_reported(notebook: Notebook, probe: F
     assert [report.kind for report in shown_in(notebook)] == ["cell"]
 
 
-def test_a_nested_cell_is_measured_with_its_cell_and_not_reported(notebook: Notebook, probe: FakeProbe) -> None:
-    outer, inner = info_of("%%capture"), info_of("x = 1")
-    notebook.session.cell_begins(outer)
-    probe.spike(300)
-    notebook.session.cell_begins(inner)
-    notebook.session.cell_ends(result_of(inner))
-    notebook.session.cell_ends(result_of(outer))
-    assert len(notebook.session.history) == 1
-    assert notebook.session.history[0].usages[0].peak_bytes == 300
-
-
 def test_an_end_without_a_beginning_is_ignored(notebook: Notebook) -> None:
     notebook.session.cell_ends(result_of(info_of("")))
     notebook.session.cell_ends(None)
@@ -249,15 +238,6 @@ def test_an_experiment_that_a_finaliser_opens_during_an_exit_stays_open(notebook
     assert [item.name for item in notebook.experiments.open] == ["late"]
     notebook.experiments.finish(notebook.experiments.open[0])
     assert [record.name for record in notebook.experiments.finished] == ["early", "late"]
-
-
-def test_history_is_bounded_and_drops_the_oldest(shell: InteractiveShell) -> None:
-    notebook, _ = notebook_in(shell, IPyGpuMem(history_length=3), FakeProbe())
-    for number in range(5):
-        info = info_of("x")
-        notebook.session.cell_begins(info)
-        notebook.session.cell_ends(result_of(info, number))
-    assert [record.execution_count for record in notebook.session.history] == [2, 3, 4]
 
 
 def run_cell(notebook: Notebook, number: int = 1, error: BaseException | None = None) -> list[str]:

@@ -77,17 +77,6 @@ def test_a_report_goes_on_and_one_with_a_reset_begins_anew(
     assert second.startswith("trace epoch · backward · ")
 
 
-def test_a_silent_one_shows_nothing_and_has_its_figures(
-    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with ipygpumem.trace(silent=True) as trace:
-        trace.report("here")
-        trace.report_and_reset()
-        script_memory.set(120)
-    assert kept_and_peak(trace.record) == (20, 20)
-    assert capsys.readouterr().out == ""
-
-
 def test_an_error_goes_through_and_stands_in_the_record(
     script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kernel import Kernel
-from tests.smoke.steps import ANNOUNCE, exist, fails, ok, plain, run, sizes
+from tests.smoke.steps import ANNOUNCE, fails, ok, plain, run, sizes
 
 _SETUP = (
     ANNOUNCE
@@ -74,15 +74,6 @@ def test_out_of_memory_gives_the_memory_back_and_the_kernel_goes_on(problems: Ke
     assert problems.value("resident() - before") < 32
     assert problems.value("locals_at_the_error()") == {}
     assert ok(problems, "step(len)").result == str(16 << 20)
-
-
-def test_out_of_memory_ends_an_experiment_cell_with_everything_back(problems: Kernel) -> None:
-    reply = fails(problems, "%%experiment a\nbatch = np.ones(16 << 20)\nstep(too_much)", "MemoryError")
-    assert len(reply.reports("recovery")) == 1
-    assert len(reply.reports("experiment")) == 1
-    assert _dead(problems) == [True]
-    assert exist(problems, "batch") == []
-    assert problems.value("resident() - before") < 32
 
 
 def test_other_errors_keep_their_locals_until_their_scope_ends(problems: Kernel) -> None:

@@ -40,12 +40,6 @@ def test_an_array_made_inside_a_magic_has_the_cell_too(notebook: Kernel, magic: 
     assert row(report(notebook, "%gpumem tensors inner"), "inner").split()[-1] == str(cell)
 
 
-def test_names_inside_timeit_are_not_the_notebooks(notebook: Kernel) -> None:
-    ok(notebook, "import numpy as np\ninner = np.ones(1 << 17)", "%%timeit -n1 -r1\ninner = 1")
-    cell = notebook.value("get_ipython().execution_count") - 2
-    assert row(report(notebook, "%gpumem tensors inner"), "inner").split()[-1] == str(cell)
-
-
 def test_frames_and_series_have_their_names(notebook: Kernel) -> None:
     pytest.importorskip("pandas")
     ok(
@@ -85,12 +79,6 @@ def test_it_works_half_way_through_a_scope(notebook: Kernel) -> None:
     assert row(report(notebook, "%gpumem tensors inner"), "inner").startswith("1 MiB")
     ok(notebook, "%experiment end")
     assert "0 storages" in report(notebook, "%gpumem tensors inner")
-
-
-def test_a_name_that_an_experiment_restored_has_the_cell_from_before_it(notebook: Kernel) -> None:
-    ok(notebook, "import numpy as np\nbig = np.ones(1000)", "%%experiment shadowing\nbig = np.ones(2000)")
-    cell = notebook.value("get_ipython().execution_count") - 2
-    assert row(report(notebook, "%gpumem tensors big"), "big").split()[-1] == str(cell)
 
 
 def test_outputs_have_their_cell(notebook: Kernel) -> None:
