@@ -4,22 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bad_input.steps import goes_on, names, open_now, run, works
+from tests.bad_input.steps import goes_on, names, open_now, works
 from tests.kernel import Kernel
-
-
-def test_ctrl_c_in_a_cell_scope_ends_it_and_in_a_started_one_leaves_it_open(notebook: Kernel) -> None:
-    works(notebook, "x = 'old'\nfrom tests.waiting import announce")
-    reply = run(notebook, "%%experiment a\nx = 'new'\nannounce()", interrupt_when="waits here")
-    assert reply.error == "KeyboardInterrupt"
-    assert notebook.value("x") == "old"
-    works(notebook, "%experiment start b")
-    reply = run(notebook, "x = 'new'\nannounce()", interrupt_when="waits here")
-    assert reply.error == "KeyboardInterrupt"
-    assert notebook.value("x") == "new"
-    works(notebook, "%experiment end")
-    assert notebook.value("x") == "old"
-    goes_on(notebook)
 
 
 @pytest.mark.parametrize("how", ["%experiment end", "e.finish()"])

@@ -49,47 +49,6 @@ def test_silent_and_unrecorded_cells_run_in_a_scope(notebook: Kernel) -> None:
     goes_on(notebook)
 
 
-@pytest.mark.parametrize(
-    ("code", "restored"),
-    [
-        ("%%capture out\nx = 1\nn = 2\nprint('hidden')", True),
-        ("%%time\nx = 1\nn = 2", True),
-        ("%time x = 1; n = 2", True),
-        ("%%capture\n%%time\nx = 1\nn = 2", True),
-        ("get_ipython().run_cell('x = 1; n = 2')", True),
-        ("exec('n = 1')", True),
-        ("%run -i SCRIPT", False),
-        ("%run SCRIPT", False),
-        ("%timeit -n 2 -r 1 n = 1", True),
-        ("%%timeit -n 2 -r 1\nn = 1", True),
-        ("globals()['n'] = 1", True),
-        ("n = !echo hi", True),
-        ("!echo hi", True),
-        ("%%bash\necho hi", True),
-        ("%%python\nx = 1", True),
-        ("import numpy.linalg as n", True),
-        ("n = lambda: (yield)\nn = [n for n in range(3)]", True),
-    ],
-)
-def test_code_that_runs_through_a_magic_is_the_scopes_too(
-    notebook: Kernel, tmp_path: Path, code: str, restored: bool
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("x = 1\nn = 2\n")
-    code = code.replace("SCRIPT", str(script))
-    works(notebook, "x = 'old'")
-    works(notebook, "%experiment start a --drop-imports")
-    works(notebook, code)
-    works(notebook, "%experiment end")
-    assert names(notebook) == ["x"]
-    if restored:
-        assert notebook.value("x") == "old"
-    goes_on(notebook)
-    works(notebook, f"%%experiment b --drop-imports\n{code}")
-    assert names(notebook) == ["x"]
-    goes_on(notebook)
-
-
 def test_rerun_macro_and_recalled_cells_are_the_scopes_too(notebook: Kernel) -> None:
     works(notebook, "x = 'old'")
     count = int(works(notebook, "get_ipython().execution_count").result or 0)
@@ -169,20 +128,12 @@ def test_a_cell_magic_that_fails_in_a_cell_scope_ends_it(notebook: Kernel, code:
     goes_on(notebook)
 
 
-def test_help_on_the_magics_opens_nothing(notebook: Kernel) -> None:
-    for code in ("%%experiment?", "%experiment?", "%gpumem?"):
-        works(notebook, code)
-    assert "no experiment is open" in open_now(notebook)
-
-
 @pytest.mark.parametrize(
     "body",
     [
         "import asyncio\nx = await asyncio.sleep(0.01, 'new')\nx",
-        "async def numbers():\n    for i in range(3): yield i\nasync for x in numbers(): pass\nx",
         "class M:\n    async def __aenter__(self): return 'new'\n    async def __aexit__(self, *a): pass\n"
         "async with M() as x: y = x\nx",
-        "import asyncio\nx, y = await asyncio.gather(asyncio.sleep(0, 1), asyncio.sleep(0, 2))\nx",
     ],
 )
 def test_top_level_await_binds_a_scopes_names(notebook: Kernel, body: str) -> None:

@@ -6,18 +6,6 @@ from tests.bad_input.steps import goes_on, names, open_now, works
 from tests.kernel import Kernel
 
 
-def test_reset_in_a_scope_deletes_the_names_and_the_scope_ends_well(notebook: Kernel) -> None:
-    works(notebook, "old = 'old'; other = 1")
-    works(notebook, "%experiment start a")
-    works(notebook, "old = 'new'; x = 1")
-    works(notebook, "%reset -f")
-    works(notebook, "y = 2\ny")
-    works(notebook, "%experiment end")
-    # The user deleted what was there. What was shadowed is not lost all the same.
-    assert names(notebook) in ([], ["old"])
-    goes_on(notebook)
-
-
 def test_outputs_after_a_reset_in_a_scope_are_gone_at_its_end(notebook: Kernel) -> None:
     for number in range(6):
         works(notebook, f"{number}")
@@ -47,15 +35,6 @@ def test_reset_out_in_and_after_a_scope_loses_no_name(notebook: Kernel) -> None:
     goes_on(notebook)
 
 
-def test_loading_twice_changes_nothing_and_shows_one_line(notebook: Kernel) -> None:
-    works(notebook, "%experiment start a\nx = 1")
-    works(notebook, "%load_ext ipygpumem")
-    works(notebook, "import ipygpumem\nipygpumem.load_ipython_extension(get_ipython())")
-    assert "experiment a" in open_now(notebook)
-    goes_on(notebook)
-    works(notebook, "%experiment end")
-
-
 def test_reloading_with_open_scopes_leaves_their_names_and_says_so(notebook: Kernel) -> None:
     works(notebook, "%experiment start a\n%experiment start b")
     works(notebook, "x = 1")
@@ -73,20 +52,6 @@ def test_unloading_inside_a_cell_scope_leaves_the_names_and_loading_again_works(
     assert names(notebook) == ["x", "y"]
     assert notebook.run("1").reports() == []
     assert notebook.run("%experiment status").status == "error"
-    works(notebook, "%load_ext ipygpumem")
-    goes_on(notebook)
-
-
-def test_a_with_block_that_unloads_the_extension_leaves_its_names_and_says_so(
-    notebook: Kernel,
-) -> None:
-    reply = notebook.run(
-        "import ipygpumem\n"
-        "with ipygpumem.experiment('a'):\n    x = 1\n    get_ipython().run_line_magic('unload_ext', 'ipygpumem')\ny = 2"
-    )
-    assert reply.status == "ok", reply.traceback
-    assert "unloaded with open experiments ('a'); their names stay as they are" in reply.stderr
-    assert {"x", "y"} <= set(names(notebook))
     works(notebook, "%load_ext ipygpumem")
     goes_on(notebook)
 

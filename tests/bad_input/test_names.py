@@ -101,16 +101,6 @@ def test_users_names_like_ours_are_ordinary_names(notebook: Kernel) -> None:
     goes_on(notebook)
 
 
-def test_users_own_underscore_is_back_and_a_scopes_one_is_gone(notebook: Kernel) -> None:
-    works(notebook, "_ = 'translate'")
-    works(notebook, "%%experiment a\nfor _ in range(3): pass\n_, __ = [], 5")
-    assert notebook.value("_") == "translate"
-    works(notebook, "del _")
-    works(notebook, "%reset -f")
-    works(notebook, "%%experiment a\nfor _ in range(3): pass")
-    assert notebook.value("_") == ""
-
-
 @pytest.mark.parametrize("name", ["Out", "In", "_oh", "_ih", "_dh", "get_ipython", "exit", "_i", "__name__"])
 def test_deleting_or_replacing_ipythons_own_names_in_a_scope_breaks_nothing(notebook: Kernel, name: str) -> None:
     works(notebook, "x = 'old'")

@@ -2,30 +2,8 @@
 
 from __future__ import annotations
 
-from tests.bad_input.steps import names, open_now, refused, works
+from tests.bad_input.steps import names, open_now, works
 from tests.kernel import Kernel
-
-
-def test_ending_an_outer_scope_by_name_ends_those_inside_it_first(notebook: Kernel) -> None:
-    works(notebook, "x = 0")
-    for name in ("a", "b", "c"):
-        works(notebook, f"%experiment start {name}")
-        works(notebook, f"x = {name!r}; {name} = 1")
-    reply = works(notebook, "%experiment end a")
-    titles = [text for text in reply.reports("experiment")[0].splitlines() if text.startswith("experiment ")]
-    assert [title.split(" ")[1] for title in titles] == ["c", "b", "a"]
-    assert notebook.value("x") == 0
-    assert names(notebook) == ["x"]
-    assert "no experiment is open" in refused(notebook, "%experiment end b")
-
-
-def test_ending_a_scope_that_is_not_open_names_those_that_are(notebook: Kernel) -> None:
-    works(notebook, "%experiment start a\n%experiment start b")
-    line = refused(notebook, "%experiment end z")
-    assert "'z'" in line
-    assert "'a'" in line
-    assert "'b'" in line
-    works(notebook, "%experiment end\n%experiment end")
 
 
 def test_python_scopes_finished_in_the_wrong_order_give_all_names_back(notebook: Kernel) -> None:
@@ -64,14 +42,4 @@ def test_a_cell_scope_that_ends_itself_ends_once(notebook: Kernel) -> None:
 def test_a_cell_scope_that_leaves_another_open_ends_both(notebook: Kernel) -> None:
     works(notebook, "%%experiment a\nx = 1\n%experiment start b\ny = 2")
     assert names(notebook) == []
-    assert "no experiment is open" in open_now(notebook)
-
-
-def test_starting_a_name_that_is_open_finishes_it_with_all_inside(notebook: Kernel) -> None:
-    works(notebook, "%experiment start a\n%experiment start b")
-    works(notebook, "x = 1")
-    reply = works(notebook, "%experiment start a")
-    assert "experiment b" in reply.reports("experiment")[0]
-    assert names(notebook) == []
-    works(notebook, "%experiment end")
     assert "no experiment is open" in open_now(notebook)

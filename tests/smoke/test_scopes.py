@@ -399,12 +399,6 @@ def test_a_mistake_is_one_line_that_names_it(notebook: Kernel, line: str, mistak
     assert len(reply.stderr.strip().splitlines()) == 1
 
 
-def test_ending_a_scope_that_is_not_open_names_those_that_are(notebook: Kernel) -> None:
-    ok(notebook, START)
-    assert "'a'" in fails(notebook, "%experiment end b", None).stderr
-    assert open_experiments(notebook) == ["a"]
-
-
 def test_transformers_of_the_users_see_the_code_as_written_and_may_fail(notebook: Kernel) -> None:
     sees = "class Sees(ast.NodeTransformer):\n    def visit(self, node):\n        seen.append(ast.unparse(node))\n"
     ok(
