@@ -4,6 +4,7 @@
 # make verify      run everything else as well: browsers, all torture modes, all versions, the whole GPU suite
 #
 # What `make verify` consists of, besides `make test` and `make check`:
+# make thorough    the tests that take long: tutorials, converted notebooks, the build of the simulated cards
 # make frontends   the tests in JupyterLab and Notebook 7; PICTURES=docs/img takes the pictures
 # make torture     all ways in which notebooks leak, on every Python found here; writes docs/leaks.md
 # make matrix      tests/smoke on every supported IPython and Python found here; writes docs/measured/compatibility.md
@@ -31,7 +32,7 @@ GPU_MEMORY := cells counters experiments freeing recovery reconcile pools leaks 
 # The tests start hundreds of kernels. If this were set, each of them would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check verify frontends gpu-sim gpu-memory bench torture corners matrix clean
+.PHONY: demo test check verify thorough frontends gpu-sim gpu-memory bench torture corners matrix clean
 
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c $(CONSTRAINTS)
 
@@ -55,7 +56,10 @@ test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/integrations
 
 # matrix includes the corners.
-verify: test check frontends torture matrix gpu-sim
+verify: test check thorough frontends torture matrix gpu-sim
+
+thorough: $(VENV)/.installed
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m thorough
 
 frontends: $(VENV)/.installed
 	$(INSTALL) --quiet -e '.[frontends]'

@@ -15,9 +15,12 @@ from tests.notebooks import Node, read
 from tests.test_demo import EXAMPLES, outputs
 
 # Asked for, not imported: what this process holds makes each collection of garbage of the tests after these slower.
-pytestmark = pytest.mark.skipif(
-    not (find_spec("torch") and find_spec("sklearn")), reason="the network needs torch, its images scikit-learn"
-)
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(
+        not (find_spec("torch") and find_spec("sklearn")), reason="the network needs torch, its images scikit-learn"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

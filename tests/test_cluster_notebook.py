@@ -10,7 +10,10 @@ from ipygpumem.units import MIB
 from tests.notebooks import read
 from tests.tutorials import EXAMPLES, Tutorial
 
-pytestmark = pytest.mark.skipif(not find_spec("ipyparallel"), reason="the notebook needs ipyparallel")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(not find_spec("ipyparallel"), reason="the notebook needs ipyparallel"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from tests.notebooks import read
 from tests.tutorials import EXAMPLES, Tutorial
 
 # Asked for, not imported: what this process holds makes each collection of garbage of the tests after these slower.
-pytestmark = pytest.mark.skipif(not find_spec("torch"), reason="the tutorials need torch")
+pytestmark = [pytest.mark.thorough, pytest.mark.skipif(not find_spec("torch"), reason="the tutorials need torch")]
 TUTORIALS = ("lean_training", "find_a_leak", "gpu_memory", "in_place_and_copies")
 NOISE = 12  # MiB; what the tutorials lose or keep are multiples of 32
 """MiB by which RSS may differ: what libraries load, and what the heap keeps."""

@@ -12,6 +12,8 @@ import pytest
 
 from tests.notebooks import Node, notebook, read, write
 
+pytestmark = pytest.mark.thorough
+
 GOOD = (
     "%load_ext ipygpumem",
     "import time\ntime.sleep(2.5)\nprint('done')",

@@ -12,6 +12,8 @@ import pytest
 
 from tests.simulated_gpu import build
 
+pytestmark = pytest.mark.thorough
+
 
 def run(folder: Path, **env: str) -> str:
     """Return the one line with which build.py refuses."""

@@ -112,6 +112,7 @@ class TortureKernel(Kernel):
         env = {**default, **os.environ, **variables, "IPYTHONDIR": self._folder.name, "PYTHONPATH": path}
         super().__init__("--log-level=ERROR", *arguments, env=env)
         self.answers: list[str] = []
+        self._client.allow_stdin = True
 
     def _take(self, message_id: str, outputs: Reply) -> bool:
         with contextlib.suppress(queue.Empty):
