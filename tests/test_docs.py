@@ -145,8 +145,10 @@ def test_every_option_is_listed_with_its_default() -> None:
 
 def fields_of(record: str) -> list[str]:
     """Return the fields of a dataclass of the package, those of its bases first."""
-    (source,) = [text for path in ROOT.glob("ipygpumem/**/*.py") if f"\nclass {record}" in (text := path.read_text())]
-    (found,) = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == record]
+    sources = [path.read_text() for path in ROOT.glob("ipygpumem/**/*.py")]
+    trees = [ast.parse(text) for text in sources if re.search(rf"^class {record}\b", text, re.MULTILINE)]
+    classes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef) and node.name == record]
+    (found,) = [node for node in classes if node.decorator_list or record == "Record"]
     inherited = [field for base in found.bases if isinstance(base, ast.Name) for field in fields_of(base.id)]
     own = [
         node.target.id for node in found.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)

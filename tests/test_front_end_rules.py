@@ -45,7 +45,7 @@ LAB_PROPERTIES = {
     *("flex-wrap", "font-family", "font-size", "font-weight", "height", "line-height"),
     *("margin", "margin-left", "max-width", "min-width", "opacity", "overflow"),
     *("overflow-wrap", "overflow-x", "padding", "padding-left", "text-align", "white-space"),
-    *("width"),
+    "width",
 }
 
 PAGE = html.render(every_report())

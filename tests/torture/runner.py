@@ -112,7 +112,9 @@ class TortureKernel(Kernel):
         env = {**default, **os.environ, **variables, "IPYTHONDIR": self._folder.name, "PYTHONPATH": path}
         super().__init__("--log-level=ERROR", *arguments, env=env)
         self.answers: list[str] = []
-        self._client.allow_stdin = True
+
+    def run(self, code: str, **options: Any) -> Reply:
+        return super().run(code, allow_stdin=bool(self.answers), **options)
 
     def _take(self, message_id: str, outputs: Reply) -> bool:
         with contextlib.suppress(queue.Empty):
