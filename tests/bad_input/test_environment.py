@@ -12,7 +12,6 @@ import pytest
 from ipygpumem.notebook.config import IPyGpuMem
 from tests.bad_input.steps import goes_on, names, open_now, run, works
 from tests.kernel import Kernel
-from tests.steps import kernel_with
 
 # -- configuration --------------------------------------------------------------------------------------------------
 
@@ -57,46 +56,6 @@ def test_a_bad_option_is_named_when_the_extension_loads_and_the_kernel_goes_on()
         goes_on(kernel)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "%config IPyGpuMem.release_frames = 'bogus'",
-        "%config IPyGpuMem.history_length = -1",
-        "%config IPyGpuMem.garbage_share = 'x'",
-        "%config IPyGpuMem.host_peak = None",
-        "%config IPyGpuMem.nosuch = 1",
-    ],
-)
-def test_a_bad_option_in_the_notebook_changes_nothing(line: str, bad_config_kernel: Kernel) -> None:
-    before = bad_config_kernel.run("%config IPyGpuMem").stdout
-    works(bad_config_kernel, "x = 'old'")
-    bad_config_kernel.run(line)
-    goes_on(bad_config_kernel)
-    works(bad_config_kernel, "%%experiment a\nx = 1")
-    assert bad_config_kernel.value("x") == "old"
-    assert bad_config_kernel.run("%config IPyGpuMem").stdout == before
-
-
-bad_config_kernel = kernel_with("%load_ext ipygpumem")
-"""For bad options, which traitlets may go on to hold in its merged configuration."""
-
-
-def test_switching_options_inside_a_scope_and_a_cell_works(notebook: Kernel) -> None:
-    works(notebook, "x = 'old'\n%config IPyGpuMem.bar = False")
-    works(notebook, "%experiment start a")
-    works(notebook, "x = 1\n%config IPyGpuMem.host_peak = 'sampled'\nimport threading, time")
-    works(notebook, "time.sleep(0.1)\n%config IPyGpuMem.host_peak = 'kernel'\n%gpumem off")
-    assert works(notebook, "1").reports("cell") == []
-    works(notebook, "%gpumem on")
-    works(notebook, "%config IPyGpuMem.collect_garbage = False")
-    works(notebook, "%experiment end")
-    assert notebook.value("x") == "old"
-    assert "ipygpumem-sampler" not in notebook.value(
-        "[t.name for t in threading.enumerate()]" if "threading" in names(notebook) else "[]"
-    )
-    goes_on(notebook)
-
-
 # -- the interpreter, bent ------------------------------------------------------------------------------------------
 
 
@@ -110,19 +69,14 @@ def test_switching_options_inside_a_scope_and_a_cell_works(notebook: Kernel) -> 
             "sys.stdout = Broken()",
             "sys.stdout = keep_out",
         ),
-        ("import sys\nsys.settrace(lambda *a: None)", "sys.settrace(None)"),
         ("import sys\ndef trace(*a): return trace\nsys.settrace(trace)", "sys.settrace(None)"),
         ("import sys\nsys.setprofile(lambda *a: None)", "sys.setprofile(None)"),
         ("import gc\ngc.disable()", "gc.enable()"),
-        ("import gc\ngc.freeze()", "gc.unfreeze()"),
         ("import gc\ndef fail(*a): raise ValueError\ngc.callbacks.append(fail)", "gc.callbacks.remove(fail)"),
         ("import warnings\nwarnings.simplefilter('error')", "warnings.resetwarnings()"),
-        ("import sys\nsys.setrecursionlimit(sys.getrecursionlimit() + 1)", "pass"),
         ("import os\nhere = os.getcwd()\nos.chdir('/')", "os.chdir(here)"),
-        ("import locale\nlocale.setlocale(locale.LC_ALL, 'C')", "pass"),
         ("import sys\nsys.last_value = 5; sys.last_traceback = 'x'; sys.last_exc = []", "del sys.last_exc"),
         ("import builtins\nkeep_open, builtins.open = open, None", "builtins.open = keep_open"),
-        ("import builtins\nkeep_print, builtins.print = print, None", "builtins.print = keep_print"),
     ],
 )
 def test_cells_and_scopes_work_whatever_the_users_code_does_to_the_interpreter(
@@ -142,26 +96,6 @@ def test_cells_and_scopes_work_whatever_the_users_code_does_to_the_interpreter(
     works(notebook, mend)
     assert notebook.value("x") == "old"
     goes_on(notebook)
-
-
-def test_what_another_ast_transformer_binds_is_the_scopes(notebook: Kernel) -> None:
-    works(notebook, "z = 'old'")
-    works(
-        notebook,
-        "import ast\n"
-        "class Rename(ast.NodeTransformer):\n"
-        "    def visit_Name(self, node):\n"
-        "        return ast.copy_location(ast.Name('z' if node.id == 'y' else node.id, node.ctx), node)\n"
-        "renamer = Rename()\nget_ipython().ast_transformers.append(renamer)",
-    )
-    works(notebook, "%experiment start a")
-    works(notebook, "y = 'new'")
-    assert notebook.value("z") == "new"
-    works(notebook, "%experiment end")
-    assert notebook.value("z") == "old"
-    works(notebook, "%%experiment b\ny = 'new'")
-    assert notebook.value("z") == "old"
-    works(notebook, "get_ipython().ast_transformers.remove(renamer)")
 
 
 def test_ast_and_input_transformers_that_raise_do_not_break_scopes(notebook: Kernel) -> None:

@@ -86,13 +86,3 @@ def test_finalisers_that_raise_or_replace_names_do_not_stop_an_exit(notebook: Ke
     assert notebook.value("old") == "old"
     assert not {"a", "b", "c", "d", "zz"} & set(names(notebook))
     goes_on(notebook)
-
-
-def test_a_cycle_whose_finaliser_makes_new_garbage_does_not_keep_an_exit_busy(notebook: Kernel) -> None:
-    works(
-        notebook,
-        "class Phoenix:\n    def __init__(self): self.me = self\n    def __del__(self): Phoenix()\nimport gc",
-    )
-    works(notebook, "%%experiment a\np = Phoenix()", timeout=30)
-    works(notebook, "del Phoenix.__del__\ngc.collect()")
-    goes_on(notebook)

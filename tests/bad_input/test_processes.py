@@ -39,26 +39,6 @@ def test_a_forked_child_in_a_scope_disturbs_nobody(notebook: Kernel, peak: str) 
     goes_on(notebook)
 
 
-def test_a_scope_in_a_forked_child_measures_the_child(notebook: Kernel) -> None:
-    works(notebook, "import os, ipygpumem")
-    works(
-        notebook,
-        "reader, writer = os.pipe()\npid = os.fork()\n"
-        "if pid == 0:\n"
-        "    ok = b'no'\n"
-        "    try:\n"
-        "        ballast = bytearray(64 << 20)\n"
-        "        usage = ipygpumem.notebook.notebook.current_notebook().tools.meter.now()['cpu']\n"
-        "        import psutil\n"
-        "        ok = b'yes' if abs(usage.current_bytes - psutil.Process().memory_info().rss) < 1 << 23 else b'no'\n"
-        "    finally:\n"
-        "        os.write(writer, ok); os._exit(0)\n"
-        "os.waitpid(pid, 0)\nanswer = os.read(reader, 10)\nos.close(reader); os.close(writer)",
-    )
-    assert notebook.value("answer") == b"yes"
-    goes_on(notebook)
-
-
 def test_what_a_forked_child_shows_is_text(notebook: Kernel) -> None:
     reply = works(
         notebook,

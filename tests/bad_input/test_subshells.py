@@ -95,18 +95,6 @@ def test_names_that_a_subshells_cells_bind_are_not_the_scopes(subshell: Subshell
     assert "an output" in notebook.value("list(Out.values())")
 
 
-def test_a_name_that_a_scope_shadows_and_a_subshell_binds_is_the_subshells(subshell: Subshell) -> None:
-    notebook = subshell.kernel
-    works(notebook, "x = 'old'", "%experiment start a", "x = 'new'")
-    subshell.works("x = 'elsewhere'")
-    works(notebook, "%experiment end")
-    assert notebook.value("x") == "elsewhere"
-    works(notebook, "%experiment start a")
-    subshell.works("x = 'again'")
-    works(notebook, "x = 'new'", "%experiment end")
-    assert notebook.value("x") == "again"
-
-
 def test_a_scope_that_begins_and_ends_while_a_subshells_cell_runs_takes_nothing_of_it(subshell: Subshell) -> None:
     notebook = subshell.kernel
     subshell.send("mine = 1\nexec('before = 1')\nbegun.set()\ngo_on.wait(60)\nafter = 2")
@@ -139,16 +127,6 @@ def test_each_shell_has_scopes_of_its_own(subshell: Subshell) -> None:
     assert "no experiment is open" in open_now(notebook)
 
 
-def test_a_scope_of_the_same_name_in_another_shell_goes_on(subshell: Subshell) -> None:
-    notebook = subshell.kernel
-    works(notebook, "%experiment start a", "x = 1")
-    subshell.works("%%experiment a\ny = 2")
-    assert set(names(notebook)) == {*_OWN, "x"}
-    assert "experiment a" in open_now(notebook)
-    works(notebook, "%experiment end")
-    assert names(notebook) == [*_OWN]
-
-
 def test_a_scope_of_another_shell_is_ended_by_its_name_only(subshell: Subshell) -> None:
     notebook = subshell.kernel
     subshell.works("%experiment start b", "y = 2")
@@ -156,27 +134,6 @@ def test_a_scope_of_another_shell_is_ended_by_its_name_only(subshell: Subshell) 
     assert "no experiment is open in this subshell; open elsewhere: 'b'" in reply.stderr
     works(notebook, "%experiment end b")
     assert names(notebook) == [*_OWN]
-
-
-def test_a_cell_counts_for_the_scope_of_its_own_shell(subshell: Subshell) -> None:
-    notebook = subshell.kernel
-    works(notebook, "import ipygpumem", "%experiment start a", "x = 1")
-    subshell.works("y = 2", "z = 3")
-    works(notebook, "%experiment end")
-    assert len(notebook.value("[cell.source_line for cell in ipygpumem.experiments()[-1].cells]")) <= 3
-    assert "y = 2" not in notebook.value("[cell.source_line for cell in ipygpumem.experiments()[-1].cells]")
-
-
-def test_an_end_takes_garbage_that_another_shells_cell_has_made_old(notebook: Kernel, subshell: Subshell) -> None:
-    works(
-        notebook,
-        "import weakref\nclass Node:\n    def __init__(self): self.me = self\nbegun.clear(); go_on.clear(); alive = []",
-    )
-    works(notebook, "%experiment start a")
-    works(notebook, "n = Node(); alive.append(weakref.ref(n))")
-    subshell.works("m = Node(); many = [[] for _ in range(50_000)]", "del many")
-    works(notebook, "%experiment end")
-    assert notebook.value("('n' in globals(), 'm' in globals(), alive[0]() is None)") == (False, True, True)
 
 
 def test_an_end_beside_a_running_cell_of_another_shell_takes_its_own_garbage(
