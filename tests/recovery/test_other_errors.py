@@ -68,6 +68,12 @@ def test_other_errors_keep_their_frames_until_their_scope_ends(notebook: Kernel)
     assert notebook.value("alive()") == 0
 
 
+def test_any_error_that_ends_an_experiment_cell_gives_its_memory_back(notebook: Kernel) -> None:
+    fails(notebook, f"%%experiment a\nbatch = big()\n{FAILING.format('ValueError')}")
+    works(notebook, "gc.collect();")
+    assert notebook.value("alive()") == 0
+
+
 def test_an_error_from_before_a_scope_keeps_its_frames_after_it(notebook: Kernel) -> None:
     fails(notebook, FAILING.format("ValueError"))
     works(notebook, "%%experiment a\nx = 1")

@@ -15,12 +15,10 @@ from tests.torture.catalogue import SCENARIOS
 from tests.torture.runner import CELL, PLAIN, SPAN, Runner, TortureKernel, Way
 from tests.torture.scenario import Scenario
 
-_WITH_OWN_KERNEL = ("output cache of size 0, one cell", "a handler that keeps its records")
-"""Of the scenarios that need a kernel for themselves: one with options, one that changes the process."""
 _CASES = [
     (CELL if CELL.serves(scenario) else SPAN, scenario)
     for scenario in SCENARIOS
-    if not (scenario.alone or scenario.options) or scenario.name in _WITH_OWN_KERNEL
+    if not (scenario.alone or scenario.options)
 ]
 
 
