@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from ipygpumem import plot
 from ipygpumem.model import CellRecord, ExperimentRecord, Usage
-from ipygpumem.reconcile.records import Part, Reconciliation
+from ipygpumem.reconcile.device import Part, Reconciliation
 from ipygpumem.units import GIB, MIB
 
 RAM, CARD = 31 * GIB, 24 * GIB
