@@ -151,20 +151,22 @@ class Walk:
 
     def that_lead_on(self, arrays: list[Any]) -> list[Any]:
         """Return the arrays that lead to more: by attributes of a subclass, or elements that are objects."""
-        found = [array for array in self.of_kind("tensor", arrays) if len(gc.get_referents(array)) > 1]
+        tensors = self.of_kind("tensor", arrays) if self._kinds["tensor"] else []
+        found = [tensor for tensor in tensors if len(gc.get_referents(tensor)) > 1]
         ndarrays = self.of_kind("ndarray", arrays)
         with_objects = compress(ndarrays, holding_objects(ndarrays))
         return found + list(by_identity([*with_objects, *filter(gc.is_tracked, ndarrays)]).values())
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
         """Yield what is in some objects; those with a path come one at a time."""
-        for function in of_types(_FUNCTION, objects):  # a namespace leads to everything
+        several = types_of(objects)
+        for function in of_types(_FUNCTION, objects) if several >= _FUNCTION else ():  # a namespace leads to everything
             self.seen.add(id(function.__globals__))
         sized: list[Any] = of_types(_SIZED, objects)
         later = {id(item): item for item, size in zip(sized, map(len, sized), strict=True) if size > _MANY}
         self._long += later.values()
         yield gc.get_referents(*(item for item in objects if id(item) not in later) if later else objects), None
-        for array in self.of_kind("ndarray", objects):
+        for array in () if self._kinds["ndarray"].isdisjoint(several) else self.of_kind("ndarray", objects):
             inside = flat_elements(array)
             self.complete &= inside is not None or not all(holding_objects([array]))
             yield inside or (), None
