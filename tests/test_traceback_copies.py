@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,12 +89,3 @@ def test_a_stand_in_of_a_stand_in_is_the_same_again() -> None:
     assert isinstance(fail, FunctionType)
     once = copy_without_frames(traceback_of(fail))
     assert traceback.format_tb(copy_without_frames(once)) == traceback.format_tb(once)
-
-
-def test_a_stand_in_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    assert isinstance(fail, FunctionType)
-    monkeypatch.setattr(threading.Thread, "start", refused)
-    assert copy_without_frames(traceback_of(fail)) is not None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ipygpumem.units import GIB, MIB, TIB, format_bytes
+from ipygpumem.units import MIB, TIB, format_bytes
 from tests.gpu.support import DEVICE, ROUNDING, Card, allocated, break_context, ready, recovery, run_ok, size_after
 from tests.kernel import Kernel
 
@@ -31,23 +31,13 @@ CELL = "out = train(gib)"
 HELD = 512 * MIB + 512 * MIB + 256 * MIB
 
 
-LOCALS = """
-def locals_of(traceback):
-    found = {}
-    while traceback is not None:
-        found[traceback.tb_frame.f_code.co_name] = dict(traceback.tb_frame.f_locals)
-        traceback = traceback.tb_next
-    return found
-"""
-
-
 @pytest.fixture(scope="module")
 def training_kernel() -> Iterator[Kernel]:
     """A kernel with the extension and a function that asks for too much while it holds 1.25 GiB."""
     kernel = Kernel()
     run_ok(kernel, "%load_ext ipygpumem")
     ready(kernel)
-    run_ok(kernel, FUNCTIONS + LOCALS)
+    run_ok(kernel, FUNCTIONS)
     yield kernel
     kernel.close()
 
@@ -109,50 +99,6 @@ def test_without_the_extension_it_stays(bare_kernel: Kernel, figure: Callable[[s
     stays = bare_kernel.value("(gc.collect(), torch.cuda.empty_cache(), torch.cuda.memory_allocated())[-1]") - live
     assert stays >= HELD
     figure(f"{format_bytes(stays)} stay allocated after gc.collect() and empty_cache()")
-
-
-def test_the_same_cell_succeeds_smaller(training: Kernel) -> None:
-    """After the OOM the same cell succeeds in the same kernel at a smaller size."""
-    assert training.run(CELL).error == "OutOfMemoryError"
-    run_ok(training, "gib = 1")
-    run_ok(training, CELL)
-    assert training.value("tuple(out.shape), str(out.device)") == ((1, GIB), DEVICE)
-
-
-def test_debug_finds_nothing_pinned(training: Kernel) -> None:
-    """After the OOM the stored traceback's frames hold no locals, so nothing for %debug pins memory."""
-    assert training.run(CELL).error == "OutOfMemoryError"
-    found = training.value("{name: len(held) for name, held in locals_of(sys.last_value.__traceback__).items()}")
-    assert (found["train"], found["forward"]) == (0, 0)
-
-
-def test_other_errors_keep_debug(gpu_kernel: Kernel) -> None:
-    """After any other error the frames keep their tensors, so that %debug works."""
-    run_ok(gpu_kernel, "def fail():\n    kept = torch.ones(8 << 20, dtype=torch.uint8).cuda()\n    1 / 0")
-    reply = gpu_kernel.run("fail()")
-    assert reply.error == "ZeroDivisionError"
-    assert not reply.reports("recovery")
-    run_ok(gpu_kernel, LOCALS)
-    assert gpu_kernel.value("int(locals_of(sys.last_value.__traceback__)['fail']['kept'][0])") == 1
-    run_ok(gpu_kernel, "%gpumem free")
-
-
-def test_ten_failures_in_a_row(training: Kernel) -> None:
-    """Ten OOMs in a row leave as much memory as one: nothing piles up."""
-    live = allocated(training)
-    for _ in range(10):
-        assert training.run(CELL).error == "OutOfMemoryError"
-        assert allocated(training) == live
-
-
-def test_an_oom_inside_an_experiment(training: Kernel) -> None:
-    """An OOM in a %%experiment cell ends the experiment, and its names and the frames' memory are back."""
-    live = allocated(training)
-    reply = training.run("%%experiment fails\nextra = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')\n" + CELL)
-    assert reply.error == "OutOfMemoryError"
-    assert len(reply.reports("recovery")) == len(reply.reports("experiment")) == 1
-    assert allocated(training) == live
-    assert training.value("'extra' in globals()") is False
 
 
 def test_an_interrupt_in_training(gpu_kernel: Kernel, figure: Callable[[str], None]) -> None:
