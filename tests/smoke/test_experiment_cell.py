@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.kernel import Kernel
-from tests.smoke.steps import ANNOUNCE, exist, fails, ok, open_experiments, plain, run
+from tests.smoke.steps import exist, fails, ok, open_experiments, plain
 
 
 def test_the_last_expression_is_displayed(notebook: Kernel) -> None:
@@ -52,23 +52,11 @@ def test_an_error_gives_the_status_that_stops_run_all_and_ends_the_experiment(no
     assert open_experiments(notebook) == []
 
 
-def test_an_interrupt_ends_the_experiment(notebook: Kernel) -> None:
-    ok(notebook, ANNOUNCE)
-    reply = run(notebook, "%%experiment a\nx = 1\nannounce()", interrupt_when="waits here")
-    assert (reply.status, reply.error) == ("error", "KeyboardInterrupt")
-    assert exist(notebook, "x") == []
-    assert open_experiments(notebook) == []
-
-
 @pytest.mark.parametrize("magic", ["%%time", "%%capture", "%%capture printed", "%%prun -q", "%%timeit -n1 -r1"])
 def test_a_body_may_be_a_cell_magic_itself(notebook: Kernel, magic: str) -> None:
     ok(notebook, "x = 1", f"%%experiment a\n{magic}\nnew = 2\nnew")
     assert exist(notebook, "x", "new", "printed") == ["x"]
     assert open_experiments(notebook) == []
-
-
-def test_an_empty_experiment_is_allowed(notebook: Kernel) -> None:
-    assert len(ok(notebook, "%%experiment a\n").reports("experiment")) == 1
 
 
 def test_options_are_read_from_the_first_line(notebook: Kernel) -> None:

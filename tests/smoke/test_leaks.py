@@ -188,12 +188,6 @@ def test_the_advice_about_a_cached_function_works_as_it_stands(
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
 
 
-def test_a_cached_function_under_another_name_in_the_notebook_is_cleared_by_that(notebook: Kernel) -> None:
-    works(notebook, "import functools; cached = functools.lru_cache(lambda n: numpy.zeros(n))")
-    works(notebook, "%%experiment a\nx = cached(1 << 20)")
-    assert notebook.value(SURVIVORS)[0][3] == "cached.cache_clear()"
-
-
 def test_the_cell_of_a_survivor_is_that_of_its_own_binding(notebook: Kernel) -> None:
     works(notebook, "cache = []; x = 1")
     works(notebook, "%experiment start a")
@@ -203,17 +197,6 @@ def test_the_cell_of_a_survivor_is_that_of_its_own_binding(notebook: Kernel) -> 
     works(notebook, "x = 2")
     for text in (report, leaks(notebook)):
         assert "x: ndarray float64 1048576 on cpu · cell 5 · held by" in text
-
-
-def test_the_cell_of_an_output_is_its_own(notebook: Kernel) -> None:
-    works(notebook, "cache = []")
-    works(notebook, "%experiment start a")
-    number = next_cell(notebook)
-    works(notebook, f"cache.append({BIG}); cache[0]")
-    works(notebook, "%experiment end")
-    assert notebook.value(SURVIVORS) == [
-        (f"Out[{number}]", number, "notebook variable cache[0]", "remove it from there")
-    ]
 
 
 def test_explaining_changes_nothing(notebook: Kernel) -> None:

@@ -128,13 +128,6 @@ def test_an_error_that_takes_what_holds_an_older_one_looks_at_everything(countin
     assert left_and_full(counting)[0] == ["second"]
 
 
-def test_a_short_cell_of_a_scope_gives_its_own_garbage_back_and_the_scope_stays_young(counting: Kernel) -> None:
-    ok(counting, "pass", "pass", "%experiment start a", "n = node('n'); node('m');")
-    assert counting.value("left()") == ["n"]
-    ok(counting, "n.more = node('more')", "%experiment end")
-    assert left_and_full(counting) == ([], False)
-
-
 def test_nothing_is_collected_where_the_user_has_switched_that_off(counting: Kernel) -> None:
     ok(counting, "%config IPyGpuMem.collect_garbage = False", "node('n');")
     assert counting.value("left()") == ["n"]
