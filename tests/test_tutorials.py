@@ -38,18 +38,6 @@ def test_a_validation_keeps_a_hidden_layer_and_a_training_nothing(leak: Tutorial
     assert "to which no name of yours leads" in text
 
 
-def test_the_losses_are_small_have_a_graph_and_hold_a_layer_each(leak: Tutorial) -> None:
-    rows = [line for line in leak.text("losses-tensors").splitlines() if "valid_losses[" in line]
-    assert len(rows) == 6
-    assert all(" graph " in row and " KiB " in row for row in rows)
-    assert leak.kept("losses-clear") == pytest.approx(-6 * 32, abs=NOISE)
-
-
-def test_the_mended_epoch_does_not_grow(leak: Tutorial) -> None:
-    assert "has grown" not in leak.text("losses-mended")
-    assert leak.kept("losses-mended") == pytest.approx(0, abs=NOISE)
-
-
 def test_the_hook_is_noticed_at_the_fourth_run_and_its_list_named(leak: Tutorial) -> None:
     runs = [f"hook-{run}" for run in range(1, 5)]
     assert [leak.kept(run) for run in runs] == pytest.approx([32] * 4, abs=NOISE)
@@ -96,23 +84,6 @@ def copies() -> Tutorial:
     return Tutorial("in_place_and_copies")
 
 
-def test_views_take_nothing_and_copies_a_unit_or_half_of_it(copies: Tutorial) -> None:
-    peaks = [peak for _, peak in copies.statements("views")]
-    assert peaks == pytest.approx([0, 64, 0, 64, 0, 32, 0, 32, 0], abs=2)
-
-
-def test_a_row_keeps_the_whole_tensor_until_it_is_cloned(copies: Tutorial) -> None:
-    assert copies.kept("pin-del") == pytest.approx(0, abs=NOISE)
-    assert "64 MiB   row +1   " in copies.text("pin-tensors")
-    assert copies.kept("pin-mend") == pytest.approx(-64, abs=NOISE)
-
-
-def test_what_works_in_place_needs_no_second_tensor(copies: Tutorial) -> None:
-    kept, peaks = zip(*copies.statements("in-place"), strict=True)
-    assert kept == pytest.approx([0] * 4, abs=2)
-    assert peaks == pytest.approx([64, 0, 0, 64], abs=2)
-
-
 def test_a_line_has_three_tensors_at_once_and_the_mended_lines_one(copies: Tutorial) -> None:
     assert copies.lines("chain")[0] == pytest.approx((64, 192), abs=NOISE)
     made, added, gone = copies.lines("chain-mend")
@@ -121,27 +92,12 @@ def test_a_line_has_three_tensors_at_once_and_the_mended_lines_one(copies: Tutor
     assert gone == pytest.approx((-64, 0), abs=NOISE)
 
 
-def test_detach_takes_nothing_and_clone_a_unit(copies: Tutorial) -> None:
-    assert [kept for kept, _ in copies.statements("detach")] == pytest.approx([0, 64, 64, 0], abs=2)
-
-
 def test_without_gradients_little_is_kept_and_the_peak_is_low_and_detach_comes_too_late(copies: Tutorial) -> None:
     with_graph, without, detached = copies.statements("graph")
     assert with_graph[0] == pytest.approx(6 * 33, abs=NOISE)
     assert (without[0], detached[0]) == pytest.approx((1, 1), abs=2)
     assert without[1] < with_graph[1] / 2
     assert detached[1] == pytest.approx(with_graph[1], abs=NOISE)
-
-
-def test_a_relu_in_place_lowers_the_peak_and_not_what_is_kept(copies: Tutorial) -> None:
-    two, one = copies.statements("relu-measured")
-    assert one[0] == pytest.approx(two[0], abs=NOISE)
-    assert two[1] - one[1] == pytest.approx(32, abs=NOISE)
-
-
-def test_autograd_refuses_what_would_be_wrong_and_allows_the_rest(copies: Tutorial) -> None:
-    assert "modified by an inplace operation" in copies.replies["refused"].message
-    assert copies.replies["allowed"].result == "tensor([2., 2., 2., 2.])"
 
 
 def test_checkpointing_more_than_halves_the_peak_and_the_estimate_knows_where(copies: Tutorial) -> None:
@@ -176,22 +132,11 @@ def test_the_parts_sum_to_the_total_in_every_table(gpu_memory: Tutorial) -> None
         assert sum(parts) == pytest.approx(total, abs=6 * len(parts))  # GiB are shown with two decimals
 
 
-def test_libraries_cost_memory_before_there_is_a_tensor(gpu_memory: Tutorial) -> None:
-    assert gpu_memory.usages("libraries")[0].delta_bytes > 32 * 2**20
-    own = "this process" if gpu_memory.device == "RAM" else "context and libraries"
-    assert gpu_memory.parts("libraries-status")[own] > 32
-
-
 def test_tensors_have_a_row_of_their_own(gpu_memory: Tutorial) -> None:
     row = "arrays: other" if gpu_memory.device == "RAM" else "tensors: other"
     assert row not in gpu_memory.parts("libraries-status")
     assert gpu_memory.parts("tensors-status")[row] == pytest.approx(128, abs=2)
     assert gpu_memory.kept("tensors") == pytest.approx(128, abs=NOISE)
-
-
-def test_ram_is_taken_when_it_is_written_to_and_a_devices_memory_at_once(gpu_memory: Tutorial) -> None:
-    costs = gpu_memory.kept("empty"), gpu_memory.peak("empty-filled")
-    assert costs == pytest.approx((0, 128) if gpu_memory.device == "RAM" else (128, 0), abs=NOISE)
 
 
 def test_what_a_graph_holds_is_in_no_list_of_tensors_and_has_its_part(gpu_memory: Tutorial) -> None:
@@ -260,15 +205,3 @@ def test_gradients_and_optimizer_state_are_three_times_the_weights_and_go_by_han
     assert "released optimizer" in lean.text("tidy")
     assert "left:" not in lean.text("export-gone")
     assert lean.kept("export-gone") == pytest.approx(-32, abs=NOISE)
-
-
-def test_fine_tuning_reads_more_digits_and_the_export_reads_the_same(lean: Tutorial) -> None:
-    shares = [re.findall(r"([\d.]+)%", lean.replies[cell].result or "") for cell in ("finetune-result", "infer-result")]
-    frozen, tuned = map(float, shares[0])
-    assert 50 < frozen < tuned
-    assert shares[1] == shares[0][1:]
-
-
-def test_the_kernel_is_back_where_it_began(lean: Tutorial) -> None:
-    start, end = (lean.usages(cell)[-1].after_bytes / 2**20 for cell in ("warm", "infer-result"))
-    assert end - start < 32

@@ -95,6 +95,18 @@ def test_names_that_a_subshells_cells_bind_are_not_the_scopes(subshell: Subshell
     assert "an output" in notebook.value("list(Out.values())")
 
 
+def test_a_name_that_a_scope_shadows_and_a_subshell_binds_is_the_subshells(subshell: Subshell) -> None:
+    notebook = subshell.kernel
+    works(notebook, "x = 'old'", "%experiment start a", "x = 'new'")
+    subshell.works("x = 'elsewhere'")
+    works(notebook, "%experiment end")
+    assert notebook.value("x") == "elsewhere"
+    works(notebook, "%experiment start a")
+    subshell.works("x = 'again'")
+    works(notebook, "x = 'new'", "%experiment end")
+    assert notebook.value("x") == "again"
+
+
 def test_a_scope_that_begins_and_ends_while_a_subshells_cell_runs_takes_nothing_of_it(subshell: Subshell) -> None:
     notebook = subshell.kernel
     subshell.send("mine = 1\nexec('before = 1')\nbegun.set()\ngo_on.wait(60)\nafter = 2")
