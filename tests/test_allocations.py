@@ -172,7 +172,7 @@ def test_an_experiment_that_cannot_begin_leaves_no_recording_on(
     def fail() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(notebook_of(loaded).tools.meter, "start", fail)
+    monkeypatch.setattr(notebook_of(loaded).context.meter, "start", fail)
     loaded.run_cell(f"%experiment start a --record {tmp_path / 'a.pickle'}")
     assert memory.calls[0][0] == "all"
     assert not memory.enabled

@@ -76,7 +76,7 @@ def test_a_hook_that_fails_warns_once_and_the_cell_goes_on(
     def broken(*arguments: Any) -> None:
         raise RuntimeError("probe gone")
 
-    monkeypatch.setattr(session.tools.meter, "start", broken)
+    monkeypatch.setattr(session.context.meter, "start", broken)
     results = [shell.run_cell(f"x = {number}") for number in range(3)]
     assert all(result.success for result in results)
     assert shell.user_ns["x"] == 2
@@ -91,7 +91,7 @@ def test_what_strikes_as_a_cell_begins_to_end_leaves_it_and_those_that_follow_th
     """IPython prints a Ctrl-C in a callback and goes on; a cell that still ran then would have all others inside it."""
     shell.run_cell("%load_ext ipygpumem")
     notebook = notebook_of(shell)
-    cells, pop = notebook.tools.cells, notebook.tools.cells.pop
+    cells, pop = notebook.context.cells, notebook.context.cells.pop
 
     def struck(*_: Any) -> Any:
         monkeypatch.setattr(cells, "pop", pop)
@@ -108,7 +108,7 @@ def test_what_strikes_as_a_cell_begins_to_end_leaves_it_and_those_that_follow_th
     shell.run_cell("x = 2")
     assert [record.source_line for record in notebook.session.history] == ["strike()", "x = 2"]
     assert not cells.running()
-    assert len(notebook.tools.meter._open) == 0
+    assert len(notebook.context.meter._open) == 0
 
 
 def test_a_ctrl_c_in_the_report_of_lines_leaves_no_measurement_open(
@@ -116,7 +116,7 @@ def test_a_ctrl_c_in_the_report_of_lines_leaves_no_measurement_open(
 ) -> None:
     shell.run_cell("%load_ext ipygpumem")
     notebook = notebook_of(shell)
-    notebook.tools.config.release_frames = "never"  # else the error itself lets go of it
+    notebook.context.config.release_frames = "never"  # else the error itself lets go of it
 
     def strike(_: Account) -> float:
         monkeypatch.undo()
@@ -126,7 +126,7 @@ def test_a_ctrl_c_in_the_report_of_lines_leaves_no_measurement_open(
     shell.run_cell("%%memlines\nx = 1")
     shell.run_cell("x = 2")
     assert [record.source_line for record in notebook.session.history] == ["x = 1", "x = 2"]
-    assert len(notebook.tools.meter._open) == 0
+    assert len(notebook.context.meter._open) == 0
 
 
 @pytest.mark.parametrize("magic", ["unload_ext", "reload_ext"])
@@ -171,7 +171,7 @@ def test_every_option_has_help_and_can_be_set_from_a_config_file(shell: Interact
     shell.config = Config({"IPyGpuMem": {"report": False, "host_peak": "sampled", "history_length": 2}})
     shell.run_cell("%load_ext ipygpumem")
     session = notebook_of(shell)
-    assert (session.tools.config.report, session.host.sampled, session.session.history.maxlen) == (False, True, 2)
+    assert (session.context.config.report, session.host.sampled, session.session.history.maxlen) == (False, True, 2)
 
 
 def test_options_change_at_once_and_bad_values_are_refused(shell: InteractiveShell) -> None:
@@ -184,7 +184,7 @@ def test_options_change_at_once_and_bad_values_are_refused(shell: InteractiveShe
     assert session.host.sampled is was_sampled
     for name, value in (("release_frames", "sometimes"), ("garbage_share", -1.0), ("history_length", 0)):
         with pytest.raises(TraitError):
-            setattr(session.tools.config, name, value)
+            setattr(session.context.config, name, value)
 
 
 def test_a_value_that_was_refused_does_not_keep_the_extension_from_being_loaded_again(
@@ -197,7 +197,7 @@ def test_a_value_that_was_refused_does_not_keep_the_extension_from_being_loaded_
     shell.run_line_magic("reload_ext", "ipygpumem")
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("ipygpumem: option release_frames is set to its default: ")
-    config = notebook_of(shell).tools.config
+    config = notebook_of(shell).context.config
     assert (config.release_frames, config.report) == ("oom+interrupt", False)
     shell.run_line_magic("reload_ext", "ipygpumem")
     assert capsys.readouterr().err == ""

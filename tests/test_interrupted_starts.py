@@ -92,12 +92,12 @@ def test_no_measurement_is_left_open_by_an_interrupt_while_a_cell_begins(noteboo
     for _ in every_interrupt(lambda: notebook.session.cell_begins(SimpleNamespace(raw_cell="x", cell_id=None))):
         notebook.session.cell_ends(None)
         gc.collect(1)
-        assert len(notebook.tools.meter._open) == 0
-        assert notebook.tools.cells.running() == []
+        assert len(notebook.context.meter._open) == 0
+        assert notebook.context.cells.running() == []
 
 
 def test_an_experiment_whose_start_is_interrupted_is_not_open(notebook: Notebook, fractions: dict[int, float]) -> None:
-    notebook.tools.namespace["shadowed"] = object()
+    notebook.context.namespace["shadowed"] = object()
     experiment, meta_path = None, list(sys.meta_path)
 
     def start() -> None:
@@ -114,7 +114,7 @@ def test_an_experiment_whose_start_is_interrupted_is_not_open(notebook: Notebook
             notebook.experiments.open.clear()
         experiment = None
         gc.collect(1)
-        assert (notebook.experiments.open, notebook.budgets.in_force, fractions, len(notebook.tools.meter._open)) == (
+        assert (notebook.experiments.open, notebook.budgets.in_force, fractions, len(notebook.context.meter._open)) == (
             [],
             [],
             {0: 1.0},

@@ -55,7 +55,7 @@ def probe() -> FakeProbe:
 def notebook_in(shell: InteractiveShell, config: IPyGpuMem, probe: FakeProbe) -> tuple[Notebook, Recorder]:
     """Return a notebook without the extension around it, and what keeps all that it shows."""
     notebook, recorder = Notebook(shell, config, probes=[probe]), Recorder()
-    vars(notebook.tools)["screen"] = recorder
+    vars(notebook.context)["screen"] = recorder
     return notebook, recorder
 
 
@@ -66,7 +66,7 @@ def notebook(shell: InteractiveShell, probe: FakeProbe) -> Notebook:
 
 def shown_in(notebook: Notebook) -> list[Report]:
     """Return all that was shown."""
-    screen: Any = notebook.tools.screen
+    screen: Any = notebook.context.screen
     shown: list[Report] = screen.shown
     return shown
 
@@ -116,7 +116,7 @@ def test_an_interrupt_in_our_own_work_still_ends_what_ends_with_the_cell(
     assert notebook.experiments.open == []
     assert experiment.record is not None
     assert "experiment" in [report.kind for report in shown_in(notebook)]
-    assert len(notebook.tools.meter._open) == 0
+    assert len(notebook.context.meter._open) == 0
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
@@ -162,7 +162,7 @@ def test_a_part_whose_end_fails_keeps_no_other_from_closing(
     with pytest.raises(RuntimeError, match="no end"):
         notebook.close()
     assert notebook.experiments.open == []
-    assert len(notebook.tools.meter._open) == 0
+    assert len(notebook.context.meter._open) == 0
 
 
 def run(notebook: Notebook, source: str) -> None:
@@ -171,7 +171,7 @@ def run(notebook: Notebook, source: str) -> None:
     notebook.session.cell_begins(info)
     tree = ast.parse(source)
     notebook.session.code_seen(tree, may_change=False, is_timed=False)
-    exec(compile(tree, "cell", "exec"), notebook.tools.namespace)
+    exec(compile(tree, "cell", "exec"), notebook.context.namespace)
     notebook.session.cell_ends(result_of(info))
 
 
@@ -181,7 +181,7 @@ class Thing:
 
 def test_abandoned_experiments_let_go_of_what_they_shadowed(notebook: Notebook) -> None:
     shadowed = Thing()
-    notebook.tools.namespace["x"] = shadowed
+    notebook.context.namespace["x"] = shadowed
     alive = weakref.ref(shadowed)
     del shadowed
     Experiment(notebook.experiments, ExperimentOptions("left open")).start()
@@ -189,7 +189,7 @@ def test_abandoned_experiments_let_go_of_what_they_shadowed(notebook: Notebook) 
     assert alive() is not None
     notebook.close()
     assert alive() is None
-    assert notebook.tools.namespace["x"] == 1
+    assert notebook.context.namespace["x"] == 1
 
 
 def test_an_end_that_cannot_tell_what_survived_is_an_end_all_the_same(
@@ -220,7 +220,7 @@ def test_an_experiment_and_the_cell_that_ends_it_agree_on_what_is_in_use_though_
 
     monkeypatch.setattr(notebook.experiments.survivors, "of_experiment", look)
     experiment = Experiment(notebook.experiments, ExperimentOptions("a")).start()
-    notebook.tools.namespace["finish"] = experiment.finish
+    notebook.context.namespace["finish"] = experiment.finish
     run(notebook, "finish()")
     assert experiment.record is not None
     assert experiment.record.usages[0].after_bytes == notebook.session.history[-1].usages[0].after_bytes == 17 * MIB
@@ -231,7 +231,7 @@ def test_an_experiment_that_a_finaliser_opens_during_an_exit_stays_open(notebook
         def __del__(self) -> None:
             Experiment(notebook.experiments, ExperimentOptions("late")).start()
 
-    notebook.tools.namespace["make"] = OpensOne
+    notebook.context.namespace["make"] = OpensOne
     experiment = Experiment(notebook.experiments, ExperimentOptions("early")).start()
     run(notebook, "x = make()")
     experiment.finish()
@@ -253,29 +253,29 @@ def run_cell(notebook: Notebook, number: int = 1, error: BaseException | None = 
 def test_quiet_hides_no_error_and_no_growth_and_nothing_else_that_is_said(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    notebook.tools.config.quiet = True
+    notebook.context.config.quiet = True
     (line,) = run_cell(notebook, error=ValueError())
     assert "ValueError" in line
     monkeypatch.setattr(notebook.trends, "add", lambda record: [Growth("cpu", 3, 1, 2)])
     (line,) = run_cell(notebook)
     assert line.startswith("cell 1")
     assert "has grown RAM" in shown_in(notebook)[0].lines[0]
-    notebook.tools.config.min_cell_seconds = 60.0
+    notebook.context.config.min_cell_seconds = 60.0
     assert len(run_cell(notebook)) == 1
     monkeypatch.undo()
-    notebook.tools.config.min_cell_seconds = 0.0
+    notebook.context.config.min_cell_seconds = 0.0
     told = note("a budget was crossed")
     monkeypatch.setattr(notebook.trends, "code_ended", lambda cell, *, failed: cell.below.append(told))
     assert run_cell(notebook) == [told.headline]
 
 
 def test_bars_are_as_long_as_the_highest_use_of_all_cells_shown_or_not(notebook: Notebook, probe: FakeProbe) -> None:
-    notebook.tools.config.report = False
+    notebook.context.config.report = False
     info = info_of("x")
     notebook.session.cell_begins(info)
     probe.spike(700)
     notebook.session.cell_ends(result_of(info))
-    assert notebook.tools.screen.scales.bar("RAM", Usage("cpu", 100, 106, 106, 1000, "kernel")) is None
+    assert notebook.context.screen.scales.bar("RAM", Usage("cpu", 100, 106, 106, 1000, "kernel")) is None
     assert Scales().bar("RAM", Usage("cpu", 100, 106, 106, 1000, "kernel")) is not None
 
 

@@ -20,14 +20,3 @@ def until(path: str) -> None:
     """Wait until the test has made a file."""
     while not Path(path).exists():
         time.sleep(0.01)
-
-
-def ticks(count: int) -> None:
-    """Wait for so many ticks of the running cell; who listened before has had them, too."""
-    from ipygpumem.notebook.notebook import current_notebook
-
-    heard: list[object] = []
-    undo = current_notebook().tools.ticker.listen(heard.append)
-    while len(heard) < count:
-        time.sleep(0.01)
-    undo()

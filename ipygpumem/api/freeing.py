@@ -79,7 +79,7 @@ def offload(*given: object) -> Offload:
 
 def _garbage() -> Garbage:
     notebook = loaded_notebook()
-    return Garbage() if notebook is None else notebook.tools.garbage
+    return Garbage() if notebook is None else notebook.context.garbage
 
 
 def _where(frame: FrameType) -> str:

@@ -155,7 +155,7 @@ class _Shown:
 
     def __init__(self, total: int | None) -> None:
         notebook = loaded_notebook()
-        self._has_table = notebook is not None and notebook.tools.screen.has_images
+        self._has_table = notebook is not None and notebook.context.screen.has_images
         self._total = total
         self._place = ""
         self._due = 0.0

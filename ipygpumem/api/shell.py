@@ -47,7 +47,7 @@ def show(report: Report, **place: Any) -> None:
             encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
             print(text.carried(text.render([report]), encoding))  # noqa: T201  # what the script asked for
         else:
-            notebook.tools.screen.show([report], **place)
+            notebook.context.screen.show([report], **place)
     except Exception as error:  # of a broken stdout or display: the user's code goes on
         say_broken(said(error))
 

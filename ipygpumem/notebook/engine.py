@@ -137,9 +137,9 @@ def look(magic: str, line: str) -> dict[str, Any]:
     """Return what a command shows here, as text, and what is in use before and after it."""
     notebook = _notebook()
     command, options = parse(_command(magic), line)
-    before = {reading.device: reading.current_bytes for reading in notebook.tools.meter.now().values()}
+    before = {reading.device: reading.current_bytes for reading in notebook.context.meter.now().values()}
     reports = loaded(command.run)(notebook, options)
-    after = {reading.device: reading.current_bytes for reading in notebook.tools.meter.now().values()}
+    after = {reading.device: reading.current_bytes for reading in notebook.context.meter.now().values()}
     return {**place(), "text": text.render(reports), "before": before, "after": after, "free": _free(notebook)}
 
 
@@ -173,7 +173,7 @@ def _notebook() -> Notebook:
     found = find_notebook(shell)
     if found is None:
         found = load(shell)
-        found.tools.config.report = False
+        found.context.config.report = False
     _ended(found)
     return found
 
@@ -190,7 +190,7 @@ def _ended(notebook: Notebook) -> Ended:
 def _free(notebook: Notebook) -> dict[str, int]:
     """Return what nobody uses of each device that is measured here."""
     found = {"cpu": device_memory.read("cpu").free_bytes}
-    for reading in notebook.tools.meter.now().values():
+    for reading in notebook.context.meter.now().values():
         if reading.device != "cpu" and reading.total_bytes is not None and reading.used_bytes is not None:
             found[reading.device] = reading.total_bytes - reading.used_bytes
     return {device: free for device, free in found.items() if free is not None}

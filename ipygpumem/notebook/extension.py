@@ -33,7 +33,7 @@ def load(shell: Any) -> Notebook:
 
 def unload(shell: Any) -> None:
     """Remove the extension from ``shell``, and say so if experiments were left open."""
-    extension = notebook_of(shell).tools.config.extension
+    extension = notebook_of(shell).context.config.extension
     if type(extension) is Extension and (abandoned := extension.remove()):
         names = ", ".join(repr(name) for name in abandoned)
         print(f"ipygpumem: unloaded with open experiments ({names}); their names stay as they are.", file=sys.stderr)
@@ -135,7 +135,7 @@ class Extension:
         self._undo.append(lambda: self._shell.strdispatchers["complete_command"].strs.pop(key, None))
 
     def _host_peak_changed(self, change: Any) -> None:
-        self.notebook.tools.meter.change(lambda: self.notebook.host.use_mark(exact=change["new"] == "kernel"))
+        self.notebook.context.meter.change(lambda: self.notebook.host.use_mark(exact=change["new"] == "kernel"))
 
     def remove(self) -> list[str]:
         """Undo every registration, the last one first; return the names of experiments left open."""

@@ -1,4 +1,4 @@
-"""What ipygpumem is in one shell: its tools, the session, and the parts that go along with cells."""
+"""Builds and wires everything that ipygpumem has in one shell."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ipygpumem.errors import NotLoadedError
 from ipygpumem.measuring.traces import Traces
 from ipygpumem.model import SessionRecord
 from ipygpumem.notebook.config import IPyGpuMem
+from ipygpumem.notebook.context import context_for
 from ipygpumem.notebook.experiments.manager import Experiments
 from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.parts.budgets import Budgets
@@ -21,7 +22,6 @@ from ipygpumem.notebook.parts.subscribers import Subscribers
 from ipygpumem.notebook.parts.trends import Trends
 from ipygpumem.notebook.recovery import Recovery
 from ipygpumem.notebook.session import Session
-from ipygpumem.notebook.tools import tools_for
 from ipygpumem.probes import Probe
 from ipygpumem.probes.host import HostProbe
 
@@ -41,26 +41,26 @@ class Notebook:
 
     def __init__(self, shell: Any, config: IPyGpuMem, probes: Sequence[Probe] = ()) -> None:
         self.host = HostProbe(exact=config.host_peak == "kernel")
-        self.tools = tools = tools_for(shell, config, self.host, probes)
-        self.recovery = Recovery(tools)
-        self.budgets = Budgets(tools, self.recovery)
+        self.context = context = context_for(shell, config, self.host, probes)
+        self.recovery = Recovery(context)
+        self.budgets = Budgets(context, self.recovery)
         self.recovery.who_refused = self.budgets.who_refused
         self.subscribers = Subscribers(shell)
-        self.experiments = Experiments(tools, self.recovery, self.budgets, self.subscribers)
+        self.experiments = Experiments(context, self.recovery, self.budgets, self.subscribers)
         self.on_cluster: list[ClusterExperiment] = []
         """Those that engines have open."""
         self.trends = Trends()
-        self.traces = Traces(tools.meter, config.history_length)
+        self.traces = Traces(context.meter, config.history_length)
         # In this order they are asked, and say what they have to say.
         parts: list[Part] = [self.subscribers, self.budgets, self.experiments, self.trends]
-        self.session = Session(tools, self.recovery, parts)
+        self.session = Session(context, self.recovery, parts)
 
     @functools.cached_property
     def recorder(self) -> Recorder:
         """The flight recorder, which goes along from now on."""
         from ipygpumem.notebook.parts.recorder import Recorder  # loading the extension must stay fast
 
-        recorder = Recorder(self.tools)
+        recorder = Recorder(self.context)
         self.join(recorder)
         return recorder
 
@@ -82,11 +82,11 @@ class Notebook:
         with contextlib.ExitStack() as stack:  # called in reverse, even if one fails
             if graphs := sys.modules.get("ipygpumem.objects.holders.graphs"):
                 stack.callback(graphs.stop_letting_swap)
-            stack.callback(self.tools.garbage.forget)
-            stack.callback(self.tools.meter.close)
+            stack.callback(self.context.garbage.forget)
+            stack.callback(self.context.meter.close)
             for part in self.session.parts:
                 stack.callback(part.close)
-            stack.callback(self.tools.cells.close)
+            stack.callback(self.context.cells.close)
         return names
 
 

@@ -13,8 +13,8 @@ from ipygpumem.freeing.reclaim import steps_that_free
 from ipygpumem.introspect import instance_dict
 from ipygpumem.model import Held, Reading, ReclaimStep, RecoveryRecord
 from ipygpumem.notebook.cell import Cell
+from ipygpumem.notebook.context import Context
 from ipygpumem.notebook.ipython.stored_errors import release_stored, stored_errors
-from ipygpumem.notebook.tools import Tools
 from ipygpumem.objects.garbage import Mark
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.reports import content
@@ -35,16 +35,16 @@ class Recovery:
     """Gives back what errors hold in one shell.
 
     Args:
-        tools: the shell's.
+        context: the shell's.
     """
 
-    def __init__(self, tools: Tools) -> None:
-        self._tools = tools
-        self._shell = tools.shell
-        self._config = tools.config
-        self._meter = tools.meter
-        self._garbage = tools.garbage
-        self._cells = tools.cells
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._shell = context.shell
+        self._config = context.config
+        self._meter = context.meter
+        self._garbage = context.garbage
+        self._cells = context.cells
         self.on_oom: list[Callable[[BaseException, object], None]] = []
         """Called with each out-of-memory error that is seen, before anything is released, and with what it leaves."""
         self.who_refused: Callable[[str], str] = lambda message: ""

@@ -12,11 +12,11 @@ from ipygpumem.freeing.reclaim import fallen
 from ipygpumem.introspect import text_of, type_name
 from ipygpumem.model import CellRecord
 from ipygpumem.notebook.cell import Cell
+from ipygpumem.notebook.context import Context
 from ipygpumem.notebook.ipython.sources import describing_line, digest_of
 from ipygpumem.notebook.ipython.stored_errors import error_of, last_error, shown_since
 from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.recovery import Recovery
-from ipygpumem.notebook.tools import Tools
 from ipygpumem.reports import content
 from ipygpumem.reports.layout import Report, note
 
@@ -25,21 +25,21 @@ class Session:
     """Takes each cell of one shell on its way: measure, give back, record, report.
 
     Args:
-        tools: the shell's.
+        context: the shell's.
         recovery: releases what errors hold, before a record is final.
         parts: all else that goes along, in the order in which it is asked.
     """
 
-    def __init__(self, tools: Tools, recovery: Recovery, parts: Sequence[Part]) -> None:
-        self._tools = tools
+    def __init__(self, context: Context, recovery: Recovery, parts: Sequence[Part]) -> None:
+        self._context = context
         self._recovery = recovery
         self.parts = tuple(parts)  # replaced as a whole: one may join or leave while they have their turn
-        self.history: deque[CellRecord] = deque(maxlen=tools.config.history_length)
+        self.history: deque[CellRecord] = deque(maxlen=context.config.history_length)
 
     def cell_begins(self, info: Any) -> None:
         """Start measuring a cell."""
-        tools = self._tools
-        cell = tools.cells.push(info, tools.meter.start())
+        context = self._context
+        cell = context.cells.push(info, context.meter.start())
         cell.last_error = last_error()
         for part in self.parts:
             part.cell_begins(cell)
@@ -53,9 +53,9 @@ class Session:
     def cell_ends(self, result: Any) -> None:
         """Take the cell that ``result`` ends on the rest of its way."""
         ended_at = time.perf_counter()
-        cell, lost = self._tools.cells.pop(result)
+        cell, lost = self._context.cells.pop(result)
         for other in lost:  # as after an error
-            self._tools.meter.drop(other.measurement)
+            self._context.meter.drop(other.measurement)
         if cell is None:
             self._shown()
             return
@@ -63,7 +63,7 @@ class Session:
         try:
             self._finish(cell, result, ended_at - cell.started)
         except BaseException:
-            self._tools.meter.drop(cell.measurement)  # an interrupt may come at any point
+            self._context.meter.drop(cell.measurement)  # an interrupt may come at any point
             raise
 
     def cell_has_ended(self, result: Any) -> None:
@@ -71,7 +71,7 @@ class Session:
 
         IPython prints what strikes in a callback, even a Ctrl-C, and calls the next.
         """
-        if self._tools.cells.has(result):
+        if self._context.cells.has(result):
             self.cell_ends(result)
 
     def _finish(self, cell: Cell, result: Any, seconds: float) -> None:
@@ -92,7 +92,7 @@ class Session:
                     self._all(lambda part: reports.extend(part.cell_ended(cell, record)))
         except KeyboardInterrupt:
             cell.interrupted = True
-            self._tools.meter.drop(cell.measurement)
+            self._context.meter.drop(cell.measurement)
         finally:
             self._show(cell, result, reports)
             self._shown()
@@ -107,7 +107,7 @@ class Session:
         finally:
             try:
                 if shown is not None or cell.gives_back:
-                    cell.at_end = self._tools.meter.settle(cell.measurement)
+                    cell.at_end = self._context.meter.settle(cell.measurement)
             finally:
                 try:
                     cell.below += self._recovery.cell_ended(cell, shown)
@@ -131,13 +131,13 @@ class Session:
 
     def _measure(self, cell: Cell, error: BaseException | None, seconds: float) -> CellRecord:
         """Collect garbage where that is cheap, and return what the cell has cost."""
-        tools = self._tools
-        if not (cell.at_end or cell.nested) and tools.config.collect_garbage:  # else it was done, or is done after it
+        context = self._context
+        if not (cell.at_end or cell.nested) and context.config.collect_garbage:  # else it was done, or is done after it
             try:
-                tools.garbage.cell_ended(seconds, tools.config.garbage_share, in_scope=cell.in_scope)
+                context.garbage.cell_ended(seconds, context.config.garbage_share, in_scope=cell.in_scope)
             except KeyboardInterrupt:  # what the cell cost is known all the same
                 cell.interrupted = True
-        usages = tools.meter.stop(cell.measurement)
+        usages = context.meter.stop(cell.measurement)
         now = {usage.device: usage.after_bytes for usage in usages}
         source = text_of(getattr(cell.info, "raw_cell", None))
         return CellRecord(
@@ -157,18 +157,18 @@ class Session:
 
     def _line(self, record: CellRecord) -> list[Report]:
         """Return the line of a cell, if it is to be shown."""
-        tools = self._tools
+        context = self._context
         remarks = [line for part in self.parts for line in part.remarks(record)]
-        tools.screen.scales.note(record.usages)
-        if not (tools.config.report and (remarks or self._is_shown(record))):
+        context.screen.scales.note(record.usages)
+        if not (context.config.report and (remarks or self._is_shown(record))):
             return []
-        report = content.cell_report(record, tools.screen.scales)
+        report = content.cell_report(record, context.screen.scales)
         return [replace(report, lines=(*report.lines, *remarks)) if remarks else report]
 
     def _is_shown(self, record: CellRecord) -> bool:
         """Whether a cell's line is shown, as far as the cell decides that."""
-        long_enough = record.duration_seconds >= self._tools.config.min_cell_seconds
-        return long_enough and not (self._tools.config.quiet and content.is_quiet(record))
+        long_enough = record.duration_seconds >= self._context.config.min_cell_seconds
+        return long_enough and not (self._context.config.quiet and content.is_quiet(record))
 
     def _show(self, cell: Cell, result: Any, reports: list[Report]) -> None:
         """Show what there is to say of a cell, in spite of a Ctrl-C: it may wait long for much output of the cell's."""
@@ -176,14 +176,14 @@ class Session:
             if cell.interrupted:
                 reports += self._interrupted(result)
             try:
-                self._tools.screen.show(reports)
+                self._context.screen.show(reports)
                 break
             except KeyboardInterrupt:
                 cell.interrupted = True
 
     def _interrupted(self, result: Any) -> list[Report]:
         """Let a late Ctrl-C, after the cell's code, stop what comes next; IPython would lose it."""
-        for outer in self._tools.cells.running():
+        for outer in self._context.cells.running():
             outer.interrupted_inside = True
         if getattr(result, "error_in_exec", self) is not None:
             return []

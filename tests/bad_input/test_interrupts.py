@@ -64,9 +64,9 @@ from ipygpumem.notebook.notebook import current_notebook
 def interrupt_every_line(limit):
     """Finish nested scopes with a Ctrl-C at the n-th line of our own code, for every n; return what was lost."""
     shell, session = get_ipython(), current_notebook()
-    space, report = shell.user_ns, session.tools.config.report
+    space, report = shell.user_ns, session.context.config.report
     steps, experiments.steps_that_free = experiments.steps_that_free, lambda *_, **__: []
-    session.tools.config.report = False
+    session.context.config.report = False
     problems, where = [], None
     ours = ("scope.py", "reclaim.py", "outputs.py", "manager.py", "run.py",
         "names.py", "recovery.py", "session.py", "arrays.py", "survivors.py")
@@ -117,7 +117,7 @@ def interrupt_every_line(limit):
             problems.append((n, where, str(found)))
         if not interrupted:
             break
-    experiments.steps_that_free, session.tools.config.report = steps, report
+    experiments.steps_that_free, session.context.config.report = steps, report
     return n, problems
 '''
 

@@ -107,7 +107,7 @@ class States:
         processes = {item.pid: item.usedGpuMemory for item in pynvml.nvmlDeviceGetComputeRunningProcesses(self._card)}
         tensors = [item for item in gc.get_objects() if type(item) is torch.Tensor and item.is_cuda]
         found = reconcile(
-            lambda: session.tools.meter.now(detail=True),
+            lambda: session.context.meter.now(detail=True),
             lambda: storages_of(roles_of_objects() if as_status else [(item, "other") for item in tensors]),
         )
         told = next(item for item in found.reconciliations if item.device == "cuda:0")

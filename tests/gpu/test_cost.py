@@ -54,7 +54,7 @@ def test_a_glance_does_not_wait_for_queued_kernels(gpu_kernel: Kernel, figure: C
     run_ok(
         gpu_kernel,
         "import time\nfrom ipygpumem.notebook.notebook import current_notebook\n"
-        "square = torch.rand(8192, 8192, device='cuda')\nmeter = current_notebook().tools.meter\nmeter.glance()\n"
+        "square = torch.rand(8192, 8192, device='cuda')\nmeter = current_notebook().context.meter\nmeter.glance()\n"
         "torch.cuda.synchronize()\nstarted = time.perf_counter()\n"
         "for _ in range(100):\n    product = square @ square\n"
         "before = time.perf_counter()\nmeter.glance()\nglance = time.perf_counter() - before\n"

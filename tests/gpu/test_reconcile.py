@@ -18,7 +18,7 @@ from ipygpumem.reconcile.findings import reconcile as _reconcile, storages_of as
 def _look():
     kinds = ((t, "parameter" if type(t) is torch.nn.Parameter else "other") for t in _gc.get_objects()
              if type(t) in (torch.Tensor, torch.nn.Parameter))
-    found = _reconcile(lambda: _notebook().tools.meter.now(detail=True), lambda: _storages(kinds))
+    found = _reconcile(lambda: _notebook().context.meter.now(detail=True), lambda: _storages(kinds))
     assert not found.failures, found.failures
     return [item.to_dict() for item in found.reconciliations]
 """

@@ -77,8 +77,8 @@ def test_names_go_even_if_what_they_hold_cannot_be_seen(
     shell.run_cell("x = 'new'\ny = 1")
     with monkeypatch.context() as patch:
         if missing == "measuring":
-            patch.setattr(notebook_of(shell).tools.meter, "read", _no_memory)
-            patch.setattr(notebook_of(shell).tools.meter, "now", _no_memory)
+            patch.setattr(notebook_of(shell).context.meter, "read", _no_memory)
+            patch.setattr(notebook_of(shell).context.meter, "now", _no_memory)
         else:
             patch.setattr(ExperimentRun, {"waiting": "waiting", "watching": "_watch"}[missing], _no_memory)
         shell.run_cell("%experiment end")
@@ -95,7 +95,7 @@ def test_what_comes_first_at_a_cells_end_keeps_no_memory_from_recovery(
     shell.user_ns["watched"] = []
     with monkeypatch.context() as patch:
         if missing == "the reading before the recovery":
-            patch.setattr(notebook_of(shell).tools.meter, "settle", _no_memory)
+            patch.setattr(notebook_of(shell).context.meter, "settle", _no_memory)
         else:
             patch.setattr(notebook_of(shell).experiments, "code_ended", _no_memory)
         shell.run_cell(

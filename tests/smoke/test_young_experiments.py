@@ -65,7 +65,7 @@ def test_a_forked_child_ends_its_copy_of_the_experiment_and_the_parent_its_own(c
         "    code = 99\n"
         "    try:\n"
         "        del n\n"
-        "        notebook.tools.garbage.collect(notebook.experiments.open[-1]._baseline._mark)\n"
+        "        notebook.context.garbage.collect(notebook.experiments.open[-1]._baseline._mark)\n"
         "        code = len(left()) * 10 + len(full)\n"
         "    finally:\n"
         "        os._exit(code)\n"

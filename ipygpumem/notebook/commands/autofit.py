@@ -39,17 +39,17 @@ def fit_cell(notebook: Notebook, options: Options) -> list[Report]:
         UsageError: no cell is running.
         AutofitError: what is asked for makes no sense, or the cell is fitted already.
     """
-    running = notebook.tools.cells.running()
+    running = notebook.context.cells.running()
     if not running:
         raise UsageError("%%autofit must be the first line of a cell that you run yourself")
     if any(cell.of(LoopOfCell).fit is not None for cell in running):
         raise AutofitError(NESTED)
     running[-1].of(LoopOfCell).fit = CellFit(notebook, running[-1], options)
-    fits = _Fits(notebook.tools.cells)
+    fits = _Fits(notebook.context.cells)
     if FITS_NAME in vars(builtins):  # a cell in another thread has it
         setattr(builtins, FITS_NAME, fits)
     else:  # IPython takes it out again when no cell runs any more
-        notebook.tools.shell.builtin_trap.add_builtin(FITS_NAME, fits)
+        notebook.context.shell.builtin_trap.add_builtin(FITS_NAME, fits)
     return []
 
 
@@ -125,7 +125,7 @@ class CellFit:
 
     def __init__(self, notebook: Notebook, cell: Cell, options: Options) -> None:
         self._notebook = notebook
-        self._start, wanted = given(options, notebook.tools.namespace)
+        self._start, wanted = given(options, notebook.context.namespace)
         plan = wanted.plan(self._start)
         names, self._source = first_lines(str(getattr(cell.info, "raw_cell", "")))
         if names.count("autofit") > 1:
@@ -134,14 +134,14 @@ class CellFit:
             raise AutofitError("the cell is empty: write the code to fit below the line with %%autofit")
         self._fit = Fit(
             plan,
-            notebook.tools.meter,
+            notebook.context.meter,
             headroom=wanted.share,
             limits=notebook.budgets.limits,
             ran_out=notebook.experiments.ran_out_in_try,
-            garbage=notebook.tools.garbage,
+            garbage=notebook.context.garbage,
         )
         self._bindings = cell.code[-1].bindings() if cell.code else Bindings()
-        self._before = {name: notebook.tools.namespace.get(name, _MISSING) for name in self._start}
+        self._before = {name: notebook.context.namespace.get(name, _MISSING) for name in self._start}
         self._given: Values = {}
         self._scope: Scope | None = None
         self._closing = False
@@ -183,13 +183,13 @@ class CellFit:
         except AutofitError as error:
             raise UsageError(clean(f"%%autofit: {error}")) from None
         self._given = dict(self._fit.plan.values)
-        self._notebook.tools.namespace.update(self._given)
-        self._scope = Scope(self._notebook.tools.namespace)
+        self._notebook.context.namespace.update(self._given)
+        self._scope = Scope(self._notebook.context.namespace)
         self._scope.note(self._bindings)
         self._scope.save(self._bindings.bound)
         here = [experiment.scope for experiment in self._notebook.experiments.here()]
         names = self._bindings.bound | self._bindings.deleted
-        self._outer = [(scope, scope.outer_among(names) & self._notebook.tools.namespace.keys()) for scope in here]
+        self._outer = [(scope, scope.outer_among(names) & self._notebook.context.namespace.keys()) for scope in here]
         self._depth = len(here)
         self._last_error = last_error()
         return True
@@ -202,7 +202,7 @@ class CellFit:
     ) -> bool:
         if self._is_left:
             return False
-        namespace = self._notebook.tools.namespace
+        namespace = self._notebook.context.namespace
         self._undone = [name for name, value in self._given.items() if namespace.get(name) is not value]
         # Magics such as %run show an error and go on.
         return self._fit.end(error or shown_since(self._last_error))
@@ -237,7 +237,7 @@ class CellFit:
         here = self._notebook.experiments.here()
         scope.close(here[-1].scope if here else None)
         for outer, names in self._outer:
-            outer.regain(names & self._notebook.tools.namespace.keys())
+            outer.regain(names & self._notebook.context.namespace.keys())
         self._closing = False
         self._scope = None
 
@@ -247,9 +247,9 @@ class CellFit:
             return
         for name, value in self._before.items():
             if value is _MISSING:
-                self._notebook.tools.namespace.pop(name, None)
+                self._notebook.context.namespace.pop(name, None)
             else:
-                self._notebook.tools.namespace[name] = value
+                self._notebook.context.namespace[name] = value
         if self._undone:
             raise AutofitError(
                 f"the cell sets {self._undone[0]} itself, which replaces the value to try: delete that line"
@@ -283,7 +283,7 @@ class CellFit:
             found += [
                 f"the cell has set {name} itself: its value is not the one that was tried" for name in self._undone
             ]
-        if self._waiting_bytes >= self._notebook.tools.config.min_held_bytes:
+        if self._waiting_bytes >= self._notebook.context.config.min_held_bytes:
             size = format_bytes(self._waiting_bytes)
             found.append(f"the old values of the cell's names held {size} during the tries: del them before the cell")
         return found
@@ -302,14 +302,14 @@ def fit_function(
         notebook = notebook_of(shell)
     except NotLoadedError:
         return functions.autofit(function, start, options)
-    if any(cell.of(LoopOfCell).fit is not None for cell in notebook.tools.cells.running()):
+    if any(cell.of(LoopOfCell).fit is not None for cell in notebook.context.cells.running()):
         raise AutofitError("this cell runs under %%autofit already: reduce both variables with one of the two")
     return functions.autofit(
         function,
         start,
         options,
-        meter=notebook.tools.meter,
+        meter=notebook.context.meter,
         limits=notebook.budgets.limits,
         ran_out=notebook.experiments.ran_out_in_try,
-        garbage=notebook.tools.garbage,
+        garbage=notebook.context.garbage,
     )

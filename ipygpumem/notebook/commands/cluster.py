@@ -42,7 +42,7 @@ def on_engines(
 def _unless(struck: list[int], notebook: Notebook, reports: list[Report]) -> list[Report]:
     """Return the reports; if there was a Ctrl-C, show them and raise it."""
     if struck:
-        notebook.tools.screen.show(reports)
+        notebook.context.screen.show(reports)
         raise KeyboardInterrupt
     return reports
 
@@ -61,13 +61,13 @@ def _without_on(line: str) -> str:
 def _run_cell(notebook: Notebook, options: Options, line: str, cell: str, struck: list[int]) -> list[Report]:
     """Run a cell as an experiment on all engines at once, and raise what it raised there once all is shown."""
     __tracebackhide__ = True
-    engines = engines_of(notebook.tools.shell, options.on)
+    engines = engines_of(notebook.context.shell, options.on)
     experiment = ClusterExperiment(options.name, engines, options.report)
-    with notebook.tools.screen.working(f"experiment on {count(len(engines.numbers), 'engine')}") as progress:
+    with notebook.context.screen.working(f"experiment on {count(len(engines.numbers), 'engine')}") as progress:
         record, results = experiment.run(line, cell, progress)
     try:
         _show_outputs(results)
-        notebook.tools.screen.show(_ended(notebook, experiment, record))
+        notebook.context.screen.show(_ended(notebook, experiment, record))
         errors = [error for result in results.values() if result.ready() and (error := error_of(result)) is not None]
         if errors and not struck:
             sys.modules["ipyparallel.error"].collect_exceptions(errors, "execute")
@@ -86,11 +86,11 @@ def _show_outputs(results: Asked) -> None:
 
 
 def _start(notebook: Notebook, options: Options, line: str, struck: list[int]) -> list[Report]:
-    experiment = ClusterExperiment(options.name, engines_of(notebook.tools.shell, options.on), options.report)
+    experiment = ClusterExperiment(options.name, engines_of(notebook.context.shell, options.on), options.report)
     for other in [item for item in notebook.on_cluster if item.name == options.name]:
         notebook.on_cluster.remove(other)
         if not is_closed(other.all.client):
-            notebook.tools.screen.show(_end(notebook, other))
+            notebook.context.screen.show(_end(notebook, other))
     experiment.start(line)
     if struck:
         experiment.end(unseen)
@@ -113,7 +113,7 @@ def end(notebook: Notebook, experiment: ClusterExperiment) -> list[Report]:
 
 
 def _end(notebook: Notebook, experiment: ClusterExperiment) -> list[Report]:
-    with notebook.tools.screen.working(f"experiment {experiment.name}") as progress:
+    with notebook.context.screen.working(f"experiment {experiment.name}") as progress:
         return _ended(notebook, experiment, experiment.end(progress))
 
 
@@ -121,7 +121,7 @@ def _ended(notebook: Notebook, experiment: ClusterExperiment, record: Experiment
     """Remember the record of an experiment that has ended, and return its report."""
     notebook.experiments.finished.append(record)
     notebook.subscribers.add(record)
-    is_shown = (experiment.report or notebook.tools.config.experiment_report) != "none"
+    is_shown = (experiment.report or notebook.context.config.experiment_report) != "none"
     return [engines_report(record)] if is_shown else []
 
 
@@ -138,8 +138,8 @@ def _end_by_name(notebook: Notebook, options: Options) -> list[Report]:
     named = [item for item in notebook.on_cluster if item.name == options.name and not is_closed(item.all.client)]
     if named:
         return end(notebook, named[-1])
-    experiment = ClusterExperiment(options.name, engines_of(notebook.tools.shell, options.on))
-    with notebook.tools.screen.working(f"experiment {experiment.name}") as progress:
+    experiment = ClusterExperiment(options.name, engines_of(notebook.context.shell, options.on))
+    with notebook.context.screen.working(f"experiment {experiment.name}") as progress:
         record = experiment.end(progress)
     if not any(engine.record for engine in record.engines):
         raise ClusterError(record.notes[0])
@@ -148,9 +148,9 @@ def _end_by_name(notebook: Notebook, options: Options) -> list[Report]:
 
 def _look(notebook: Notebook, magic: str, line: str, options: Options) -> list[Report]:
     """Let each engine run a command, and return its reports below one table of figures."""
-    engines = engines_of(notebook.tools.shell, options.on)
+    engines = engines_of(notebook.context.shell, options.on)
     asked = engines.ask("look", magic, line)
-    with notebook.tools.screen.working(f"%{magic} {line}") as progress:
+    with notebook.context.screen.working(f"%{magic} {line}") as progress:
         engines.wait(asked, progress=progress)
     found, failed = engines.answers(asked)
     looks = {at: (one["host"], one["text"], _values(one, is_freeing=line == "free")) for at, one in found.items()}

@@ -28,7 +28,7 @@ def complete(notebook: Notebook, magic: Magic, event: Any) -> list[str]:
         line = event.line
     words = line.split()
     begun = "" if line[-1:].isspace() else words.pop()
-    if not words or words[0] in notebook.tools.namespace:  # its name is being typed, or it is a variable's
+    if not words or words[0] in notebook.context.namespace:  # its name is being typed, or it is a variable's
         return []
     command = magic.cell if words.pop(0).startswith("%%") else magic.line
     while command is not None and command.commands:
@@ -65,19 +65,19 @@ def _offers(notebook: Notebook, argument: Argument, begun: str) -> list[str]:
 
 
 def _names(notebook: Notebook, begun: str = "") -> list[str]:
-    return sorted(name for name in list(notebook.tools.namespace) if is_ownable(name) and not name.startswith("_"))
+    return sorted(name for name in list(notebook.context.namespace) if is_ownable(name) and not name.startswith("_"))
 
 
 def _numbers(notebook: Notebook, begun: str) -> list[str]:
     """Return the notebook's names of numbers."""
-    return [name for name in _names(notebook) if type(notebook.tools.namespace.get(name)) in (int, float)]
+    return [name for name in _names(notebook) if type(notebook.context.namespace.get(name)) in (int, float)]
 
 
 def _functions(notebook: Notebook, begun: str) -> list[str]:
     """Return the functions of the notebook, and the methods of its classes."""
     found = []
     for name in _names(notebook):
-        value = notebook.tools.namespace.get(name)
+        value = notebook.context.namespace.get(name)
         if type(value) is FunctionType:
             found.append(name)
         elif is_instance(value, type):

@@ -26,12 +26,12 @@ def estimate(notebook: Notebook, options: Options, cell: str) -> list[Report]:
     if not cell.strip():
         raise EstimateError("%%estimate: the cell is empty; write the code to estimate below the first line")
     __tracebackhide__ = True  # of the user's errors
-    shell = notebook.tools.shell
+    shell = notebook.context.shell
     module = estimating.loaded("running")
     try:
         timeout = options.timeout or module.TIMEOUT_SECONDS
         estimation = module.Estimation(options.device, options.device_memory, timeout)
-        result = estimation.of_code(_compiled(shell, cell), notebook.tools.namespace)
+        result = estimation.of_code(_compiled(shell, cell), notebook.context.namespace)
     except SyntaxError as error:
         raise _as_in_a_cell(shell, error) from None
     return [estimate_report(result)]

@@ -16,11 +16,11 @@ from ipygpumem.reports.layout import Report, clean_name
 def release(notebook: Notebook, options: Options) -> list[Report]:
     """Empty the objects that are named, and free what only they hold."""
     named = list(zip(options.names, _objects(notebook, "release", options.names), strict=True))
-    tools = notebook.tools
-    where = f"cell {running_cell(tools.shell)}"
+    context = notebook.context
+    where = f"cell {running_cell(context.shell)}"
     roots = notebook.experiments.survivors.roots
-    with tools.screen.working("who holds what is left") as progress:
-        record = releasing.release(named, where, tools.meter, tools.garbage, roots, progress)
+    with context.screen.working("who holds what is left") as progress:
+        record = releasing.release(named, where, context.meter, context.garbage, roots, progress)
     return [reports.release_report(record)]
 
 
@@ -29,14 +29,14 @@ def purge(notebook: Notebook, options: Options) -> list[Report]:
     if len(options.names) > 2:
         raise UsageError("%gpumem purge: it takes a model and its optimizer: %gpumem purge model optimizer")
     model, *others = _objects(notebook, "purge", options.names)
-    record = moving.purge(model, others[0] if others else None, notebook.tools.meter, notebook.tools.garbage)
+    record = moving.purge(model, others[0] if others else None, notebook.context.meter, notebook.context.garbage)
     return [reports.purge_report(record)]
 
 
 def _objects(notebook: Notebook, command: str, names: list[str]) -> list[object]:
     """Return what the notebook calls by ``names``."""
     for name in names:
-        if name not in notebook.tools.namespace:
+        if name not in notebook.context.namespace:
             hint = f"; write ipygpumem.{command}({clean_name(name)})" if "." in name else ""
             raise UsageError(f"%gpumem {command}: there is no variable {clean_name(name)!r} here{hint}")
-    return [notebook.tools.namespace[name] for name in names]
+    return [notebook.context.namespace[name] for name in names]

@@ -22,25 +22,25 @@ from ipygpumem.units import format_bytes, format_change, format_seconds
 
 def switch_on(notebook: Notebook, options: Options) -> list[Report]:
     """Show the line after each cell from now on."""
-    notebook.tools.config.report = True
+    notebook.context.config.report = True
     return [note("the report after each cell is on")]
 
 
 def switch_off(notebook: Notebook, options: Options) -> list[Report]:
     """Show no line after cells any more; measuring goes on."""
-    notebook.tools.config.report = False
+    notebook.context.config.report = False
     return [note("the report after each cell is off")]
 
 
 def free(notebook: Notebook, options: Options) -> list[Report]:
     """Give memory back now: the frames of stored tracebacks, garbage, caches."""
-    before = notebook.tools.meter.now()
+    before = notebook.context.meter.now()
     steps: list[ReclaimStep] = []
     notes: list[str] = []
-    Outputs(notebook.tools.shell).forget_hidden()
+    Outputs(notebook.context.shell).forget_hidden()
     tracebacks_step = ("tracebacks", lambda: notes.extend(notebook.recovery.release_stored_tracebacks()))
-    reclaim.run_steps(notebook.tools.meter, [tracebacks_step, *steps_that_free(notebook.tools.garbage)], steps)
-    reclaimed = reclaim.fallen(reclaim.current(before), reclaim.current(notebook.tools.meter.now()))
+    reclaim.run_steps(notebook.context.meter, [tracebacks_step, *steps_that_free(notebook.context.garbage)], steps)
+    reclaimed = reclaim.fallen(reclaim.current(before), reclaim.current(notebook.context.meter.now()))
     return [freed_report("came back", steps, reclaimed, notes)]
 
 
@@ -50,7 +50,7 @@ def preload(notebook: Notebook, options: Options) -> list[Report]:
     Raises:
         DeviceError: torch is not installed, or its accelerator does not work.
     """
-    record = create(notebook.tools.meter)
+    record = create(notebook.context.meter)
     if record is None:
         return [note("torch sees no accelerator here: there is nothing to preload")]
     costs = map(_cost, record.usages)

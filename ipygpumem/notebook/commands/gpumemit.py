@@ -25,7 +25,7 @@ def statement(notebook: Notebook, options: Options) -> list[Report]:
         UsageError: it is not Python.
     """
     __tracebackhide__ = True
-    return _measured(notebook, options, [Statement(options.code, _compiled(notebook.tools.shell, options.code))])
+    return _measured(notebook, options, [Statement(options.code, _compiled(notebook.context.shell, options.code))])
 
 
 def statements(notebook: Notebook, options: Options, cell: str) -> list[Report]:
@@ -40,7 +40,7 @@ def statements(notebook: Notebook, options: Options, cell: str) -> list[Report]:
         raise UsageError(
             f"%%gpumemit: {word!r} cannot stand on the first line: write statements below it, setup after -s"
         )
-    found = _statements(notebook.tools.shell, cell)
+    found = _statements(notebook.context.shell, cell)
     if not found:
         raise UsageError("%%gpumemit: which statements? Write them below, one on each line")
     return _measured(notebook, options, found)
@@ -48,9 +48,9 @@ def statements(notebook: Notebook, options: Options, cell: str) -> list[Report]:
 
 def _measured(notebook: Notebook, options: Options, found: list[Statement]) -> list[Report]:
     __tracebackhide__ = True
-    tools = notebook.tools
-    setup = _compiled(tools.shell, options.s) if options.s else None
-    return [statements_report(*measure(tools.meter, found, tools.namespace, setup=setup, repeats=options.r))]
+    context = notebook.context
+    setup = _compiled(context.shell, options.s) if options.s else None
+    return [statements_report(*measure(context.meter, found, context.namespace, setup=setup, repeats=options.r))]
 
 
 def _statements(shell: Any, cell: str) -> list[Statement]:

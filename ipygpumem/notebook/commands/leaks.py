@@ -35,15 +35,15 @@ _QUOTED = re.compile(r'"[^"]*"')
 
 def leaks(notebook: Notebook, options: Options) -> list[Report]:
     """Return what survived experiments or cannot be reached by a notebook name, with its holders."""
-    smallest = notebook.tools.config.min_held_bytes if options.min is None else options.min
+    smallest = notebook.context.config.min_held_bytes if options.min is None else options.min
     found, beyond, kept = list[Held](), list[Held](), list[str]()
-    with notebook.tools.screen.working("leaks") as progress:
+    with notebook.context.screen.working("leaks") as progress:
         begun = 0.0 if notebook.experiments.survivors.known else 0.5
         if begun:
             found, beyond, kept = _look(notebook, smallest, part(progress, 0.0, begun))
         if notebook.experiments.survivors.known or found or beyond or kept:
             # What nobody holds is no leak; where nothing is found before, nothing is after it.
-            notebook.tools.garbage.collect()
+            notebook.context.garbage.collect()
             found, beyond, kept = _look(notebook, smallest, part(progress, begun, 1.0))
     trim_host_heap()
     kept += _lines(caches(), smallest)
@@ -52,15 +52,15 @@ def leaks(notebook: Notebook, options: Options) -> list[Report]:
 
 def _look(notebook: Notebook, smallest: int, progress: Progress) -> tuple[list[Held], list[Held], list[str]]:
     """Return what leaks, what is too small to be examined, and what is kept; forget survivors that are gone."""
-    live_tensors(notebook.tools.garbage)  # from now on each has an object
+    live_tensors(notebook.context.garbage)  # from now on each has an object
     of_heap, of_known, of_others = parts(progress, (4, 2, 4))
     with undisturbed():
         in_frames = set(map(id, running_locals()))
-        namespace = notebook.tools.namespace.items()
+        namespace = notebook.context.namespace.items()
         names = {name: value for name, value in namespace if is_ownable(name) and not is_of_ipython(name)}
         heap = Heap(running_locals(), of_heap)
         # First of all: to ask an object for its attributes may make a dict.
-        retained = Retained(heap, names, kept_outputs(notebook.tools.shell), in_frames)
+        retained = Retained(heap, names, kept_outputs(notebook.context.shell), in_frames)
         notebook.experiments.survivors.look(heap)
         known = [item for item in notebook.experiments.survivors.known if size_of(item.alive()) >= smallest]
         expected = _of_training(heap, {key for item in known for key in _storages(item)})
@@ -115,7 +115,7 @@ def _unnamed(
     found = {key: held_without_name(same[0]) for key, same in heap.large(smallest).items() if key not in storages}
     ordered = sorted(found, key=lambda key: -found[key].size_bytes)
     holders = explain(ordered[:MOST_EXPLAINED], heap, notebook.experiments.survivors.roots(), progress=progress)
-    modules = _users_modules(notebook.tools.namespace)
+    modules = _users_modules(notebook.context.namespace)
     unnamed = [key for key in ordered[:MOST_EXPLAINED] if not _is_plain(holders[key].path, modules)]
     shown = [replace(found[key], holder=_without_advice(holders[key])) for key in unnamed]
     return shown, [found[key] for key in ordered[MOST_EXPLAINED:]]

@@ -61,7 +61,7 @@ class GpuMemMagics(Magics):
                     )
         except GpuMemError as error:
             raise UsageError(clean(str(error))) from None
-        self._notebook.tools.screen.show(reports)
+        self._notebook.context.screen.show(reports)
 
 
 def loaded(place: str) -> Any:

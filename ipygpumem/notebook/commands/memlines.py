@@ -28,7 +28,7 @@ def follow_cell(notebook: Notebook, options: Options) -> list[Report]:
     Raises:
         UsageError: an option is wrong, a function cannot be followed, or no cell is running whose end would be seen.
     """
-    running, frame = notebook.tools.cells.running(), _cell_frame(notebook.tools.namespace)
+    running, frame = notebook.context.cells.running(), _cell_frame(notebook.context.namespace)
     if not running or frame is None:
         raise UsageError(f"{_PROG} must be the first line of a cell that you run yourself")
     if any(number > frame.f_lineno for _, _, number in frame.f_code.co_lines() if number is not None):
@@ -36,14 +36,14 @@ def follow_cell(notebook: Notebook, options: Options) -> list[Report]:
     file = frame.f_code.co_filename
     blocks = Blocks(file, [_cell_block(file, running[-1])])
     for name in (part for word in options.f for part in word.split(",") if part):
-        _add(blocks, name, notebook.tools.namespace)
+        _add(blocks, name, notebook.context.namespace)
     follow(notebook, running[-1], blocks, options.sort)
     return []
 
 
 def follow(notebook: Notebook, cell: Cell, blocks: Blocks, order: str) -> None:
     """Begin to follow ``blocks``; the end of ``cell`` reports."""
-    account = Account(notebook.tools.meter)
+    account = Account(notebook.context.meter)
     watching = Tracer(account, blocks.of)
 
     def finish() -> list[Report]:

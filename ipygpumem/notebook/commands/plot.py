@@ -27,8 +27,8 @@ def plot(notebook: Notebook, options: Options) -> list[Report]:
     else:
         picture = figures.session(notebook.session.history, device=options.device, last=options.n)
     reports = []
-    if notebook.tools.screen.has_images:
-        notebook.tools.screen.show_image(picture)
+    if notebook.context.screen.has_images:
+        notebook.context.screen.show_image(picture)
     elif target is None:
         headline, *lines = picture.summary.splitlines()
         hint = "a terminal shows no pictures: --save FILE.png writes this one to a file"

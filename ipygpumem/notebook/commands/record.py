@@ -21,13 +21,13 @@ def record_on(notebook: Notebook, options: Options) -> list[Report]:
         RecordingError: a recording cannot be written.
     """
     notebook.recorder.start()
-    notebook.tools.config.record = True
+    notebook.context.config.record = True
     return record_status(notebook, options)
 
 
 def record_off(notebook: Notebook, options: Options) -> list[Report]:
     """End the recording."""
-    notebook.tools.config.record = False
+    notebook.context.config.record = False
     return record_status(notebook, options)
 
 

@@ -29,7 +29,7 @@ RELEASED = {
 
 def status(notebook: Notebook, options: Options) -> list[Report]:
     """Return what is on, what is open, and each device's memory now."""
-    config = notebook.tools.config
+    config = notebook.context.config
     lines_shown = "off" if not config.report else "on, quiet" if config.quiet else "on"
     experiments = notebook.experiments
     headline = (
@@ -38,7 +38,7 @@ def status(notebook: Notebook, options: Options) -> list[Report]:
     )
     lines = [described(experiment) for experiment in experiments.open] or ["no experiment is open"]
     found = reconcile(notebook)
-    lines += [f"{probe} cannot be read: {error}" for probe, error in notebook.tools.meter.failures.items()]
+    lines += [f"{probe} cannot be read: {error}" for probe, error in notebook.context.meter.failures.items()]
     lines += [f"{source} cannot be read: {error}" for source, error in found.failures.items()]
     cells = [*notebook.session.history, *_running(notebook)]
     readings = found.readings.values()
@@ -47,13 +47,13 @@ def status(notebook: Notebook, options: Options) -> list[Report]:
 
 def _running(notebook: Notebook) -> Iterator[CellRecord]:
     """Yield the cells that run, as far as they have come: they may have started processes, too."""
-    cells = notebook.tools.cells
+    cells = notebook.context.cells
     for cell in [*cells.running(), *cells.of_others(threading.get_ident())]:
-        number = number_of_input(notebook.tools.shell, text_of(getattr(cell.info, "raw_cell", None)))
+        number = number_of_input(notebook.context.shell, text_of(getattr(cell.info, "raw_cell", None)))
         yield CellRecord(number, None, None, cell.started_at, time.time() - cell.started_at, True, None, ())
 
 
 def reconcile(notebook: Notebook) -> findings.Findings:
     """Return each device's memory now, and the parts that it consists of."""
-    read = functools.partial(notebook.tools.meter.now, detail=True)
+    read = functools.partial(notebook.context.meter.now, detail=True)
     return findings.reconcile(read, lambda: findings.storages_of(roles_of_objects()))

@@ -26,8 +26,8 @@ _WORK = "tensors and arrays"
 def tensors(notebook: Notebook, options: Options) -> list[Report]:
     """Return the report that ``%gpumem tensors`` and its options ask for."""
     kind = next((kind for kind in selection.KINDS if options.kind and kind.startswith(options.kind)), None)
-    with notebook.tools.screen.working(_WORK) as progress:
-        found = take(notebook.tools.shell, progress=progress)
+    with notebook.context.screen.working(_WORK) as progress:
+        found = take(notebook.context.shell, progress=progress)
     found = selection.select(found, options.names, device=options.device, kind=kind, min_bytes=options.min or 0)
     if options.by is None:
         return [reports.tensors_report(found, top=options.top)]
@@ -41,7 +41,7 @@ def asked_by(frame: FrameType, shell: Any, storages: Storages | None = None) -> 
         notebook = notebook_of(shell)
     except NotLoadedError:
         return take(shell, frame, storages)
-    with notebook.tools.screen.working(_WORK) as progress:
+    with notebook.context.screen.working(_WORK) as progress:
         return take(shell, frame, storages, progress=progress)
 
 

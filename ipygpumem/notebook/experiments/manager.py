@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.model import CellRecord, ExperimentRecord, Usage
 from ipygpumem.notebook.cell import Cell
+from ipygpumem.notebook.context import Context
 from ipygpumem.notebook.experiments.names import Names, client_of
 from ipygpumem.notebook.ipython.stored_errors import last_error
 from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.parts.budgets import Budgets
 from ipygpumem.notebook.parts.subscribers import Subscribers
 from ipygpumem.notebook.recovery import Recovery
-from ipygpumem.notebook.tools import Tools
 from ipygpumem.objects import interrupts
 from ipygpumem.reports import content
 from ipygpumem.reports.layout import Report
@@ -44,20 +44,20 @@ class Experiments(Part):
     """Opens and ends the experiments of one shell.
 
     Args:
-        tools: the shell's.
+        context: the shell's.
         recovery: reports errors that run out of memory.
         budgets: those in force.
         subscribers: get the records.
     """
 
-    def __init__(self, tools: Tools, recovery: Recovery, budgets: Budgets, subscribers: Subscribers) -> None:
-        self._tools = tools
+    def __init__(self, context: Context, recovery: Recovery, budgets: Budgets, subscribers: Subscribers) -> None:
+        self._context = context
         self.recovery = recovery
         self._budgets = budgets
         self._subscribers = subscribers
         self.open: list[ExperimentRun] = []
-        self.finished: deque[ExperimentRecord] = deque(maxlen=self._tools.config.history_length)
-        self.names = Names(self._tools, self.open)
+        self.finished: deque[ExperimentRecord] = deque(maxlen=self._context.config.history_length)
+        self.names = Names(self._context, self.open)
         self._oom_count = _OomCount()
         recovery.on_oom.append(self._ran_out_of_memory)
 
@@ -66,14 +66,14 @@ class Experiments(Part):
         """What outlived the experiments."""
         from ipygpumem.notebook.experiments.survivors import Survivors  # loading the extension must stay fast
 
-        return Survivors(self._tools, lambda: [(item.name, item.scope.waiting) for item in self.open], ours=self)
+        return Survivors(self._context, lambda: [(item.name, item.scope.waiting) for item in self.open], ours=self)
 
     def new(self, options: ExperimentOptions, handle: weakref.ref[Experiment]) -> ExperimentRun:
         """Return a run that was not started yet; ``handle`` leads to the user's object for it."""
         from ipygpumem.notebook.experiments.run import ExperimentRun  # as above
 
         is_handle = lambda value: value is not None and value is handle()  # noqa: E731
-        return ExperimentRun(self._tools, self.recovery, self._budgets, self.survivors, options, is_handle)
+        return ExperimentRun(self._context, self.recovery, self._budgets, self.survivors, options, is_handle)
 
     def here(self) -> list[ExperimentRun]:
         """Return the open experiments around the code that asks, innermost last."""
@@ -154,7 +154,7 @@ class Experiments(Part):
             if other.name == experiment.name:
                 self.finish(other)
                 break
-        experiment.thread, experiment.client = threading.get_ident(), client_of(self._tools.shell)
+        experiment.thread, experiment.client = threading.get_ident(), client_of(self._context.shell)
         experiment.error_at_start = experiment.seen_error = last_error()
         try:
             experiment.enter()
@@ -173,7 +173,7 @@ class Experiments(Part):
         Raises:
             ExperimentError: no cell is running whose end would be seen.
         """
-        running = self._tools.cells.running()
+        running = self._context.cells.running()
         if not running:
             raise ExperimentError(
                 "%%experiment must be the first line of a cell that you run yourself; here use %experiment start"
@@ -184,7 +184,7 @@ class Experiments(Part):
     def finish(self, experiment: ExperimentRun) -> ExperimentRecord:
         """End ``experiment`` and all inside it, show the reports, and return the record."""
         if experiment.record is None or experiment in self.open:
-            self._tools.screen.show(self.close_experiment(experiment))
+            self._context.screen.show(self.close_experiment(experiment))
             self._subscribers.shown()
         assert experiment.record is not None
         return experiment.record
@@ -225,8 +225,8 @@ class Experiments(Part):
             if (record := experiment.record) is not None:
                 self.finished.append(record)
                 self._subscribers.add(record)
-                style = experiment.options.report or self._tools.config.experiment_report
-                reports += content.experiment_reports(record, style, self._tools.screen.scales)
+                style = experiment.options.report or self._context.config.experiment_report
+                reports += content.experiment_reports(record, style, self._context.screen.scales)
         return reports
 
     def close(self) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ipygpumem.introspect import text_of
 from ipygpumem.notebook.cell import Cell, SeenCode
+from ipygpumem.notebook.context import Context
 from ipygpumem.notebook.ipython.rewriting import our_magic
-from ipygpumem.notebook.tools import Tools
 from ipygpumem.scopes.bindings import Bindings, bindings_of
 from ipygpumem.scopes.instrumenting import HAS_DELETED, instrument
 from ipygpumem.scopes.scope import Scope, note_lookup, settle
@@ -57,13 +57,13 @@ class Names:
     """The open scopes of one shell, and the code that runs in them.
 
     Args:
-        tools: the shell's.
+        context: the shell's.
         experiments: those that are open, innermost last; the stack keeps the list.
     """
 
-    def __init__(self, tools: Tools, experiments: list[ExperimentRun]) -> None:
-        self._tools = tools
-        self._cells = tools.cells
+    def __init__(self, context: Context, experiments: list[ExperimentRun]) -> None:
+        self._context = context
+        self._cells = context.cells
         self._open = experiments
         self.listener = Listener(self._noted)
 
@@ -71,7 +71,7 @@ class Names:
         """Return the open experiments of this thread and client, or of another's, innermost last."""
         if not self._open:
             return []
-        thread, client = (like.thread, like.client) if like else (threading.get_ident(), client_of(self._tools.shell))
+        thread, client = (like.thread, like.client) if like else (threading.get_ident(), client_of(self._context.shell))
         return [one for one in self._open if one.thread == thread and one.client == client]
 
     def _noted(self, key: str) -> bool:
@@ -124,7 +124,7 @@ class Names:
         found = bindings_of(tree)
         names = (found.bound | found.deleted) - found.shared
         if opens and not may_open_later:
-            names &= self._tools.namespace.keys()  # what is not there yet will be the scope's
+            names &= self._context.namespace.keys()  # what is not there yet will be the scope's
         elif not may_open_later:
             names = here[-1].scope.outer_among(names)
         if names:
@@ -163,7 +163,7 @@ class Names:
     def _note_names(self, cell: Cell) -> None:
         known = cell.of(_OfCell)
         if known.names_before is None:
-            known.names_before = set(self._tools.namespace)
+            known.names_before = set(self._context.namespace)
 
     def cell_ends(self, cell: Cell) -> None:
         """Leave to the cell what it has bound beside the scopes of others; settle its own."""
@@ -186,7 +186,7 @@ class Names:
     def _leave_to(self, cell: Cell, experiment: ExperimentRun) -> None:
         bound = set().union(*(code.bindings().bound for code in cell.code))
         before = cell.of(_OfCell).names_before
-        appeared = self._tools.namespace.keys() - before if before is not None else ()
+        appeared = self._context.namespace.keys() - before if before is not None else ()
         experiment.scope.leave_to_others(bound, appeared)
 
 

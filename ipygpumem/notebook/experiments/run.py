@@ -17,12 +17,12 @@ from ipygpumem.freeing import reclaim
 from ipygpumem.freeing.reclaim import steps_that_free
 from ipygpumem.introspect import is_atom, is_instance, named_objects, text_of, type_name
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Usage
+from ipygpumem.notebook.context import Context
 from ipygpumem.notebook.experiments.survivors import Baseline, Survivors, Watched, watch_names
 from ipygpumem.notebook.ipython.outputs import Outputs
 from ipygpumem.notebook.parts.allocation_file import AllocationFile
 from ipygpumem.notebook.parts.budgets import Budgets
 from ipygpumem.notebook.recovery import Recovery
-from ipygpumem.notebook.tools import Tools
 from ipygpumem.objects.garbage import Mark
 from ipygpumem.objects.walk import ArraySearch
 from ipygpumem.scopes.scope import Outcome, Scope, is_ownable
@@ -97,7 +97,7 @@ class ExperimentRun:
     """An experiment between its start and its record; users hold an ``Experiment``.
 
     Args:
-        tools: the shell's.
+        context: the shell's.
         recovery: releases tracebacks.
         budgets: those in force in the shell.
         survivors: finds what outlives the experiment.
@@ -107,20 +107,20 @@ class ExperimentRun:
 
     def __init__(
         self,
-        tools: Tools,
+        context: Context,
         recovery: Recovery,
         budgets: Budgets,
         survivors: Survivors,
         options: ExperimentOptions,
         is_handle: Callable[[object], bool],
     ) -> None:
-        self._tools = tools
+        self._context = context
         self._recovery = recovery
         self._survivors = survivors
         self._is_handle = is_handle
         self.options = options
         self.name = options.name
-        self.outputs = Outputs(tools.shell)
+        self.outputs = Outputs(context.shell)
         self.ooms = 0
         self.record: ExperimentRecord | None = None
         self.was_started = self.failed = False
@@ -142,17 +142,17 @@ class ExperimentRun:
 
     def enter(self) -> None:
         """Open scope and measurement; if this fails, ``abandon`` undoes it."""
-        tools, options = self._tools, self.options
+        context, options = self._context, self.options
         if self._allocations is not None:
             self._allocations.start()
         self._started, self._started_at = time.perf_counter(), time.time()
-        self.scope = Scope(tools.namespace, keep=options.patterns, drop_imports=options.drop_imports)
+        self.scope = Scope(context.namespace, keep=options.patterns, drop_imports=options.drop_imports)
         self.was_started = True
         self.outputs_at_start = self.outputs.mark()
-        self._baseline = Baseline(tools.namespace, tools.garbage, self.note)
+        self._baseline = Baseline(context.namespace, context.garbage, self.note)
         if self._budget is not None:
             self._budget.start()
-        self._measurement = tools.meter.start()
+        self._measurement = context.meter.start()
 
     @property
     def elapsed_seconds(self) -> float:
@@ -171,7 +171,7 @@ class ExperimentRun:
 
     def usage(self) -> tuple[Usage, ...]:
         """Return each device's usage from the start until now, or until the end if it is finished."""
-        return self.record.usages if self.record is not None else self._tools.meter.read(self._measurement)
+        return self.record.usages if self.record is not None else self._context.meter.read(self._measurement)
 
     def reseed(self) -> None:
         """Reset the random generators if the experiment has a seed, and those imported later when they come."""
@@ -204,7 +204,7 @@ class ExperimentRun:
     def abandon(self) -> None:
         """Keep the names and stop measuring: the extension is being unloaded, or the start has failed."""
         if hasattr(self, "_measurement"):
-            self._tools.meter.drop(self._measurement)
+            self._context.meter.drop(self._measurement)
         if self._budget is not None:
             self._budget.stop()
         if self._allocations is not None:
@@ -241,25 +241,25 @@ class ExperimentRun:
             self._seed_on_import.remove()
         seconds = self.elapsed_seconds
         survivors = self._find_survivors(self._at_end)  # first, so that its cost counts for the cell's line
-        self.record = self._make_record(self._at_end, self._tools.meter.stop(self._measurement), seconds, survivors)
+        self.record = self._make_record(self._at_end, self._context.meter.stop(self._measurement), seconds, survivors)
         self._baseline.forget()
         self._at_end.watched.clear()  # it refers weakly to arrays
 
     def _free(self, enclosing: Scope | None, own: list[str] | None) -> None:
         """Delete names, outputs and tracebacks, then free the memory that they held."""
-        meter, tools = self._tools.meter, self._tools
+        meter, context = self._context.meter, self._context
         closed: list[Outcome] = []
         names = ("names", lambda: closed.append(self.scope.close(enclosing, own, spare=self._is_handle)))
         outputs = ("outputs", lambda: self.outputs.forget_since(self.outputs_at_start))
         reclaim.run_steps(meter, [names, outputs, ("tracebacks", self._release_tracebacks)], self._steps)
         if not closed:  # there was no memory even for that; the tracebacks' memory is free now
             reclaim.run_steps(meter, [("names again", names[1])], self._steps)
-        reclaim.run_steps(meter, steps_that_free(tools.garbage, self._since), self._steps)
+        reclaim.run_steps(meter, steps_that_free(context.garbage, self._since), self._steps)
 
     def _since(self) -> Mark | None:
         """Return the start if everything that may be garbage at the end was made since, else None."""
         releases_older_error = self.failed and self.error_at_start != 0
-        return None if releases_older_error else self._baseline.mark_if_nothing_lingers(self._tools.namespace)
+        return None if releases_older_error else self._baseline.mark_if_nothing_lingers(self._context.namespace)
 
     def _look(self) -> tuple[_AtEnd, list[str] | None]:
         """Return the experiment's state before anything is freed, and its own names."""
@@ -269,7 +269,7 @@ class ExperimentRun:
         watched: list[Watched] = []
         complete = False
         try:
-            usages = self._tools.meter.settle(self._measurement)
+            usages = self._context.meter.settle(self._measurement)
             waiting = self.waiting()
             own = self.scope.own_names()
             watched = self._watch(own)
@@ -288,7 +288,7 @@ class ExperimentRun:
     def _watch(self, own: list[str]) -> list[Watched]:
         """Return the arrays held by the scope's names and outputs, to be watched."""
         scope, search = self.scope, ArraySearch(self._baseline.was_there)
-        namespace, outputs = self._tools.namespace, self.outputs.since(self.outputs_at_start)
+        namespace, outputs = self._context.namespace, self.outputs.since(self.outputs_at_start)
         values = ((name, namespace.get(name)) for name in scope.names_to_delete(own))
         named = [(name, value) for name, value in values if not is_atom(value)]
         named += [(f"Out[{key}]", value) for key, value in outputs.items()]
@@ -302,7 +302,7 @@ class ExperimentRun:
         if not at_end.complete:
             return ()
         search = ArraySearch()
-        values = [self._tools.namespace.get(name) for name in self.scope.outcome.kept]
+        values = [self._context.namespace.get(name) for name in self.scope.outcome.kept]
         kept = {array.storage for value in values for _, array in search.find(value)}
         try:
             return self._survivors.of_experiment(
@@ -341,7 +341,7 @@ class ExperimentRun:
     def _notes(self, at_end: _AtEnd) -> list[str]:
         notes = [f"keep: no name matches {quoted(pattern)}" for pattern in self.scope.unmatched_keep()]
         size = sum(held.size_bytes for held in at_end.waiting)
-        if size >= self._tools.config.min_held_bytes:
+        if size >= self._context.config.min_held_bytes:
             names = ", ".join(held.name for held in at_end.waiting)
             notes.append(f"the restored objects ({names}) took {format_bytes(size)} while the experiment ran")
         if self._budget is not None:

@@ -12,9 +12,9 @@ from ipygpumem.freeing.name_snapshot import NameSnapshot
 from ipygpumem.freeing.reclaim import trim_host_heap
 from ipygpumem.introspect import text_of, type_name
 from ipygpumem.model import Held, Holder
+from ipygpumem.notebook.context import Context
 from ipygpumem.notebook.ipython.outputs import cell_of_output, is_of_ipython
 from ipygpumem.notebook.ipython.sources import cell_of_file, cell_that_bound, running_cell
-from ipygpumem.notebook.tools import Tools
 from ipygpumem.objects.arrays import Array, WatchedArray, describe, watch
 from ipygpumem.objects.garbage import Garbage, Mark
 from ipygpumem.objects.heap import Heap, large_tensors, undisturbed
@@ -107,13 +107,13 @@ class Survivors:
     """What outlived the experiments of one shell; nothing is kept alive by it.
 
     Args:
-        tools: the shell's.
+        context: the shell's.
         waiting: returns the open experiments' names, and where each keeps what it gives back.
         ours: an object of ours that leads to all others.
     """
 
-    def __init__(self, tools: Tools, waiting: Callable[[], Iterable[tuple[str, object]]], ours: object) -> None:
-        self._tools = tools
+    def __init__(self, context: Context, waiting: Callable[[], Iterable[tuple[str, object]]], ours: object) -> None:
+        self._context = context
         self._waiting = waiting
         self._ours = ours
         self.known: list[Watched] = []
@@ -134,13 +134,13 @@ class Survivors:
             certain: whether all that was there before is known, NumPy's arrays too.
             first_cell: number of the experiment's first cell; the running one unless given.
         """
-        tools = self._tools
-        smallest = tools.config.min_held_bytes
-        first = running_cell(tools.shell) if first_cell is None else first_cell
+        context = self._context
+        smallest = context.config.min_held_bytes
+        first = running_cell(context.shell) if first_cell is None else first_cell
         items = [item for item in watched if size_of(item.alive()) >= smallest]
         alive = [self._with_cell(item, first, certain=certain) for item in items]
         named = {array.storage for item in alive for array in item.alive()}
-        for key, tensors in large_tensors(live_tensors(tools.garbage), smallest).items():
+        for key, tensors in large_tensors(live_tensors(context.garbage), smallest).items():
             array = describe(tensors[0]) if key not in named else None
             if array is not None and not known(tensors[0], array):
                 alive.append(Watched(held_without_name(tensors[0]), ((watch(tensors[0]), array),)))
@@ -148,7 +148,7 @@ class Survivors:
             return ()
         reported = {array.storage for item in self.known for array in item.alive()}  # by an experiment inside this one
         self.known += [item for item in alive if any(array.storage not in reported for array in item.alive())]
-        with tools.screen.working("who holds what is still alive") as progress, undisturbed():
+        with context.screen.working("who holds what is still alive") as progress, undisturbed():
             heap = Heap(running_locals(), part(progress, 0.0, 0.5))
             found = self.explained(alive, heap, part(progress, 0.5, 1.0))
             arrays = [array for item in alive for array in item.of_numpy]
@@ -171,7 +171,7 @@ class Survivors:
         """Add the cell that bound the name, before later cells bind it anew."""
         is_old_perhaps = not certain and any(array.storage[0] == "numpy" for array in item.alive())
         name = item.held.name
-        cell = cell_of_output(name) or cell_that_bound(self._tools.shell, name, range(first_cell))
+        cell = cell_of_output(name) or cell_that_bound(self._context.shell, name, range(first_cell))
         return replace(item, held=replace(item.held, cell=cell), is_old_perhaps=is_old_perhaps)
 
     def explained(self, watched: Sequence[Watched], heap: Heap, progress: Progress) -> tuple[Held, ...]:
@@ -193,7 +193,7 @@ class Survivors:
 
     def roots(self) -> Roots:
         """Return what the user of a notebook can name."""
-        shell, namespace = self._tools.shell, self._tools.namespace
+        shell, namespace = self._context.shell, self._context.namespace
         outputs = namespace.get("_oh")
         namespaces: dict[int, Callable[[object], Place]] = {id(namespace): _variable, id(shell.user_ns_hidden): _hidden}
         if type(outputs) is dict:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ipygpumem.fitting.budgets import Budget, who_refused
+from ipygpumem.notebook.context import Context
 from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.recovery import Recovery
-from ipygpumem.notebook.tools import Tools
 from ipygpumem.reports.layout import note
 
 
 class Budgets(Part):
     """Keeps the budgets in force in one shell."""
 
-    def __init__(self, tools: Tools, recovery: Recovery) -> None:
-        self.tools = tools
+    def __init__(self, context: Context, recovery: Recovery) -> None:
+        self.context = context
         self.recovery = recovery
         self.in_force: list[Budget] = []
         """Innermost last."""
@@ -38,7 +38,7 @@ class Budgets(Part):
                 self.recovery.leaves_budget(error)
         finally:
             budget.stop()  # it may add notes
-        self.tools.screen.show([note(text) for text in budget.notes])
+        self.context.screen.show([note(text) for text in budget.notes])
 
     def close(self) -> None:
         """Restore the limits from before all budgets."""

@@ -20,9 +20,9 @@ from ipygpumem.flight_recorder import Kernel, Moment, Writer
 from ipygpumem.introspect import text_of
 from ipygpumem.model import CellRecord, Reading, Usage
 from ipygpumem.notebook.cell import Cell
+from ipygpumem.notebook.context import Context
 from ipygpumem.notebook.ipython.sources import running_cell
 from ipygpumem.notebook.part import Part
-from ipygpumem.notebook.tools import Tools
 from ipygpumem.probes import cgroup, oom_kills
 from ipygpumem.reports.layout import Report, clean, note
 
@@ -32,8 +32,8 @@ _TICK_SECONDS = 0.25
 class Recorder(Part):
     """Records one shell's cells to a file while it is on."""
 
-    def __init__(self, tools: Tools) -> None:
-        self._tools = tools
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._writer: Writer | None = None
         self._counter = ""
         self._undo: list[Callable[[], object]] = []
@@ -44,7 +44,7 @@ class Recorder(Part):
     @property
     def folder(self) -> Path:
         """This profile's folder of recordings."""
-        return Path(self._tools.shell.profile_dir.location) / "ipygpumem"
+        return Path(self._context.shell.profile_dir.location) / "ipygpumem"
 
     @property
     def path(self) -> Path | None:
@@ -67,13 +67,13 @@ class Recorder(Part):
             self._counter = oom_kills.counter()
             started, place = psutil.Process().create_time(), flight_recorder.place()
             kernel = Kernel(time.time(), os.getpid(), started, place, _notebook(), self._counter)
-            self._writer = Writer(self.folder, kernel, self._tools.config.record_max_bytes)
+            self._writer = Writer(self.folder, kernel, self._context.config.record_max_bytes)
             flight_recorder.prune(self.folder, self._writer.path)
         except OSError as error:
             raise RecordingError(
                 f"recording is off: {short(self.folder)} cannot be written ({_reason(error)})"
             ) from None
-        shell, worker = self._tools.shell, self._tools.meter.worker
+        shell, worker = self._context.shell, self._context.meter.worker
         worker.add(self._tick)
         self._undo.append(lambda: worker.remove(self._tick))
         if shell.has_trait("exit_now"):  # a kernel's: set when the front-end asks it to end, even while a cell runs
@@ -81,7 +81,7 @@ class Recorder(Part):
             self._undo.append(lambda: shell.unobserve(self._asked_to_end, "exit_now"))
         atexit.register(self.stop, "the kernel's process ended by itself")
         self._undo.append(lambda: atexit.unregister(self.stop))
-        running = self._tools.cells.running()
+        running = self._context.cells.running()
         if running:
             self._write(lambda: self._cell_start(running[0], running_cell(shell)))
 
@@ -118,7 +118,7 @@ class Recorder(Part):
         try:
             self.start()
         except Exception as error:
-            self._tools.config.record = False
+            self._context.config.record = False
             self.say(str(error) if isinstance(error, RecordingError) else f"recording is off ({_reason(error)})")
 
     def say(self, message: str) -> None:
@@ -127,9 +127,9 @@ class Recorder(Part):
 
     def shown(self) -> None:
         """Show the messages that wait, but not inside a cell: a magic may capture its output."""
-        if self._messages and not self._tools.cells.running():
+        if self._messages and not self._context.cells.running():
             messages, self._messages = self._messages, []
-            self._tools.screen.show([note(message) for message in messages])
+            self._context.screen.show([note(message) for message in messages])
 
     def _asked_to_end(self, change: Any) -> None:
         reason = "it was asked to end: a restart, a shutdown, or exit"
@@ -148,15 +148,15 @@ class Recorder(Part):
         except Exception as error:
             self._writer = None
             writer.close(f"recording stopped: {_reason(error)}")
-            self._tools.config.record = False
+            self._context.config.record = False
             self.say(f"recording stopped ({_reason(error)}): your code is not affected; %gpumem record on tries again")
 
     def cell_begins(self, cell: Cell) -> None:
         """Write the start of a cell."""
         if not cell.nested:
-            number = running_cell(self._tools.shell) + 1
+            number = running_cell(self._context.shell) + 1
             self._write(lambda: self._cell_start(cell, number))
-            self._tools.meter.worker.wake(self._tick)
+            self._context.meter.worker.wake(self._tick)
 
     def _cell_start(self, cell: Cell, number: int) -> Moment:
         self._cell = self._moment(
@@ -169,13 +169,13 @@ class Recorder(Part):
 
     def _tick(self) -> float | None:
         """Write the memory of a cell that runs for long; called in the meter's thread, which rests between cells."""
-        running, begun = self._tools.cells.outermost(), self._cell
+        running, begun = self._context.cells.outermost(), self._cell
         if running is None:
             return None
         waited = time.perf_counter() - running.started
         if waited < _TICK_SECONDS:
             return _TICK_SECONDS - waited
-        readings = self._tools.meter.glance()
+        readings = self._context.meter.glance()
         if begun is not None and begun is self._cell and not running.over:
             self._write(lambda: self._moment("tick", begun.cell, readings.values()))
         return _TICK_SECONDS

@@ -1,4 +1,4 @@
-"""What all parts of one shell work with."""
+"""What everything in one shell shares."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ipygpumem.probes.pools import finder
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Tools:
+class Context:
     """IPython's shell, our options, and what measures, collects and shows."""
 
     shell: Any
@@ -34,18 +34,9 @@ class Tools:
         return self.shell.user_ns  # type: ignore[no-any-return]  # IPython is untyped
 
 
-def tools_for(shell: Any, config: IPyGpuMem, host: HostProbe, probes: Sequence[Probe] = ()) -> Tools:
-    """Return the tools of a shell, which measure with ``probes``: by default the host and all accelerators."""
-    find_more = None if probes else finder()
-    meter = Meter(probes or [host], find_more=find_more, sample_seconds=config.sample_seconds)
+def context_for(shell: Any, config: IPyGpuMem, host: HostProbe, probes: Sequence[Probe] = ()) -> Context:
+    """Return the context of a shell, which measures with ``probes``: by default the host and all accelerators."""
+    meter = Meter(probes or [host], find_more=None if probes else finder(), sample_seconds=config.sample_seconds)
     if not probes:
         add_installed(meter)
-    cells = CellStack()
-    return Tools(
-        shell=shell,
-        config=config,
-        meter=meter,
-        garbage=Garbage(),
-        cells=cells,
-        screen=Screen(shell, config),
-    )
+    return Context(shell, config, meter, Garbage(), CellStack(), Screen(shell, config))
