@@ -11,7 +11,6 @@ from ipygpumem.reports.engines import (
     engine_numbers,
     engines_report,
     looks_report,
-    merged_figures,
     merged_record,
     values_of,
 )
@@ -38,14 +37,10 @@ def four(*peaks: int, **changes: object) -> list[EngineRecord]:
 
 
 def test_each_figure_has_its_sum_lowest_median_and_highest_and_whose_they_are() -> None:
-    figures = {
-        (figure.name, figure.device): figure
-        for figure in merged_figures((one.engine, values_of(one)) for one in four(10, 30, 20, 40))
-    }
-    peak, kept, free = (figures[name, "cpu"] for name in ("peak", "kept", "free"))
-    assert (peak.spread.lowest, peak.spread.median, peak.spread.highest) == (10 * MIB, 20 * MIB, 40 * MIB)
-    assert (peak.spread.lowest_name, peak.spread.highest_name) == ("engine 0", "engine 3")
-    assert (kept.total, free.spread.highest, figures["time", ""].spread.highest) == (8 * MIB, 3 * GIB, 1.0)
+    report = engines_report(merged_record("s", 0.0, 1.0, four(10, 30, 20, 40)))
+    rows = {tuple(row[:2]): row[2:] for row in report.tables[0].rows}
+    assert rows["RAM", "peak"] == ("4", "", "+10 MiB", "+20 MiB", "+40 MiB", "engine 3")
+    assert rows["RAM", "kept"] == ("4", "+8 MiB", "+2 MiB", "+2 MiB", "+2 MiB", "")
 
 
 def test_the_cards_of_an_engine_are_one_kind_of_device() -> None:
@@ -54,36 +49,21 @@ def test_the_cards_of_an_engine_are_one_kind_of_device() -> None:
     assert (values["peak", "cuda"].value, values["kept", "cuda"].value) == (300 * MIB, 12 * MIB)
 
 
-def test_who_stands_out_is_named_with_its_place() -> None:
-    engines = [*four(10, 11, 12), engine(3, usage("cpu", 2, 900), seconds=9.0)]
-    assert merged_record("s", 0.0, 1.0, engines).notes == (
-        "engine 3 (host1, rank 3) took 9.00 s, the median is 1.00 s",
-        "engine 3 (host1, rank 3) rose by 900 MiB on RAM, the median is 11 MiB",
-    )
-
-
-def test_errors_and_names_that_differ_are_told_once_for_engines_that_are_alike() -> None:
-    engines = [*four(1, 1), *(replace(one, error="KeyError") for one in four(1, 1, 1)[2:])]
+def test_errors_and_notes_are_told_once_for_engines_that_are_alike() -> None:
+    engines = [*four(1, 1, notes=("a note",)), *(replace(one, error="KeyError") for one in four(1, 1, 1)[2:])]
     engines = [*engines, EngineRecord(3, error="died"), EngineRecord(4, error="died")]
     engines[1] = replace(engines[1], record=replace(engines[1].record, deleted=("x", "y"), kept=("z",)))  # type: ignore[type-var]
     merged = merged_record("s", 5.0, 1.0, engines)
     assert merged.notes == (
-        "engine 2 (host1, rank 2): KeyError",
+        "engines 0-1: a note",
+        "engine 2 (host1): KeyError",
         "engines 3-4: died",
-        "deleted on engine 1 only: y",
-        "kept on engine 1 only: z",
     )
     assert (merged.deleted, merged.kept) == (("x", "y"), ("z",))
     assert (merged.consumed, merged.reclaimed) == ({"cpu": 3 * MIB}, {"cpu": 3 * MIB})
     (sums,) = merged.usages
     assert (sums.device, sums.peak_delta_bytes, sums.delta_bytes) == ("cpu", 3 * MIB, 6 * MIB)
     assert engines_report(merged).is_trouble
-
-
-def test_versions_and_notes_are_told_where_they_differ() -> None:
-    first, second = four(1, 1, notes=("a note",))
-    merged = merged_record("s", 0.0, 1.0, [first, replace(second, version="w")])
-    assert merged.notes == ("engines 0-1: a note", "engine 0 ran v", "engine 1 ran w")
 
 
 def test_a_merged_record_survives_json() -> None:
