@@ -120,7 +120,10 @@ def test_a_ctrl_c_at_any_moment_leaves_nothing_open_and_engines_alike(cluster: K
     assert "no experiment is open" in refusal(cluster, "%experiment end")
 
 
-OPEN = "len(__import__('ipygpumem.notebook.notebook').notebook.notebook.find_notebook(get_ipython()).experiments.open)"
+OPEN = (
+    "(lambda found: len(found.experiments.open) if found else 0)"
+    "(__import__('ipygpumem.notebook.notebook').notebook.notebook.find_notebook(get_ipython()))"
+)
 BUSY = "rc[1].execute('import time\\nwhile True: time.sleep(0.05)', block=False)"
 STOP_BUSY = "rc.send_signal(2, targets=[1], block=True)\nbusy.wait(30)"
 
