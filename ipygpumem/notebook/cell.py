@@ -1,4 +1,4 @@
-"""Keeps the running cells of a shell, and what each has bound so far.
+"""Keeps the running cells of a shell, and defines what observes them (``Part``).
 
 Events do not come in neat pairs: a magic that runs cells nests them, a blank cell ends without having begun, a
 broken one never ends, and subshells interleave. So cells are found again by the identity of their ``info``.
@@ -9,11 +9,11 @@ from __future__ import annotations
 import ast
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ipygpumem.measuring.meter import Measurement
-from ipygpumem.model import RecoveryRecord, Usage
+from ipygpumem.model import CellRecord, RecoveryRecord, Usage
 from ipygpumem.reports.layout import Report
 from ipygpumem.scopes.bindings import Bindings, bindings_of
 
@@ -33,14 +33,7 @@ class SeenCode(NamedTuple):
 
 
 class Cell:
-    """One cell between its first and its last event.
-
-    Args:
-        info: IPython's, by whose identity the cell is found again.
-        nested: it runs inside another cell of the same thread.
-        thread: the identity of the thread in which it runs.
-        measurement: of what it costs.
-    """
+    """One cell between its first and its last event."""
 
     def __init__(self, info: Any, *, nested: bool, thread: int, measurement: Measurement) -> None:
         self.info = info
@@ -94,6 +87,47 @@ class Cell:
         """Call the enders."""
         while self.enders:
             self.below += self.enders.pop()()
+
+
+class Part:
+    """Goes along with cells. The session calls the hooks of all parts, in this order, in the cell's own thread."""
+
+    def cell_begins(self, cell: Cell) -> None:
+        """Prepare for a cell; it has been measured, and its time is not counted yet."""
+
+    def code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
+        """Note code that runs next.
+
+        Args:
+            tree: its syntax tree.
+            may_change: nobody else changes the tree after us.
+            is_timed: %timeit runs it: its names never reach the notebook, and it must not get slower.
+        """
+
+    def code_ended(self, cell: Cell, *, failed: bool) -> None:
+        """Note that a cell's code is over; nothing has been given back yet."""
+
+    def give_back(self, cell: Cell) -> None:
+        """Give back what ends with a cell; what its error held has been released."""
+
+    def remarks(self, record: CellRecord) -> Sequence[str]:
+        """Return what to add to the line of a cell that is over; the line is shown if anybody adds to it."""
+        return ()
+
+    def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
+        """Return what to show below a cell's line.
+
+        Args:
+            cell: what is over.
+            record: what it cost; None inside another cell, whose record has it, and after an interrupt.
+        """
+        return ()
+
+    def shown(self) -> None:
+        """Note that a cell's reports have been shown; the cell that loads us has no other hook."""
+
+    def close(self) -> None:
+        """Undo what is still in force: the extension is being unloaded."""
 
 
 class CellStack:

@@ -39,12 +39,7 @@ Asked = dict[int, Any]
 
 
 class Engines:
-    """Some engines of a cluster.
-
-    Args:
-        client: ipyparallel's.
-        numbers: its ids of the engines.
-    """
+    """Some engines of a cluster."""
 
     def __init__(self, client: Any, numbers: Iterable[int]) -> None:
         self.client = client
@@ -145,13 +140,7 @@ class Engines:
 
 
 class ClusterExperiment:
-    """An experiment on engines.
-
-    Args:
-        name: of it.
-        engines: those that are to run it.
-        report: how much to show at its end; by default what the options say.
-    """
+    """An experiment on engines."""
 
     def __init__(self, name: str, engines: Engines, report: str | None = None) -> None:
         self.name = name

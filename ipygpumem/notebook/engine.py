@@ -20,14 +20,13 @@ from IPython import get_ipython
 from ipygpumem.errors import GpuMemError, quoted
 from ipygpumem.introspect import type_name
 from ipygpumem.model import CellRecord, ExperimentRecord
-from ipygpumem.notebook.cell import Cell
+from ipygpumem.notebook.cell import Cell, Part
 from ipygpumem.notebook.commands import experiment
 from ipygpumem.notebook.commands.magics import loaded
 from ipygpumem.notebook.commands.parsing import Options, parse
 from ipygpumem.notebook.experiments.run import ExperimentRun
 from ipygpumem.notebook.extension import load
 from ipygpumem.notebook.notebook import Notebook, find_notebook
-from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.registry import MAGICS
 from ipygpumem.probes import device_memory
 from ipygpumem.reports import text

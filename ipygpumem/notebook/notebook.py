@@ -13,10 +13,10 @@ from IPython import get_ipython
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.measuring.traces import Traces
 from ipygpumem.model import SessionRecord
+from ipygpumem.notebook.cell import Part
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.context import context_for
 from ipygpumem.notebook.experiments.manager import Experiments
-from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.parts.budgets import Budgets
 from ipygpumem.notebook.parts.subscribers import Subscribers
 from ipygpumem.notebook.parts.trends import Trends
@@ -31,13 +31,7 @@ if TYPE_CHECKING:
 
 
 class Notebook:
-    """Puts the parts of one shell together.
-
-    Args:
-        shell: IPython's shell.
-        config: the options.
-        probes: what to measure; by default the host and every kind of accelerator.
-    """
+    """Puts the parts of one shell together."""
 
     def __init__(self, shell: Any, config: IPyGpuMem, probes: Sequence[Probe] = ()) -> None:
         self.host = HostProbe(exact=config.host_peak == "kernel")

@@ -32,11 +32,7 @@ class _OfCell:
 
 
 class Recovery:
-    """Gives back what errors hold in one shell.
-
-    Args:
-        context: the shell's.
-    """
+    """Gives back what errors hold in one shell."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

@@ -11,24 +11,17 @@ from typing import Any
 from ipygpumem.freeing.reclaim import fallen
 from ipygpumem.introspect import text_of, type_name
 from ipygpumem.model import CellRecord
-from ipygpumem.notebook.cell import Cell
+from ipygpumem.notebook.cell import Cell, Part
 from ipygpumem.notebook.context import Context
 from ipygpumem.notebook.ipython.sources import describing_line, digest_of
 from ipygpumem.notebook.ipython.stored_errors import error_of, last_error, shown_since
-from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.recovery import Recovery
 from ipygpumem.reports import content
 from ipygpumem.reports.layout import Report, note
 
 
 class Session:
-    """Takes each cell of one shell on its way: measure, give back, record, report.
-
-    Args:
-        context: the shell's.
-        recovery: releases what errors hold, before a record is final.
-        parts: all else that goes along, in the order in which it is asked.
-    """
+    """Takes each cell of one shell on its way: measure, give back, record, report."""
 
     def __init__(self, context: Context, recovery: Recovery, parts: Sequence[Part]) -> None:
         self._context = context

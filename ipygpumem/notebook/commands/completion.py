@@ -16,13 +16,7 @@ from ipygpumem.scopes.scope import is_ownable
 
 
 def complete(notebook: Notebook, magic: Magic, event: Any) -> list[str]:
-    """Return what may stand at the cursor in a magic's line.
-
-    Args:
-        notebook: the shell's.
-        magic: what IPython took the line for.
-        event: IPython's: the line, and its text up to the cursor.
-    """
+    """Return what may stand at the cursor in a magic's line."""
     line = event.text_until_cursor
     if line.split()[:1] != event.line.split()[:1]:  # somebody asks by the old way, without a cursor
         line = event.line

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.model import CellRecord, ExperimentRecord, Usage
-from ipygpumem.notebook.cell import Cell
+from ipygpumem.notebook.cell import Cell, Part
 from ipygpumem.notebook.context import Context
 from ipygpumem.notebook.experiments.names import Names, client_of
 from ipygpumem.notebook.ipython.stored_errors import last_error
-from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.parts.budgets import Budgets
 from ipygpumem.notebook.parts.subscribers import Subscribers
 from ipygpumem.notebook.recovery import Recovery
@@ -41,14 +40,7 @@ class _OfCell:
 
 
 class Experiments(Part):
-    """Opens and ends the experiments of one shell.
-
-    Args:
-        context: the shell's.
-        recovery: reports errors that run out of memory.
-        budgets: those in force.
-        subscribers: get the records.
-    """
+    """Opens and ends the experiments of one shell."""
 
     def __init__(self, context: Context, recovery: Recovery, budgets: Budgets, subscribers: Subscribers) -> None:
         self._context = context
@@ -256,10 +248,6 @@ class Experiment:
     """A scope over the notebook's names, opened by ``start`` (or ``with``) and closed by ``finish``.
 
     Made by ``ipygpumem.experiment`` and by the magics. The record is in ``record`` once it is finished.
-
-    Args:
-        experiments: the shell's.
-        options: the user's.
     """
 
     def __init__(self, experiments: Experiments, options: ExperimentOptions) -> None:

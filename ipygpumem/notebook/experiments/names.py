@@ -54,12 +54,7 @@ class Listener(dict[str, None]):
 
 
 class Names:
-    """The open scopes of one shell, and the code that runs in them.
-
-    Args:
-        context: the shell's.
-        experiments: those that are open, innermost last; the stack keeps the list.
-    """
+    """The open scopes of one shell, and the code that runs in them."""
 
     def __init__(self, context: Context, experiments: list[ExperimentRun]) -> None:
         self._context = context
@@ -110,13 +105,7 @@ class Names:
             cell.of(_OfCell).saved_early = [] if may_change else saved
 
     def _instrument(self, tree: Any, source: str, *, opens: bool) -> frozenset[str]:
-        """Let the code of a cell note the names that a scope may have to know, and return them.
-
-        Args:
-            tree: the code's, which is changed.
-            source: the whole cell's.
-            opens: the first line opens a scope.
-        """
+        """Let the code of a cell note the names that a scope may have to know, and return them."""
         here = self.here()
         may_open_later = "experiment" in (source.lstrip().partition("\n")[2] if opens else source)
         if not (opens or here or may_open_later) or _MEASURES_LINES.search(source):

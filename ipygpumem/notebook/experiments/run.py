@@ -94,16 +94,7 @@ class _AtEnd:
 
 
 class ExperimentRun:
-    """An experiment between its start and its record; users hold an ``Experiment``.
-
-    Args:
-        context: the shell's.
-        recovery: releases tracebacks.
-        budgets: those in force in the shell.
-        survivors: finds what outlives the experiment.
-        options: the user's.
-        is_handle: returns True for the user's ``Experiment`` of this run, whose name stays.
-    """
+    """An experiment between its start and its record; users hold an ``Experiment``."""
 
     def __init__(
         self,

@@ -50,13 +50,7 @@ class Watched:
 
 
 class Baseline:
-    """The moment at which an experiment starts, and what is there.
-
-    Args:
-        namespace: the notebook's names.
-        garbage: knows what is made from now on.
-        note: takes a line for the report where not all of that can be seen.
-    """
+    """The moment at which an experiment starts, and what is there."""
 
     def __init__(self, namespace: dict[str, Any], garbage: Garbage, note: Callable[[str], None]) -> None:
         self._before: Before | None = None
@@ -104,13 +98,7 @@ def watch_names(named: Iterable[tuple[str, object]], search: ArraySearch) -> lis
 
 
 class Survivors:
-    """What outlived the experiments of one shell; nothing is kept alive by it.
-
-    Args:
-        context: the shell's.
-        waiting: returns the open experiments' names, and where each keeps what it gives back.
-        ours: an object of ours that leads to all others.
-    """
+    """What outlived the experiments of one shell; nothing is kept alive by it."""
 
     def __init__(self, context: Context, waiting: Callable[[], Iterable[tuple[str, object]]], ours: object) -> None:
         self._context = context

@@ -83,12 +83,7 @@ class LoopOfCell:
 
 
 def loop_over_body(tree: Any, interactivity: str) -> None:
-    """Put a loop around the body of a cell that begins with ``%%autofit``; leave every other tree as it is.
-
-    Args:
-        tree: a cell's; changed in place.
-        interactivity: IPython's ``ast_node_interactivity``, which says what a cell displays.
-    """
+    """Put a loop around the body of a cell that begins with ``%%autofit``; leave every other tree as it is."""
     if type(tree) is not ast.Module or not (start := _start_of_body(tree)):
         return
     body = tree.body[start:]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ipygpumem.fitting.budgets import Budget, who_refused
+from ipygpumem.notebook.cell import Part
 from ipygpumem.notebook.context import Context
-from ipygpumem.notebook.part import Part
 from ipygpumem.notebook.recovery import Recovery
 from ipygpumem.reports.layout import note
 

@@ -19,10 +19,9 @@ from ipygpumem.errors import RecordingError, short
 from ipygpumem.flight_recorder import Kernel, Moment, Writer
 from ipygpumem.introspect import text_of
 from ipygpumem.model import CellRecord, Reading, Usage
-from ipygpumem.notebook.cell import Cell
+from ipygpumem.notebook.cell import Cell, Part
 from ipygpumem.notebook.context import Context
 from ipygpumem.notebook.ipython.sources import running_cell
-from ipygpumem.notebook.part import Part
 from ipygpumem.probes import cgroup, oom_kills
 from ipygpumem.reports.layout import Report, clean, note
 

@@ -11,8 +11,7 @@ from typing import Any
 from ipygpumem.freeing.tracebacks import classify
 from ipygpumem.introspect import type_name
 from ipygpumem.model import CellRecord, ExperimentRecord
-from ipygpumem.notebook.cell import Cell
-from ipygpumem.notebook.part import Part
+from ipygpumem.notebook.cell import Cell, Part
 from ipygpumem.reports.layout import Report, clean
 
 Subscriber = Callable[[CellRecord | ExperimentRecord], object]

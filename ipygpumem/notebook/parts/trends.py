@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ipygpumem.measuring.growth import DeviceRuns, Growth, count_run
 from ipygpumem.model import CellRecord
-from ipygpumem.notebook.part import Part
+from ipygpumem.notebook.cell import Part
 
 _CELLS_MOST = 1000
 
