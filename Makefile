@@ -6,7 +6,7 @@
 # What `make verify` consists of, besides `make test` and `make check`:
 # make thorough    the tests that take long: tutorials, converted notebooks, the build of the simulated cards
 # make frontends   the tests in JupyterLab and Notebook 7; PICTURES=docs/img takes the pictures
-# make torture     all ways in which notebooks leak, on every Python found here; writes docs/leaks.md
+# make torture     all ways in which notebooks leak, with and without the extension; writes docs/leaks.md
 # make matrix      tests/smoke on every supported IPython and Python found here; writes docs/measured/compatibility.md
 # make gpu-sim     the GPU suite on simulated cards (tests/simulated_gpu), results in build/gpu-sim; with OUT= in docs/
 #
@@ -88,6 +88,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks
 
 torture: $(VENV)/.installed
+	$(INSTALL) --quiet --no-deps 'ipyexperiments==0.1.29'
 	$(BIN)/python -m tests.torture
 
 corners:

@@ -9,15 +9,9 @@ import pytest
 from ipygpumem.units import MIB, TIB, format_bytes
 from tests.gpu.support import ROUNDING, Card, allocated, ready, recovery, run_ok, size_after
 from tests.kernel import Kernel
-from tests.torture.catalogue import SCENARIOS
 from tests.torture.runner import SPAN, Runner
-from tests.torture.scenario import Scenario
+from tests.torture.scenarios import SCENARIOS, Scenario
 
-_COMPILED = pytest.mark.hardware("kernels that Triton has compiled")
-_ROWS = [
-    pytest.param(scenario, id=scenario.name, marks=[_COMPILED] if "generated" in scenario.name else [])
-    for scenario in SCENARIOS
-]
 _PINNED = "torch.cuda.host_memory_stats()['allocated_bytes.current']"
 
 
@@ -29,7 +23,7 @@ def runner() -> Iterator[Runner]:
     runner.close()
 
 
-@pytest.mark.parametrize("scenario", _ROWS)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_a_row_of_leaks(scenario: Scenario, runner: Runner) -> None:
     """Of the tensors on the GPU of each row of docs/leaks.md all come back, or exactly what nothing outside holds."""
     if scenario.missing():
@@ -37,7 +31,7 @@ def test_a_row_of_leaks(scenario: Scenario, runner: Runner) -> None:
     result = runner.run(scenario)
     assert not result.trouble, result.trouble
     assert result.on_gpu_bytes >= 12 * MIB  # the least are a data loader's batches
-    assert result.meets(scenario.share), f"{result.share:.1%} came back, due are {scenario.share:.0%}: {result.told}"
+    assert result.is_met(), f"{result.share:.1%} came back, due are {scenario.share:.0%}: {result.told}"
     assert result.gpu_left_bytes < MIB or scenario.share < 1.0
     assert scenario.holder in result.told
 

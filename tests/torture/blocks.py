@@ -59,23 +59,18 @@ def watch(*things: Any) -> None:
             owner = thing
             while isinstance(owner.base, numpy.ndarray):
                 owner = owner.base
-            _WATCHED.append((owner.nbytes, _expired(weakref.ref(owner)), False))
-
-
-def _expired(reference: weakref.ref[Any]) -> Callable[[], bool]:
-    return lambda: reference() is None
+            reference = weakref.ref(owner)
+            _WATCHED.append((owner.nbytes, lambda reference=reference: reference() is None, False))
 
 
 def report() -> dict[str, int]:
-    """Return the bytes that were made, those of them on a GPU, those whose storage has died, RSS and GPU in use."""
+    """Return the bytes that were made, those of them on a GPU, those whose storage has died, GPU in use."""
     made = sum(size for size, _, _ in _WATCHED)
     on_gpu = sum(size for size, _, is_on_gpu in _WATCHED if is_on_gpu)
     dead = sum(size for size, is_dead, _ in _WATCHED if is_dead())
     torch = sys.modules.get("torch")
     gpu = torch.cuda.memory_allocated() if torch is not None else 0
-    with open("/proc/self/statm") as file:  # noqa: PTH123  # read while nothing else may be imported or made
-        rss = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return {"made": made, "on_gpu": on_gpu, "dead": dead, "rss": rss, "gpu": gpu}
+    return {"made": made, "on_gpu": on_gpu, "dead": dead, "gpu": gpu}
 
 
 def begin(namespace: dict[str, Any]) -> None:

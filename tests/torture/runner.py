@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import queue
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tests.kernel import Kernel, Reply
-from tests.torture.scenario import Cell, Scenario
+from tests.torture.scenarios import Cell, Scenario
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED_SHARE = 0.99
@@ -28,17 +26,10 @@ _PRELUDE = "from tests.torture.blocks import array, tensor, to_gpu, watch"
 class Way:
     """One way of cleaning up.
 
-    Args:
-        name: what the table calls it.
-        package: what must be installed for it.
-        load: the cell that makes the tool ready, once for each kernel.
-        start: the cell that opens the scope.
-        end: the cell that closes it.
-        first_line: what turns a single cell into a scope; such a way has no ``start`` and no ``end``.
+    It has cells that make a tool ready, open the scope and close it; or a first line that makes a scope of one cell.
     """
 
     name: str
-    package: str = ""
     load: str = ""
     start: str = ""
     end: str = ""
@@ -48,58 +39,43 @@ class Way:
         """Whether a scenario can be run in this way."""
         return not self.first_line or len(scenario.cells) == 1
 
-    @property
-    def installed(self) -> bool:
-        """Whether its package is there."""
-        return not self.package or importlib.util.find_spec(self.package) is not None
-
 
 PLAIN = Way("plain", end=f"{_BLOCKS}.clean_plainly(get_ipython().user_ns)")
 PEER = Way(
     "ipyexperiments",
-    package="ipyexperiments",
     load="from ipyexperiments import IPyExperimentsCPU",
     start="exp = IPyExperimentsCPU()",
     end="del exp",
 )
-SPAN = Way("%experiment", load="%load_ext ipygpumem", start="%experiment start torture", end="%experiment end")
-CELL = Way("%%experiment", load="%load_ext ipygpumem", first_line="%%experiment torture\n")
+SPAN = Way("%experiment", load="%reload_ext ipygpumem", start="%experiment start torture", end="%experiment end")
+CELL = Way("%%experiment", load="%reload_ext ipygpumem", first_line="%%experiment torture\n")
 OURS = (SPAN, CELL)
 WAYS = (PLAIN, PEER, *OURS)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one scenario gave in one way; ``trouble`` says why there is no figure.
+    """What one scenario gave in one way; ``trouble`` says why there is no figure."""
 
-    ``on_gpu_bytes`` are those of the bytes made that are on a GPU. ``rss_left_bytes`` is how far the RSS is above its
-    start, ``gpu_left_bytes`` the same of what torch has allocated on the GPU.
-    """
-
-    scenario: str
-    way: str
+    scenario: Scenario
     made_bytes: int = 0
     recovered_bytes: int = 0
     on_gpu_bytes: int = 0
-    rss_left_bytes: int = 0
     gpu_left_bytes: int = 0
+    """How far what torch has allocated on the GPU is above its start."""
     told: str = ""
     """What we say afterwards of memory that is held on purpose."""
     trouble: str = ""
-    seconds: float = 0.0
 
     @property
     def share(self) -> float:
         """How much of the bytes came back, from 0 to 1."""
         return self.recovered_bytes / self.made_bytes if self.made_bytes else 0.0
 
-    def meets(self, wanted: float) -> bool:
+    def is_met(self) -> bool:
         """Whether this is what the scenario states: nearly all, or all but what is held on purpose."""
-        if self.trouble or self.made_bytes < 64 << 20:
-            return False
-        if wanted == 1.0:
-            return self.share >= NEEDED_SHARE
-        return abs(self.share - wanted) <= 1 - NEEDED_SHARE
+        made_enough = not self.trouble and self.made_bytes >= 64 << 20
+        return made_enough and abs(self.share - self.scenario.share) <= 1 - NEEDED_SHARE
 
 
 class TortureKernel(Kernel):
@@ -137,29 +113,25 @@ class Runner:
 
     Args:
         way: how the scopes are cleaned up.
-        fresh: start a kernel for each scenario.
         gpu: let the blocks be tensors on the GPU.
     """
 
-    def __init__(self, way: Way, *, fresh: bool = False, gpu: bool = False) -> None:
+    def __init__(self, way: Way, *, gpu: bool = False) -> None:
         self._way = way
-        self._fresh = fresh
         self._gpu = gpu
         self._kernel: TortureKernel | None = None
 
     def run(self, scenario: Scenario) -> Result:
         """Return what ``scenario`` gave; whatever goes wrong is the result's ``trouble``."""
-        started = time.monotonic()
         try:
             result = self._try(scenario)
-            stays = not (self._fresh or scenario.alone or scenario.options) and self._is_clean()
+            stays = not (scenario.alone or scenario.options) and self._is_clean()
         except (AssertionError, TimeoutError, RuntimeError, queue.Empty) as problem:
-            result = Result(scenario.name, self._way.name, trouble=f"{type(problem).__name__}: {problem}")
+            result = Result(scenario, trouble=f"{type(problem).__name__}: {problem}")
             stays = False
-        seconds = time.monotonic() - started
         if not stays:
             self.close()
-        return Result(**{**vars(result), "seconds": seconds})
+        return result
 
     def close(self) -> None:
         """End the kernel."""
@@ -180,14 +152,10 @@ class Runner:
             self.close()
         if self._kernel is None:
             self._kernel = TortureKernel(*scenario.options, **({"TORTURE_GPU": "1"} if self._gpu else {}))
-        kernel = self._kernel
-        imports = [f"import {name}" for name in scenario.needs if name != "matplotlib"]
-        for code in (_PRELUDE, "\n".join(imports), self._reload(), scenario.before):
-            _ok(kernel, code)
-        return kernel
-
-    def _reload(self) -> str:
-        return self._way.load.replace("load_ext", "reload_ext")
+        imports = [f"import {name}" for name in ("numpy", *scenario.needs) if name != "matplotlib"]
+        for code in (_PRELUDE, "\n".join(imports), self._way.load, scenario.before):
+            _ok(self._kernel, code)
+        return self._kernel
 
     def _try(self, scenario: Scenario) -> Result:
         way, kernel = self._way, self._ready(scenario)
@@ -195,21 +163,13 @@ class Runner:
         before = _measure(kernel)
         _ok(kernel, way.start)
         for cell in (self._gpu and scenario.on_gpu) or scenario.cells:
-            _run(kernel, Cell(way.first_line + cell.code, cell.raises, cell.answers), scenario.timeout)
+            _run(kernel, replace(cell, code=way.first_line + cell.code))
         _ok(kernel, way.end)
         after = _measure(kernel)
-        result = Result(
-            scenario.name,
-            way.name,
-            made_bytes=after["made"],
-            recovered_bytes=after["dead"],
-            rss_left_bytes=after["rss"] - before["rss"],
-            on_gpu_bytes=after["on_gpu"],
-            gpu_left_bytes=after["gpu"] - before["gpu"],
-        )
+        left = after["gpu"] - before["gpu"]
+        result = Result(scenario, after["made"], after["dead"], after["on_gpu"], left)
         if way in OURS:
-            holder = scenario.holder if result.meets(scenario.share) else None
-            result = replace(result, told=_told(kernel, holder))
+            result = replace(result, told=_told(kernel, scenario.holder if result.is_met() else None))
         return result
 
 
@@ -229,12 +189,12 @@ def _told(kernel: TortureKernel, holder: str | None) -> str:
 
 def _ok(kernel: TortureKernel, code: str) -> None:
     if code:
-        _run(kernel, Cell(code), 120)
+        _run(kernel, Cell(code))
 
 
-def _run(kernel: TortureKernel, cell: Cell, timeout: float) -> None:
+def _run(kernel: TortureKernel, cell: Cell) -> None:
     kernel.answers[:] = cell.answers
-    reply: Any = kernel.run(cell.code, timeout=timeout)
+    reply: Any = kernel.run(cell.code, timeout=300)
     if reply.status == "error":
         kernel.settle()
     # IPython shows a group by its own means and sends no error; others show an error and succeed.
@@ -243,14 +203,3 @@ def _run(kernel: TortureKernel, cell: Cell, timeout: float) -> None:
         raise AssertionError(f"{cell.code}\nended with {reply.status} {reply.error} {reply.message}\n{reply.stderr}")
     if "ipygpumem:" in reply.stderr:
         raise AssertionError(reply.stderr)
-
-
-def run_all(scenarios: Iterable[Scenario], ways: Iterable[Way], *, fresh: bool = False) -> Iterator[Result]:
-    """Yield the results of all ``scenarios``, one way after the other."""
-    chosen = list(scenarios)
-    for way in ways:
-        runner = Runner(way, fresh=fresh)
-        try:
-            yield from (runner.run(scenario) for scenario in chosen if way.serves(scenario) and not scenario.missing())
-        finally:
-            runner.close()

@@ -1,0 +1,917 @@
+"""How notebooks leak: one scenario per way, as data that is run in real kernels."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a scope.
+
+    Args:
+        code: what runs.
+        raises: the error that it must end with; empty where it must succeed.
+        answers: what is typed where the cell asks for input, as ``%debug`` does.
+    """
+
+    code: str
+    raises: str = ""
+    answers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One way in which a notebook leaks.
+
+    Args:
+        name: a short, unique title.
+        pins: what keeps the memory alive, in a sentence for users.
+        advice: what the end of an experiment does about it, or what the user can do.
+        cells: what runs inside the scope.
+        on_gpu: what runs instead where the blocks are tensors on a GPU and ``cells`` need an array.
+        before: what runs before the scope begins; empty for nothing.
+        holder: words that a path from a root to the memory must contain where something outside holds it on purpose.
+        needs: modules without which the scenario cannot run.
+        python: the oldest Python that has what it is about.
+        options: arguments of the kernel.
+        alone: whether it changes the process so that no other scenario may follow in it.
+    """
+
+    name: str
+    pins: str
+    advice: str
+    cells: tuple[Cell, ...]
+    on_gpu: tuple[Cell, ...] = ()
+    before: str = ""
+    holder: str = ""
+    needs: tuple[str, ...] = ()
+    python: str = "3.10"
+    options: tuple[str, ...] = ()
+    alone: bool = False
+
+    @property
+    def share(self) -> float:
+        """How much of the bytes must come back."""
+        return 0.0 if self.holder else 1.0
+
+    def missing(self) -> str:
+        """Return why the scenario cannot run with this interpreter; empty if it can."""
+        if sys.version_info[:2] < tuple(map(int, self.python.split("."))):
+            return f"needs Python {self.python}"
+        gone = [name for name in ("numpy", *self.needs) if importlib.util.find_spec(name) is None]
+        return f"{', '.join(gone)} not installed" if gone else ""
+
+
+# Each has a name with its other fields, a line for what pins the memory, one for the advice, and cells. "on gpu" marks
+# those that run instead on a GPU, "raises" an error that a cell must end with, "answers" what is typed into it.
+_TEXT = r"""
+## Names and references
+
+### plain variables
+Names of the notebook keep their arrays for as long as the kernel runs.
+The end of the experiment deletes the names.
+---
+a = array()
+b = {'batches': [array(), array()]}
+---
+c = a[:10]
+### rebinding a name
+A name that existed before holds the new array, and nobody dares to delete it.
+The end of the experiment puts the object back that the name had before.
+--- before
+data = 'old'
+---
+for data in range(2):
+    data = array()
+### reference cycles with __del__
+Finalisers run first, and what they were the last to hold is garbage only afterwards.
+The end of the experiment collects until nothing more dies.
+---
+class Node:
+    def __init__(self, inner=None):
+        self.me, self.data, self.inner = self, array(), inner
+    def __del__(self):
+        self.data = self.data[1:]
+for _i_ in range(2):
+    node = Node(Node())
+### outputs
+`Out[n]`, `_n`, `_`, `__` and `___` keep what a cell's last line showed.
+The end of the experiment removes the outputs of its cells wherever IPython keeps them.
+---
+array()
+---
+array()
+---
+array()
+---
+x = array()
+x
+---
+_2 if '_2' in globals() else _
+### hidden copies of outputs
+`%reset -f out` empties `Out`, and a hidden copy of `_` stays.
+The end of the experiment clears the hidden copies too.
+---
+array()
+---
+array()
+---
+%reset -f out
+### output cache of size 0 [options --InteractiveShell.cache_size=0]
+With `InteractiveShell.cache_size = 0` there is no `Out`, and IPython still keeps the last result.
+The end of the experiment drops it.
+---
+array()
+---
+array()
+### small output cache [options --InteractiveShell.cache_size=3]
+When a small cache is full IPython drops old outputs, but not each name for them.
+The end of the experiment removes what is left.
+---
+array(16)
+---
+array(16)
+---
+array(16)
+---
+array(16)
+---
+array(16)
+---
+array(16)
+---
+array(16)
+### closures and default arguments
+A function keeps what it closes over and its defaults.
+The end of the experiment deletes the function with its name.
+---
+def make():
+    data = array()
+    def step(more=array()):
+        return data, more
+    return step
+step = make()
+fast = lambda x=array(): x
+### a closure in an outer list [holder steps]
+A function that was put into a list outside keeps what it closes over.
+Held on purpose: remove it from the list.
+--- before
+steps = []
+---
+def make():
+    data = array()
+    return lambda: data
+steps.append(make())
+### functools.lru_cache
+The cache keeps arguments and results of each call.
+The end of the experiment deletes the function, and with it its cache.
+---
+import functools
+@functools.lru_cache
+def load(i):
+    return array()
+load(1), load(2)
+None
+### functools.lru_cache on an outer function [holder load]
+The function outlives the scope, and so does its cache.
+Held on purpose: call the function's `cache_clear()`.
+--- before
+import functools
+@functools.lru_cache
+def load(i):
+    return array()
+---
+data = load(1)
+### an attribute of an outer class [holder Config]
+The class outlives the scope.
+Held on purpose: delete the attribute.
+--- before
+class Config: pass
+---
+Config.data = array()
+### a module-level cache [holder caching]
+A module is there for the whole process, and so is what it keeps.
+Held on purpose: empty the cache.
+--- before
+import sys, types
+caching = sys.modules['caching'] = types.ModuleType('caching')
+caching.cache = {}
+---
+caching.cache['x'] = array()
+### weakref.finalize
+A finaliser keeps its arguments until its object dies.
+The end of the experiment lets the object die, which runs the finaliser.
+---
+import weakref
+class Job: pass
+job = Job()
+job.me = job
+weakref.finalize(job, lambda data: None, array())
+### weakref.finalize on an outer object [holder finalize; alone]
+The object outlives the scope, and the finaliser's arguments with it.
+Held on purpose: `detach()` the finaliser.
+--- before
+class Job: pass
+job = Job()
+---
+import weakref
+weakref.finalize(job, lambda data: None, array())
+### generators and coroutines
+A generator or coroutine that waits keeps its frame, and the frame its locals.
+The end of the experiment deletes them, which closes them.
+---
+import warnings
+warnings.simplefilter("ignore", RuntimeWarning)
+def numbers():
+    data = array()
+    yield 1
+    yield data
+async def wait(data):
+    return data
+async def ask():
+    data = array()
+    yield 1
+generator = numbers(); next(generator)
+coroutine = wait(array())
+agen = ask(); await agen.__anext__()
+### a view of an array
+A view of ten numbers keeps the whole array.
+The end of the experiment deletes the view.
+---
+small = array()[:10]
+row = array().reshape(1024, -1)[3]
+### a view in an outer list [holder kept]
+A view of ten numbers keeps the whole array.
+Held on purpose: append a `copy()`.
+--- before
+kept = []
+---
+kept.append(array()[:10])
+### memory maps
+A map and each view of it keep the file mapped.
+The end of the experiment deletes the names, which unmaps the file.
+---
+import tempfile
+file = tempfile.TemporaryFile()
+mapped = numpy.memmap(file, dtype="float32", shape=(16 << 20,))
+mapped[:] = 1
+watch(mapped)
+view = mapped[10:20]
+--- on gpu
+import tempfile, torch
+file = tempfile.TemporaryFile()
+mapped = torch.from_numpy(numpy.memmap(file, dtype="float32", shape=(16 << 20,)))
+loaded = to_gpu(mapped)
+watch(loaded)
+view = loaded[10:20]
+### a thread that outlives the scope [holder thread]
+A thread that still runs keeps the locals of its functions.
+Held on purpose: let the thread end.
+--- before
+import threading
+stop = threading.Event()
+---
+def work(data):
+    stop.wait()
+threading.Thread(target=work, args=(array(),), daemon=True).start()
+### a thread that ends in the scope
+A thread keeps its arguments until it has ended, and its object what it stored.
+The end of the experiment gives it back.
+---
+import threading
+class Worker(threading.Thread):
+    def run(self):
+        self.result = array()
+worker = Worker(); worker.start(); worker.join()
+local = threading.local(); local.data = array()
+### context variables [holder Context; alone]
+The kernel's context keeps the value that a cell has set, and the variable with it.
+Held on purpose: `variable.reset(token)`.
+---
+import contextvars
+variable = contextvars.ContextVar('variable')
+token = variable.set(array())
+
+## Errors
+
+### an error in a function
+The traceback keeps the frames of the functions, and the frames keep their locals.
+The end of the experiment releases the frames; the traceback can still be shown.
+--- raises ValueError
+def f():
+    x = array()
+    raise ValueError
+def g():
+    y = array()
+    f()
+g()
+### an error while handling another
+An error keeps the one that was being handled, also with `from None`.
+The end of the experiment releases the frames; the traceback can still be shown.
+--- raises ValueError
+def f():
+    x = array()
+    raise KeyError
+def g():
+    try:
+        f()
+    except KeyError:
+        y = array()
+        {}["missing"]
+def h():
+    try:
+        g()
+    except KeyError:
+        raise ValueError from None
+h()
+### an ExceptionGroup [python 3.11]
+A group keeps its members, and each member its own frames.
+The end of the experiment releases the frames; the traceback can still be shown.
+--- raises ExceptionGroup
+def f():
+    x = array()
+    raise KeyError
+def g():
+    errors = []
+    for _ in range(2):
+        try:
+            f()
+        except KeyError as error:
+            errors.append(error)
+    raise ExceptionGroup("two", [*errors, ExceptionGroup("more", errors)])
+g()
+### an error in a suspended generator
+The traceback keeps the frame that drives the generator, and so the generator.
+The end of the experiment releases the frames; the traceback can still be shown.
+--- raises ValueError
+def numbers():
+    data = array()
+    try:
+        yield 1
+        yield 2
+    finally:
+        data = None
+def inner():
+    for number in numbers():
+        raise ValueError
+def outer():
+    more = array()
+    yield from inner() or ()
+next(outer())
+### an error in a with body
+The context manager's generator and the frames around it are in the traceback.
+The end of the experiment releases the frames; the traceback can still be shown.
+--- raises ValueError
+import contextlib
+@contextlib.contextmanager
+def session():
+    data = array()
+    yield data
+def f():
+    with session() as data, contextlib.ExitStack() as stack:
+        stack.callback(lambda data: None, array())
+        more = array()
+        raise ValueError
+f()
+### %xmode Verbose
+IPython's Verbose tracebacks read the frames' locals, which up to Python 3.12 makes a copy of them.
+The end of the experiment releases the frames; the traceback can still be shown.
+--- before
+%xmode Verbose
+--- raises ValueError
+def f(a):
+    x = array()
+    raise ValueError
+def g():
+    y = array()
+    f(y)
+g()
+### locals read by hand
+Whoever reads `frame.f_locals` makes the frame keep a copy of each local up to Python 3.12.
+The end of the experiment releases the frames; the traceback can still be shown.
+--- raises ValueError
+def f():
+    x = array()
+    raise ValueError
+f()
+---
+import sys
+tb = sys.last_value.__traceback__
+while tb.tb_next: tb = tb.tb_next
+found = dict(tb.tb_frame.f_locals)
+### an error shown by hand
+`showtraceback()` stores the error as the last one, although the cell succeeds.
+The end of the experiment releases the frames; the traceback can still be shown.
+---
+def f():
+    x = array()
+    raise ValueError
+try:
+    f()
+except ValueError:
+    get_ipython().showtraceback()
+### a cell that ends well after an error
+The last error stays stored however many cells follow.
+The end of the experiment releases the frames; the traceback can still be shown.
+--- raises ValueError
+def f():
+    x = array()
+    raise ValueError
+f()
+---
+1 + 1
+---
+x = 2
+### an interrupt
+Ctrl-C is an error as well: its traceback keeps the loop's frames.
+The frames are released as soon as the traceback was shown.
+--- raises KeyboardInterrupt
+import signal
+def train():
+    data = array()
+    for step in range(10):
+        batch = array(16)
+        if step == 2:
+            signal.raise_signal(signal.SIGINT)
+train()
+### MemoryError
+The traceback keeps all that was made before memory ran out.
+The frames are released as soon as the traceback was shown.
+--- raises MemoryError
+def f():
+    x = array()
+    y = numpy.ones(1 << 50)
+f()
+### caught errors in an outer list [holder errors]
+The list outlives the scope, its errors keep their frames.
+Held on purpose: append `str(error)`, or call `traceback.clear_frames`.
+--- before
+errors = []
+---
+def f():
+    x = array()
+    raise ValueError
+try: f()
+except ValueError as error: errors.append(error)
+### an error's arguments and attributes
+An error keeps what it was made with.
+The end of the experiment releases the frames; the traceback can still be shown.
+--- raises Failed
+class Failed(ValueError): pass
+error = Failed("no", array(), [array()])
+error.batch = array()
+error.add_note("a note") if hasattr(error, "add_note") else None
+raise error
+### an error in a closure
+A frame keeps its function from Python 3.11 on, and that what it closes over.
+The end of the experiment releases the frames; the traceback can still be shown.
+--- raises ValueError
+def f():
+    x = array()
+    def step():
+        x.sum()
+        raise ValueError
+    step()
+f()
+
+## Errors elsewhere
+
+### an error in a thread
+The thread's error is shown by `threading.excepthook`, with all its frames.
+The end of the experiment gives it back; nothing keeps the error longer.
+---
+import threading
+def f():
+    x = array()
+    raise ValueError
+thread = threading.Thread(target=f); thread.start(); thread.join()
+### an error in an asyncio task
+A task keeps its error until somebody has asked for it.
+The end of the experiment deletes the task.
+---
+import asyncio
+async def f(ask):
+    x = array()
+    await asyncio.sleep(0)
+    raise ValueError
+asked, forgotten = asyncio.create_task(f(True)), asyncio.create_task(f(False))
+await asyncio.wait([asked, forgotten])
+asked.exception()
+None
+### a task that waits for ever [holder task; alone]
+The event loop keeps a task that sleeps, and the task its frame.
+Held on purpose: `cancel()` the task.
+---
+import asyncio
+async def f():
+    x = array()
+    await asyncio.sleep(3600)
+task = asyncio.create_task(f())
+await asyncio.sleep(0)
+### a handler that keeps its records [holder handler; alone]
+A `MemoryHandler` on a logger keeps the records, and they their errors with all frames.
+Held on purpose: `flush()` or remove the handler.
+--- before
+import logging, logging.handlers
+handler = logging.handlers.MemoryHandler(100, flushLevel=100)
+logging.getLogger('torture').addHandler(handler)
+---
+def f():
+    x = array()
+    raise ValueError
+try: f()
+except ValueError: logging.getLogger("torture").exception("failed")
+### unraisable errors
+An error in `__del__` cannot be raised; `sys.unraisablehook` shows it.
+The end of the experiment gives it back.
+---
+class Fails:
+    def __init__(self): self.data = array()
+    def __del__(self):
+        x = array()
+        raise ValueError
+thing = Fails()
+del thing
+### an error in an event callback
+IPython shows the error of a callback that runs between two cells, and stores it as the last one.
+The end of the experiment releases the frames; the traceback can still be shown.
+---
+def callback(*args):
+    x = array()
+    raise ValueError
+get_ipython().events.register("post_run_cell", callback)
+---
+1
+---
+get_ipython().events.unregister('post_run_cell', callback)
+### an error in a repr
+The error of a representation is shown and stored like any other.
+The end of the experiment releases the frames; the traceback can still be shown.
+--- raises ValueError
+class Fails:
+    def __init__(self): self.data = array()
+    def _repr_html_(self):
+        x = array()
+        raise ValueError
+Fails()
+### tasks beside one that fails
+`asyncio.gather` raises the first error while the other tasks go on with their frames.
+The end of the experiment releases the frames; the traceback can still be shown.
+--- raises ValueError
+import asyncio
+async def work(number):
+    x = array()
+    await asyncio.sleep(0)
+    if number == 1:
+        raise ValueError
+await asyncio.gather(*map(work, range(3)))
+---
+await asyncio.sleep(0.05)
+### sys.exit
+`sys.exit()` is an error as well, and its traceback keeps the frames.
+The end of the experiment releases the frames; the traceback can still be shown.
+--- raises SystemExit
+import sys
+def f():
+    x = array()
+    sys.exit(1)
+f()
+
+## Magics and warnings
+
+### %%capture
+The captured outputs keep what was displayed.
+The end of the experiment deletes the captured object.
+---
+%%capture out
+x = array()
+display(x[:3])
+x
+### %%capture of a cell that fails
+The error is captured and not shown, and its frames are kept all the same.
+The end of the experiment releases the frames.
+---
+%%capture out
+def f():
+    x = array()
+    raise ValueError
+f()
+### completion and help
+Tab completion and `?` look into objects and cache what they have found.
+The end of the experiment deletes the names; the caches keep no objects.
+---
+import warnings
+warnings.simplefilter("ignore")
+class Model:
+    def __init__(self): self.data = array()
+model, box = Model(), {"key": array()}
+---
+get_ipython().complete("model."), get_ipython().complete("box[")
+list(get_ipython().Completer.completions("model.data.s", 12))
+None
+---
+model?
+---
+model.data?
+### %run for the second time
+IPython keeps the namespace of the last run of each script.
+The end of the experiment drops it.
+--- before
+import os, tempfile
+path = os.path.join(tempfile.mkdtemp(), "script.py")
+with open(path, "w") as file:
+    file.write("from tests.torture.blocks import array\ndata = array()")
+%run $path
+del data
+---
+%run $path
+### %run of a script that fails
+The script's error keeps its frames, and IPython the script's namespace.
+The end of the experiment releases the frames.
+--- before
+import os, tempfile
+path = os.path.join(tempfile.mkdtemp(), "script.py")
+with open(path, "w") as file:
+    file.write(
+        "from tests.torture.blocks import array\n"
+        "data = array()\ndef f():\n    x = array()\n    1 / 0\nf()\n"
+    )
+---
+%run $path
+### %store
+`%store` writes to a file, and IPython's database keeps the object in memory as well.
+The end of the experiment empties that memory; the file stays.
+---
+x = array()
+%store x
+### warning registries
+The notebook's `__warningregistry__` keeps the category of a warning until the next cell.
+The end of the experiment drops it at once.
+---
+import warnings
+class Careful(UserWarning):
+    data = array()
+warnings.warn("careful", Careful)
+### %debug in a closure
+The debugger keeps the frame, the frame its function, the function what it closes over.
+The end of the experiment makes it forget them.
+--- raises ValueError
+def f():
+    x = array()
+    def g():
+        x.sum()
+        raise ValueError
+    g()
+f()
+--- answers x.sum(), up, z = x, !w = x, up, q
+%debug
+### %tb
+`%tb` reads the locals of every frame again.
+The end of the experiment releases the frames.
+--- raises ValueError
+def f():
+    x = array()
+    raise ValueError
+def g():
+    y = array()
+    f()
+g()
+---
+%tb
+---
+%tb Verbose
+### %pdb
+With `%pdb on` each error opens the debugger, which keeps the frames.
+The end of the experiment makes it forget them.
+---
+%pdb on
+--- raises ValueError; answers x.sum(), up, q
+def f():
+    x = array()
+    raise ValueError
+f()
+---
+%pdb off
+
+## torch
+
+### losses with their graphs in an outer list [needs torch; holder losses]
+`losses.append(loss)` keeps the whole graph of every step, with the activations it saved.
+Held on purpose: append `loss.item()` or `loss.detach()`.
+--- before
+losses = []
+---
+hidden = tensor(requires_grad=True)
+losses.append((hidden * hidden).sum())
+### backward(create_graph=True) [needs torch; holder a cycle in torch's own C++ code]
+A gradient with a graph refers to its tensor, and the tensor to it: a cycle in C++, of which torch warns.
+Nothing but `.grad = None` ends it, before the tensor is deleted: `%gpumem leaks` says so.
+---
+import warnings
+warnings.simplefilter('ignore')
+w = tensor(requires_grad=True)
+loss = (w * tensor()).exp().sum()
+loss.backward(create_graph=True)
+watch(w.grad)
+### an optimizer's state [needs torch]
+The optimizer keeps the parameters, and two more tensors for each.
+The end of the experiment deletes the optimizer with the model.
+---
+model = to_gpu(torch.nn.Sequential(torch.nn.Linear(2048, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 2048)))
+watch(*model.parameters())
+
+optimizer = torch.optim.Adam(model.parameters())
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+model(to_gpu(torch.ones(4, 2048))).sum().backward()
+optimizer.step(); scheduler.step()
+for parameter in model.parameters():
+    watch(parameter.grad, optimizer.state[parameter]["exp_avg"], optimizer.state[parameter]["exp_avg_sq"])
+### an error in backward [needs torch]
+The graph, the hooks and the function that failed are all in the traceback.
+The end of the experiment releases the frames.
+--- raises ValueError
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x); ctx.more = tensor()
+        return x * 2
+    @staticmethod
+    def backward(ctx, grad):
+        scratch = tensor()
+        raise ValueError
+def train():
+    x = tensor(requires_grad=True)
+    Fails.apply(x).sum().backward()
+train()
+### an autograd function's context [needs torch]
+`ctx.attribute = output` is a cycle through the graph that Python's collector can not always see.
+The end of the experiment collects; save outputs with `save_for_backward`.
+---
+class Keeps(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x * 2
+        watch(y)
+        ctx.save_for_backward(x, y); ctx.more = tensor()
+        return y
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+y = Keeps.apply(tensor(requires_grad=True))
+loss = y.sum()
+### hooks on a model of the scope [needs torch]
+A hook that closes over its module is a cycle.
+The end of the experiment deletes the model and collects.
+---
+model = to_gpu(torch.nn.Linear(8, 8))
+def hook(module, inputs, output, kept=tensor()):
+    model.last = output
+def backward_hook(module, grads, outputs, kept=tensor()):
+    model.grads = grads
+handles = [model.register_forward_hook(hook), model.register_full_backward_hook(backward_hook)]
+model(to_gpu(torch.ones(1, 8))).sum().backward()
+### a forward hook on an outer model [needs torch; holder forward hook on model]
+The model outlives the scope, and with it the hook and what it closes over.
+Held on purpose: call `remove()` of the hook's handle.
+--- before
+model = to_gpu(torch.nn.Linear(8, 8))
+---
+def hook(module, inputs, output, kept=tensor()): pass
+handle = model.register_forward_hook(hook)
+### a hook on an outer tensor [needs torch; holder hook on weight]
+The tensor outlives the scope, and with it the hook and what it closes over.
+Held on purpose: call `remove()` of the hook's handle.
+--- before
+weight = to_gpu(torch.ones(8)).requires_grad_()
+---
+def hook(grad, kept=tensor()): pass
+handle = weight.register_hook(hook)
+### gradients of an outer model [needs torch; holder model.weight.grad]
+`backward()` fills the gradients of a model that outlives the scope.
+Held on purpose: `model.zero_grad()` or `optimizer.zero_grad()`.
+--- before
+model = to_gpu(torch.nn.Linear(4096, 4096, bias=False))
+---
+model(to_gpu(torch.ones(1, 4096))).sum().backward()
+watch(model.weight.grad)
+### a DataLoader with workers, interrupted [needs torch]
+The iterator keeps the workers, their queues and the batches that wait there.
+The frames are released as soon as the traceback was shown, and the workers end.
+--- raises KeyboardInterrupt
+import signal
+from torch.utils.data import DataLoader, TensorDataset
+images = torch.ones(64, 1 << 18); watch(images)
+data = TensorDataset(images)
+def train():
+    loader = DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True)
+    for step, (batch,) in enumerate(loader):
+        batch = to_gpu(batch)
+        watch(batch)
+        if step == 2:
+            signal.raise_signal(signal.SIGINT)
+train()
+### torch.compile [needs torch; alone]
+The compiler keeps guards and compiled code for each model and function.
+The end of the experiment deletes the model; what the compiler keeps of it dies with it.
+---
+model = to_gpu(torch.nn.Linear(4096, 4096, bias=False))
+watch(model.weight)
+compiled = torch.compile(model, backend="eager")
+scale = tensor()
+@torch.compile(backend="eager")
+def step(x):
+    return compiled(x).sum() * scale[0]
+step(to_gpu(torch.ones(1, 4096))).backward()
+watch(model.weight.grad)
+### modules and TorchScript [needs torch; alone]
+A traced module keeps its weights and the constants that it has seen.
+The end of the experiment gives it back.
+---
+import warnings
+warnings.simplefilter('ignore')
+
+model = to_gpu(torch.nn.Sequential(torch.nn.Linear(2048, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 2048)))
+watch(*model.parameters())
+traced = torch.jit.trace(model, to_gpu(torch.ones(1, 2048)))
+
+## matplotlib and pandas
+
+### a figure shown in the notebook [needs matplotlib]
+Artists keep the arrays that they draw; the inline backend closes a figure at the end of its cell.
+The end of the experiment gives it back.
+---
+import matplotlib.pyplot as plt
+figure, axes = plt.subplots(figsize=(1, 1))
+image = axes.imshow(numpy.ones((4096, 4096), dtype="float32"))
+watch(numpy.ma.getdata(image.get_array()))
+image.kept = array()
+### a figure that pyplot keeps open [needs matplotlib; holder matplotlib figure; alone]
+With another backend than the inline one pyplot keeps each figure until it is closed.
+Held on purpose: `plt.close()`.
+--- before
+import matplotlib
+matplotlib.use('agg')
+import matplotlib.pyplot as plt
+---
+figure, axes = plt.subplots()
+line, = axes.plot([1, 2])
+line.kept = array()
+### pandas frames and views [needs pandas]
+A column or a slice may be a view that keeps the whole frame.
+The end of the experiment deletes the names.
+---
+frame = pandas.DataFrame(array().reshape(-1, 16), copy=False)
+watch(frame.to_numpy(copy=False))
+column, head = frame[3], frame.iloc[:10]
+groups = frame.groupby(0)
+frame.head()
+--- on gpu
+frame = pandas.DataFrame({'epoch': [1], 'batch': [None]})
+frame.at[0, 'batch'] = array()
+column, head = frame['batch'], frame.iloc[:1]
+groups = frame.groupby('epoch')
+"""
+
+
+def _groups() -> Iterator[tuple[str, tuple[Scenario, ...]]]:
+    for group in re.split(r"^## ", _TEXT, flags=re.MULTILINE)[1:]:
+        title, *texts = re.split(r"^### ", group, flags=re.MULTILINE)
+        yield title.strip(), tuple(map(_parsed, texts))
+
+
+def _parsed(text: str) -> Scenario:
+    head, *blocks = re.split(r"^---", text.strip(), flags=re.MULTILINE)
+    title, pins, advice = head.strip().split("\n")
+    name, _, fields = title.partition(" [")
+    options: dict[str, str] = dict(field.partition(" ")[::2] for field in fields.rstrip("]").split("; "))
+    before, cells, on_gpu = "", [], []
+    for block in blocks:
+        line, _, code = block.partition("\n")
+        marks = dict(mark.partition(" ")[::2] for mark in line.strip().split("; "))
+        cell = Cell(code.strip(), marks.get("raises", ""), tuple(filter(None, marks.get("answers", "").split(", "))))
+        if "before" in marks:
+            before = cell.code
+        else:
+            (on_gpu if "on" in marks else cells).append(cell)
+    return Scenario(
+        name,
+        pins,
+        advice,
+        tuple(cells),
+        tuple(on_gpu),
+        before,
+        holder=options.get("holder", ""),
+        needs=tuple(options.get("needs", "").split()),
+        python=options.get("python", "3.10"),
+        options=tuple(options.get("options", "").split()),
+        alone="alone" in options,
+    )
+
+
+GROUPS = dict(_groups())
+SCENARIOS = tuple(scenario for group in GROUPS.values() for scenario in group)
