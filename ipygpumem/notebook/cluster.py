@@ -153,11 +153,7 @@ class ClusterExperiment:
         self._started_at, self._started = time.time(), time.perf_counter()
 
     def start(self, line: str) -> None:
-        """Open it on all engines that are not busy.
-
-        Raises:
-            ClusterError: none of them could.
-        """
+        """Open it on all engines that are not busy."""
         self._token = uuid.uuid4().hex
         late = self._begin("start", line, self._token)
         Engines(self.all.client, late).ask("cancel", self._token)
@@ -175,12 +171,7 @@ class ClusterExperiment:
         return late
 
     def run(self, line: str, source: str, progress: Progress) -> tuple[ExperimentRecord, Asked]:
-        """Run a cell as an experiment that ends with it, on all engines; return the merged record and the results.
-
-        Raises:
-            ClusterError: no engine could.
-            KeyboardInterrupt: Ctrl-C, before a cell was sent.
-        """
+        """Run a cell as an experiment that ends with it, on all engines; return the merged record and the results."""
         self._begin("prepare", line)
         with interrupts.noted() as struck:
             if struck:
@@ -221,11 +212,7 @@ class ClusterExperiment:
 
 
 def engines_of(shell: Any, words: str) -> Engines:
-    """Return the engines that ``all``, ``0-3,5`` or the name of a view stands for.
-
-    Raises:
-        ClusterError: there is no cluster, or it has no such engine.
-    """
+    """Return the engines that ``all``, ``0-3,5`` or the name of a view stands for."""
     named = shell.user_ns.get(words)
     if is_exactly(named, _library("DirectView"), _library("BroadcastView")):
         client, numbers = named.client, named.targets

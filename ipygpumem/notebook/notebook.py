@@ -93,11 +93,7 @@ def find_notebook(shell: Any) -> Notebook | None:
 
 
 def notebook_of(shell: Any) -> Notebook:
-    """Return what ipygpumem is in ``shell``.
-
-    Raises:
-        NotLoadedError: the extension is not loaded there, or ``shell`` is None.
-    """
+    """Return what ipygpumem is in ``shell``."""
     found = find_notebook(shell)
     if found is not None:
         return found

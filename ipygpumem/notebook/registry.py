@@ -68,7 +68,10 @@ class Command(NamedTuple):
     name: str
     help: str
     run: str = ""
-    """Module and function in ``commands``: it takes the session, the options, and of a cell magic the cell."""
+    """Module and function in ``commands``: it takes the notebook, the options, and of a cell magic the cell.
+
+    A mistake of the user is a ``GpuMemError`` or ``UsageError``, shown as one line.
+    """
     arguments: tuple[Argument, ...] = ()
     commands: tuple[Command, ...] = ()
     ends_in_code: bool = False

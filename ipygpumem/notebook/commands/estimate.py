@@ -18,11 +18,7 @@ _MAGIC = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(\w+)'")
 
 
 def estimate(notebook: Notebook, options: Options, cell: str) -> list[Report]:
-    """Return the report on a cell.
-
-    Raises:
-        EstimateError: torch is missing or too old, or the cell cannot be followed.
-    """
+    """Return the report on a cell."""
     if not cell.strip():
         raise EstimateError("%%estimate: the cell is empty; write the code to estimate below the first line")
     __tracebackhide__ = True  # of the user's errors
@@ -46,11 +42,7 @@ def _as_in_a_cell(shell: Any, error: SyntaxError) -> Exception:
 
 
 def _compiled(shell: Any, cell: str) -> Any:
-    """Return the cell's code with the line numbers of the cell: the magic's line is the first.
-
-    Raises:
-        EstimateError: the cell has magics, whose code would run in the notebook's own namespace, or awaits.
-    """
+    """Return the cell's code with the line numbers of the cell: the magic's line is the first."""
     source = "\n" + shell.transform_cell(cell)
     magic = _MAGIC.search(source)
     if magic is not None:

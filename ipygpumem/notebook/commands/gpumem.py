@@ -45,11 +45,7 @@ def free(notebook: Notebook, options: Options) -> list[Report]:
 
 
 def preload(notebook: Notebook, options: Options) -> list[Report]:
-    """Create the context of torch's accelerator now, so that no cell pays for it, and say what it costs.
-
-    Raises:
-        DeviceError: torch is not installed, or its accelerator does not work.
-    """
+    """Create the context of torch's accelerator now, so that no cell pays for it, and say what it costs."""
     record = create(notebook.context.meter)
     if record is None:
         return [note("torch sees no accelerator here: there is nothing to preload")]
@@ -78,11 +74,7 @@ def history(notebook: Notebook, options: Options) -> list[Report]:
 
 
 def _cells_of(notebook: Notebook, pattern: str, cells: list[CellRecord]) -> list[CellRecord]:
-    """Return the cells that ran in experiments whose name fits, or in an experiment inside them.
-
-    Raises:
-        ExperimentError: no experiment has that name.
-    """
+    """Return the cells that ran in experiments whose name fits, or in an experiment inside them."""
     known = [(item.name, item.cells) for item in notebook.experiments.finished]
     known += [(item.name, item.cells) for item in notebook.experiments.open]
     inside = {id(cell) for name, own in known for cell in own if fnmatchcase(name, pattern)}

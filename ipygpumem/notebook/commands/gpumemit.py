@@ -19,21 +19,13 @@ _RULE = re.compile(r"^---[ \t]*$", re.MULTILINE)
 
 
 def statement(notebook: Notebook, options: Options) -> list[Report]:
-    """Return what the statement of a line costs.
-
-    Raises:
-        UsageError: it is not Python.
-    """
+    """Return what the statement of a line costs."""
     __tracebackhide__ = True
     return _measured(notebook, options, [Statement(options.code, _compiled(notebook.context.shell, options.code))])
 
 
 def statements(notebook: Notebook, options: Options, cell: str) -> list[Report]:
-    """Return what the statements of a cell cost, side by side.
-
-    Raises:
-        UsageError: there is none, one is not Python, or the line goes on after the options.
-    """
+    """Return what the statements of a cell cost, side by side."""
     __tracebackhide__ = True
     if options.code:
         word = clean(options.code)

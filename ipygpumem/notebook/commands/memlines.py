@@ -23,11 +23,7 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def follow_cell(notebook: Notebook, options: Options) -> list[Report]:
-    """Follow the lines of the running cell until it ends.
-
-    Raises:
-        UsageError: an option is wrong, a function cannot be followed, or no cell is running whose end would be seen.
-    """
+    """Follow the lines of the running cell until it ends."""
     running, frame = notebook.context.cells.running(), _cell_frame(notebook.context.namespace)
     if not running or frame is None:
         raise UsageError(f"{_PROG} must be the first line of a cell that you run yourself")

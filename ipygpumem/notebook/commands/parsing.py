@@ -64,11 +64,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(command: Command, line: str) -> tuple[Command, Options]:
-    """Return the command that a magic's line names, the magic's own if it has none, and the options.
-
-    Raises:
-        UsageError: the line is wrong.
-    """
+    """Return the command that a magic's line names, the magic's own if it has none, and the options."""
     if command.ends_in_code:
         return command, _options_and_code(command, line)
     prog, words = command.name, _split(command.name, line)

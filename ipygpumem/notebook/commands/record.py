@@ -15,11 +15,7 @@ from ipygpumem.units import format_bytes
 
 
 def record_on(notebook: Notebook, options: Options) -> list[Report]:
-    """Begin to record.
-
-    Raises:
-        RecordingError: a recording cannot be written.
-    """
+    """Begin to record."""
     notebook.recorder.start()
     notebook.context.config.record = True
     return record_status(notebook, options)
@@ -40,11 +36,7 @@ def record_status(notebook: Notebook, options: Options) -> list[Report]:
 
 
 def postmortem(notebook: Notebook, options: Options) -> list[Report]:
-    """Return the report on a recording, by default the last one whose kernel died.
-
-    Raises:
-        RecordingError: the file is not a recording.
-    """
+    """Return the report on a recording, by default the last one whose kernel died."""
     folder = notebook.recorder.folder
     gone = [one for one in flight_recorder.ended(folder) if one.kernel and not one.end]
     gone.sort(key=lambda one: flight_recorder.state(one.kernel))  # "dead" before "unknown": that may run elsewhere

@@ -160,11 +160,7 @@ class Experiments(Part):
             raise
 
     def end_with_cell(self, experiment: ExperimentRun) -> None:
-        """Let ``experiment`` end when the running cell does.
-
-        Raises:
-            ExperimentError: no cell is running whose end would be seen.
-        """
+        """Let ``experiment`` end when the running cell does."""
         running = self._context.cells.running()
         if not running:
             raise ExperimentError(

@@ -37,12 +37,7 @@ _WHOLE = re.compile(r"[+-]?\d{1,300}", re.ASCII)
 
 @dataclass(eq=False)
 class ExperimentOptions:
-    """The arguments of ``ipygpumem.experiment``, which explains them; validated here, before anything starts.
-
-    Raises:
-        ExperimentError: one of them is invalid.
-        BudgetError: ``budget`` names no device or no size.
-    """
+    """The arguments of ``ipygpumem.experiment``, which explains them; validated here, before anything starts."""
 
     name: str
     keep: InitVar[str | Iterable[str]] = ()
@@ -344,11 +339,7 @@ class ExperimentRun:
 
 
 def parse_parameters(words: Iterable[str]) -> Parameters:
-    """Return the parameters that words such as ``lr=1e-3`` name; what reads as a number is one.
-
-    Raises:
-        ExperimentError: a word is not ``NAME=VALUE``, or a name comes twice.
-    """
+    """Return the parameters that words such as ``lr=1e-3`` name; what reads as a number is one."""
     found: Parameters = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -364,11 +355,7 @@ def parse_parameters(words: Iterable[str]) -> Parameters:
 
 
 def checked_parameters(given: object) -> Parameters:
-    """Return ``note=`` with plain values, so that the record can be written to any file.
-
-    Raises:
-        ExperimentError: it is not a dictionary, or a record cannot hold a name or value.
-    """
+    """Return ``note=`` with plain values, so that the record can be written to any file."""
     if not is_instance(given, Mapping) and not is_instance(given, dict):
         raise ExperimentError("note must be a dictionary of parameters: note={'lr': 1e-3, 'bs': 64}")
     found: Parameters = {}

@@ -55,11 +55,7 @@ class Recorder(Part):
         return [path.name for path in flight_recorder.listed(self.folder)]
 
     def start(self) -> None:
-        """Begin a recording; nothing happens if it is on.
-
-        Raises:
-            RecordingError: its file cannot be written.
-        """
+        """Begin a recording; nothing happens if it is on."""
         if self._writer is not None:
             return
         try:
