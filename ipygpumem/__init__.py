@@ -15,29 +15,23 @@ if TYPE_CHECKING:
     from ipygpumem import plot as plot
     from ipygpumem.api.devices import allocate, leave_free, memory, preload
     from ipygpumem.api.estimates import estimate, summary
-    from ipygpumem.api.exports import export, load
     from ipygpumem.api.fits import autofit, budget
-    from ipygpumem.api.freeing import offload, purge, release
-    from ipygpumem.api.inventories import diff, tensors
+    from ipygpumem.api.freeing import clear_tracebacks, offload, purge, release
+    from ipygpumem.api.inventories import diff, tensors, tracker
     from ipygpumem.api.loops import track
     from ipygpumem.api.probes import register_probe
-    from ipygpumem.api.tracebacks import clear_tracebacks
-    from ipygpumem.api.traces import Trace, trace, traces
-    from ipygpumem.api.tracking import tracker
+    from ipygpumem.api.traces import Trace, export, load, trace, traces
     from ipygpumem.notebook.python import experiment, experiments, history, last, subscribe
 
 _PLACES = {
     "api.devices": ("allocate", "leave_free", "memory", "preload"),
     "api.estimates": ("estimate", "summary"),
-    "api.exports": ("export", "load"),
     "api.fits": ("autofit", "budget"),
-    "api.freeing": ("offload", "purge", "release"),
-    "api.inventories": ("diff", "tensors"),
+    "api.freeing": ("clear_tracebacks", "offload", "purge", "release"),
+    "api.inventories": ("diff", "tensors", "tracker"),
     "api.loops": ("track",),
     "api.probes": ("register_probe",),
-    "api.tracebacks": ("clear_tracebacks",),
-    "api.traces": ("Trace", "trace", "traces"),
-    "api.tracking": ("tracker",),
+    "api.traces": ("Trace", "export", "load", "trace", "traces"),
     "notebook.python": ("experiment", "experiments", "history", "last", "subscribe"),
 }
 """What users call, by module. What is in ``api`` works in scripts, too, where nothing imports IPython."""

@@ -29,7 +29,7 @@ from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, Tensor
 from ipygpumem.profiling.lines import CodeBlock, LineCost, LinesRecord
 from ipygpumem.profiling.statements import Cost, Run
 from ipygpumem.reconcile.device import Part, Reconciliation
-from ipygpumem.reports import content, history, loops, postmortem
+from ipygpumem.reports import content, history, postmortem
 from ipygpumem.reports.autofit import autofit_report
 from ipygpumem.reports.engines import Value, engines_report, looks_report, merged_record
 from ipygpumem.reports.estimate import estimate_report, summary_report
@@ -171,8 +171,8 @@ def reports_of_stretches(
     return [
         content.trace_report(passed[0], word),
         history.traces_report(passed, total=4),
-        loops.loop_report(passed[1:], 5, (word,)),
-        loops.iteration_report(passed[1]),
+        history.loop_report(passed[1:], 5, (word,)),
+        history.iteration_report(passed[1]),
         difference_report(changed, top=2),
         tracker_report(tracked, top=2),
         release_report(ReleaseRecord((word,), word, held, held, {word: 1}, (step,))),

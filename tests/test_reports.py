@@ -8,27 +8,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ipygpumem.model import (
-    Held,
-    Holder,
-    ReclaimStep,
-    Usage,
-)
+from ipygpumem.model import Held, Holder, ReclaimStep, Usage
 from ipygpumem.reports import content, history, html, text
-from ipygpumem.reports.layout import Report, Table, clean
+from ipygpumem.reports.layout import Report, Table
 from ipygpumem.reports.text import columns, fold
 from ipygpumem.units import GIB, MIB
 from tests.report_samples import RAM, cell, every_report, experiment, recovery
-
-
-def test_the_line_after_a_cell() -> None:
-    assert content.cell_report(cell()).headline == (
-        "cell 12 · 3.21 s · RAM +512 MiB, peak +1.31 GiB, 3.50 GiB now · "
-        "cuda:0 +1.00 GiB, peak +6.20 GiB, 8.39/140.00 GiB"
-    )
 
 
 def test_the_line_names_an_error_children_and_samples_and_leaves_idle_devices_out() -> None:
@@ -86,7 +72,7 @@ def test_no_step_is_shown_to_have_given_more_than_came_back_in_all() -> None:
 
     steps = (step("names", 32 * MIB), step("garbage", -8 * MIB))
     (report,) = content.experiment_reports(experiment(steps=steps, reclaimed={"cpu": 28 * MIB}), "full")
-    assert report.facts[-1].values == ("names (RAM 28 MiB, cuda:0 reserved 3 MiB)", "garbage (cuda:0 reserved 3 MiB)")
+    assert report.facts[-1].values == ["names (RAM 28 MiB, cuda:0 reserved 3 MiB)", "garbage (cuda:0 reserved 3 MiB)"]
     freed = content.freed_report("came back", steps[:1], {"cpu": -1, "cuda:0": 0})
     assert (freed.headline, freed.lines) == (
         "came back: RAM 0 B, cuda:0 reserved 3 MiB",
@@ -103,37 +89,23 @@ def test_each_report_of_an_experiment_or_a_cell_marks_a_sampled_peak() -> None:
     assert [text.render(found).count("+1 MiB (sampled)") for found in reports] == [1] * 5
 
 
-def test_many_names_are_counted_instead_of_listed() -> None:
-    names = tuple(f"n{number}" for number in range(50))
-    (report,) = content.experiment_reports(experiment(deleted=names), "full")
-    assert report.facts[0].text.endswith("n39 and 10 more")
-    assert "n39</code> and 10 more</div>" in html.render([report])
-
-
 def test_the_report_of_a_recovery() -> None:
     (report,) = content.recovery_reports(recovery(), MIB)
     assert report.headline == (
         "out of memory (OutOfMemoryError) · asked for 20.00 GiB · free: RAM 10.00 GiB, cuda:0 3.00 GiB · "
         "came back: RAM 0 B, cuda:0 3 MiB"
     )
-    assert report.tables[1].rows == (
+    assert report.tables[1].rows == [
         ("2 MiB", "train", "7", "batch", "Tensor", "512 × 1024", "float32", "cuda:0"),
         ("1 MiB", "main", "2", "lists", "dict", "3 arrays", "float32", "cuda:0"),
-    )
+    ]
+    page = html.render([report])  # a table tells there what the headline tells in text
+    assert report.tables[0].rows == [("RAM", "10.00 GiB", "0 B"), ("cuda:0", "3.00 GiB", "3 MiB")]
+    assert text.render([report]).count("came back") == page.count("came back") == 1
+    assert "free: RAM" not in page
     assert content.recovery_reports(recovery(kind="interrupt", held=()), MIB) == []
     (broken,) = content.recovery_reports(recovery(kind="error", held=(), poisoned=True), MIB)
     assert "Restart the kernel" in broken.lines[0]
-
-
-def test_a_table_of_devices_tells_in_html_what_the_headline_of_an_oom_tells_in_text() -> None:
-    reports = content.recovery_reports(recovery(), MIB)
-    page, shown = html.render(reports), text.render(reports)
-    assert reports[0].tables[0].rows == (
-        ("RAM", "10.00 GiB", "0 B"),
-        ("cuda:0", "3.00 GiB", "3 MiB"),
-    )
-    assert shown.count("came back") == page.count("came back") == 1
-    assert "free: RAM" not in page
 
 
 def test_long_lists_are_folded_short_ones_open_and_the_longest_end_with_a_sum() -> None:
@@ -142,6 +114,10 @@ def test_long_lists_are_folded_short_ones_open_and_the_longest_end_with_a_sum() 
     assert [html.render(reports).count("<details open") for reports in (few, many)] == [2, 1]
     assert "the frames of the traceback held: 60 MiB</summary>" in html.render(many)
     assert many[0].tables[1].rows[-1][:2] == ("20 MiB", "and 10 more")
+    names = tuple(f"n{number}" for number in range(50))
+    named = content.experiment_reports(experiment(deleted=names), "full")
+    assert "n39 and 10 more\n" in text.render(named)
+    assert "n39</code> and 10 more</div>" in html.render(named)
 
 
 class Page(HTMLParser):
@@ -208,11 +184,7 @@ HOSTILE = (
     "long" * 2500,
     "汉" * 300,
 )
-STYLES = (
-    text.PLAIN,
-    text.Style(width=80, colour=True, bars=True),
-    text.Style(width=24, bars=True),
-)
+STYLES = (text.PLAIN, *(text.Style(width=width, colour=True, bars=True) for width in (24, 80, 200)))
 
 
 @pytest.mark.parametrize("word", HOSTILE, ids=lambda word: ascii(word[:20]))
@@ -227,13 +199,7 @@ def test_no_text_of_the_users_breaks_out_of_a_report(word: str) -> None:
         shown = re.sub("\x1b\\[\\d+m", "", text.render(every_report(word), style))
         assert shown.replace("\n", "").isprintable()
         shown.encode()  # no lone surrogate
-
-
-@pytest.mark.parametrize("word", HOSTILE, ids=lambda word: ascii(word[:20]))
-@pytest.mark.parametrize("width", [24, 80, 200])
-def test_no_line_is_wider_than_the_terminal(word: str, width: int) -> None:
-    shown = text.render(every_report(word), text.Style(width=width, bars=True))
-    assert max(map(columns, shown.splitlines())) <= width
+        assert max(map(columns, shown.splitlines())) <= (style.width or 20_000)
 
 
 def test_a_narrow_terminal_loses_the_bar_first_then_breaks_between_devices() -> None:
@@ -247,21 +213,17 @@ def test_a_narrow_terminal_loses_the_bar_first_then_breaks_between_devices() -> 
     assert narrower == wide.replace(" · cuda", "\n  cuda")
 
 
-def test_where_a_stream_carries_ascii_only_every_character_of_ours_has_one_that_stands_for_it() -> None:
+def test_colour_changes_nothing_but_the_colour_and_ascii_no_place() -> None:
     shown = text.render(every_report(), text.Style(width=100, bars=True))
+    coloured = text.render(every_report(), text.Style(width=100, bars=True, colour=True))
+    assert "\x1b[1m" in coloured
+    assert re.sub("\x1b\\[\\d+m", "", coloured) == shown
     plain = shown.translate(text.ASCII)
     assert not shown.isascii()
     assert plain.isascii()
     assert [len(line) for line in plain.splitlines()] == [
         len(line) + 2 * line.count("…") + line.count("→") for line in shown.splitlines()
     ]
-
-
-def test_colour_changes_nothing_but_the_colour() -> None:
-    for style in (text.Style(), text.Style(width=60, bars=True)):
-        coloured = text.render(every_report(), dataclasses.replace(style, colour=True))
-        assert "\x1b[1m" in coloured
-        assert re.sub("\x1b\\[\\d+m", "", coloured) == text.render(every_report(), style)
 
 
 def test_a_long_name_is_broken_between_its_parts_and_source_keeps_its_indentation() -> None:
@@ -287,26 +249,6 @@ def test_a_table_that_is_too_wide_is_folded_and_then_becomes_lines() -> None:
     ]
 
 
-@pytest.mark.parametrize("width", [40, 50, 60])
-def test_in_a_narrow_terminal_a_row_is_a_line_of_names_and_values_that_begins_with_the_size(width: int) -> None:
-    shown = text.render(content.recovery_reports(recovery(), MIB), text.Style(width=width)).splitlines()
-    lines = shown[shown.index("  the frames of the traceback held") + 1 :]
-    begins = [number for number, line in enumerate(lines) if not line.startswith("    ")]
-    assert [lines[number].split(" ·")[0] for number in begins] == ["  size 2 MiB", "  size 1 MiB"]
-    told = " ".join(" ".join(lines[: begins[1]]).split())
-    assert told == (
-        "size 2 MiB · function train · line 7 · name batch · type Tensor · shape 512 × 1024 · dtype float32 · "
-        "device cuda:0"
-    )
-
-
-@given(st.text())
-def test_cleaned_text_is_one_printable_line_of_the_same_length(value: str) -> None:
-    cleaned = clean(value)
-    assert len(cleaned) == len(value)
-    assert cleaned.isprintable()
-
-
 def leak(path: str, *, name: str = "", size: int = MIB) -> Held:
     return Held(name, "Tensor", (4,), "f", "cpu", size, holder=Holder(path, "del it"))
 
@@ -319,14 +261,14 @@ def test_leaks_in_one_container_are_one_line_and_the_largest_comes_first() -> No
         leak('runs["a[1]"]'),
         leak('runs["a[2]"]'),
     ]
-    assert content.leaks_report(found, MIB).lines == (
+    assert content.leaks_report(found, MIB).lines == [
         "4 MiB · Tensor f 4 on cpu · held by x · to free it: del it",
         "3 MiB · 3 × Tensor f 4 on cpu · held by cache[…] · to free it: del it",
         f"2 MiB · 8 × Tensor f 4 on cpu · held by losses[…]{graph} · to free it: del it",
         "1 MiB · Tensor f 4 on cpu · held by other[0] · to free it: del it",
         '1 MiB · Tensor f 4 on cpu · held by runs["a[1]"] · to free it: del it',
         '1 MiB · Tensor f 4 on cpu · held by runs["a[2]"] · to free it: del it',
-    )
+    ]
     found = [Held("", "Tensor", (4,), "f", "cpu", MIB, holder=Holder(f"Out[{n}]", f"%xdel _{n}")) for n in (3, 5)]
     assert [line.split("%")[1] for line in content.leaks_report(found, MIB).lines] == ["xdel _3", "xdel _5"]
 
@@ -334,8 +276,8 @@ def test_leaks_in_one_container_are_one_line_and_the_largest_comes_first() -> No
 def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
     line = "2 smaller storages, 2 MiB in all: not examined, there are too many; free others first, then ask again"
     found = content.leaks_report([leak("a\x1b[2Jb", name="x\ny")], MIB, [leak("y"), leak("z")])
-    assert (found.headline, found.lines[1:]) == ("1 leak · 1 MiB", (line,))
+    assert (found.headline, found.lines[1:]) == ("1 leak · 1 MiB", [line])
     assert found.lines[0].isprintable()
-    assert content.leaks_report([], MIB, [leak("y"), leak("z")]).lines == (line,)
+    assert content.leaks_report([], MIB, [leak("y"), leak("z")]).lines == [line]
     lines = content.leaks_report([leak(f"x{n}") for n in range(23)], MIB).lines
     assert (len(lines), lines[-1]) == (21, "and 3 more: 3 MiB")

@@ -1,20 +1,21 @@
-"""``ipygpumem.release``, ``purge`` and ``offload``."""
+"""``ipygpumem.release``, ``purge``, ``offload`` and ``clear_tracebacks``."""
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from typing import overload
 
 from ipygpumem.api.shell import current_shell, current_traces, loaded_notebook
+from ipygpumem.api.traces import F, can_decorate, run_inside
 from ipygpumem.errors import GpuMemError
-from ipygpumem.freeing import moving
+from ipygpumem.freeing import moving, tracebacks
 from ipygpumem.freeing import release as releasing
 from ipygpumem.freeing.moving import Offload, PurgeRecord
 from ipygpumem.freeing.release import ReleaseRecord
 from ipygpumem.introspect import type_name
+from ipygpumem.notebook.ipython.stored_errors import release_stored, stored_errors
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.objects.holders.search import Roots
 from ipygpumem.objects.inventory import survey
@@ -36,11 +37,15 @@ def release(*objects: object) -> ReleaseRecord:
     if not objects:
         raise GpuMemError("release takes the objects that are to go: release(learner)")
     frame = sys._getframe(1)
-    named = list(zip(_names(objects, frame), objects, strict=True))
-    del objects
-    notebook = loaded_notebook()
+    known = {id(value): name for name, value in reversed(list(survey.names_in(frame)))}
+    named = [(known.get(id(item), type_name(item)), item) for item in objects]
+    del objects, known
+    shell, notebook = current_shell(), loaded_notebook()
+    where = f"{Path(frame.f_code.co_filename).name} line {frame.f_lineno}"
+    if shell is not None:
+        where = f"cell {shell.execution_count}"
     roots = Roots if notebook is None else notebook.experiments.survivors.roots
-    record = releasing.release(named, _where(frame), current_traces().meter, _garbage(), roots)
+    record = releasing.release(named, where, current_traces().meter, _garbage(), roots)
     return ShownRelease(**vars(record))
 
 
@@ -82,14 +87,49 @@ def _garbage() -> Garbage:
     return Garbage() if notebook is None else notebook.context.garbage
 
 
-def _where(frame: FrameType) -> str:
+# -- tracebacks -----------------------------------------------------------------------------------------------
+
+
+class Clearing:
+    """Releases what the functions that an error has left hold in their locals, when it leaves the block."""
+
+    def __repr__(self) -> str:
+        return "<what the tracebacks of stored errors held is released>"
+
+    def __enter__(self) -> Clearing:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if error is not None:
+            tracebacks.release(error)  # frames that run are left alone: that of the block, and those that called it
+
+
+@overload
+def clear_tracebacks() -> Clearing: ...
+
+
+@overload
+def clear_tracebacks(function: F, /) -> F: ...
+
+
+def clear_tracebacks(function: F | None = None, /) -> Clearing | F:
+    """Release what the tracebacks of stored errors hold; with ``with``, also those of an error that leaves the block.
+
+    Write ``clear_tracebacks()``, ``with clear_tracebacks():`` or, above a function, ``@clear_tracebacks``. Errors stay
+    the same objects, with their type, message and the lines of their traceback. Only the locals of functions that have
+    ended go, and with them what ``%debug`` could show.
+
+    Raises:
+        GpuMemError: what is decorated is no function, or an async generator.
+    """
+    if function is not None:
+        if not can_decorate(function):
+            raise GpuMemError(
+                "clear_tracebacks decorates functions, and no classes or async generators: "
+                "write with ipygpumem.clear_tracebacks(): inside"
+            )
+        return run_inside(function, Clearing)
     shell = current_shell()
-    if shell is not None:
-        return f"cell {shell.execution_count}"
-    return f"{Path(frame.f_code.co_filename).name} line {frame.f_lineno}"
-
-
-def _names(objects: tuple[object, ...], frame: FrameType) -> Iterator[str]:
-    """Yield what code at ``frame`` calls each object; its type if it has no name there."""
-    known = {id(value): name for name, value in reversed(list(survey.names_in(frame)))}
-    yield from (known.get(id(item), type_name(item)) for item in objects)
+    for error in stored_errors(shell):
+        release_stored(error, shell)
+    return Clearing()

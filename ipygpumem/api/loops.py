@@ -18,8 +18,8 @@ from ipygpumem.introspect import type_name
 from ipygpumem.measuring.growth import DeviceRuns, Growth, count_run
 from ipygpumem.model import TraceRecord, Usage
 from ipygpumem.objects.inventory.records import Inventory
+from ipygpumem.reports.history import holder_lines, iteration_report, loop_growth_line, loop_report
 from ipygpumem.reports.layout import note
-from ipygpumem.reports.loops import holder_lines, iteration_report, loop_growth_line, loop_report
 
 T = TypeVar("T")
 
@@ -88,16 +88,15 @@ class Tracked(Generic[T]):
                     record = TraceRecord(self._label, started_at, seconds, None, usages, number)
                     records.append(record)
                     traces.finished.append(record)
-                growing.add(usages)
-                if growing.wants_look:
+                if growing.add(usages):
                     growing.look(number, sys._getframe(1))
                     traces.meter.lap(span)  # what our look took is not the loop's
                 if not self._silent:
-                    shown.row(records, growing.remarks)
+                    shown.show(records, growing.remarks)
         finally:
             traces.meter.drop(span)
             if records and not self._silent:
-                shown.end(records, growing.remarks)
+                shown.show(records, growing.remarks, at_end=True)
 
     def _length(self) -> int | None:
         try:
@@ -120,34 +119,25 @@ class _Growing:
         """What there is to say, in words."""
         return [*map(loop_growth_line, self._growths), *((self._held or []) if self._growths else [])]
 
-    @property
-    def wants_look(self) -> bool:
-        """Whether a look at all tensors would say something new."""
-        return bool(self._growths) and self._held is None
-
-    def add(self, usages: Sequence[Usage]) -> None:
-        """Count an iteration."""
+    def add(self, usages: Sequence[Usage]) -> bool:
+        """Count an iteration; return True if a look at all tensors would say something new."""
         found = [count_run(self._devices, usage, success=True) for usage in usages]
         self._growths = [growth for growth in found if growth is not None]
         if not self._growths:
             self._before = None
+        return bool(self._growths) and self._held is None
 
     def look(self, number: int, frame: FrameType) -> None:
         """Look at all tensors after iteration ``number`` of the loop at ``frame``; the second look finds what came."""
         try:
-            now = inventory_at(_loop_frame(frame))
+            while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("tqdm."):
+                frame = frame.f_back
+            now = inventory_at(frame)
             if self._before is not None:
                 self._held = holder_lines(self._before, now, number, self._growths)
             self._before = now if self._held is None else None
         except Exception as error:  # the loop goes on
             self._held = [f"what it leaves behind could not be found ({said(error)})"]
-
-
-def _loop_frame(frame: FrameType) -> FrameType:
-    """Return the frame of the loop's code: a progress bar may be between."""
-    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("tqdm."):
-        frame = frame.f_back
-    return frame
 
 
 class _Shown:
@@ -163,27 +153,18 @@ class _Shown:
         self._first: TraceRecord | None = None
         self._last: TraceRecord | None = None
 
-    def row(self, records: Sequence[TraceRecord], remarks: Sequence[str]) -> None:
-        """Show one more iteration, if it is not too soon."""
-        if time.monotonic() >= self._due:
-            self._show(records, remarks)
-
-    def end(self, records: Sequence[TraceRecord], remarks: Sequence[str]) -> None:
-        """Show the last iteration."""
-        if self._last is not records[-1]:
-            self._show(records, remarks)
-
-    def _show(self, records: Sequence[TraceRecord], remarks: Sequence[str]) -> None:
+    def show(self, records: Sequence[TraceRecord], remarks: Sequence[str], *, at_end: bool = False) -> None:
+        """Show one more iteration, if it is not too soon, or the last one."""
+        if self._last is records[-1] if at_end else time.monotonic() < self._due:
+            return
         self._last = records[-1]
         self._first = self._first or records[0]  # which the records may drop
         if self._has_table:
             is_new, self._place = not self._place, self._place or f"ipygpumem-{secrets.token_hex(8)}"
             rows = [self._first, *itertools.islice(records, max(1, len(records) - _ROWS_SHOWN + 1), None)]
-            report = loop_report(rows, self._total, remarks)
-            show(report, place=self._place, is_new=is_new)
-            self._due = time.monotonic() + _UPDATE_SECONDS
-            return
-        for report in (iteration_report(self._last), *map(note, remarks[self._remarks :])):
-            show(report)
-        self._remarks = len(remarks)
-        self._due = time.monotonic() + _LINE_SECONDS
+            show(loop_report(rows, self._total, remarks), place=self._place, is_new=is_new)
+        else:
+            for report in (iteration_report(self._last), *map(note, remarks[self._remarks :])):
+                show(report)
+            self._remarks = len(remarks)
+        self._due = time.monotonic() + (_UPDATE_SECONDS if self._has_table else _LINE_SECONDS)

@@ -1,26 +1,33 @@
-"""``ipygpumem.trace``, ``Trace`` and ``traces``."""
+"""``ipygpumem.trace``, ``Trace``, ``traces``, ``export`` and ``load``."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import os
 import time
-from types import TracebackType
-from typing import overload
+import types
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar, overload
 
-from ipygpumem.api.decorating import F, can_decorate, run_inside
-from ipygpumem.api.shell import current_traces, show
-from ipygpumem.errors import TraceError
-from ipygpumem.introspect import text_of, type_name
+from ipygpumem.api.shell import current_shell, current_traces, loaded_notebook, show
+from ipygpumem.errors import NotLoadedError, TraceError
+from ipygpumem.introspect import is_instance, text_of, type_name
 from ipygpumem.measuring.meter import Measurement
 from ipygpumem.measuring.traces import Traces
-from ipygpumem.model import TraceRecord, Usage
+from ipygpumem.model import SessionRecord, TraceRecord, Usage
+from ipygpumem.reports import export as formats
 from ipygpumem.reports.content import trace_report
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Trace:
     """Measures a stretch of code on every device: what it kept, its peak, its time. It works in scripts, too.
 
     Traces nest, overlap in any order, and run beside cells and experiments: each has its own exact peak. A trace can
-    be started again once it is stopped.
+    be started again once it is stopped. To start one that runs, or ask one that does not, raises ``TraceError``.
 
     Args:
         label: what reports call it.
@@ -39,11 +46,7 @@ class Trace:
         self._started_at = self._started = 0.0
 
     def start(self) -> Trace:
-        """Begin to measure.
-
-        Raises:
-            TraceError: it runs already.
-        """
+        """Begin to measure."""
         if self._span is not None:
             raise TraceError("this trace runs already: stop() it first, or make another")
         self.record = None
@@ -53,57 +56,33 @@ class Trace:
         return self
 
     def usage(self) -> tuple[Usage, ...]:
-        """Return what each device went through since the start, or the last reset; once it is stopped, until then.
-
-        Raises:
-            TraceError: it was never started.
-        """
+        """Return what each device went through since the start, or the last reset; once it is stopped, until then."""
         if self.record is not None:
             return self.record.usages
         traces, span = self._open()
         return traces.meter.read(span)
 
     def report(self, note: str = "") -> None:
-        """Show what was measured since the start, or the last reset; measuring goes on.
-
-        Raises:
-            TraceError: it was never started.
-        """
-        record = self.record or self._record(self.usage())
-        if not self.silent:
-            show(trace_report(record, text_of(note)))
+        """Show what was measured since the start, or the last reset; measuring goes on."""
+        self._show(self.record or self._record(self.usage()), note)
 
     def reset(self) -> None:
-        """Begin anew, from now.
-
-        Raises:
-            TraceError: it does not run.
-        """
+        """Begin anew, from now."""
         self._lap()
 
     def report_and_reset(self, note: str = "") -> None:
-        """Show what was measured since the start, or the last reset, and begin anew; what is shown is remembered.
-
-        Raises:
-            TraceError: it does not run.
-        """
+        """Show what was measured since the start, or the last reset, and begin anew; what is shown is remembered."""
         record = self._lap()
         self._open()[0].finished.append(record)
-        if not self.silent:
-            show(trace_report(record, text_of(note)))
+        self._show(record, note)
 
     def stop(self) -> TraceRecord:
-        """End it and return its record; nothing is shown.
-
-        Raises:
-            TraceError: it does not run.
-        """
+        """End it and return its record; nothing is shown."""
         return self._stop(None)
 
     def _stop(self, error: BaseException | None) -> TraceRecord:
         traces, span = self._open()
-        usages = traces.meter.stop(span)
-        self.record = self._record(usages, None if error is None else type_name(error))
+        self.record = self._record(traces.meter.stop(span), None if error is None else type_name(error))
         self._span = self._traces = None
         traces.finished.append(self.record)
         return self.record
@@ -122,6 +101,10 @@ class Trace:
     def _record(self, usages: tuple[Usage, ...], error: str | None = None) -> TraceRecord:
         return TraceRecord(self.label, self._started_at, time.perf_counter() - self._started, error, usages)
 
+    def _show(self, record: TraceRecord, note: str) -> None:
+        if not self.silent:
+            show(trace_report(record, text_of(note)))
+
     def __getstate__(self) -> dict[str, object]:
         if self._span is not None:
             raise TraceError("a trace that runs cannot be copied: stop() it first")
@@ -130,9 +113,7 @@ class Trace:
     def __enter__(self) -> Trace:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if self._span is not None:  # else it was stopped inside
             self._stop(None if kind is GeneratorExit else error)  # so a generator ends that its loop has left
             self.report()
@@ -163,11 +144,9 @@ def trace(what: str | F = "", /, *, silent: bool = False) -> Trace | F:
     Raises:
         TraceError: ``what`` is neither a text nor a function.
     """
-    return (
-        _traced(what, "", silent=False)
-        if callable(what) or isinstance(what, classmethod)
-        else Trace(what, silent=silent)
-    )
+    if callable(what) or isinstance(what, classmethod):
+        return _traced(what, "", silent=False)
+    return Trace(what, silent=silent)
 
 
 def traces() -> list[TraceRecord]:
@@ -182,3 +161,89 @@ def _traced(function: F, label: str, *, silent: bool) -> F:
         )
     name = label or text_of(getattr(function, "__qualname__", "")).replace(".<locals>", "") or type_name(function)
     return run_inside(function, lambda: Trace(name, silent=silent))
+
+
+# -- functions that run in a block ---------------------------------------------------------------------------
+
+
+def can_decorate(function: object) -> bool:
+    """Whether ``function`` is one, or a method as ``staticmethod`` makes it, and no class or async generator."""
+    if isinstance(function, staticmethod | classmethod):
+        return can_decorate(function.__func__)
+    return callable(function) and not inspect.isclass(function) and not inspect.isasyncgenfunction(_code_of(function))
+
+
+def _code_of(function: Any) -> Any:
+    """Return the function that runs when ``function`` is called, maybe its class's ``__call__``."""
+    while is_instance(function, functools.partial):
+        function = function.func
+    call = function if inspect.isroutine(function) else inspect.getattr_static(type(function), "__call__", function)
+    return getattr(call, "__func__", call)  # of a method, also a static one
+
+
+def run_inside(function: F, new: Callable[[], AbstractContextManager[object]]) -> F:
+    """Return ``function`` so that each call runs in a block of its own, until what it returns is done."""
+    method: Any = function
+    if isinstance(function, staticmethod | classmethod):
+        return type(method)(run_inside(method.__func__, new))  # type: ignore[no-any-return]  # of the same type
+
+    # An error that leaves takes these frames along: what was passed must not stay alive with it.
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        try:
+            with new():
+                return await function(*args, **kwargs)
+        finally:
+            del args, kwargs
+
+    def generated(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        try:
+            with new():
+                return (yield from function(*args, **kwargs))
+        finally:
+            del args, kwargs
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            with new():
+                return function(*args, **kwargs)
+        finally:
+            del args, kwargs
+
+    code = _code_of(function)
+    is_awaited = any(map(inspect.iscoroutinefunction, (function, code)))  # the object may be marked as one
+    decorated = awaited if is_awaited else generated if inspect.isgeneratorfunction(code) else called
+    if decorated is generated and code.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE:
+        decorated = types.coroutine(generated)  # its generators can be awaited, too
+    return functools.wraps(function)(decorated)  # type: ignore[return-value]  # it takes and gives the same
+
+
+# -- files ----------------------------------------------------------------------------------------------------
+
+
+def export(path: str | os.PathLike[str], *, force: bool = False) -> None:
+    """Write the finished cells and experiments to a file, whole or not at all; its suffix says the format.
+
+    In a script, without IPython, it writes the finished traces.
+
+    Args:
+        path: ends in ``.json`` (all of it, for ``load``) or ``.csv``.
+        force: replace a file that ipygpumem did not write.
+
+    Raises:
+        NotLoadedError: the extension is not loaded in this IPython.
+        FileError: the suffix is neither of these, another program wrote the file, or it cannot be written.
+    """
+    notebook = loaded_notebook()
+    if notebook is None and current_shell() is not None:
+        raise NotLoadedError("ipygpumem is not loaded here: run %load_ext ipygpumem first")
+    record = SessionRecord.of((), (), current_traces().finished) if notebook is None else notebook.records()
+    formats.save(path, record, force=force)
+
+
+def load(path: str | os.PathLike[str]) -> SessionRecord:
+    """Return what was exported to a .json file; it needs neither IPython nor the extension.
+
+    Raises:
+        FileError: the file cannot be read, was not exported by ipygpumem, or was written by a newer ipygpumem.
+    """
+    return formats.load(path)

@@ -35,29 +35,32 @@ _ROWS_OPEN = 8
 
 def cell_report(record: CellRecord, scales: Scales | None = None) -> Report:
     """Return the one-line report of a cell, with bars as long as ``scales`` says."""
-    scales = scales or Scales()
     head = "cell" if record.execution_count is None else f"cell {record.execution_count}"
-    segments = [Segment(head), Segment(format_seconds(record.duration_seconds))]
-    if record.error is not None:
-        segments.append(Segment(clean_name(record.error)))
-    segments += [_usage_segment(usage, scales) for usage in record.usages if in_use(usage)]
-    return Report.of("cell", segments)
+    return Report.of("cell", [head, *_span_segments(record, scales or Scales())])
 
 
 def trace_report(record: TraceRecord, note: str = "") -> Report:
     """Return the one-line report of a trace."""
-    head = [Segment(" ".join(filter(None, ("trace", clean_name(record.label)))))]
-    return Report.of("trace", [*head, *([Segment(clean(note))] if note else []), *trace_segments(record)])
+    head = " ".join(filter(None, ("trace", clean_name(record.label))))
+    return Report.of("trace", [head, *([clean(note)] if note else []), *trace_segments(record)])
 
 
-def trace_segments(record: TraceRecord) -> list[Segment]:
+def trace_segments(record: TraceRecord) -> list[Segment | str]:
     """Return what is said of a trace after its name: its time, its error, each device in use."""
-    segments = [Segment(format_seconds(record.duration_seconds))]
+    return _span_segments(record) + ["memory was not measured"] * (not record.usages)
+
+
+def _span_segments(record: CellRecord | TraceRecord, scales: Scales | None = None) -> list[Segment | str]:
+    segments: list[Segment | str] = [format_seconds(record.duration_seconds)]
     if record.error is not None:
-        segments.append(Segment(clean_name(record.error)))
-    if not record.usages:
-        segments.append(Segment("memory was not measured"))
-    return segments + [_usage_segment(usage) for usage in record.usages if in_use(usage)]
+        segments.append(clean_name(record.error))
+    for usage in record.usages:
+        device = device_label(usage.device)
+        if in_use(usage) and _has_moved(usage):
+            segments.append(Segment(_usage_part(usage), None if scales is None else scales.bar(device, usage)))
+        elif in_use(usage):
+            segments.append(f"{device} {_now(usage).removesuffix(' now')}{_children(usage)}")
+    return segments
 
 
 def is_quiet(record: CellRecord) -> bool:
@@ -69,13 +72,6 @@ def is_quiet(record: CellRecord) -> bool:
 def usage_parts(usages: Iterable[Usage]) -> list[str]:
     """Return one part of a line per device; accelerators that hold nothing and held nothing are left out."""
     return [_usage_part(usage) for usage in usages if in_use(usage)]
-
-
-def _usage_segment(usage: Usage, scales: Scales | None = None) -> Segment:
-    if _has_moved(usage):
-        bar = None if scales is None else scales.bar(device_label(usage.device), usage)
-        return Segment(_usage_part(usage), bar)
-    return Segment(f"{device_label(usage.device)} {_now(usage).removesuffix(' now')}{_children(usage)}")
 
 
 def _has_moved(usage: Usage) -> bool:
@@ -106,31 +102,28 @@ def experiment_reports(record: ExperimentRecord, style: str, scales: Scales | No
     if style == "none":
         return []
     scales = scales or Scales()
-    segments = [Segment(f"experiment {clean_name(record.name)}"), Segment(format_seconds(record.duration_seconds))]
-    if record.cells:
-        segments.insert(1, Segment(count(len(record.cells), "cell")))
+    segments: list[Segment | str] = [f"experiment {clean_name(record.name)}"]
+    segments += [count(len(record.cells), "cell")] * bool(record.cells) + [format_seconds(record.duration_seconds)]
     notes = tuple(map(clean, record.notes))
     used = [usage for usage in record.usages if in_use(usage)]
-    bars = tuple(scales.bar(device_label(usage.device), usage) for usage in used)
+    bars = [scales.bar(device_label(usage.device), usage) for usage in used]
+    rows = [
+        (
+            device_label(usage.device),
+            format_change(record.consumed.get(usage.device, 0)),
+            reclaimed_label(record, usage.device),
+            peak_label(usage),
+        )
+        for usage in used
+    ]
     if style == "compact":
-        segments += [Segment(_experiment_part(record, usage), bar) for usage, bar in zip(used, bars, strict=True)]
-        return [Report.of("experiment", segments, notes)]
-    rows = tuple(_experiment_row(record, usage) for usage in used)
+        parts = ["{} consumed {}, reclaimed {}, peak {}".format(*row) for row in rows]
+        return [Report.of("experiment", [*segments, *map(Segment, parts, bars)], notes)]
     columns = ("device", "consumed", "reclaimed", "peak")  # what is in use now stands in the cell's line
-    tables = (Table("", columns, rows, frozenset(columns[1:]), bars=bars),)
     title = "still alive, because something outside the experiment refers to it"
-    listings = (Listing(title, tuple(leak_lines(record.survivors))),) if record.survivors else ()
+    listings = [Listing(title, leak_lines(record.survivors))] if record.survivors else []
+    tables = [Table("", columns, rows, columns[1:], bars=bars)]
     return [Report.of("experiment", segments, notes, tables, _experiment_facts(record), listings)]
-
-
-def _experiment_part(record: ExperimentRecord, usage: Usage) -> str:
-    device, consumed, reclaimed, peak = _experiment_row(record, usage)
-    return f"{device} consumed {consumed}, reclaimed {reclaimed}, peak {peak}"
-
-
-def _experiment_row(record: ExperimentRecord, usage: Usage) -> tuple[str, ...]:
-    consumed = format_change(record.consumed.get(usage.device, 0))
-    return device_label(usage.device), consumed, reclaimed_label(record, usage.device), peak_label(usage)
 
 
 def reclaimed_label(record: ExperimentRecord, device: str) -> str:
@@ -138,16 +131,16 @@ def reclaimed_label(record: ExperimentRecord, device: str) -> str:
     return format_bytes(max(0, record.reclaimed.get(device, 0)))
 
 
-def _experiment_facts(record: ExperimentRecord) -> tuple[Fact, ...]:
+def _experiment_facts(record: ExperimentRecord) -> list[Fact]:
     names = {
         "noted": [f"{name}={value}" for name, value in record.parameters.items()],
         "deleted": record.deleted,
         "restored": record.restored,
         "kept": record.kept,
     }
-    facts = [Fact(title, tuple(map(clean_name, found)), code=True) for title, found in names.items()]
-    facts.append(Fact("given back", tuple(_step_list(record.steps, record.reclaimed))))
-    return tuple(fact for fact in facts if fact.values)
+    facts = [Fact(title, list(map(clean_name, found)), code=True) for title, found in names.items()]
+    facts.append(Fact("given back", _step_list(record.steps, record.reclaimed)))
+    return [fact for fact in facts if fact.values]
 
 
 def _step_list(steps: Iterable[ReclaimStep], total: Mapping[str, int]) -> list[str]:
@@ -176,29 +169,24 @@ _CAUSES = {"oom": "out of memory", "interrupt": "interrupted", "error": "failed"
 
 def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report]:
     """Return the report after an OOM, or after another error whose frames held something worth a line."""
-    held = tuple(item for item in record.held if item.size_bytes >= min_held_bytes)
+    held = [item for item in record.held if item.size_bytes >= min_held_bytes]
     if record.kind != "oom" and not held and not record.let_go and not record.poisoned:
         return []
-    came_back = {device: max(0, size) for device, size in record.reclaimed.items()}
-    segments = [Segment(f"{_CAUSES[record.kind]} ({clean_name(record.error)})")]
+    segments: list[Segment | str] = [f"{_CAUSES[record.kind]} ({clean_name(record.error)})"]
     if record.requested_bytes is not None:
-        segments.append(Segment(f"asked for {format_bytes(record.requested_bytes)}"))
+        segments.append(f"asked for {format_bytes(record.requested_bytes)}")
     columns = {"free": record.free} if record.kind == "oom" else {}
-    columns["came back"] = came_back
+    columns["came back"] = {device: max(0, size) for device, size in record.reclaimed.items()}
     segments += [Segment(f"{title}: {_sizes(sizes)}", tabled=True) for title, sizes in columns.items()]
-    tables = [_devices_table(columns)]
+    devices = dict.fromkeys(device for sizes in columns.values() for device in sizes)
+    rows = [
+        (device_label(device), *(format_bytes(sizes[device]) if device in sizes else "" for sizes in columns.values()))
+        for device in devices
+    ]
+    tables = [Table("", ("device", *columns), rows, columns, echo=True)]
     if held:
         tables.append(held_table("the frames of the traceback held", held))
     return [Report.of("recovery", segments, _recovery_lines(record), tables, is_trouble=True)]
-
-
-def _devices_table(columns: Mapping[str, Mapping[str, int]]) -> Table:
-    devices = dict.fromkeys(device for sizes in columns.values() for device in sizes)
-    rows = tuple(
-        (device_label(device), *(format_bytes(sizes[device]) if device in sizes else "" for sizes in columns.values()))
-        for device in devices
-    )
-    return Table("", ("device", *columns), rows, frozenset(columns), echo=True)
 
 
 def _recovery_lines(record: RecoveryRecord) -> list[str]:
@@ -238,33 +226,21 @@ def _sizes(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{device_label(device)} {format_bytes(size)}" for device, size in sizes.items()) or "nothing"
 
 
-def held_table(title: str, held: tuple[Held, ...]) -> Table:
+def held_table(title: str, held: Sequence[Held]) -> Table:
     """Return a row for each, the largest first, and one for those that are too many."""
     located = any(item.function for item in held)
     columns = ("size", *("function", "line") * located, "name", "type", "shape", "dtype", "device")
-    rows = [
-        (
-            format_bytes(item.size_bytes),
-            *(clean_name(item.function), str(item.line)) * located,
-            clean_name(item.name),
-            clean_name(item.type_name),
-            _shape(item),
-            clean_name(item.dtype),
-            clean_name(item.device),
-        )
-        for item in held[:_ROWS_SHOWN]
-    ]
+    rows = []
+    for item in held[:_ROWS_SHOWN]:
+        where = (clean_name(item.function), str(item.line)) * located
+        words = map(clean_name, (item.name, item.type_name, _shape(item), item.dtype, item.device))
+        rows.append((format_bytes(item.size_bytes), *where, *words))
     rest = held[_ROWS_SHOWN:]
     if rest:
         rows.append((format_bytes(_total(rest)), f"and {len(rest)} more", *[""] * (len(columns) - 2)))
-    return Table(
-        f"{title}: {format_bytes(_total(held))}" if len(held) > _ROWS_OPEN else title,
-        columns,
-        tuple(rows),
-        frozenset({"line", "size"}),
-        frozenset({"function", "name"}),
-        folded=len(held) > _ROWS_OPEN,
-    )
+    is_long = len(held) > _ROWS_OPEN
+    title = f"{title}: {format_bytes(_total(held))}" if is_long else title
+    return Table(title, columns, rows, {"line", "size"}, {"function", "name"}, folded=is_long)
 
 
 def _shape(item: Held) -> str:
@@ -280,16 +256,13 @@ def freed_report(
     """Return what giving memory back by hand gave."""
     steps = list(steps)
     given = ", ".join(_step_list(steps, reclaimed))
-    lines = [*[given] * bool(given), *notes, *_failed_steps(steps)]
-    sizes = [_came_back(device, size, steps) for device, size in reclaimed.items()]
-    return Report("note", f"{title}: {', '.join(sizes) or 'nothing'}", tuple(lines))
-
-
-def _came_back(device: str, size: int, steps: Iterable[ReclaimStep]) -> str:
-    """Return what came back of a device: of its cache where no tensor went."""
-    returned = sum(max(0, step.returned.get(device, 0)) for step in steps)
-    what = f"reserved {format_bytes(returned)}" if returned and size <= 0 else format_bytes(max(0, size))
-    return f"{device_label(device)} {what}"
+    sizes = []
+    for device, size in reclaimed.items():
+        returned = sum(max(0, step.returned.get(device, 0)) for step in steps)  # its cache, where no tensor went
+        what = f"reserved {format_bytes(returned)}" if returned and size <= 0 else format_bytes(max(0, size))
+        sizes.append(f"{device_label(device)} {what}")
+    lines = (*[given] * bool(given), *notes, *_failed_steps(steps))
+    return Report("note", f"{title}: {', '.join(sizes) or 'nothing'}", lines)
 
 
 # -- leaks ----------------------------------------------------------------------------------------------------
@@ -305,9 +278,8 @@ def leaks_report(held: Sequence[Held], smallest: int, beyond: Sequence[Held] = (
         rest = f"{count(len(beyond), 'smaller storage')}, {format_bytes(_total(beyond))} in all"
         lines.append(f"{rest}: not examined, there are too many; free others first, then ask again")
     lines += kept
-    if not held:
-        return Report("leaks", f"no leak of at least {format_bytes(smallest)} was found", tuple(lines))
-    return Report("leaks", f"{count(len(held), 'leak')} · {format_bytes(_total(held))}", tuple(lines))
+    found = f"{count(len(held), 'leak')} · {format_bytes(_total(held))}"
+    return Report("leaks", found if held else f"no leak of at least {format_bytes(smallest)} was found", lines)
 
 
 def kept_line(size: int, device: str, what: str, remedy: str) -> str:
@@ -319,7 +291,9 @@ def leak_lines(held: Sequence[Held]) -> list[str]:
     """Return one line for each, those in one container together, and one line for those that are too many."""
     groups: dict[tuple[object, ...], list[Held]] = {}
     for item in held:
-        groups.setdefault(_what_and_where(item), []).append(item)
+        where = None if item.holder is None else (_LAST_INDEX.sub("", item.holder.path), item.holder.advice)
+        what = (item.name, item.type_name, item.dtype, item.shape, item.device, item.cell, where)
+        groups.setdefault(what, []).append(item)
     ordered = sorted(groups.values(), key=lambda group: -_total(group))
     lines = [_leak_line(group) for group in ordered[:_ROWS_SHOWN]]
     rest = [item for group in ordered[_ROWS_SHOWN:] for item in group]
@@ -328,11 +302,6 @@ def leak_lines(held: Sequence[Held]) -> list[str]:
 
 def _total(held: Iterable[Held]) -> int:
     return sum(item.size_bytes for item in held)
-
-
-def _what_and_where(item: Held) -> tuple[object, ...]:
-    where = None if item.holder is None else (_LAST_INDEX.sub("", item.holder.path), item.holder.advice)
-    return (item.name, item.type_name, item.dtype, item.shape, item.device, item.cell, where)
 
 
 def _leak_line(group: Sequence[Held]) -> str:

@@ -23,7 +23,7 @@ def estimate_report(estimate: Estimate) -> Report:
         if device.peak_bytes
     ]
     guesses = Fact("lines that got guessed values", tuple(map(clean, estimate.guesses)), most=_GUESSES_SHOWN)
-    return Report.of("estimate", segments, map(clean, estimate.notes), tables, (guesses,) * bool(guesses.values))
+    return Report.of("estimate", segments, tuple(map(clean, estimate.notes)), tables, (guesses,) * bool(guesses.values))
 
 
 def _verdict(device: DeviceEstimate) -> str:
@@ -66,7 +66,7 @@ def summary_report(summary: ModelSummary) -> Report:
     columns = ("module", "type", "output", "parameters", "weights", "activations", "share")
     rows = tuple(_row(row, share_of) for row in summary.rows)
     numbers = frozenset({"parameters", "weights", "activations", "share"})
-    return Report.of("summary", segments, tables=(Table("", columns, rows, numbers),))
+    return Report.of("summary", segments, (), [Table("", columns, rows, numbers)])
 
 
 def _row(row: ModuleRow, share_of: int) -> tuple[str, ...]:

@@ -1,20 +1,25 @@
-"""Reports what happened so far: one row for each cell, each trace, each experiment."""
+"""Reports what happened so far: one row for each cell, each trace, each iteration of a loop, each experiment."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
 from ipygpumem.measuring.growth import Growth
-from ipygpumem.model import CellRecord, ExperimentRecord, TraceRecord, Usage, devices_of, usage_on
-from ipygpumem.reports.content import reclaimed_label
+from ipygpumem.model import CellRecord, ExperimentRecord, TraceRecord, devices_of, usage_on
+from ipygpumem.objects.inventory import selection
+from ipygpumem.objects.inventory.records import Inventory, TensorRecord
+from ipygpumem.reports.content import reclaimed_label, trace_segments
 from ipygpumem.reports.layout import Report, Table, clean, clean_name, count, device_label, in_use, peak_label, shorten
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 _SOURCE_SHOWN = 40
 _VALUE_SHOWN = 24
+_HOLDERS_SHOWN = 3
+_LEAST_SHARE = 0.1
+"""A name is said to hold what grows from this share of it on."""
 
 
 def history_report(cells: Sequence[CellRecord], *, total: int, experiment: str | None = None) -> Report:
@@ -22,49 +27,64 @@ def history_report(cells: Sequence[CellRecord], *, total: int, experiment: str |
     of = f" of {clean(experiment)}" if experiment is not None else ""
     if not total:
         return Report("history", f"no cell{of} has finished yet")
-    number = f"the last {len(cells)} of {count(total, 'cell')}" if len(cells) < total else count(total, "cell")
     seconds = format_seconds(sum(cell.duration_seconds for cell in cells))
-    return Report("history", f"history · {number}{of} · {seconds}", tables=(cells_table(cells),))
+    headline = f"history · {_number(cells, total, 'cell')}{of} · {seconds}"
+    return Report("history", headline, tables=[cells_table(cells)])
 
 
 def cells_table(cells: Sequence[CellRecord]) -> Table:
     """Return one row per cell; columns that would be empty in each are left out."""
-    devices = _in_use(cells)
-    figures = [f"{device_label(device)} {what}" for device in devices for what in ("kept", "peak")]
-    columns = ("cell", *figures, "time", "source", "experiment", "error")
+    figures = _figures(cells)
     rows = [
-        (
-            "" if cell.execution_count is None else str(cell.execution_count),
-            *_figures(cell.usages, devices, _kept, peak_label),
-            format_seconds(cell.duration_seconds),
-            shorten(cell.source_line, _SOURCE_SHOWN),
-            clean(cell.experiment or ""),
-            clean(cell.error or ""),
-        )
-        for cell in cells
+        {
+            "cell": "" if cell.execution_count is None else str(cell.execution_count),
+            **own,
+            "time": format_seconds(cell.duration_seconds),
+            "source": shorten(cell.source_line, _SOURCE_SHOWN),
+            "experiment": clean(cell.experiment or ""),
+            "error": clean(cell.error or ""),
+        }
+        for cell, own in zip(cells, figures, strict=True)
     ]
-    numbers = frozenset({"cell", "time", *figures})
-    return Table("", columns, tuple(rows), numbers, frozenset({"source"})).without_empty()
+    return Table.of(rows, {"cell", "time", *figures[0]}, code={"source"}).without_empty()
 
 
 def traces_report(traces: Sequence[TraceRecord], *, total: int) -> Report:
     """Return one row for each of ``traces``, the iterations of loops among them, of ``total`` that there are."""
-    number = f"the last {len(traces)} of {count(total, 'trace')}" if len(traces) < total else count(total, "trace")
-    devices = _in_use(traces)
-    figures = [f"{device_label(device)} {what}" for device in devices for what in ("kept", "peak")]
+    figures = _figures(traces)
     rows = [
-        (
-            clean_name(trace.label),
-            "" if trace.iteration is None else str(trace.iteration),
-            *_figures(trace.usages, devices, _kept, peak_label),
-            format_seconds(trace.duration_seconds),
-            clean(trace.error or ""),
-        )
-        for trace in traces
+        {
+            "label": clean_name(trace.label),
+            "iteration": "" if trace.iteration is None else str(trace.iteration),
+            **own,
+            "time": format_seconds(trace.duration_seconds),
+            "error": clean(trace.error or ""),
+        }
+        for trace, own in zip(traces, figures, strict=True)
     ]
-    columns = ("label", "iteration", *figures, "time", "error")
-    table = Table("", columns, tuple(rows), frozenset({"iteration", "time", *figures}))
-    return Report("traces", number, tables=(table.without_empty(),))
+    table = Table.of(rows, {"iteration", "time", *figures[0]})
+    return Report("traces", _number(traces, total, "trace"), tables=[table.without_empty()])
+
+
+def _number(shown: Sequence[object], total: int, what: str) -> str:
+    return f"the last {len(shown)} of {count(total, what)}" if len(shown) < total else count(total, what)
+
+
+def _figures(records: Sequence[CellRecord | ExperimentRecord | TraceRecord]) -> list[dict[str, str]]:
+    """Return for each record what it kept and its peak on the devices in use, by heading; experiments' peak first."""
+    devices, found = _in_use(records), []
+    for record in records:
+        own: dict[str, str] = {}
+        for device in devices:
+            usage, label = usage_on(record.usages, device), device_label(device)
+            kept = {f"{label} kept": "" if usage is None else format_change(usage.delta_bytes)}
+            peak = {f"{label} peak": "" if usage is None else peak_label(usage)}
+            own |= {**peak, **kept} if isinstance(record, ExperimentRecord) else {**kept, **peak}
+        found.append(own)
+    return found
+
+
+# -- what grows -----------------------------------------------------------------------------------------------
 
 
 def growth_line(growth: Growth) -> str:
@@ -82,28 +102,111 @@ def growth_size(growth: Growth) -> str:
     return f"{number if most.endswith(f' {unit}') else least} to {most}"
 
 
+def loop_growth_line(growth: Growth) -> str:
+    """Return what is said of a loop that has grown with every iteration."""
+    device = device_label(growth.device)
+    return f"{device} has grown by {growth_size(growth)} in each of the last {growth.runs} iterations"
+
+
+def holder_lines(before: Inventory, after: Inventory, iteration: int, growths: Sequence[Growth]) -> list[str]:
+    """Return which names hold more tensors and arrays after one more iteration, on the devices that grow.
+
+    By names, not by tensors: a name that the loop gives to another tensor each time holds no more than before.
+    """
+    least = {growth.device: growth.least_bytes * _LEAST_SHARE for growth in growths}
+    old, new = _by_name(before), _by_name(after)
+    more = {key: _size(tensors) - _size(old.get(key, ())) for key, tensors in new.items() if key[0] in least}
+    held = sorted((key for key, size in more.items() if size >= least[key[0]]), key=lambda key: -more[key])
+    if not held:
+        return [f"no tensor or array that came and stayed in iteration {iteration} accounts for it"]
+    lines = []
+    for key in held[:_HOLDERS_SHOWN]:
+        known = {tensor.name for tensor in old.get(key, ())}
+        came = [tensor.name for tensor in new[key] if tensor.name not in known]
+        lines.append(f"iteration {iteration} left {format_bytes(more[key])} more on {_place(*key, came)}")
+    return lines
+
+
+def _by_name(inventory: Inventory) -> dict[tuple[str, str], list[TensorRecord]]:
+    """Return the tensors of each device by the first part of their names."""
+    found: dict[tuple[str, str], list[TensorRecord]] = {}
+    for tensor in inventory.tensors:
+        found.setdefault((tensor.device, "" if tensor.name is None else selection.first_part(tensor.name)), []).append(
+            tensor
+        )
+    return found
+
+
+def _size(tensors: Iterable[TensorRecord]) -> int:
+    return sum(tensor.size_bytes for tensor in tensors)
+
+
+def _place(device: str, name: str, came: Sequence[str | None]) -> str:
+    if not name:
+        return f"{device_label(device)}, to which no name of yours leads"
+    example = f" ({clean(came[0])})" if came and came[0] not in (None, name) else ""
+    return f"{device_label(device)}, held by {clean(name)}{example}"
+
+
+# -- loops ----------------------------------------------------------------------------------------------------
+
+
+def loop_report(rows: Sequence[TraceRecord], total: int | None, remarks: Sequence[str]) -> Report:
+    """Return the table of a loop so far: the first iteration and the last ones of ``total``, if that is known."""
+    first, last = rows[0], rows[-1]
+    number = f"{last.iteration}" if total is None else f"{last.iteration} of {total}"
+    seconds = last.started_at + last.duration_seconds - first.started_at
+    devices = _in_use(rows)
+    hidden = (last.iteration or 0) - len(rows)
+    title = f"{count(hidden, 'row')} after the first not shown" if hidden else ""
+    figures = [f"{device_label(device)} {what}" for device in devices for what in ("kept", "peak", "growth")]
+    columns = (clean_name(last.label), "time", *figures)
+    table = Table(title, columns, [_row(record, first, devices) for record in rows], columns)
+    return Report.of("track", [f"{clean_name(last.label)} {number}", format_seconds(seconds)], remarks, [table])
+
+
+def _row(record: TraceRecord, first: TraceRecord, devices: Sequence[str]) -> list[str]:
+    cells = [str(record.iteration), format_seconds(record.duration_seconds)]
+    for device in devices:
+        usage, start = usage_on(record.usages, device), usage_on(first.usages, device)
+        if usage is None:
+            cells += ["", "", ""]
+            continue
+        grown = "" if record is first else format_change(usage.after_bytes - (start.after_bytes if start else 0))
+        cells += [format_change(usage.delta_bytes), peak_label(usage), grown]
+    return cells
+
+
+def iteration_report(record: TraceRecord) -> Report:
+    """Return one line for one iteration, where no table can be updated."""
+    return Report.of("track", [f"{clean_name(record.label)} {record.iteration}", *trace_segments(record)])
+
+
+# -- experiments ----------------------------------------------------------------------------------------------
+
+
 def experiments_report(records: Sequence[ExperimentRecord], still_open: Iterable[str] = ()) -> Report:
     """Return one row for each finished experiment, and a line for each that is open."""
     lines = tuple(f"open: {clean(name)}" for name in still_open)
     if not records:
         return Report("experiments", "no experiment has finished yet", lines)
-    devices = _in_use(records)
-    figures = [f"{device_label(device)} {what}" for device in devices for what in ("peak", "kept")]
-    columns = ("experiment", "began", "time", "cells", *figures, "OOMs", "parameters")
+    figures = _figures(records)
     rows = [
-        (
-            label,
-            datetime.fromtimestamp(item.started_at).strftime("%H:%M:%S"),  # the user's own clock
-            format_seconds(item.duration_seconds),
-            _parts(item),
-            *_figures(item.usages, devices, peak_label, _kept),
-            str(item.ooms) if item.ooms else "",
-            ", ".join(f"{shorten(key, _VALUE_SHOWN)}={_value(value)}" for key, value in item.parameters.items()),
-        )
-        for _, _, label, item in numbered(records)
+        {
+            "experiment": run.label,
+            "began": datetime.fromtimestamp(item.started_at).strftime("%H:%M:%S"),  # the user's own clock
+            "time": format_seconds(item.duration_seconds),
+            "cells": _parts(item),
+            **own,
+            "OOMs": str(item.ooms) if item.ooms else "",
+            "parameters": ", ".join(
+                f"{shorten(key, _VALUE_SHOWN)}={_value(value)}" for key, value in item.parameters.items()
+            ),
+        }
+        for run, item, own in zip(numbered(records), records, figures, strict=True)
     ]
-    table = Table("", columns, tuple(rows), frozenset({"time", "cells", "OOMs", *figures}))
-    return Report("experiments", count(len(records), "experiment"), lines, (table.without_empty(),))
+    table = Table.of(rows, {"time", "cells", "OOMs", *figures[0]}).without_empty()
+    return Report("experiments", count(len(records), "experiment"), lines, [table])
 
 
 def _parts(record: ExperimentRecord) -> str:
@@ -129,37 +232,32 @@ def comparison_report(runs: Sequence[NumberedRun]) -> Report:
         )
         for run in runs
     ]
-    first = Table("", columns, tuple(rows), frozenset(columns[1:]))
+    first = Table("", columns, rows, columns[1:])
     devices = [_device_table(runs, device) for device in _in_use(records)]
-    return Report("comparison", f"{count(len(runs), 'experiment')} side by side", tables=(first, *devices))
+    return Report("comparison", f"{count(len(runs), 'experiment')} side by side", tables=[first, *devices])
 
 
 def _device_table(runs: Sequence[NumberedRun], device: str) -> Table:
-    columns = ("experiment", "consumed", "peak", "reclaimed", "kept")
-    found = ((run, usage_on(run.record.usages, device)) for run in runs)
     rows = [
-        (
-            run.label,
-            format_change(run.record.consumed.get(device, 0)),
-            peak_label(usage),
-            reclaimed_label(run.record, device),
-            _kept(usage),
-        )
-        for run, usage in found
-        if usage is not None
+        {
+            "experiment": run.label,
+            "consumed": format_change(run.record.consumed.get(device, 0)),
+            "peak": peak_label(usage),
+            "reclaimed": reclaimed_label(run.record, device),
+            "kept": format_change(usage.delta_bytes),
+        }
+        for run in runs
+        if (usage := usage_on(run.record.usages, device)) is not None
     ]
-    return Table(clean(device_label(device)), columns, tuple(rows), frozenset(columns[1:]))
+    return Table.of(rows, {"consumed", "peak", "reclaimed", "kept"}, device_label(device))
 
 
 class NumberedRun(NamedTuple):
-    """An experiment among others of its name."""
+    """An experiment, and its number among those of its name, which the label has if there are several."""
 
     name: str
-    """As it can be shown."""
     number: int
-    """Counted from 1 among those of the same name."""
     label: str
-    """The name, with the number where there are several."""
     record: ExperimentRecord
 
 
@@ -179,15 +277,6 @@ def numbered(records: Iterable[ExperimentRecord]) -> list[NumberedRun]:
 def _in_use(records: Sequence[CellRecord | ExperimentRecord | TraceRecord]) -> list[str]:
     """Return the host and the accelerators that held something."""
     return devices_of(usage for record in records for usage in record.usages if in_use(usage))
-
-
-def _figures(usages: Sequence[Usage], devices: Iterable[str], *figures: Callable[[Usage], str]) -> list[str]:
-    of_devices = [usage_on(usages, device) for device in devices]
-    return ["" if usage is None else figure(usage) for usage in of_devices for figure in figures]
-
-
-def _kept(usage: Usage) -> str:
-    return format_change(usage.delta_bytes)
 
 
 def _value(value: object) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ipygpumem.model import Usage
 from ipygpumem.units import format_change
@@ -24,7 +24,7 @@ _LONGEST_NAME = 80
 class Bar:
     """A device's memory as pieces of a length: in use before, kept on top of that, the peak above, the rest.
 
-    ``label`` says in words what the bar shows.
+    ``label`` says so in words; ``is_whole`` if it ends where the device's memory does, which a tick shows.
     """
 
     label: str
@@ -33,43 +33,48 @@ class Bar:
     kept_bytes: int = 0
     peak_bytes: int = 0
     is_whole: bool = True
-    """Whether it ends where the device's memory does, which a tick shows."""
 
     @property
-    def pieces(self) -> tuple[int, int, int]:
+    def pieces(self) -> list[int]:
         """The bytes of the pieces: none negative or below 1 % of the length, together not above it."""
-        rest = self.length_bytes
-        found = []
+        found: list[int] = []
         for size in (self.used_bytes, self.kept_bytes, self.peak_bytes):
+            rest = self.length_bytes - sum(found)
             found.append(min(size, rest) if size >= LEAST_SHARE * self.length_bytes else 0)
-            rest -= found[-1]
-        return (found[0], found[1], found[2])
+        return found
 
 
 class Segment(NamedTuple):
-    """One part of a headline, with the bar that belongs to it."""
+    """One part of a headline, with its bar; ``tabled`` if a table says the same: it is left out above that."""
 
     text: str
     bar: Bar | None = None
     tabled: bool = False
-    """Whether a table of the report says the same, so that the part is left out where that table is shown."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under headings; columns named in ``numbers`` are set to the right, those in ``code`` monospaced."""
+    """Rows of text under headings; columns named in ``numbers`` are set to the right, those in ``code`` monospaced.
+
+    There is a bar for each row, or none at all. Where a front-end can fold, a ``folded`` one shows its title first.
+    Text leaves an ``echo`` out: it says what the headline's ``tabled`` segments say.
+    """
 
     title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    numbers: frozenset[str] = frozenset()
-    code: frozenset[str] = frozenset()
-    bars: tuple[Bar | None, ...] = ()
-    """One for each row, or none at all."""
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: Collection[str] = ()
+    code: Collection[str] = ()
+    bars: Sequence[Bar | None] = ()
     folded: bool = False
-    """Whether a front-end that can fold shows the title only, at first."""
     echo: bool = False
-    """Whether it says what the headline's ``tabled`` segments say: text leaves it out."""
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[Mapping[str, str]], numbers: Collection[str] = (), title: str = "", **more: Any
+    ) -> Table:
+        """Return a table of rows, at least one, that have a text for each heading."""
+        return cls(title, tuple(rows[0]), tuple(tuple(row.values()) for row in rows), numbers, **more)
 
     def without_empty(self) -> Table:
         """Return the table without the columns that are empty in every row; without rows it stays as it is."""
@@ -80,66 +85,49 @@ class Table:
 
 @dataclass(frozen=True)
 class Fact:
-    """``title: value, value``; values that are names or code are monospaced."""
+    """``title: value, value``, up to ``most``; values that are names or code are monospaced."""
 
     title: str
-    values: tuple[str, ...]
+    values: Sequence[str]
     code: bool = False
     most: int = NAMES_SHOWN
-    """How many of the values are listed; the others are counted."""
-
-    @property
-    def text(self) -> str:
-        """The fact as one line."""
-        return f"{self.title}: {listed(self.values, self.most)}"
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Lines under a title, which a front-end may fold."""
+    """Lines under a title, which a front-end may fold; ``code`` is monospaced, and not counted in the title."""
 
     title: str
-    lines: tuple[str, ...]
+    lines: Sequence[str]
     code: bool = False
-    """Whether they are source: monospaced, with their indentation, and not counted in the title."""
     folded: bool = False
-    """Whether a front-end that can fold shows the title only, at first."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """One report. ``kind`` travels with it, so that front-ends and tests can tell reports apart."""
+    """One report. ``kind`` travels with it, so that front-ends and tests can tell reports apart.
+
+    ``segments`` are the headline in parts, if it has some. A border in another colour shows ``is_trouble``.
+    """
 
     kind: str
     headline: str
-    lines: tuple[str, ...] = ()
-    tables: tuple[Table, ...] = ()
-    facts: tuple[Fact, ...] = ()
-    listings: tuple[Listing, ...] = ()
-    segments: tuple[Segment, ...] = ()
-    """The headline in parts; empty where it is one."""
+    lines: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    facts: Sequence[Fact] = ()
+    listings: Sequence[Listing] = ()
+    segments: Sequence[Segment] = ()
     is_trouble: bool = False
-    """Whether it reports something that went wrong, which a border in another colour shows."""
 
     @classmethod
-    def of(
-        cls,
-        kind: str,
-        segments: Iterable[Segment],
-        lines: Iterable[str] = (),
-        tables: Iterable[Table] = (),
-        facts: tuple[Fact, ...] = (),
-        listings: tuple[Listing, ...] = (),
-        *,
-        is_trouble: bool = False,
-    ) -> Report:
-        """Return a report whose headline has parts."""
-        parts = tuple(segments)
-        headline = SEPARATOR.join([segment.text for segment in parts])
-        return cls(kind, headline, tuple(lines), tuple(tables), facts, listings, parts, is_trouble)
+    def of(cls, kind: str, segments: Iterable[Segment | str], *parts: Any, is_trouble: bool = False) -> Report:
+        """Return a report whose headline has parts; ``parts`` are its lines, tables, facts and listings."""
+        head = [Segment(part) if isinstance(part, str) else part for part in segments]
+        headline = SEPARATOR.join([segment.text for segment in head])
+        return replace(cls(kind, headline, *parts), segments=head, is_trouble=is_trouble)
 
     @property
-    def head(self) -> tuple[Segment, ...]:
+    def head(self) -> Sequence[Segment]:
         """The headline in parts, one at least."""
         return self.segments or (Segment(self.headline),)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ipygpumem.reports.bars import BAR_COLUMNS, text_bar
-from ipygpumem.reports.layout import SEPARATOR, Report, Segment, Table, clean
+from ipygpumem.reports.layout import SEPARATOR, Report, Segment, Table, clean, listed
 
 _BOLD, _DIM, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
@@ -53,7 +53,7 @@ def _report(report: Report, style: Style) -> str:
     # A cell's line goes this way after every cell: nothing to lay out.
     blocks = [clean(report.headline) if style is PLAIN else _headline(report.head, style)]
     blocks += [_table(table, style) for table in report.tables if not table.echo]
-    blocks += [_titled(fact.title, fact.text, style) for fact in report.facts]
+    blocks += [_titled(fact.title, f"{fact.title}: {listed(fact.values, fact.most)}", style) for fact in report.facts]
     blocks += [_wrapped(line, style) for line in report.lines]
     for listing in report.listings:
         blocks.append(_titled(listing.title, f"{listing.title}:", style))
@@ -64,7 +64,7 @@ def _report(report: Report, style: Style) -> str:
 # -- the headline ---------------------------------------------------------------------------------------------
 
 
-def _headline(segments: tuple[Segment, ...], style: Style) -> str:
+def _headline(segments: Sequence[Segment], style: Style) -> str:
     texts = [clean(segment.text) for segment in segments]
     plain = [(text, columns(text)) for text in texts]
     parts = plain
