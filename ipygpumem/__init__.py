@@ -13,24 +13,22 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from ipygpumem import plot as plot
-    from ipygpumem.api.devices import allocate, leave_free, memory, preload
+    from ipygpumem.api.devices import allocate, leave_free, memory, preload, register_probe
     from ipygpumem.api.estimates import estimate, summary
     from ipygpumem.api.fits import autofit, budget
     from ipygpumem.api.freeing import clear_tracebacks, offload, purge, release
     from ipygpumem.api.inventories import diff, tensors, tracker
     from ipygpumem.api.loops import track
-    from ipygpumem.api.probes import register_probe
     from ipygpumem.api.traces import Trace, export, load, trace, traces
     from ipygpumem.notebook.python import experiment, experiments, history, last, subscribe
 
 _PLACES = {
-    "api.devices": ("allocate", "leave_free", "memory", "preload"),
+    "api.devices": ("allocate", "leave_free", "memory", "preload", "register_probe"),
     "api.estimates": ("estimate", "summary"),
     "api.fits": ("autofit", "budget"),
     "api.freeing": ("clear_tracebacks", "offload", "purge", "release"),
     "api.inventories": ("diff", "tensors", "tracker"),
     "api.loops": ("track",),
-    "api.probes": ("register_probe",),
     "api.traces": ("Trace", "export", "load", "trace", "traces"),
     "notebook.python": ("experiment", "experiments", "history", "last", "subscribe"),
 }

@@ -102,7 +102,7 @@ def short(text: object, most: int = 160) -> str:
     return whole if len(whole) <= most else f"{whole[: most // 2]}…{whole[-(most // 2) :]}"
 
 
-def said(error: Exception) -> str:
+def said(error: BaseException) -> str:
     """Return an error's type and the first line of its text: torch adds more that say nothing about it.
 
     The text alone if we raised it on purpose.

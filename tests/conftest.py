@@ -122,4 +122,4 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     assert sys.meta_path == hooks
     torch = sys.modules.get("torch")
     functions = vars(torch._C).values() if torch is not None else ()
-    assert not [f for f in functions if getattr(f, "__module__", "") == "ipygpumem.probes.counters"]
+    assert not [f for f in functions if getattr(f, "__module__", "") == "ipygpumem.probes.accelerators"]

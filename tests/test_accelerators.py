@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from ipygpumem.measuring.meter import Meter
-from ipygpumem.probes.accelerators import CUDA, CachingAllocatorProbe, MpsProbe, accelerators
+from ipygpumem.probes.accelerators import CachingAllocatorProbe, MpsProbe, accelerators
 from tests.fakes import FakeAllocator, fake_module, fake_torch
 
 
@@ -24,7 +24,7 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> FakeAllocator:
 
 @pytest.fixture
 def meter(allocator: FakeAllocator) -> Iterator[Meter]:
-    meter = Meter([CachingAllocatorProbe(CUDA)])
+    meter = Meter([CachingAllocatorProbe("cuda")])
     yield meter
     meter.close()
 
@@ -36,20 +36,20 @@ def cuda(allocator: FakeAllocator) -> Any:
 
 def test_without_torch_there_is_nothing_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    assert CachingAllocatorProbe(CUDA).read() == ()
+    assert CachingAllocatorProbe("cuda").read() == ()
     assert MpsProbe().read() == ()
     assert "torch" not in sys.modules
 
 
 def test_torch_that_is_still_being_imported_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", fake_module())
-    assert CachingAllocatorProbe(CUDA).read() == ()
+    assert CachingAllocatorProbe("cuda").read() == ()
     assert MpsProbe().read() == ()
 
 
 def test_a_stand_in_for_torch_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", MagicMock())
-    assert CachingAllocatorProbe(CUDA).read() == ()
+    assert CachingAllocatorProbe("cuda").read() == ()
     assert MpsProbe().read() == ()
 
 
@@ -58,7 +58,7 @@ def test_a_backend_that_is_not_initialised_is_not_touched(
 ) -> None:
     cuda.initialized = False
     monkeypatch.setattr(cuda, "device_count", lambda: pytest.fail("asked for the devices"))
-    probe = CachingAllocatorProbe(CUDA)
+    probe = CachingAllocatorProbe("cuda")
     assert probe.read() == ()
     probe.close()
 
@@ -155,7 +155,7 @@ def test_a_reset_in_one_cell_does_not_reach_the_next_cells_peak(
 
 
 def test_closing_puts_torchs_own_functions_back(allocator: FakeAllocator, cuda: Any) -> None:
-    meter = Meter([CachingAllocatorProbe(CUDA)])
+    meter = Meter([CachingAllocatorProbe("cuda")])
     meter.stop(meter.start())
     assert "_cuda_memoryStats" in vars(allocator)
     meter.close()
@@ -209,7 +209,7 @@ def test_a_glance_reports_the_whole_devices_use_where_the_driver_does(allocator:
         asked.append((index, processes))
         return SimpleNamespace(total_bytes=1000, used_bytes=640, other_bytes=None, note="")
 
-    probe = CachingAllocatorProbe(CUDA, SimpleNamespace(device=device, close=lambda: None))  # type: ignore[arg-type]
+    probe = CachingAllocatorProbe("cuda", SimpleNamespace(device=device, close=lambda: None))  # type: ignore[arg-type]
     allocator.allocate(70)
     first, second = probe.glance()
     probe.close()

@@ -11,7 +11,7 @@ import pytest
 
 from ipygpumem.model import CellRecord
 from ipygpumem.probes import nvml
-from ipygpumem.probes.children import Child, children
+from ipygpumem.probes.host import Child, children
 from ipygpumem.probes.nvml import DeviceWide
 from ipygpumem.reconcile.findings import Findings
 from ipygpumem.reports.status import started_in, status_report

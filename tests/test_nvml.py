@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from ipygpumem.probes import nvml
-from ipygpumem.probes.accelerators import CUDA, CachingAllocatorProbe
+from ipygpumem.probes.accelerators import CachingAllocatorProbe
 from ipygpumem.probes.nvml import Nvml
 from tests.fakes import FakeAllocator, fake_torch
 
@@ -68,8 +68,8 @@ class FakeNvml(ModuleType):
     def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
         return list(self.processes)[index]
 
-    def nvmlDeviceGetName(self, handle: str) -> str | bytes:
-        return f"card {handle}".encode() if handle == "GPU-b" else f"card {handle}"
+    def nvmlDeviceGetName(self, handle: str) -> str:
+        return f"card {handle}"
 
     def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
         if handle == "GPU-a":
@@ -232,12 +232,12 @@ def test_nvmls_figures_reach_the_reading_and_its_absence_a_note(
     driver.memory["GPU-uuid-0"] = (5000, 1200)
     driver.processes["GPU-uuid-0"] = [SimpleNamespace(pid=os.getpid(), usedGpuMemory=60)]
     allocator.allocate(10)
-    probe = CachingAllocatorProbe(CUDA, Nvml())
+    probe = CachingAllocatorProbe("cuda", Nvml())
     (reading,) = probe.read(detail=True)
     assert (reading.total_bytes, reading.used_bytes, reading.other_bytes) == (5000, 1200, 0)
     probe.close()
     driver.fail_init = True
-    probe = CachingAllocatorProbe(CUDA, Nvml())
+    probe = CachingAllocatorProbe("cuda", Nvml())
     (reading,) = probe.read()
     assert (reading.total_bytes, reading.used_bytes) == (1000, 60)
     assert "Driver Not Loaded" in reading.note

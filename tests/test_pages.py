@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ipygpumem.probes.pages import anonymous_bytes
+from ipygpumem.probes.host import anonymous_bytes
 from ipygpumem.units import MIB
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="no /proc/self/pagemap")

@@ -14,10 +14,10 @@ import pytest
 
 import ipygpumem
 from ipygpumem.errors import ProbeError
-from ipygpumem.measuring import plugins
 from ipygpumem.measuring.meter import Meter
-from ipygpumem.measuring.plugins import PluginProbe
 from ipygpumem.model import Reading
+from ipygpumem.probes import pools as plugins
+from ipygpumem.probes.pools import PluginProbe
 from tests.fakes import FakeProbe
 from tests.kernel import Kernel
 

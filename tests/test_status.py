@@ -12,7 +12,7 @@ import pytest
 
 from ipygpumem.model import Reading
 from ipygpumem.probes import allocator
-from ipygpumem.probes.accelerators import CUDA, CachingAllocatorProbe
+from ipygpumem.probes.accelerators import CachingAllocatorProbe
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.nvml import Nvml
 from ipygpumem.reconcile import findings
@@ -74,7 +74,7 @@ def card(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 
 
 def found_with(card: FakeNvml, storages: list[Storage] | None = None) -> findings.Findings:
-    probe = CachingAllocatorProbe(CUDA, Nvml())
+    probe = CachingAllocatorProbe("cuda", Nvml())
     try:
         return findings.reconcile(lambda: read(probe), None if storages is None else (lambda: storages))
     finally:
@@ -238,7 +238,7 @@ def test_an_allocator_without_snapshots_is_named_and_counters_are_used(
 
 def test_a_context_that_torch_has_but_the_driver_hides_is_not_anothers(card: FakeNvml) -> None:
     """After empty_cache nothing is reserved, but the probe knows that the driver must list this process."""
-    probe = CachingAllocatorProbe(CUDA, Nvml())
+    probe = CachingAllocatorProbe("cuda", Nvml())
     probe.read()
     sys.modules["torch"].cuda._library.reserved[0] = 0  # type: ignore[attr-defined]  # the fake's own
     sys.modules["torch"].cuda.memory_snapshot = list  # type: ignore[attr-defined]
@@ -257,7 +257,7 @@ def test_whatever_fails_is_named_and_the_rest_is_said(
         raise ValueError("out of order")
 
     monkeypatch.setattr(findings, name, fail)
-    host, probe = HostProbe(), CachingAllocatorProbe(CUDA, Nvml())
+    host, probe = HostProbe(), CachingAllocatorProbe("cuda", Nvml())
     readings = {**read(probe), "cpu": host.read(detail=True)[0]}
     result = findings.reconcile(lambda: readings)
     host.close()

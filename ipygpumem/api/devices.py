@@ -1,14 +1,17 @@
-"""``ipygpumem.memory``, ``preload``, ``allocate`` and ``leave_free``."""
+"""``ipygpumem.memory``, ``preload``, ``allocate``, ``leave_free`` and ``register_probe``."""
 
 from __future__ import annotations
 
 from ipygpumem.api.shell import current_traces
+from ipygpumem.errors import ProbeError
 from ipygpumem.fitting import filling
 from ipygpumem.fitting.filling import Filler
+from ipygpumem.introspect import type_name
 from ipygpumem.measuring import preloading
 from ipygpumem.model import TraceRecord
-from ipygpumem.probes import device_memory
+from ipygpumem.probes import Probe, device_memory
 from ipygpumem.probes.device_memory import DeviceMemory
+from ipygpumem.probes.pools import PluginProbe
 from ipygpumem.units import checked_bytes
 
 
@@ -65,3 +68,24 @@ def leave_free(size: int | str, device: object = "cuda") -> Filler:
         UnitError: ``size`` is not a size.
     """
     return filling.fill(checked_bytes(size), device_memory.checked_device(device))
+
+
+def register_probe(name: str, probe: Probe) -> None:
+    """Measure with ``probe``, too, from now on: in this notebook, or in this script's traces.
+
+    It needs a method ``read(*, detail, peak)`` that returns ``ipygpumem.model.Reading`` tuples, and may have
+    ``rearm()``, ``close()`` and ``sampled``. It is read at the start and end of each cell, and dropped with a warning
+    if that takes more than half a second. It replaces a probe that was registered by the same name.
+
+    Args:
+        name: what its devices are called: ``tpu``, or ``tpu:0`` and so on.
+        probe: what measures.
+
+    Raises:
+        ProbeError: the name is none for a device, or the first reading failed or makes no sense.
+    """
+    if not callable(getattr(probe, "read", None)):
+        raise ProbeError(f"a probe needs a method read(*, detail, peak), which {type_name(probe)} lacks")
+    plugin = PluginProbe(name, probe)
+    plugin.read(detail=True)
+    current_traces().meter.add(plugin)

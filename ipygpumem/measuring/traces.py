@@ -6,10 +6,9 @@ import functools
 from collections import deque
 
 from ipygpumem.measuring.meter import Meter
-from ipygpumem.measuring.plugins import add_installed
 from ipygpumem.model import TraceRecord
 from ipygpumem.probes.host import HostProbe
-from ipygpumem.probes.pools import finder
+from ipygpumem.probes.pools import add_installed, finder
 
 _MOST = 10_000
 
@@ -35,5 +34,5 @@ def of_script() -> Traces:
     ``max_memory_allocated()`` still gives the peaks that the meter has reset.
     """
     meter = Meter([HostProbe()], find_more=finder())
-    add_installed(meter)
+    add_installed(meter.add, meter.failures)
     return Traces(meter)

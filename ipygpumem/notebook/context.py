@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipygpumem.measuring.meter import Meter
-from ipygpumem.measuring.plugins import add_installed
 from ipygpumem.notebook.cell import CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.screen import Screen
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.probes import Probe
 from ipygpumem.probes.host import HostProbe
-from ipygpumem.probes.pools import finder
+from ipygpumem.probes.pools import add_installed, finder
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -38,5 +37,5 @@ def context_for(shell: Any, config: IPyGpuMem, host: HostProbe, probes: Sequence
     """Return the context of a shell, which measures with ``probes``: by default the host and all accelerators."""
     meter = Meter(probes or [host], find_more=None if probes else finder(), sample_seconds=config.sample_seconds)
     if not probes:
-        add_installed(meter)
+        add_installed(meter.add, meter.failures)
     return Context(shell, config, meter, Garbage(), CellStack(), Screen(shell, config))

@@ -29,6 +29,7 @@ from ipygpumem.notebook.extension import load
 from ipygpumem.notebook.notebook import Notebook, find_notebook
 from ipygpumem.notebook.registry import MAGICS
 from ipygpumem.probes import device_memory
+from ipygpumem.probes.accelerators import in_use
 from ipygpumem.reports import text
 from ipygpumem.reports.layout import Report
 
@@ -144,7 +145,7 @@ def look(magic: str, line: str) -> dict[str, Any]:
 
 def place() -> dict[str, Any]:
     """Return where this engine is, and what it runs."""
-    cuda = device_memory.cuda_in_use()
+    cuda = in_use("cuda")
     used = [] if cuda is None else [at for at in range(cuda.device_count()) if cuda.memory_reserved(at)]
     ours = sys.modules["ipygpumem"].__version__
     ranks = (os.environ.get(name, "") for name in _RANKS)

@@ -6,8 +6,7 @@ import sys
 from typing import Any
 
 from ipygpumem.errors import GpuMemError
-from ipygpumem.probes.accelerators import loaded_torch
-from ipygpumem.probes.device_memory import cuda_in_use
+from ipygpumem.probes.accelerators import in_use, loaded_torch
 
 
 def refuse_while_traced(what: str) -> None:
@@ -29,7 +28,7 @@ def refuse_while_transformed(what: str) -> None:
         raise GpuMemError(f"torch.func transforms this code (grad, vmap and their like): {what} outside of it")
     if _is_on(_of("torch.fx.experimental.proxy_tensor", "get_proxy_mode")):
         raise GpuMemError(f"torch.fx is tracing this code: {what} outside of it")
-    if _is_on(getattr(cuda_in_use(), "is_current_stream_capturing", None)):
+    if _is_on(getattr(in_use("cuda"), "is_current_stream_capturing", None)):
         raise GpuMemError(f"a CUDA graph is being captured here: {what} outside of it")
 
 

@@ -28,9 +28,12 @@ class Probe(Protocol):
 
         It asks the host's own books and the driver's, and never a device: nothing here can wait for one.
         """
+        return self.read()
 
     def rearm(self) -> None:
         """Begin a new peak: from now on ``peak_bytes`` counts from the current value."""
+        return
 
     def close(self) -> None:
         """Give back what the probe holds: descriptors, and functions that it wrapped."""
+        return

@@ -7,9 +7,10 @@ that measuring never creates a context (which would cost hundreds of MiB).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -17,34 +18,11 @@ from ipygpumem.errors import said
 from ipygpumem.introspect import is_instance
 from ipygpumem.model import Reading
 from ipygpumem.probes import Probe
-from ipygpumem.probes.counters import SharedPeaks
 
 if TYPE_CHECKING:
     from ipygpumem.probes.nvml import Nvml
 
-
-@dataclass(frozen=True)
-class Backend:
-    """Where torch keeps one kind of accelerator with a caching allocator."""
-
-    name: str
-    stats: tuple[str, ...]
-    reset: tuple[str, ...]
-
-
-CUDA = Backend(
-    "cuda",
-    ("_cuda_memoryStats", "_accelerator_getDeviceStats"),
-    ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"),
-)
-XPU = Backend(
-    "xpu",
-    ("_xpu_memoryStats", "_accelerator_getDeviceStats"),
-    ("_xpu_resetPeakMemoryStats", "_accelerator_resetPeakStats"),
-)
-
-
-TORCH_DEVICES = frozenset({CUDA.name, XPU.name, "mps"})
+TORCH_DEVICES = frozenset({"cuda", "xpu", "mps"})
 """Whose memory torch's allocators hold."""
 
 
@@ -53,6 +31,13 @@ def loaded_torch() -> Any | None:
     module = sys.modules.get("torch")
     # Asked at every boundary, several times: the check of subclasses takes longer than the rest.
     return module if type(module) is ModuleType or is_instance(module, ModuleType) else None
+
+
+def in_use(backend: str) -> Any | None:
+    """Return ``torch.cuda`` or its like once the user's code has initialised it, else None."""
+    module = getattr(loaded_torch(), backend, None)
+    initialized = getattr(module, "is_initialized", None)  # absent while torch is being imported
+    return module if initialized is not None and initialized() else None
 
 
 def other_accelerator() -> str:
@@ -69,27 +54,20 @@ def uncounted() -> str:
     return f"{name} is set: torch counts and limits nothing on CUDA devices" if name in os.environ else ""
 
 
-class CachingAllocatorProbe:
-    """Every visible device of one backend, by the counters of torch's caching allocator."""
+class CachingAllocatorProbe(Probe):
+    """Every visible device of one backend (``cuda``, ``xpu``), by the counters of torch's caching allocator."""
 
     sampled = False
 
-    def __init__(self, backend: Backend, nvml: Nvml | None = None) -> None:
-        self.name = backend.name
-        self._backend = backend
+    def __init__(self, name: str, nvml: Nvml | None = None) -> None:
+        self.name = name
         self._nvml = nvml
         self._library: Any = None
         """torch's compiled part, in which its counters were looked for: what it lacks never comes."""
-        self._peaks: SharedPeaks | None = None
+        self._peaks: _SharedPeaks | None = None
         self._totals: dict[int, int] = {}
         self._with_context: set[int] = set()
         """Devices on which this process has allocated: there its context exists, whatever it holds now."""
-
-    def _module(self) -> Any | None:
-        """Return ``torch.cuda`` (or its like) once the user's code has initialised it, else None."""
-        module = getattr(loaded_torch(), self._backend.name, None)
-        initialized = getattr(module, "is_initialized", None)  # absent while torch is being imported
-        return module if initialized is not None and initialized() else None
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
         return self._readings("all" if detail else "used" if peak else "")
@@ -102,7 +80,7 @@ class CachingAllocatorProbe:
     def _readings(self, wide: str) -> tuple[Reading, ...]:
         self._share_peaks()
         peaks = self._peaks
-        module = self._module() if peaks is not None else None
+        module = in_use(self.name) if peaks is not None else None
         if module is None or peaks is None:
             return ()
         return tuple(self._read(module, peaks, index, wide) for index in range(module.device_count()))
@@ -113,27 +91,18 @@ class CachingAllocatorProbe:
         if self._peaks is not None or library is self._library:
             return
         self._library = library
-        if hasattr(library, self._backend.stats[0]) and hasattr(library, self._backend.reset[0]):
-            self._peaks = SharedPeaks(library, self._backend.stats, self._backend.reset)
+        if hasattr(library, f"_{self.name}_memoryStats") and hasattr(library, f"_{self.name}_resetPeakMemoryStats"):
+            self._peaks = _SharedPeaks(library, self.name)
 
-    def _read(self, module: Any, peaks: SharedPeaks, index: int, wide: str) -> Reading:
+    def _read(self, module: Any, peaks: _SharedPeaks, index: int, wide: str) -> Reading:
         stats, peak = peaks.read(index)
         allocated = stats["allocated_bytes"]["all"]["current"]
         reserved = stats["reserved_bytes"]["all"]["current"]
         if reserved > 0:
             self._with_context.add(index)
         total, used, other, note = self._device_wide(module, index, wide)
-        return Reading(
-            device=f"{self._backend.name}:{index}",
-            current_bytes=allocated,
-            peak_bytes=max(peak, allocated),
-            method="allocator",
-            total_bytes=total,
-            reserved_bytes=reserved,
-            used_bytes=used,
-            other_bytes=other,
-            note=note,
-        )
+        device, peak = f"{self.name}:{index}", max(peak, allocated)
+        return Reading(device, allocated, peak, "allocator", total, reserved, used, other, None, note)
 
     def _device_wide(self, module: Any, index: int, wide: str) -> tuple[int, int | None, int | None, str]:
         """Return total, used and other processes' bytes of one device, and why a figure is missing.
@@ -157,12 +126,12 @@ class CachingAllocatorProbe:
             try:
                 free, total = module.mem_get_info(index)
             except RuntimeError as error:  # a broken context answers no question
-                return self._totals[index], None, None, f"{self._backend.name}: {said(error)}"
+                return self._totals[index], None, None, f"{self.name}: {said(error)}"
             return total, total - free, None, note
         return self._totals[index], None, None, note
 
     def rearm(self) -> None:
-        module = self._module() if self._peaks is not None else None
+        module = in_use(self.name) if self._peaks is not None else None
         if module is not None and self._peaks is not None:
             for index in range(module.device_count()):
                 self._peaks.rearm(index)
@@ -175,7 +144,89 @@ class CachingAllocatorProbe:
             self._nvml.close()
 
 
-class MpsProbe:
+Stats = dict[str, Any]
+"""Nested statistics: name -> pool -> ``current`` / ``peak`` / ``allocated`` / ``freed``; some lack the pool."""
+
+
+class _SharedPeaks:
+    """Shares one allocator's peak counters between the user's code and ours.
+
+    torch's caching allocators have one resettable peak per statistic. We must reset it at every boundary to tell
+    one cell's peak from another's; the user's ``max_memory_allocated()`` must not notice. So the two lowest
+    functions (those that every Python-level one calls) are wrapped while we measure: what our resets took away is
+    kept in ``_hidden`` and added to what the user reads, and a reset by the user is first read for ourselves.
+    """
+
+    def __init__(self, library: Any, backend: str) -> None:
+        self._library = library
+        self._hidden: dict[int, dict[tuple[str, ...], int]] = {}
+        self._pending: dict[int, int] = {}
+        self._latest: dict[int, Stats] = {}
+        self._wrapped: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+        stats, reset = f"_{backend}_memoryStats", f"_{backend}_resetPeakMemoryStats"
+        self._stats: Callable[[int], Stats] = getattr(library, stats)
+        self._reset: Callable[[int], None] = getattr(library, reset)
+        for name, make in (
+            (stats, self._stats_for_user),
+            ("_accelerator_getDeviceStats", self._stats_for_user),
+            (reset, self._reset_by_user),
+            ("_accelerator_resetPeakStats", self._reset_by_user),
+        ):
+            if (original := getattr(library, name, None)) is not None:  # older torch lacks the general functions
+                self._wrapped[name] = original, make(original)
+                setattr(library, name, self._wrapped[name][1])
+
+    def read(self, device: int) -> tuple[Stats, int]:
+        """Return the raw statistics of ``device`` and its peak of allocated bytes since our ``rearm``."""
+        stats = self._latest[device] = self._stats(device)
+        return stats, max(stats["allocated_bytes"]["all"]["peak"], self._pending.get(device, 0))
+
+    def rearm(self, device: int) -> None:
+        """Reset the counters of ``device`` and remember what the user would still have seen."""
+        hidden = self._hidden.setdefault(device, {})
+        for path, values in _with_peaks(self._latest.pop(device, {}) or self._stats(device)):
+            hidden[path] = max(hidden.get(path, 0), values["peak"])
+        self._reset(device)
+        self._pending.pop(device, None)
+
+    def _stats_for_user(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def stats(device: int) -> Stats:
+            statistics: Stats = original(device)
+            hidden = self._hidden.get(device, {})
+            for path, values in _with_peaks(statistics):
+                values["peak"] = max(values["peak"], hidden.get(path, 0))
+            return statistics
+
+        return stats
+
+    def _reset_by_user(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def reset(device: int) -> None:
+            with contextlib.suppress(RuntimeError):  # no allocator yet; the original says what it has to say
+                self._pending[device] = self.read(device)[1]
+            original(device)
+            self._hidden.pop(device, None)
+
+        return reset
+
+    def close(self) -> None:
+        """Put the original functions back, unless somebody wrapped ours meanwhile."""
+        for name, (original, wrapper) in self._wrapped.items():
+            if getattr(self._library, name, None) is wrapper:
+                setattr(self._library, name, original)
+        self._wrapped.clear()
+
+
+def _with_peaks(stats: Stats, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, int]]]:
+    """Yield every statistic that has a peak, at any depth, with its path."""
+    for name, value in stats.items():
+        if type(value) is dict:
+            if "peak" in value:
+                yield (*path, name), value
+            else:
+                yield from _with_peaks(value, (*path, name))
+
+
+class MpsProbe(Probe):
     """Apple's GPU. torch offers its allocated bytes but no peak, so peaks are sampled."""
 
     @property
@@ -183,36 +234,17 @@ class MpsProbe:
         return self._module() is not None
 
     def _module(self) -> Any | None:
-        torch = loaded_torch()
-        backends = getattr(torch, "backends", None)
-        mps = getattr(backends, "mps", None)
-        available = getattr(mps, "is_available", None)
-        return torch.mps if torch is not None and available is not None and available() else None
+        torch: Any = loaded_torch()
+        available = getattr(getattr(getattr(torch, "backends", None), "mps", None), "is_available", None)
+        return torch.mps if available is not None and available() else None
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
         module = self._module()
         if module is None:
             return ()
         allocated = module.current_allocated_memory()
-        return (
-            Reading(
-                device="mps",
-                current_bytes=allocated,
-                peak_bytes=allocated,
-                method="sampled",
-                total_bytes=module.recommended_max_memory() if hasattr(module, "recommended_max_memory") else None,
-                reserved_bytes=module.driver_allocated_memory(),
-            ),
-        )
-
-    def glance(self) -> tuple[Reading, ...]:
-        return self.read()
-
-    def rearm(self) -> None:
-        """Do nothing: there is no mark to rearm."""
-
-    def close(self) -> None:
-        """Do nothing: nothing is held."""
+        total = module.recommended_max_memory() if hasattr(module, "recommended_max_memory") else None
+        return (Reading("mps", allocated, allocated, "sampled", total, module.driver_allocated_memory()),)
 
 
 def accelerators() -> list[Probe]:
@@ -222,4 +254,4 @@ def accelerators() -> list[Probe]:
         return []
     from ipygpumem.probes.nvml import Nvml  # loading the extension must stay fast
 
-    return [CachingAllocatorProbe(CUDA, Nvml()), CachingAllocatorProbe(XPU), MpsProbe()]
+    return [CachingAllocatorProbe("cuda", Nvml()), CachingAllocatorProbe("xpu"), MpsProbe()]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ipygpumem.probes.accelerators import loaded_torch
+from ipygpumem.probes.accelerators import in_use
 
 _PAGES = {"small": 2 << 20, "large": 20 << 20}
 """The pages that a segment consists of where torch may give back a part of one, by the kind of segment."""
@@ -49,22 +49,16 @@ class Segment:
 
     def free_pieces(self) -> Iterator[tuple[int, bool]]:
         """Yield the size of each free piece, and whether emptying the cache gives it back."""
+        page, origin = self.page_bytes, self.blocks[0].address if self.blocks else 0
         for block in self.blocks:
-            if block.state == "inactive":
-                yield from self._pieces(block)
-
-    def _pieces(self, block: Block) -> Iterator[tuple[int, bool]]:
-        page = self.page_bytes
-        if self.is_free or page is None:
-            yield block.size_bytes, self.is_free
-            return
-        start = block.address - self.blocks[0].address
-        end = start + block.size_bytes
-        first, last = min(-(-start // page) * page, end), max(end // page * page, start)
-        if first < last:  # whole pages, and what lies before and after them
-            yield from ((first - start, False), (last - first, True), (end - last, False))
-        else:
-            yield block.size_bytes, False
+            start, end = block.address - origin, block.address - origin + block.size_bytes
+            if block.state != "inactive":
+                continue
+            if self.is_free or page is None or -(-start // page) >= end // page:
+                yield block.size_bytes, self.is_free
+            else:  # whole pages, and what lies before and after them
+                first, last = -(-start // page) * page, end // page * page
+                yield from ((first - start, False), (last - first, True), (end - last, False))
 
 
 @dataclass(frozen=True)
@@ -76,17 +70,17 @@ class Snapshot:
     @property
     def reserved_bytes(self) -> int:
         """What the allocator has got from the driver."""
-        return sum(block.size_bytes for block in self._blocks())
+        return sum(block.size_bytes for segment in self.segments for block in segment.blocks)
 
     @property
     def allocated_bytes(self) -> int:
         """Blocks in use, with the allocator's rounding."""
-        return sum(block.size_bytes for block in self._blocks("allocated"))
+        return sum(block.size_bytes for block in self.blocks_in_use())
 
     @property
     def requested_bytes(self) -> int:
         """What was asked for by those who use the blocks."""
-        return sum(block.requested_bytes for block in self._blocks("allocated"))
+        return sum(block.requested_bytes for block in self.blocks_in_use())
 
     @property
     def pending_bytes(self) -> int:
@@ -113,17 +107,12 @@ class Snapshot:
         """Free blocks in pools of their own."""
         return sum(size for segment in self.segments if segment.private for size, _ in segment.free_pieces())
 
-    @property
-    def can_expand(self) -> bool:
-        """Whether a segment grows in place, so that torch was told to have such."""
-        return any(segment.page_bytes is not None for segment in self.segments)
-
     def blocks_in_use(self) -> list[Block]:
         """Return the allocated blocks by address."""
         return sorted(self._blocks("allocated"), key=lambda block: block.address)
 
-    def _blocks(self, state: State | None = None) -> Iterable[Block]:
-        return (block for segment in self.segments for block in segment.blocks if state in (None, block.state))
+    def _blocks(self, state: State) -> Iterable[Block]:
+        return (block for segment in self.segments for block in segment.blocks if block.state == state)
 
     def _free(self, *, whole: bool) -> Iterable[int]:
         shared = (segment for segment in self.segments if not segment.private)
@@ -138,10 +127,8 @@ def snapshots(backend: str) -> dict[str, Snapshot]:
     Raises:
         RuntimeError: the allocator in use keeps none (``cudaMallocAsync``, one of the user's own).
     """
-    module = getattr(loaded_torch(), backend, None)
-    initialized = getattr(module, "is_initialized", None)
-    take = getattr(module, "memory_snapshot", None)
-    if initialized is None or take is None or not initialized():
+    take = getattr(in_use(backend), "memory_snapshot", None)
+    if take is None:
         return {}
     try:
         entries = take(include_traces=False)  # the history of allocations, if the user records one, can be huge
@@ -154,20 +141,14 @@ def snapshots(backend: str) -> dict[str, Snapshot]:
 
 
 def _segment(data: Mapping[str, Any]) -> Segment:
-    address = int(data["address"])
-    blocks = []
+    address, blocks = int(data["address"]), []
     for entry in data["blocks"]:
-        block = _block(entry, address)
-        blocks.append(block)
-        address = block.address + block.size_bytes
+        size, state = int(entry["size"]), entry["state"]
+        # torch calls the third one active_awaiting_free in its documentation, and active_pending_free in its answers.
+        known: State = "inactive" if state == "inactive" else "allocated" if state == "active_allocated" else "pending"
+        address = int(entry.get("address", address))
+        blocks.append(Block(address, size, min(int(entry.get("requested_size", size)), size), known))
+        address += size
     pages = _PAGES.get(data.get("segment_type", "")) if data.get("is_expandable") else None  # torch 2.1
     private = tuple(data.get("segment_pool_id", (0, 0))) != (0, 0)
     return Segment(tuple(blocks), private, pages, int(data.get("stream", 0)))
-
-
-def _block(entry: Mapping[str, Any], address: int) -> Block:
-    size, state = int(entry["size"]), entry["state"]
-    # torch calls the middle state active_awaiting_free in its documentation, and active_pending_free in its answers.
-    known: State = "inactive" if state == "inactive" else "allocated" if state == "active_allocated" else "pending"
-    requested = int(entry.get("requested_size", size))
-    return Block(int(entry.get("address", address)), size, min(requested, size), known)

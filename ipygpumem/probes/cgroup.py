@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 ROOT = Path("/")
 _UNLIMITED = 1 << 60
@@ -33,8 +34,7 @@ class Group:
         return max(0, self.limit_bytes - self.used_bytes + self.cache_bytes)
 
 
-@dataclass(frozen=True)
-class _Version:
+class _Version(NamedTuple):
     """How one version of the interface names its files and figures."""
 
     limit: str
@@ -52,26 +52,19 @@ _V1 = _Version(
     "memory.oom_control",
 )
 _V2 = _Version(
-    "memory.max",
-    "memory.current",
-    ("inactive_file", "active_file", "slab_reclaimable"),
-    "file_mapped",
-    "memory.events",
+    "memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable"), "file_mapped", "memory.events"
 )
 
 
 def limits(root: Path = ROOT) -> list[Group]:
-    """Return the groups around this process that have a limit, the innermost first; none elsewhere than on Linux.
-
-    Args:
-        root: where ``proc`` and ``sys`` are looked for.
-    """
+    """Return the groups around this process that have a limit, the innermost first; none elsewhere than on Linux."""
     groups = []
-    for version, folder in _folders(root):
-        with contextlib.suppress(OSError, ValueError):  # "max", or no such file: this group sets no limit
-            limit = int((folder / version.limit).read_text())
-            if limit < _UNLIMITED:
-                groups.append(_group(version, folder, limit))
+    for version, path in _memberships(root):
+        for folder in _around(root, version, path):
+            with contextlib.suppress(OSError, ValueError):  # "max", or no such file: this group sets no limit
+                limit = int((folder / version.limit).read_text())
+                if limit < _UNLIMITED:
+                    groups.append(_group(version, folder, limit))
     return groups
 
 
@@ -96,14 +89,8 @@ def _group(version: _Version, folder: Path, limit: int) -> Group:
     return Group(limit, used, min(cache, used), figures.get(version.mapped, 0))
 
 
-def _folders(root: Path) -> Iterator[tuple[_Version, Path]]:
-    """Yield the folder of each group around this process, from its own up to the highest that can be seen."""
-    for version, path in _memberships(root):
-        for folder in _around(root, version, path):
-            yield version, folder
-
-
 def _around(root: Path, version: _Version, path: str) -> Iterator[Path]:
+    """Yield the folder of each group around this process, from its own up to the highest that can be seen."""
     for top, mounted in _mounts(root, version):
         inside = PurePosixPath(path)
         if ".." in inside.parts:  # the process was moved out of the part of the tree that it can see
@@ -111,8 +98,7 @@ def _around(root: Path, version: _Version, path: str) -> Iterator[Path]:
             continue
         # In a container without a namespace for groups, the path is the host's and only its end is mounted.
         below = inside.relative_to(top) if inside.is_relative_to(top) else PurePosixPath()
-        steps = [below, *below.parents] if below.parts else [below]
-        for step in steps:
+        for step in [below, *below.parents]:
             yield root / mounted.lstrip("/") / step
 
 
@@ -138,7 +124,6 @@ def _mounts(root: Path, version: _Version) -> Iterator[tuple[str, str]]:
 
 
 def _lines(path: Path) -> list[str]:
-    try:
+    with contextlib.suppress(OSError):
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
+    return []

@@ -10,7 +10,7 @@ from typing import Any
 from ipygpumem.errors import DeviceError, quoted, said
 from ipygpumem.introspect import is_instance, type_name
 from ipygpumem.probes import host
-from ipygpumem.probes.accelerators import loaded_torch, uncounted
+from ipygpumem.probes.accelerators import in_use, loaded_torch, uncounted
 from ipygpumem.probes.nvml import DeviceWide, Nvml
 from ipygpumem.record import Record
 
@@ -44,13 +44,6 @@ class DeviceMemory(Record):
         return self.free_bytes + self.reserved_bytes - self.allocated_bytes
 
 
-def cuda_in_use() -> Any | None:
-    """Return ``torch.cuda`` once the user's code has initialised it, else None."""
-    cuda = getattr(loaded_torch(), "cuda", None)
-    initialized = getattr(cuda, "is_initialized", None)  # absent while torch is being imported
-    return cuda if initialized is not None and initialized() else None
-
-
 def checked_device(device: object) -> str:
     """Return the name of a device, ``cpu`` or such as ``cuda:0``, that a caller gives in one of torch's ways.
 
@@ -66,7 +59,7 @@ def checked_device(device: object) -> str:
     if name == "cpu:0":
         name = "cpu"
     elif name == "cuda":
-        cuda = cuda_in_use()
+        cuda = in_use("cuda")
         name = f"cuda:{0 if cuda is None else cuda.current_device()}"
     if name is None or (name != "cpu" and _CUDA.fullmatch(name) is None):
         given = device if type(device) is int else name
@@ -83,17 +76,17 @@ def read(name: str) -> DeviceMemory:
     """
     if name == "cpu":
         return _host()
-    index, cuda = int(name[5:]), cuda_in_use()
+    index, cuda = int(name[5:]), in_use("cuda")
     with contextlib.closing(Nvml()) as nvml:
         wide = _unused(nvml, index) if cuda is None else _used(nvml, cuda, index)
     free = None if wide.total_bytes is None or wide.used_bytes is None else wide.total_bytes - wide.used_bytes
-    if cuda is None:
-        return DeviceMemory(name, wide.total_bytes, free, wide.used_bytes, 0, 0, wide.note)
-    if uncounted():
-        note = "; ".join(filter(None, (wide.note, uncounted())))
-        return DeviceMemory(name, wide.total_bytes, free, wide.used_bytes, note=note)
-    allocated, reserved = cuda.memory_allocated(index), cuda.memory_reserved(index)
-    return DeviceMemory(name, wide.total_bytes, free, wide.used_bytes, allocated, reserved, wide.note)
+    note = wide.note
+    allocated: tuple[int | None, int | None] = (0, 0)
+    if cuda is not None and uncounted():
+        note, allocated = "; ".join(filter(None, (note, uncounted()))), (None, None)
+    elif cuda is not None:
+        allocated = cuda.memory_allocated(index), cuda.memory_reserved(index)
+    return DeviceMemory(name, wide.total_bytes, free, wide.used_bytes, *allocated, note)
 
 
 def _host() -> DeviceMemory:

@@ -10,18 +10,20 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from ipygpumem.model import Method, Reading
-from ipygpumem.probes import cgroup, own_limits
-from ipygpumem.probes.pages import PAGE_BYTES
+from ipygpumem.probes import Probe, cgroup, own_limits
 from ipygpumem.units import KIB, MIB
 
 _MARK = re.compile(rb"\nVmHWM:\s*(\d+) kB\nVmRSS:\s*(\d+) kB")
 """The two lines of ``/proc/self/status`` that every boundary reads, which stand one below the other."""
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class HostFigures:
         return self.private_bytes + self.shared_bytes + self.file_bytes
 
 
-class HostProbe:
+class HostProbe(Probe):
     """The RSS of this process and of its children.
 
     Args:
@@ -61,24 +63,22 @@ class HostProbe:
 
     def __init__(self, *, exact: bool = True) -> None:
         self._total = total_bytes()
-        self._exact = exact
         self._mark_is_low = False
         """Whether the last reading found the mark at the RSS: then there is nothing to rearm."""
         self._lost_peak = 0
         """The highest mark that other probes have reset since our own ``rearm``."""
-        self._open()
+        self._open(exact=exact)
 
     def use_mark(self, *, exact: bool) -> None:
         """Switch between the kernel's mark and sampling."""
         self.close()
-        self._exact = exact
-        self._open()
+        self._open(exact=exact)
 
-    def _open(self) -> None:
-        self._pid = os.getpid()
+    def _open(self, *, exact: bool) -> None:
+        self._exact, self._pid = exact, os.getpid()
         self._status = _open("/proc/self/status", os.O_RDONLY)
         self._children = _open(f"/proc/self/task/{self._pid}/children", os.O_RDONLY)
-        self._marks = _open("/proc/self/clear_refs", os.O_WRONLY) if self._exact else None
+        self._marks = _open("/proc/self/clear_refs", os.O_WRONLY) if exact else None
         self.note = "" if self._marks is not None else "the peak is sampled: no kernel high-water mark in use"
         if self._marks is not None and not self._mark_falls():
             os.close(self._marks)
@@ -103,27 +103,22 @@ class HostProbe:
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
         if os.getpid() != self._pid:
             # The descriptors name the parent process after a fork.
-            self.close()
-            self._open()
+            self.use_mark(exact=self._exact)
         if detail:
             self._total = total_bytes()  # a container's limit may change while it runs
         rss, highest = self._rss_and_peak()
-        method: Method = "sampled"
-        if self._marks is None:
-            highest = rss
-        else:
-            method = "kernel"
+        if self._marks is not None:
             self._mark_is_low = highest <= rss
             highest = max(highest, self._lost_peak)
+        method: Method = "sampled" if self._marks is None else "kernel"
+        highest = rss if self._marks is None else highest
         children = self._children_rss(detail=detail) if peak or detail else None
         bound = own_limits.bound("RLIMIT_AS")  # code may set it at any time
         total = self._total if bound is None else min(self._total, bound)
         return (Reading("cpu", rss, highest, method, total, None, None, None, children, self.note),)
 
     def glance(self) -> tuple[Reading, ...]:
-        return tuple(
-            reading._replace(children_bytes=self._children_rss(detail=False)) for reading in self.read(peak=False)
-        )
+        return (self.read(peak=False)[0]._replace(children_bytes=self._children_rss(detail=False)),)
 
     def _rss_and_peak(self) -> tuple[int, int]:
         if self._status is not None:
@@ -212,7 +207,81 @@ def host_figures(children_bytes: int | None) -> HostFigures:
         private, shared, file = (own_limits.figure(status, b"\nRss%b:" % kind) for kind in (b"Anon", b"Shmem", b"File"))
     except (OSError, ValueError):  # no Linux, or before 4.5
         private, shared, file = int(_psutil().Process().memory_info().rss), 0, 0
-    free = int(getattr(memory, "free", memory.available))
     available = int(memory.available)
-    limit = own_limits.nearest()
+    free, limit = int(getattr(memory, "free", available)), own_limits.nearest()
     return HostFigures(int(memory.total), free, available, private, shared, file, children_bytes, group, limit)
+
+
+class Child(NamedTuple):
+    """A process below this one."""
+
+    pid: int
+    name: str
+    started_at: float
+    """Unix time, on Linux to half a hundredth of a second; of what a child has started, the start of that child."""
+    memory_bytes: int
+    is_shared_out: bool
+    """Whether pages that processes share count for each by its share (PSS); else they count fully (RSS)."""
+    on_devices: tuple[tuple[str, int], ...] = ()
+    """What it has on each device, as far as somebody has asked and can tell."""
+
+
+def children() -> list[Child]:
+    """Return the processes below this one that are alive, the largest first."""
+    found, psutil = [], _psutil()
+    below = {process.pid: process for process in psutil.Process().children(recursive=True)}
+    for process in below.values():
+        with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
+            memory = process.memory_full_info()
+            size, is_shared_out = getattr(memory, "pss", 0), hasattr(memory, "pss")
+            first = process  # torchrun starts its workers seconds after the cell that has started torchrun
+            while (parent := below.get(first.ppid())) is not None:
+                first = parent
+            started = _started_at(first.pid) or first.create_time()
+            found.append(Child(process.pid, process.name(), started, int(size or memory.rss), is_shared_out))
+    return sorted(found, key=lambda child: -child.memory_bytes)
+
+
+def _started_at(pid: int) -> float | None:
+    """Return when a process was started; None where there is no /proc. psutil's figure is a second off on Linux."""
+    try:
+        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        # Of the tick in which it was started, the middle.
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - (ticks + 0.5) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return None
+    return time.time() - age
+
+
+_ENTRY = 8
+_AT_ONCE = 1 << 17
+"""Pages that are read in one go: 1 MiB of entries for 512 MiB of memory."""
+_PRESENT, _FILE_OR_SHARED = 0x80, 0x20
+"""Bits 63 and 61 of an entry, in its highest byte."""
+_ANONYMOUS = bytes(int(value & _PRESENT != 0 and value & _FILE_OR_SHARED == 0) for value in range(256))
+_SMALL = 16 * PAGE_BYTES
+"""Below this a range is taken as present: asking for each of many small ones would cost more than it tells."""
+
+
+def anonymous_bytes(ranges: Iterable[tuple[int, int]]) -> list[int]:
+    """Return for each range (address, size in bytes) how much is in RAM as memory of this process alone.
+
+    Pages that were never written to take no memory, pages of a mapped file belong to the file, and others are swapped
+    out: the kernel tells for each page (``/proc/self/pagemap``, documented under admin-guide/mm/pagemap; ``OSError``
+    where it does not).
+    """
+    descriptor = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return [size if size < _SMALL else _present(descriptor, address, size) for address, size in ranges]
+    finally:
+        os.close(descriptor)
+
+
+def _present(descriptor: int, address: int, size: int) -> int:
+    first, last = address // PAGE_BYTES, -(-(address + size) // PAGE_BYTES)
+    pages = 0
+    for start in range(first, last, _AT_ONCE):
+        wanted = min(_AT_ONCE, last - start)
+        highest = os.pread(descriptor, wanted * _ENTRY, start * _ENTRY)[_ENTRY - 1 :: _ENTRY]
+        pages += highest.translate(_ANONYMOUS).count(1)
+    return min(size, pages * PAGE_BYTES)

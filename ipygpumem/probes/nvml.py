@@ -11,7 +11,6 @@ import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psutil
@@ -41,10 +40,9 @@ class DeviceWide:
 
 @dataclass(frozen=True)
 class Card:
-    """One card that the driver has, whether or not this process uses it."""
+    """One card that the driver has, whether or not this process uses it, with its number as NVML counts."""
 
     index: int
-    """Its number as NVML counts, which need not be torch's."""
     model: str
     wide: DeviceWide
 
@@ -53,42 +51,25 @@ class Nvml:
     """A lazy connection to NVML: the library is loaded at the first question, not before."""
 
     def __init__(self) -> None:
-        self._library: ModuleType | None = None
+        self._library: Any = None
         self.missing = ""
         """Why there is no connection, once one was tried in vain."""
         self._handles: dict[int, Any] = {}
 
     def device(self, module: Any, index: int, *, processes: bool, has_context: bool) -> DeviceWide:
-        """Return what NVML says of ``module``'s device ``index``; other processes only if asked for.
+        """Return what NVML says of the device ``index`` of ``torch.cuda``; other processes only if asked for.
 
-        Args:
-            module: ``torch.cuda``, for the UUID that identifies the device.
-            index: the device's number as torch counts.
-            processes: also look up other processes, which takes longer.
-            has_context: whether this process uses the device, so that the driver must list it.
+        ``has_context`` says whether this process uses the device, so that the driver must list it.
         """
         library = self._load()
         if library is None:
             return DeviceWide(note=self.missing)
         try:
-            return _wide(library, self._handle(library, module, index), processes=processes, has_context=has_context)
+            if index not in self._handles:
+                self._handles[index] = _find(library, module.get_device_properties(index))
+            return _wide(library, self._handles[index], processes=processes, has_context=has_context)
         except (library.NVMLError, LookupError) as error:
             return DeviceWide(note=f"NVML: {error}")
-
-    def number(self, module: Any, index: int) -> int | None:
-        """Return NVML's own number of ``module``'s device ``index``; None where it cannot tell."""
-        library = self._load()
-        if library is None:
-            return None
-        try:
-            return int(library.nvmlDeviceGetIndex(self._handle(library, module, index)))
-        except (library.NVMLError, LookupError):
-            return None
-
-    def _handle(self, library: ModuleType, module: Any, index: int) -> Any:
-        if index not in self._handles:
-            self._handles[index] = _find(library, module.get_device_properties(index))
-        return self._handles[index]
 
     def cards(self) -> list[Card]:
         """Return every card that the driver has, for a process that uses none of them; none without a driver.
@@ -96,10 +77,14 @@ class Nvml:
         Raises:
             pynvml.NVMLError: the driver breaks off while it is asked.
         """
-        library = self._load()
-        if library is None:
-            return []
-        return [_card(library, index) for index in range(library.nvmlDeviceGetCount())]
+        library, cards = self._load(), []
+        for index, handle in enumerate(_handles(library)):
+            model = library.nvmlDeviceGetName(handle)
+            try:
+                cards.append(Card(index, model, _wide(library, handle, processes=True, has_context=False)))
+            except library.NVMLError as error:  # one card that fails must not hide the others
+                cards.append(Card(index, model, DeviceWide(note=f"NVML: {error}")))
+        return cards
 
     def visible(self) -> list[DeviceWide]:
         """Return what NVML says of each card that CUDA would show this process, in CUDA's order; none without a driver.
@@ -117,7 +102,7 @@ class Nvml:
         except library.NVMLError as error:
             raise LookupError(f"NVML: {error}") from None
 
-    def _load(self) -> ModuleType | None:
+    def _load(self) -> Any:
         if self._library is None and not self.missing:
             try:
                 with warnings.catch_warnings():  # the deprecated package of that name warns
@@ -128,10 +113,9 @@ class Nvml:
                 return None
             try:
                 pynvml.nvmlInit()
+                self._library = pynvml
             except pynvml.NVMLError as error:
                 self.missing = f"NVML: {error}"
-                return None
-            self._library = pynvml
         return self._library
 
     def close(self) -> None:
@@ -142,19 +126,20 @@ class Nvml:
         self._handles.clear()
 
 
-def _find(library: Any, properties: Any) -> Any:
-    """Return the NVML handle of the device that torch describes by ``properties``.
+def _handles(library: Any) -> list[Any]:
+    count = 0 if library is None else library.nvmlDeviceGetCount()
+    return [library.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
 
-    Raises:
-        LookupError: the device cannot be told from others.
-    """
+
+def _find(library: Any, properties: Any) -> Any:
+    """Return the handle of the device that torch describes; LookupError if it cannot be told from others."""
     uuid = getattr(properties, "uuid", None)
     if uuid is None:
         raise LookupError("this version of torch cannot report the device's UUID")
     # CUDA gives a MIG slice the UUID of its whole card, whose totals would be wrong for it.
-    visible = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    if visible[0].startswith("MIG-"):
-        return library.nvmlDeviceGetHandleByUUID(visible[0])  # a process sees one MIG slice, the first
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    if visible.startswith("MIG-"):
+        return library.nvmlDeviceGetHandleByUUID(visible)  # a process sees one MIG slice, the first
     handle = library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
     if _mig_enabled(library, handle):
         raise LookupError("the card is split by MIG and CUDA_VISIBLE_DEVICES does not name the slice")
@@ -167,7 +152,7 @@ def _visible(library: Any) -> list[Any]:
     Raises:
         LookupError: CUDA's order of the cards, or a slice of one, cannot be known yet.
     """
-    cards = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
+    cards = _handles(library)
     text = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(len(cards)))))
     words = [word.strip() for word in text.split(",")]
     if words[0].startswith("MIG-"):
@@ -180,30 +165,18 @@ def _visible(library: Any) -> list[Any]:
         raise LookupError(
             "CUDA's order of cards that differ is known once it is used, or with CUDA_DEVICE_ORDER=PCI_BUS_ID"
         )
+    uuids = [library.nvmlDeviceGetUUID(card) if "GPU-" in text else "" for card in cards]
     found: list[int] = []
-    for word in words:
-        place = _place(library, cards, word)
-        if place is None:  # CUDA stops at what it does not know
+    for word in words:  # a number, or the beginning of a UUID
+        fitting = [
+            place
+            for place, uuid in enumerate(uuids)
+            if (word.isdecimal() and int(word) == place) or (word.startswith("GPU-") and uuid.startswith(word))
+        ]
+        if len(fitting) != 1:  # CUDA stops at what it does not know
             break
-        found.append(place)
+        found += fitting
     return [cards[place] for place in found] if len(set(found)) == len(found) else []  # twice the same: CUDA shows none
-
-
-def _place(library: Any, cards: list[Any], word: str) -> int | None:
-    """Return which card a word of ``CUDA_VISIBLE_DEVICES`` names: a number, or the beginning of a UUID."""
-    if word.isdecimal():
-        return int(word) if int(word) < len(cards) else None
-    if not word.startswith("GPU-"):
-        return None
-    uuids = [library.nvmlDeviceGetUUID(card) for card in cards]
-    texts = [uuid.decode() if isinstance(uuid, bytes) else uuid for uuid in uuids]  # before version 12 of the package
-    fitting = [place for place, uuid in enumerate(texts) if uuid.startswith(word)]
-    return fitting[0] if len(fitting) == 1 else None
-
-
-def _errors(library: Any) -> tuple[type[Exception], ...]:
-    """Return what a question may raise. The latter is not an NVMLError: the driver is older than the package."""
-    return library.NVMLError, getattr(library, "NVMLLibraryMismatchError", library.NVMLError)
 
 
 def _mig_enabled(library: Any, handle: Any) -> bool:
@@ -213,44 +186,27 @@ def _mig_enabled(library: Any, handle: Any) -> bool:
         return False
 
 
-def _card(library: Any, index: int) -> Card:
-    handle = library.nvmlDeviceGetHandleByIndex(index)
-    model = library.nvmlDeviceGetName(handle)
-    if isinstance(model, bytes):  # before version 12 of the package
-        model = model.decode(errors="replace")
-    try:
-        return Card(index, model, _wide(library, handle, processes=True, has_context=False))
-    except library.NVMLError as error:  # one card that fails must not hide the others
-        return Card(index, model, DeviceWide(note=f"NVML: {error}"))
-
-
 def _wide(library: Any, handle: Any, *, processes: bool, has_context: bool) -> DeviceWide:
     memory = library.nvmlDeviceGetMemoryInfo(handle)
     total, used = int(memory.total), int(memory.used)
     if not processes:
         return DeviceWide(total, used)
-    sizes, note = _processes(library, handle, used, has_context=has_context)
-    if sizes is None:
-        return DeviceWide(total, used, None, note)
-    own = sizes.pop(os.getpid(), 0)
-    return DeviceWide(total, used, sum(sizes.values()), note, own, tuple(sizes.items()))
-
-
-def _processes(library: Any, handle: Any, used: int, *, has_context: bool) -> tuple[dict[int, int] | None, str]:
-    """Return the bytes of each process on a device, or None and the reason."""
     try:
-        listed = [
-            *library.nvmlDeviceGetComputeRunningProcesses(handle),
-            *library.nvmlDeviceGetGraphicsRunningProcesses(handle),
-        ]
-    except _errors(library) as error:  # some sandboxes refuse this question alone; the totals are known all the same
-        return None, f"other processes: NVML: {error}"
+        compute = library.nvmlDeviceGetComputeRunningProcesses(handle)
+        listed = [*compute, *library.nvmlDeviceGetGraphicsRunningProcesses(handle)]
+    # Some sandboxes refuse this question alone; the totals are known all the same. The latter error is no NVMLError:
+    # the driver is older than the package.
+    except (library.NVMLError, getattr(library, "NVMLLibraryMismatchError", library.NVMLError)) as error:
+        return DeviceWide(total, used, None, f"other processes: NVML: {error}")
     sizes = {process.pid: process.usedGpuMemory for process in listed}
     if any(size is None for size in sizes.values()):
-        return None, "other processes: the driver does not report their memory here (WSL, or a container)"
+        note = "other processes: the driver does not report their memory here (WSL, or a container)"
+        return DeviceWide(total, used, None, note)
     if (has_context and os.getpid() not in sizes) or (not sizes and used > _IDLE_BYTES):
-        return None, "other processes: process ids are hidden here (a container with its own PID namespace)"
-    return sizes, ""
+        note = "other processes: process ids are hidden here (a container with its own PID namespace)"
+        return DeviceWide(total, used, None, note)
+    own = sizes.pop(os.getpid(), 0)
+    return DeviceWide(total, used, sum(sizes.values()), "", own, tuple(sizes.items()))
 
 
 def sees_system_processes() -> bool:

@@ -1,100 +1,103 @@
-"""Reads the memory pools of other libraries than torch, which are found in ``sys.modules`` and never imported."""
+"""Reads memory that is not torch's own: pools of other libraries, and what probes of other packages measure.
+
+Libraries are found in ``sys.modules`` and never imported. Packages offer probes as entry points of the group
+``ipygpumem.probes`` (https://packaging.python.org/specifications/entry-points); their errors, nonsense and slowness
+must not harm a cell.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import time
+import warnings
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, get_args
 
+from ipygpumem.errors import ProbeError, said
 from ipygpumem.introspect import is_instance
-from ipygpumem.model import Reading
+from ipygpumem.model import Method, Reading
 from ipygpumem.probes import Probe
-from ipygpumem.probes.accelerators import accelerators, other_accelerator
+from ipygpumem.probes.accelerators import TORCH_DEVICES, accelerators, in_use, other_accelerator
 
 POOLS = {"jax": "JAX", "cupy": "CuPy", "rmm": "RMM", "tensorflow": "TensorFlow"}
 """Libraries by the module that their users import. A new one is a function here."""
+GROUP = "ipygpumem.probes"
+_OWN = TORCH_DEVICES | POOLS.keys() | {"cpu"}
+_MOST_SECONDS = 0.5
+"""A probe that takes longer is dropped, because every cell would wait for it."""
 
 
-class Pool(NamedTuple):
-    """A library's memory on one device; None where the library does not tell."""
+def pool(
+    name: str,
+    number: int | None,
+    in_use_bytes: int,
+    highest_bytes: int | None = None,
+    reserved_bytes: int | None = None,
+    limit_bytes: int | None = None,
+) -> Reading:
+    """Return what a library has on a device, with the most that it ever had; None where the library does not tell."""
+    device = name if number is None else f"{name}:{number}"
+    return Reading(device, in_use_bytes, highest_bytes or 0, "sampled", limit_bytes, reserved_bytes)
 
-    number: int | None
-    """The device's number, as the library counts."""
-    in_use_bytes: int
-    highest_bytes: int | None = None
-    """The most that it ever had in use."""
-    reserved_bytes: int | None = None
-    limit_bytes: int | None = None
-    kind: str = ""
-    """The device's name, if it is not the library's."""
 
-
-def _jax(jax: Any) -> Iterator[Pool]:
+def _jax(jax: Any) -> Iterator[Reading]:
     """Yield the pool of each device of the backend, if there is one: asking for devices would create it."""
     has_begun = getattr(sys.modules.get("jax._src.xla_bridge"), "backends_are_initialized", None)
     for device in jax.local_devices() if has_begun is not None and has_begun() else ():
         if stats := device.memory_stats():  # none on the CPU
-            number = getattr(device, "local_hardware_id", None)
-            peak, limit = stats.get("peak_bytes_in_use"), stats.get("bytes_limit")
+            number, peak = getattr(device, "local_hardware_id", None), stats.get("peak_bytes_in_use")
             number = device.id if number is None else number
-            yield Pool(number, stats["bytes_in_use"], peak, stats.get("pool_bytes"), limit)
+            yield pool("jax", number, stats["bytes_in_use"], peak, stats.get("pool_bytes"), stats.get("bytes_limit"))
 
 
-def _cupy(cupy: Any) -> Iterator[Pool]:
+def _cupy(cupy: Any) -> Iterator[Reading]:
     """Yield the pool of the current device: to ask for another one would create a context there."""
     if cupy.cuda.is_available():
-        pool, index = cupy.get_default_memory_pool(), cupy.cuda.runtime.getDevice()
-        yield Pool(index, pool.used_bytes(), None, pool.total_bytes(), pool.get_limit() or None)
+        own, index = cupy.get_default_memory_pool(), cupy.cuda.runtime.getDevice()
+        yield pool("cupy", index, own.used_bytes(), None, own.total_bytes(), own.get_limit() or None)
 
 
-def _rmm(rmm: Any) -> Iterator[Pool]:
+def _rmm(rmm: Any) -> Iterator[Reading]:
     """Yield the counts of the statistics adaptor, if there is one. RMM does not say which device that is."""
     counts = getattr(rmm.mr.get_current_device_resource(), "allocation_counts", None)
     if counts is not None:
-        yield Pool(None, counts.current_bytes, counts.peak_bytes)
+        yield pool("rmm", None, counts.current_bytes, counts.peak_bytes)
 
 
-def _tensorflow(tensorflow: Any) -> Iterator[Pool]:
+def _tensorflow(tensorflow: Any) -> Iterator[Reading]:
     """Yield the pool of each GPU, if TensorFlow has begun: to ask it earlier would reserve whole devices."""
     made = getattr(sys.modules.get("tensorflow.python.eager.context"), "_context", None)
     if getattr(made, "_initialized", False):
         for index in range(len(tensorflow.config.list_logical_devices("GPU"))):
             info = tensorflow.config.experimental.get_memory_info(f"GPU:{index}")
-            yield Pool(index, info["current"], info["peak"])
+            yield pool("tensorflow", index, info["current"], info["peak"])
 
 
-def _torch(torch: Any) -> Iterator[Pool]:
+def _torch(torch: Any) -> Iterator[Reading]:
     """Yield the devices without a probe of their own: MTIA, and plug-ins' (PrivateUse1, such as ``torch.npu``)."""
     name = other_accelerator()
-    module = getattr(torch, name, None) if name else None
-    initialized = getattr(module, "is_initialized", None)
-    if module is None or initialized is None or not initialized():
+    source = module = in_use(name) if name else None
+    if module is None:
         return
-    knows = getattr(torch._C, "_accelerator_isAllocatorInitialized", None)
-    try:
-        source = torch.accelerator if knows is not None and knows() else module  # torch 2.9
-    except RuntimeError:  # the plug-in's allocator is of another kind
-        source = module
+    knows = getattr(torch._C, "_accelerator_isAllocatorInitialized", None)  # torch 2.9
+    with contextlib.suppress(RuntimeError):  # the plug-in's allocator is of another kind
+        source = torch.accelerator if knows is not None and knows() else module
     what = ("memory_allocated", "max_memory_allocated", "memory_reserved", "get_device_properties")
     functions: list[Any] = [getattr(source, one, getattr(module, one, None)) for one in what]
     allocated, highest, reserved, properties = functions
     for number in range(module.device_count() if allocated is not None else 0):
         most, held = (None if ask is None else int(ask(number)) for ask in (highest, reserved))
         total = None if properties is None else getattr(properties(number), "total_memory", None)
-        yield Pool(number, int(allocated(number)), most, held, total, name)
+        yield pool(name, number, int(allocated(number)), most, held, total)
 
 
-_READERS: dict[str, Callable[[Any], Iterable[Pool]]] = {
-    "torch": _torch,
-    "jax": _jax,
-    "cupy": _cupy,
-    "rmm": _rmm,
-    "tensorflow": _tensorflow,
-}
+_READERS = {"torch": _torch, "jax": _jax, "cupy": _cupy, "rmm": _rmm, "tensorflow": _tensorflow}
 
 
-class PoolProbe:
+class PoolProbe(Probe):
     """One library's pools. No peak is ever reset: it is the user's.
 
     A span in which the library has more in use than ever before has an exact peak; others are sampled.
@@ -102,37 +105,24 @@ class PoolProbe:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._highest: dict[int | None, int] = {}
-        self._marks: dict[int | None, int] = {}
+        self._highest: dict[str, int] = {}
+        self._marks: dict[str, int] = {}
         """The highest of each device when the peak was rearmed."""
 
     @property
     def sampled(self) -> bool:
-        """Whether the library has anything on a device."""
         return bool(self._highest)
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
-        """Return a reading for each pool."""
-        return tuple([self._reading(pool) for pool in _READERS[self.name](sys.modules[self.name])])
+        return tuple([self._with_own_peak(reading) for reading in _READERS[self.name](sys.modules[self.name])])
 
-    def _reading(self, pool: Pool) -> Reading:
-        current, highest = pool.in_use_bytes, pool.highest_bytes or 0
-        self._highest[pool.number] = highest
-        name = pool.kind or self.name
-        device = name if pool.number is None else f"{name}:{pool.number}"
-        peak = max(current, highest) if highest > self._marks.get(pool.number, 0) else current
-        return Reading(device, current, peak, "sampled", pool.limit_bytes, pool.reserved_bytes)
-
-    def glance(self) -> tuple[Reading, ...]:
-        """Return the same: the libraries answer from the host's own books."""
-        return self.read()
+    def _with_own_peak(self, reading: Reading) -> Reading:
+        highest = self._highest[reading.device] = reading.peak_bytes
+        is_new = highest > self._marks.get(reading.device, 0)
+        return reading._replace(peak_bytes=max(reading.current_bytes, highest if is_new else 0))
 
     def rearm(self) -> None:
-        """Begin a new peak."""
         self._marks = dict(self._highest)
-
-    def close(self) -> None:
-        """Do nothing: nothing is held."""
 
 
 def finder() -> Callable[[], list[Probe]]:
@@ -155,3 +145,83 @@ def is_loaded(name: str) -> bool:
     """Whether the user's code has imported a library, and not just begun to."""
     module = sys.modules.get(name)
     return is_instance(module, ModuleType) and not getattr(getattr(module, "__spec__", None), "_initializing", False)
+
+
+class PluginProbe(Probe):
+    """A probe of another package: it has a method ``read``, and may have ``rearm``, ``close`` and ``sampled``.
+
+    Its devices have its name, or begin with it and a colon (``ProbeError`` if that is none for a device, or ours).
+    """
+
+    sampled = False
+
+    def __init__(self, name: str, probe: Any) -> None:
+        if type(name) is not str or not re.fullmatch(r"[A-Za-z][\w-]*", name) or name in _OWN:
+            own = ", ".join(sorted(_OWN))
+            raise ProbeError(f"a probe needs a name of letters and digits for its devices, other than {own}")
+        self.name = name
+        self._probe = probe
+        self._too_slow = ""
+
+    def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
+        if self._too_slow:
+            raise ProbeError(self._too_slow)
+        started = time.perf_counter()
+        readings = self._isolated(lambda: tuple([self._checked(r) for r in self._probe.read(detail=detail, peak=peak)]))
+        self.sampled = self._isolated(lambda: bool(getattr(self._probe, "sampled", False)))
+        seconds = time.perf_counter() - started
+        if seconds > _MOST_SECONDS and not detail:
+            self._too_slow, self.sampled = f"it took {seconds:.2g} s and is not used any more", False
+            warnings.warn(f"ipygpumem: the probe {self.name!r}: {self._too_slow}", RuntimeWarning, stacklevel=2)
+        return readings  # type: ignore[no-any-return]  # they were checked
+
+    def _isolated(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except (Exception, SystemExit) as error:
+            try:
+                text = said(error)
+            except Exception:  # raised by its own __str__
+                text = type(error).__name__
+            raise ProbeError(text) from None
+
+    def _checked(self, reading: Any) -> Reading:
+        """Return ``reading`` if it may be true (``ProbeError`` if it may not)."""
+        if type(reading) is not Reading:
+            raise ProbeError(f"read() must return Readings, not {type(reading).__name__}")
+        device, current, peak, method, *more, note = reading
+        if type(device) is not str or device.partition(":")[0] != self.name:
+            raise ProbeError(f"its devices must be called {self.name}, or {self.name}:0 and so on")
+        sizes = [current, peak, *(size for size in more if size is not None)]
+        if any(type(size) is not int or size < 0 for size in sizes):
+            raise ProbeError("bytes must be whole numbers from 0 on, or None where they may be")
+        if method not in get_args(Method) or type(note) is not str:
+            raise ProbeError(f"method must be one of {', '.join(sorted(get_args(Method)))}, and note a text")
+        if not current <= min(peak, current if more[0] is None else more[0]):
+            raise ProbeError("a peak cannot be below what is in use, nor that above the total")
+        return reading
+
+    def glance(self) -> tuple[Reading, ...]:
+        return ()  # it may not be safe to call from another thread
+
+    def rearm(self) -> None:
+        self._isolated(getattr(self._probe, "rearm", bool))
+
+    def close(self) -> None:
+        self._isolated(getattr(self._probe, "close", bool))
+
+
+def add_installed(add: Callable[[Probe], None], failures: dict[str, str]) -> None:
+    """Measure with all installed probes; one that cannot be used is named among the ``failures``."""
+    try:
+        from importlib.metadata import entry_points
+
+        found = tuple(entry_points(group=GROUP))
+    except Exception as error:  # a package whose files are broken
+        failures[GROUP] = said(error)
+        return
+    for entry in found:
+        try:
+            add(PluginProbe(entry.name, entry.load()()))
+        except (Exception, SystemExit) as error:  # noqa: PERF203  # one must not take the others with it
+            failures[entry.name] = said(error)

@@ -20,10 +20,8 @@ from ipygpumem.model import Reading
 from ipygpumem.objects.arrays import library_type
 from ipygpumem.probes.accelerators import TORCH_DEVICES, loaded_torch, other_accelerator, uncounted
 from ipygpumem.probes.allocator import Snapshot, snapshots
-from ipygpumem.probes.children import Child, children
-from ipygpumem.probes.host import host_figures
+from ipygpumem.probes.host import Child, anonymous_bytes, children, host_figures
 from ipygpumem.probes.nvml import DeviceWide, Nvml, sees_system_processes
-from ipygpumem.probes.pages import anonymous_bytes
 from ipygpumem.reconcile.device import Reconciliation, Storage, card_parts, device_parts, parts_of, pools_on
 from ipygpumem.reconcile.host import host_parts
 
@@ -151,7 +149,10 @@ def _asked(nvml: Nvml, module: Any, index: int, reading: Reading) -> DeviceWide:
 
 def _against_gaps(snapshot: Snapshot) -> tuple[str, ...]:
     """Return how to have fewer gaps, if there are many and this torch has a way."""
-    if snapshot.can_expand or snapshot.fragmented_bytes < _MANY_GAPS * snapshot.reserved_bytes:
+    if (
+        any(segment.page_bytes is not None for segment in snapshot.segments)
+        or snapshot.fragmented_bytes < _MANY_GAPS * snapshot.reserved_bytes
+    ):
         return ()
     torch = loaded_torch()
     version = tuple(map(int, re.findall(r"\d+", str(getattr(torch, "__version__", "")))[:2]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ipygpumem.model import CellRecord, Reading
-from ipygpumem.probes.children import Child
+from ipygpumem.probes.host import Child
 from ipygpumem.reconcile.device import Part, Reconciliation
 from ipygpumem.reports.layout import SEPARATOR, Bar, Report, Segment, Table, clean, clean_name, device_label
 from ipygpumem.units import format_bytes

@@ -11,7 +11,7 @@ import pytest
 
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.probes import Probe
-from ipygpumem.probes.accelerators import CUDA, CachingAllocatorProbe
+from ipygpumem.probes.accelerators import CachingAllocatorProbe
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.nvml import Nvml
 from tests.gpu.support import run_ok
@@ -39,9 +39,9 @@ def test_cost_per_cell(torch: Any, figure: Callable[[str], None]) -> None:
     """The time that measuring takes per cell, with CUDA initialised, is printed: the median of 300."""
     torch.ones(1, device="cuda")
     host = _microseconds([HostProbe()])
-    allocator = _microseconds([CachingAllocatorProbe(CUDA)])
-    with_nvml = _microseconds([CachingAllocatorProbe(CUDA, Nvml())])
-    everything = _microseconds([HostProbe(), CachingAllocatorProbe(CUDA, Nvml())])
+    allocator = _microseconds([CachingAllocatorProbe("cuda")])
+    with_nvml = _microseconds([CachingAllocatorProbe("cuda", Nvml())])
+    everything = _microseconds([HostProbe(), CachingAllocatorProbe("cuda", Nvml())])
     figure(
         f"{everything:.0f} µs per cell in all; alone: host {host:.0f} µs, allocator with mem_get_info "
         f"{allocator:.0f} µs, allocator with NVML {with_nvml:.0f} µs"

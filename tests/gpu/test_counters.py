@@ -11,7 +11,7 @@ import pytest
 
 from ipygpumem.measuring.meter import Measurement, Meter
 from ipygpumem.model import Usage
-from ipygpumem.probes.accelerators import CUDA, CachingAllocatorProbe
+from ipygpumem.probes.accelerators import CachingAllocatorProbe
 from ipygpumem.units import MIB
 from tests.gpu.support import DEVICE, cuda_usage, ready, run_ok
 from tests.kernel import Kernel
@@ -21,7 +21,7 @@ from tests.kernel import Kernel
 def meter(torch: Any) -> Iterator[Meter]:
     """A meter over the allocator of this process, whose context is made."""
     torch.ones(1, device="cuda")
-    meter = Meter([CachingAllocatorProbe(CUDA)])
+    meter = Meter([CachingAllocatorProbe("cuda")])
     yield meter
     meter.close()
     torch.cuda.empty_cache()

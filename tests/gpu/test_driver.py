@@ -13,9 +13,9 @@ from tests.gpu.support import DEVICE, Card, other_process, ready, run_ok, script
 
 READ = """
 import json, torch
-from ipygpumem.probes.accelerators import CUDA, CachingAllocatorProbe
+from ipygpumem.probes.accelerators import CachingAllocatorProbe
 from ipygpumem.probes.nvml import Nvml
-probe = CachingAllocatorProbe(CUDA, Nvml())
+probe = CachingAllocatorProbe("cuda", Nvml())
 if torch.cuda.is_available():
     x = torch.empty(512 << 20, dtype=torch.uint8, device="cuda")
 print(json.dumps([reading._asdict() for reading in probe.read(detail=True)]))
