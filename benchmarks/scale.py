@@ -86,7 +86,7 @@ def best(work):
 _ENGINES = """
 cells = tuple(CellRecord(n, None, "s", 0.0, 1.0, True, None, usages) for n in range(1000 if {x} <= 64 else 10))
 record = ExperimentRecord("s", 0.0, 1.0, cells, usages, {{"cpu": 1}}, {{"cpu": 1}}, ("x",), (), (), ())
-engines = [EngineRecord(n, "host", n, n, {{}}, {{"cpu": 1}}, "v", "", record) for n in range({x})]
+engines = [EngineRecord(n, "host", n, {{}}, {{"cpu": 1}}, "v", "", record) for n in range({x})]
 best(lambda: engines_report(merged_record("s", 0.0, 1.0, engines)))
 """
 

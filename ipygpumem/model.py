@@ -191,7 +191,6 @@ class EngineRecord(Record):
     engine: int
     host: str = ""
     pid: int = 0
-    rank: int | None = None
     cards: dict[str, str] = field(default_factory=dict)  # names of those that torch used there, by device
     free: dict[str, int] = field(default_factory=dict)  # bytes at the end, by device
     version: str = ""

@@ -27,9 +27,7 @@ def engine(number: int, *usages: Usage, seconds: float = 1.0, error: str = "", *
     cell = CellRecord(1, None, "s", 0.0, seconds, not error, error or None, usages)
     record = ExperimentRecord("s", 0.0, 9.0, (cell,), usages, {"cpu": MIB}, {"cpu": MIB}, ("x",), (), (), ())
     record = replace(record, **changes)  # type: ignore[arg-type]
-    return EngineRecord(
-        number, f"host{number // 2}", 100 + number, number, {}, {"cpu": number * GIB}, "v", error, record
-    )
+    return EngineRecord(number, f"host{number // 2}", 100 + number, {}, {"cpu": number * GIB}, "v", error, record)
 
 
 def four(*peaks: int, **changes: object) -> list[EngineRecord]:

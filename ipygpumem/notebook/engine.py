@@ -34,8 +34,6 @@ from ipygpumem.reports import text
 from ipygpumem.reports.layout import Report
 
 _OF_CALL = re.compile(r"_\w+_(f|args|kwargs|result)")
-_RANKS = ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-"""What torchrun, MPI and Slurm set for each process of a job."""
 _KEPT_RECORDS = 20
 
 
@@ -148,11 +146,9 @@ def place() -> dict[str, Any]:
     cuda = in_use("cuda")
     used = [] if cuda is None else [at for at in range(cuda.device_count()) if cuda.memory_reserved(at)]
     ours = sys.modules["ipygpumem"].__version__
-    ranks = (os.environ.get(name, "") for name in _RANKS)
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "rank": next((int(rank) for rank in ranks if rank.isdecimal() and len(rank) < 10), None),
         "cards": {f"cuda:{at}": str(cuda.get_device_properties(at).name) for at in used} if cuda else {},
         "version": f"ipygpumem {ours}, Python {platform.python_version()}, IPython {IPython.__version__}",
     }
