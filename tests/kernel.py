@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +87,7 @@ class Kernel:
         code: str,
         *,
         timeout: float = 120,
+        answers: Sequence[str] = (),
         interrupt_when: str | Callable[[Reply], object] | None = None,
         **options: Any,
     ) -> Reply:
@@ -94,14 +96,19 @@ class Kernel:
         Args:
             code: the cell.
             timeout: seconds after which the test fails.
+            answers: what is typed where the cell asks for input; "q" after that.
             interrupt_when: a text that the cell prints, or a condition on what it has given so far: once that is so,
                 the kernel gets a Ctrl-C. No time will do: how far a cell is by then depends on the machine.
             **options: of the request.
         """
-        message_id = self._client.execute(code, **options)
-        outputs = Reply("")
+        message_id = self._client.execute(code, allow_stdin=bool(answers), **options)
+        outputs, typed = Reply(""), iter(answers)
         deadline = time.monotonic() + timeout
         while not self._take(message_id, outputs):
+            if answers:
+                with contextlib.suppress(queue.Empty):
+                    self._client.get_stdin_msg(timeout=0)
+                    self._client.input(next(typed, "q"))
             if interrupt_when is not None and _is_so(interrupt_when, outputs):
                 self._manager.interrupt_kernel()
                 interrupt_when = None

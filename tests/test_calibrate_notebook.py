@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -75,8 +74,3 @@ def test_the_network_learns_with_the_batch_that_was_found(notebook: Node) -> Non
     ((first, last),) = re.findall(r"from ([\d.]+) to ([\d.]+) in \d steps", outputs(notebook, "train"))
     assert float(last) < float(first)
     assert re.match(r"peak \d+ MiB", outputs(notebook, "record"))
-
-
-def test_the_notebook_is_committed_without_outputs() -> None:
-    cells = read(Path(EXAMPLES) / "calibrate.ipynb").cells
-    assert [cell.id for cell in cells if cell.get("outputs") or cell.get("execution_count") is not None] == []

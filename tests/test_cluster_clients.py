@@ -45,17 +45,6 @@ def while_engine_1_lags(kernel: Kernel, began: Path, end: Path) -> None:
     )
 
 
-def test_what_another_client_makes_before_our_cell_stays(cluster: Kernel, tmp_path: Path) -> None:
-    end = tmp_path / "end"
-    works(cluster, f"busy = other[1].execute({f'{UNTIL}until({str(end)!r})'!r}, block=False)")
-    while_engine_1_lags(cluster, tmp_path, end)
-    works(cluster, "%%experiment a --on all\nx = 1")
-    works(cluster, "thread.join()")
-    assert on_engines(cluster, THEIRS)[0] == [1, 2, 3, 4]
-    assert record(cluster)["deleted"] == ("x",)
-    assert on_engines(cluster, "'x' in globals()") == [False, False]
-
-
 def test_what_another_client_makes_while_an_engine_still_runs_our_cell_stays(cluster: Kernel, tmp_path: Path) -> None:
     began, end = tmp_path / "began", tmp_path / "end"
     while_engine_1_lags(cluster, began, end)

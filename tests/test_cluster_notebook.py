@@ -7,8 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 from ipygpumem.units import MIB
-from tests.notebooks import read
-from tests.tutorials import EXAMPLES, Tutorial
+from tests.tutorials import Tutorial
 
 pytestmark = [
     pytest.mark.thorough,
@@ -19,11 +18,6 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def cluster() -> Tutorial:
     return Tutorial("cluster")
-
-
-def test_the_notebook_is_committed_without_outputs() -> None:
-    cells = read(EXAMPLES / "cluster.ipynb").cells
-    assert [cell.id for cell in cells if cell.get("outputs") or cell.get("execution_count") is not None] == []
 
 
 def test_each_engine_needs_as_much_as_its_width_says(cluster: Tutorial) -> None:

@@ -250,17 +250,6 @@ def test_an_engine_without_the_extension_is_named(cluster: Kernel) -> None:
         works(cluster, "rc[1].execute('import sys; del sys.modules[\"ipygpumem.notebook.engine\"]', block=True)")
 
 
-def test_a_client_that_reconnects_ends_what_an_earlier_one_has_begun(cluster: Kernel) -> None:
-    works(cluster, "%experiment start long --on all")
-    works(cluster, "%px x = 1")
-    works(cluster, "%reload_ext ipygpumem\nrc.close()\nrc = cluster.connect_client_sync()\nrc.wait_for_engines(4)")
-    works(cluster, "rc.activate()")
-    works(cluster, "%experiment end long --on all")
-    found = record(cluster)
-    assert [len(engine["record"]["cells"]) for engine in found["engines"]] == [1] * 4
-    assert on_engines(cluster, NAMES) == [[]] * 4
-
-
 def test_what_a_closed_client_has_begun_does_not_stand_in_the_way(cluster: Kernel) -> None:
     works(cluster, "%experiment start shut --on all\nrc.close()")
     try:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.notebooks import Node, code, read, write
-from tests.notebooks import notebook as made
+from tests.notebooks import Node, read
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -94,21 +92,7 @@ def test_the_recovery_lists_what_the_frames_held_and_brings_it_back(notebook: No
     assert reclaimed > 300
 
 
-def test_the_notebook_is_committed_without_outputs() -> None:
-    cells = [cell for cell in read(EXAMPLES / "quickstart.ipynb").cells if "outputs" in cell]
-    assert [cell.id for cell in cells if cell.outputs or cell.execution_count is not None] == []
-
-
-@pytest.mark.parametrize(
-    ("source", "tags", "message"),
-    [("1", ["raises-exception"], "should have failed"), ("1 / 0", [], "a cell failed")],
-)
-def test_a_cell_that_does_what_it_should_not_fails_the_demo(
-    tmp_path: Path, source: str, tags: list[str], message: str
-) -> None:
-    write(made(code(source, *tags)), tmp_path / "quickstart.ipynb")
-    script = shutil.copy(EXAMPLES / "run_demo.py", tmp_path)
-    run = subprocess.run([sys.executable, script, tmp_path / "out"], capture_output=True, text=True, check=False)
-    assert run.returncode == 1
-    assert message in run.stderr
-    assert (tmp_path / "out" / "quickstart.html").exists()
+def test_notebooks_are_committed_without_outputs() -> None:
+    cells = [(path.name, cell) for path in EXAMPLES.glob("*.ipynb") for cell in read(path).cells]
+    assert len({name for name, _ in cells}) > 4
+    assert [(name, cell.id) for name, cell in cells if cell.get("outputs") or cell.get("execution_count")] == []

@@ -40,13 +40,6 @@ def registered(shell: InteractiveShell) -> dict[str, Any]:
     }
 
 
-def test_loading_twice_installs_once(shell: InteractiveShell) -> None:
-    shell.run_cell("%load_ext ipygpumem")
-    once = registered(shell)
-    ipygpumem.load_ipython_extension(shell)
-    assert registered(shell) == once
-
-
 def test_a_load_that_fails_half_way_leaves_nothing(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
     before = registered(shell)
 
@@ -57,14 +50,6 @@ def test_a_load_that_fails_half_way_leaves_nothing(shell: InteractiveShell, monk
     with pytest.raises(RuntimeError, match="half-way"):
         hooks.load(shell)
     assert registered(shell) == before
-
-
-def test_reloading_works_and_begins_a_new_history(shell: InteractiveShell) -> None:
-    shell.run_cell("%load_ext ipygpumem")
-    shell.run_cell("x = 1")
-    shell.run_cell("%reload_ext ipygpumem")
-    shell.run_cell("x = 2")
-    assert len(notebook_of(shell).session.history) == 1
 
 
 def test_a_hook_that_fails_warns_once_and_the_cell_goes_on(

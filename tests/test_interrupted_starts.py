@@ -13,7 +13,6 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
-from ipygpumem.fitting.budgets import Budget
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments.manager import Experiment
 from ipygpumem.notebook.experiments.run import ExperimentOptions
@@ -121,16 +120,3 @@ def test_an_experiment_whose_start_is_interrupted_is_not_open(notebook: Notebook
             0,
         )
         assert sys.meta_path == meta_path
-
-
-def test_a_limit_is_put_back_wherever_an_interrupt_strikes(fractions: dict[int, float]) -> None:
-    budget = Budget({"cuda:0": 500})
-
-    def start() -> None:
-        nonlocal budget
-        budget = Budget({"cuda:0": 500})
-        budget.start()
-
-    for _ in every_interrupt(start):
-        budget.stop()
-        assert fractions == {0: 1.0}

@@ -234,20 +234,6 @@ def test_a_ctrl_c_between_two_tries_ends_the_cell(notebook: Kernel, kind: str, h
     assert "Exception ignored" not in reply.stderr
 
 
-@pytest.mark.parametrize("head", ["", "%%capture\n"])
-def test_a_ctrl_c_while_the_frames_of_a_try_are_released_ends_the_cell(notebook: Kernel, head: str) -> None:
-    reply = notebook.run(f"%%autofit n=8\n{head}runs.append(n)\nfails(n)")
-    assert (reply.error, notebook.value("runs")) == ("KeyboardInterrupt", [8])
-
-
-def test_a_ctrl_c_while_an_experiment_ends_is_raised_and_the_end_can_be_asked_for_again(notebook: Kernel) -> None:
-    works(notebook, "%experiment start a")
-    works(notebook, "held = struck(Plain)")
-    assert notebook.run("%experiment end").error == "KeyboardInterrupt"
-    works(notebook, "%experiment end")
-    assert notebook.value("'held' in globals()") is False
-
-
 def test_a_ctrl_c_while_a_cell_is_cleaned_up_after_stops_what_waits_behind_it(notebook: Kernel) -> None:
     # Nobody but us collects meanwhile: a collection of Python's own would have the Ctrl-C strike there.
     works(notebook, "import gc; thresholds = gc.get_threshold(); gc.set_threshold(1_000_000)")

@@ -61,35 +61,6 @@ def test_preload_without_an_accelerator_says_so(shared: Kernel) -> None:
     assert "no accelerator" in shared.run("%gpumem preload").reports("note")[0]
 
 
-def test_an_experiment_started_in_one_cell_and_finished_in_another(shared: Kernel) -> None:
-    shared.run("exp = ipygpumem.experiment('pair', report='none').start()")
-    shared.run("y = block(64)")
-    assert shared.value("exp.usage()[0].delta_bytes >> 20") in (63, 64, 65)
-    reply = shared.run("record = exp.finish(); again = exp.finish()")
-    assert reply.reports("experiment") == []
-    assert shared.value("(record is again, record.deleted, len(record.cells), 'y' in globals())") == (
-        True,
-        ("y",),
-        2,
-        False,
-    )
-    assert shared.value("[cell.experiment for cell in record.cells]") == ["pair", "pair"]
-    assert shared.run("exp.start()").error == "ExperimentError"
-
-
-def test_the_records_of_cells(shared: Kernel) -> None:
-    shared.run("keep = block(64)")
-    found = shared.value(
-        "(lambda cell: (cell.success, cell.error, cell.experiment, cell.usages[0].device,"
-        " round(cell.usages[0].delta_bytes / 2**20), cell.duration_seconds < 5))(ipygpumem.last())"
-    )
-    assert found == (True, None, None, "cpu", 64, True)
-    shared.run("1 / 0")
-    assert shared.value("(ipygpumem.last().error, ipygpumem.last().success)") == ("ZeroDivisionError", False)
-    assert shared.value("ipygpumem.last() is ipygpumem.history()[-1]") is True
-    shared.run("del keep")
-
-
 def test_the_cost_of_our_own_look_at_the_names_is_not_the_experiments_peak(shared: Kernel) -> None:
     reply = shared.run("%%experiment heavy\ncorpus = [[i] for i in range(300_000)]")
     assert reply.reports("experiment")
@@ -97,17 +68,6 @@ def test_the_cost_of_our_own_look_at_the_names_is_not_the_experiments_peak(share
         "[record.usages[0].peak_delta_bytes for record in (ipygpumem.last(), ipygpumem.experiments()[-1])]"
     )
     assert whole == pytest.approx(cell, abs=2 * MIB)
-
-
-def test_a_huge_container_does_not_hide_the_arrays_after_it(shared: Kernel) -> None:
-    shared.run("import numpy; outside = []")
-    reply = shared.run(
-        "%%experiment heavy\ncorpus = [[i] for i in range(300_000)]\na = numpy.ones(4 << 20); outside.append(a)"
-    )
-    (report,) = reply.reports("experiment")
-    assert "still alive" in report
-    assert "4194304" in report
-    shared.run("del outside")
 
 
 def test_what_a_cell_prints_stands_before_its_report(bare_kernel: Kernel) -> None:
@@ -135,17 +95,6 @@ def test_a_view_that_escapes_keeps_its_whole_storage_and_is_named(shared: Kernel
     shared.run("del escaped, data")
 
 
-def test_the_end_of_a_scope_does_not_tell_an_old_out_of_memory_error_again(shared: Kernel) -> None:
-    shared.run("import numpy")
-    shared.run("%experiment start outer")
-    shared.run("%experiment start inner")
-    shared.run("def fail():\n    held = numpy.ones(1 << 20)\n    numpy.ones(1 << 50)")
-    assert len(shared.run("fail()").reports("recovery")) == 1
-    assert shared.run("%gpumem free").reports("recovery") == []
-    assert shared.run("%experiment end").reports("recovery") == []
-    assert shared.run("%experiment end").reports("recovery") == []
-
-
 def test_nested_blocks_that_an_error_leaves_tell_of_it_once(shared: Kernel) -> None:
     shared.run("import numpy")
     reply = shared.run(
@@ -165,12 +114,6 @@ def test_names_to_keep_are_checked_when_they_are_given(shared: Kernel) -> None:
     shared.run("handle.keep('late')")
     assert shared.value("handle.finish().kept") == ("early", "late")
     shared.run("del early, late")
-
-
-def test_the_words_of_keep_are_checked_even_where_no_experiment_is_open(shared: Kernel) -> None:
-    assert "UsageError: %experiment keep: which names?" in shared.run("%experiment keep ,").stderr
-    for word in ("a b", "3x", "a-b"):
-        assert f"'{word}' is neither a name nor a glob" in shared.run(f"%experiment keep '{word}'").stderr
 
 
 def test_an_error_after_one_that_was_caught_keeps_its_frames_for_debug(shared: Kernel) -> None:

@@ -95,14 +95,6 @@ def test_nothing_is_emptied_while_a_graph_is_captured(monkeypatch: pytest.Monkey
     assert called == ["captured", "cache", "pinned"]
 
 
-def test_only_the_first_line_of_a_failing_steps_text_is_reported() -> None:
-    def broken() -> None:
-        raise RuntimeError("CUDA error: invalid argument\nCompile with `TORCH_USE_CUDA_DSA`")
-
-    (step,) = run(Meter([FakeProbe()]), [("broken", broken)])
-    assert step.error == "RuntimeError: CUDA error: invalid argument"
-
-
 def segment(pool: int) -> dict[str, Any]:
     """Return an empty segment as torch describes it; a pool of its own has another number than 0."""
     return {"device": 0, "address": 0, "blocks": [], "segment_pool_id": (0, pool)}
@@ -122,17 +114,6 @@ def test_caches_are_emptied_where_the_allocator_has_no_snapshot(monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "torch", torch)
     reclaim.empty_device_caches()
     assert called == ["cache"]
-
-
-def test_looking_for_graphs_asks_for_no_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recording of 100,000 allocations with their stacks would take seconds to hand over."""
-    asked: list[dict[str, Any]] = []
-    torch = fake_torch(FakeAllocator())
-    torch.cuda.empty_cache = lambda: None
-    torch.cuda.memory_snapshot = lambda **options: asked.append(options) or []
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    reclaim.empty_device_caches()
-    assert asked == [{"include_traces": False}]
 
 
 def test_a_backend_that_is_not_initialised_is_not_emptied(monkeypatch: pytest.MonkeyPatch) -> None:

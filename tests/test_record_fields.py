@@ -12,7 +12,6 @@ import ipygpumem
 from ipygpumem.errors import ExperimentError
 from ipygpumem.notebook.experiments.run import checked_parameters, parse_parameters
 from ipygpumem.notebook.ipython.sources import cell_that_bound, describing_line, digest_of
-from ipygpumem.notebook.notebook import notebook_of
 
 
 @pytest.fixture
@@ -63,16 +62,6 @@ def test_a_recovery_is_part_of_the_cells_record_also_inside_its_experiment(loade
     loaded.run_line_magic("config", "IPyGpuMem.release_frames = 'never'")
     loaded.run_cell("%%experiment one\nraise MemoryError")
     assert [record.ooms for record in ipygpumem.experiments()] == [1, 1]
-
-
-def test_an_interrupted_recovery_loses_no_cell(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(notebook_of(loaded).recovery, "_recover", interrupted)
-    loaded.run_cell("%%experiment one\nraise MemoryError")
-    (experiment,) = ipygpumem.experiments()
-    assert [(cell.error, cell.recovery) for cell in experiment.cells] == [("MemoryError", None)]
 
 
 def test_each_out_of_memory_error_counts_once_for_every_experiment_that_it_met(loaded: InteractiveShell) -> None:

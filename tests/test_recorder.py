@@ -135,15 +135,6 @@ def test_a_forked_child_writes_nothing(writer: Writer) -> None:
     assert writer.path.read_bytes() == before
 
 
-def test_a_recording_whose_end_cannot_be_written_goes(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(line: bytes) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(writer, "_append", full)
-    writer.close("full")
-    assert flight_recorder.listed(writer.path.parent) == []
-
-
 def test_old_recordings_go_and_those_of_live_kernels_stay(tmp_path: Path) -> None:
     own = write(tmp_path, VALID, "3own.jsonl")
     for number in range(30):
@@ -154,17 +145,6 @@ def test_old_recordings_go_and_those_of_live_kernels_stay(tmp_path: Path) -> Non
     flight_recorder.prune(tmp_path, own)
     names = [path.stem for path in flight_recorder.listed(tmp_path)]
     assert names == ["3own", *(f"1{number}" for number in range(29, 11, -1) if number != 25), "000live", "000elsewhere"]
-
-
-def test_a_pipe_or_a_folder_in_place_of_a_file_does_not_hang(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.jsonl")
-    (tmp_path / "folder.jsonl").mkdir()
-    os.mkfifo(tmp_path / "memory.events")
-    kernel = dataclasses.replace(DEAD, counter=f"{tmp_path / 'memory.events'}:{tmp_path.stat().st_ino}")
-    write(tmp_path, encode(kernel) + encode(START))
-    for path in (*flight_recorder.listed(tmp_path), tmp_path / "none.jsonl", tmp_path / "\0", tmp_path / ("x" * 9999)):
-        assert shown(read(path))
-    assert [one.path.name for one in flight_recorder.ended(tmp_path) if one.kernel] == ["a.jsonl"]
 
 
 def test_a_process_is_known_by_its_id_and_its_start() -> None:
@@ -178,13 +158,6 @@ def test_a_process_is_known_by_its_id_and_its_start() -> None:
     assert flight_recorder.state(kernel) == "dead", "a zombie"
     process.communicate()
     assert flight_recorder.state(kernel) == "dead"
-
-
-def test_recordings_of_other_notebooks_do_not_count(tmp_path: Path) -> None:
-    for number, kernel in enumerate((DEAD, dataclasses.replace(DEAD, notebook="b"), ALIVE)):
-        write(tmp_path, encode(kernel), f"{number}.jsonl")
-    assert [one.path.stem for one in flight_recorder.ended(tmp_path, "folder/a.ipynb")] == ["0"]
-    assert [one.path.stem for one in flight_recorder.ended(tmp_path)] == ["1", "0"]
 
 
 def test_kills_are_those_of_the_own_group_else_of_the_machine(tmp_path: Path) -> None:

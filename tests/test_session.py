@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -139,18 +138,6 @@ def test_a_part_that_fails_or_is_interrupted_keeps_no_other_from_what_it_does_at
     assert "experiment" in [report.kind for report in shown_in(notebook)]
 
 
-def test_a_ctrl_c_while_names_are_settled_leaves_the_cell_to_its_experiment(
-    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    experiment = Experiment(notebook.experiments, ExperimentOptions("long")).start()
-    monkeypatch.setattr(notebook.experiments.names, "cell_ends", interrupted)
-    run(notebook, "x = 1")
-    assert [cell.experiment for cell in experiment.cells] == ["long"]
-
-
 def test_a_part_whose_end_fails_keeps_no_other_from_closing(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,23 +160,6 @@ def run(notebook: Notebook, source: str) -> None:
     notebook.session.code_seen(tree, may_change=False, is_timed=False)
     exec(compile(tree, "cell", "exec"), notebook.context.namespace)
     notebook.session.cell_ends(result_of(info))
-
-
-class Thing:
-    """Something that can be referred to weakly."""
-
-
-def test_abandoned_experiments_let_go_of_what_they_shadowed(notebook: Notebook) -> None:
-    shadowed = Thing()
-    notebook.context.namespace["x"] = shadowed
-    alive = weakref.ref(shadowed)
-    del shadowed
-    Experiment(notebook.experiments, ExperimentOptions("left open")).start()
-    run(notebook, "x = 1")
-    assert alive() is not None
-    notebook.close()
-    assert alive() is None
-    assert notebook.context.namespace["x"] == 1
 
 
 def test_an_end_that_cannot_tell_what_survived_is_an_end_all_the_same(
@@ -224,20 +194,6 @@ def test_an_experiment_and_the_cell_that_ends_it_agree_on_what_is_in_use_though_
     run(notebook, "finish()")
     assert experiment.record is not None
     assert experiment.record.usages[0].after_bytes == notebook.session.history[-1].usages[0].after_bytes == 17 * MIB
-
-
-def test_an_experiment_that_a_finaliser_opens_during_an_exit_stays_open(notebook: Notebook) -> None:
-    class OpensOne:
-        def __del__(self) -> None:
-            Experiment(notebook.experiments, ExperimentOptions("late")).start()
-
-    notebook.context.namespace["make"] = OpensOne
-    experiment = Experiment(notebook.experiments, ExperimentOptions("early")).start()
-    run(notebook, "x = make()")
-    experiment.finish()
-    assert [item.name for item in notebook.experiments.open] == ["late"]
-    notebook.experiments.finish(notebook.experiments.open[0])
-    assert [record.name for record in notebook.experiments.finished] == ["early", "late"]
 
 
 def run_cell(notebook: Notebook, number: int = 1, error: BaseException | None = None) -> list[str]:

@@ -16,8 +16,6 @@ from tests.kernel import Kernel, Reply
         ("%experiment", "a command is missing"),
         ("%experiment bogus", "bogus"),
         ("%experiment end", "no experiment is open"),
-        ("%experiment end nothing", "no experiment is open"),
-        ("%experiment keep x", "no experiment is open"),
         ("%experiment start", "name"),
         ("%%experiment\nx = 1", "name"),
         ("%%experiment --keep x\nx = 1", "which name?"),
@@ -28,23 +26,17 @@ from tests.kernel import Kernel, Reply
         ("%experiment start a --help", "--help"),
         ("%experiment start a --see 1", "--see"),
         ("%experiment start a --seed x", "--seed"),
-        ("%experiment start a --seed", "--seed"),
-        ("%experiment start a --seed 1.5", "--seed"),
         ("%experiment start a --report loud", "--report"),
         ("%experiment start a --keep", "--keep"),
         ("%experiment start a --keep 'x y'", "x y"),
-        ("%experiment start a --keep '<b>'", "<b>"),
         ("%experiment start don't", "quotation"),
         ("%%experiment 'unclosed\nx = 1", "quotation"),
         ("%gpumem", "on"),
         ("%gpumem bogus", "status"),
         ("%gpumem on off", "takes none"),
-        ("%gpumem 'on", "quotation"),
         ("%gpumem release", "which object?"),
         ("%gpumem release nothing", "there is no variable 'nothing' here"),
-        ("%gpumem release In.x", "write ipygpumem.release(In.x)"),
         ("%gpumem release In", "`In` (list) cannot be emptied"),
-        ("%gpumem release get_ipython", "`get_ipython` (method) cannot be emptied"),
         ("%gpumem purge", "which model?"),
         ("%gpumem purge In", "purge moves torch's modules, and torch is not loaded"),
         ("%gpumem purge In In In", "it takes a model and its optimizer"),
@@ -80,10 +72,8 @@ def test_a_negative_seed_works(notebook: Kernel) -> None:
     "call",
     [
         "experiment(7)",
-        "experiment(None)",
         "experiment('')",
         "experiment('a', keep=[1])",
-        "experiment('a', keep=3)",
         "experiment('a', seed='x')",
         "experiment('a', seed=1 << 80)",
         "experiment('a', report='loud')",
@@ -105,15 +95,6 @@ def run_ours(kernel: Kernel, code: str) -> Reply:
     return reply
 
 
-def test_an_experiment_is_started_once_and_finished_as_often_as_one_likes(notebook: Kernel) -> None:
-    works(notebook, "import ipygpumem\ne = ipygpumem.experiment('once').start()")
-    works(notebook, "assert e.finish() is e.finish()")
-    assert run_ours(notebook, "e.start()").error == "ExperimentError"
-    assert run_ours(notebook, "ipygpumem.experiment('never').finish()").error == "ExperimentError"
-    assert run_ours(notebook, "ipygpumem.experiment('never').usage()").error == "ExperimentError"
-    goes_on(notebook)
-
-
 # -- keep -----------------------------------------------------------------------------------------------------------
 
 
@@ -124,9 +105,3 @@ def test_keep_of_a_name_that_does_not_exist_is_said_and_harms_nothing(notebook: 
     assert "no name matches 'no*'" in text
     assert "'here'" not in text
     assert names(notebook) == ["here"]
-
-
-def test_keep_of_a_name_that_the_scope_deleted_is_said(notebook: Kernel) -> None:
-    reply = works(notebook, "%%experiment a --keep x\nx = 1\ndel x")
-    assert "no name matches 'x'" in reply.reports("experiment")[0]
-    assert names(notebook) == []

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ipygpumem.notebook.config import IPyGpuMem
-from tests.bad_input.steps import goes_on, names, open_now, run, works
+from tests.bad_input.steps import goes_on, names, run, works
 from tests.kernel import Kernel
 
 # -- configuration --------------------------------------------------------------------------------------------------
@@ -30,30 +29,6 @@ def test_options_come_from_a_config_file_and_the_command_line(tmp_path: Path) ->
         (text,) = reply.reports("experiment")
         assert "consumed" in text.splitlines()[-1]
         assert "device   " not in text
-
-
-def test_a_bad_option_is_named_when_the_extension_loads_and_the_kernel_goes_on() -> None:
-    with Kernel("--IPyGpuMem.release_frames=bogus") as kernel:
-        for option, value in (
-            ("release_frames", None),
-            ("history_length", "0"),
-            ("sample_seconds", "-1.0"),
-            ("report", "'maybe'"),
-            ("host_peak", "3"),
-        ):
-            if value is not None:
-                works(kernel, f"get_ipython().config.IPyGpuMem = type(get_ipython().config)({option}={value})")
-            reply = kernel.run("%load_ext ipygpumem")
-            assert reply.stderr.startswith(f"ipygpumem: option {option} is set to its default: ")
-            assert len(reply.stderr.splitlines()) == 1
-            assert kernel.run("6 * 7").result == "42"
-            assert kernel.value(f"get_ipython().run_line_magic('config', 'IPyGpuMem.{option}')") == getattr(
-                IPyGpuMem(), option
-            )
-            works(kernel, "%unload_ext ipygpumem")
-        works(kernel, "get_ipython().config.IPyGpuMem = type(get_ipython().config)()")
-        works(kernel, "%load_ext ipygpumem")
-        goes_on(kernel)
 
 
 # -- the interpreter, bent ------------------------------------------------------------------------------------------
@@ -95,31 +70,6 @@ def test_cells_and_scopes_work_whatever_the_users_code_does_to_the_interpreter(
     works(notebook, "%gpumem free")
     works(notebook, mend)
     assert notebook.value("x") == "old"
-    goes_on(notebook)
-
-
-def test_ast_and_input_transformers_that_raise_do_not_break_scopes(notebook: Kernel) -> None:
-    works(notebook, "x = 'old'")
-    works(
-        notebook,
-        "from IPython.core.interactiveshell import InteractiveShell\nfrom IPython.core.error import InputRejected\n"
-        "class Rejects:\n    def visit(self, node):\n        import ast\n"
-        "        if 'forbidden' in ast.dump(node): raise InputRejected('no')\n        return node\n"
-        "class Breaks:\n    def visit(self, node): raise ValueError('broken transformer')\n"
-        "rejects = Rejects()\nget_ipython().ast_transformers.append(rejects)",
-    )
-    works(notebook, "%experiment start a")
-    run(notebook, "x = 'new'\nforbidden = 1")
-    assert notebook.value("x") == "old"
-    works(notebook, "get_ipython().ast_transformers.append(Breaks())")
-    run(notebook, "x = 'new'")
-    assert notebook.value("x") == "new"
-    works(notebook, "%experiment end")
-    assert notebook.value("x") == "old"
-    run(notebook, "%%experiment b\nx = 'new'\nforbidden = 1")
-    assert notebook.value("x") == "old"
-    assert "no experiment is open" in open_now(notebook)
-    works(notebook, "get_ipython().ast_transformers.remove(rejects)")
     goes_on(notebook)
 
 

@@ -8,21 +8,6 @@ from tests.bad_input.steps import goes_on, names, open_now, works
 from tests.kernel import Kernel
 
 
-@pytest.mark.parametrize("how", ["%experiment end", "e.finish()"])
-def test_ctrl_c_in_a_finaliser_during_the_exit_loses_no_name(notebook: Kernel, how: str) -> None:
-    works(
-        notebook,
-        "import ipygpumem\nfrom tests.waiting import announce\n"
-        "class Slow:\n    def __del__(self): announce()\nold = 'old'\ne = None",
-    )
-    works(notebook, "e = ipygpumem.experiment('a').start()\na = 1\nslow = Slow()\nold = 'new'\nz = 2")
-    notebook.run(how, interrupt_when="waits here")
-    finish_all(notebook)
-    assert notebook.value("old") == "old"
-    assert not {"a", "z", "slow"} & set(names(notebook))
-    goes_on(notebook)
-
-
 def finish_all(kernel: Kernel) -> None:
     """End what is open still, as a user would after an interrupted exit: with ``%experiment end``."""
     for _ in range(5):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.bad_input.steps import goes_on, names, open_now, works
+from tests.bad_input.steps import goes_on, names, works
 from tests.kernel import Kernel
 
 
@@ -20,29 +20,6 @@ def test_outputs_after_a_reset_in_a_scope_are_gone_at_its_end(notebook: Kernel) 
     works(notebook, "%experiment end")
     assert notebook.value("__import__('builtins').test_ref() is None") is True
     assert notebook.value("Out") == {}
-    goes_on(notebook)
-
-
-def test_reset_out_in_and_after_a_scope_loses_no_name(notebook: Kernel) -> None:
-    works(notebook, "x = 'old'\nx")
-    works(notebook, "%experiment start a")
-    works(notebook, "x = [1]\nx")
-    works(notebook, "%reset -f out")
-    works(notebook, "x")
-    works(notebook, "%experiment end")
-    assert notebook.value("x") == "old"
-    assert notebook.value("Out") == {}
-    goes_on(notebook)
-
-
-def test_reloading_with_open_scopes_leaves_their_names_and_says_so(notebook: Kernel) -> None:
-    works(notebook, "%experiment start a\n%experiment start b")
-    works(notebook, "x = 1")
-    reply = works(notebook, "%reload_ext ipygpumem")
-    assert "'a'" in reply.stderr
-    assert "'b'" in reply.stderr
-    assert "x" in names(notebook)
-    assert "no experiment is open" in open_now(notebook)
     goes_on(notebook)
 
 

@@ -40,13 +40,6 @@ def test_a_name_with_html_and_control_characters_is_escaped_in_every_report(note
     goes_on(notebook)
 
 
-def test_a_magic_takes_any_words_as_a_name(notebook: Kernel) -> None:
-    reply = works(notebook, "%%experiment lr=0.1 <b>bold</b> 3.5 'two words' class\nx = 1")
-    assert "experiment lr=0.1 <b>bold</b> 3.5 two words class" in reply.reports("experiment")[0]
-    _is_harmless(reply)
-    assert "x" not in names(notebook)
-
-
 def test_names_made_of_nasty_text_are_escaped_wherever_a_report_lists_them(notebook: Kernel) -> None:
     works(notebook, "import numpy as np\nleak = []")
     reply = works(
@@ -101,7 +94,7 @@ def test_users_names_like_ours_are_ordinary_names(notebook: Kernel) -> None:
     goes_on(notebook)
 
 
-@pytest.mark.parametrize("name", ["Out", "In", "_oh", "_ih", "_dh", "get_ipython", "exit", "_i", "__name__"])
+@pytest.mark.parametrize("name", ["Out", "_oh", "_ih", "get_ipython", "__name__"])
 def test_deleting_or_replacing_ipythons_own_names_in_a_scope_breaks_nothing(notebook: Kernel, name: str) -> None:
     works(notebook, "x = 'old'")
     works(notebook, "%experiment start a")

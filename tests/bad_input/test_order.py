@@ -37,9 +37,3 @@ def test_a_cell_scope_that_ends_itself_ends_once(notebook: Kernel) -> None:
     reply = works(notebook, "%%experiment a\nx = 1\n%experiment end\ny = x")
     assert len(reply.reports("experiment")) == 1
     assert notebook.value("y") == "old"
-
-
-def test_a_cell_scope_that_leaves_another_open_ends_both(notebook: Kernel) -> None:
-    works(notebook, "%%experiment a\nx = 1\n%experiment start b\ny = 2")
-    assert names(notebook) == []
-    assert "no experiment is open" in open_now(notebook)

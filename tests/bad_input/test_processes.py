@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bad_input.steps import goes_on, names, works
+from tests.bad_input.steps import goes_on, works
 from tests.kernel import Kernel
 
 
@@ -53,29 +53,4 @@ def test_what_a_forked_child_shows_is_text(notebook: Kernel) -> None:
     )
     assert "experiment forked" in reply.stdout
     assert reply.reports("experiment") == []
-    goes_on(notebook)
-
-
-def test_scopes_and_cells_from_another_thread_do_not_disturb_the_notebooks(notebook: Kernel) -> None:
-    works(notebook, "import threading, ipygpumem, time\nx = 'old'\nerrors = []")
-    works(notebook, "%experiment start a")
-    works(
-        notebook,
-        "def other():\n"
-        "    try:\n"
-        "        with ipygpumem.experiment('threads', report='none'):\n"
-        "            time.sleep(0.2)\n"
-        "    except BaseException as error:\n"
-        "        errors.append(repr(error))\n"
-        "x = 'new'\nthread = threading.Thread(target=other); thread.start()\ny = 1\nthread.join()",
-    )
-    assert notebook.value("errors") == []
-    works(notebook, "%experiment end")
-    assert notebook.value("x") == "old"
-    assert "y" not in names(notebook)
-    works(
-        notebook,
-        "import asyncio\nthread = threading.Thread(target=lambda: (asyncio.set_event_loop("
-        "asyncio.new_event_loop()), get_ipython().run_cell('from_thread = 1')))\nthread.start(); thread.join()",
-    )
     goes_on(notebook)

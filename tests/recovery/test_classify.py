@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
+import sys
+
 import pytest
 
 from ipygpumem.freeing.tracebacks import classify
@@ -23,7 +26,6 @@ def _named(name: str, *bases: type) -> type[BaseException]:
             int(2.5 * 2**30),
         ),
         (RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 1.00 GiB total capacity)"), 20 << 20),
-        (RuntimeError("HIP out of memory. Tried to allocate 1.00 GiB"), 1 << 30),
         (
             _named("OutOfMemoryError")(
                 "Allocation on device 0 would exceed allowed memory. (out of memory)\n"
@@ -54,8 +56,6 @@ def _named(name: str, *bases: type) -> type[BaseException]:
             800,
         ),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), None),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), None),
-        (RuntimeError("HIPBLAS_STATUS_ALLOC_FAILED"), None),
         (
             _named("AcceleratorError")(
                 "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"
@@ -74,8 +74,6 @@ def _named(name: str, *bases: type) -> type[BaseException]:
             1 << 33,
         ),
         (_named("CUDARuntimeError")("cudaErrorMemoryAllocation: out of memory"), None),
-        (_named("CUBLASError")("CUBLAS_STATUS_ALLOC_FAILED"), None),
-        (_named("CUDNNError")("cuDNN Error: CUDNN_STATUS_ALLOC_FAILED"), None),
         (_named("MySpecialError", MemoryError)(), None),
     ],
     ids=lambda value: str(value)[:40],
@@ -112,10 +110,7 @@ def test_other_errors_are_not_taken_for_an_oom(error: BaseException) -> None:
     "text",
     [
         "CUDA error: device-side assert triggered",
-        "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
         "CUDA error: an illegal memory access was encountered",
-        "CUDA error: misaligned address",
-        "CUDA error: unspecified launch failure",
         "CUDA error: uncorrectable ECC error encountered",
     ],
 )
@@ -168,3 +163,12 @@ def test_classifying_runs_no_code_of_the_exceptions_own() -> None:
     error = MemoryError.__new__(Meta("Oom", (MemoryError,), body | traps), (1 << 20, 4), made(Hostile))
     with untouched():
         assert classify(error).kind == "oom"
+
+
+def test_an_interrupt_counts_in_a_group_and_not_behind_another_error() -> None:
+    behind = ValueError("failed")
+    behind.__cause__ = behind.__context__ = KeyboardInterrupt()
+    assert classify(behind).kind == "error"
+    if sys.version_info >= (3, 11):
+        group = vars(builtins)["BaseExceptionGroup"]
+        assert classify(group("outer", [group("inner", [KeyboardInterrupt()])])).kind == "interrupt"

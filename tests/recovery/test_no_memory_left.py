@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -13,42 +10,6 @@ from ipygpumem.notebook.experiments.run import ExperimentRun
 from ipygpumem.notebook.notebook import notebook_of
 from tests.kernel import Kernel
 from tests.steps import works
-
-LIMITED = """
-import contextlib, re, resource, weakref
-from IPython.core.interactiveshell import InteractiveShell
-shell = InteractiveShell.instance()
-shell.history_manager.enabled = False
-shell.run_line_magic('load_ext', 'ipygpumem')
-def deepen(n): return n and list(map(deepen, [n - 1]))
-def fill():
-    deepen(500)  # at the limit C's stack cannot grow, and Python would crash: nothing of ours
-    used = int(re.search(r'VmSize:\\s+(\\d+)', open('/proc/self/status').read())[1]) << 10
-    resource.setrlimit(resource.RLIMIT_AS, (used, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    mine, kept = Thing(), []
-    watched.append(weakref.ref(mine))
-    while True: kept.append(bytearray(1 << 12))
-class Thing: pass
-watched = []
-shell.user_ns.update(fill=fill, x='old')
-with contextlib.suppress(TypeError):  # IPython 7 may have too little memory to show the error
-    shell.run_cell('%%experiment a\\nx = 1\\ny = {i: [i] for i in range(100_000)}\\nfill()')
-resource.setrlimit(resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[1],) * 2)
-print('after:', shell.user_ns['x'], 'y' in shell.user_ns, watched[0]() is None)
-shell.run_cell('%gpumem status')
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="no other system keeps to this limit")
-@pytest.mark.skipif(sys.version_info >= (3, 13), reason="the compiler crashes where its stack cannot grow")
-def test_at_a_hard_limit_an_experiment_ends_and_its_names_go() -> None:
-    """Without a kernel, whose own threads may not survive the limit."""
-    options = {"capture_output": True, "text": True, "timeout": 120}
-    child = subprocess.run([sys.executable, "-c", LIMITED], **options)
-    told = f"{child.returncode}\n{child.stdout}\n{child.stderr}"  # whole: rarely does it fail
-    assert child.returncode == 0, told
-    assert "after: old False True" in child.stdout, told
-    assert "no experiment is open" in child.stdout, told
 
 
 def test_an_error_is_released_without_a_thread(notebook: Kernel) -> None:

@@ -10,14 +10,6 @@ from tests.kernel import Kernel
 from tests.smoke.steps import fails, ok, sizes
 
 
-def test_every_cell_ends_with_one_line(kernel: Kernel) -> None:
-    reply = kernel.run("x = bytearray(64 << 20)")
-    (line,) = reply.reports("cell")
-    assert line.startswith("cell 2 · ")
-    assert "RAM +64" in line
-    assert " now" in line
-
-
 def test_the_line_tells_what_a_cell_kept_and_its_peak(notebook: Kernel) -> None:
     (line,) = ok(notebook, "size = len(b'x' * (256 << 20))").reports("cell")
     assert abs(sizes(line, "RAM")) < 16
@@ -66,12 +58,6 @@ def test_reports_can_be_switched_off_and_on(kernel: Kernel) -> None:
     assert len(ok(kernel, "x = 1").reports("cell")) == 1
     ok(kernel, "%config IPyGpuMem.min_cell_seconds = 60")
     assert ok(kernel, "x = 1").displays == []
-
-
-def test_resetting_the_namespace_does_not_disturb_the_next_cells(kernel: Kernel) -> None:
-    ok(kernel, "41", "%reset -f", "x = 1")
-    assert ok(kernel, "%%experiment a\ny = 2\nx + y").result == "3"
-    assert len(ok(kernel, "z = 1").reports("cell")) == 1
 
 
 def test_the_last_record_tells_about_the_cell(notebook: Kernel) -> None:

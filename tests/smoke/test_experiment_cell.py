@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from tests.kernel import Kernel
-from tests.smoke.steps import exist, fails, ok, open_experiments, plain
+from tests.smoke.steps import exist, fails, ok, plain
 
 
 def test_the_last_expression_is_displayed(notebook: Kernel) -> None:
     reply = ok(notebook, "%%experiment a\nx = 6\nx * 7")
     assert reply.result == "42"
     assert len(reply.reports("experiment")) == 1
-    assert exist(notebook, "x") == []
-
-
-def test_top_level_await_works(notebook: Kernel) -> None:
-    reply = ok(notebook, "%%experiment a\nimport asyncio\nawait asyncio.sleep(0)\nx = 1\nawait asyncio.sleep(0, x + 1)")
-    assert reply.result == "2"
     assert exist(notebook, "x") == []
 
 
@@ -38,27 +30,6 @@ def test_the_traceback_shows_the_right_lines(notebook: Kernel) -> None:
     assert re.search(r"-> *4 +return 1 / x", text)
 
 
-def test_a_syntax_error_shows_the_right_line(notebook: Kernel) -> None:
-    text = plain(fails(notebook, "%%experiment a\nx = 1\ny = = 2", "SyntaxError").traceback)
-    assert re.search(r"line 3\b|, 3\)", text)
-    assert open_experiments(notebook) == []
-    assert exist(notebook, "x") == []
-
-
-def test_an_error_gives_the_status_that_stops_run_all_and_ends_the_experiment(notebook: Kernel) -> None:
-    reply = fails(notebook, "%%experiment a\nx = 1\n1 / 0", "ZeroDivisionError")
-    assert len(reply.reports("experiment")) == 1
-    assert exist(notebook, "x") == []
-    assert open_experiments(notebook) == []
-
-
-@pytest.mark.parametrize("magic", ["%%time", "%%capture", "%%capture printed", "%%prun -q", "%%timeit -n1 -r1"])
-def test_a_body_may_be_a_cell_magic_itself(notebook: Kernel, magic: str) -> None:
-    ok(notebook, "x = 1", f"%%experiment a\n{magic}\nnew = 2\nnew")
-    assert exist(notebook, "x", "new", "printed") == ["x"]
-    assert open_experiments(notebook) == []
-
-
 def test_options_are_read_from_the_first_line(notebook: Kernel) -> None:
     reply = ok(
         notebook, "%%experiment two words --keep x,y --report compact --seed 7\nimport random\nx = random.random()"
@@ -69,25 +40,6 @@ def test_options_are_read_from_the_first_line(notebook: Kernel) -> None:
     ok(notebook, "import random\nrandom.seed(7)")
     assert notebook.value("x == random.random()") is True
     assert ok(notebook, "%%experiment quiet --report none\n1").reports("experiment") == []
-
-
-@pytest.mark.parametrize(
-    ("line", "mistake"),
-    [
-        ("%%experiment", "name"),
-        ("%%experiment a --nonsense", "--nonsense"),
-        ("%%experiment a --seed x", "seed"),
-        ("%%experiment a --report loud", "report"),
-        ("%%experiment a --keep 'a b'", "a b"),
-    ],
-)
-def test_a_mistake_in_the_first_line_is_one_line_and_runs_nothing(notebook: Kernel, line: str, mistake: str) -> None:
-    reply = fails(notebook, f"{line}\nx = 1", None)
-    assert reply.stderr.startswith("UsageError: ")
-    assert mistake in reply.stderr
-    assert len(reply.stderr.strip().splitlines()) == 1
-    assert exist(notebook, "x") == []
-    assert open_experiments(notebook) == []
 
 
 def test_help_and_completion_know_the_magic(notebook: Kernel) -> None:

@@ -23,13 +23,6 @@ shared_kernel, notebook = tidied_kernel(
 )
 
 
-@pytest.fixture
-def fresh(kernel: Kernel) -> Kernel:
-    """A kernel for a test that leaves something in it."""
-    works(kernel, "import numpy")
-    return kernel
-
-
 SURVIVORS = (
     "[(h.name, h.cell, h.holder.path, h.holder.advice) for h in __import__('ipygpumem').experiments()[-1].survivors]"
 )
@@ -66,23 +59,6 @@ def test_a_survivor_is_reported_at_the_end_of_its_experiment_and_later(notebook:
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
 
 
-def test_leaks_says_what_it_did_not_look_into(fresh: Kernel) -> None:
-    works(fresh, "from ipygpumem.notebook.commands import leaks\nleaks.MOST_EXPLAINED = 2")
-    for _ in range(3):
-        works(fresh, f"{BIG}[:5]")
-    first, *_, last = leaks(fresh).splitlines()
-    assert first == "2 leaks · 16 MiB"
-    assert last.startswith("  1 smaller storage, 8 MiB in all: not examined")
-
-
-def test_outputs_and_saved_tracebacks_are_leaks_that_no_name_leads_to(fresh: Kernel) -> None:
-    works(fresh, f"{BIG}[:5]")
-    fresh.run(f"def train(batch):\n    raise ValueError\ntrain({BIG})")
-    found = leaks(fresh)
-    assert "held by Out[3]" in found
-    assert "held by the last error: saved traceback, train (cell 4) line 2, local batch" in found
-
-
 @pytest.mark.parametrize(
     ("make", "tidy", "holder"),
     [
@@ -106,13 +82,6 @@ def test_the_advice_about_an_output_frees_it(notebook: Kernel, make: str, tidy: 
     works(notebook, advice.split("; ")[0])
     assert notebook.value("alive()") is None
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
-
-
-def test_the_threshold_can_be_chosen(notebook: Kernel) -> None:
-    number = next_cell(notebook)
-    works(notebook, BIG)
-    assert leaks(notebook, "--min 64MiB") == "no leak of at least 64 MiB was found"
-    assert f"held by Out[{number}]" in leaks(notebook, "--min 4MiB")
 
 
 def test_what_waits_to_be_restored_is_explained_half_way_through_a_scope(notebook: Kernel) -> None:
@@ -140,13 +109,6 @@ def test_objects_that_defend_themselves_are_not_touched(notebook: Kernel) -> Non
     works(notebook, "lazy = [made(Lazy), proxy, hostile]")
     assert "held by notebook variable boxes[0][1]" in leaks(notebook)
     assert notebook.value("touched") == []
-
-
-def test_an_output_of_something_that_has_a_name_is_no_leak(notebook: Kernel) -> None:
-    works(notebook, f"mine = {BIG}; box = {{'a': [{BIG}]}}")
-    works(notebook, "mine")
-    works(notebook, "box['a'][0]")
-    assert leaks(notebook) == "no leak of at least 1 MiB was found"
 
 
 def test_a_scope_without_torch_claims_nothing_that_was_alive_before(notebook: Kernel) -> None:
@@ -186,40 +148,6 @@ def test_the_advice_about_a_cached_function_works_as_it_stands(
     assert told == f"mine.{path}.cache_clear()"
     works(notebook, told)
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
-
-
-def test_the_cell_of_a_survivor_is_that_of_its_own_binding(notebook: Kernel) -> None:
-    works(notebook, "cache = []; x = 1")
-    works(notebook, "%experiment start a")
-    works(notebook, f"x = {BIG}; cache.append(x)")
-    works(notebook, "y = 1")
-    (report,) = works(notebook, "%experiment end").reports("experiment")
-    works(notebook, "x = 2")
-    for text in (report, leaks(notebook)):
-        assert "x: ndarray float64 1048576 on cpu · cell 5 · held by" in text
-
-
-def test_explaining_changes_nothing(notebook: Kernel) -> None:
-    works(notebook, f"import gc, sys; x = {BIG}; box = [[x]]")
-    works(notebook, BIG)
-    state = "(sys.getrefcount(x), gc.get_threshold(), gc.get_freeze_count())"
-    works(notebook, "%gpumem leaks")
-    before = notebook.value(state)
-    first = leaks(notebook)
-    assert leaks(notebook) == first
-    assert notebook.value(state) == before
-
-
-def test_a_variable_is_reported_again_when_its_attributes_were_looked_at(notebook: Kernel) -> None:
-    works(
-        notebook, "class Box: pass\nfirst, second, shared = Box(), Box(), []\nsecond.x = first.x = shared; del shared"
-    )
-    works(notebook, f"%%experiment a\nx = {BIG}; first.x.append(x)")
-    assert [notebook.value(SURVIVORS)[0][2], *("first.x[0]" in leaks(notebook) for _ in range(2))] == [
-        "notebook variable first.x[0]",
-        True,
-        True,
-    ]
 
 
 @pytest.mark.parametrize(

@@ -37,19 +37,6 @@ before = after = changed = None
 """
 
 
-def test_loading_says_nothing_and_offers_the_magics(bare_kernel: Kernel) -> None:
-    reply = ok(bare_kernel, "%load_ext ipygpumem")
-    assert (reply.stdout, reply.stderr, reply.displays) == ("", "", [])
-    listed = ok(bare_kernel, "print(get_ipython().magics_manager.lsmagic())").stdout
-    assert listed.count("'experiment'") == 2
-    assert "'gpumem'" in listed
-
-
-def test_configuration_can_load_the_extension() -> None:
-    with Kernel('--InteractiveShellApp.extensions=["ipygpumem"]') as kernel:
-        assert len(ok(kernel, "x = 1").reports("cell")) == 1
-
-
 def test_reloading_and_loading_again_keep_one_line_for_each_cell(kernel: Kernel) -> None:
     ok(kernel, "%reload_ext ipygpumem", "%load_ext ipygpumem", "%reload_ext ipygpumem")
     assert len(ok(kernel, "x = 1").reports("cell")) == 1

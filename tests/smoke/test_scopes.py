@@ -110,15 +110,12 @@ def test_the_other_rules_of_names(notebook: Kernel, rule: str, way: str) -> None
         "exec('new = 1')",
         "globals().update(new=1)",
         "get_ipython().push({'new': 1})",
-        "get_ipython().run_cell('new = 1')",
         "def f():\n    global new\n    new = 1\nf()",
         "from string import *",
         "%run {script}",
-        "%run -i {script}",
         "%%capture new\nprint(1)",
         "%%capture\nnew = 1",
         "%%prun -q\nnew = 1",
-        "%time new = 1",
     ],
 )
 def test_a_new_name_that_appears_by_other_means_goes(notebook: Kernel, tmp_path: Path, code: str, way: str) -> None:
@@ -145,22 +142,13 @@ FREEING = [
     "del thing\nseen.append(dead() is None)",
     "if 'thing' in globals(): del thing\nthing = build()",
     "try:\n    del thing\nexcept NameError:\n    pass\nthing = build()",
-    "import contextlib\nwith contextlib.suppress(NameError): del thing\nthing = build()",
     "drop()\nthing = build()",
-    "exec('del thing')\nthing = build()",
     "globals().pop('thing')\nthing = build()",
     "%reset_selective -f ^thing$\nthing = build()",
-    "%xdel thing\nthing = build()",
     "for n in range(3):\n    if 'thing' in globals(): del thing\n    thing = build()",
-    "n = 0\nwhile n < 2:\n    n += 1\n    try: del thing\n    except NameError: pass\n    thing = build()",
-    "if True: del thing\nthing, other = build(), 1",
-    "if True: del thing\nbuild()\ndef thing(): pass",
-    "if True: del thing\nmatch build():\n    case thing: pass",
-    "if True: del thing\nprint(thing := build())",
     "if True: del thing\nfor thing in [build()]: pass",
     "if seen: thing = 1\ndel thing\nthing = build()",
     "drop()\nget_ipython().run_cell('thing = build()')",
-    "get_ipython().run_cell('if True: del thing')\nthing = build()",
     "# as in %%memlines\nif True: del thing\nthing = build()",
 ]
 
@@ -174,20 +162,12 @@ def test_an_old_object_that_is_deleted_dies_at_once(notebook: Kernel, code: str,
     assert exist(notebook, "thing") == []
 
 
-def test_an_old_object_that_the_called_function_frees_is_dead_before_it_returns_the_next(notebook: Kernel) -> None:
-    ok(notebook, OBJECT)
-    whole_scope(notebook, "cell", "def rebuild():\n    drop()\n    return build()\nthing = rebuild()")
-    assert notebook.value("seen") == [sys.version_info >= (3, 11)]
-    assert ("thing" in exist(notebook, "thing")) is (sys.version_info < (3, 11))
-
-
-@pytest.mark.parametrize("binding", ["x = n", "def x(): pass", "for x in [n]: pass", "print(x := n)"])
+@pytest.mark.parametrize("binding", ["x = n", "def x(): pass"])
 @pytest.mark.parametrize(
     "sweep",
     [
         "for n in (1, 2):\n    with ipygpumem.experiment('i', report='none'):\n        {}",
         "for n in (1, 2):\n    %experiment start i --report none\n    {}\n    %experiment end",
-        "n = 0\nwhile n < 2:\n    n += 1\n    with ipygpumem.experiment('i', report='none'):\n        {}",
         "%%capture\nfor n in (1, 2):\n    with ipygpumem.experiment('i', report='none'):\n        {}",
         "for n in (1, 2):\n    e = made('i', report='none').start()\n    {}\n    e.finish()",
     ],
@@ -331,16 +311,6 @@ def test_status_and_report_show_what_waits_to_be_restored(notebook: Kernel) -> N
     assert notebook.value("big.size") == 4 << 20
 
 
-def test_running_a_notebook_again_from_the_top_works(notebook: Kernel) -> None:
-    cells = ["n = 1", START, "n = n + 1\nmodel = [n]", END, "%%experiment b\nn = n * 10\nn"]
-    for _ in range(2):
-        assert ok(notebook, *cells).result == "10"
-    for _ in range(2):
-        ok(notebook, *cells[:3])
-        assert notebook.value("model") == [2]
-    assert open_experiments(notebook) == ["a"]
-
-
 def test_errors_and_interrupts_leave_an_open_scope_open_and_end_an_experiment_cell(notebook: Kernel) -> None:
     ok(notebook, ANNOUNCE + "old = 1", START, "x = 1")
     fails(notebook, "old = 2\ny = 2\n1 / 0", "ZeroDivisionError")
@@ -380,23 +350,6 @@ def test_an_interrupted_end_can_be_asked_for_again(notebook: Kernel, way: str) -
     assert len(ok(notebook, END).reports("experiment")) == 1
     assert notebook.value("old") == 1
     assert exist(notebook, "new") == []
-
-
-@pytest.mark.parametrize(
-    ("line", "mistake"),
-    [
-        ("%experiment end", "no experiment is open"),
-        ("%experiment keep x", "no experiment is open"),
-        ("%experiment", "a command is missing"),
-        ("%experiment begin a", "begin"),
-        ("%experiment start", "name"),
-        ("%gpumem", "a command is missing"),
-    ],
-)
-def test_a_mistake_is_one_line_that_names_it(notebook: Kernel, line: str, mistake: str) -> None:
-    reply = fails(notebook, line, None)
-    assert mistake in reply.stderr
-    assert len(reply.stderr.strip().splitlines()) == 1
 
 
 def test_transformers_of_the_users_see_the_code_as_written_and_may_fail(notebook: Kernel) -> None:

@@ -6,7 +6,7 @@ import re
 
 from ipygpumem.units import GIB, MIB, parse_bytes
 from tests.kernel import Kernel
-from tests.smoke.steps import fails, ok
+from tests.smoke.steps import ok
 
 _ROW = re.compile(r"^ +([\d.]+ (?:[KMGTP]i)?B)  +(\S.*?)  +\S", re.MULTILINE)
 _TITLE = re.compile(r"^  RAM: ([\d.]+ (?:[KMGTP]i)?B), (.+)$", re.MULTILINE)
@@ -34,16 +34,6 @@ def test_the_hosts_parts_sum_to_its_total_and_follow_what_cells_do(notebook: Ker
     assert abs(held - before - 512 * MIB) < 32 * MIB
     ok(notebook, "del block")
     assert abs(own(parts(notebook)) - before) < 32 * MIB
-
-
-def test_it_answers_with_no_scope_half_way_through_one_and_after_an_error(notebook: Kernel) -> None:
-    assert "free" in parts(notebook)
-    ok(notebook, "%experiment start half", "block = bytearray(64 << 20)")
-    assert "free" in parts(notebook)
-    fails(notebook, "1 / 0", "ZeroDivisionError")
-    assert "free" in parts(notebook)
-    ok(notebook, "%experiment end")
-    assert "free" in parts(notebook)
 
 
 def test_it_imports_no_framework_and_changes_nothing_of_the_collectors(notebook: Kernel) -> None:

@@ -74,22 +74,6 @@ def test_a_mistake_in_the_options_is_one_line(notebook: Kernel, line: str) -> No
     assert "%gpumem tensors: " in fails(notebook, f"%gpumem tensors {line}", None).stderr
 
 
-def test_it_works_half_way_through_a_scope(notebook: Kernel) -> None:
-    ok(notebook, "import numpy as np", "%experiment start a", "inner = np.ones(1 << 17)")
-    assert row(report(notebook, "%gpumem tensors inner"), "inner").startswith("1 MiB")
-    ok(notebook, "%experiment end")
-    assert "0 storages" in report(notebook, "%gpumem tensors inner")
-
-
-def test_outputs_have_their_cell(notebook: Kernel) -> None:
-    ok(notebook, "import numpy as np")
-    number = notebook.value("get_ipython().execution_count")
-    ok(notebook, "np.ones(12345)")
-    text = report(notebook, f"%gpumem tensors 'Out[{number}]'")
-    assert row(text, f"Out[{number}]").endswith(f" {number}")
-    ok(notebook, "%reset -f out")
-
-
 def test_the_difference_of_two_inventories_names_their_cells(notebook: Kernel) -> None:
     ok(notebook, "import numpy as np, ipygpumem\nold = np.ones(1 << 17)")
     ok(notebook, "first = ipygpumem.tensors()")
@@ -99,19 +83,6 @@ def test_the_difference_of_two_inventories_names_their_cells(notebook: Kernel) -
     assert "('old', 1048576)" in notebook.value("str([(r.name, r.size_bytes) for r in d.went])")
     count = notebook.value("get_ipython().execution_count") - 1
     assert notebook.value("(d.before, d.after)") == (f"cell {count - 2}", f"cell {count}")
-
-
-def test_a_difference_as_a_cells_result_is_a_table(notebook: Kernel) -> None:
-    ok(notebook, "import numpy as np, ipygpumem\nfirst = ipygpumem.tensors()\nnew = np.ones(1 << 18)")
-    ok(notebook, "second = ipygpumem.tensors('new')\nd = ipygpumem.diff(first, ipygpumem.tensors())")
-    shown = ok(notebook, "d").result
-    assert shown is not None
-    assert "came: " in shown
-    assert row(shown, "new").startswith("2 MiB")
-    assert "1 storage" in str(ok(notebook, "second").result)
-    assert notebook.value("repr(d)[:15], len(repr([second, d]).splitlines())") == ("<InventoryDiff:", 1)
-    assert "\n" not in str(ok(notebook, "(d, second)").result).replace(",\n", "")  # inside another: a line each
-    assert "<table" in notebook.value("get_ipython().display_formatter.format(d)[0]['text/html']")
 
 
 def test_it_works_in_a_kernel_without_the_extension(bare_kernel: Kernel) -> None:

@@ -43,17 +43,6 @@ def left_and_full(kernel: Kernel) -> tuple[list[str], bool]:
     return left, full > 0
 
 
-def test_the_common_end_looks_at_what_is_young_alone(counting: Kernel) -> None:
-    ok(counting, "%%experiment a\nn = node('n'); node('m')")
-    assert left_and_full(counting) == ([], False)
-
-
-def test_a_thread_that_collects_meanwhile_makes_the_end_look_at_everything(counting: Kernel) -> None:
-    code = "n = node('n'); t = threading.Thread(target=gc.collect); t.start(); t.join()"
-    ok(counting, f"%%experiment a\n{code}")
-    assert left_and_full(counting) == ([], True)
-
-
 @pytest.mark.skipif(not hasattr(sys.modules["os"], "fork"), reason="there is no fork here")
 def test_a_forked_child_ends_its_copy_of_the_experiment_and_the_parent_its_own(counting: Kernel) -> None:
     child = (
@@ -92,13 +81,6 @@ def test_an_end_that_was_interrupted_is_done_again_whatever_is_old_by_then(count
     assert left_and_full(counting) == ([], True)
 
 
-def test_an_error_after_an_older_one_makes_the_end_look_at_everything(counting: Kernel) -> None:
-    ok(counting, "def fail(name):\n    n = node(name)\n    n.frame = sys._getframe()\n    raise ValueError(name)")
-    fails(counting, "fail('older')", "ValueError")
-    fails(counting, "%%experiment a\nfail('n')", "ValueError")
-    assert left_and_full(counting) == ([], True)
-
-
 def test_the_first_error_that_is_recovered_from_frees_older_garbage_too(counting: Kernel) -> None:
     ok(counting, "def fail(name):\n    n = node(name)\n    raise MemoryError(name)")
     ok(counting, "old = node('old')", "pass", "del old")
@@ -134,14 +116,6 @@ def test_nothing_is_collected_where_the_user_has_switched_that_off(counting: Ker
     ok(counting, "%config IPyGpuMem.collect_garbage = True", "pass", "gc.disable()", "node('m');")
     assert "m" in counting.value("left()")
     ok(counting, "gc.enable()")
-
-
-def test_a_user_sees_all_objects_and_all_garbage_as_ever(counting: Kernel) -> None:
-    ok(counting, "%experiment start a", "n = node('n')")
-    assert counting.value("any(item is n for item in gc.get_objects())") is True
-    assert counting.value("gc.get_freeze_count()") == counting.value("gc.get_freeze_count()")
-    ok(counting, "m = node('m'); del m; found = gc.collect()", "%experiment end")
-    assert left_and_full(counting) == ([], True)
 
 
 def test_what_an_older_array_of_objects_led_to_is_looked_for(counting: Kernel) -> None:

@@ -131,23 +131,6 @@ def test_a_look_at_what_is_young_gives_what_a_look_at_everything_gives(counting:
         assert full > 0
 
 
-def test_a_scope_of_several_cells_stays_young(counting: Kernel) -> None:
-    for _ in range(_TRIES):
-        works(counting, SETUP)
-        works(counting, "%%experiment warm\npass")
-        works(counting, "%experiment start a")
-        works(counting, "full.clear(); walks.clear()")
-        works(counting, "n = Node(torch.ones(1 << 19)); watch(n=n)")
-        works(counting, "n.more = [n]; results.append(torch.ones(1 << 19))")
-        works(counting, "%experiment end")
-        looks = counting.value("(len(full), len(walks), 'n' in alive())")
-        if looks == (0, 0, False):
-            break
-    assert looks == (0, 0, False)
-    (survivor,) = counting.value("[s.size_bytes for s in ipygpumem.experiments()[-1].survivors]")
-    assert survivor == 4 << 19
-
-
 def test_torch_swaps_tensors_after_an_experiment_as_ever(counting: Kernel) -> None:
     # Seen: "Cannot swap t1 because it has weakref associated with it", from m.double() too.
     works(counting, "m, tensors, swap = nn.Linear(2, 2), [torch.ones(3), torch.zeros(3)], torch.utils.swap_tensors")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from tests.kernel import Kernel, Reply
+from tests.kernel import Kernel
 from tests.torture.scenarios import Cell, Scenario
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +77,7 @@ class Result:
 
 
 class TortureKernel(Kernel):
-    """A kernel that answers where a cell asks for input, and in whose profile nothing stays."""
+    """A kernel in whose profile nothing stays."""
 
     def __init__(self, *arguments: str, **variables: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="torture-")
@@ -87,16 +85,6 @@ class TortureKernel(Kernel):
         default = {"TORCHINDUCTOR_CACHE_DIR": f"{self._folder.name}/inductor"}
         env = {**default, **os.environ, **variables, "IPYTHONDIR": self._folder.name, "PYTHONPATH": path}
         super().__init__("--log-level=ERROR", *arguments, env=env)
-        self.answers: list[str] = []
-
-    def run(self, code: str, **options: Any) -> Reply:
-        return super().run(code, allow_stdin=bool(self.answers), **options)
-
-    def _take(self, message_id: str, outputs: Reply) -> bool:
-        with contextlib.suppress(queue.Empty):
-            self._client.get_stdin_msg(timeout=0)
-            self._client.input(self.answers.pop(0) if self.answers else "q")
-        return super()._take(message_id, outputs)
 
     def settle(self) -> None:
         """Wait until the kernel takes cells again: it refuses what comes right after an error."""
@@ -193,8 +181,7 @@ def _ok(kernel: TortureKernel, code: str) -> None:
 
 
 def _run(kernel: TortureKernel, cell: Cell) -> None:
-    kernel.answers[:] = cell.answers
-    reply: Any = kernel.run(cell.code, timeout=300)
+    reply = kernel.run(cell.code, timeout=300, answers=cell.answers)
     if reply.status == "error":
         kernel.settle()
     # IPython shows a group by its own means and sends no error; others show an error and succeed.

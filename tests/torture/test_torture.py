@@ -65,5 +65,4 @@ def test_what_was_stored_run_or_debugged_before_an_experiment_still_works() -> N
         ok(kernel, "%store -r kept", "%store -r x")
         assert kernel.value("kept is stored, x, f()") == (True, [3], [2])
         fails(kernel, "def g():\n    y = 5\n    1 / 0\ng()", "ZeroDivisionError")
-        kernel.answers = ["p y + 37", "q"]
-        assert "42" in ok(kernel, "%debug").stdout
+        assert "42" in kernel.run("%debug", answers=["p y + 37", "q"]).stdout
