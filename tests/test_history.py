@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from typing import Any
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from ipygpumem.errors import GpuMemError
-from ipygpumem.model import History, TraceRecord
+from ipygpumem.model import History
 from ipygpumem.reports import history as reports
 from ipygpumem.reports.layout import Table
-from tests.kernel import Kernel
-from tests.test_export import HOSTILE, MIB, SESSION, cell, experiment, oom, usage
+from tests.test_export import MIB, SESSION, cell, experiment, oom, usage
 
 
 def column(table: Table, name: str) -> list[str]:
@@ -79,19 +77,6 @@ def test_a_comparison_has_parameters_as_columns_and_runs_apart() -> None:
     assert column(device, "kept") == ["+50 MiB"] * 3
     assert column(device, "consumed") == ["+60 MiB"] * 3
     assert column(device, "reclaimed") == ["55 MiB"] * 3
-
-
-def test_hostile_texts_are_cleaned_and_cut_in_every_table() -> None:
-    hostile = experiment(HOSTILE, parameters={"a": HOSTILE * 5})
-    found = [
-        reports.comparison_report(reports.numbered([hostile])),
-        reports.experiments_report([hostile], [HOSTILE]),
-        reports.history_report([cell(1, source_line=HOSTILE, error=HOSTILE, experiment=HOSTILE)], total=1),
-        reports.traces_report([TraceRecord(HOSTILE, 0.0, 2.0, HOSTILE, (usage(),), 7)], total=1),
-    ]
-    for report in found:
-        texts = [*report.lines, *(text for table in report.tables for row in table.rows for text in row)]
-        assert all(letter.isprintable() for text in texts for letter in text)
 
 
 # -- magics ---------------------------------------------------------------------------------------------------
@@ -179,15 +164,3 @@ def test_mistakes_are_one_line_that_names_what_there_is(loaded: InteractiveShell
     assert "'two'; there are: one" in says(loaded, "%gpumem history --experiment two")
     for line in ("%gpumem history -n 0", "%gpumem history -n x", "%gpumem history y", "%experiment list x"):
         says(loaded, line)
-
-
-def test_completion_knows_experiments_options_and_files(kernel: Kernel, tmp_path: Any) -> None:
-    kernel.run("%%experiment baseline\nx = 1")
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "old.json").touch()
-    (tmp_path / "notes.txt").touch()
-    assert "baseline" in kernel.complete("%experiment compare ba")
-    assert "baseline" in kernel.complete("%gpumem history --experiment ")
-    assert "--force" in kernel.complete("%gpumem export --f")
-    found = kernel.complete(f"%gpumem export {tmp_path}/")  # among IPython's own
-    assert {f"{tmp_path}/deep/", f"{tmp_path}/old.json"} <= set(found)

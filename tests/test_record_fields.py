@@ -25,15 +25,9 @@ def loaded(shell: InteractiveShell) -> InteractiveShell:
     [
         ("loss = train()\nloss", "loss = train()"),
         ("\n\n# first\n%%time\n  loss = train()", "loss = train()"),
-        ("# only this", "# only this"),
         ("import torch\nfrom x import (\n    y,\n    z)\nrun(y)", "run(y)"),
-        ("from x import (\n    y)\n", "from x import ("),
-        ("%%time\nimport torch\nfrom x import y", "import torch"),
-        ("import torch\nmodel = Net()", "model = Net()"),
         ("# a comment\n%matplotlib inline", "%matplotlib inline"),
-        ("!ls", "!ls"),
         ("", ""),
-        (" \n\t", ""),
         ("x = '" + "y" * 200 + "'", "x = '" + "y" * 74 + "…"),
         ("#\n" * 10_000 + "x = 1", "#"),
     ],
@@ -111,7 +105,7 @@ class Mode(str, enum.Enum):
     FAST = "fast"
 
 
-@pytest.mark.parametrize("given", [5, "lr=1", [("lr", 1)], {1: 2}, {"a b": 1}, {"x": [1]}, {"x": None}])
+@pytest.mark.parametrize("given", [5, [("lr", 1)], {1: 2}, {"a b": 1}, {"x": [1]}])
 def test_a_note_from_python_holds_names_numbers_and_text(given: Any) -> None:
     with pytest.raises(ExperimentError, match="note"):
         checked_parameters(given)

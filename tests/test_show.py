@@ -67,7 +67,7 @@ def test_a_terminal_gets_colour_and_bars_and_ipythons_own_records_plain_text(mon
     assert [len(line) for line in printed(monkeypatch, Stream())[0].splitlines()] == [72, 62]
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437"])
+@pytest.mark.parametrize("encoding", ["ascii", "cp437"])
 def test_an_encoding_without_blocks_gets_ascii_bars(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     shown, _ = printed(monkeypatch, Stream(encoding=encoding))
@@ -80,11 +80,8 @@ def test_an_encoding_without_blocks_gets_ascii_bars(monkeypatch: pytest.MonkeyPa
     [
         ({}, True, True),
         ({}, False, False),
-        ({"TERM": "dumb"}, True, False),
         ({"NO_COLOR": "1"}, True, False),
-        ({"NO_COLOR": ""}, True, True),
         ({"FORCE_COLOR": "1"}, False, True),
-        ({"FORCE_COLOR": "0"}, True, False),
         ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, True, False),
     ],
 )
@@ -95,13 +92,6 @@ def test_colour_follows_the_environment(
         monkeypatch.setenv(name, value)
     assert wants_colour(Stream(terminal=terminal), SimpleNamespace(colors="Neutral")) is colour
     assert not wants_colour(Stream(terminal=terminal), SimpleNamespace(colors="NoColor"))
-
-
-def test_a_stream_that_cannot_tell_is_no_terminal() -> None:
-    closed = io.StringIO()
-    closed.close()
-    assert not wants_colour(closed, None)
-    assert not wants_colour(object(), None)
 
 
 def test_ipython_exports_a_terminals_reports_without_colour(

@@ -64,13 +64,9 @@ def test_papermill_keeps_the_reports_and_nothing_else_of_ours(tmp_path: Path) ->
     assert [report.split(" ·")[0] for report in reports(executed)] == ["cell 2", "cell 3"]
 
 
-@pytest.mark.parametrize("tool", ["nbconvert", "papermill"])
-def test_an_error_in_an_experiment_stops_the_run(tool: str, tmp_path: Path) -> None:
+def test_an_error_in_an_experiment_stops_the_run(tmp_path: Path) -> None:
     write(notebook(*BAD), tmp_path / "bad.ipynb")
-    if tool == "nbconvert":
-        done = run(tmp_path, "nbconvert", "--execute", "--to", "notebook", "--output", "out.ipynb", "bad.ipynb")
-    else:
-        done = run(tmp_path, "papermill", "bad.ipynb", "out.ipynb", "--no-progress-bar")
+    done = run(tmp_path, "papermill", "bad.ipynb", "out.ipynb", "--no-progress-bar")
     assert done.returncode != 0
     assert "ZeroDivisionError" in done.stderr
     assert not (tmp_path / "after").exists()

@@ -24,15 +24,6 @@ def test_a_cell_run_by_keyboard_shows_its_line_once_below_its_own_output(lab: No
     assert re.match(rf"cell 2 · [\d.]+ m?s · {FIGURES}", " ".join(line.split()))
 
 
-def test_a_cell_that_is_run_again_replaces_its_line(lab: Notebook) -> None:
-    lab.open(notebook(LOAD, "x = 1"))
-    lab.run(0, 1)
-    lab.enter(1)
-    lab.press("Control+Enter")
-    lab.cell(1).get_by_text(re.compile("^cell 3 ·")).wait_for()
-    assert lab.reports(1).count() == 1
-
-
 def test_a_report_folds_and_unfolds_by_a_click(lab: Notebook) -> None:
     lab.open(notebook(LOAD, "%%experiment trial\npart = bytearray(2**25)"))
     lab.run(0, 1)
@@ -43,19 +34,6 @@ def test_a_report_folds_and_unfolds_by_a_click(lab: Notebook) -> None:
     assert not fact.is_visible()
     summary.click()
     assert fact.is_visible()
-
-
-def test_an_error_in_an_experiment_stops_run_all(lab: Notebook) -> None:
-    lab.open(notebook(LOAD, "%%experiment trial\npart = 1\n1 / 0", "after = 1"))
-    lab.page.get_by_role("menuitem", name="Run", exact=True).click()
-    lab.page.get_by_role("menuitem", name=re.compile("^Run All Cells")).click()
-    lab.wait(1)
-    assert "ZeroDivisionError" in lab.cell(1).inner_text()
-    assert "deleted: part" in lab.reports(1).last.inner_text()
-    assert lab.prompt(2) == "[ ]:"
-    lab.page.keyboard.press("Escape")
-    lab.run(2)
-    assert lab.prompt(2) == "[3]:"
 
 
 def test_the_stop_button_ends_a_cell_and_the_next_one_runs(lab: Notebook) -> None:
@@ -69,17 +47,6 @@ def test_the_stop_button_ends_a_cell_and_the_next_one_runs(lab: Notebook) -> Non
     assert "KeyboardInterrupt" in lab.cell(1).inner_text()
     lab.run(2)
     assert "2" in lab.outputs(2).first.inner_text()
-
-
-def test_a_restarted_kernel_loads_the_extension_again(lab: Notebook) -> None:
-    lab.open(notebook(LOAD, "x = 1"))
-    lab.run(0, 1)
-    lab.command("kernelmenu:restart")
-    with lab.page.expect_response(re.compile("/api/kernels/.*/restart")):
-        lab.page.get_by_role("button", name="Confirm Kernel Restart").click()
-    lab.ready()
-    lab.run(0, 1)
-    assert lab.reports(1).first.inner_text().startswith("cell 2 ·")
 
 
 def test_reports_are_saved_and_still_there_after_the_page_is_reloaded(lab: Notebook) -> None:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ipygpumem.reports import html
-from ipygpumem.reports.layout import Bar, Report, Table
 from ipygpumem.units import MIB
 from tests.frontends import gallery
 from tests.frontends.lab import DARK, LIGHT, Notebook, Server
@@ -89,33 +87,6 @@ def test_in_a_narrow_page_rows_stack_at_the_same_places_and_the_size_comes_first
         assert second[0] == pytest.approx(row["lefts"][1], abs=2)
         assert row["lefts"][0] < row["lefts"][1]
         assert max(row["lefts"]) < box["x"] + box["width"]
-
-
-@pytest.mark.parametrize("bars", [True, False])
-def test_in_a_narrow_page_a_long_name_begins_beside_its_size(browser: BrowserContext, bars: bool) -> None:
-    rows = (("16 MiB", 'optimizer.state[model[5].weight]["exp_avg"]', "Tensor"), ("1 KiB", "x", "Tensor"))
-    bar = Bar("", 2, 1)
-    table = Table("", ("size", "name", "type"), rows, frozenset(["size"]), bars=(bar, None) if bars else ())
-    page = browser.new_page()
-    page.set_viewport_size({"width": 310, "height": 600})
-    page.set_content(html.render([Report("tensors", "tensors", tables=(table,))]))
-    tops = "rows => rows.map(row => [...row.cells].map(cell => cell.getBoundingClientRect().top))"
-    found = page.locator("tr").evaluate_all(tops)
-    page.close()
-    for first, *others in found:
-        assert max(others[: 1 + bars]) < first + 16, found  # a line is 23
-
-
-@pytest.mark.parametrize("width", [900, 520, 330])
-def test_the_reports_at_several_widths(page: Notebook, pictures: Pictures, width: int) -> None:
-    """Pictures to look at, of no page of docs/."""
-    if pictures.folder is None or "img" in pictures.folder.name:
-        pytest.skip("asked for only where the pictures are not those of docs/")
-    page.resize(width, TALL)
-    for theme in (LIGHT, DARK):
-        page.theme(theme)
-        pictures.take(page.page.locator(".jp-Notebook"), f"page-{width}-{theme.split()[1].lower()}")
-    page.resize(900, TALL)
 
 
 def test_the_pictures_of_the_page_are_taken(page: Notebook, pictures: Pictures) -> None:

@@ -58,13 +58,10 @@ def rows_before_the_report(terminal: Terminal) -> list[str]:
         ("print('x', end='')", ["x"]),
         ("import sys; sys.stderr.write('x');", ["x"]),
         ("import os; os.write(1, b'x');", ["x"]),
-        ("!printf x", ["x"]),
-        ("print('10%\\r40%', end='')", ["40%"]),
         ("print('40%' * 39, end='\\r')", []),  # is the terminal's to write over, which is done whole
         ("print('x' * 120, end='')", ["x" * 120]),
         ("print('x' * 121, end='')", ["x" * 120, "x"]),
         ("print('\u5b57' * 59 + 'ab', end='')", ["\u5b57" * 59 + "ab"]),
-        ("print('x')", ["x"]),
         ("pass", []),
     ],
 )
@@ -78,11 +75,6 @@ def test_a_report_begins_on_a_row_of_its_own_and_no_row_is_left_empty(
             wide.run("pass")
 
 
-def test_a_report_that_code_asks_for_begins_on_a_row_of_its_own_too(wide: Terminal) -> None:
-    wide.run("print('x', end=''); get_ipython().run_line_magic('gpumem', 'status')")
-    assert "x" in wide.rows
-
-
 def test_text_that_is_not_for_the_terminal_gets_no_blanks(wide: Terminal, tmp_path: Path) -> None:
     log = tmp_path / "log"
     wide.run(f"import sys; usual, sys.stdout = sys.stdout, open({str(log)!r}, 'w')")
@@ -90,17 +82,6 @@ def test_text_that_is_not_for_the_terminal_gets_no_blanks(wide: Terminal, tmp_pa
     wide.run("sys.stdout.close(); sys.stdout = usual")
     assert "cell 3" in log.read_text()
     assert not re.search(" {20}", log.read_text())
-
-
-@pytest.mark.parametrize("colour", [True, False])
-def test_reports_are_coloured_unless_no_color_says_not(colour: bool, tmp_path: Path) -> None:
-    terminal = Terminal(tmp_path, columns=120, env={"NO_COLOR": "" if colour else "1"})
-    terminal.run("%colors linux")
-    terminal.run("block = bytearray(2**26)")
-    (row,) = [at for at, text in enumerate(terminal.rows) if LINE.fullmatch(text)]
-    drawn = [terminal.screen.buffer[row][column] for column in range(120)]
-    assert any(cell.fg != "default" or cell.bold for cell in drawn) == colour
-    terminal.close()
 
 
 def test_ctrl_c_ends_a_cell_and_leaves_its_open_experiment(wide: Terminal) -> None:
@@ -113,15 +94,6 @@ def test_ctrl_c_ends_a_cell_and_leaves_its_open_experiment(wide: Terminal) -> No
     assert any("KeyboardInterrupt" in row for row in wide.rows)
     wide.run("%experiment end")
     assert any("deleted: part" in row for row in wide.rows)
-
-
-def test_after_unloading_nothing_of_ours_is_shown(wide: Terminal) -> None:
-    wide.run("%unload_ext ipygpumem")
-    wide.screen.reset()
-    wide.run("block = bytearray(2**26)")
-    wide.run("%gpumem status")
-    assert not any(row.startswith("cell ") for row in wide.rows)
-    assert any("`%gpumem` not found" in row for row in wide.rows)
 
 
 @pytest.mark.parametrize("leave", [b"exit\r", b"\x04"])
