@@ -41,20 +41,14 @@ body: dict[str, Any] = {name: trap(name) for name in _NAMES.split()} | {"__class
 """What a class has, whatever its base; NumPy asks a type itself: ``type("Array", (numpy.ndarray,), body)``."""
 
 
-class Meta(type):
-    """The type of classes that may not be asked either."""
-
-    __name__ = property(trap("type.__name__"))  # type: ignore[assignment]
-    __module__ = property(trap("type.__module__"))  # type: ignore[assignment]
-    __repr__ = trap("type.__repr__")
-    __eq__ = trap("type.__eq__")
-    __hash__ = trap("type.__hash__")
-    __bool__ = trap("type.__bool__")
-    __len__ = trap("type.__len__")
-    __iter__ = trap("type.__iter__")
-    __instancecheck__ = trap("__instancecheck__")
-    __subclasscheck__ = trap("__subclasscheck__")
-    __getattribute__ = trap("type.__getattribute__")
+_ASKED = """__repr__ __eq__ __hash__ __bool__ __len__ __iter__ __instancecheck__ __subclasscheck__ __getattribute__"""
+Meta: Any = type(
+    "Meta",
+    (type,),
+    {name: trap(f"type.{name}") for name in _ASKED.split()}
+    | {name: property(trap(f"type.{name}")) for name in ("__name__", "__module__")},
+)
+"""The type of classes that may not be asked either."""
 
 
 Hostile = Meta("Hostile", (), body)

@@ -6,7 +6,7 @@ import contextlib
 import queue
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,8 +27,6 @@ class Reply:
     displays: list[dict[str, Any]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
     """Printed texts and ``report`` for displays, as they came."""
-    updates: list[dict[str, Any]] = field(default_factory=list)
-    """What replaced displays; ``displays`` holds them as they are in the end."""
     places: dict[str, int] = field(default_factory=dict)
     """Where in ``displays`` each display with an id is."""
     kinds: list[str] = field(default_factory=list)
@@ -54,12 +52,6 @@ class Reply:
             if kinds and (kind is None or kind in kinds) and "text/plain" in display["data"]:
                 found.append(display["data"]["text/plain"])
         return found
-
-
-def _is_so(condition: str | Callable[[Reply], object], outputs: Reply) -> bool:
-    if isinstance(condition, str):
-        return condition in outputs.stdout + outputs.stderr
-    return bool(condition(outputs))
 
 
 class Kernel:
@@ -88,18 +80,13 @@ class Kernel:
         *,
         timeout: float = 120,
         answers: Sequence[str] = (),
-        interrupt_when: str | Callable[[Reply], object] | None = None,
+        interrupt_when: str | None = None,
         **options: Any,
     ) -> Reply:
-        """Execute ``code`` and return all that it gave.
+        """Execute ``code`` and return all that it gave; a Ctrl-C comes once ``interrupt_when`` is printed.
 
-        Args:
-            code: the cell.
-            timeout: seconds after which the test fails.
-            answers: what is typed where the cell asks for input; "q" after that.
-            interrupt_when: a text that the cell prints, or a condition on what it has given so far: once that is so,
-                the kernel gets a Ctrl-C. No time will do: how far a cell is by then depends on the machine.
-            **options: of the request.
+        No time will do for that: how far a cell is by then depends on the machine. ``answers`` are typed where the
+        cell asks for input, "q" after them.
         """
         message_id = self._client.execute(code, allow_stdin=bool(answers), **options)
         outputs, typed = Reply(""), iter(answers)
@@ -109,17 +96,20 @@ class Kernel:
                 with contextlib.suppress(queue.Empty):
                     self._client.get_stdin_msg(timeout=0)
                     self._client.input(next(typed, "q"))
-            if interrupt_when is not None and _is_so(interrupt_when, outputs):
+            if interrupt_when is not None and interrupt_when in outputs.stdout + outputs.stderr:
                 self._manager.interrupt_kernel()
                 interrupt_when = None
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no end of: {code}")
+        outputs.status = self._reply(message_id, timeout)["status"]
+        return outputs
+
+    def _reply(self, message_id: str, timeout: float = 60) -> dict[str, Any]:
+        """Return the content of the reply to a request."""
         while True:
             reply = self._client.get_shell_msg(timeout=timeout)
             if reply["parent_header"].get("msg_id") == message_id:
-                break
-        outputs.status = reply["content"]["status"]
-        return outputs
+                return dict(reply["content"])
 
     def _take(self, message_id: str, outputs: Reply) -> bool:
         """Add one message to ``outputs``; True when the kernel is idle again."""
@@ -142,7 +132,6 @@ class Kernel:
             outputs.displays.append(content)
             outputs.order.append("report")
         elif kind == "update_display_data":
-            outputs.updates.append(content)
             if (place := outputs.places.get(content["transient"]["display_id"])) is not None:  # else another cell's
                 outputs.displays[place] = content
         elif kind == "error":
@@ -152,23 +141,15 @@ class Kernel:
 
     def value(self, expression: str) -> Any:
         """Return the value of an expression in the kernel, without leaving an output behind."""
-        reply = self._client.execute("", user_expressions={"value": expression}, store_history=False, silent=True)
-        while True:
-            message = self._client.get_shell_msg(timeout=60)
-            if message["parent_header"].get("msg_id") == reply:
-                break
-        found = message["content"]["user_expressions"]["value"]
+        message_id = self._client.execute("", user_expressions={"value": expression}, store_history=False, silent=True)
+        found = self._reply(message_id)["user_expressions"]["value"]
         if found["status"] != "ok":
             raise AssertionError(f"{expression}: {found}")
         return eval(found["data"]["text/plain"])
 
     def complete(self, code: str) -> list[str]:
         """Return what tab completion offers at the end of ``code``."""
-        message_id = self._client.complete(code)
-        while True:
-            message = self._client.get_shell_msg(timeout=60)
-            if message["parent_header"].get("msg_id") == message_id:
-                return list(message["content"]["matches"])
+        return list(self._reply(self._client.complete(code))["matches"])
 
     def __enter__(self) -> Kernel:
         return self

@@ -19,78 +19,47 @@ import pyte
 
 
 class Terminal:
-    """IPython with the extension on a terminal of ``rows`` and ``columns``; pyte is the terminal's emulator.
-
-    Args:
-        folder: for IPython's profile.
-        rows: height of the screen.
-        columns: its width.
-        env: further environment variables.
-    """
+    """IPython with the extension on a terminal of ``rows`` and ``columns``; pyte is the terminal's emulator."""
 
     def __init__(self, folder: Path, *, rows: int = 24, columns: int = 100, env: dict[str, str] | None = None) -> None:
-        self.raw = b""
-        self.exit_code: int | None = None
-        """What the program ended with; None while it runs."""
         self.screen = pyte.HistoryScreen(columns, rows, history=1000, ratio=0.5)
         self._stream = pyte.ByteStream(self.screen)
         self._prompts = 0
-        settings = {
-            "TERM": "xterm-256color",
-            "PROMPT_TOOLKIT_NO_CPR": "1",
-            "LANG": "C.UTF-8",
-            "IPYTHONDIR": str(folder),
-        }
+        self.exit_code: int | None = None
+        """What the program ended with; None while it runs."""
+        settings = {"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", "LANG": "C.UTF-8"}
+        settings["IPYTHONDIR"] = str(folder)
         self._pid, self._descriptor = pty.fork()
         if self._pid == 0:
             arguments = ["-m", "IPython", "--no-banner", "--colors=NoColor", "--no-confirm-exit", "--quick"]
             os.execve(sys.executable, [sys.executable, *arguments], {**os.environ, **settings, **(env or {})})
-        self._set_size(rows, columns)
-        self._await_prompt()
-        self.run("%load_ext ipygpumem")
-
-    def _set_size(self, rows: int, columns: int) -> None:
         fcntl.ioctl(self._descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-    def resize(self, rows: int, columns: int) -> None:
-        """Change the size of the window, and tell the program."""
-        self.screen.resize(rows, columns)
-        self._set_size(rows, columns)
-        os.kill(self._pid, signal.SIGWINCH)
-
-    def type(self, code: str) -> None:
-        """Type one line and press return."""
-        os.write(self._descriptor, code.encode() + b"\r")
+        self.await_prompt()
+        self.run("%load_ext ipygpumem")
 
     def press(self, keys: bytes) -> None:
         """Press keys."""
         os.write(self._descriptor, keys)
 
-    def watch(self, until: Callable[[], object], seconds: float = 60) -> None:
+    def watch(self, until: Callable[[], object]) -> None:
         """Let the screen change until the condition holds."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + 60
         while not until():
             assert time.monotonic() < deadline, "\n".join(["it did not come; the screen is:", *self.rows])
             if select.select([self._descriptor], [], [], 0.02)[0]:
                 try:
-                    data = os.read(self._descriptor, 65536)
+                    self._stream.feed(os.read(self._descriptor, 65536))
                 except OSError:  # the program has ended
                     self.exit_code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
                     return
-                self.raw += data
-                self._stream.feed(data)
-
-    def look(self, seconds: float) -> None:
-        """Let the screen change for some time."""
-        end = time.monotonic() + seconds
-        self.watch(lambda: time.monotonic() >= end, seconds + 10)
 
     def run(self, code: str) -> None:
         """Run one line and wait for the next prompt."""
-        self.type(code)
-        self._await_prompt()
+        self.press(code.encode() + b"\r")
+        self.await_prompt()
 
-    def _await_prompt(self) -> None:
+    def await_prompt(self) -> None:
+        """Let the screen change until the next prompt."""
         self._prompts += 1
         prompt = re.compile(rf"In \[{self._prompts}\]:\s*$")
         self.watch(lambda: any(prompt.match(row) for row in self.rows))
@@ -99,12 +68,6 @@ class Terminal:
     def rows(self) -> list[str]:
         """The rows of the screen, as they are now."""
         return [row.rstrip() for row in self.screen.display]
-
-    @property
-    def everything(self) -> list[str]:
-        """The rows that have scrolled away, and those of the screen."""
-        gone = ["".join(line[x].data for x in range(self.screen.columns)).rstrip() for line in self.screen.history.top]
-        return gone + self.rows
 
     @property
     def local_modes(self) -> int:

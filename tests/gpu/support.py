@@ -52,20 +52,15 @@ def started_kernel(**settings: str) -> Iterator[Kernel]:
         yield kernel
 
 
-def breaking_context() -> str:
-    """Return code that ends in a device-side assert: no call to the device works in its process from then on.
+def break_context(kernel: Kernel) -> Reply:
+    """Run a cell that ends in a device-side assert: no call to the device works in its process from then on.
 
     Kernels assert nothing on a simulated card; its runtime has a switch for that.
     """
     failing = "torch.arange(4, device='cuda')[torch.tensor([99], device='cuda')]"
     if is_simulated():
         failing = "__import__('ctypes').CDLL('libcudart.so.13').simulate_error(710)"
-    return f"{failing}\ntorch.cuda.synchronize()"
-
-
-def break_context(kernel: Kernel) -> Reply:
-    """Run a cell that ends in a device-side assert."""
-    reply = kernel.run(breaking_context(), timeout=60)
+    reply = kernel.run(f"{failing}\ntorch.cuda.synchronize()", timeout=60)
     assert reply.status == "error"
     assert "device-side assert" in reply.message
     return reply

@@ -18,39 +18,25 @@ def snapshot(kernel: Kernel, path: Path, what: str) -> Any:
     return kernel.value(f"(lambda data: {what})(__import__('pickle').load(open({str(path)!r}, 'rb')))")
 
 
-def test_a_snapshot_names_the_function_that_allocated_and_opens_in_torchs_viewer(
-    kernel: Kernel, tmp_path: Path
-) -> None:
-    """A snapshot names the function that allocated, and torch's own viewer makes a page of it."""
-    ready(kernel)
-    run_ok(kernel, MAKE)
+def test_an_experiments_snapshot(kernel: Kernel, tmp_path: Path) -> None:
+    """A snapshot names the function that allocated, from the first use of CUDA on, and torch's own viewer makes a page
+    of it. A second run replaces it; torch records no more after it, unless the user's own recording goes on."""
     path, page = tmp_path / "a.pickle", tmp_path / "a.html"
+    events = "[event for trace in data['device_traces'] for event in trace]"
+    run_ok(kernel, f"%%experiment a --record {path}\nimport torch\nbatch = torch.ones(1 << 20, device='cuda')")
+    assert snapshot(kernel, path, f"len({events})") > 0
+    run_ok(kernel, MAKE)
     run_ok(kernel, f"%%experiment a --record {path}\nbatch = make(64)")
-    frames = (
-        "{frame['name'] for trace in data['device_traces'] for event in trace for frame in event.get('frames', [])}"
-    )
-    assert "make" in snapshot(kernel, path, frames)
-    assert 64 << 20 in snapshot(kernel, path, "{event['size'] for trace in data['device_traces'] for event in trace}")
+    assert "make" in snapshot(kernel, path, f"{{f['name'] for e in {events} for f in e.get('frames', [])}}")
+    assert 64 << 20 in snapshot(kernel, path, f"{{e['size'] for e in {events}}}")
+    assert "cannot" not in kernel.value("__import__('ipygpumem').experiments()[-1].notes[0]")
+    assert kernel.value("torch._C._cuda_isHistoryEnabled()") is False
     viewer = [sys.executable, "-m", "torch.cuda._memory_viz", "trace_plot", str(path), "-o", str(page)]
     subprocess.run(viewer, check=True, timeout=120)
     assert page.stat().st_size > 0
-
-
-def test_a_snapshot_of_an_earlier_run_is_replaced_and_recording_is_off_after_it(kernel: Kernel, tmp_path: Path) -> None:
-    """A second run replaces the snapshot of the first, and torch records no more after it."""
-    ready(kernel)
-    path = tmp_path / "a.pickle"
-    for _ in range(2):
-        run_ok(kernel, f"%%experiment a --record {path}\nbatch = torch.ones(8, device='cuda')")
-    assert "cannot" not in kernel.value("__import__('ipygpumem').experiments()[-1].notes[0]")
-    assert kernel.value("torch._C._cuda_isHistoryEnabled()") is False
-
-
-def test_recording_begins_before_the_first_context(kernel: Kernel, tmp_path: Path) -> None:
-    """An experiment in which CUDA is first used is recorded from its first allocation on."""
-    path = tmp_path / "a.pickle"
-    run_ok(kernel, f"%%experiment a --record {path}\nimport torch\nbatch = torch.ones(1 << 20, device='cuda')")
-    assert snapshot(kernel, path, "sum(map(len, data['device_traces']))") > 0
+    run_ok(kernel, "torch.cuda.memory._record_memory_history(max_entries=1000)")
+    run_ok(kernel, f"%%experiment a --record {path}\nbatch = torch.ones(8, device='cuda')")
+    assert kernel.value("torch._C._cuda_isHistoryEnabled()") is True
 
 
 def test_out_of_memory_writes_what_held_the_memory(kernel: Kernel, tmp_path: Path) -> None:
@@ -65,12 +51,3 @@ def test_out_of_memory_writes_what_held_the_memory(kernel: Kernel, tmp_path: Pat
     assert 256 << 20 in snapshot(kernel, path, live + "'active_allocated']")
     run_ok(kernel, "%experiment end")
     assert 256 << 20 in snapshot(kernel, path, live + "'active_allocated']")
-
-
-def test_a_recording_of_the_users_own_goes_on(kernel: Kernel, tmp_path: Path) -> None:
-    """A recording that the user has begun goes on after the experiment."""
-    ready(kernel)
-    run_ok(kernel, "torch.cuda.memory._record_memory_history(max_entries=1000)")
-    run_ok(kernel, f"%%experiment a --record {tmp_path / 'a.pickle'}\nbatch = torch.ones(8, device='cuda')")
-    assert kernel.value("torch._C._cuda_isHistoryEnabled()") is True
-    run_ok(kernel, "torch.cuda.memory._record_memory_history(enabled=None)")

@@ -1,4 +1,4 @@
-"""What an experiment gives back."""
+"""What an experiment gives back, and what it names that something else holds."""
 
 from __future__ import annotations
 
@@ -11,90 +11,71 @@ from ipygpumem.units import GIB, MIB, format_bytes
 from tests.gpu.support import DEVICE, ROUNDING, Card, allocated, run_ok, script
 from tests.kernel import Kernel
 
+_RESERVED = "torch.cuda.memory_reserved()"
+_PINNED = "torch.cuda.host_memory_stats()['allocated_bytes.current']"
+
+
+def test_the_exit_gives_memory_back(gpu_kernel: Kernel, card: Card, figure: Callable[[str], None]) -> None:
+    """At the end of an experiment NVML's figure falls by what was reserved, caches and cuBLAS's workspace, too, and
+    its consumed, reclaimed and peak bytes are exact over all its cells."""
+    run_ok(gpu_kernel, "%gpumem free\ndef mib(n): return torch.empty(n << 20, dtype=torch.uint8, device='cuda')")
+    live, idle = allocated(gpu_kernel), card.settle()
+    run_ok(gpu_kernel, "%experiment start big")
+    run_ok(gpu_kernel, "model = [mib(256) for _ in range(4)]")
+    run_ok(gpu_kernel, "for size in range(40, 520, 36): block = mib(size)")
+    run_ok(gpu_kernel, "del block")
+    run_ok(gpu_kernel, "a = torch.ones(4096, 4096, device='cuda'); b = a @ a")
+    assert allocated(gpu_kernel) > live + GIB + 128 * MIB, "cuBLAS has no workspace"
+    reserved, used = gpu_kernel.value(_RESERVED), card.used_bytes
+    run_ok(gpu_kernel, "%experiment end")
+    fallen, returned = used - card.used_bytes, reserved - gpu_kernel.value(_RESERVED)
+    assert returned >= GIB + 512 * MIB
+    assert abs(fallen - returned) <= ROUNDING
+    assert abs(card.used_bytes - idle) <= ROUNDING
+    assert allocated(gpu_kernel) == live
+    record = last_experiment(gpu_kernel)
+    usage = next(usage for usage in record.usages if usage.device == DEVICE)
+    assert record.consumed[DEVICE] == record.reclaimed[DEVICE] >= GIB + 128 * MIB
+    # The loop's largest blocks, of 508 and 472 MiB, were alive at once.
+    assert (usage.before_bytes, usage.delta_bytes, usage.peak_delta_bytes) == (live, 0, GIB + (508 + 472) * MIB)
+    figure(f"reserved fell by {format_bytes(returned)}, NVML's used by {format_bytes(fallen)}")
+
 
 def last_experiment(kernel: Kernel) -> ExperimentRecord:
     return ExperimentRecord.from_dict(kernel.value("__import__('ipygpumem').experiments()[-1].to_dict()"))
 
 
-def test_the_exit_gives_memory_back(gpu_kernel: Kernel, card: Card, figure: Callable[[str], None]) -> None:
-    """At the end of an experiment its memory is back on the device: NVML's figure falls by what was reserved."""
+def test_pinned_memory_goes(gpu_kernel: Kernel, figure: Callable[[str], None]) -> None:
+    """Pinned host memory that the scope has used is unpinned: torch's cache for it is emptied too."""
     run_ok(gpu_kernel, "%gpumem free")
-    live, idle = allocated(gpu_kernel), card.settle()
-    run_ok(gpu_kernel, "%experiment start big")
-    run_ok(gpu_kernel, "model = [torch.empty(256 << 20, dtype=torch.uint8, device='cuda') for _ in range(4)]")
-    run_ok(gpu_kernel, "batch = torch.empty(512 << 20, dtype=torch.uint8, device='cuda'); del batch")
-    reserved, used = gpu_kernel.value("torch.cuda.memory_reserved()"), card.used_bytes
-    run_ok(gpu_kernel, "%experiment end")
-    fallen = used - card.used_bytes
-    returned = reserved - gpu_kernel.value("torch.cuda.memory_reserved()")
-    assert returned >= GIB + 512 * MIB
-    assert abs(fallen - returned) <= ROUNDING
-    assert abs(card.used_bytes - idle) <= ROUNDING
-    assert allocated(gpu_kernel) == live
-    figure(f"reserved fell by {format_bytes(returned)}, NVML's used by {format_bytes(fallen)}")
-
-
-def test_the_record_is_exact(gpu_kernel: Kernel) -> None:
-    """An experiment's consumed, reclaimed and peak bytes on the device are exact over all its cells."""
-    live = allocated(gpu_kernel)
-    run_ok(gpu_kernel, "%experiment start exact")
-    run_ok(gpu_kernel, "kept = torch.empty(48 << 20, dtype=torch.uint8, device='cuda')")
-    run_ok(gpu_kernel, "tall = torch.empty(200 << 20, dtype=torch.uint8, device='cuda'); del tall")
-    run_ok(gpu_kernel, "more = torch.empty(16 << 20, dtype=torch.uint8, device='cuda')")
-    run_ok(gpu_kernel, "%experiment end")
-    record = last_experiment(gpu_kernel)
-    usage = next(usage for usage in record.usages if usage.device == DEVICE)
-    assert (record.consumed[DEVICE], record.reclaimed[DEVICE]) == (64 * MIB, 64 * MIB)
-    assert (usage.before_bytes, usage.delta_bytes, usage.peak_delta_bytes) == (live, 0, 248 * MIB)
-    assert set(record.deleted) == {"kept", "more"}
-
-
-def test_a_cell_experiment(gpu_kernel: Kernel) -> None:
-    """%%experiment gives back what its cell took, restores the tensor that a name had, and keeps what --keep names."""
-    run_ok(gpu_kernel, "x = torch.full((8 << 20,), 7, dtype=torch.uint8).cuda()")
-    live = allocated(gpu_kernel)
+    before = gpu_kernel.value(_PINNED)
+    run_ok(gpu_kernel, "%experiment start pinned")
     run_ok(
         gpu_kernel,
-        "%%experiment one --keep result\n"
-        "x = torch.empty(128 << 20, dtype=torch.uint8, device='cuda')\n"
-        "y = x + 1\n"
-        "result = torch.empty(4 << 20, dtype=torch.uint8, device='cuda')",
+        "batches = [torch.empty(64 << 20, dtype=torch.uint8, pin_memory=True) for _ in range(2)]\n"
+        "copies = [batch.cuda(non_blocking=True) for batch in batches]",
     )
-    assert allocated(gpu_kernel) == live + 4 * MIB
-    assert gpu_kernel.value("int(x[0]), len(x), 'y' in globals()") == (7, 8 << 20, False)
-    run_ok(gpu_kernel, "del x, result")
-
-
-def test_outputs_go(gpu_kernel: Kernel) -> None:
-    """A tensor that a cell of the experiment displayed as Out[n] is given back too."""
-    live = allocated(gpu_kernel)
-    run_ok(gpu_kernel, "%%experiment shown\ntorch.zeros(32 << 20, dtype=torch.uint8, device='cuda')")
-    assert allocated(gpu_kernel) == live
-
-
-def test_a_reference_cycle_goes(gpu_kernel: Kernel) -> None:
-    """Tensors that only a reference cycle holds are given back at the end."""
-    live = allocated(gpu_kernel)
-    run_ok(
-        gpu_kernel,
-        "%%experiment cycle\n"
-        "gc.disable()\n"
-        "box = {'t': torch.empty(64 << 20, dtype=torch.uint8, device='cuda')}; box['self'] = box",
-    )
-    run_ok(gpu_kernel, "gc.enable()")
-    assert allocated(gpu_kernel) == live
+    pinned = gpu_kernel.value(_PINNED) - before
+    run_ok(gpu_kernel, "%experiment end")
+    assert pinned >= 128 * MIB
+    assert gpu_kernel.value(_PINNED) == before
+    figure(f"{format_bytes(pinned)} were pinned, none is left")
 
 
 def test_a_survivor_is_named(gpu_kernel: Kernel) -> None:
-    """A tensor that something outside still refers to is named as a survivor, with its size and device."""
-    run_ok(gpu_kernel, "results = []")
+    """A tensor that a dict outside holds, and a gradient of an outer model, are told with what leads to them."""
+    run_ok(gpu_kernel, "cache, model = {}, torch.nn.Linear(4096, 4096, device='cuda')")
+    run_ok(gpu_kernel, "%experiment start leak")
     run_ok(
         gpu_kernel,
-        "%%experiment leak\nstate = torch.empty(96 << 20, dtype=torch.uint8, device='cuda'); results.append(state)",
+        "x = torch.empty(96 << 20, dtype=torch.uint8, device='cuda'); cache['run3'] = [x]\n"
+        "model(torch.ones(1, 4096, device='cuda')).sum().backward()",
     )
-    (survivor,) = last_experiment(gpu_kernel).survivors
-    assert (survivor.name, survivor.device, survivor.size_bytes) == ("state", DEVICE, 96 * MIB)
-    run_ok(gpu_kernel, "results.clear()")
+    (report,) = run_ok(gpu_kernel, "%experiment end").reports("experiment")
+    assert "x: Tensor uint8 100663296 on cuda:0" in report
+    for holder in ('cache["run3"][0]', "model.weight.grad"):
+        assert f"held by notebook variable {holder}" in report
+    run_ok(gpu_kernel, "del cache, model")
 
 
 @pytest.mark.hardware("a kernel's result")
@@ -144,7 +125,7 @@ def test_a_cuda_graph_still_replays() -> None:
 def test_a_cuda_graphs_pool(gpu_kernel: Kernel) -> None:
     """The private pool of a CUDA graph stays as long as the graph, and goes with the experiment that captured it."""
     run_ok(gpu_kernel, "%gpumem free")
-    reserved = gpu_kernel.value("torch.cuda.memory_reserved()")
+    reserved = gpu_kernel.value(_RESERVED)
     run_ok(gpu_kernel, "%experiment start captured")
     run_ok(
         gpu_kernel,
@@ -152,9 +133,9 @@ def test_a_cuda_graphs_pool(gpu_kernel: Kernel) -> None:
         "with torch.cuda.graph(graph):\n    y = (x.expand(64, -1) + 1).sum(0)\ngraph.replay()",
     )
     run_ok(gpu_kernel, "%gpumem free\ngraph.replay()")
-    assert gpu_kernel.value("torch.cuda.memory_reserved()") - reserved >= 256 * MIB
+    assert gpu_kernel.value(_RESERVED) - reserved >= 256 * MIB
     assert "captured" in run_ok(gpu_kernel, "%experiment end").reports("experiment")[0]
-    assert gpu_kernel.value("torch.cuda.memory_reserved()") == reserved
+    assert gpu_kernel.value(_RESERVED) == reserved
 
 
 def test_an_experiment_inside_a_capture(gpu_kernel: Kernel) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 
-from ipygpumem.units import GIB, MIB
+from ipygpumem.units import GIB
 from tests.gpu.support import Card, other_process, script
 
 pytestmark = pytest.mark.simulated
@@ -23,23 +21,6 @@ def error_of(f):
         return str(error).splitlines()[0].removeprefix("CUDA error: ")
 x = torch.ones(1 << 20, device="cuda")
 """
-
-
-def test_a_graph_has_its_own_pool() -> None:
-    """What is allocated while a CUDA graph is captured lies in the graph's private pool, and goes with the graph."""
-    code = """
-graph = torch.cuda.CUDAGraph()
-with torch.cuda.graph(graph):
-    y = torch.empty(64 << 20, dtype=torch.uint8, device="cuda").fill_(1)
-graph.replay()
-torch.cuda.empty_cache()
-held = [s["total_size"] for s in torch.cuda.memory_snapshot() if s["segment_pool_id"] == graph.pool()]
-del y, graph
-torch.cuda.empty_cache()
-left = [s["total_size"] for s in torch.cuda.memory_snapshot() if s["segment_pool_id"] != (0, 0)]
-print(json.dumps([sum(held), left]))
-"""
-    assert script(BEGIN + code) == [64 * MIB, []]
 
 
 def test_what_a_capture_forbids() -> None:
@@ -100,12 +81,8 @@ def test_a_card_that_is_nearly_full(machine: Callable[..., None]) -> None:
 
 def test_a_process_that_is_killed(card: Card) -> None:
     """What a process had is free once it is killed, before anybody has waited for it."""
-    code = "import torch; x = torch.zeros(1 << 30, dtype=torch.uint8, device='cuda'); print(flush=True); input()"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    before = card.used_bytes
-    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
+    before = card.settle()
+    with other_process(1024) as process:
         assert card.used_bytes - before > GIB
         process.kill()
         assert card.settle() == before

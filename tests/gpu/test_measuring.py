@@ -1,0 +1,220 @@
+"""What measures and lists by hand: traces, loops, trackers, lines, statements, epochs and inventories."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from ipygpumem.units import MIB, parse_bytes
+from tests.gpu.support import DEVICE, allocated, ready, run_ok, script
+from tests.kernel import Kernel
+
+_SETUP = """
+import gc, ipygpumem, torch
+def mib(n, dtype=torch.uint8): return torch.empty((n << 20) // dtype.itemsize, dtype=dtype, device="cuda")
+def usage(usages): return next(u for u in usages if u.device == "cuda:0")
+def figures(usages): return usage(usages).delta_bytes >> 20, usage(usages).peak_delta_bytes >> 20
+"""
+
+
+# -- traces and loops -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cell", ["", "%%experiment traced --keep outer --keep inner --keep highest\n"])
+def test_nested_traces_have_exact_peaks(bare_kernel: Kernel, cell: str) -> None:
+    """A trace around another, in a cell of an experiment or without the extension: each has its own kept bytes and its
+    own exact peak, and torch's own `max_memory_allocated()` goes on over them."""
+    ready(bare_kernel)
+    run_ok(bare_kernel, ("%load_ext ipygpumem" if cell else "") + _SETUP)
+    run_ok(
+        bare_kernel,
+        f"{cell}torch.cuda.reset_peak_memory_stats(); before = torch.cuda.memory_allocated()\n"
+        "with ipygpumem.trace('outer', silent=True) as outer:\n"
+        "    held = mib(64); mib(256)\n"
+        "    with ipygpumem.trace('inner', silent=True) as inner:\n"
+        "        more = mib(32); mib(128)\n"
+        "highest = (torch.cuda.max_memory_allocated() - before) >> 20",
+    )
+    assert bare_kernel.value("figures(inner.record.usages), figures(outer.record.usages)") == ((32, 160), (96, 320))
+    assert bare_kernel.value("highest") == 320
+    if cell:
+        assert bare_kernel.value("figures(ipygpumem.last().usages)[1]") == 320
+
+
+def test_a_tracked_loop(gpu_kernel: Kernel) -> None:
+    """`track` around a loop that keeps each iteration's output: every row is exact, the growth is said, and the list
+    that holds it is named."""
+    run_ok(gpu_kernel, _SETUP + "outputs = []")
+    reply = run_ok(
+        gpu_kernel,
+        "loop = ipygpumem.track(range(8), 'step')\n"
+        "for step in loop:\n    out = mib(64)\n    mib(32)\n    outputs.append(out)",
+    )
+    assert gpu_kernel.value("[figures(record.usages) for record in loop.records]") == [(64, 96)] * 8
+    (table,) = reply.reports("track")
+    assert "cuda:0 has grown by 64 MiB in each of the last 7 iterations" in table
+    assert "left 64 MiB more on cuda:0, held by outputs (outputs[" in table
+    run_ok(gpu_kernel, "del outputs, out")
+
+
+# -- epochs: what the callbacks of all trainers measure with --------------------------------------------------
+
+_TRAINING = """
+from ipygpumem.integrations.epochs import Epochs
+def on_card(figures):
+    start = "mem/cuda_0/"
+    found = {name[len(start):]: value for name, value in figures.items() if name.startswith(start)}
+    phases = dict.fromkeys(name.rpartition("kept_mib")[0] for name in found if name.endswith("kept_mib"))
+    return {phase.strip("/"): (found[f"{phase}kept_mib"], found[f"{phase}peak_mib"]) for phase in phases}
+
+def train(phases):
+    epochs, logged, state = Epochs(phases=phases), [], []
+    for number in (1, 2):
+        epochs.begin(number)
+        for step in range(3):
+            batch = mib(8)
+            epochs.enter("forward"); activations = mib(64); mib(32); epochs.leave("forward")
+            epochs.enter("backward"); gradients = mib(16); mib(128); del activations; epochs.leave("backward")
+            epochs.enter("optimizer"); state = state or [mib(48)]; mib(4); epochs.leave("optimizer")
+            del batch, gradients
+        epochs.enter("validation"); mib(256); epochs.leave("validation")
+        logged.append(on_card(epochs.end()))
+    return logged
+"""
+_PHASES = {"forward": (64, 96), "backward": (-48, 144), "optimizer": (48, 52), "validation": (0, 256)}
+
+
+def test_each_epoch_and_phase_is_exact(gpu_kernel: Kernel) -> None:
+    """A hand-written training in a cell: kept bytes and peak of both epochs and of forward, backward, optimizer and
+    validation are exact, and torch's `max_memory_allocated()` goes on over them; after a training that failed in its
+    backward pass the next one's figures are its own."""
+    run_ok(
+        gpu_kernel,
+        f"{_SETUP}{_TRAINING}torch.cuda.reset_peak_memory_stats(); before = torch.cuda.memory_allocated()\n"
+        "logged = train(True)\n"
+        "highest = (torch.cuda.max_memory_allocated() - before) >> 20",
+    )
+    first, second = gpu_kernel.value("logged")
+    assert first == _PHASES | {"": (48, 304)}
+    assert second == _PHASES | {"": (0, 256), "optimizer": (0, 4)}
+    assert gpu_kernel.value("highest") == 304
+    labels = gpu_kernel.value("[(record.label, record.iteration) for record in ipygpumem.traces()[-10:]]")
+    assert labels == [(label, number) for number in (1, 2) for label in [*_PHASES, "epoch"]]
+    run_ok(gpu_kernel, "logged = train(False)")
+    assert gpu_kernel.value("logged") == [{"": (48, 304)}, {"": (0, 256)}]
+    run_ok(
+        gpu_kernel,
+        "epochs = Epochs(phases=True)\nepochs.begin(1); epochs.enter('backward'); held = mib(32)\n"
+        "try:\n    mib(1 << 20)\nexcept torch.cuda.OutOfMemoryError: pass\n"
+        "epochs.begin(1); more = mib(16); mib(8)\nlogged = on_card(epochs.end())",
+    )
+    assert gpu_kernel.value("logged") == {"": (16, 24)}
+    run_ok(gpu_kernel, "del held, more")
+
+
+# -- lines and statements -------------------------------------------------------------------------------------
+
+_LINES = """
+import torch.nn.functional as F
+x = torch.randn(10000, 10000, device="cuda")
+def step(x):
+    first = x * 2
+    second = first.relu()
+    del first
+    return second.sum()
+"""
+SIZE, UNSPLIT = 10**8 * 4 / MIB, 382
+"""MiB of the tensor, and of the block that the allocator may leave whole for it."""
+
+
+def changes(line: str) -> list[float]:
+    """Return the last two changes of a report's line, what was kept and the peak, in MiB."""
+    found = re.findall(r"([+-])([\d.]+(?: (?:[KMG]i)?B)?)", line)
+    return [float(f"{sign}{parse_bytes(size) / MIB}") for sign, size in found[-2:]]
+
+
+def test_lines_and_statements(kernel: Kernel) -> None:
+    """%%gpumemit: F.relu(x) costs the 381.5 MiB of its result, and F.relu_(x) nothing. %%memlines: each line has what
+    it kept and its peak, to the allocator's rounding. The user's max_memory_allocated is the whole peak over them."""
+    ready(kernel)
+    run_ok(kernel, _LINES)
+    (report,) = run_ok(kernel, "%%gpumemit -r 3\nF.relu(x)\nF.relu_(x)").reports("gpumemit")
+    copy, in_place = [changes(line) for line in report.splitlines() if line.split()[:1] == ["cuda:0"]]
+    assert copy[0] == 0
+    assert SIZE - 0.1 <= copy[1] <= UNSPLIT
+    assert in_place == [0, 0]
+    run_ok(kernel, "torch.cuda.reset_peak_memory_stats(); before = torch.cuda.memory_allocated()")
+    (report,) = run_ok(kernel, "%%memlines -f step\nout = step(x)").reports("memlines")
+
+    def of(source: str) -> list[float]:
+        return changes(next(line for line in report.splitlines() if line.endswith(source)).removesuffix(source))
+
+    for source in ("first = x * 2", "second = first.relu()"):
+        assert all(SIZE - 0.1 <= size <= UNSPLIT for size in of(source))
+    assert -UNSPLIT <= of("del first")[0] <= -SIZE + 0.1
+    assert 2 * SIZE - 0.1 <= of("out = step(x)")[1] <= 2 * UNSPLIT
+    assert kernel.value("torch.cuda.max_memory_allocated() - before") >= 2 * 4 * 10**8
+
+
+# -- trackers and inventories ---------------------------------------------------------------------------------
+
+
+def test_a_tracker_counts_as_the_allocator_does(gpu_kernel: Kernel) -> None:
+    """What a tracker and two inventories say came and went is exactly by how much torch's allocator rose and fell:
+    with views, every dtype, and a tensor replaced by another of its shape; what only a graph keeps is in no tensor."""
+    run_ok(gpu_kernel, _SETUP + "gc.collect(); t = ipygpumem.tracker(); first = t.track()")
+    run_ok(
+        gpu_kernel, "def rows(found): return sorted((r.name, r.size_bytes >> 20) for r in found if r.device != 'cpu')"
+    )
+    run_ok(gpu_kernel, "listed = ipygpumem.tensors(device='cuda')")
+    live = allocated(gpu_kernel)
+    run_ok(gpu_kernel, "x = mib(64); view = x[5:]; short = mib(8, torch.int16); wide = mib(16, torch.complex64)")
+    run_ok(gpu_kernel, "second = t.track(); rose = torch.cuda.memory_allocated()")
+    expected = [("short", 8), ("wide", 16), ("x", 64)]
+    assert gpu_kernel.value("rows(second.came)") == expected
+    assert gpu_kernel.value("second.changed_bytes['cuda:0'], usage(second.usages).delta_bytes") == (88 * MIB, 88 * MIB)
+    assert gpu_kernel.value("usage(second.usages).after_bytes == rose") is True
+    run_ok(gpu_kernel, "diff = ipygpumem.diff(listed, ipygpumem.tensors(device='cuda'))")
+    assert gpu_kernel.value("rows(diff.came), sum(r.aliases for r in diff.came)") == (expected, 1)
+    assert gpu_kernel.value("diff.changed_bytes") == {DEVICE: allocated(gpu_kernel) - live}
+    run_ok(gpu_kernel, "old, x, view = x, mib(64), None\ndel old; third = t.track()")
+    assert gpu_kernel.value("[rows(third.came), rows(third.went)]") == [[("x", 64)]] * 2
+    assert gpu_kernel.value("figures(third.usages)") == (0, 64)
+    run_ok(gpu_kernel, "leaf = torch.ones(8 << 18, device='cuda', requires_grad=True)\nout = (leaf.exp() * 2).sum()")
+    reply = run_ok(gpu_kernel, "fourth = t.track()")
+    gap = "(usage({0}.usages).after_bytes - {0}.tensor_bytes.get('cuda:0', 0))"
+    grown = gpu_kernel.value(f"{gap.format('fourth')} - {gap.format('third')}")
+    assert grown == 8 * MIB + 508, "what exp() saved, and the rounding of a sum of 4 bytes to 512"
+    assert "of it in no Python tensor, or rounding)" in reply.reports("tracker")[0]
+    run_ok(gpu_kernel, "del x, short, wide, leaf, out")
+
+
+def test_an_inventory_allocates_nothing(gpu_kernel: Kernel) -> None:
+    """Taking an inventory allocates nothing on the device, and makes no context."""
+    before = gpu_kernel.value("torch.cuda.memory_stats()['allocation.all.allocated']")
+    run_ok(gpu_kernel, "import ipygpumem\nlen(ipygpumem.tensors().tensors)")
+    assert gpu_kernel.value("torch.cuda.memory_stats()['allocation.all.allocated']") == before
+    code = "import json, torch, ipygpumem; x = torch.ones(3); ipygpumem.tensors(); "
+    assert script(code + "print(json.dumps(torch.cuda.is_initialized()))") is False
+
+
+# -- cost -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.hardware("time")
+def test_a_glance_does_not_wait_for_queued_kernels(gpu_kernel: Kernel, figure: Callable[[str], None]) -> None:
+    """A look at the device from another thread is back long before the kernels that are queued have run."""
+    run_ok(
+        gpu_kernel,
+        "import time\nfrom ipygpumem.notebook.notebook import current_notebook\n"
+        "square = torch.rand(8192, 8192, device='cuda')\nmeter = current_notebook().context.meter\nmeter.glance()\n"
+        "torch.cuda.synchronize()\nstarted = time.perf_counter()\n"
+        "for _ in range(100):\n    product = square @ square\n"
+        "before = time.perf_counter()\nmeter.glance()\nglance = time.perf_counter() - before\n"
+        "torch.cuda.synchronize()\nrest = time.perf_counter() - before",
+    )
+    glance, rest = gpu_kernel.value("glance"), gpu_kernel.value("rest")
+    figure(f"a glance took {1000 * glance:.2f} ms while {1000 * rest:.0f} ms of kernels were queued")
+    assert glance < rest / 4
