@@ -23,6 +23,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,16 +51,13 @@ _REFUSAL = re.compile(r"Package 'ipython' requires a different Python: [\d.]+ no
 _VERSIONS = "import importlib.metadata as m, json; print(json.dumps({n: m.version(n) for n in %r}))"
 
 
-@dataclass(frozen=True)
-class Python:
+class Python(NamedTuple):
     """One interpreter."""
 
     version: tuple[int, ...]
     path: str
 
-    @property
-    def name(self) -> str:
-        """``3.12.1``."""
+    def __str__(self) -> str:
         return ".".join(map(str, self.version))
 
 
@@ -72,7 +70,6 @@ class Outcome:
     versions: dict[str, str] = field(default_factory=dict)
     passed: int = 0
     failed: list[str] = field(default_factory=list)
-    skipped: int = 0
     missing: str = ""
     """Why the combination does not exist."""
     broken: str = ""
@@ -91,9 +88,6 @@ def run(command: Iterable[str | Path], **options: object) -> subprocess.Complete
     return subprocess.run([str(part) for part in command], text=True, check=False, **options)  # type: ignore[call-overload, no-any-return]
 
 
-# -- what is there --------------------------------------------------------------------------------------------
-
-
 def find_pythons(named: list[str]) -> list[Python]:
     """Return the newest interpreter of each supported version, oldest version first."""
     candidates = named or [
@@ -101,19 +95,11 @@ def find_pythons(named: list[str]) -> list[Python]:
         *map(str, Path.home().glob(".pyenv/versions/*/bin/python")),
         *(shutil.which(f"python{major}.{minor}") or "" for major, minor in PYTHONS),
     ]
-    found: dict[tuple[int, ...], Python] = {}
-    for candidate in filter(None, candidates):
-        python = _ask(candidate)
-        if python is None or python.version[:2] not in PYTHONS:
-            if named:
-                sys.exit(f"{candidate}: no working Python 3.10 to 3.13 with ensurepip")
-            continue
-        known = found.get(python.version[:2])
-        if known is None or known.version < python.version:
-            found[python.version[:2]] = python
-    if not found:
-        sys.exit("no Python 3.10 to 3.13 found: name one as an argument")
-    return [found[version] for version in sorted(found)]
+    asked = {candidate: _ask(candidate) for candidate in candidates if candidate}
+    fit = sorted(python for python in asked.values() if python is not None and python.version[:2] in PYTHONS)
+    if not fit or (named and len(fit) < len(asked)):
+        sys.exit(f"no working Python 3.10 to 3.13 with ensurepip among {', '.join(asked)}: name one as an argument")
+    return list({python.version[:2]: python for python in fit}.values())
 
 
 def _ask(path: str) -> Python | None:
@@ -123,9 +109,6 @@ def _ask(path: str) -> Python | None:
     except (OSError, ValueError, subprocess.TimeoutExpired):  # a pyenv shim without a version, an old Python
         return None
     return Python(tuple(version), executable)
-
-
-# -- one combination ------------------------------------------------------------------------------------------
 
 
 def build_wheel(python: Python) -> Path:
@@ -196,9 +179,7 @@ def _test(outcome: Outcome, folder: Path) -> None:
     for case in ElementTree.parse(results).iter("testcase"):
         if case.find("failure") is not None or case.find("error") is not None:
             outcome.failed.append(f"{(case.get('classname') or '').rpartition('.')[2]}::{case.get('name')}")
-        elif case.find("skipped") is not None:
-            outcome.skipped += 1
-        else:
+        elif case.find("skipped") is None:
             outcome.passed += 1
 
 
@@ -208,33 +189,29 @@ def _last_line(text: str) -> str:
 
 
 def _progress(outcome: Outcome) -> str:
-    head = f"Python {outcome.python.name}, IPython {outcome.versions.get('ipython', outcome.ipython)}"
+    head = f"Python {outcome.python}, IPython {outcome.versions.get('ipython', outcome.ipython)}"
     if outcome.missing:
         return f"{head}: does not exist, {outcome.missing}"
     if outcome.broken:
         return f"{head}: BROKEN, {outcome.broken}"
     lines = [
         f"{head}, ipykernel {outcome.versions['ipykernel']}: {outcome.passed} passed, {len(outcome.failed)} failed, "
-        f"{outcome.skipped} skipped, {outcome.seconds:.0f} s"
+        f"{outcome.seconds:.0f} s"
     ]
     return "\n".join(lines + [f"    {name}" for name in outcome.failed])
 
 
-# -- the page -------------------------------------------------------------------------------------------------
-
-
-def _row(outcome: Outcome) -> list[str]:
+def _row(outcome: Outcome, date: str) -> str:
     versions = [outcome.versions.get(name, "") for name in ("ipykernel", "traitlets")]
-    counts = [str(outcome.passed), str(len(outcome.failed))]
-    result = "passes" if outcome.good else "fails"
-    return [outcome.python.name, outcome.versions.get("ipython", outcome.ipython), *versions, result, *counts]
+    result = ["passes" if outcome.good else "fails", outcome.passed, len(outcome.failed), date]
+    cells = [outcome.python, outcome.versions.get("ipython", outcome.ipython), *versions, *result]
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def page(outcomes: list[Outcome], date: str) -> str:
     """Return docs/measured/compatibility.md."""
     ran = [outcome for outcome in outcomes if not outcome.missing]
     gone = [outcome for outcome in outcomes if outcome.missing]
-    rows = [f"| {' | '.join(_row(outcome))} | {date} |" for outcome in ran]
     lines = [
         "# Compatibility",
         "",
@@ -244,21 +221,18 @@ def page(outcomes: list[Outcome], date: str) -> str:
         "",
         "| Python | IPython | ipykernel | traitlets | result | passed | failed | date |",
         "| --- | --- | --- | --- | --- | ---: | ---: | --- |",
-        *rows,
+        *(_row(outcome, date) for outcome in ran),
     ]
     if gone:
         lines += ["", "Combinations that do not exist:", ""]
-        lines += [f"- Python {o.python.name} with the {o.ipython} of IPython: {o.missing}." for o in gone]
+        lines += [f"- Python {o.python} with the {o.ipython} of IPython: {o.missing}." for o in gone]
     wrong = [o for o in ran if not o.good]
     if wrong:
         lines += ["", "Failures:", ""]
         for o in wrong:
-            title = f"Python {o.python.name} with IPython {o.versions.get('ipython', o.ipython)}"
+            title = f"Python {o.python} with IPython {o.versions.get('ipython', o.ipython)}"
             lines += [f"- {title}: {o.broken or ', '.join(f'`{name}`' for name in o.failed)}"]
     return "\n".join([*lines, "", KNOWN.read_text()])
-
-
-# -- all of it ------------------------------------------------------------------------------------------------
 
 
 def combinations(pythons: list[Python], ipythons: list[str]) -> list[tuple[Python, str]]:
@@ -281,7 +255,7 @@ def main() -> int:
     parser.add_argument("--ipython", choices=IPYTHONS, action="append", help="only this IPython, and no page")
     options = parser.parse_args()
     pythons = find_pythons(options.pythons)
-    print("Pythons:", ", ".join(python.name for python in pythons), flush=True)
+    print("Pythons:", ", ".join(str(python) for python in pythons), flush=True)
     wanted = corners(pythons) if options.corners else combinations(pythons, options.ipython or list(IPYTHONS))
     wheel = build_wheel(pythons[-1])
     with ThreadPoolExecutor(AT_ONCE) as pool:
