@@ -60,12 +60,10 @@ class CannotBuildError(Exception):
 
 
 def main(folder: Path) -> None:
-    """Make or renew the environment in ``folder``.
-
-    Raises:
-        CannotBuildError: something is missing.
-    """
-    _check_tools()
+    """Make or renew the environment in ``folder``."""
+    missing = [name for name in ("gcc", "objdump") if shutil.which(name) is None]
+    if missing:
+        raise CannotBuildError(f"{' and '.join(missing)} not found: apt-get install gcc libc6-dev binutils")
     python = _environment(folder)
     site = Path(_run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     shutil.copy(HERE / "without_cudnn.py", site)
@@ -76,15 +74,15 @@ def main(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         headers = _headers(python, site, Path(temporary))
         _build_libraries(sorted((site / "torch" / "lib").glob("*.so")), headers, libraries)
-    launcher = _launcher(folder, python, libraries)
+    path = f'"{libraries.absolute()}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"'
+    machine = f'"${{SIM_TABLE:-{folder.absolute() / "machine"}}}"'
+    launcher = folder / "python"
+    launcher.write_text(
+        f'#!/bin/sh\nexport LD_LIBRARY_PATH={path} SIM_TABLE={machine}\nexec "{python.absolute()}" "$@"\n'
+    )
+    launcher.chmod(0o755)
     look = "import torch; print(torch.__version__, torch.cuda.get_device_name(), *torch.cuda.mem_get_info())"
     print(_run(launcher, "-c", look).strip())
-
-
-def _check_tools() -> None:
-    missing = [name for name in ("gcc", "objdump") if shutil.which(name) is None]
-    if missing:
-        raise CannotBuildError(f"{' and '.join(missing)} not found: apt-get install gcc libc6-dev binutils")
 
 
 def _environment(folder: Path) -> Path:
@@ -113,16 +111,13 @@ def _install(python: Path, *what: object) -> None:
 
 def _headers(python: Path, site: Path, folder: Path) -> Path:
     """Return where the header files of the CUDA that torch is built for are, fetched into ``folder``."""
-    version = (site / "torch" / "version.py").read_text()
-    cuda = re.search(r"^cuda(?:: [^=]*)? = '(\d+)", version, re.MULTILINE)
+    cuda = re.search(r"^cuda(?:: [^=]*)? = '(\d+)", (site / "torch" / "version.py").read_text(), re.MULTILINE)
     if cuda is None:
         raise CannotBuildError(f"torch {TORCH} is built without CUDA here: the simulated card needs a CUDA build")
-    package = HEADERS.get(cuda[1])
-    if package is None:
-        known = ", ".join(HEADERS)
-        raise CannotBuildError(
-            f"torch {TORCH} is built for CUDA {cuda[1]}, known is {known}: add its runtime to HEADERS in build.py"
-        )
+    if cuda[1] not in HEADERS:
+        known = f"known is {', '.join(HEADERS)}: add its runtime to HEADERS in build.py"
+        raise CannotBuildError(f"torch {TORCH} is built for CUDA {cuda[1]}, {known}")
+    package = HEADERS[cuda[1]]
     try:
         _run(python, "-m", "pip", "download", "--quiet", "--no-deps", "-d", folder, package)
     except subprocess.CalledProcessError as error:
@@ -133,11 +128,11 @@ def _headers(python: Path, site: Path, folder: Path) -> Path:
     headers = next(folder.glob("nvidia/*/include"))
     # This one comes with the compiler nvcc; nothing in it matters to gcc.
     (headers / "crt").mkdir(exist_ok=True)
+    names = "CUDARTAPI CUDARTAPI_CDECL __host__ __device__ __forceinline__ __device_builtin__ __cudart_builtin__"
+    names += " __device_builtin_surface_type__ __device_builtin_texture_type__"
     (headers / "crt" / "host_defines.h").write_text(
-        "#define CUDARTAPI\n#define CUDARTAPI_CDECL\n#define __host__\n#define __device__\n#define __forceinline__\n"
-        "#define __device_builtin__\n#define __cudart_builtin__\n#define __device_builtin_surface_type__\n"
-        "#define __device_builtin_texture_type__\n#define __align__(n) __attribute__((aligned(n)))\n"
-        "#define __builtin_align__(n) __align__(n)\n"
+        "".join(f"#define {name}\n" for name in names.split())
+        + "#define __align__(n) __attribute__((aligned(n)))\n#define __builtin_align__(n) __align__(n)\n"
     )
     return headers
 
@@ -203,17 +198,6 @@ def _compile(library: Path, sources: list[Path], headers: Path, *options: str) -
         raise CannotBuildError(
             f"gcc cannot compile {library.name} for torch {TORCH}: {error.stderr.strip()}"
         ) from error
-
-
-def _launcher(folder: Path, python: Path, libraries: Path) -> Path:
-    path = f'"{libraries.absolute()}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"'
-    machine = f'"${{SIM_TABLE:-{folder.absolute() / "machine"}}}"'
-    launcher = folder / "python"
-    launcher.write_text(
-        f'#!/bin/sh\nexport LD_LIBRARY_PATH={path} SIM_TABLE={machine}\nexec "{python.absolute()}" "$@"\n'
-    )
-    launcher.chmod(0o755)
-    return launcher
 
 
 def _run(*command: object) -> str:
