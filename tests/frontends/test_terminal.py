@@ -87,7 +87,7 @@ def test_text_that_is_not_for_the_terminal_gets_no_blanks(wide: Terminal, tmp_pa
 def test_ctrl_c_ends_a_cell_and_leaves_its_open_experiment(wide: Terminal) -> None:
     wide.run("%experiment start trial")
     wide.run("part = 1")
-    wide.press(b"print('it ' + 'runs'); any(iter(int, 1))\r")
+    wide.press(b"print('it ' + 'runs'); import time; time.sleep(99)\r")
     wide.watch(lambda: "it runs" in wide.rows)
     wide.press(b"\x03")
     wide.await_prompt()
