@@ -78,18 +78,6 @@ def test_a_survivor_is_named(gpu_kernel: Kernel) -> None:
     run_ok(gpu_kernel, "del cache, model")
 
 
-@pytest.mark.hardware("a kernel's result")
-def test_the_seed_reaches_the_device(gpu_kernel: Kernel) -> None:
-    """--seed resets the device's random generator before every cell of the experiment."""
-    run_ok(gpu_kernel, "draws = []")
-    run_ok(gpu_kernel, "%experiment start seeded --seed 7")
-    for _ in range(2):
-        run_ok(gpu_kernel, "draws.append(torch.rand(4, device='cuda').tolist())")
-    run_ok(gpu_kernel, "%experiment end")
-    first, second = gpu_kernel.value("draws")
-    assert first == second
-
-
 GRAPH = """
 import json, torch
 from ipygpumem.freeing.reclaim import empty_device_caches

@@ -1,4 +1,4 @@
-"""What measures and lists by hand: traces, loops, trackers, lines, statements, epochs and inventories."""
+"""What measures and lists by hand: traces, lines, statements, trackers and inventories."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ def mib(n, dtype=torch.uint8): return torch.empty((n << 20) // dtype.itemsize, d
 def usage(usages): return next(u for u in usages if u.device == "cuda:0")
 def figures(usages): return usage(usages).delta_bytes >> 20, usage(usages).peak_delta_bytes >> 20
 """
-
-
-# -- traces and loops -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cell", ["", "%%experiment traced --keep outer --keep inner --keep highest\n"])
@@ -42,79 +39,6 @@ def test_nested_traces_have_exact_peaks(bare_kernel: Kernel, cell: str) -> None:
     if cell:
         assert bare_kernel.value("figures(ipygpumem.last().usages)[1]") == 320
 
-
-def test_a_tracked_loop(gpu_kernel: Kernel) -> None:
-    """`track` around a loop that keeps each iteration's output: every row is exact, the growth is said, and the list
-    that holds it is named."""
-    run_ok(gpu_kernel, _SETUP + "outputs = []")
-    reply = run_ok(
-        gpu_kernel,
-        "loop = ipygpumem.track(range(8), 'step')\n"
-        "for step in loop:\n    out = mib(64)\n    mib(32)\n    outputs.append(out)",
-    )
-    assert gpu_kernel.value("[figures(record.usages) for record in loop.records]") == [(64, 96)] * 8
-    (table,) = reply.reports("track")
-    assert "cuda:0 has grown by 64 MiB in each of the last 7 iterations" in table
-    assert "left 64 MiB more on cuda:0, held by outputs (outputs[" in table
-    run_ok(gpu_kernel, "del outputs, out")
-
-
-# -- epochs: what the callbacks of all trainers measure with --------------------------------------------------
-
-_TRAINING = """
-from ipygpumem.integrations.epochs import Epochs
-def on_card(figures):
-    start = "mem/cuda_0/"
-    found = {name[len(start):]: value for name, value in figures.items() if name.startswith(start)}
-    phases = dict.fromkeys(name.rpartition("kept_mib")[0] for name in found if name.endswith("kept_mib"))
-    return {phase.strip("/"): (found[f"{phase}kept_mib"], found[f"{phase}peak_mib"]) for phase in phases}
-
-def train(phases):
-    epochs, logged, state = Epochs(phases=phases), [], []
-    for number in (1, 2):
-        epochs.begin(number)
-        for step in range(3):
-            batch = mib(8)
-            epochs.enter("forward"); activations = mib(64); mib(32); epochs.leave("forward")
-            epochs.enter("backward"); gradients = mib(16); mib(128); del activations; epochs.leave("backward")
-            epochs.enter("optimizer"); state = state or [mib(48)]; mib(4); epochs.leave("optimizer")
-            del batch, gradients
-        epochs.enter("validation"); mib(256); epochs.leave("validation")
-        logged.append(on_card(epochs.end()))
-    return logged
-"""
-_PHASES = {"forward": (64, 96), "backward": (-48, 144), "optimizer": (48, 52), "validation": (0, 256)}
-
-
-def test_each_epoch_and_phase_is_exact(gpu_kernel: Kernel) -> None:
-    """A hand-written training in a cell: kept bytes and peak of both epochs and of forward, backward, optimizer and
-    validation are exact, and torch's `max_memory_allocated()` goes on over them; after a training that failed in its
-    backward pass the next one's figures are its own."""
-    run_ok(
-        gpu_kernel,
-        f"{_SETUP}{_TRAINING}torch.cuda.reset_peak_memory_stats(); before = torch.cuda.memory_allocated()\n"
-        "logged = train(True)\n"
-        "highest = (torch.cuda.max_memory_allocated() - before) >> 20",
-    )
-    first, second = gpu_kernel.value("logged")
-    assert first == _PHASES | {"": (48, 304)}
-    assert second == _PHASES | {"": (0, 256), "optimizer": (0, 4)}
-    assert gpu_kernel.value("highest") == 304
-    labels = gpu_kernel.value("[(record.label, record.iteration) for record in ipygpumem.traces()[-10:]]")
-    assert labels == [(label, number) for number in (1, 2) for label in [*_PHASES, "epoch"]]
-    run_ok(gpu_kernel, "logged = train(False)")
-    assert gpu_kernel.value("logged") == [{"": (48, 304)}, {"": (0, 256)}]
-    run_ok(
-        gpu_kernel,
-        "epochs = Epochs(phases=True)\nepochs.begin(1); epochs.enter('backward'); held = mib(32)\n"
-        "try:\n    mib(1 << 20)\nexcept torch.cuda.OutOfMemoryError: pass\n"
-        "epochs.begin(1); more = mib(16); mib(8)\nlogged = on_card(epochs.end())",
-    )
-    assert gpu_kernel.value("logged") == {"": (16, 24)}
-    run_ok(gpu_kernel, "del held, more")
-
-
-# -- lines and statements -------------------------------------------------------------------------------------
 
 _LINES = """
 import torch.nn.functional as F
@@ -158,9 +82,6 @@ def test_lines_and_statements(kernel: Kernel) -> None:
     assert kernel.value("torch.cuda.max_memory_allocated() - before") >= 2 * 4 * 10**8
 
 
-# -- trackers and inventories ---------------------------------------------------------------------------------
-
-
 def test_a_tracker_counts_as_the_allocator_does(gpu_kernel: Kernel) -> None:
     """What a tracker and two inventories say came and went is exactly by how much torch's allocator rose and fell:
     with views, every dtype, and a tensor replaced by another of its shape; what only a graph keeps is in no tensor."""
@@ -198,9 +119,6 @@ def test_an_inventory_allocates_nothing(gpu_kernel: Kernel) -> None:
     assert gpu_kernel.value("torch.cuda.memory_stats()['allocation.all.allocated']") == before
     code = "import json, torch, ipygpumem; x = torch.ones(3); ipygpumem.tensors(); "
     assert script(code + "print(json.dumps(torch.cuda.is_initialized()))") is False
-
-
-# -- cost -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.hardware("time")
