@@ -48,7 +48,7 @@ def estimate(
     room_bytes = None if device_memory is None else checked_bytes(device_memory)
     if type(timeout) not in (int, float) or not timeout > 0:
         raise EstimateError("timeout must be a number of seconds above zero")
-    estimation = estimating.loaded("running").Estimation(device, room_bytes, timeout)
+    estimation = estimating.loaded().Estimation(device, room_bytes, timeout)
     namespaces = (vars(sys.modules["__main__"]), sys._getframe(1).f_globals)
     return ShownEstimate(**vars(estimation.of_call(function, args, kwargs, namespaces)))
 
@@ -64,4 +64,4 @@ def summary(model: object, /, *inputs: object, **kwargs: object) -> ModelSummary
     """
     __tracebackhide__ = True  # of the model's errors
     refuse_while_transformed("ask for a summary")
-    return ShownSummary(**vars(estimating.loaded("modules").summarize(model, inputs, kwargs)))
+    return ShownSummary(**vars(estimating.loaded().summarize(model, inputs, kwargs)))

@@ -8,7 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ipygpumem.errors import EstimateError, quoted
-from ipygpumem.estimating.users_line import users_line
+from ipygpumem.estimating import users_line
 
 DTYPES = {
     f"{name}Tensor": getattr(torch, f"{name}Tensor").dtype

@@ -8,51 +8,60 @@ files, objects of C extensions.
 from __future__ import annotations
 
 import copyreg
+import threading
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ipygpumem.errors import EstimateError
+from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.patches import COMPILED, NO_PROCESSES
 from ipygpumem.estimating.records import Note
+from ipygpumem.estimating.restoring import Restorer
+from ipygpumem.estimating.storage_log import PARAMETERS, StorageLog
 from ipygpumem.introspect import instance_dict, is_atom, is_exactly, is_instance, module_of, solid_base, type_name
 
 _SHARED_MODULES = {"IPython", "ipykernel", "ipygpumem", "numpy", "pandas", "matplotlib", "logging", "threading"}
 
 
 class FakeCopies:
-    """Makes fake copies, each once.
+    """Makes fake copies, each once."""
 
-    ``made`` is called with each tensor and its copy, ``shared`` with what has no copy and may change, before code gets
-    it. ``device`` says where a copy is, by where the original is; within ``quietly`` nothing is followed.
-    """
-
-    def __init__(
-        self,
-        made: Callable[[Any, Any], None],
-        device: Callable[[Any], Any],
-        quietly: Callable[[], Any],
-        shared: Callable[[Any], None],
-        note: Note,
-    ) -> None:
-        self._made, self._device, self._quietly, self._share, self._note = made, device, quietly, shared, note
+    def __init__(self, log: StorageLog, devices: Devices, fakes: FakeTensorMode, note: Note) -> None:
+        self._log, self._devices, self._fakes, self._note = log, devices, fakes, note
+        self.restorer: Restorer | None = None
+        """Saves what has no copy and may change, before code gets it."""
+        self.lock = threading.RLock()
+        """Held for each operation: a fake mode is no mode for several threads at once."""
+        self.paused = False
+        """While a copy is made, no operation is followed."""
+        self.originals_bytes: dict[str, int] = {}
+        """Bytes of the originals, by device."""
+        self.optimizers: list[Any] = []
         self._memo: dict[int, Any] = {}
         self._originals: list[Any] = []
         # Weakly: memory that code frees, such as a gradient that was there before, is gone.
         self._tensors: dict[int, Any] = {}
         self._storages: dict[int, Any] = {}
         self._namespaces: dict[int, dict[str, Any]] = {}
-        self.optimizers: list[Any] = []
 
     def forget(self) -> None:
         """Keep no copy."""
         for kept in (self._memo, self._originals, self._tensors, self._storages, self._namespaces, self.optimizers):
             kept.clear()
+        self.restorer = None
+
+    def share(self, value: Any) -> Any:
+        """Save what code may change in ``value``, and return that itself."""
+        if self.restorer is not None:
+            self.restorer.take(value)
+        return value
 
     def namespace(self, original: dict[str, Any]) -> dict[str, Any]:
         """Return the copy of a namespace, in which names are copied when they are looked up."""
@@ -65,7 +74,7 @@ class FakeCopies:
         if is_atom(value):
             return value
         if is_instance(value, type):
-            return self._shared(value)
+            return self.share(value)
         if id(value) in self._memo:
             return self._memo[id(value)]
         if is_instance(value, torch.Tensor):
@@ -97,7 +106,12 @@ class FakeCopies:
                 copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
             elif tensor.requires_grad:
                 copy.requires_grad_()
-        self._made(tensor, copy)
+        life = self._log.see(copy, self._devices.name(copy.device), before=True)
+        if life is not None:
+            place = str(tensor.device)
+            self.originals_bytes[place] = self.originals_bytes.get(place, 0) + life.size_bytes
+        if isinstance(copy, torch.nn.Parameter):
+            self._log.mark(copy, PARAMETERS)
         self._tensors[id(tensor)] = weakref.ref(copy)
         self._originals.append(tensor)
         if tensor.is_leaf and tensor.grad is not None:
@@ -105,12 +119,24 @@ class FakeCopies:
         vars(copy).update(self.of(vars(tensor)))
         return copy
 
+    @contextmanager
+    def _quietly(self) -> Iterator[None]:
+        # A copy that is made inside torch.func's grad or vmap is not of it.
+        with self.lock, torch._C._DisableFuncTorch():
+            before, self.paused = self.paused, True
+            # torch's cache of results would hold a storage for good that a copy lies in.
+            caching, self._fakes.cache_enabled = getattr(self._fakes, "cache_enabled", False), False
+            try:
+                yield
+            finally:
+                self.paused, self._fakes.cache_enabled = before, caching
+
     def _strided(self, tensor: Any) -> Any:
         """Return a fake tensor that lies in its storage as ``tensor`` does in its own."""
         key = tensor.untyped_storage()._cdata
         size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
         known = self._storages.get(key)
-        storage, device = known() if known is not None else None, self._device(tensor.device)
+        storage, device = known() if known is not None else None, self._devices.place(tensor.device)
         if storage is None:
             size_bytes = tensor.untyped_storage().nbytes()
             storage = torch.empty(size_bytes, dtype=torch.uint8, device=device).untyped_storage()
@@ -144,7 +170,7 @@ class FakeCopies:
 
     def _instance(self, value: Any) -> Any:
         if not _can_be_copied(type(value), module_of(value)):
-            return self._keep(value, self._shared(value))
+            return self._keep(value, self.share(value))
         if type_name(value) == "OptimizedModule" and "_orig_mod" in (instance_dict(value) or {}).get("_modules", {}):
             if type_name((instance_dict(value) or {}).get("dynamo_ctx")) != "DisableContext":
                 self._note(COMPILED)
@@ -152,8 +178,8 @@ class FakeCopies:
         try:
             copy = object.__new__(type(value))
         except TypeError:  # made in C, such as a lock
-            return self._keep(value, self._shared(value))
-        self._shared(type(value))
+            return self._keep(value, self.share(value))
+        self.share(type(value))
         self._keep(value, copy)
         self._fill(value, copy)
         if is_instance(value, torch.optim.Optimizer):
@@ -191,7 +217,7 @@ class FakeCopies:
             if not value.__dict__.get("_torchdynamo_disable"):  # it is wrapped so that it is never compiled
                 self._note(COMPILED)
             return self._keep(value, self.of(compiled))
-        self._shared(value)
+        self.share(value)
         in_notebook = id(value.__globals__) in self._namespaces
         if not in_notebook and not value.__closure__ and not value.__defaults__ and not value.__dict__:
             return self._keep(value, value)
@@ -213,10 +239,6 @@ class FakeCopies:
     def _weak_reference(self, value: Any) -> Any:
         target = value() if type(value) is weakref.ref else None
         return self._keep(value, value if target is None else weakref.ref(self.of(target)))
-
-    def _shared(self, value: Any) -> Any:
-        self._share(value)
-        return value
 
 
 def _can_be_copied(kind: type, module: str) -> bool:
@@ -256,5 +278,5 @@ _MAKERS: tuple[tuple[type, Callable[[FakeCopies, Any], Any]], ...] = (
     (types.FunctionType, FakeCopies._function),
     (types.MethodType, lambda self, value: types.MethodType(self.of(value.__func__), self.of(value.__self__))),
     (weakref.ReferenceType, FakeCopies._weak_reference),
-    *((kind, FakeCopies._shared) for kind in (types.ModuleType, types.CodeType)),
+    *((kind, FakeCopies.share) for kind in (types.ModuleType, types.CodeType)),
 )

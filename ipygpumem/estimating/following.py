@@ -2,30 +2,183 @@
 
 from __future__ import annotations
 
+import dis
+import functools
+import linecache
+import math
+import operator
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
+import types
+from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch._subclasses import fake_tensor
+from torch.optim import lbfgs
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating.answers import Answers
+from ipygpumem.estimating import users_line
 from ipygpumem.estimating.devices import UNKNOWN, Devices
-from ipygpumem.estimating.limits import Limits
+from ipygpumem.estimating.fake_copies import FakeCopies
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storage_log import GRADIENTS, OPTIMIZER, PARAMETERS, StorageLog, Workspaces
-from ipygpumem.estimating.users_line import users_line
-from ipygpumem.introspect import is_ours
+from ipygpumem.introspect import is_ours, is_users
 from ipygpumem.objects.holders.frames import stack
+
+_ATEN = torch.ops.aten
+_COMPILER = tuple(str(Path(torch.__file__).with_name(name)) for name in ("_compile.py", "_dynamo"))
+"""torch wraps the methods of modes in these."""
+_ENDS = ("RETURN", "JUMP", "POP_JUMP", "FOR_ITER", "SEND", "YIELD", "RERAISE")
+
+
+def _answer_without_error() -> bool | None:
+    """Return the value that lets the asking code pass its ``assert`` or ``raise``; None if there is no such value."""
+    for frame in stack(sys._getframe(1)):
+        name = frame.f_code.co_filename
+        if not is_ours(name) and not name.startswith(_COMPILER):
+            return _answer(frame.f_code, frame.f_lasti)
+    return None
+
+
+@functools.lru_cache(maxsize=64)
+def _answer(code: types.CodeType, offset: int) -> bool | None:
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("EXTENDED_ARG", "NOP")]
+    places = {step.offset: number for number, step in enumerate(steps)}
+    number, as_it_is = places.get(offset, len(steps)), True
+    if number < len(steps) and steps[number].opname.startswith("CALL"):  # of item or bool
+        number += 1
+    for place in range(number, len(steps)):
+        name = steps[place].opname
+        if "JUMP" in name and ("IF_TRUE" in name or "IF_FALSE" in name):
+            jumps = ("IF_TRUE" in name) is as_it_is
+            here, there = (_raises(steps, start) for start in (place + 1, places.get(steps[place].argval, len(steps))))
+            return None if here is there else jumps if here else not jumps
+        if name == "UNARY_NOT":
+            as_it_is = not as_it_is
+        elif name != "TO_BOOL":
+            return None
+    return None
+
+
+def _raises(steps: list[dis.Instruction], start: int) -> bool:
+    """Whether code goes from a step straight to a ``raise``."""
+    for step in steps[start:]:
+        if step.opname == "RAISE_VARARGS":
+            return True
+        if step.opname.startswith(_ENDS):
+            return False
+    return False
+
+
+_NEVER = frozenset({"isnan", "isinf", "isposinf", "isneginf"})
+_NOT = frozenset({"logical_not", "bitwise_not"})
+_AND = frozenset({"logical_and", "bitwise_and", "mul"})
+_OR = frozenset({"logical_or", "bitwise_or"})
+_COMPARED = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+_SAME = frozenset(
+    [
+        *("alias", "detach", "clone", "_to_copy", "view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "expand"),
+        *("all", "any", "_is_all_true", "_is_any_true", "select", "slice", "permute", "transpose", "t"),
+        *("max", "min", "amax", "amin", "prod"),
+    ]
+)
+"""Their results have the values of their arguments."""
+_COUNTS = frozenset({"sum", "count_nonzero"})
+
+
+_MOST_GUESSES = 10_000
+"""Answers that one line gets: more, and it is taken for a loop that waits for a value."""
+_SCALAR = _ATEN._local_scalar_dense.default
+_COMPARES = (_ATEN.equal.default, _ATEN.allclose.default)
+_KEEPS_A_STEP = "ys >"
+
+
+class Answers:
+    """Gives values of the right type: 1, 1.0 or False, or what lets code go past its ``assert`` or ``raise``."""
+
+    def __init__(self, note: Note) -> None:
+        self._note = note
+        self._known: Any = WeakIdKeyDictionary()
+        self._given_to_lbfgs = 0
+        self.guesses: dict[str, int] = {}
+        """The lines that asked for a tensor's value and got a stand-in, in order, and how often they did."""
+
+    def answer(self, func: Any, tensor: Any) -> bool | float | complex:
+        """Return a value for an operation that asks for one.
+
+        Raises:
+            EstimateError: the line has got so many that it is a loop without end.
+        """
+        compares, dtype = func in _COMPARES, tensor.dtype
+        is_condition = compares or dtype is torch.bool
+        if (frame := _lbfgs_frame()) is not None:
+            self._note("LBFGS: assumed to run all its iterations, and to keep as much history as these make")
+            if is_condition:  # it keeps a step only where ``ys`` is positive, and stops where its loss does not change
+                return _KEEPS_A_STEP in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            self._given_to_lbfgs += 1
+            return 1.0 / self._given_to_lbfgs
+        line = users_line()
+        self.guesses[line] = count = self.guesses.get(line, 0) + 1
+        if count > _MOST_GUESSES:
+            raise EstimateError(
+                f"this line asked for a tensor's value {_MOST_GUESSES:,} times. An estimate has no values, so the "
+                f"loop may never end: {line}"
+            )
+        known = None if compares else self._known_value(tensor)
+        if is_condition:
+            return bool(_answer_without_error() if known is None else known)
+        plain = 1.0 if dtype.is_floating_point else 1j if dtype.is_complex else 1
+        return plain if known is None else type(plain)(known)
+
+    # -- tensors whose elements are all taken to be True, or all False -------------------------------------------------
+
+    def _known_value(self, value: Any) -> bool | None:
+        return self._known.get(value) if isinstance(value, torch.Tensor) else None
+
+    def see(self, func: Any, args: Any, result: Any) -> None:
+        """Remember what an operation gives, or forget what was known of a tensor that it changed."""
+        if not isinstance(result, torch.Tensor) or not args:
+            return
+        truth = self._given_by(func.__name__.partition(".")[0].rstrip("_"), *args[:2])
+        if truth is not None:
+            self._known[result] = truth
+        else:
+            self._known.pop(result, None)
+
+    def _given_by(self, name: str, first: Any, second: Any = None) -> bool | None:
+        known = self._known_value(first)
+        if name in _NEVER:
+            return False
+        if name in _NOT:
+            return None if known is None else not known
+        if name in _AND or name in _OR:
+            decides = name in _OR
+            both = (known, self._known_value(second))
+            return decides if decides in both else None if None in both else not decides
+        if name in _COMPARED:
+            if isinstance(second, (int, float)) and known is not None:
+                return bool(_COMPARED[name](known, second))
+            asks_for_odd = first is second or (isinstance(second, float) and math.isinf(second))  # NaN, or infinity
+            return (name == "eq") is (first is second) if asks_for_odd and name in ("eq", "ne") else None
+        if name in _COUNTS:
+            return False if known is False else None
+        return known if name in _SAME else None
+
+
+def _lbfgs_frame() -> types.FrameType | None:
+    """Return torch's LBFGS's own frame, if it is LBFGS that asks: it looks at values all the time."""
+    ours_and_torchs = takewhile(lambda frame: not is_users(frame.f_code.co_filename), stack(sys._getframe(1)))
+    return next((frame for frame in ours_and_torchs if frame.f_code.co_filename == lbfgs.__file__), None)
+
 
 _PAGE_BYTES, _LINE_BYTES = 4096, 64
 
 
-def lstm_workspace(source: Any, *weights: Any) -> int:
+def _lstm_workspace(source: Any, *weights: Any) -> int:
     """Return what oneDNN keeps of a recurrent layer for backward, which no fake tensor tells.
 
     Gates and outputs of every step, and states and their gradients, those of inputs padded, each from a new page on:
@@ -58,34 +211,25 @@ def _gru_cell_backward(gradient: Any, workspace: Any, has_bias: bool) -> tuple[A
     return (*gates, torch.empty_like(gradient), *biases)
 
 
-UNTOLD = {
-    torch.ops.aten._thnn_fused_gru_cell.default: _gru_cell,
-    torch.ops.aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+_STAND_INS = {
+    _ATEN._thnn_fused_gru_cell.default: _gru_cell,
+    _ATEN._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
 }
 """What stands in for operations of which torch does not tell what they give: a GRU's cell on a card without cuDNN."""
 
-
-_ATEN = torch.ops.aten
 _SUMS = frozenset({_ATEN.add.Tensor, _ATEN.sub.Tensor, _ATEN.cat.default})
 """Their results have the entries of all arguments."""
-AT_MOST = frozenset({_ATEN._coalesce.default, *_SUMS})
+_AT_MOST = frozenset({_ATEN._coalesce.default, *_SUMS})
 """Their results may have fewer entries than is said here, since several may be in one place."""
 
 
-def is_sparse(value: Any) -> bool:
-    """Whether a value is a tensor that is its indices and values."""
+def _is_sparse(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo
 
 
-def is_made_of_parts(func: Any) -> bool:
-    """Whether an operation makes a sparse tensor of indices and values, or an empty one."""
-    name = str(func)
-    return "sparse_coo_tensor" in name or name.startswith(("aten.empty", "aten.zeros", "aten.detach"))
-
-
-def with_entries(func: Any, arguments: list[Any], result: Any) -> Any:
+def _with_entries(func: Any, arguments: list[Any], result: Any) -> Any:
     """Return the sparse result of an operation with as many entries as its arguments have."""
-    given = [tensor._nnz() for tensor in arguments if is_sparse(tensor)]
+    given = [tensor._nnz() for tensor in arguments if _is_sparse(tensor)]
     if not given or any(result is tensor for tensor in arguments) or result._nnz():
         return result
     entries = sum(given) if func in _SUMS else max(given)
@@ -104,10 +248,10 @@ _WRAPPERS = {*(str(_HERE / name) for name in ("_compile.py", "_dynamo/eval_frame
 _STARTERS = {*(str(_HERE / "autograd" / name) for name in ("graph.py", "__init__.py"))}
 
 
-def accumulates_in_place(args: Any) -> bool:
+def _accumulates_in_place(args: Any) -> bool:
     """Whether a sum in a backward pass is autograd's own, of gradients that meet, and needs no memory."""
     first = args[0]
-    return (
+    may_be = (
         _CAN_COUNT
         and not torch.is_grad_enabled()
         and isinstance(args[1], torch.Tensor)
@@ -116,12 +260,10 @@ def accumulates_in_place(args: Any) -> bool:
         and first._use_count() <= _MOST_USES
         and torch._C._storage_Use_Count(first.untyped_storage()._cdata) <= _MOST_OF_STORAGE
         and first.untyped_storage().nbytes() == first.nbytes  # neither a part nor an expanded one
-        and _is_called_by_autograd()
     )
-
-
-def _is_called_by_autograd() -> bool:
-    """Whether autograd has called the operation: Python only began the backward pass, or has no part in its thread."""
+    if not may_be:
+        return False
+    # Autograd has called it: Python only began the backward pass, or has no part in its thread.
     files = (frame.f_code.co_filename for frame in stack(sys._getframe(1)))
     caller = next((file for file in files if file not in _WRAPPERS and not is_ours(file)), None)
     return caller is None or caller in _STARTERS
@@ -149,38 +291,25 @@ _UNFOLLOWED = (
 """What torch raises where it cannot follow an operation; the user's mistakes are other errors."""
 _UNTOLD = "this code cannot be estimated, because torch cannot say what an operation returns"
 _DEVICE = torch.ops.prim.device.default
-_ADD = torch.ops.aten.add.Tensor
-_CONSTANTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
+_ADD = _ATEN.add.Tensor
+_CONSTANTS = (_ATEN.lift_fresh.default, _ATEN.lift.default)
 """Their arguments are real, and were made by the code itself a moment ago."""
 
 
 class Follower(TorchDispatchMode):
     """Logs the storages that operations make, and answers for values that fake tensors do not have.
 
-    ``copy_of`` returns the fake copy of a real tensor that code has reached.
+    ``check`` is called before each operation, and may end the code.
     """
 
     def __init__(
-        self,
-        log: StorageLog,
-        devices: Devices,
-        workspaces: Workspaces,
-        note: Note,
-        copy_of: Callable[[Any], Any],
-        limits: Limits,
+        self, log: StorageLog, devices: Devices, workspaces: Workspaces, copies: FakeCopies, note: Note, check: Any
     ) -> None:
         super().__init__()
-        self._workspaces = workspaces
-        self._log = log
-        self._devices = devices
-        self._note = note
-        self._copy_of = copy_of
-        self._limits = limits
+        self._log, self._devices, self._workspaces = log, devices, workspaces
+        self._copies, self._note, self._check = copies, note, check
         self._last_graph = -1
         self.answers = Answers(note)
-        self.paused = False
-        self.lock = threading.RLock()
-        """Held for each operation: a fake mode is no mode for several threads at once."""
         self._handles: list[Any] = []  # what ends the hooks on real tensors
         self._strays: dict[int, tuple[Any, Any]] = {}  # real tensors by id, with their fake copies
 
@@ -195,22 +324,22 @@ class Follower(TorchDispatchMode):
         """Run one operation on fake tensors."""
         if func is _DEVICE and isinstance(args[0], fake_tensor.FakeTensor):  # asked for all the time, torch is slow
             return args[0].fake_device
-        with self.lock:
+        with self._copies.lock:
             return self._followed(func, args, kwargs or {})
 
     def _followed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if self.paused:
+        if self._copies.paused:
             return func(*args, **kwargs)
-        self._limits.check()
+        self._check()
         in_backward = self._backward_is_running()
         arguments = list(tensors_in((args, kwargs))) if func not in _CONSTANTS else []
         known = [self._is_known(tensor) for tensor in arguments]
         if not all(known):
             args, kwargs = self._with_copies((args, kwargs))
-        if func is _ADD and in_backward and accumulates_in_place(args):
+        if func is _ADD and in_backward and _accumulates_in_place(args):
             return args[0]
         try:
-            result = UNTOLD.get(func, func)(*args, **kwargs)
+            result = _STAND_INS.get(func, func)(*args, **kwargs)
         except _UNFOLLOWED as error:
             return self._stand_in(func, args, error)
         result = self._corrected(func, args, kwargs, arguments, result)
@@ -230,7 +359,7 @@ class Follower(TorchDispatchMode):
             self._see_argument(tensor)
             return True
         if id(tensor) not in self._strays:
-            self._strays[id(tensor)] = tensor, self._copy_of(tensor)
+            self._strays[id(tensor)] = tensor, self._copies.of(self._copies.share(tensor))
             handle = self._follow(tensor)
             if handle is not None:
                 self._handles.append(handle)
@@ -248,29 +377,32 @@ class Follower(TorchDispatchMode):
 
     def _corrected(self, func: Any, args: Any, kwargs: Any, arguments: list[Any], result: Any) -> Any:
         """Return a result with what fake tensors do not know of it."""
-        if func is torch.ops.aten.mkldnn_rnn_layer.default and _argument("train", func, args, kwargs):
-            workspace = torch.empty(lstm_workspace(*args), dtype=torch.uint8, device=result[0].device)
+        if func is _ATEN.mkldnn_rnn_layer.default:
+            names = [argument.name for argument in func._schema.arguments]
+            if not {**dict(zip(names, args, strict=False)), **kwargs}["train"]:
+                return result
+            workspace = torch.empty(_lstm_workspace(*args), dtype=torch.uint8, device=result[0].device)
             return (*result[:3], workspace)
-        if func is torch.ops.aten._cudnn_rnn.default:
+        if func is _ATEN._cudnn_rnn.default:
             self._note(f"{users_line()}: what cuDNN keeps of a recurrent layer is not counted")
-        if is_sparse(result):
-            if not any(map(is_sparse, arguments)) and not is_made_of_parts(func):
-                raise EstimateError(f"{UNKNOWN}: {_name(func)} in {users_line()}")
-            if func in AT_MOST:
+        if _is_sparse(result):
+            name = str(func)
+            is_made_of_parts = "sparse_coo_tensor" in name or name.startswith(
+                ("aten.empty", "aten.zeros", "aten.detach")
+            )
+            if not any(map(_is_sparse, arguments)) and not is_made_of_parts:
+                raise _refusal(UNKNOWN, func)
+            if func in _AT_MOST:
                 self._note(f"{users_line()}: every entry of a sparse tensor is assumed to have a place of its own")
-            return with_entries(func, arguments, result)
+            return _with_entries(func, arguments, result)
         return result
 
     def _stand_in(self, func: Any, args: Any, error: Exception) -> Any:
-        """Return a value for an operation that asks for one.
-
-        Raises:
-            EstimateError: the operation gives a tensor whose shape depends on values.
-        """
-        if self.answers.can_answer(func):
+        """Return a value for an operation that asks for one, and not for a tensor whose shape depends on one."""
+        if func is _SCALAR or func in _COMPARES:
             return self.answers.answer(func, args[0])
         unknown = isinstance(error, fake_tensor.UnsupportedOperatorException)
-        raise EstimateError(f"{_UNTOLD if unknown else UNKNOWN}: {_name(func)} in {users_line()}") from error
+        raise _refusal(_UNTOLD if unknown else UNKNOWN, func) from error
 
     # -- what storages are for, by torch's hooks for leaves and optimizers ------------------------------------------
 
@@ -309,10 +441,5 @@ class Follower(TorchDispatchMode):
                 self._log.mark(tensor, OPTIMIZER)
 
 
-def _name(func: Any) -> str:
-    return str(func).removeprefix("aten.").partition(".")[0]
-
-
-def _argument(name: str, func: Any, args: Any, kwargs: Any) -> Any:
-    names = [argument.name for argument in func._schema.arguments]
-    return {**dict(zip(names, args, strict=False)), **kwargs}[name]
+def _refusal(words: str, func: Any) -> EstimateError:
+    return EstimateError(f"{words}: {str(func).removeprefix('aten.').partition('.')[0]} in {users_line()}")

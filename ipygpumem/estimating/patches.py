@@ -1,4 +1,4 @@
-"""Replaces functions of torch that fake tensors would break, or that take another way on a device that is not here."""
+"""Replaces what of torch fake tensors would break, and torch.cuda and its like: no device is changed or asked."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import functools
 import os
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import Any, NoReturn
 from unittest.mock import patch
 
 import torch
@@ -18,9 +19,10 @@ from torch._subclasses import fake_tensor
 from torch.nn import functional
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating.devices import Devices
+from ipygpumem.estimating import users_line
+from ipygpumem.estimating.devices import DTYPES, Devices, legacy_type
 from ipygpumem.estimating.records import Note
-from ipygpumem.estimating.users_line import users_line
+from ipygpumem.estimating.storage_log import StorageLog
 
 
 def functions_as_there(devices: Devices) -> list[tuple[Any, str, Any]]:
@@ -206,3 +208,226 @@ def _cast_here(begin: Callable[..., None]) -> Callable[..., None]:
         begin(mode, device_type, dtype, *args, **kwargs)
 
     return call
+
+
+_NOTHING = (
+    *("init", "synchronize", "empty_cache", "empty_host_cache", "ipc_collect", "set_stream", "cudart"),
+    *("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached", "set_sync_debug_mode"),
+    *("reset_accumulated_memory_stats", "reset_peak_host_memory_stats", "reset_accumulated_host_memory_stats"),
+    *("set_per_process_memory_fraction", "manual_seed", "manual_seed_all", "seed", "seed_all"),
+    *("set_rng_state", "set_rng_state_all", "_lazy_init"),
+)
+"""Functions that do nothing meanwhile."""
+_AS_IT_IS = ("get_arch_list", "get_gencode_flags", "check_error", "cudaStatus", "is_initialized", "Device", "lru_cache")
+_UNKNOWN_SIZE = "the size of the device is not known to the estimate, say --device-memory (device_memory=)"
+
+
+def _does_nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+class Event:
+    """An event that has happened."""
+
+    device_index = stream_id = cuda_stream = priority = 0
+    wait = synchronize = record = _does_nothing
+    query = staticmethod(lambda: True)
+    elapsed_time = staticmethod(lambda *_: 1.0)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.device = torch.device("cuda", 0)
+
+
+class Stream(Event):
+    """A stream on which nothing runs."""
+
+    wait_event = wait_stream = __exit__ = _does_nothing
+    is_capturing = staticmethod(lambda: False)
+    record_event = staticmethod(lambda event=None: event or Event())
+
+    def __enter__(self) -> Stream:
+        return self
+
+
+class _DeviceAnswers:
+    """Answers in the place of torch.cuda: its methods have the names of torch's functions."""
+
+    def __init__(self, log: StorageLog, devices: Devices, kind: str | None, room_bytes: int | None, note: Note) -> None:
+        self._log, self._devices, self._type, self._room_bytes, self._note = log, devices, kind, room_bytes, note
+        self._current = 0
+        known = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
+        self.properties = {number: torch.cuda.get_device_properties(number) for number in range(known)}
+
+    def is_available(self) -> bool:
+        return self._type not in (None, "cpu") or bool(self._here())
+
+    def _here(self) -> int:
+        return int(torch._C._cuda_getDeviceCount()) if hasattr(torch._C, "_cuda_getDeviceCount") else 0
+
+    def device_count(self) -> int:
+        return max(self._here(), 1 if self.is_available() else 0)
+
+    def current_device(self) -> int:
+        return self._current
+
+    def current_accelerator(self, *_: Any, **__: Any) -> Any:
+        return torch.device(self._type or "cuda") if self.is_available() else None
+
+    def set_device(self, device: Any) -> None:
+        self._current = self._index(device)
+
+    current_device_index = current_device_idx = current_device
+    set_device_index = set_device_idx = set_device
+
+    def _index(self, device: Any) -> int:
+        if device is None:
+            return self._current
+        if isinstance(device, int):
+            return device if device >= 0 else self._current
+        index = torch.device(device).index
+        return self._current if index is None else int(index)
+
+    @contextmanager
+    def device(self, device: Any) -> Iterator[None]:
+        before, self._current = self._current, self._index(device)
+        try:
+            yield
+        finally:
+            self._current = before
+
+    def device_of(self, tensor: Any) -> Any:
+        return self.device(tensor.device if tensor.device.type == "cuda" else None)
+
+    def get_device_name(self, device: Any = None) -> str:
+        return str(self.get_device_properties(device).name)
+
+    def get_device_capability(self, device: Any = None) -> tuple[int, int]:
+        properties = self.get_device_properties(device)
+        return properties.major, properties.minor
+
+    def get_device_properties(self, device: Any = None) -> Any:
+        index = self._index(device)
+        if index in self.properties:
+            return self.properties[index]
+        name = f"{self._type or 'cuda'}:{index}"
+        self._note(f"{users_line()}: questions about {name} got the answers of a device of compute capability 8.0")
+        return _Properties(name, self._room_bytes)
+
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        known = self.properties.get(self._index(device))
+        total = self._room_bytes or (known.total_memory if known is not None else None)
+        if total is None:
+            raise EstimateError(f"{_UNKNOWN_SIZE}: mem_get_info in {users_line()}")
+        return max(0, total - self.memory_allocated(device)), total
+
+    get_memory_info = mem_get_info
+
+    def _logged_as(self, device: Any) -> str:
+        return str(self._devices.name(torch.device("cuda", self._index(device))))
+
+    def memory_allocated(self, device: Any = None) -> int:
+        return self._log.now.get(self._logged_as(device), 0)
+
+    def max_memory_allocated(self, device: Any = None) -> int:
+        return self._log.peak.get(self._logged_as(device), 0)
+
+    memory_reserved = memory_cached = current_allocated_memory = driver_allocated_memory = memory_allocated
+    max_memory_reserved = max_memory_cached = max_memory_allocated
+
+    def memory_stats(self, device: Any = None) -> dict[str, int]:
+        stats: dict[str, int] = defaultdict(int)
+        for name in ("allocated_bytes", "reserved_bytes", "active_bytes"):
+            stats[f"{name}.all.current"] = self.memory_allocated(device)
+            stats[f"{name}.all.peak"] = self.max_memory_allocated(device)
+        return stats
+
+    def memory_summary(self, device: Any = None, *_: Any, **__: Any) -> str:
+        return f"allocated in the estimate: {self.memory_allocated(device)}"
+
+    get_rng_state = staticmethod(lambda *_: torch.empty(16, dtype=torch.uint8, device="cpu"))
+    get_rng_state_all = staticmethod(lambda: [torch.empty(16, dtype=torch.uint8, device="cpu")])
+    current_stream = default_stream = get_stream_from_external = staticmethod(lambda *_: Stream())
+    Stream, ExternalStream, Event = Stream, Stream, Event  # torch's names
+    stream = StreamContext = staticmethod(lambda *_: nullcontext())
+    is_bf16_supported = is_tf32_supported = staticmethod(lambda *_, **__: True)
+    is_current_stream_capturing = staticmethod(lambda: False)
+    initial_seed = staticmethod(lambda: 0)
+
+
+class Accelerators:
+    """What stands in for torch's modules for accelerators during one estimate; ``room_bytes``: what the device has."""
+
+    def __init__(self, log: StorageLog, devices: Devices, room_bytes: int | None, note: Note) -> None:
+        self._type = devices.label.partition(":")[0] if devices.label is not None else None
+        self._answers = _DeviceAnswers(log, devices, self._type, room_bytes, note)
+
+    def capability(self, device: Any) -> tuple[int, int] | None:
+        """Return a device's compute capability; None if it is not known."""
+        known = self._answers.properties.get(device.index or 0) if device.type == "cuda" else None
+        return None if known is None else (known.major, known.minor)
+
+    @contextmanager
+    def standing_in(self) -> Iterator[None]:
+        """Replace the functions and classes of torch's modules for accelerators."""
+        names = {"cuda", self._type or "cuda"} & {"cuda", "xpu", "mps"}
+        modules = [getattr(torch, name, None) for name in [*names, "accelerator"]]
+        modules += [torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.nvtx, torch.cuda.graphs]
+        seen: dict[int, Any] = {}
+        with ExitStack() as stack:
+            for module in dict.fromkeys(module for module in modules if module is not None):
+                for name, old in list(vars(module).items()):
+                    new = seen[id(old)] if id(old) in seen else self._instead(module, name, old)
+                    if new is not old:
+                        new = seen[id(old)] = new if isinstance(new, type) else _here_alone(new, old)
+                        stack.enter_context(patch.object(module, name, new))
+            if self._type == "mps":
+                stack.enter_context(patch.object(torch.backends.mps, "is_available", lambda: True))
+            yield
+
+    def _instead(self, module: ModuleType, name: str, old: Any) -> Any:
+        """Return what stands in for an attribute of a module; itself, if it can be as it is."""
+        short = module.__name__.removeprefix("torch.")
+        if name in _NOTHING:
+            return _does_nothing
+        if short == "cuda.nvtx":
+            does_something = type(old) is FunctionType and not name.startswith("_") and name != "range"
+            return _does_nothing if does_something else old
+        if name in DTYPES:
+            return legacy_type(name)
+        if name.startswith("_"):
+            return old
+        if hasattr(self._answers, name):
+            return getattr(self._answers, name)
+        is_own = getattr(old, "__module__", "").startswith(module.__name__)
+        if not is_own or name in _AS_IT_IS or (isinstance(old, type) and issubclass(old, BaseException)):
+            return old
+        if type(old) is FunctionType or name in ("CUDAGraph", "MemPool", "graph", "GreenContext"):
+            return functools.partial(_refuse, f"torch.{short.partition('.')[0]}.{name}")
+        return old
+
+
+class _Properties(SimpleNamespace):
+    """The properties of a device that is not asked."""
+
+    def __init__(self, name: str, total_bytes: int | None) -> None:
+        super().__init__(name=name, major=8, minor=0, multi_processor_count=108, warp_size=32, is_integrated=False)
+        self._total_bytes = total_bytes
+
+    @property
+    def total_memory(self) -> int:
+        if self._total_bytes is None:
+            raise EstimateError(f"{_UNKNOWN_SIZE}: total_memory in {users_line()}")
+        return self._total_bytes
+
+
+def _here_alone(new: Callable[..., Any], old: Any) -> Callable[..., Any]:
+    """Return a function that calls ``new`` where code is estimated, and ``old`` in other threads, such as ours."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (new if torch._C._len_torch_dispatch_stack() else old)(*args, **kwargs)
+
+    return call
+
+
+def _refuse(name: str, *_: Any, **__: Any) -> NoReturn:
+    raise EstimateError(f"an estimate cannot follow {name} in {users_line()}")

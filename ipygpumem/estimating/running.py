@@ -2,33 +2,104 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import psutil
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating.accelerators import Accelerators
-from ipygpumem.estimating.caching import unfollowed
+from ipygpumem.estimating import users_line, users_line_of, users_part
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.effects import closure_of, effects_of
 from ipygpumem.estimating.fake_copies import FakeCopies
-from ipygpumem.estimating.following import Follower
-from ipygpumem.estimating.limits import Limits
-from ipygpumem.estimating.patches import choose_loop, patched
-from ipygpumem.estimating.reading import read, with_room
-from ipygpumem.estimating.records import DeviceEstimate, Estimate
+from ipygpumem.estimating.following import Follower, tensors_in
+from ipygpumem.estimating.patches import Accelerators, choose_loop, patched
+from ipygpumem.estimating.reading import read, unfollowed, with_room
+from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.estimating.restoring import Restorer
-from ipygpumem.estimating.storage_log import PARAMETERS, WORKSPACES, StorageLog, Workspaces
-from ipygpumem.estimating.users_line import users_line_of, users_part
-from ipygpumem.introspect import is_exactly
+from ipygpumem.estimating.storage_log import WORKSPACES, StorageLife, StorageLog, Workspaces
+from ipygpumem.introspect import is_exactly, is_instance, type_name
 from ipygpumem.objects import interrupts
+from ipygpumem.probes.host import available_bytes
+from ipygpumem.units import format_bytes
+
+_TICK_SECONDS, _AGAIN_SECONDS = 0.1, 1.0
+_STOP: Any = getattr(signal, "SIGRTMIN", getattr(signal, "SIGUSR2", None))
+"""A signal for which users' code has no handler; None on Windows."""
+
+
+class Limits:
+    """A ``with`` block that interrupts its code after the timeout, or when it has taken 3/4 of the free host memory.
+
+    The main thread gets a KeyboardInterrupt, which Python raises between two bytecode instructions: a call into C++
+    returns first. Other threads, and Windows, are only interrupted by ``check``.
+    """
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._ended = threading.Event()
+        self._line = self.why = ""
+        """Why the code was interrupted; empty if it was not."""
+
+    def __enter__(self) -> None:
+        self._until = time.monotonic() + self._timeout_seconds
+        self._process = psutil.Process()
+        self._most_bytes = self._process.memory_info().rss + available_bytes() * 3 // 4
+        self._handlers: dict[int, Any] = {}
+        if _STOP is not None and threading.current_thread() is threading.main_thread():
+            self._handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+            signal.signal(_STOP, self._interrupt)
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_AGAIN_SECONDS if self.why else _TICK_SECONDS):
+            if not self.why and time.monotonic() > self._until:
+                self.why = f"after {self._timeout_seconds:g} s"
+            elif not self.why and (took := self._process.memory_info().rss) > self._most_bytes:
+                self.why = f"because it took most of the host memory that was free ({format_bytes(took)} now)"
+            if self.why and self._handlers:  # again and again: the code may catch it
+                signal.pthread_kill(threading.main_thread().ident or 0, _STOP)
+
+    def _interrupt(self, _: int, frame: Any) -> None:
+        if not self._ended.is_set():
+            self._line = self._line or users_line(frame)
+            raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """Raise an EstimateError if the code is to stop: called for each operation on tensors."""
+        if self.why:
+            raise self.error(users_line())
+
+    def error(self, line: str = "") -> EstimateError:
+        """Return the error that names the line at which the code was interrupted."""
+        return EstimateError(f"the estimate was stopped {self.why} in {self._line or line or 'an unknown line'}")
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: Any) -> None:
+        self._ended.set()
+        if self.why and error is not None:
+            self._line = self._line or users_line_of(traceback)
+        handlers = self._handlers.items()  # the code may have changed others than ours
+        changed = [(number, old) for number, old in handlers if old is not None and signal.getsignal(number) is not old]
+        with interrupts.noted() as struck:
+            self._thread.join()
+            if changed:
+                signal.sigpending()  # a system call: a signal that is on its way arrives before its handler goes
+            for number, old in changed:
+                signal.signal(number, old)
+        if struck:
+            raise KeyboardInterrupt
+
 
 Namespaces = tuple[dict[str, Any], ...]
 Result = TypeVar("Result")
@@ -63,49 +134,13 @@ class Estimation:
         # What torch cannot tell of an operation it would try with zeros: on a device, that takes memory there.
         tries = self._devices.on_cpu
         self._fakes = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=tries)
-        self._restorer: Restorer | None = None
-        self.copies = FakeCopies(self._made, self._devices.place, self._quietly, self._keep, self._note)
+        self.copies = FakeCopies(self.log, self._devices, self._fakes, self._note)
         self._accelerators = Accelerators(self.log, self._devices, room_bytes, self._note)
         workspaces = Workspaces(self.log, self._devices, self._accelerators.capability, self._note)
-        self._follower = Follower(self.log, self._devices, workspaces, self._note, self._copy_of_stray, self._limits)
-        self._originals_bytes: dict[str, int] = {}
-        """Bytes of the originals, by device."""
+        self._follower = Follower(self.log, self._devices, workspaces, self.copies, self._note, self._limits.check)
 
     def _note(self, text: str) -> None:
         self._notes[text] = None
-
-    # -- what fake copies are made of -----------------------------------------------------------------------------
-
-    def _keep(self, value: Any) -> None:
-        """Keep what code may change in this process, to put it back."""
-        if self._restorer is not None:
-            self._restorer.take(value)
-
-    def _copy_of_stray(self, tensor: Any) -> Any:
-        self._keep(tensor)
-        return self.copies.of(tensor)
-
-    def _made(self, original: Any, copy: Any) -> None:
-        life = self.log.see(copy, self._devices.name(copy.device), before=True)
-        if life is not None:
-            place = str(original.device)
-            self._originals_bytes[place] = self._originals_bytes.get(place, 0) + life.size_bytes
-        if isinstance(copy, torch.nn.Parameter):
-            self.log.mark(copy, PARAMETERS)
-
-    @contextmanager
-    def _quietly(self) -> Iterator[None]:
-        # A copy that is made inside torch.func's grad or vmap is not of it.
-        with self._follower.lock, torch._C._DisableFuncTorch():
-            before, self._follower.paused = self._follower.paused, True
-            # torch's cache of results would hold a storage for good that a copy lies in.
-            caching, self._fakes.cache_enabled = getattr(self._fakes, "cache_enabled", False), False
-            try:
-                yield
-            finally:
-                self._follower.paused, self._fakes.cache_enabled = before, caching
-
-    # -- what is estimated ----------------------------------------------------------------------------------------
 
     def of_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], namespaces: Namespaces
@@ -130,8 +165,9 @@ class Estimation:
         started = time.perf_counter()
         found = self.carry_out(lambda: self._figures(run))
         devices = tuple(with_room(figures, there_bytes, self._room_bytes) for figures, there_bytes in found)
-        guesses = tuple(self._follower.answers.guesses)
-        return Estimate(devices, time.perf_counter() - started, guesses, tuple(self._notes))
+        return Estimate(
+            devices, time.perf_counter() - started, tuple(self._follower.answers.guesses), tuple(self._notes)
+        )
 
     def _figures(self, code: Callable[[], Any]) -> list[tuple[DeviceEstimate, int]]:
         """Run ``code`` and return for each device the figures, and the bytes that this process holds there already."""
@@ -143,7 +179,7 @@ class Estimation:
         for place in dict.fromkeys(life.device for life in self.log.lives):
             device = read(self.log, place, self._devices.named or place)
             held = [life for life in self.log.lives if life.before and life.role == WORKSPACES and life.device == place]
-            there_bytes = self._originals_bytes.get(device.device, 0) + sum(life.size_bytes for life in held)
+            there_bytes = self.copies.originals_bytes.get(device.device, 0) + sum(life.size_bytes for life in held)
             devices.append((device, there_bytes))
         if any(device.device.startswith("cuda") for device, _ in devices) and (settings := unfollowed()):
             self._note(f"{', '.join(settings)}: not followed, reserved and needed are the figures without it")
@@ -156,7 +192,7 @@ class Estimation:
             EstimateError: it took too long, or too much host memory.
         """
         __tracebackhide__ = True  # of the user's errors
-        restorer = self._restorer = Restorer(self._fakes, self._note)
+        restorer = self.copies.restorer = Restorer(self._fakes, self._note)
         try:
             with interrupts.kept(), self._limits:  # among the user's code runs ours, at each death of a tensor
                 result = work()
@@ -170,7 +206,6 @@ class Estimation:
             with interrupts.noted() as struck:
                 self.copies.forget()
                 self._follower.forget()
-                self._restorer = None
                 restorer.put_back()
             if struck:
                 raise KeyboardInterrupt
@@ -179,7 +214,8 @@ class Estimation:
     def run(self, code: Callable[[], Any]) -> None:
         """Run ``code`` under fake tensors."""
         with ExitStack() as stack:
-            stack.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+            chosen = register_optimizer_step_pre_hook(lambda optimizer, *_: choose_loop(optimizer, self._devices))
+            stack.callback(chosen.remove)
             stack.callback(register_optimizer_step_post_hook(self._follower.stepped).remove)
             stack.enter_context(self._accelerators.standing_in())
             stack.enter_context(patched(self._note, self._devices, self._modes))
@@ -190,9 +226,6 @@ class Estimation:
                 self._follower.stepped(optimizer)
             self.log.close()
             del result  # it was kept until here, as the code's caller would
-
-    def _before_step(self, optimizer: Any, *_: Any) -> None:
-        choose_loop(optimizer, self._devices)
 
     @contextmanager
     def _guesses_added_to_errors(self) -> Iterator[None]:
@@ -223,3 +256,69 @@ class Estimation:
         # What the modes inside it are not asked for goes through to fake tensors.
         with self._fakes, self._follower, self._devices:
             yield
+
+
+# -- summaries of models --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Calls:
+    """When a module was called, in the log's time."""
+
+    begun: list[int] = field(default_factory=list)
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    output_shape: tuple[int, ...] | None = None
+
+    def listen(self, module: Any, log: StorageLog) -> None:
+        def ends(module: Any, args: Any, output: Any) -> None:
+            self.spans.append((self.begun.pop(), log.clock))
+            first = next(tensors_in(output), None)
+            self.output_shape = None if first is None else tuple(first.shape)
+
+        module.register_forward_pre_hook(lambda *_: self.begun.append(log.clock))
+        module.register_forward_hook(ends)
+
+
+def summarize(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelSummary:
+    """Return what one forward pass of ``model`` shows of it; the model stays as it is.
+
+    Raises:
+        EstimateError: ``model`` is no module.
+    """
+    if not is_instance(model, torch.nn.Module):
+        raise EstimateError(f"a summary takes a torch.nn.Module, not {type_name(model)}")
+    __tracebackhide__ = True  # of the user's errors
+    run = Estimation()
+    calls: dict[str, _Calls] = {}
+
+    def forward() -> Any:
+        copy = run.copies.of(model)
+        for name, module in copy.named_modules():
+            calls[name] = _Calls()
+            calls[name].listen(module, run.log)
+        with torch.enable_grad():
+            return copy(*run.copies.of(args), **run.copies.of(dict(kwargs)))
+
+    def summarized() -> ModelSummary:
+        run.run(forward)
+        kept = [life for life in run.log.lives if life.recorded and life.died is None]  # for backward
+        rows = [_row(name, module, calls[name], kept) for name, module in model.named_modules()]
+        trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        return ModelSummary(tuple(rows), trainable)
+
+    return run.carry_out(summarized)
+
+
+def _row(name: str, module: Any, calls: _Calls, kept: list[StorageLife]) -> ModuleRow:
+    parameters, buffers = list(module.parameters()), list(module.buffers())
+    return ModuleRow(
+        name=name,
+        type_name=type_name(module),
+        depth=name.count(".") + bool(name),
+        output_shape=calls.output_shape,
+        parameters=sum(parameter.numel() for parameter in parameters),
+        parameter_bytes=sum(tensor.numel() * tensor.element_size() for tensor in parameters),
+        buffer_bytes=sum(tensor.numel() * tensor.element_size() for tensor in buffers),
+        activation_bytes=sum(life.size_bytes for life in kept if any(a < life.born <= b for a, b in calls.spans)),
+        calls=len(calls.spans),
+    )

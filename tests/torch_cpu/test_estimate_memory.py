@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import ipygpumem
-from ipygpumem.estimating.caching import Allocator, OutOfRoomError, Rules, least_bytes, users_rules
+from ipygpumem.estimating.reading import Allocator, OutOfRoomError, Rules, least_bytes, users_rules
 from ipygpumem.probes.workspaces import sizes
 from ipygpumem.units import GIB, KIB, MIB
 

@@ -396,7 +396,7 @@ def test_an_estimate_in_a_thread_is_stopped_at_an_operation() -> None:
 
 
 def test_code_that_takes_too_much_host_memory_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ipygpumem.estimating.limits.available_bytes", lambda: 256 * 2**20)
+    monkeypatch.setattr("ipygpumem.estimating.running.available_bytes", lambda: 256 * 2**20)
 
     def hoard() -> None:
         kept = []

@@ -204,7 +204,7 @@ def test_a_recurrent_network_is_estimated_as_it_runs(kind: str, sizes: tuple[int
 
 
 def test_what_a_loop_on_values_asks_for_ends_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ipygpumem.estimating.answers._MOST_GUESSES", 1000)  # a tenth
+    monkeypatch.setattr("ipygpumem.estimating.following._MOST_GUESSES", 1000)  # a tenth
     body = "done = torch.zeros(4, dtype=torch.bool)\nwhile not done.all():\n    done = done | (torch.rand(4) > 0.5)"
     with pytest.raises(EstimateError, match=r"users_code.py, line 15: while not done.all\(\):"):
         estimated(body, tmp_path)

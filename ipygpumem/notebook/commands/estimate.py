@@ -8,7 +8,7 @@ from typing import Any
 
 from ipygpumem import estimating
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating.users_line import users_part
+from ipygpumem.estimating import users_part
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.reports.estimate import estimate_report
@@ -23,7 +23,7 @@ def estimate(notebook: Notebook, options: Options, cell: str) -> list[Report]:
         raise EstimateError("%%estimate: the cell is empty; write the code to estimate below the first line")
     __tracebackhide__ = True  # of the user's errors
     shell = notebook.context.shell
-    module = estimating.loaded("running")
+    module = estimating.loaded()
     try:
         timeout = options.timeout or module.TIMEOUT_SECONDS
         estimation = module.Estimation(options.device, options.device_memory, timeout)
