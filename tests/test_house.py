@@ -17,7 +17,7 @@ BUDGET = {
     "__init__": 150,
     "api": 1200,
     "errors": 150,
-    "estimating": 3300,
+    "estimating": 2800,
     "fitting": 1300,
     "flight_recorder": 350,
     "freeing": 1700,

@@ -59,11 +59,7 @@ _FACTORIES = frozenset(
 class Devices(TorchFunctionMode):
     """Sends tensors to a device that can be followed here, and knows on which one they are taken to be.
 
-    Args:
-        device: where all tensors are taken to be; None: where the code puts them.
-
-    Raises:
-        EstimateError: there is no such device.
+    That is ``device``; None: where the code puts them.
     """
 
     def __init__(self, device: str | None) -> None:

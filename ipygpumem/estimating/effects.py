@@ -42,8 +42,6 @@ _OF_OS = frozenset(
         *("unlink", "write"),
     ]
 )
-_HARMLESS = frozenset([("torch", "save")])
-"""Calls that are replaced."""
 
 
 def effects_of(
@@ -51,10 +49,7 @@ def effects_of(
 ) -> list[str]:
     """Return notes on what ``code``, with the users' functions that it names, does beyond what can be put back.
 
-    Args:
-        code: None for a callable that has none.
-        namespaces: where its names are looked up, in order.
-        args: the arguments that it is called with.
+    Its names are looked up in ``namespaces``; ``args`` are the arguments that it is called with.
     """
     calls: set[str] = set()
     iterators: set[str] = {f"a {type_name(value)}" for value in args if _is_consumed(value)}
@@ -68,7 +63,12 @@ def effects_of(
         waiting += [(item, spaces) for item in code.co_consts if type(item) is types.CodeType]
         for names in _paths(code):
             value, module = _at(names, spaces)
-            if _reaches_out(names, module):
+            top = module.partition(".")[0] or (names[0] if len(names) > 1 else "")
+            if top in ("os", "posix", "nt"):
+                reaches_out = names[-1] in _OF_OS
+            else:
+                reaches_out = names[-1] in _CALLS or (top in _MODULES and len(names) > 1)
+            if reaches_out and (top, names[-1]) != ("torch", "save"):  # which is replaced
                 calls.add(".".join(names))
             if _is_consumed(value):
                 iterators.add(".".join(names))
@@ -95,13 +95,13 @@ def closure_of(function: Any) -> dict[str, Any]:
 
 def _is_consumed(value: object) -> bool:
     """Return True for an iterator of which code gets no copy, or whose copy shares one."""
+
+    def is_iterator(value: object) -> bool:
+        return any("__next__" in class_dict(kind) for kind in type.mro(type(value)))
+
     is_copied = solid_base(type(value)) is object
     held = (instance_dict(value) or {}).values() if is_copied else (value,)
-    return _is_iterator(value) and any(_is_iterator(item) and solid_base(type(item)) is not object for item in held)
-
-
-def _is_iterator(value: object) -> bool:
-    return any("__next__" in class_dict(kind) for kind in type.mro(type(value)))
+    return is_iterator(value) and any(is_iterator(item) and solid_base(type(item)) is not object for item in held)
 
 
 def _paths(code: types.CodeType) -> Iterator[tuple[str, ...]]:
@@ -133,12 +133,3 @@ def _at(names: tuple[str, ...], namespaces: tuple[dict[str, Any], ...]) -> tuple
         module = str(space.get("__name__", ""))
         value = space.get(name)
     return value, module
-
-
-def _reaches_out(names: tuple[str, ...], module: str) -> bool:
-    top = module.partition(".")[0] or (names[0] if len(names) > 1 else "")
-    if (top, names[-1]) in _HARMLESS:
-        return False
-    if top in ("os", "posix", "nt"):
-        return names[-1] in _OF_OS
-    return names[-1] in _CALLS or (top in _MODULES and len(names) > 1)

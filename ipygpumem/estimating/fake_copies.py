@@ -146,25 +146,25 @@ class FakeCopies:
     # -- containers and objects -------------------------------------------------------------------------------
 
     def _container(self, value: Any) -> Any:
-        copy = self._keep(value, self._blank(value))
-        base: Any = next(kind for kind in (OrderedDict, dict, deque, list) if is_instance(value, kind))
+        copy = self._keep(value, solid_base(type(value)).__new__(type(value)))
+        base: Any = next(kind for kind in (OrderedDict, dict, deque, list, set) if is_instance(value, kind))
+        if base is deque:
+            deque.__init__(copy, (), value.maxlen)
+        elif is_instance(value, defaultdict):
+            copy.default_factory = self.of(value.default_factory)
         if issubclass(base, dict):
             for key, item in list(base.items(value)):
                 base.__setitem__(copy, self.of(key), self.of(item))
         else:
-            base.extend(copy, [self.of(item) for item in base.__iter__(value)])
+            (base.update if base is set else base.extend)(copy, [self.of(item) for item in base.__iter__(value)])
         self._fill(value, copy)
         return copy
 
     def _items(self, value: Any) -> Any:
-        """Return a tuple or set with the copies of its items; itself if all are shared and it cannot change."""
-        base: Any = next(kind for kind in (tuple, set, frozenset) if is_instance(value, kind))
+        """Return a tuple or frozen set with the copies of its items; itself if all are shared."""
+        base: Any = tuple if is_instance(value, tuple) else frozenset
         items = list(base.__iter__(value))
         copies = [self.of(item) for item in items]
-        if base is set:
-            copy = self._keep(value, self._blank(value))
-            set.update(copy, copies)
-            return copy
         shared = all(copy is item for copy, item in zip(copies, items, strict=True))
         return self._keep(value, value if shared else solid_base(type(value)).__new__(type(value), copies))
 
@@ -189,15 +189,6 @@ class FakeCopies:
         elif is_instance(value, torch.nn.Module) and vars(copy).get("_compiled_call_impl") is not None:
             self._note(COMPILED)
             vars(copy)["_compiled_call_impl"] = None
-        return copy
-
-    def _blank(self, value: Any) -> Any:
-        """Return an empty container of the type of ``value``."""
-        copy = solid_base(type(value)).__new__(type(value))
-        if is_instance(value, deque):
-            deque.__init__(copy, (), value.maxlen)
-        elif is_instance(value, defaultdict):
-            copy.default_factory = self.of(value.default_factory)
         return copy
 
     def _fill(self, value: Any, copy: Any) -> None:
@@ -273,8 +264,8 @@ class Namespace(dict[str, Any]):
 
 
 _MAKERS: tuple[tuple[type, Callable[[FakeCopies, Any], Any]], ...] = (
-    *((kind, FakeCopies._container) for kind in (dict, list, deque)),
-    *((kind, FakeCopies._items) for kind in (tuple, set, frozenset)),
+    *((kind, FakeCopies._container) for kind in (dict, list, deque, set)),
+    *((kind, FakeCopies._items) for kind in (tuple, frozenset)),
     (types.FunctionType, FakeCopies._function),
     (types.MethodType, lambda self, value: types.MethodType(self.of(value.__func__), self.of(value.__self__))),
     (weakref.ReferenceType, FakeCopies._weak_reference),

@@ -88,85 +88,10 @@ _SAME = frozenset(
 )
 """Their results have the values of their arguments."""
 _COUNTS = frozenset({"sum", "count_nonzero"})
-
-
 _MOST_GUESSES = 10_000
 """Answers that one line gets: more, and it is taken for a loop that waits for a value."""
 _SCALAR = _ATEN._local_scalar_dense.default
 _COMPARES = (_ATEN.equal.default, _ATEN.allclose.default)
-_KEEPS_A_STEP = "ys >"
-
-
-class Answers:
-    """Gives values of the right type: 1, 1.0 or False, or what lets code go past its ``assert`` or ``raise``."""
-
-    def __init__(self, note: Note) -> None:
-        self._note = note
-        self._known: Any = WeakIdKeyDictionary()
-        self._given_to_lbfgs = 0
-        self.guesses: dict[str, int] = {}
-        """The lines that asked for a tensor's value and got a stand-in, in order, and how often they did."""
-
-    def answer(self, func: Any, tensor: Any) -> bool | float | complex:
-        """Return a value for an operation that asks for one.
-
-        Raises:
-            EstimateError: the line has got so many that it is a loop without end.
-        """
-        compares, dtype = func in _COMPARES, tensor.dtype
-        is_condition = compares or dtype is torch.bool
-        if (frame := _lbfgs_frame()) is not None:
-            self._note("LBFGS: assumed to run all its iterations, and to keep as much history as these make")
-            if is_condition:  # it keeps a step only where ``ys`` is positive, and stops where its loss does not change
-                return _KEEPS_A_STEP in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-            self._given_to_lbfgs += 1
-            return 1.0 / self._given_to_lbfgs
-        line = users_line()
-        self.guesses[line] = count = self.guesses.get(line, 0) + 1
-        if count > _MOST_GUESSES:
-            raise EstimateError(
-                f"this line asked for a tensor's value {_MOST_GUESSES:,} times. An estimate has no values, so the "
-                f"loop may never end: {line}"
-            )
-        known = None if compares else self._known_value(tensor)
-        if is_condition:
-            return bool(_answer_without_error() if known is None else known)
-        plain = 1.0 if dtype.is_floating_point else 1j if dtype.is_complex else 1
-        return plain if known is None else type(plain)(known)
-
-    # -- tensors whose elements are all taken to be True, or all False -------------------------------------------------
-
-    def _known_value(self, value: Any) -> bool | None:
-        return self._known.get(value) if isinstance(value, torch.Tensor) else None
-
-    def see(self, func: Any, args: Any, result: Any) -> None:
-        """Remember what an operation gives, or forget what was known of a tensor that it changed."""
-        if not isinstance(result, torch.Tensor) or not args:
-            return
-        truth = self._given_by(func.__name__.partition(".")[0].rstrip("_"), *args[:2])
-        if truth is not None:
-            self._known[result] = truth
-        else:
-            self._known.pop(result, None)
-
-    def _given_by(self, name: str, first: Any, second: Any = None) -> bool | None:
-        known = self._known_value(first)
-        if name in _NEVER:
-            return False
-        if name in _NOT:
-            return None if known is None else not known
-        if name in _AND or name in _OR:
-            decides = name in _OR
-            both = (known, self._known_value(second))
-            return decides if decides in both else None if None in both else not decides
-        if name in _COMPARED:
-            if isinstance(second, (int, float)) and known is not None:
-                return bool(_COMPARED[name](known, second))
-            asks_for_odd = first is second or (isinstance(second, float) and math.isinf(second))  # NaN, or infinity
-            return (name == "eq") is (first is second) if asks_for_odd and name in ("eq", "ne") else None
-        if name in _COUNTS:
-            return False if known is False else None
-        return known if name in _SAME else None
 
 
 def _lbfgs_frame() -> types.FrameType | None:
@@ -309,7 +234,10 @@ class Follower(TorchDispatchMode):
         self._log, self._devices, self._workspaces = log, devices, workspaces
         self._copies, self._note, self._check = copies, note, check
         self._last_graph = -1
-        self.answers = Answers(note)
+        self._known: Any = WeakIdKeyDictionary()
+        self._given_to_lbfgs = 0
+        self.guesses: dict[str, int] = {}
+        """The lines that asked for a tensor's value and got a stand-in, in order, and how often they did."""
         self._handles: list[Any] = []  # what ends the hooks on real tensors
         self._strays: dict[int, tuple[Any, Any]] = {}  # real tensors by id, with their fake copies
 
@@ -343,7 +271,7 @@ class Follower(TorchDispatchMode):
         except _UNFOLLOWED as error:
             return self._stand_in(func, args, error)
         result = self._corrected(func, args, kwargs, arguments, result)
-        self.answers.see(func, args, result)
+        self._see_value(func, args, result)
         recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments)
         results = list(tensors_in(result))
         for tensor in results:
@@ -361,12 +289,10 @@ class Follower(TorchDispatchMode):
         if id(tensor) not in self._strays:
             self._strays[id(tensor)] = tensor, self._copies.of(self._copies.share(tensor))
             handle = self._follow(tensor)
-            if handle is not None:
-                self._handles.append(handle)
+            self._handles += [handle] if handle is not None else []
         return False
 
     def _with_copies(self, value: Any) -> Any:
-        """Return an operation's arguments with fake copies in the place of real tensors."""
         if isinstance(value, torch.Tensor):
             return self._strays.get(id(value), (value, value))[1]
         if isinstance(value, (list, tuple)):
@@ -400,14 +326,71 @@ class Follower(TorchDispatchMode):
     def _stand_in(self, func: Any, args: Any, error: Exception) -> Any:
         """Return a value for an operation that asks for one, and not for a tensor whose shape depends on one."""
         if func is _SCALAR or func in _COMPARES:
-            return self.answers.answer(func, args[0])
+            return self._answer(func, args[0])
         unknown = isinstance(error, fake_tensor.UnsupportedOperatorException)
         raise _refusal(_UNTOLD if unknown else UNKNOWN, func) from error
+
+    # -- values: 1, 1.0 or False, or what lets code go past its ``assert`` or ``raise`` -----------------------------
+
+    def _answer(self, func: Any, tensor: Any) -> bool | float | complex:
+        """Return a value for an operation that asks for one."""
+        compares, dtype = func in _COMPARES, tensor.dtype
+        is_condition = compares or dtype is torch.bool
+        if (frame := _lbfgs_frame()) is not None:
+            self._note("LBFGS: assumed to run all its iterations, and to keep as much history as these make")
+            if is_condition:  # it keeps a step only where ``ys`` is positive, and stops where its loss does not change
+                return "ys >" in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            self._given_to_lbfgs += 1
+            return 1.0 / self._given_to_lbfgs
+        line = users_line()
+        self.guesses[line] = count = self.guesses.get(line, 0) + 1
+        if count > _MOST_GUESSES:
+            raise EstimateError(
+                f"this line asked for a tensor's value {_MOST_GUESSES:,} times. An estimate has no values, so the "
+                f"loop may never end: {line}"
+            )
+        known = None if compares else self._known_value(tensor)
+        if is_condition:
+            return bool(_answer_without_error() if known is None else known)
+        plain = 1.0 if dtype.is_floating_point else 1j if dtype.is_complex else 1
+        return plain if known is None else type(plain)(known)
+
+    def _known_value(self, value: Any) -> bool | None:
+        """Return what all elements of a tensor are taken to be, True or False; None if that is not known."""
+        return self._known.get(value) if isinstance(value, torch.Tensor) else None
+
+    def _see_value(self, func: Any, args: Any, result: Any) -> None:
+        """Remember what an operation gives, or forget what was known of a tensor that it changed."""
+        if not isinstance(result, torch.Tensor) or not args:
+            return
+        truth = self._given_by(func.__name__.partition(".")[0].rstrip("_"), *args[:2])
+        if truth is not None:
+            self._known[result] = truth
+        else:
+            self._known.pop(result, None)
+
+    def _given_by(self, name: str, first: Any, second: Any = None) -> bool | None:
+        known = self._known_value(first)
+        if name in _NEVER:
+            return False
+        if name in _NOT:
+            return None if known is None else not known
+        if name in _AND or name in _OR:
+            decides = name in _OR
+            both = (known, self._known_value(second))
+            return decides if decides in both else None if None in both else not decides
+        if name in _COMPARED:
+            if isinstance(second, (int, float)) and known is not None:
+                return bool(_COMPARED[name](known, second))
+            asks_for_odd = first is second or (isinstance(second, float) and math.isinf(second))  # NaN, or infinity
+            return (name == "eq") is (first is second) if asks_for_odd and name in ("eq", "ne") else None
+        if name in _COUNTS:
+            return False if known is False else None
+        return known if name in _SAME else None
 
     # -- what storages are for, by torch's hooks for leaves and optimizers ------------------------------------------
 
     def _see_argument(self, tensor: Any) -> None:
-        """Look at a fake tensor that an operation gets: a parameter, or a leaf whose gradient will come."""
         if tensor.requires_grad and tensor.is_leaf and vars(tensor).get(_HOOKED) != id(tensor):
             vars(tensor)[_HOOKED] = id(tensor)  # a copy has the original's attributes, and not its hooks
             self._follow(tensor)
@@ -420,11 +403,9 @@ class Follower(TorchDispatchMode):
             self._log.mark(tensor, PARAMETERS)
         if not tensor.requires_grad or not tensor.is_leaf:
             return None
-        return tensor.register_post_accumulate_grad_hook(self._accumulated)
-
-    def _accumulated(self, leaf: Any) -> None:
-        if leaf.grad is not None:
-            self._log.mark(leaf.grad, GRADIENTS)
+        return tensor.register_post_accumulate_grad_hook(
+            lambda leaf: self._log.mark(leaf.grad, GRADIENTS) if leaf.grad is not None else None
+        )
 
     def _backward_is_running(self) -> bool:
         """Whether autograd runs the current operation; a backward pass that begins is noted."""

@@ -25,25 +25,6 @@ from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storage_log import StorageLog
 
 
-def functions_as_there(devices: Devices) -> list[tuple[Any, str, Any]]:
-    """Return where functions are, what they are called there and what stands in for them."""
-    attend: Any = getattr(functional, "scaled_dot_product_attention", None)
-    drop = functional.dropout
-
-    def attention(
-        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *rest: Any, **more: Any
-    ) -> Any:
-        # With dropout the CPU has no kernel that leaves the matrix of weights out; CUDA has.
-        return attend(query, key, value, attn_mask, 0.0 if devices.is_elsewhere else dropout_p, *rest, **more)
-
-    def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002  # torch's
-        if training and 0 < p < 1 and not inplace and devices.is_elsewhere:
-            return torch.native_dropout(input, p, True)[0]  # it keeps a byte for each number; the CPU's keeps a number
-        return drop(input, p, training, inplace)
-
-    return [(functional, "dropout", dropout), *([(functional, attend.__name__, attention)] if attend else [])]
-
-
 def choose_loop(optimizer: Any, devices: Devices) -> None:
     """Choose an optimizer's loop as torch does on accelerators: it sees that the parameters are fake."""
     kinds = type.mro(type(optimizer))
@@ -72,7 +53,7 @@ NO_PROCESSES = {
 
 @contextmanager
 def patched(note: Note, devices: Devices, following: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-    """Replace them meanwhile; ``following`` makes the modes for threads that the code starts."""
+    """Replace functions of torch's meanwhile; ``following`` makes the modes for threads that the code starts."""
     with ExitStack() as stack:
         for place, name, value in _changes(note, devices, following):
             stack.enter_context(patch.object(place, name, value))
@@ -81,50 +62,23 @@ def patched(note: Note, devices: Devices, following: Callable[[], AbstractContex
         yield
 
 
-def _changes(
+def _changes(  # noqa: C901  # one small function after another
     note: Note, devices: Devices, following: Callable[[], AbstractContextManager[Any]]
 ) -> list[tuple[Any, str, Any]]:
     """Return where functions are, what they are called there and what stands in for them."""
-    fakes, tensor = fake_tensor.FakeTensor, torch.Tensor
-    changes: list[tuple[Any, str, Any]] = [
-        (torch.utils, "swap_tensors", _swap(torch.utils.swap_tensors)),
-        (torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda _: [])),
-        *zip([torch] * 2, ("save", "load"), _without_files(torch.load, note), strict=True),
-        (torch, "set_num_threads", lambda _: None),
-        (fake_tensor.log, "disabled", True),  # errors are raised, too
-        (fakes, "tolist", _tolist),
-        (tensor, "record_stream", lambda *_: None),
-        (tensor, "__format__", _format(tensor.__format__)),
-        (torch.utils.data.DataLoader, "__init__", _without_processes(torch.utils.data.DataLoader.__init__)),
-        (threading.Thread, "start", _followed(threading.Thread.start, following)),
-        (torch.amp.GradScaler, "_maybe_opt_step", _step_always),
-        *functions_as_there(devices),
-    ]
-    if hasattr(fake_tensor, "init_gpu_context"):
-        changes.append((fake_tensor, "init_gpu_context", lambda *_: None))  # it takes memory there
-    if hasattr(torch, "compile"):
-        changes.append((torch, "compile", _uncompiled(note)))
-        changes.append((torch.nn.Module, "compile", lambda *_, **__: note(COMPILED)))
-    if devices.on_cpu:
-        cast = torch.amp.autocast_mode.autocast
-        changes.append((cast, "__init__", _cast_here(cast.__init__)))
-    return changes
+    tensor, loader, thread = torch.Tensor, torch.utils.data.DataLoader, threading.Thread
+    attend: Any = getattr(functional, "scaled_dot_product_attention", None)
+    cast: Any = torch.amp.autocast_mode.autocast
+    swap, load, drop = torch.utils.swap_tensors, torch.load, functional.dropout
+    form, begin, start, init = tensor.__format__, cast.__init__, thread.start, loader.__init__
+    written: dict[Any, Any] = {}
 
-
-def _swap(swap: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    def call(first: Any, second: Any) -> None:
+    def swap_tensors(first: Any, second: Any) -> None:
         # torch refuses to swap a tensor that anybody refers to weakly, as fake tensors' own memo does.
         if first.device.type == second.device.type:
             first.data = second.data
         else:
             swap(first, second)
-
-    return call
-
-
-def _without_files(load: Callable[..., Any], note: Note) -> tuple[Callable[..., Any], ...]:
-    """Return replacements: a ``torch.save`` that writes nothing, and a ``torch.load`` that says so."""
-    written: dict[Any, Any] = {}
 
     def key(file: Any) -> Any:
         return Path(file).absolute() if isinstance(file, (str, os.PathLike)) else id(file)
@@ -142,39 +96,24 @@ def _without_files(load: Callable[..., Any], note: Note) -> tuple[Callable[..., 
                 raise
             raise EstimateError(f"torch.save wrote nothing that could be loaded in {users_line()}") from error
 
-    return save, load_what_was_there
+    def tolist(tensor: Any) -> Any:
+        values: Any = torch.ops.aten._local_scalar_dense(tensor)  # so that the guess is noted
+        values = 0 if type(values) is int else values  # it may be an index
+        for length in reversed(tensor.shape):
+            values = [values] * length
+        return values
 
-
-def _tolist(tensor: Any) -> Any:
-    values: Any = torch.ops.aten._local_scalar_dense(tensor)  # so that the guess is noted
-    values = 0 if type(values) is int else values  # it may be an index
-    for length in reversed(tensor.shape):
-        values = [values] * length
-    return values
-
-
-def _format(method: Callable[[Any, str], str]) -> Callable[[Any, str], str]:
-    def call(tensor: Any, form: str) -> str:
+    def formatted(tensor: Any, how: str) -> str:
         if not isinstance(tensor, fake_tensor.FakeTensor):
-            return method(tensor, form)
-        return format(tensor.item(), form) if tensor.dim() == 0 else str(tensor)
+            return str(form(tensor, how))
+        return format(tensor.item(), how) if tensor.dim() == 0 else str(tensor)
 
-    return call
-
-
-def _without_processes(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
-    def call(loader: Any, *args: Any, **kwargs: Any) -> None:
+    def without_processes(loader: Any, *args: Any, **kwargs: Any) -> None:
         init(loader, *args, **kwargs)
         vars(loader).update(NO_PROCESSES)
 
-    return call
-
-
-def _followed(
-    start: Callable[[Any], None], following: Callable[[], AbstractContextManager[Any]]
-) -> Callable[[Any], None]:
-    def call(thread: Any) -> None:
+    def start_followed(thread: Any) -> None:
         if torch._C._len_torch_dispatch_stack():  # the estimate's own, not one of those that are beside it
             run = thread.run
 
@@ -185,29 +124,51 @@ def _followed(
             thread.run = follow
         start(thread)
 
-    return call
+    def step_always(_: Any, optimizer: Any, __: Any, *args: Any, **kwargs: Any) -> Any:
+        # Nobody knows whether a gradient overflowed, and a step that is left out takes no memory.
+        return optimizer.step(*args, **kwargs)
 
-
-def _step_always(_: Any, optimizer: Any, __: Any, *args: Any, **kwargs: Any) -> Any:
-    """Step always: nobody knows whether a gradient overflowed, and a step that is left out takes no memory."""
-    return optimizer.step(*args, **kwargs)
-
-
-def _uncompiled(note: Note) -> Callable[..., Any]:
     def compile_nothing(model: Any = None, **_: Any) -> Any:
         note(COMPILED)
         return (lambda function: function) if model is None else model
 
-    return compile_nothing
-
-
-def _cast_here(begin: Callable[..., None]) -> Callable[..., None]:
-    def call(mode: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+    def cast_here(mode: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
         if device_type != "cpu":
             device_type, dtype = "cpu", dtype or torch.get_autocast_dtype(device_type)
         begin(mode, device_type, dtype, *args, **kwargs)
 
-    return call
+    def attention(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *rest: Any, **more: Any
+    ) -> Any:
+        # With dropout the CPU has no kernel that leaves the matrix of weights out; CUDA has.
+        return attend(query, key, value, attn_mask, 0.0 if devices.is_elsewhere else dropout_p, *rest, **more)
+
+    def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002  # torch's
+        if training and 0 < p < 1 and not inplace and devices.is_elsewhere:
+            return torch.native_dropout(input, p, True)[0]  # it keeps a byte for each number; the CPU's keeps a number
+        return drop(input, p, training, inplace)
+
+    changes: list[tuple[Any, str, Any]] = [
+        (torch.utils, "swap_tensors", swap_tensors),
+        (torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda _: [])),
+        (torch, "save", save),
+        (torch, "load", load_what_was_there),
+        (torch, "set_num_threads", lambda _: None),
+        (fake_tensor.log, "disabled", True),  # errors are raised, too
+        (fake_tensor.FakeTensor, "tolist", tolist),
+        (tensor, "record_stream", lambda *_: None),
+        (tensor, "__format__", formatted),
+        (loader, "__init__", without_processes),
+        (thread, "start", start_followed),
+        (torch.amp.GradScaler, "_maybe_opt_step", step_always),
+        (functional, "dropout", dropout),
+        (fake_tensor, "init_gpu_context", lambda *_: None),  # it takes memory there
+        (functional, "scaled_dot_product_attention", attention),
+        (torch, "compile", compile_nothing),
+        (torch.nn.Module, "compile", lambda *_, **__: note(COMPILED)),
+        *([(cast, "__init__", cast_here)] if devices.on_cpu else []),
+    ]
+    return [change for change in changes if hasattr(*change[:2])]  # older ones lack some
 
 
 _NOTHING = (
@@ -249,29 +210,31 @@ class Stream(Event):
         return self
 
 
-class _DeviceAnswers:
-    """Answers in the place of torch.cuda: its methods have the names of torch's functions."""
+class Accelerators:
+    """Stands in for torch's modules for accelerators during one estimate: public methods have their functions' names.
 
-    def __init__(self, log: StorageLog, devices: Devices, kind: str | None, room_bytes: int | None, note: Note) -> None:
-        self._log, self._devices, self._type, self._room_bytes, self._note = log, devices, kind, room_bytes, note
+    ``room_bytes``: what the device has.
+    """
+
+    def __init__(self, log: StorageLog, devices: Devices, room_bytes: int | None, note: Note) -> None:
+        self._log, self._devices, self._room_bytes, self._note = log, devices, room_bytes, note
+        self._type = devices.label.partition(":")[0] if devices.label is not None else None
         self._current = 0
         known = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
-        self.properties = {number: torch.cuda.get_device_properties(number) for number in range(known)}
+        self._known = {number: torch.cuda.get_device_properties(number) for number in range(known)}
 
     def is_available(self) -> bool:
-        return self._type not in (None, "cpu") or bool(self._here())
-
-    def _here(self) -> int:
-        return int(torch._C._cuda_getDeviceCount()) if hasattr(torch._C, "_cuda_getDeviceCount") else 0
+        return self.device_count() > 0
 
     def device_count(self) -> int:
-        return max(self._here(), 1 if self.is_available() else 0)
+        here = int(torch._C._cuda_getDeviceCount()) if hasattr(torch._C, "_cuda_getDeviceCount") else 0
+        return max(here, int(self._type not in (None, "cpu")))
 
     def current_device(self) -> int:
         return self._current
 
     def current_accelerator(self, *_: Any, **__: Any) -> Any:
-        return torch.device(self._type or "cuda") if self.is_available() else None
+        return torch.device(self._type or "cuda") if self.device_count() else None
 
     def set_device(self, device: Any) -> None:
         self._current = self._index(device)
@@ -307,14 +270,14 @@ class _DeviceAnswers:
 
     def get_device_properties(self, device: Any = None) -> Any:
         index = self._index(device)
-        if index in self.properties:
-            return self.properties[index]
+        if index in self._known:
+            return self._known[index]
         name = f"{self._type or 'cuda'}:{index}"
         self._note(f"{users_line()}: questions about {name} got the answers of a device of compute capability 8.0")
         return _Properties(name, self._room_bytes)
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        known = self.properties.get(self._index(device))
+        known = self._known.get(self._index(device))
         total = self._room_bytes or (known.total_memory if known is not None else None)
         if total is None:
             raise EstimateError(f"{_UNKNOWN_SIZE}: mem_get_info in {users_line()}")
@@ -353,17 +316,9 @@ class _DeviceAnswers:
     is_current_stream_capturing = staticmethod(lambda: False)
     initial_seed = staticmethod(lambda: 0)
 
-
-class Accelerators:
-    """What stands in for torch's modules for accelerators during one estimate; ``room_bytes``: what the device has."""
-
-    def __init__(self, log: StorageLog, devices: Devices, room_bytes: int | None, note: Note) -> None:
-        self._type = devices.label.partition(":")[0] if devices.label is not None else None
-        self._answers = _DeviceAnswers(log, devices, self._type, room_bytes, note)
-
     def capability(self, device: Any) -> tuple[int, int] | None:
         """Return a device's compute capability; None if it is not known."""
-        known = self._answers.properties.get(device.index or 0) if device.type == "cuda" else None
+        known = self._known.get(device.index or 0) if device.type == "cuda" else None
         return None if known is None else (known.major, known.minor)
 
     @contextmanager
@@ -396,8 +351,8 @@ class Accelerators:
             return legacy_type(name)
         if name.startswith("_"):
             return old
-        if hasattr(self._answers, name):
-            return getattr(self._answers, name)
+        if hasattr(self, name):
+            return getattr(self, name)
         is_own = getattr(old, "__module__", "").startswith(module.__name__)
         if not is_own or name in _AS_IT_IS or (isinstance(old, type) and issubclass(old, BaseException)):
             return old

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import sys
@@ -28,33 +27,16 @@ _CLOSE = 0.002
 """How well the least memory is looked for, as a share of it."""
 
 
-@dataclass(frozen=True)
-class Rules:
-    """What users may set of the allocator."""
-
-    most_split_bytes: int = _NO_LIMIT
-    divisions: int = 0
-    """Sizes are rounded up to one of so many steps between two powers of two; 0: to whole blocks."""
-
-    def rounded(self, size: int) -> int:
-        """Return what is taken for ``size`` bytes, if nothing larger is at hand."""
-        if self.divisions > 1 and size > _LEAST * self.divisions:
-            step = max(1, (1 << (size.bit_length() - 1)) // self.divisions)
-            return -(-size // step) * step
-        return max(_LEAST, -(-size // _LEAST) * _LEAST)
-
-
-def users_rules() -> Rules:
-    """Return what is set in this process, or by its environment."""
-    numbers = {name: int(number) for name, number in re.findall(r"(\w+) *: *(\d+)", settings())}
-    most = numbers.get("max_split_size_mb", 0) * MIB or _NO_LIMIT
-    return Rules(most, numbers.get("roundup_power2_divisions", 0))
+def most_split_bytes() -> int:
+    """Return the size from which the allocator splits no block, as set in this process or by its environment."""
+    found = re.search(r"max_split_size_mb *: *(\d+)", settings())
+    return int(found[1]) * MIB if found and int(found[1]) else _NO_LIMIT
 
 
 def unfollowed() -> list[str]:
     """Return what is set of the allocator that changes what it reserves, and that an estimate does not follow."""
     return re.findall(
-        r"expandable_segments *: *True|backend *: *(?!native)\w+|roundup_power2_divisions *: *\[", settings()
+        r"expandable_segments *: *True|backend *: *(?!native)\w+|roundup_power2_divisions *: *(?:\[|\d+)", settings()
     )
 
 
@@ -82,17 +64,10 @@ class CachedBlock:
 
 
 class Allocator:
-    """Hands out blocks as the real one does: best fit, large rests split off, its cache emptied before it gives up.
+    """Hands out blocks as the real one does: best fit, large rests split off, its cache emptied before it gives up."""
 
-    Args:
-        rules: what users may set.
-        limit_bytes: what the device has.
-    """
-
-    def __init__(self, rules: Rules, limit_bytes: int = _NO_LIMIT) -> None:
-        self._rules = rules
-        self._limit_bytes = limit_bytes
-        self._next_address = 0
+    def __init__(self, most_split_bytes: int = _NO_LIMIT, limit_bytes: int = _NO_LIMIT) -> None:
+        self._most_split_bytes, self._limit_bytes, self._next_address = most_split_bytes, limit_bytes, 0
         self._free: dict[bool, list[tuple[int, int, CachedBlock]]] = {True: [], False: []}
         self.reserved_bytes = self.most_reserved_bytes = 0
 
@@ -102,11 +77,11 @@ class Allocator:
         Raises:
             OutOfRoomError: the device has no more, with the cache emptied, too.
         """
-        size = self._rules.rounded(size_bytes)
+        size = max(_LEAST, -(-size_bytes // _LEAST) * _LEAST)
         block = self._cached(size) or self._from_device(size)
         block.free = False
         rest = block.size - size
-        if rest >= _LEAST if block.small else rest > _SMALL and size < self._rules.most_split_bytes:
+        if rest >= _LEAST if block.small else rest > _SMALL and size < self._most_split_bytes:
             self._split(block, size)
         return block
 
@@ -115,7 +90,7 @@ class Allocator:
         place = bisect_left(free, (size, 0))
         if place == len(free):
             return None
-        available, most = free[place][0], self._rules.most_split_bytes
+        available, most = free[place][0], self._most_split_bytes
         if available >= most > size or (size >= most and available >= size + _MIDDLE_SEGMENT):
             return None
         return free.pop(place)[2]
@@ -162,35 +137,28 @@ class Allocator:
         insort(free, (block.size, block.address, block))
 
 
-def least_bytes(events: Sequence[tuple[int, int]], rules: Rules, allocated_bytes: int, reserved_bytes: int) -> int:
+def least_bytes(
+    events: Sequence[tuple[int, int]], most_split_bytes: int, allocated_bytes: int, reserved_bytes: int
+) -> int:
     """Return about the least that a device must have: the allocator empties its cache before it gives up.
 
-    Args:
-        events: of the storages, in order: which one, and its size where it is born; 0 where it dies.
-        rules: what users may set.
-        allocated_bytes: the most that is in use at once: less will not do.
-        reserved_bytes: what the allocator takes where it may: enough.
+    It is between what is allocated at once, and what is reserved where there is room. ``events`` are those of the
+    storages in order: which one, and its size where it is born; 0 where it dies.
     """
     low, high = allocated_bytes, reserved_bytes
     while high - low > max(_STEP, high * _CLOSE):
         middle = (low + high) // 2
-        if _gets_through(events, rules, middle):
+        allocator, blocks = Allocator(most_split_bytes, middle), dict[int, CachedBlock]()
+        try:
+            for number, size in events:
+                if size:
+                    blocks[number] = allocator.take(size)
+                else:
+                    allocator.give(blocks.pop(number))
             high = middle
-        else:
+        except OutOfRoomError:
             low = middle
     return high
-
-
-def _gets_through(events: Sequence[tuple[int, int]], rules: Rules, limit_bytes: int) -> bool:
-    allocator, blocks = Allocator(rules, limit_bytes), dict[int, CachedBlock]()
-    with contextlib.suppress(OutOfRoomError):
-        for number, size in events:
-            if size:
-                blocks[number] = allocator.take(size)
-            else:
-                allocator.give(blocks.pop(number))
-        return True
-    return False
 
 
 _CONTEXT_BYTES = 768 * MIB
@@ -203,12 +171,9 @@ with checkpoints ran out of memory with nothing set aside, and ran with 1.3 % mo
 
 
 def with_room(figures: DeviceEstimate, there_bytes: int, room_bytes: int | None) -> DeviceEstimate:
-    """Return a device's estimate with what it has for the code.
+    """Return a device's estimate with what it has for the code: what the user said, or what is free there now.
 
-    Args:
-        figures: the estimate without it.
-        there_bytes: memory that this process holds there already, and that ``figures`` count as well.
-        room_bytes: what the device has, if the user said it; else what is free there now.
+    ``there_bytes`` is memory that this process holds there already, and that ``figures`` count as well.
     """
     name = figures.device
     context = _CONTEXT_BYTES if name.startswith("cuda") else 0
@@ -239,30 +204,29 @@ def free_bytes(name: str) -> int | None:
             free, _ = torch.cuda.mem_get_info(index)
             split = snapshots("cuda").get(f"cuda:{index}")  # gaps between blocks in use stay gaps
             return int(free + reserved - torch.cuda.memory_allocated(index) - (split.fragmented_bytes if split else 0))
-        wide = _by_driver(index)
+        with closing(Nvml()) as nvml:
+            if torch.cuda.is_initialized():
+                wide = nvml.device(torch.cuda, index, processes=False, has_context=False)
+            else:  # torch tells a device's UUID only once CUDA is initialised: several cannot be told apart
+                cards = nvml.cards()
+                wide = cards[0].wide if len(cards) == 1 else DeviceWide()
     except Exception:  # a broken context or driver must not take the estimate with it
         return None
     return None if wide.total_bytes is None or wide.used_bytes is None else wide.total_bytes - wide.used_bytes
 
 
-def _by_driver(index: int) -> DeviceWide:
-    with closing(Nvml()) as nvml:
-        if torch.cuda.is_initialized():
-            return nvml.device(torch.cuda, index, processes=False, has_context=False)
-        cards = nvml.cards()  # torch tells a device's UUID only once CUDA is initialised: several cannot be told apart
-        return cards[0].wide if len(cards) == 1 else DeviceWide()
-
-
 def read(log: StorageLog, device: str, label: str) -> DeviceEstimate:
     """Return the figures of one device, called ``label``. The host's storages take no more than their sizes."""
-    own, rules = [life for life in log.lives if life.device == device], users_rules()
-    events = _events(own)
-    allocator = Allocator(rules) if label != "cpu" else None
+    own, most_split = [life for life in log.lives if life.device == device], most_split_bytes()
+    born = [(life.born, True, number) for number, life in enumerate(own) if life.size_bytes]
+    died = [(life.died, False, number) for number, life in enumerate(own) if life.size_bytes and life.died]
+    events = sorted([*born, *died])
+    allocator = Allocator(most_split) if label != "cpu" else None
     blocks: dict[int, CachedBlock] = {}
     sizes = [life.size_bytes for life in own]
     allocated = peak = peak_at = 0
-    for moment, born, number in events:
-        if born:
+    for moment, is_born, number in events:
+        if is_born:
             if allocator is not None:
                 blocks[number] = block = allocator.take(sizes[number])
                 sizes[number] = block.size
@@ -281,15 +245,9 @@ def read(log: StorageLog, device: str, label: str) -> DeviceEstimate:
     reserved = needed = peak
     if allocator is not None:
         reserved = allocator.most_reserved_bytes
-        taken = [(number, own[number].size_bytes if born else 0) for _, born, number in events]
-        needed = least_bytes(taken, rules, peak, reserved)
+        taken = [(number, own[number].size_bytes if is_born else 0) for _, is_born, number in events]
+        needed = least_bytes(taken, most_split, peak, reserved)
     return DeviceEstimate(label, before, peak, allocated, reserved, needed, parts)
-
-
-def _events(lives: Sequence[StorageLife]) -> list[tuple[int, bool, int]]:
-    born = [(life.born, True, number) for number, life in enumerate(lives) if life.size_bytes]
-    died = [(life.died, False, number) for number, life in enumerate(lives) if life.size_bytes and life.died]
-    return sorted([*born, *died])
 
 
 def _role(life: StorageLife, backwards: Sequence[int]) -> str:

@@ -38,6 +38,7 @@ from ipygpumem.introspect import (
     module_dict,
     module_of,
     name_of,
+    text_of,
     type_name,
 )
 from ipygpumem.objects import interrupts
@@ -59,9 +60,7 @@ _C_DATA, _FILE = ctypes.Structure.__mro__[1], io.FileIO.__mro__[-2]
 class Restorer(Walk):
     """Saves what objects hold, each once, when code reaches them; ``put_back`` gives it back to them.
 
-    Args:
-        fakes: the estimate's mode, whose tensors nothing must hold afterwards.
-        note: takes what could not be put back.
+    Nothing must hold tensors of the mode ``fakes`` afterwards. ``note`` takes what could not be put back.
     """
 
     def __init__(self, fakes: FakeTensorMode, note: Note) -> None:
@@ -76,8 +75,7 @@ class Restorer(Walk):
 
     def take(self, *values: Any) -> None:
         """Save what ``values`` hold, and what that holds."""
-        for _ in self.run([(values, None)]):
-            """None is an array: all is entered."""
+        deque(self.run([(values, None)]), maxlen=0)
 
     def kind_of(self, item: object) -> str:
         """Return that an object is entered, unless it is a plain number, text or None."""
@@ -111,6 +109,11 @@ class Restorer(Walk):
         kept = get()
         self._undo.append(lambda: None if same(get(), kept) else put(kept))
         return kept
+
+    def _leaf(self, get: Callable[[], Any], put: Callable[[Any], object]) -> list[Any]:
+        """Save a state that holds no other objects."""
+        self._state(get, put)
+        return []
 
     # -- kinds of objects -----------------------------------------------------------------------------------------
 
@@ -179,7 +182,7 @@ class Restorer(Walk):
         return list(kept.flat) if kept.dtype.hasobject else []
 
     def _frame(self, value: Any) -> list[Any]:
-        """Save a pandas DataFrame or Series: by a shallow copy where pandas copies on write."""
+        """Save a pandas DataFrame or Series, by a shallow copy where pandas copies on write."""
         pandas, blocks = sys.modules["pandas"], value._mgr.blocks
         copies_on_write = pandas.__version__.partition(".")[0] >= "3" or pandas.options.mode.copy_on_write is True
         size_bytes = sum(getattr(block.values, "nbytes", 0) for block in blocks)
@@ -208,23 +211,22 @@ class Restorer(Walk):
 
     def _buffer(self, value: Any) -> list[Any]:
         """Save the contents of a bytearray, an array or a mapped file."""
-        if self._fits(value, len(value) * getattr(value, "itemsize", 1)):
-            self._state(lambda: value[:], functools.partial(value.__setitem__, slice(None)), operator.eq)
-        return []
+        if not self._fits(value, len(value) * getattr(value, "itemsize", 1)):
+            return []
+        return self._leaf(lambda: value[:], functools.partial(value.__setitem__, slice(None)))
 
     def _c_data(self, value: Any) -> list[Any]:
         """Save the contents of a ctypes object, such as the one of a ``multiprocessing.Value``."""
         place, size = ctypes.addressof(value), ctypes.sizeof(value)
-        self._state(lambda: ctypes.string_at(place, size), lambda kept: ctypes.memmove(place, kept, size))
-        return []
+        return self._leaf(lambda: ctypes.string_at(place, size), lambda kept: ctypes.memmove(place, kept, size))
 
     def _file(self, value: Any) -> list[Any]:
         """Save the position of a file that is read, or the contents of one in memory."""
         with contextlib.suppress(OSError, ValueError):  # closed, a pipe, or in the middle of a loop over its lines
             if is_instance(value, io.BytesIO) or is_instance(value, io.StringIO):
-                self._state(value.__getstate__, value.__setstate__)
-            elif value.readable() and not value.writable() and value.seekable():
-                self._state(value.tell, value.seek)
+                return self._leaf(value.__getstate__, value.__setstate__)
+            if value.readable() and not value.writable() and value.seekable():
+                return self._leaf(value.tell, value.seek)
         return []
 
     def _attributes(self, value: Any) -> list[Any]:
@@ -232,21 +234,23 @@ class Restorer(Walk):
         own = instance_dict(value)
         slots = (class_dict(base).values() for base in type.mro(type(value)) if _is_users_class(base))
         members = [slot for some in slots for slot in some if type(slot) is types.MemberDescriptorType]
-        held = [self._slot(value, slot) for slot in members]
-        return [*held, type(value), own] if own is not None else [*held, type(value)]
+        return [*(self._slot(value, slot) for slot in members), type(value), own]
 
     def _slot(self, value: Any, slot: Any) -> Any:
+        def empty() -> None:
+            with contextlib.suppress(AttributeError):  # it is empty still
+                slot.__delete__(value)
+
         try:
             return self._state(lambda: slot.__get__(value), lambda kept: slot.__set__(value, kept))
         except AttributeError:  # it is empty
-            self._undo.append(lambda: _empty(slot, value))
+            self._undo.append(empty)
             return None
 
     # -- settings ---------------------------------------------------------------------------------------------------
 
     def _keep_settings(self) -> None:
         """Save the states of Python's, NumPy's and torch's generators, and settings of torch and the process."""
-        self._dice(random._inst)  # the one behind random.random()
         numpys: Any = getattr(sys.modules.get("numpy"), "random", None)
         if numpys is not None:
             self._state(numpys.get_state, numpys.set_state)
@@ -256,60 +260,48 @@ class Restorer(Walk):
         for get, put in _SETTINGS:
             with contextlib.suppress(AttributeError, OSError):  # not in this torch; a folder that is gone
                 self._state(get, put, operator.eq)
-        self.take(sys.path)
+        self.take(sys.path, random._inst)  # the one behind random.random()
 
     def _dice(self, value: Any) -> list[Any]:
-        self._state(functools.partial(random.Random.getstate, value), functools.partial(random.Random.setstate, value))
-        return []
+        return self._leaf(lambda: random.Random.getstate(value), lambda kept: random.Random.setstate(value, kept))
 
     def _generator(self, value: Any) -> list[Any]:
         bits = getattr(value, "bit_generator", value)  # NumPy's Generator, or the one inside it
-        self._state(lambda: bits.state, lambda kept: setattr(bits, "state", kept))
-        return []
-
-    def _torch_generator(self, value: Any) -> list[Any]:
-        self._state(value.get_state, value.set_state)
-        return []
+        return self._leaf(lambda: bits.state, lambda kept: setattr(bits, "state", kept))
 
     # -- the end --------------------------------------------------------------------------------------------------
 
     def _fail(self, what: str) -> None:
         self._note(f"this could not be put back: {what}")
 
-    def _do(self, undo: Callable[[], object]) -> None:
-        try:
-            undo()
-        except Exception as error:  # the others get theirs back
-            self._fail(str(error).partition("\n")[0])
-
     def put_back(self) -> None:
         """Give everything what it held; note what failed, and what still holds a fake tensor."""
         if not self.complete:
             self._fail(f"the last of more than {MOST_KEPT:,} objects")
         for undo in reversed(self._undo):
-            self._do(undo)
+            try:
+                undo()
+            except Exception as error:  # noqa: PERF203  # the others get theirs back
+                self._fail(str(error).partition("\n")[0])
         self._undo.clear()
         self.drop()
         for name in set(sys.modules) - self._modules:
             if is_users_module(sys.modules[name]):  # it may have made fake tensors while it was imported
-                _forget_module(name)
+                module = sys.modules.pop(name)
+                parent, _, last = name.rpartition(".")
+                if parent in sys.modules and module_dict(sys.modules[parent]).get(last) is module:
+                    del module_dict(sys.modules[parent])[last]
         with interrupts.kept():
             gc.collect()
         if _alive(self._fakes):
-            for cache in [value for value in gc.get_objects() if type(value) is _CACHE]:
-                if _holds_fakes(cache):
-                    _CACHE.cache_clear(cache)
+            for cache in [value for value in gc.get_objects() if type(value) is _CACHE and _holds_fakes(value)]:
+                _CACHE.cache_clear(cache)
             for holder in _named_holders(self._fakes):
                 self._note(f"{holder} still holds a fake tensor of this estimate: delete or empty it")
 
 
 def _are_same(now: list[Any], kept: list[Any]) -> bool:
     return len(now) == len(kept) and all(map(operator.is_, now, kept))
-
-
-def _empty(slot: Any, value: Any) -> None:
-    with contextlib.suppress(AttributeError):  # it is empty
-        slot.__delete__(value)
 
 
 def _set_environment(kept: dict[str, str]) -> None:
@@ -322,17 +314,19 @@ def _set_filters(kept: list[Any]) -> None:
     warnings.filters[:] = kept  # type: ignore[index]  # it is a list
 
 
-def _default_device() -> Any:
-    return getattr(getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), "device", None)
-
-
 _CUDNN = torch.backends.cudnn
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (lambda: dict(os.environ), _set_environment),
     (os.getcwd, os.chdir),
-    (lambda: list(warnings.filters), _set_filters),
+    (
+        lambda: list(warnings.filters),
+        _set_filters,
+    ),
     (torch.get_default_dtype, torch.set_default_dtype),
-    (_default_device, torch.set_default_device),
+    (
+        lambda: getattr(getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), "device", None),
+        torch.set_default_device,
+    ),
     (torch.is_grad_enabled, torch._C._set_grad_enabled),
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
@@ -345,25 +339,9 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
 """Reads and sets what code may set."""
 
 
-def _forget_module(name: str) -> None:
-    module = sys.modules.pop(name)
-    parent, _, last = name.rpartition(".")
-    if parent in sys.modules and module_dict(sys.modules[parent]).get(last) is module:
-        del module_dict(sys.modules[parent])[last]
-
-
-def _emptied(value: Any, slot: Any) -> None:
-    with contextlib.suppress(AttributeError):  # it is empty
-        slot.__delete__(value)
-
-
 def _holds_fakes(cache: Any) -> bool:
     held = gc.get_referents(cache)
-    return any(
-        is_instance(item, FakeTensor)
-        for value in held
-        for item in (value, *(gc.get_referents(value) if gc.is_tracked(value) else ()))
-    )
+    return any(is_instance(item, FakeTensor) for item in (*held, *gc.get_referents(*filter(gc.is_tracked, held))))
 
 
 def _is_users_module(module: Any) -> bool:
@@ -371,9 +349,8 @@ def _is_users_module(module: Any) -> bool:
 
 
 def _is_users_class(kind: Any) -> bool:
-    name = type.__dict__["__dict__"].__get__(kind).get("__module__")
-    module = sys.modules.get(name) if type(name) is str else None
-    return module is not None and (name == "__main__" or _is_users_module(module))
+    name = text_of(class_dict(kind).get("__module__"))
+    return name == "__main__" or (name in sys.modules and _is_users_module(sys.modules[name]))
 
 
 def _alive(mode: FakeTensorMode) -> list[Any]:
@@ -389,9 +366,8 @@ def _named_holders(mode: FakeTensorMode) -> list[str]:
 
 
 def _name_of_holder(holder: Any) -> str:
-    modules = [(name, module) for name, module in list(sys.modules.items()) if is_instance(module, types.ModuleType)]
-    for module_name, module in modules:
-        space = module_dict(module)
+    for module_name, module in list(sys.modules.items()):
+        space = module_dict(module) if is_instance(module, types.ModuleType) else {}
         for name, value in list(space.items()):
             if value is holder or (space is holder and is_instance(value, FakeTensor)):
                 return f"{module_name}.{name}"
@@ -415,7 +391,7 @@ _KEEPERS: tuple[tuple[Any, _Keeper], ...] = (
     (_C_DATA, Restorer._c_data),
     (_FILE, Restorer._file),
     (torch.Tensor, Restorer._tensor),
-    (torch.Generator, Restorer._torch_generator),
+    (torch.Generator, lambda self, value: self._leaf(value.get_state, value.set_state)),
     (random.Random, Restorer._dice),
     *((kind, lambda _, value: [value.__func__]) for kind in (staticmethod, classmethod)),
 )

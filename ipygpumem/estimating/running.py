@@ -117,10 +117,7 @@ _AFTER_GUESSES = "before the error these lines got guesses for values of tensors
 class Estimation:
     """One estimate: the fake copies that code works on, and the log of what becomes of them.
 
-    Args:
-        device: where all tensors are taken to be; None: where the code puts them.
-        room_bytes: what that device has; None: what it has now, if it is here.
-        timeout_seconds: how long it may take.
+    All tensors are taken to be on ``device``, which has ``room_bytes``; None: where the code puts them, what is free.
     """
 
     def __init__(
@@ -165,9 +162,7 @@ class Estimation:
         started = time.perf_counter()
         found = self.carry_out(lambda: self._figures(run))
         devices = tuple(with_room(figures, there_bytes, self._room_bytes) for figures, there_bytes in found)
-        return Estimate(
-            devices, time.perf_counter() - started, tuple(self._follower.answers.guesses), tuple(self._notes)
-        )
+        return Estimate(devices, time.perf_counter() - started, tuple(self._follower.guesses), tuple(self._notes))
 
     def _figures(self, code: Callable[[], Any]) -> list[tuple[DeviceEstimate, int]]:
         """Run ``code`` and return for each device the figures, and the bytes that this process holds there already."""
@@ -186,11 +181,7 @@ class Estimation:
         return devices
 
     def carry_out(self, work: Callable[[], Result]) -> Result:
-        """Return what ``work`` returns. Then put back what it has changed.
-
-        Raises:
-            EstimateError: it took too long, or too much host memory.
-        """
+        """Return what ``work`` returns, and put back what it has changed."""
         __tracebackhide__ = True  # of the user's errors
         restorer = self.copies.restorer = Restorer(self._fakes, self._note)
         try:
@@ -220,22 +211,17 @@ class Estimation:
             stack.enter_context(self._accelerators.standing_in())
             stack.enter_context(patched(self._note, self._devices, self._modes))
             stack.enter_context(self._modes())
-            with self._guesses_added_to_errors():
-                result = code()
+            result = self._result_of(code)
             for optimizer in self.copies.optimizers:
                 self._follower.stepped(optimizer)
             self.log.close()
             del result  # it was kept until here, as the code's caller would
 
-    @contextmanager
-    def _guesses_added_to_errors(self) -> Iterator[None]:
-        """Print, for an error of the user's code, the lines before it that got guesses.
-
-        Raises:
-            EstimateError: the error was torch's own word for what it cannot do without values.
-        """
+    def _result_of(self, code: Callable[[], Any]) -> Any:
+        """Run the user's code. For an error of its own, print the lines before it that got guesses."""
+        __tracebackhide__ = True  # of the user's errors
         try:
-            yield
+            return code()
         except EstimateError:
             raise
         except (Exception, SystemExit) as error:
@@ -244,7 +230,7 @@ class Estimation:
                 if words in text:
                     line = users_line_of(error.__traceback__)
                     raise EstimateError(f"an estimate cannot follow {what} in {line}") from error
-            lines = list(self._follower.answers.guesses)[-_GUESSES_SHOWN:]
+            lines = list(self._follower.guesses)[-_GUESSES_SHOWN:]
             if lines:
                 shown = "".join(f"  {line}\n" for line in lines)
                 with suppress(Exception):  # whatever stands for stderr now
@@ -280,11 +266,7 @@ class _Calls:
 
 
 def summarize(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelSummary:
-    """Return what one forward pass of ``model`` shows of it; the model stays as it is.
-
-    Raises:
-        EstimateError: ``model`` is no module.
-    """
+    """Return what one forward pass of ``model`` shows of it; the model stays as it is."""
     if not is_instance(model, torch.nn.Module):
         raise EstimateError(f"a summary takes a torch.nn.Module, not {type_name(model)}")
     __tracebackhide__ = True  # of the user's errors

@@ -8,7 +8,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,12 +22,28 @@ from ipygpumem.probes.allocator import snapshots
 from ipygpumem.probes.workspaces import LARGE_BYTES, SMALL_BYTES, sizes
 from ipygpumem.units import format_bytes
 
-BLOCK_BYTES = 512
+_BLOCK_BYTES = 512
 """The CUDA caching allocator hands out multiples of this."""
 
 ROLES = ("parameters", "gradients", "optimizer state", "activations", "temporaries", "cuBLAS workspaces", "other")
 """In the order of the reports; ``other`` is what was there before: inputs, buffers, tensors of the notebook."""
 PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES, WORKSPACES, OTHER = ROLES
+
+
+_MULTIPLY = frozenset(
+    [
+        *("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "matmul"),
+        *("_addmm_activation", "_scaled_mm", "_int_mm", "_transformer_encoder_layer_fwd"),
+        "_native_multi_head_attention",
+    ]
+)
+_BIASES = {"addmm": 0, "_addmm_activation": 0, "linear": 2}
+"""Where their sum with a vector is among the arguments."""
+_CONVOLVE = frozenset({"convolution", "convolution_backward"})
+_CUDNN = (
+    "convolutions: the workspaces of cuDNN are not counted. cuDNN chooses them; without memory for one, torch tries a "
+    "way that needs less"
+)
 
 
 @dataclass(slots=True)
@@ -62,9 +78,9 @@ class StorageLog:
     def see(
         self, tensor: Any, device: str, *, before: bool = False, recorded: bool = False, in_backward: bool = False
     ) -> StorageLife | None:
-        """Note the storage of ``tensor``, and return its life if it is new; a sparse one's has several."""
+        """Note the storage of ``tensor``, and return its life if it is new; a sparse one has several."""
         life = None
-        for storage in storages_of(tensor):
+        for storage in _storages_of(tensor):
             key = storage._cdata
             if key in self._alive:
                 continue
@@ -86,7 +102,8 @@ class StorageLog:
 
     def _born(self, size_bytes: int, device: str, *, before: bool) -> StorageLife:
         self.clock += not before
-        life = StorageLife(device, rounded(size_bytes), 0 if before else self.clock, before)
+        rounded = -(-size_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+        life = StorageLife(device, rounded, 0 if before else self.clock, before)
         self.lives.append(life)
         self.now[device] = now = self.now.get(device, 0) + life.size_bytes
         self.peak[device] = max(self.peak.get(device, 0), now)
@@ -102,7 +119,7 @@ class StorageLog:
 
     def mark(self, tensor: Any, role: str) -> None:
         """Note what a storage that was seen is for; the first word counts, but parameters are always parameters."""
-        for storage in storages_of(tensor):
+        for storage in _storages_of(tensor):
             life, _ = self._alive.get(storage._cdata, (None, None))
             if life is not None and (not life.role or role == PARAMETERS):
                 life.role = role
@@ -112,7 +129,7 @@ class StorageLog:
         self._alive.clear()
 
 
-def storages_of(tensor: Any) -> list[Any]:
+def _storages_of(tensor: Any) -> list[Any]:
     """Return the storages of a tensor: one, or those of a sparse one's indices and values."""
     if tensor.layout is torch.strided:
         return [tensor.untyped_storage()]
@@ -120,42 +137,13 @@ def storages_of(tensor: Any) -> list[Any]:
     return [getattr(tensor, name)().untyped_storage() for name in parts]
 
 
-def rounded(size_bytes: int) -> int:
-    """Return what the CUDA caching allocator takes for ``size_bytes``."""
-    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
-
-
-_MULTIPLY = frozenset(
-    [
-        *("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "matmul"),
-        *("_addmm_activation", "_scaled_mm", "_int_mm", "_transformer_encoder_layer_fwd"),
-        "_native_multi_head_attention",
-    ]
-)
-_BIASES = {"addmm": 0, "_addmm_activation": 0, "linear": 2}
-"""Where their sum with a vector is among the arguments."""
-_CONVOLVE = frozenset({"convolution", "convolution_backward"})
-
-
-_CUDNN = (
-    "convolutions: the workspaces of cuDNN are not counted. cuDNN chooses them; without memory for one, torch tries a "
-    "way that needs less"
-)
-
-
 class Workspaces:
-    """Logs the memory that operations on CUDA devices need beside their results.
-
-    ``capability_of`` returns a device's compute capability; None: it is not known.
-    """
+    """Logs the memory that operations on CUDA devices need beside their results."""
 
     def __init__(
         self, log: StorageLog, devices: Devices, capability_of: Callable[[Any], tuple[int, int] | None], note: Note
     ) -> None:
-        self._log = log
-        self._devices = devices
-        self._capability_of = capability_of
-        self._note = note
+        self._log, self._devices, self._capability_of, self._note = log, devices, capability_of, note
         self._taken = blocks_in_use()
         self._held: set[tuple[object, ...]] = set()
 
@@ -169,7 +157,8 @@ class Workspaces:
         if not there.startswith("cuda"):
             return
         device, place = torch.device(there), self._devices.name(results[0].device)
-        if convolves and has_cudnn():
+        cudnn = torch.backends.cudnn  # without CUDA here, convolutions are assumed to go through it
+        if convolves and cudnn.enabled and (not torch.backends.cuda.is_built() or cudnn.is_available()):
             self._note(_CUDNN)
             return
         number = _BIASES.get(name)
@@ -211,7 +200,7 @@ def _columns(name: str, args: Any, result: Any) -> list[int]:
 
 
 def blocks_in_use() -> dict[str, list[int]]:
-    """Return the sizes of blocks in use that are no tensor's that Python knows, for each CUDA device."""
+    """Return the sizes of blocks in use on each CUDA device that may be workspaces: no plain tensor lies in them."""
     if not torch.cuda.is_initialized():
         return {}
     try:
@@ -220,24 +209,11 @@ def blocks_in_use() -> dict[str, list[int]]:
         return {}
     right = {*sizes(None), *sizes((0, 0))}
     likely = {block.address for blocks in used.values() for block in blocks if block.requested_bytes in right}
-    if likely:
-        likely -= set(_addresses())
+    for value in gc.get_objects() if likely else ():
+        if is_exactly(value, torch.Tensor, torch.nn.Parameter) and value.device.type == "cuda":
+            for tensor in (value, value.grad if value.is_leaf else None):
+                if tensor is not None and tensor.layout is torch.strided:
+                    likely.discard(tensor.untyped_storage().data_ptr())
     return {
         place: [block.requested_bytes for block in blocks if block.address in likely] for place, blocks in used.items()
     }
-
-
-def _addresses() -> Iterable[int]:
-    """Yield where the plain tensors on CUDA devices are, and their gradients."""
-    for value in gc.get_objects():
-        if is_exactly(value, torch.Tensor, torch.nn.Parameter) and value.device.type == "cuda":
-            gradient = value.grad if value.is_leaf else None
-            for tensor in (value, gradient):
-                if tensor is not None and tensor.layout is torch.strided:
-                    yield tensor.untyped_storage().data_ptr()
-
-
-def has_cudnn() -> bool:
-    """Whether convolutions go through cuDNN; without CUDA here, they are assumed to."""
-    cudnn = torch.backends.cudnn
-    return bool(cudnn.enabled and (not torch.backends.cuda.is_built() or cudnn.is_available()))

@@ -57,8 +57,7 @@ def prepared(gpu_kernel: Kernel) -> Kernel:
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["float32", "mixed precision"])
-@pytest.mark.parametrize("optimizer", ["Adam", "SGD"])
-@pytest.mark.parametrize("model", ["convolutional", "transformer"])
+@pytest.mark.parametrize(("model", "optimizer"), [("convolutional", "SGD"), ("transformer", "Adam")])
 def test_the_estimated_peak_is_the_devices(
     prepared: Kernel, model: str, optimizer: str, mixed: bool, figure: Callable[[str], None]
 ) -> None:
@@ -114,15 +113,6 @@ def users(gpu_kernel: Kernel, tmp_path: Path) -> Kernel:
     return gpu_kernel
 
 
-def test_a_users_module_is_left_alone_after_a_backward_on_the_device(users: Kernel) -> None:
-    """An estimate puts back what it changed, and allocates nothing on the device."""
-    run_ok(users, "torch.ones(3, device='cuda', requires_grad=True).sum().backward()")
-    run_ok(users, "gc.collect(); allocated, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()")
-    (report,) = run_ok(users, "%%estimate\nm.train(x)").reports("estimate")
-    assert "cuda:0 peak" in report
-    assert users.value(STATE) == (0, 0, [], None, True, True, 0)
-
-
 def test_an_estimate_makes_no_context() -> None:
     """Without a context of this process, an estimate of tensors on the device makes none there."""
     code = """
@@ -140,20 +130,25 @@ print(json.dumps([[device.device for device in found.devices], torch.cuda.is_ini
     assert script(code) == [["cpu", "cuda:0"], False, False]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "torch.cuda.synchronize(); torch.cuda.reset_peak_memory_stats(); y = m.model(x)",
-        "s = torch.cuda.Stream()\nwith torch.cuda.stream(s):\n    y = m.model(x)\n    y.record_stream(s)\ns.query()",
-        "e = torch.cuda.Event(enable_timing=True); e.record(); y = m.model(x); e.elapsed_time(e)",
-        "y = m.model(torch.cuda.FloatTensor(8, 512)); assert torch.cuda.memory_allocated() > 0",
-        "assert torch.cuda.get_device_properties(0).total_memory > 0; y = f'{m.model(x).sum():.2f}'",
-        "y = m.model(x.cpu().pin_memory().cuda(non_blocking=True)); torch.cuda.empty_cache()",
-    ],
-)
-def test_what_code_asks_of_the_device_does_nothing_to_it(users: Kernel, body: str) -> None:
+ASKS = """%%estimate
+m.train(x)
+torch.cuda.synchronize(); torch.cuda.reset_peak_memory_stats()
+stream, event = torch.cuda.Stream(), torch.cuda.Event(enable_timing=True)
+with torch.cuda.stream(stream):
+    y = m.model(torch.cuda.FloatTensor(8, 512))
+    y.record_stream(stream)
+event.record(); event.elapsed_time(event); stream.query()
+assert torch.cuda.memory_allocated() > 0 and torch.cuda.get_device_properties(0).total_memory > 0
+y = m.model(x.cpu().pin_memory().cuda(non_blocking=True)); torch.cuda.empty_cache()
+"""
+
+
+def test_a_module_and_the_device_are_left_alone_after_a_backward_there(users: Kernel) -> None:
+    """An estimate puts back what it changed, allocates nothing on the device, and asks nothing of it."""
+    run_ok(users, "torch.ones(3, device='cuda', requires_grad=True).sum().backward()")
     run_ok(users, "gc.collect(); allocated, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()")
-    assert "cuda:0 peak" in run_ok(users, f"%%estimate\n{body}").reports("estimate")[0]
+    (report,) = run_ok(users, ASKS).reports("estimate")
+    assert "cuda:0 peak" in report
     assert users.value(STATE) == (0, 0, [], None, True, True, 0)
 
 
