@@ -291,6 +291,7 @@ class Restorer(Walk):
                 parent, _, last = name.rpartition(".")
                 if parent in sys.modules and module_dict(sys.modules[parent]).get(last) is module:
                     del module_dict(sys.modules[parent])[last]
+                del module  # its tensors are to die
         with interrupts.kept():
             gc.collect()
         if _alive(self._fakes):
@@ -355,7 +356,7 @@ def _is_users_class(kind: Any) -> bool:
 
 def _alive(mode: FakeTensorMode) -> list[Any]:
     """Return the fake tensors of ``mode``: those of an earlier estimate may be held by the traceback of its error."""
-    return [value for value in gc.get_objects() if is_instance(value, FakeTensor) and value.fake_mode is mode]
+    return [value for value in gc.get_objects() if type(value) is FakeTensor and value.fake_mode is mode]
 
 
 def _named_holders(mode: FakeTensorMode) -> list[str]:

@@ -114,7 +114,7 @@ def test_a_recurrent_network_is_estimated_as_it_runs(kind: str, sizes: tuple[int
 def test_the_history_of_lbfgs_is_counted_as_long_as_its_iterations_make_it() -> None:
     model, x = nn.Linear(256, 256, bias=False), torch.randn(512, 256)
     y = x @ torch.randn(256, 256)
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=8, tolerance_grad=0, tolerance_change=0)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, tolerance_grad=0, tolerance_change=0)
 
     def closure() -> Any:
         optimizer.zero_grad()
@@ -126,8 +126,8 @@ def test_the_history_of_lbfgs_is_counted_as_long_as_its_iterations_make_it() -> 
     assert any("LBFGS" in note for note in found.notes)
     with RealStorages(x, y, model.weight) as real:
         optimizer.step(closure)
-    assert found.peak_bytes == pytest.approx(real.peak, rel=0.05)
-    assert len(optimizer.state[model.weight]["old_dirs"]) > 5
+    assert found.peak_bytes == pytest.approx(real.peak, rel=0.1)
+    assert len(optimizer.state[model.weight]["old_dirs"]) > 15
 
 
 def test_what_code_lets_go_of_is_gone() -> None:
@@ -270,8 +270,9 @@ def test_an_optimizer_of_an_accelerator_steps_as_torch_does_there(name: str) -> 
     def peak(**options: Any) -> int:
         return ipygpumem.estimate(getattr(torch.optim, name)(weights, **options).step, device=CARD).peak_bytes
 
-    assert peak() == peak(foreach=name == "Adam")
-    assert peak(foreach=True) - peak(foreach=False) >= 3 * MIB
+    each, together = peak(foreach=False), peak(foreach=True)
+    assert together - each >= 3 * MIB
+    assert peak() == (together if name == "Adam" else each)
 
 
 def kept(code: Any, device: str) -> int:
