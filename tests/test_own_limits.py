@@ -13,7 +13,7 @@ from ipygpumem.fitting.room import crowded_device
 from ipygpumem.model import Usage
 from ipygpumem.probes import host, own_limits
 from ipygpumem.probes.host import HostFigures
-from ipygpumem.reconcile.host import host_parts
+from ipygpumem.reconcile.device import host_parts
 from ipygpumem.units import GIB, MIB, parse_bytes
 from tests.kernel import Kernel
 from tests.steps import works

@@ -17,7 +17,7 @@ from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import Reading
 from ipygpumem.probes.nvml import DeviceWide
 from ipygpumem.probes.pools import finder
-from ipygpumem.reconcile.device import card_parts, device_parts, parts_of, pools_on
+from ipygpumem.reconcile.device import card_parts, device_parts, pools_on
 from ipygpumem.units import GIB, MIB
 
 
@@ -184,7 +184,7 @@ def test_two_libraries_on_one_device_have_one_reconciliation_that_adds_up() -> N
 
 def test_a_card_that_torch_does_not_use_has_the_pools_of_others() -> None:
     wide = DeviceWide(24 * GIB, 12 * GIB, own_bytes=10 * GIB)
-    pools = tuple(parts_of({"cupy:0": reading("cupy:0", GIB, 3 * GIB)}, 0, is_only=True))
+    pools = pools_on(0, {"cupy:0": reading("cupy:0", GIB, 3 * GIB)})
     sizes = {part.name: part.size_bytes for part in card_parts("nvml:0", wide, pools).parts}
     assert sizes["context and libraries"] == 7 * GIB
     assert sum(size for size in sizes.values() if size) == 24 * GIB

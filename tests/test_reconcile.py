@@ -15,8 +15,7 @@ from ipygpumem.probes.cgroup import Group
 from ipygpumem.probes.host import HostFigures
 from ipygpumem.probes.nvml import DeviceWide
 from ipygpumem.reconcile import device as device_parts
-from ipygpumem.reconcile.device import Part, Reconciliation, Storage, card_parts
-from ipygpumem.reconcile.host import host_parts
+from ipygpumem.reconcile.device import Part, Reconciliation, Storage, card_parts, host_parts
 from ipygpumem.units import MIB
 
 DEVICE = "cuda:0"

@@ -22,8 +22,7 @@ from ipygpumem.probes.accelerators import TORCH_DEVICES, loaded_torch, other_acc
 from ipygpumem.probes.allocator import Snapshot, snapshots
 from ipygpumem.probes.host import Child, anonymous_bytes, children, host_figures
 from ipygpumem.probes.nvml import DeviceWide, Nvml, sees_system_processes
-from ipygpumem.reconcile.device import Reconciliation, Storage, card_parts, device_parts, parts_of, pools_on
-from ipygpumem.reconcile.host import host_parts
+from ipygpumem.reconcile.device import Part, Reconciliation, Storage, card_parts, device_parts, host_parts, pools_on
 
 T = TypeVar("T")
 _MANY_GAPS = 0.1
@@ -101,80 +100,60 @@ def _host(reading: Reading, held: list[Storage] | None) -> list[Reconciliation]:
 
 def _cards(nvml: Nvml, findings: Findings) -> list[Reconciliation]:
     """Return the driver's cards where torch has used none: asking the driver creates no context."""
-    found, cards = [], list(nvml.cards())
+    found, cards = [], nvml.cards()
     # Which of several cards a library means by its number, only torch could tell.
-    pools = tuple(parts_of(findings.readings, 0, is_only=True)) if len(cards) == 1 else ()
+    pools = pools_on(0, findings.readings) if len(cards) == 1 else ()
     for card in cards:
         use = "used, but not by torch, as torch reports" if card.wide.own_bytes else "not used by this process yet"
         if card.wide.own_bytes is None:
             use = "the driver does not say whether this process uses it"
-        findings.note_processes(f"nvml:{card.index}", card.wide)
-        note = f"{card.model}, by the driver's numbers: {use}"
-        found.append(dataclasses.replace(card_parts(f"nvml:{card.index}", card.wide, pools), notes=(note,)))
+        device, note = f"nvml:{card.index}", f"{card.model}, by the driver's numbers: {use}"
+        findings.note_processes(device, card.wide)
+        found.append(card_parts(device, card.wide, pools, (note,)))
     return found
 
 
 def _device(
-    nvml: Nvml,
-    reading: Reading,
-    snapshot: Snapshot | None,
-    held: list[Storage] | None,
-    findings: Findings,
+    nvml: Nvml, reading: Reading, snapshot: Snapshot | None, held: list[Storage] | None, findings: Findings
 ) -> list[Reconciliation]:
     backend, _, number = reading.device.partition(":")
     module: Any = getattr(loaded_torch(), backend, None)
     index, wide = int(number or 0), None
-    notes: tuple[str, ...] = ()
+    pools: tuple[Part, ...] = ()
+    notes: list[str] = []
     if backend == "cuda" and module is not None:
-        wide = _asked(nvml, module, index, reading)
+        wide = nvml.device(module, index, processes=True, has_context=bool(reading.reserved_bytes))
+        if reading.used_bytes is not None and reading.other_bytes is None:
+            # The probe remembers that this process used the device, though nothing is reserved now: it must be listed.
+            wide = dataclasses.replace(wide, own_bytes=None, others=(), note=reading.note or wide.note)
         findings.note_processes(reading.device, wide)
-    if backend == "cuda" and (why := uncounted()):
-        notes = (f"{why}: its tensors are part of what the driver says of this process",)
-    if reading.reserved_bytes and module is not None:
-        notes += _state_of_context(module, index)
-    if backend == "cuda" and snapshot is not None:
-        notes += _against_gaps(snapshot)
-    pools = pools_on(index, findings.readings) if backend == "cuda" else ()
+    if backend == "cuda":
+        pools = pools_on(index, findings.readings)
+        if why := uncounted():
+            notes.append(f"{why}: its tensors are part of what the driver says of this process")
+    if reading.reserved_bytes and hasattr(module, "mem_get_info"):  # asked only where there is a context already
+        try:
+            module.mem_get_info(index)
+        except RuntimeError as error:
+            said_first = str(error).partition("\n")[0]
+            notes.append(f"this process's context is broken ({said_first}): restart the kernel")
+    if backend == "cuda" and snapshot is not None and _has_a_way_against_gaps(snapshot):
+        notes.append(
+            "many gaps: with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True torch also gives back pages between "
+            "tensors; set it before torch first uses CUDA (for a kernel where it has: docs/status.md of ipygpumem)"
+        )
     return [device_parts(reading, snapshot, wide, held, notes, pools)]
 
 
-def _asked(nvml: Nvml, module: Any, index: int, reading: Reading) -> DeviceWide:
-    """Return what the driver says of a device and its processes."""
-    wide = nvml.device(module, index, processes=True, has_context=bool(reading.reserved_bytes))
-    if reading.used_bytes is not None and reading.other_bytes is None:
-        # The probe remembers that this process used the device, though nothing is reserved now: it must be listed.
-        return dataclasses.replace(wide, own_bytes=None, others=(), note=reading.note or wide.note)
-    return wide
-
-
-def _against_gaps(snapshot: Snapshot) -> tuple[str, ...]:
-    """Return how to have fewer gaps, if there are many and this torch has a way."""
-    if (
-        any(segment.page_bytes is not None for segment in snapshot.segments)
-        or snapshot.fragmented_bytes < _MANY_GAPS * snapshot.reserved_bytes
-    ):
-        return ()
+def _has_a_way_against_gaps(snapshot: Snapshot) -> bool:
+    """Whether there are many gaps, and this torch has a way to have fewer: others refuse the setting, or ignore it."""
+    can_expand = any(segment.page_bytes is not None for segment in snapshot.segments)
+    if can_expand or snapshot.fragmented_bytes < _MANY_GAPS * snapshot.reserved_bytes:
+        return False
     torch = loaded_torch()
     version = tuple(map(int, re.findall(r"\d+", str(getattr(torch, "__version__", "")))[:2]))
     built_for_cuda = getattr(getattr(torch, "version", None), "cuda", None) is not None
-    if version < (2, 1) or not built_for_cuda or sys.platform != "linux":  # others refuse the setting, or ignore it
-        return ()
-    return (
-        "many gaps: with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True torch also gives back pages between tensors; "
-        "set it before torch first uses CUDA (for a kernel where it has: docs/status.md of ipygpumem)",
-    )
-
-
-def _state_of_context(module: Any, index: int) -> tuple[str, ...]:
-    """Return a note if the device's context is broken; only asked where this process has one already."""
-    ask = getattr(module, "mem_get_info", None)
-    if ask is None:
-        return ()
-    try:
-        ask(index)
-    except RuntimeError as error:
-        return (f"this process's context is broken ({str(error).partition(chr(10))[0]}): restart the kernel",)
-    return ()
+    return version >= (2, 1) and built_for_cuda and sys.platform == "linux"
 
 
 def storages_of(arrays: Iterable[tuple[object, str]]) -> Iterator[Storage]:
