@@ -7,7 +7,7 @@ from ipygpumem.errors import ProbeError
 from ipygpumem.fitting import filling
 from ipygpumem.fitting.filling import Filler
 from ipygpumem.introspect import type_name
-from ipygpumem.measuring import preloading
+from ipygpumem.measuring import traces
 from ipygpumem.model import TraceRecord
 from ipygpumem.probes import Probe, device_memory
 from ipygpumem.probes.device_memory import DeviceMemory
@@ -33,7 +33,7 @@ def preload() -> TraceRecord | None:
     Raises:
         DeviceError: torch is not installed, or its accelerator does not work.
     """
-    return preloading.preload(current_traces().meter)
+    return traces.preload(current_traces().meter)
 
 
 def allocate(size: int | str, device: object = "cuda") -> Filler:

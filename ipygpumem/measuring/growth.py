@@ -83,11 +83,8 @@ class DeviceRuns:
 
 def count_run(devices: dict[str, DeviceRuns], usage: Usage, *, success: bool) -> Growth | None:
     """Count a run in ``devices``, and return how it grew the device in each of the last runs, if it did."""
-    device = devices.get(usage.device)
-    if device is None:
+    if usage.device not in devices:
         devices[usage.device] = DeviceRuns(usage.after_bytes)
         return None
-    streak = device.add(usage, success=success)
-    if streak is None:
-        return None
-    return Growth(usage.device, streak.runs, streak.least_bytes, streak.most_bytes)
+    streak = devices[usage.device].add(usage, success=success)
+    return None if streak is None else Growth(usage.device, streak.runs, streak.least_bytes, streak.most_bytes)

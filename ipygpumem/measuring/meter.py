@@ -38,27 +38,15 @@ class Measurement:
             if reading.peak_bytes > self.peaks.get(reading.device, 0):
                 self.peaks[reading.device] = reading.peak_bytes
 
-    def usages(self, now: dict[str, Reading]) -> tuple[Usage, ...]:
-        """Return what each device went through from the start of the span until ``now``."""
-        return tuple([self._usage(reading) for reading in now.values()])
-
-    def _usage(self, now: Reading) -> Usage:
-        # A device that was first used inside the span held nothing before it.
-        before = self.before.get(now.device)
-        # By position, which costs half as much: every cell makes one per device.
-        return Usage(
-            now.device,
-            before.current_bytes if before else 0,
-            now.current_bytes,
-            max(self.peaks.get(now.device, 0), now.current_bytes),
-            now.total_bytes,
-            now.method,
-            now.reserved_bytes,
-            now.used_bytes,
-            now.other_bytes,
-            now.children_bytes,
-            now.note,
-        )
+    def usages(self, readings: dict[str, Reading]) -> tuple[Usage, ...]:
+        """Return what each device went through from the start of the span until ``readings``."""
+        found = []
+        for device, now in readings.items():
+            before = self.before.get(device)  # a device that was first used inside the span held nothing before it
+            start, peak = before.current_bytes if before else 0, max(self.peaks.get(device, 0), now.current_bytes)
+            # By position, which costs half as much: every cell makes one per device.
+            found.append(Usage(device, start, now.current_bytes, peak, now.total_bytes, now.method, *now[5:]))
+        return tuple(found)
 
 
 class Meter:
@@ -95,11 +83,7 @@ class Meter:
         return self._own_lock
 
     def start(self, lasts: Callable[[], bool] | None = None) -> Measurement:
-        """Open a span.
-
-        Args:
-            lasts: says no once nobody will end the span any more: the next boundary drops it.
-        """
+        """Open a span; ``lasts`` says no once nobody will end it any more: the next boundary drops it."""
         with self._lock:
             self._drop_lost()
             measurement = Measurement(self._readings(peak=bool(self._open), rearm=True), lasts)
@@ -161,9 +145,15 @@ class Meter:
 
     def glance(self) -> dict[str, Reading]:
         """Return each device's memory now, while other threads use the devices; open spans do not notice."""
+        found: dict[str, Reading] = {}
         with self._lock:
             self._find()
-            return {reading.device: reading for probe in self._probes for reading in self._glance(probe)}
+            for probe in self._probes:
+                try:
+                    found |= {reading.device: reading for reading in probe.glance()}
+                except Exception as error:  # noqa: PERF203  # as in _read
+                    self.failures[_name(probe)] = said(error)
+        return found
 
     def change(self, action: Callable[[], None]) -> None:
         """Run ``action``, which changes a probe; the open spans keep their peaks so far."""
@@ -204,7 +194,7 @@ class Meter:
                 if rearm:
                     probe.rearm()
             except Exception as error:  # a driver that broke must not take the host's figures with it
-                self._failed(probe, error)
+                self.failures[_name(probe)] = said(error)
                 continue
             if self.failures:
                 self.failures.pop(_name(probe), None)
@@ -215,16 +205,6 @@ class Meter:
     def _find(self) -> None:
         if self._find_more is not None and (found := self._find_more()):
             self._probes += found
-
-    def _glance(self, probe: Probe) -> tuple[Reading, ...]:
-        try:
-            return probe.glance()
-        except Exception as error:  # as above
-            return self._failed(probe, error)
-
-    def _failed(self, probe: Probe, error: Exception) -> tuple[Reading, ...]:
-        self.failures[_name(probe)] = said(error)
-        return ()
 
     def _sample_if_needed(self) -> None:
         if self._open and any(probe.sampled for probe in self._probes):

@@ -1,10 +1,14 @@
-"""Keeps the traces of one shell, or of a script: the meter that measures them, and those that are over."""
+"""Keeps the traces of one shell or of a script, with the meter that measures them; measures what a context costs."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
+import time
 from collections import deque
+from typing import Any
 
+from ipygpumem.errors import DeviceError, said
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import TraceRecord
 from ipygpumem.probes.host import HostProbe
@@ -14,12 +18,7 @@ _MOST = 10_000
 
 
 class Traces:
-    """What measures traces, and the records of those that are over.
-
-    Args:
-        meter: measures them.
-        most: records that are kept; the oldest are dropped.
-    """
+    """What measures traces, and the records of those that are over: the ``most`` last ones."""
 
     def __init__(self, meter: Meter, most: int = _MOST) -> None:
         self.meter = meter
@@ -36,3 +35,29 @@ def of_script() -> Traces:
     meter = Meter([HostProbe()], find_more=finder())
     add_installed(meter.add, meter.failures)
     return Traces(meter)
+
+
+def preload(meter: Meter) -> TraceRecord | None:
+    """Create the context now, and return what it costs, labelled as the device; None where torch sees no accelerator.
+
+    Raises:
+        DeviceError: torch is not installed, or its accelerator does not work.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise DeviceError("preload needs torch, which is not installed")
+    torch: Any = importlib.import_module("torch")
+    name = next((name for name in ("cuda", "xpu", "mps") if _is_available(torch, name)), None)
+    if name is None:
+        return None
+    started_at, started, span = time.time(), time.perf_counter(), meter.start()
+    try:
+        torch.ones(1, device=name).add_(1).cpu()
+    except RuntimeError as error:
+        meter.drop(span)
+        raise DeviceError(f"{name} cannot be used ({said(error)})") from None
+    return TraceRecord(name, started_at, time.perf_counter() - started, None, meter.stop(span))
+
+
+def _is_available(torch: Any, name: str) -> bool:
+    module = getattr(torch.backends, "mps", None) if name == "mps" else getattr(torch, name, None)
+    return module is not None and bool(module.is_available())

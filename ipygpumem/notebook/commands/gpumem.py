@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.freeing import reclaim
 from ipygpumem.freeing.reclaim import steps_that_free
-from ipygpumem.measuring.preloading import preload as create
+from ipygpumem.measuring.traces import preload as create
 from ipygpumem.model import CellRecord, ReclaimStep, Usage
 from ipygpumem.notebook.commands.experiment import there_are
 from ipygpumem.notebook.commands.parsing import Options
