@@ -168,10 +168,6 @@ class OfTheNotebook(Plain):
         lambda i: [i],
         lambda i: {"a": i, "b": []},
         lambda i: (i, [str(i)]),
-        lambda i: [[{"a": {i}}]],
-        Plain,
-        OfTheNotebook,
-        lambda i: slice(i, [i]),
     ],
 )
 def test_what_leads_to_no_array_is_not_looked_into_one_by_one(

@@ -24,7 +24,6 @@ from ipygpumem.objects.garbage import Garbage
 from ipygpumem.objects.heap import Heap, undisturbed
 from ipygpumem.objects.holders.frames import running_locals
 from ipygpumem.objects.holders.search import Roots, explain, others
-from ipygpumem.objects.progress import Progress, part, unseen
 from ipygpumem.objects.traced import refuse_while_traced
 from ipygpumem.objects.walk import ArraySearch
 from ipygpumem.record import Record
@@ -135,7 +134,6 @@ def release(
     meter: Meter,
     garbage: Garbage,
     roots: Callable[[], Roots] = Roots,
-    progress: Progress = unseen,
 ) -> ReleaseRecord:
     """Empty objects, give back what only they held, and return what became of it.
 
@@ -145,14 +143,13 @@ def release(
         meter: measures.
         garbage: collects.
         roots: what the user can name.
-        progress: gets how much of the search for holders is done.
 
     Raises:
         GpuMemError: one of them cannot be released, or torch is tracing the code that asks; then none is.
     """
     refuse_while_traced("release")
     shells = [_shell_of(name, item) for name, item in named]
-    _refuse_if_needed(named, roots(), part(progress, 0.0, 0.5))
+    _refuse_if_needed(named, roots())
     watched = _watched(named)
     before = current(meter.now())
     says = [f"`{name}` was released by ipygpumem at {where}" for name, _ in named]
@@ -168,7 +165,7 @@ def release(
     steps: list[ReclaimStep] = []
     run_steps(meter, [("references", empty), *steps_that_free(garbage)], steps)
     reclaimed = fallen(before, current(meter.now()))
-    freed, left = _sorted_out(watched, roots, part(progress, 0.5, 1.0))
+    freed, left = _sorted_out(watched, roots)
     trim_host_heap()  # what the search for holders took
     record = ReleaseRecord(tuple(name for name, _ in named), where, freed, left, reclaimed, tuple(steps))
     for shell, text in zip(shells, says, strict=True):
@@ -176,10 +173,10 @@ def release(
     return record
 
 
-def _refuse_if_needed(named: Sequence[tuple[str, object]], roots: Roots, progress: Progress) -> None:
+def _refuse_if_needed(named: Sequence[tuple[str, object]], roots: Roots) -> None:
     """Raise GpuMemError if something of the user's that stays would find a shell."""
     with undisturbed():
-        heap = Heap(running_locals(), progress)
+        heap = Heap(running_locals())
         try:
             for name, item in named:
                 names = [other for other, same in named if same is item]
@@ -224,9 +221,7 @@ def _gradient(item: Any, search: ArraySearch) -> list[tuple[object, Array]]:
     return [] if gradient is None else list(search.find(gradient))
 
 
-def _sorted_out(
-    watched: Sequence[_Part], roots: Callable[[], Roots], progress: Progress
-) -> tuple[tuple[Held, ...], tuple[Held, ...]]:
+def _sorted_out(watched: Sequence[_Part], roots: Callable[[], Roots]) -> tuple[tuple[Held, ...], tuple[Held, ...]]:
     """Return what is gone of each part, and what is left of it with who holds that, the largest first."""
     gone, left = list[Held](), list[tuple[Held, Array]]()
     for held, arrays in watched:
@@ -238,9 +233,9 @@ def _sorted_out(
             left.append((_sized(held, alive), max(alive, key=lambda array: array.size_bytes)))
     if left:
         with undisturbed():
-            heap = Heap(running_locals(), part(progress, 0.0, 0.3))
+            heap = Heap(running_locals())
             keys = [largest.storage for _, largest in left]
-            holders = explain(keys, heap, roots(), progress=part(progress, 0.3, 1.0))
+            holders = explain(keys, heap, roots())
             heap.drop()
         left = [(replace(held, holder=holders[largest.storage]), largest) for held, largest in left]
     return _ordered(gone), _ordered([held for held, _ in left])

@@ -19,7 +19,7 @@ from ipygpumem.errors import ClusterError
 from ipygpumem.introspect import is_exactly
 from ipygpumem.model import EngineRecord, ExperimentRecord
 from ipygpumem.objects import interrupts
-from ipygpumem.objects.progress import Progress, unseen
+from ipygpumem.objects.bulk import Progress, unseen
 from ipygpumem.reports.engines import engine_numbers, merged_record
 
 _MODULE = "ipygpumem.notebook.engine"

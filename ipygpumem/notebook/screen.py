@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.notebook.aside import say_failed
-from ipygpumem.objects.progress import Progress
+from ipygpumem.objects.bulk import Progress
 from ipygpumem.reports import html, text
 from ipygpumem.reports.bars import Scales
 from ipygpumem.reports.layout import Report

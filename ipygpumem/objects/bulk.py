@@ -5,14 +5,20 @@ Types are known by identity because to hash one may run its metaclass's code.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import compress
 from typing import TypeVar
 
 T = TypeVar("T")
+Progress = Callable[[float], None]
+"""Takes the share of a piece of work that is done by now."""
 
 CHUNK = 4000
 """So many objects are looked at from all sides before the next are: they stay in the processor's cache meanwhile."""
+
+
+def unseen(share: float) -> None:
+    """Stand for a ``Progress`` where nobody looks."""
 
 
 def chunks(items: Sequence[T], size: int = CHUNK) -> Iterator[Sequence[T]]:

@@ -30,9 +30,8 @@ from ipygpumem.objects.arrays import (
     owner_of,
     place_of,
 )
-from ipygpumem.objects.bulk import CHUNK, by_identity, chunks, of_types, one_of_each, types_of
+from ipygpumem.objects.bulk import by_identity, chunks, of_types, one_of_each, types_of
 from ipygpumem.objects.holders.frames import emptied_locals
-from ipygpumem.objects.progress import Progress, counted, unseen
 
 _FEW = 50
 """Up to so many objects the collector's own search for referrers is faster: it compares each reference with each."""
@@ -78,7 +77,6 @@ class Heap:
 
     Args:
         beside: yields what else is alive, and maybe out of the collector's sight, as what running functions hold.
-        progress: gets how much has been looked at.
 
     Attributes:
         tensors: torch tensors, also those that only another object refers to.
@@ -87,7 +85,7 @@ class Heap:
         optimizers: torch's optimizers.
     """
 
-    def __init__(self, beside: Iterable[object] = (), progress: Progress = unseen) -> None:
+    def __init__(self, beside: Iterable[object] = ()) -> None:
         # While no list of ours has what is peeked at: ``peek`` counts references.
         beside, emptied = list(beside), emptied_locals()
         # What is made from here on is ours. With itself in its own list, or a variable that an inner function shares,
@@ -111,7 +109,7 @@ class Heap:
         if emptied:
             for place in list(compress(count(), map(emptied.__contains__, map(id, self._tracked)))):
                 self._tracked[place] = None
-        self._look_behind(beside, progress)
+        self._look_behind(beside)
 
     def drop(self) -> None:
         """Let go of everything. If the maker of the heap is in it, that would be a cycle otherwise."""
@@ -120,11 +118,11 @@ class Heap:
         self._alive.clear()
         self._inside = None
 
-    def _look_behind(self, beside: list[object], progress: Progress) -> None:
+    def _look_behind(self, beside: list[object]) -> None:
         """Find the arrays and the containers that the collector does not track."""
         arrays = {id(library_type("numpy", "ndarray"))}
         behind: dict[int, object] = {}
-        level: Iterator[Sequence[object]] = chain(self._referents(progress), [beside])
+        level: Iterator[Sequence[object]] = chain(self._referents(), [beside])
         while True:
             known = len(behind)
             for referents in level:
@@ -138,7 +136,7 @@ class Heap:
             self._containers += of_new[1]
             level = _referents_of([*of_new[1], *_contents(of_new[0])])
 
-    def _referents(self, progress: Progress) -> Iterator[list[object]]:
+    def _referents(self) -> Iterator[list[object]]:
         """Yield what tracked objects refer to, and note the tensors, arrays, modules and optimizers among them.
 
         Most of a large heap are lists of numbers and the like: they are passed over.
@@ -150,7 +148,7 @@ class Heap:
             (library_type("numpy", "ndarray"), self.ndarrays, set()),
         ]
         known: set[int] = set()
-        for part in _parts(self._tracked, progress):
+        for part in chunks(self._tracked):
             referents = gc.get_referents(*part)
             if ATOMS.issuperset(types_of(referents)):
                 continue  # what has a role would refer to its class
@@ -190,7 +188,7 @@ class Heap:
             self._alive.add(id(item))
             self._tracked.append(item)
 
-    def referrers(self, objects: dict[int, object], progress: Progress = unseen) -> Iterator[tuple[object, list[int]]]:
+    def referrers(self, objects: dict[int, object]) -> Iterator[tuple[object, list[int]]]:
         """Yield the objects that refer to some of ``objects`` (by identity), and to which.
 
         Only what was alive when the heap was made counts: a search must not find its own lists.
@@ -199,9 +197,9 @@ class Heap:
             self._alive = set(map(id, self._tracked))
         if any(not gc.is_tracked(item) for item in objects.values()):
             # The collector's own search would miss containers that it has stopped to track since.
-            referrers = _that_refer_to(objects, self._tracked, progress) + _that_refer_to(objects, self._containers)
+            referrers = _that_refer_to(objects, self._tracked) + _that_refer_to(objects, self._containers)
         elif len(objects) > _FEW:
-            referrers = _that_refer_to(objects, self._tracked, progress)
+            referrers = _that_refer_to(objects, self._tracked)
         else:
             referrers = [item for item in gc.get_referrers(*objects.values()) if id(item) in self._alive]
         for item in referrers:
@@ -216,11 +214,11 @@ class Heap:
                 yield array, [key for key in objects if key in inside]
 
 
-def _that_refer_to(objects: dict[int, object], candidates: list[object], progress: Progress = unseen) -> list[object]:
+def _that_refer_to(objects: dict[int, object], candidates: list[object]) -> list[object]:
     """Return which of ``candidates`` refer to some of ``objects``; their number does not matter here."""
     return [
         item
-        for part in _parts(candidates, progress)
+        for part in chunks(candidates)
         if not objects.keys().isdisjoint(map(id, gc.get_referents(*part)))
         for item in part
         if not objects.keys().isdisjoint(map(id, gc.get_referents(item)))
@@ -237,10 +235,6 @@ def _containers_of_more(items: Sequence[object]) -> list[object]:
     if ATOMS.issuperset(types_of(gc.get_referents(*untracked))):
         return []
     return [item for item in untracked if not ATOMS.issuperset(types_of(gc.get_referents(item)))]
-
-
-def _parts(items: Sequence[object], progress: Progress) -> Iterator[Sequence[object]]:
-    return counted(chunks(items), -(-len(items) // CHUNK), progress)
 
 
 def _referents_of(items: Sequence[object]) -> Iterator[list[object]]:

@@ -7,7 +7,6 @@ behind them belongs to everybody.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 from collections import deque
@@ -17,6 +16,7 @@ from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from ipygpumem.introspect import (
+    ATOMS,
     HAS_REFERENCES,
     class_dict,
     instance_dict,
@@ -41,7 +41,6 @@ from ipygpumem.objects.arrays import (
     slots,
 )
 from ipygpumem.objects.bulk import CHUNK, by_identity, chunks, of_types, one_of_each, types_of
-from ipygpumem.objects.progress import Progress, unseen
 
 MOST_OBJECTS = 300_000
 """How many objects that are no arrays one walk looks into."""
@@ -52,15 +51,10 @@ MOST_KEPT = 1_000_000
 _LONGEST = 10_000_000
 """How many items of one container."""
 _MANY = 20_000
-"""A container of more comes last where there are no paths: a list of a million must not hide what is beside it."""
+"""A container of more comes last: a list of a million must not hide what is beside it."""
 _AT_ONCE = 500
-_FEW = 100
-"""More objects than that are looked into at once before any of them gets a path: most that are many lead nowhere."""
-_LEVELS = 4
-_WIDEST = 100_000
-"""So many objects are looked at, at most, to see that."""
-_REPORTED_AFTER = 250
-"""So many objects are looked into before it is said how far the walk is."""
+_FEW, _LEVELS = 100, 3
+"""Of more items it is seen at once, so many levels deep, whether they hold nothing but numbers and text."""
 
 _FUNCTION = {id(FunctionType)}
 _SIZED = {id(kind) for kind in (list, tuple, dict, set, frozenset)}
@@ -81,8 +75,6 @@ class Walk:
         limit: how many objects that are no arrays are looked into.
         find: the kinds of arrays; others are looked into.
         classes: the modules whose classes are entered.
-        patience: if so many objects behind a long container's items, in a row, lead to no array, or four times as many
-            items are plain numbers and the like, the rest of it is left out.
 
     Attributes:
         complete: whether everything was seen.
@@ -92,35 +84,20 @@ class Walk:
     """
 
     def __init__(
-        self,
-        limit: int = MOST_OBJECTS,
-        find: Iterable[str] = tuple(_ARRAYS),
-        classes: Collection[str] = (),
-        patience: int | None = None,
+        self, limit: int = MOST_OBJECTS, find: Iterable[str] = tuple(_ARRAYS), classes: Collection[str] = ()
     ) -> None:
         self.complete, self.left, self.paths = True, limit, dict[int, str]()
-        self._limit, self._patience, self._own = limit, patience, classes
+        self._own = classes
         self._bases = [(library_type(*_ARRAYS[name]), name) for name in find]
         self._kinds: dict[str, set[int]] = {name: set() for name in (*_ARRAYS, "leading", "class", "module", "skip")}
         """Identities of types, by what to do with their objects."""
         self._types: set[int] = set()
         self._arrays: set[int] = set()
-        self._dicts: set[int] = set()
         self.seen: set[int] = set()
         self._kept: list[Sequence[object]] = []
         """As long as they live here, no identity can come to mean something new."""
-        self._long: deque[Any] = deque()
-        self._size = 1
-        self._progress: Progress = unseen
-
-    def run(self, groups: Iterable[Group]) -> Iterator[list[Any]]:
-        """Yield the arrays among objects and behind them, some at a time, those in long containers last."""
-        yield from self._run(groups)
-        while self._long:
-            left, self.left = self.left, self.left // len(self._long)
-            rest = left - self.left
-            yield from self._go_through(self._long.popleft())
-            self.left += rest
+        self._queue: deque[tuple[Sequence[Any], str]] = deque()
+        self._long: deque[tuple[Any, str]] = deque()
 
     def pass_over(self, *items: object) -> None:
         """Do not look into these, wherever they are found; the caller keeps them alive meanwhile."""
@@ -162,10 +139,7 @@ class Walk:
         several = types_of(objects)
         for function in of_types(_FUNCTION, objects) if several >= _FUNCTION else ():  # a namespace leads to everything
             self.seen.add(id(function.__globals__))
-        sized: list[Any] = of_types(_SIZED, objects)
-        later = {id(item): item for item, size in zip(sized, map(len, sized), strict=True) if size > _MANY}
-        self._long += later.values()
-        yield gc.get_referents(*(item for item in objects if id(item) not in later) if later else objects), None
+        yield gc.get_referents(*objects), None
         for array in () if self._kinds["ndarray"].isdisjoint(several) else self.of_kind("ndarray", objects):
             inside = flat_elements(array)
             self.complete &= inside is not None or not all(holding_objects([array]))
@@ -173,49 +147,39 @@ class Walk:
 
     # -- how ------------------------------------------------------------------------------------------------------
 
-    def _run(self, groups: Iterable[Group]) -> Iterator[list[Any]]:
-        queue: deque[tuple[Sequence[Any], str]] = deque()
-        for items, label in chain(groups, self._inside(queue)):
+    def run(self, groups: Iterable[Group]) -> Iterator[list[Any]]:
+        """Yield the arrays among objects and behind them, some at a time, those in long containers last."""
+        for items, label in chain(groups, self._inside()):
             for start, part in zip(count(0, CHUNK), chunks(items)):
+                if self.left <= 0 < start:
+                    self.complete = False
+                    break
                 arrays, leading = self._sift(part, with_paths=label is not None)
                 if label is None:
-                    queue.extend((some, "") for some in chunks(leading, _AT_ONCE))
+                    self._queue.extend((some, "") for some in chunks(leading, _AT_ONCE))
                 elif arrays or leading:
                     from_last = range(start + len(part) - 1, start - 1, -1)
                     places = dict(zip(map(id, reversed(part)), from_last, strict=True))
                     leading.sort(key=lambda item: places[id(item)])
                     self.paths.update([(id(item), label(places[id(item)])) for item in arrays])
-                    queue.extend([([item], label(places[id(item)])) for item in leading])
+                    self._queue.extend([([item], label(places[id(item)])) for item in leading])
                 if arrays:
                     yield arrays
 
-    def _inside(self, queue: deque[tuple[Sequence[Any], str]]) -> Iterator[Group]:
-        for entered in count():
-            if not queue:
-                return
-            if not entered % _REPORTED_AFTER:
-                self._progress((self._limit - self.left) / max(1, min(self._limit, self._size)))
+    def _inside(self) -> Iterator[Group]:
+        while self._queue or self._long:
             try:
-                yield from self.enter(*queue.popleft())
-            except RuntimeError:  # a thread changes a container while we look: its rest is not seen
+                if self._queue:
+                    objects, path = self._queue.popleft()
+                    sized: list[Any] = of_types(_SIZED, objects)
+                    later = {id(item): item for item, size in zip(sized, map(len, sized), strict=True) if size > _MANY}
+                    self._long.extend((item, path) for item in later.values() if not _is_plain(item))
+                    yield from self.enter([item for item in objects if id(item) not in later], path)
+                else:
+                    item, path = self._long.popleft()
+                    yield from self.enter([item], path)
+            except RuntimeError:  # noqa: PERF203  # a thread changes a container while we look: its rest is not seen
                 self.complete = False
-
-    def _go_through(self, container: Any) -> Iterator[list[Any]]:
-        """Follow the items of a long container, as long as arrays are among them or behind them."""
-        plain = barren = 0
-        for some in _pieces(container):
-            left, found = self.left, False
-            for arrays in self._run([(some, None)]):
-                found = True
-                yield arrays
-            if found or self._patience is None:
-                plain = barren = 0
-                continue
-            plain += len(some) if left == self.left else 0
-            barren += left - self.left
-            self.complete &= barren < self._patience
-            if plain >= 4 * self._patience or barren >= self._patience:
-                return
 
     def _sift(self, items: Sequence[Any], *, with_paths: bool) -> tuple[list[Any], list[Any]]:
         """Return the arrays among ``items``, and what may lead to more; only what was not seen before."""
@@ -227,18 +191,27 @@ class Walk:
             self._kept.append(arrays)
         if not self._kinds["leading"].isdisjoint(several):
             others = self.of_kind("leading", items)
-            if with_paths:  # a module has many empty dicts
-                others = [item for item in others if id(type(item)) not in self._dicts or dict.__len__(item)]
-            if not with_paths or len(others) < _FEW or self._may_lead_on(others):
+            if not (with_paths and len(others) > _FEW and self._lead_nowhere(others)):
                 leading += self._new(others)
         if self._own and not self._kinds["class"].isdisjoint(several):
-            leading += filter(self._is_own, self._new(self.of_kind("class", items)))
+            own = [kind for kind in self.of_kind("class", items) if self._is_own(kind)]
+            leading += self._new(own)
         if len(leading) > self.left:
             self.complete = False
             del leading[max(0, self.left) :]
         self.left -= len(leading)
         self._kept.append(leading)
         return arrays, leading
+
+    def _lead_nowhere(self, items: Sequence[object]) -> bool:
+        """Return True if there are only numbers and text in containers: most lead to no array."""
+        for _ in range(_LEVELS):
+            items = gc.get_referents(*items)
+            several = self._sort(items)
+            if several <= self._kinds["skip"] or not several <= self._kinds["skip"] | self._kinds["leading"]:
+                return several <= self._kinds["skip"]
+            items = self.of_kind("leading", items)
+        return False
 
     def _sort(self, items: Sequence[object]) -> set[int]:
         """Return the types of ``items``, of which it is known by then what to do with their objects."""
@@ -249,8 +222,6 @@ class Walk:
                     self._types.add(key)
                     kind = self.kind_of(item)
                     self._kinds[kind].add(key)
-                    if is_instance(item, dict):
-                        self._dicts.add(key)
                     if kind in _ARRAYS:
                         self._arrays.add(key)
         return several
@@ -264,34 +235,11 @@ class Walk:
     def _is_own(self, kind: object) -> bool:
         return text_of(class_dict(kind).get("__module__")) in self._own
 
-    def _may_lead_on(self, items: Sequence[object]) -> bool:
-        """Whether there may be arrays behind ``items`` that nothing else leads to; many are looked into at once."""
-        level: Sequence[object] = items
-        for _ in range(_LEVELS):
-            referents = gc.get_referents(*level)
-            several = self._sort(referents)
-            leads_on = not several.isdisjoint(self._kinds["leading"] | self._kinds["class"])
-            if not self._arrays.isdisjoint(several) or (leads_on and len(referents) > _WIDEST):
-                return True
-            own = types_of(level)  # an object refers to its class, which has a name of its own
-            leading = by_identity(self.of_kind("leading", referents))
-            classes = by_identity(self.of_kind("class", referents))
-            leading.update((key, kind) for key, kind in classes.items() if key not in own and self._is_own(kind))
-            level = [item for key, item in leading.items() if key not in self.seen]
-            if not level:
-                return False
-        return True
 
-
-def _pieces(container: Any) -> Iterator[Sequence[Any]]:
-    """Yield what a list, tuple, dict or set holds, some at a time."""
-    if type(container) is list or type(container) is tuple:
-        yield from chunks(container)
-        return
-    items = chain.from_iterable(container.items()) if type(container) is dict else iter(container)
-    with contextlib.suppress(RuntimeError):  # a thread changes it while we look
-        while some := list(islice(items, CHUNK)):
-            yield some
+def _is_plain(container: Any) -> bool:
+    """Return True if the first items of a long list, tuple, dict or set are numbers and text."""
+    items = container.values() if type(container) is dict else container
+    return types_of(list(islice(items, CHUNK))) <= ATOMS
 
 
 # -- with their sizes -----------------------------------------------------------------------------------------------
@@ -381,17 +329,10 @@ _CONTAINERS: tuple[tuple[type, str], ...] = (
 
 
 class Names(Walk):
-    """Finds arrays under names, by their shortest paths.
+    """Finds arrays under names, by their shortest paths."""
 
-    Args:
-        size: how many objects there are in all; more is not behind the names, or only by several ways.
-        progress: gets how much has been looked at.
-        limit: how many objects that are no arrays are looked into.
-    """
-
-    def __init__(self, size: int = 1, progress: Progress = unseen, limit: int | None = None) -> None:
-        super().__init__(MOST_OBJECTS if limit is None else limit, classes={"__main__"})
-        self._size, self._progress = max(size, 1), progress
+    def __init__(self) -> None:
+        super().__init__(MOST_OBJECTS, classes={"__main__"})
         self._slots: dict[int, dict[str, Any]] = {}
         """By a type's identity, what ``slot_descriptors`` gives."""
         known = (("torch.nn", "Module", "module"), ("pandas", "DataFrame", "frame"), ("pandas", "Series", "frame"))
@@ -408,6 +349,8 @@ class Names(Walk):
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
         """Yield what is in an object, and the paths to it."""
+        if not objects:
+            return
         (item,) = objects
         category = self._categories.get(id(type(item)))
         if category is None:

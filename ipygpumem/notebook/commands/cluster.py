@@ -13,7 +13,7 @@ from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.notebook.registry import Command
 from ipygpumem.objects import interrupts
-from ipygpumem.objects.progress import unseen
+from ipygpumem.objects.bulk import unseen
 from ipygpumem.reports.engines import Value, Values, engine_numbers, engines_report, kind_of, looks_report
 from ipygpumem.reports.layout import Report, count
 from ipygpumem.units import format_seconds

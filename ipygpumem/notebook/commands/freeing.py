@@ -19,8 +19,7 @@ def release(notebook: Notebook, options: Options) -> list[Report]:
     context = notebook.context
     where = f"cell {running_cell(context.shell)}"
     roots = notebook.experiments.survivors.roots
-    with context.screen.working("who holds what is left") as progress:
-        record = releasing.release(named, where, context.meter, context.garbage, roots, progress)
+    record = releasing.release(named, where, context.meter, context.garbage, roots)
     return [reports.release_report(record)]
 
 

@@ -17,6 +17,7 @@ from ipygpumem.notebook.experiments.survivors import MOST_EXPLAINED, Watched, he
 from ipygpumem.notebook.ipython.outputs import is_of_ipython, kept_outputs
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.objects.arrays import StorageKey, library_type, storage_key
+from ipygpumem.objects.bulk import Progress
 from ipygpumem.objects.heap import Heap, undisturbed
 from ipygpumem.objects.holders.frames import running_locals
 from ipygpumem.objects.holders.graphs import live_tensors, requiring_grad
@@ -24,7 +25,6 @@ from ipygpumem.objects.holders.paths import NOTEBOOK
 from ipygpumem.objects.holders.retained import Finding, Retained, caches
 from ipygpumem.objects.holders.search import explain
 from ipygpumem.objects.inventory.survey import optimizer_states
-from ipygpumem.objects.progress import Progress, part, parts
 from ipygpumem.reports.content import kept_line, leaks_report
 from ipygpumem.reports.layout import Report
 from ipygpumem.scopes.scope import is_ownable
@@ -36,15 +36,9 @@ _QUOTED = re.compile(r'"[^"]*"')
 def leaks(notebook: Notebook, options: Options) -> list[Report]:
     """Return what survived experiments or cannot be reached by a notebook name, with its holders."""
     smallest = notebook.context.config.min_held_bytes if options.min is None else options.min
-    found, beyond, kept = list[Held](), list[Held](), list[str]()
+    notebook.context.garbage.collect()  # what nobody holds is no leak
     with notebook.context.screen.working("leaks") as progress:
-        begun = 0.0 if notebook.experiments.survivors.known else 0.5
-        if begun:
-            found, beyond, kept = _look(notebook, smallest, part(progress, 0.0, begun))
-        if notebook.experiments.survivors.known or found or beyond or kept:
-            # What nobody holds is no leak; where nothing is found before, nothing is after it.
-            notebook.context.garbage.collect()
-            found, beyond, kept = _look(notebook, smallest, part(progress, begun, 1.0))
+        found, beyond, kept = _look(notebook, smallest, progress)
     trim_host_heap()
     kept += _lines(caches(), smallest)
     return [leaks_report(sorted(found, key=lambda held: -held.size_bytes), smallest, beyond, kept)]
@@ -53,24 +47,26 @@ def leaks(notebook: Notebook, options: Options) -> list[Report]:
 def _look(notebook: Notebook, smallest: int, progress: Progress) -> tuple[list[Held], list[Held], list[str]]:
     """Return what leaks, what is too small to be examined, and what is kept; forget survivors that are gone."""
     live_tensors(notebook.context.garbage)  # from now on each has an object
-    of_heap, of_known, of_others = parts(progress, (4, 2, 4))
     with undisturbed():
         in_frames = set(map(id, running_locals()))
         namespace = notebook.context.namespace.items()
         names = {name: value for name, value in namespace if is_ownable(name) and not is_of_ipython(name)}
-        heap = Heap(running_locals(), of_heap)
+        heap = Heap(running_locals())
+        progress(0.3)
         # First of all: to ask an object for its attributes may make a dict.
         retained = Retained(heap, names, kept_outputs(notebook.context.shell), in_frames)
+        progress(0.5)
         notebook.experiments.survivors.look(heap)
         known = [item for item in notebook.experiments.survivors.known if size_of(item.alive()) >= smallest]
         expected = _of_training(heap, {key for item in known for key in _storages(item)})
         # Where a plain path leads to them, they are what the user's own optimizer needs, and no leak.
         known = [item for item in known if item.held.name or not expected.issuperset(_storages(item))]
-        found = notebook.experiments.survivors.explained(known, heap, of_known)
+        found = notebook.experiments.survivors.explained(known, heap)
+        progress(0.7)
         listed = {key for item in known for key in _storages(item)}
         graphs = [one for one in retained.graphs if sum(one.shares.values()) >= smallest]
         skipped = listed.union(*(one.shares for one in graphs))
-        unnamed, beyond = _unnamed(notebook, heap, skipped, smallest, of_others)
+        unnamed, beyond = _unnamed(notebook, heap, skipped, smallest)
         kept = _lines([*graphs, *retained.outputs(heap.large(smallest))], smallest)
         if not retained.complete:
             kept.append("there are too many autograd graphs to follow: nothing is said about them")
@@ -105,16 +101,14 @@ def _of_training(heap: Heap, survivors: set[StorageKey]) -> set[StorageKey | Non
     }
 
 
-def _unnamed(
-    notebook: Notebook, heap: Heap, storages: set[StorageKey], smallest: int, progress: Progress
-) -> tuple[list[Held], list[Held]]:
+def _unnamed(notebook: Notebook, heap: Heap, storages: set[StorageKey], smallest: int) -> tuple[list[Held], list[Held]]:
     """Return the tensors and arrays without a path from a notebook name, except those in ``storages``.
 
     The second list has the smallest, if there are too many to examine.
     """
     found = {key: held_without_name(same[0]) for key, same in heap.large(smallest).items() if key not in storages}
     ordered = sorted(found, key=lambda key: -found[key].size_bytes)
-    holders = explain(ordered[:MOST_EXPLAINED], heap, notebook.experiments.survivors.roots(), progress=progress)
+    holders = explain(ordered[:MOST_EXPLAINED], heap, notebook.experiments.survivors.roots())
     modules = _users_modules(notebook.context.namespace)
     unnamed = [key for key in ordered[:MOST_EXPLAINED] if not _is_plain(holders[key].path, modules)]
     shown = [replace(found[key], holder=_without_advice(holders[key])) for key in unnamed]

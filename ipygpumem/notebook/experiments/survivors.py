@@ -23,7 +23,6 @@ from ipygpumem.objects.holders.graphs import live_tensors
 from ipygpumem.objects.holders.paths import Place
 from ipygpumem.objects.holders.search import Roots, explain
 from ipygpumem.objects.inventory.before import Before
-from ipygpumem.objects.progress import Progress, part
 from ipygpumem.objects.walk import ArraySearch
 
 MOST_EXPLAINED = 2000
@@ -137,8 +136,9 @@ class Survivors:
         reported = {array.storage for item in self.known for array in item.alive()}  # by an experiment inside this one
         self.known += [item for item in alive if any(array.storage not in reported for array in item.alive())]
         with context.screen.working("who holds what is still alive") as progress, undisturbed():
-            heap = Heap(running_locals(), part(progress, 0.0, 0.5))
-            found = self.explained(alive, heap, part(progress, 0.5, 1.0))
+            heap = Heap(running_locals())
+            progress(0.5)
+            found = self.explained(alive, heap)
             arrays = [array for item in alive for array in item.of_numpy]
             places = heap.places() if arrays else set()
             heap.drop()
@@ -162,13 +162,11 @@ class Survivors:
         cell = cell_of_output(name) or cell_that_bound(self._context.shell, name, range(first_cell))
         return replace(item, held=replace(item.held, cell=cell), is_old_perhaps=is_old_perhaps)
 
-    def explained(self, watched: Sequence[Watched], heap: Heap, progress: Progress) -> tuple[Held, ...]:
+    def explained(self, watched: Sequence[Watched], heap: Heap) -> tuple[Held, ...]:
         """Return what is alive of each, largest first, with who holds its largest array."""
         alive = sorted(((item, item.alive()) for item in watched), key=lambda pair: -size_of(pair[1]))
         alive = [(item, arrays) for item, arrays in alive if arrays]
-        holders = explain(
-            [arrays[0].storage for _, arrays in alive[:MOST_EXPLAINED]], heap, self.roots(), progress=progress
-        )
+        holders = explain([arrays[0].storage for _, arrays in alive[:MOST_EXPLAINED]], heap, self.roots())
         return tuple(
             replace(
                 item.held,

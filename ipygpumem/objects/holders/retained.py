@@ -82,7 +82,7 @@ class Retained:
             plain = [item for item in heap.tensors if reader is not None and reader.memory(item).is_plain]
             foreign = {reader.address_of_others(item) for item in plain} if reader is not None else set()
             self._sort(foreign)
-            walk = Names(heap.size)
+            walk = Names()
             walk.named(names.items())
             known = set(walk.seen)
             walk.named(self._outputs.items())

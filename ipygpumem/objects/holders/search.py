@@ -24,7 +24,6 @@ from ipygpumem.objects.heap import Heap
 from ipygpumem.objects.holders.frames import peek, running_frames, running_ids
 from ipygpumem.objects.holders.graphs import GRADIENT, keepers, requiring_grad
 from ipygpumem.objects.holders.paths import NOTEBOOK, Place, Writer
-from ipygpumem.objects.progress import Progress, part, parts, unseen
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,6 @@ _MAKES_DICTS = (3, 11) <= sys.version_info < (3, 13)
 _MANAGED_DICT = 1 << 4
 _MOST_OWNERS = 5000
 MOST_LOOKS = 20_000_000
-_SEARCHES = (6, 3, 1)
-"""The weights of an explanation's searches: most is found by the first."""
 _NOBODY = Holder(path="no Python object: C++ code keeps it", advice="let the library that made it free it")
 _OUT_OF_SIGHT = Holder(path="something that cannot be seen from Python: a running function or compiled code", advice="")
 _NOT_REACHED = Holder(
@@ -71,7 +68,7 @@ class _Found:
 
 
 def explain(
-    keys: Iterable[StorageKey], heap: Heap, roots: Roots, *, looks: int = MOST_LOOKS, progress: Progress = unseen
+    keys: Iterable[StorageKey], heap: Heap, roots: Roots, *, looks: int = MOST_LOOKS
 ) -> dict[StorageKey, Holder]:
     """Return for each storage who keeps it alive.
 
@@ -81,14 +78,12 @@ def explain(
         roots: what else the user can name.
         looks: how many objects are asked to what they refer, in each of three searches. What is not explained then
             stays so, and its holder says that. A limit of time would let answers change from call to call.
-        progress: gets how much of it is done.
     """
     left_out = False
-    searches = iter(parts(progress, _SEARCHES))
 
     def holders_of(objects: dict[StorageKey, list[object]], *, nobody: bool = False) -> dict[StorageKey, Holder]:
         nonlocal left_out
-        holders, cut = _holders(objects, heap, roots, looks, nobody=nobody, progress=next(searches))
+        holders, cut = _holders(objects, heap, roots, looks, nobody=nobody)
         left_out |= cut
         return holders
 
@@ -137,13 +132,12 @@ def _holders(
     looks: int,
     *,
     nobody: bool,
-    progress: Progress,
 ) -> tuple[dict[StorageKey, Holder], bool]:
     """Return who holds the objects of each storage: the one that is named best; and whether some were not reached."""
     if not objects:
         return {}, False
     search = Search([item for items in objects.values() for item in items], heap, roots, looks)
-    search.run(nobody=nobody, progress=progress)
+    search.run(nobody=nobody)
     writer = Writer(roots.cell_of)
     holders: dict[StorageKey, Holder] = {}
     for key, items in objects.items():
@@ -193,9 +187,8 @@ class Search:
         self._tops: list[int] = []
         """Objects that nothing seen refers to."""
 
-    def run(self, *, nobody: bool, progress: Progress) -> None:
+    def run(self, *, nobody: bool) -> None:
         """Search; with ``nobody``, also report objects to which nothing visible refers."""
-        done = 0.0
         level = {id(target): target for target in self._targets}
         self._objects.update(level)
         self._leaves = {key: {key} for key in level}
@@ -208,11 +201,7 @@ class Search:
                 self.is_cut = True
                 break
             self._others += [(self._level, running[key], key) for key in level.keys() & running.keys()]
-            rest = part(progress, done, (1.0 + done) / 2)  # of levels that nobody knows the number of
-            level = self._next(level, rest)
-            solved = sum(id(target) in self._towards for target in self._targets)
-            done = max((1.0 + done) / 2, solved / len(self._targets))
-            progress(done)  # the collector looks for those that refer to few, and tells of nothing
+            level = self._next(level)
         # An output, the last error or a module may hold what a variable holds too, by a longer path: that is no leak.
         for number, place, key in sorted(self._others, key=lambda other: (other[0], other[1].order)):
             if self._is_open(key):
@@ -235,12 +224,12 @@ class Search:
         """Whether an object leads to a target of which nobody knows yet who holds it."""
         return any(leaf not in self._towards for leaf in self._leaves[key])
 
-    def _next(self, level: dict[int, object], progress: Progress) -> dict[int, object]:
+    def _next(self, level: dict[int, object]) -> dict[int, object]:
         """Look at all that refers to ``level``: solve what roots refer to, and return the rest."""
         roots: list[tuple[Place, int]] = []
         referred: set[int] = set()
         seen: list[tuple[object, list[int]]] = []
-        for referrer, children in self._heap.referrers(level, progress):
+        for referrer, children in self._heap.referrers(level):
             if id(referrer) in self._roots.hidden or id(referrer) in self._running:
                 continue
             referred.update(children)
@@ -411,7 +400,7 @@ def others(item: object, given: Sequence[str], heap: Heap, roots: Roots, spared:
     for text in (*_besides(sorted(names), given), *local_names):
         return text
     search = Search(holders, heap, roots, MOST_LOOKS)
-    search.run(nobody=False, progress=unseen)
+    search.run(nobody=False)
     chains = [chain for holder in holders if (chain := search.found(holder)) is not None and chain.place.is_users]
     writer = Writer(roots.cell_of)
     return min((writer.holder(one.place, (*one.chain, item)).path for one in chains), key=len, default=None)

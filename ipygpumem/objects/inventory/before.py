@@ -22,8 +22,6 @@ from ipygpumem.objects.walk import MOST_AT_START, Walk
 _LARGE = 1 << 16
 """Bytes of an array that is worth a reference of its own, which the garbage collector has to look at."""
 
-_PATIENCE = 5000
-"""See ``Walk``: a look at the start of an experiment does not go through a list of a million."""
 _MOST_INSTALLED = 300
 """How many objects in each module that was installed: it has its data on top, if at all; not in functions."""
 
@@ -38,7 +36,7 @@ def within_reach(namespace: dict[str, Any]) -> tuple[list[Any], bool]:
     """
     own = users_modules()
     others = {id(names): names for names in map(module_dict, own.values()) if names is not namespace}
-    walk = Walk(MOST_AT_START, ("ndarray",), {"__main__", *own}, _PATIENCE)
+    walk = Walk(MOST_AT_START, ("ndarray",), {"__main__", *own})
     walk.pass_over(namespace, *others.values())  # what lies in them belongs to everybody
     named = [value for _, value in named_objects(namespace)]
     values = [*named, *(value for names in others.values() for _, value in named_objects(names))]

@@ -21,18 +21,17 @@ from typing import Any
 
 from ipygpumem.introspect import instance_dict, is_instance, module_dict, type_name
 from ipygpumem.objects.arrays import describe, is_map, library_type, memory_of
+from ipygpumem.objects.bulk import Progress, unseen
 from ipygpumem.objects.heap import Heap, undisturbed
 from ipygpumem.objects.holders.frames import peek, running_locals
 from ipygpumem.objects.inventory.memory import Memory, Reader, Storages
 from ipygpumem.objects.inventory.records import Inventory, Role, TensorRecord
 from ipygpumem.objects.inventory.selection import first_part
-from ipygpumem.objects.progress import Progress, part, unseen
 from ipygpumem.objects.traced import refuse_while_traced
 from ipygpumem.objects.walk import Names
 from ipygpumem.probes.accelerators import loaded_torch
 
 CellOf = Callable[[str], "int | None"]
-_HEAPS_SHARE, _WALKS_SHARE = 0.25, 0.7
 
 
 def take(
@@ -75,7 +74,7 @@ def roles_of_objects() -> list[tuple[object, Role]]:
     """
     refuse_while_traced("list tensors")
     with undisturbed():
-        survey = _Survey((), lambda root: None, unseen)
+        survey = _Survey((), lambda root: None)
         try:
             return survey.roles()
         finally:
@@ -98,13 +97,19 @@ def names_in(frame: FrameType) -> Iterator[tuple[str, object]]:
 class _Survey:
     """One look at everything; it keeps all of it alive, and is dropped with the call that made it."""
 
-    def __init__(self, roots: Iterable[tuple[str, object]], cell_of: CellOf, progress: Progress) -> None:
+    def __init__(
+        self,
+        roots: Iterable[tuple[str, object]],
+        cell_of: CellOf,
+        progress: Progress = unseen,
+    ) -> None:
         self.notes: list[str] = []
         roots = list(roots)  # before the heap is listed: ``peek`` counts references
-        self._heap = Heap(running_locals(), part(progress, 0.0, _HEAPS_SHARE))
-        self._rest = part(progress, _WALKS_SHARE, 1.0)
-        names = Names(self._heap.size + len(self._heap.ndarrays), part(progress, _HEAPS_SHARE, _WALKS_SHARE))
+        self._heap = Heap(running_locals())
+        progress(0.25)
+        names = Names()
         self._named = names.named(roots)
+        progress(0.7)
         parts_of_paths = {key: first_part(path.replace("list(", "")).rstrip(")") for key, path in names.paths.items()}
         cells = {root: cell_of(root) for root in dict.fromkeys(parts_of_paths.values())}
         self._labels = Labels(names.paths, {key: cells[root] for key, root in parts_of_paths.items()})
@@ -140,12 +145,10 @@ class _Survey:
                 records += listed.records(roles)
                 if listed.unread:
                     self.notes.append(f"the memory of {len(listed.unread)} tensors {listed.unread[0]}")
-        self._rest(0.5)
         buffers = _jax_records(self._named.values(), self._labels)
         shown |= _shown_by_jax(array_type, arrays, buffers)
         records += buffers.values()
         records += array_records(array_type, arrays, self._labels, shown)
-        self._rest(1.0)
         return sorted(records, key=attrgetter("size_bytes"), reverse=True)
 
     def roles(self) -> list[tuple[object, Role]]:
