@@ -16,7 +16,7 @@ from typing import Any
 ATOMS = frozenset(id(kind) for kind in (int, float, complex, bool, str, bytes, bytearray, type(None)))
 """Types of plain numbers, text and None, by identity: to compare or hash a type may run its metaclass's code."""
 
-_HEAP_TYPE = 1 << 9
+HEAP_TYPE = 1 << 9
 """CPython's flag of classes that are made at run time."""
 _POINTER_BYTES = 8
 """Of a slot; a class may add two of its own, for attributes and weak references."""
@@ -183,4 +183,4 @@ def _is_made_by_statement(kind: type) -> bool:
     of = type.__dict__
     added = of["__basicsize__"].__get__(kind) - of["__basicsize__"].__get__(of["__base__"].__get__(kind) or object)
     slots = sum(type(item) is MemberDescriptorType for item in of["__dict__"].__get__(kind).values())
-    return bool(of["__flags__"].__get__(kind) & _HEAP_TYPE) and added <= _POINTER_BYTES * (slots + 2)
+    return bool(of["__flags__"].__get__(kind) & HEAP_TYPE) and added <= _POINTER_BYTES * (slots + 2)

@@ -176,18 +176,6 @@ def test_an_array_that_a_running_function_owns_is_not_blamed_on_cpp(notebook: Ke
         works(notebook, "go_on.set()")
 
 
-def test_garbage_is_collected_only_where_there_is_something_to_tell(notebook: Kernel) -> None:
-    works(notebook, f"import gc; full = []; cache = {{}}; mine = {BIG}")
-    works(notebook, "gc.callbacks.append(lambda phase, info: info['generation'] == 2 and full.append(phase))")
-    works(notebook, "full.clear(); gc.disable()")
-    assert leaks(notebook) == "no leak of at least 1 MiB was found"
-    assert notebook.value("list(full)") == []
-    works(notebook, f"cycle = [{BIG}]; cycle.append(cycle); del cycle")
-    assert leaks(notebook) == "no leak of at least 1 MiB was found"
-    assert notebook.value("len(full)") > 0
-    works(notebook, "gc.callbacks.pop(); gc.enable()")
-
-
 @pytest.mark.parametrize("name", ["mine.HID[0]", "mine.BOX['a: b'].x[0]", "mine.other.HID[0]"])
 def test_what_the_notebook_can_write_with_a_module_of_the_users_is_no_leak(
     notebook: Kernel, tmp_path: Path, name: str

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from ipygpumem.introspect import is_atom
 from ipygpumem.objects.arrays import storage_key
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.objects.heap import Heap, undisturbed
@@ -146,8 +147,10 @@ def findings(names: dict[str, Any], outputs: dict[int, Any] | None = None) -> li
     kept = outputs or {}
     live_tensors(Garbage())
     with undisturbed():
+        labelled = {f"Out[{number}]": value for number, value in kept.items() if not is_atom(value)}
+        paths, inside = retained.paths_of(names, labelled)
         heap = Heap()
-        look = Retained(heap, names, (kept, {id(kept), id(names)}))
+        look = Retained(heap, paths, labelled, inside | {id(kept), id(names), id(labelled)})
         found = [*look.graphs, *look.outputs(())]
         del look
         heap.drop()

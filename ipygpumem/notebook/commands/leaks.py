@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ipygpumem.freeing.reclaim import trim_host_heap
-from ipygpumem.introspect import is_instance, is_users_module, module_dict, text_of
+from ipygpumem.introspect import is_atom, is_instance, is_users_module, module_dict, text_of
 from ipygpumem.model import Held, Holder
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.experiments.survivors import MOST_EXPLAINED, Watched, held_without_name, size_of
@@ -22,7 +22,7 @@ from ipygpumem.objects.heap import Heap, undisturbed
 from ipygpumem.objects.holders.frames import running_locals
 from ipygpumem.objects.holders.graphs import live_tensors, requiring_grad
 from ipygpumem.objects.holders.paths import NOTEBOOK
-from ipygpumem.objects.holders.retained import Finding, Retained, caches
+from ipygpumem.objects.holders.retained import Finding, Retained, caches, paths_of
 from ipygpumem.objects.holders.search import explain
 from ipygpumem.objects.inventory.survey import optimizer_states
 from ipygpumem.reports.content import kept_line, leaks_report
@@ -51,10 +51,13 @@ def _look(notebook: Notebook, smallest: int, progress: Progress) -> tuple[list[H
         in_frames = set(map(id, running_locals()))
         namespace = notebook.context.namespace.items()
         names = {name: value for name, value in namespace if is_ownable(name) and not is_of_ipython(name)}
+        kept, keepers = kept_outputs(notebook.context.shell)
+        outputs = {f"Out[{number}]": value for number, value in kept.items() if not is_atom(value)}
+        paths, inside = paths_of(names, outputs)
+        inside |= keepers | {id(kept), id(outputs)}
         heap = Heap(running_locals())
         progress(0.3)
-        # First of all: to ask an object for its attributes may make a dict.
-        retained = Retained(heap, names, kept_outputs(notebook.context.shell), in_frames)
+        retained = Retained(heap, paths, outputs, inside, in_frames)
         progress(0.5)
         notebook.experiments.survivors.look(heap)
         known = [item for item in notebook.experiments.survivors.known if size_of(item.alive()) >= smallest]
@@ -67,11 +70,11 @@ def _look(notebook: Notebook, smallest: int, progress: Progress) -> tuple[list[H
         graphs = [one for one in retained.graphs if sum(one.shares.values()) >= smallest]
         skipped = listed.union(*(one.shares for one in graphs))
         unnamed, beyond = _unnamed(notebook, heap, skipped, smallest)
-        kept = _lines([*graphs, *retained.outputs(heap.large(smallest))], smallest)
+        lines = _lines([*graphs, *retained.outputs(heap.large(smallest))], smallest)
         if not retained.complete:
-            kept.append("there are too many autograd graphs to follow: nothing is said about them")
+            lines.append("there are too many autograd graphs to follow: nothing is said about them")
         heap.drop()
-    return [*found, *unnamed], beyond, kept
+    return [*found, *unnamed], beyond, lines
 
 
 def _lines(findings: Iterable[Finding], smallest: int) -> list[str]:

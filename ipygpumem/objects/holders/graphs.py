@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from ipygpumem.introspect import class_dict, instance_dict, is_instance, name_of, type_name
+from ipygpumem.introspect import HEAP_TYPE, class_dict, instance_dict, is_instance, name_of, type_name
 from ipygpumem.objects.arrays import StorageKey, library_type, storage_key
 from ipygpumem.objects.garbage import Garbage, Known
 
 _RAW = "_raw_saved_"
+_NAMES: dict[int, list[str]] = {}
+"""The attributes that begin so, by the identity of a node's class: torch's own classes live for ever."""
 _MOST_NODES = 200_000
 """So many are looked at in one search: a second's work. A limit of time would let answers change from call to call."""
 GRADIENT = ".grad"
@@ -164,14 +166,23 @@ def saved_by(node: Any) -> Iterator[Any]:
     tensor_type = sys.modules["torch"].Tensor
     if name_of(type(node)) == "AccumulateGrad":
         yield node.variable
+        return
     for value in (instance_dict(node) or {}).values():  # what a Function of the user's put on its ctx
         if is_instance(value, tensor_type):
             yield value
-    of_types = [class_dict(kind) for kind in type.mro(type(node))]
-    for name in [name for inside in of_types for name in inside if name.startswith(_RAW)]:
+    for name in _raw_names(type(node)):
         with contextlib.suppress(RuntimeError):  # freed by a backward pass already
             raw = getattr(node, name)
             for item in raw if type(raw) is list or type(raw) is tuple else [raw]:
                 data = getattr(item, "data", None)  # what the user's hook made of it, if there is one
                 if is_instance(data, tensor_type):
                     yield data
+
+
+def _raw_names(kind: type) -> list[str]:
+    names = _NAMES.get(id(kind))
+    if names is None:
+        names = [name for base in type.mro(kind) for name in class_dict(base) if name.startswith(_RAW)]
+        if not type.__dict__["__flags__"].__get__(kind) & HEAP_TYPE:
+            _NAMES[id(kind)] = names
+    return names

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ipygpumem.introspect import instance_dict, is_atom, is_instance, name_of, type_name
-from ipygpumem.objects.arrays import StorageKey, describe, owner_of
+from ipygpumem.introspect import instance_dict, is_instance, name_of, type_name
+from ipygpumem.objects.arrays import StorageKey, describe, owner_of, storage_key
 from ipygpumem.objects.heap import Heap
 from ipygpumem.objects.holders.graphs import gradient_behind, of_script, saved_by
 from ipygpumem.objects.inventory.survey import torch_reader
@@ -30,8 +30,17 @@ _NO_CODE = re.compile(r"[<{…'\\]|cell_contents")
 """What is in a path that cannot be assigned to as it is written; a key's quotes are shown as apostrophes."""
 
 
-Outputs = tuple[Mapping[int, object], Iterable[int]]
-"""Those that IPython keeps, by their numbers, and the identities of all objects that keep them."""
+def paths_of(names: Mapping[str, object], outputs: Mapping[str, object]) -> tuple[dict[int, str], set[int]]:
+    """Return the paths of arrays by identity, and the identities of all that only ``outputs`` lead to.
+
+    Call it before the heap is listed: to ask an object for its attributes may make a dict.
+    """
+    walk = Names()
+    walk.named(names.items())
+    known = set(walk.seen)
+    walk.named(outputs.items())
+    walk.drop()
+    return walk.paths, walk.seen - known
 
 
 class Finding(NamedTuple):
@@ -45,7 +54,7 @@ class Finding(NamedTuple):
 
 
 class _Root(NamedTuple):
-    """A tensor with a graph that may not be needed: its node, its path, the line that stores no graph, and why."""
+    """A tensor whose graph may not be needed, and the line that stores none."""
 
     node: Any
     path: str
@@ -56,23 +65,31 @@ class _Root(NamedTuple):
 class Retained:
     """One look at what the user's names and IPython's outputs retain; drop it with the heap.
 
-    Nothing may have asked the heap's objects for their attributes yet: that can make dicts. ``in_frames`` are
-    identities of what running functions refer to.
+    Args:
+        heap: what is alive.
+        paths: of arrays, see ``paths_of``.
+        outputs: what IPython keeps, by its path.
+        inside_outputs: identities of what only outputs lead to, and of what keeps them.
+        in_frames: identities of what running functions refer to.
     """
 
     def __init__(
-        self, heap: Heap, names: Mapping[str, object], outputs: Outputs, in_frames: Collection[int] = ()
+        self,
+        heap: Heap,
+        paths: Mapping[int, str],
+        outputs: Mapping[str, object],
+        inside_outputs: Collection[int],
+        in_frames: Collection[int] = (),
     ) -> None:
-        self._heap, self._in_frames, self.complete = heap, in_frames, True
+        self._heap, self._paths, self._outputs = heap, paths, outputs
+        self._inside_outputs, self._in_frames, self.complete = inside_outputs, in_frames, True
         self._sizes: dict[StorageKey, tuple[str, int]] = {}
         self._shown_by: dict[StorageKey, list[Any]] = {}
         self._locked: set[StorageKey | None] = set()
         """Storages that code out of sight may hold."""
         self._graphs_of_outputs: dict[str, list[StorageKey]] = {}
         self._referrers: dict[int, list[object]] = {}
-        values, keepers = outputs
-        self._outputs = {f"Out[{number}]": value for number, value in values.items() if not is_atom(value)}
-        items = {id(item): item for item in (*heap.tensors, *heap.ndarrays, *self._outputs.values())}
+        items = {id(item): item for item in (*heap.tensors, *heap.ndarrays, *outputs.values())}
         with torch_reader() as reader:
             self._read = (lambda name, tensor: None) if reader is None else reader.read
             for referrer, children in heap.referrers(items) if items else ():
@@ -81,15 +98,10 @@ class Retained:
                         self._referrers.setdefault(child, []).append(referrer)
             plain = [item for item in heap.tensors if reader is not None and reader.memory(item).is_plain]
             foreign = {reader.address_of_others(item) for item in plain} if reader is not None else set()
-            self._sort(foreign)
-            walk = Names()
-            walk.named(names.items())
-            known = set(walk.seen)
-            walk.named(self._outputs.items())
-            self._paths, self._inside_outputs = walk.paths, {*(walk.seen - known), *keepers}
+            self._lock(foreign)
             self.graphs = list(self._graphs())
 
-    def _sort(self, foreign: set[int | None]) -> None:
+    def _lock(self, foreign: set[int | None]) -> None:
         """Note who shows which storage; lock what torch has from NumPy, and what no array owns."""
         for item in (*self._heap.tensors, *self._heap.ndarrays):
             self._shown_by.setdefault(self._key(item), []).append(item)
@@ -186,7 +198,7 @@ class Retained:
         needed_by, inside = dict[StorageKey, set[str]](), set[int]()
         for node, saved in nodes.saved():
             inside |= {id(node), id(instance_dict(node))}  # a Function refers to what it keeps
-            needed_by.setdefault(self._key(saved), set()).add(owners[id(node)])
+            needed_by.setdefault(storage_key(saved) or ("object", id(saved)), set()).add(owners[id(node)])
         for name, those in members.items():
             keys = [key for key, names in needed_by.items() if names == {name} and self._dies(key, inside)]
             if those[0].kind == "output":
