@@ -206,12 +206,7 @@ def slot_descriptors(kind: type) -> dict[str, Any]:
 
 
 def slots(item: object, descriptors: dict[str, Any] | None = None) -> dict[str, object]:
-    """Return the attributes of an object that live in slots and are not empty.
-
-    Args:
-        item: the object.
-        descriptors: what ``slot_descriptors`` gives for its class, if that is known.
-    """
+    """Return the attributes of an object that live in slots and are not empty."""
     values: dict[str, object] = {}
     for name, slot in (slot_descriptors(type(item)) if descriptors is None else descriptors).items():
         with contextlib.suppress(AttributeError, TypeError):

@@ -130,10 +130,9 @@ class Garbage:
     # -- collecting -------------------------------------------------------------------------------------------
 
     def collect(self, since: Mark | None = None) -> int:
-        """Collect until nothing more dies (finalisers may free what the next round can collect); return how many died.
+        """Collect until nothing more dies, since finalisers may free more; return how many died.
 
-        Args:
-            since: only what was made since then need be looked at, if that is still known.
+        Only what was made ``since`` need be looked at, if that is still known.
         """
         young = made_since(since)
         if young is None:
@@ -160,13 +159,7 @@ class Garbage:
         return died
 
     def cell_ended(self, seconds: float, share: float, *, in_scope: bool) -> None:
-        """Collect what garbage a cell has made, and all that there is if that is cheap beside it.
-
-        Args:
-            seconds: how long the cell took.
-            share: of its work that a full collection may be predicted to take.
-            in_scope: what is young shall stay so if possible: the end of a scope will ask what was made in it.
-        """
+        """Collect what garbage a cell has made, and all that there is if that is cheap beside it."""
         if not gc.isenabled() or (seconds >= self.SHORTEST_SECONDS and self.collect_if_cheap(seconds, share)):
             return
         if _HAS_GENERATIONS:
@@ -188,10 +181,6 @@ class Garbage:
         The cost grows with the heap, so it is predicted from the number of allocated blocks and the time that earlier
         collections took per block. The work is the CPU time since the last call, so that short cells need not be
         timed, but no more than the cell took: one that only waited has made no garbage.
-
-        Args:
-            cell_seconds: how long the cell took.
-            share: of the work.
         """
         cpu, earlier = time.process_time(), self._cpu_seen
         self._cpu_seen = cpu

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,22 +36,8 @@ _FEW = 50
 """Up to so many objects the collector's own search for referrers is faster: it compares each reference with each."""
 
 
-class _Turn:
-    """Who may look over the heap: as the collector, this is one for the whole process."""
-
-    def __init__(self) -> None:
-        self.lock, self.was_on = threading.RLock(), False
-
-    def begin_in_child(self) -> None:
-        """In a forked process, end the look of another thread: that stayed in the parent."""
-        if not self.lock.acquire(blocking=False) and self.was_on:
-            gc.enable()
-        self.lock = threading.RLock()
-
-
-_TURN = _Turn()
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_TURN.begin_in_child)
+_TURN = threading.RLock()
+"""Held by the thread that looks over the heap."""
 
 
 @contextlib.contextmanager
@@ -62,8 +47,8 @@ def undisturbed() -> Iterator[None]:
     Two looks at once would find the lists that the other makes, without end; and none may change what it sees. Make
     a ``Heap`` in here, and drop it before the end.
     """
-    with _TURN.lock:
-        was_on = _TURN.was_on = gc.isenabled()
+    with _TURN:
+        was_on = gc.isenabled()
         gc.disable()
         try:
             yield
@@ -74,9 +59,6 @@ def undisturbed() -> Iterator[None]:
 
 class Heap:
     """What was alive when it was made. It keeps all of that alive too: use it, then drop it.
-
-    Args:
-        beside: yields what else is alive, and maybe out of the collector's sight, as what running functions hold.
 
     Attributes:
         tensors: torch tensors, also those that only another object refers to.

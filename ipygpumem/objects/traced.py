@@ -10,11 +10,7 @@ from ipygpumem.probes.accelerators import in_use, loaded_torch
 
 
 def refuse_while_traced(what: str) -> None:
-    """Raise where torch records or compiles what runs: it would take our reading of tensors for the user's code.
-
-    Args:
-        what: is to be done elsewhere, as an order.
-    """
+    """Raise where torch records or compiles what runs: it would take our reading of tensors for the user's code."""
     tracing = getattr(getattr(loaded_torch(), "_C", None), "_get_tracing_state", None)
     if _is_on(tracing) or _is_on(_of("torch._C._dynamo.eval_frame", "get_eval_frame_callback")):
         raise GpuMemError(f"torch is tracing this code (torch.jit.trace, torch.compile): {what} outside of it")

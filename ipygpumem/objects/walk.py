@@ -7,12 +7,11 @@ behind them belongs to everybody.
 
 from __future__ import annotations
 
-import functools
 import gc
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, compress, count, islice
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 from ipygpumem.introspect import (
@@ -70,11 +69,6 @@ class Walk:
     """Finds the arrays behind objects, the nearest first, each once over the life of the walk.
 
     This one follows what the collector says, without paths. It keeps what it finds alive: use it, then drop it.
-
-    Args:
-        limit: how many objects that are no arrays are looked into.
-        find: the kinds of arrays; others are looked into.
-        classes: the modules whose classes are entered.
 
     Attributes:
         complete: whether everything was seen.
@@ -246,11 +240,7 @@ def _is_plain(container: Any) -> bool:
 
 
 class ArraySearch(Walk):
-    """Finds the tensors and arrays that objects hold, each memory once; none behind an array, and none of a class's.
-
-    Args:
-        leaves_out: says of an array whether its memory is of no interest.
-    """
+    """Finds the tensors and arrays that objects hold, each memory once; none behind an array, and none of a class's."""
 
     def __init__(self, leaves_out: Callable[[object, Array], bool] = lambda item, array: False) -> None:
         super().__init__(find=("tensor", "ndarray"))
@@ -322,8 +312,6 @@ _CONTAINERS: tuple[tuple[type, str], ...] = (
     (frozenset, "set"),
     (FunctionType, "function"),
     (CellType, "cell"),
-    (MethodType, "method"),
-    (functools.partial, "partial"),
     (type, "class"),
 )
 
@@ -415,11 +403,6 @@ class Names(Walk):
             yield gc.get_referents(item), lambda position: f"{path}.cell_contents"
         elif category == "frame":
             yield from self._frame(item, path)
-        elif category == "method":
-            yield [item.__self__, item.__func__], _labels(path, ["__self__", "__func__"])
-        elif category == "partial":
-            names = ["func", "args", "keywords"]
-            yield [functools.partial.__dict__[name].__get__(item) for name in names], _labels(path, names)
 
     def _frame(self, item: object, path: str) -> Iterator[Group]:
         """Give the arrays of a DataFrame or Series its own name: users never write their real places."""

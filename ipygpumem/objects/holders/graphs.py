@@ -46,12 +46,7 @@ def requiring_grad(tensors: Iterable[Any]) -> list[Any]:
 
 
 def keepers(tensors: Iterable[Any], wanted: set[StorageKey]) -> tuple[dict[StorageKey, Keeper], bool]:
-    """Return which of ``tensors`` keeps each of the ``wanted`` storages alive, and whether all graphs were seen.
-
-    Args:
-        tensors: all torch tensors that are alive.
-        wanted: identities of storages, see ``arrays.storage_key``.
-    """
+    """Return which of ``tensors`` keeps each of the ``wanted`` storages alive, and whether all graphs were seen."""
     torch: Any = sys.modules["torch"]
     by_storage: dict[StorageKey, Keeper] = {}
     seen = _Seen()

@@ -130,11 +130,7 @@ _LAST_ERROR = {("sys", name) for name in ("last_value", "last_traceback", "last_
 
 
 class Writer:
-    """Writes chains of references down.
-
-    Args:
-        cell_of: returns the number of the cell that a code's file name stands for, or None.
-    """
+    """Writes chains of references down."""
 
     def __init__(self, cell_of: Callable[[str], int | None]) -> None:
         self._cell_of = cell_of

@@ -63,15 +63,7 @@ class _Root(NamedTuple):
 
 
 class Retained:
-    """One look at what the user's names and IPython's outputs retain; drop it with the heap.
-
-    Args:
-        heap: what is alive.
-        paths: of arrays, see ``paths_of``.
-        outputs: what IPython keeps, by its path.
-        inside_outputs: identities of what only outputs lead to, and of what keeps them.
-        in_frames: identities of what running functions refer to.
-    """
+    """One look at what the user's names and IPython's outputs retain; drop it with the heap."""
 
     def __init__(
         self,

@@ -70,15 +70,7 @@ class _Found:
 def explain(
     keys: Iterable[StorageKey], heap: Heap, roots: Roots, *, looks: int = MOST_LOOKS
 ) -> dict[StorageKey, Holder]:
-    """Return for each storage who keeps it alive.
-
-    Args:
-        keys: identities of storages, see ``arrays.storage_key``.
-        heap: what is alive.
-        roots: what else the user can name.
-        looks: how many objects are asked to what they refer, in each of three searches. What is not explained then
-            stays so, and its holder says that. A limit of time would let answers change from call to call.
-    """
+    """Return for each storage who keeps it alive."""
     left_out = False
 
     def holders_of(objects: dict[StorageKey, list[object]], *, nobody: bool = False) -> dict[StorageKey, Holder]:
@@ -372,15 +364,7 @@ def _modules() -> list[tuple[str, ModuleType]]:
 
 
 def others(item: object, given: Sequence[str], heap: Heap, roots: Roots, spared: Iterable[object]) -> str | None:
-    """Return what else of the user's leads to an object; None if nothing does.
-
-    Args:
-        item: an object to which one global name may lead, and one of each running function: they pass it on.
-        given: the names by which it is to go.
-        heap: what is alive.
-        roots: what the user can name.
-        spared: ways through these objects do not count.
-    """
+    """Return what else of the user's leads to an object; None if nothing does."""
     hidden = running_ids().union(*({id(one), id(instance_dict(one))} for one in spared))
     local_names = list[str]()
     for frame, thread in running_frames():

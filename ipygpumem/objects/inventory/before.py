@@ -56,10 +56,6 @@ class Before:
     It keeps none of it alive. What was alive then has no other's identity later: storages of torch are referred to
     weakly, so that their places are not taken again. Of arrays their own places are known.
 
-    Args:
-        namespace: the notebook's names.
-        garbage: knows the tensors.
-
     Attributes:
         complete: False if there was too much to follow: then there may be arrays that it does not know.
     """

@@ -23,15 +23,7 @@ def select(
     kind: str | None = None,
     min_bytes: int = 0,
 ) -> Inventory:
-    """Return the part of an inventory that all conditions hold for.
-
-    Args:
-        inventory: what to choose from.
-        patterns: globs, of which one must fit the name; ``model.*``. A bracket is taken for itself: ``losses[0]``.
-        device: ``cpu``, ``cuda:0``, or ``cuda`` for all of its kind.
-        kind: one of ``KINDS``.
-        min_bytes: the smallest size.
-    """
+    """Return the part of an inventory that all conditions hold for."""
     matches = re.compile("|".join(fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns)).match
     tensors = tuple(
         row

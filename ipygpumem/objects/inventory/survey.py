@@ -46,15 +46,6 @@ def take(
 ) -> Inventory:
     """Return all tensors and arrays that are alive now, the largest first.
 
-    Args:
-        roots: names and their objects, the most telling first; paths to tensors begin with them.
-        cell_of: returns the cell that bound a name.
-        file: the script that asks, and
-        line: where in it; or
-        cell: the notebook's cell that asks.
-        storages: gets the storages of torch: none that comes later is taken for one of them while they are kept.
-        progress: gets how much of it is done.
-
     Raises:
         GpuMemError: torch is tracing the code that asks.
     """
@@ -217,13 +208,7 @@ def add_gradients(reader: Reader, tensors: list[Any], labels: Labels) -> list[An
 
 
 class TensorList:
-    """torch's tensors by their storages.
-
-    Args:
-        reader: reads the tensors.
-        tensors: those with a name first.
-        labels: their names.
-    """
+    """torch's tensors by their storages."""
 
     def __init__(self, reader: Reader, tensors: Sequence[Any], labels: Labels) -> None:
         self._reader, self._labels = reader, labels
