@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ipygpumem.objects.arrays import Array, describe, elements, slots
+from ipygpumem.objects.arrays import Array, describe, elements
 
 numpy = pytest.importorskip("numpy")
 
@@ -42,16 +42,3 @@ def test_the_elements_of_object_arrays_are_seen() -> None:
     assert found is not None
     assert found[0][1] is inner
     assert elements(numpy.ones(3)) is None
-
-
-def test_slots_are_read_without_properties() -> None:
-    class Slotted:
-        __slots__ = ("empty", "full")
-
-        @property
-        def other(self) -> int:
-            raise AssertionError("a property ran")
-
-    item = Slotted()
-    item.full = 1
-    assert slots(item) == {"full": 1}

@@ -21,11 +21,7 @@ from ipygpumem.objects.bulk import CHUNK
 from ipygpumem.objects.inventory import before, selection, survey
 from ipygpumem.objects.inventory.records import Inventory, TensorRecord
 from ipygpumem.objects.walk import Names
-from ipygpumem.reports import html, text
-from ipygpumem.reports.tensors import difference_report, groups_report, tensors_report
 from tests import hostile
-from tests.kernel import Kernel
-from tests.steps import works
 
 numpy = pytest.importorskip("numpy")
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
@@ -149,19 +145,6 @@ def test_a_cycle_ends_and_a_huge_tree_is_cut_off(monkeypatch: pytest.MonkeyPatch
     assert survey.take([("tree", tree)]).notes[0].startswith("the search for names stopped")
 
 
-class Plain:
-    def __init__(self, number: int) -> None:
-        self.number, self.more = number, [number]
-
-
-class OfTheNotebook(Plain):
-    """Its class leads to functions, and they to all names."""
-
-    __module__ = "__main__"
-
-    def method(self) -> None: ...
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -181,17 +164,6 @@ def test_what_leads_to_no_array_is_not_looked_into_one_by_one(
     assert [row.name for row in found.tensors if row.name] == ["box[0]"]
     found = survey.take([("items", items), ("last", [*items, box])])
     assert [row.name for row in found.tensors if row.name] == [f"last[{4 * CHUNK}][0]"]
-
-
-def test_one_look_into_many_objects_follows_what_they_share() -> None:
-    """Also a class of the main program, and what is in the queue already."""
-    shared = [numpy.ones(1)]
-    objects = numpy.empty(1, object)
-    objects[0] = shared
-    Main = type("Main", (), {"__module__": "__main__", "kept": numpy.ones(2)})  # noqa: N806  # a class
-    assert names(many=[[shared] for _ in range(200)]) == ["many[0][0][0]"]
-    assert names(many=[[Main] for _ in range(200)], shared=shared) == ["shared[0]", "many[0][0].kept"]
-    assert "boxes[199][0][0][0]" in names(boxes=[[i] for i in range(199)] + [[objects]])
 
 
 def test_a_first_look_stops_in_a_huge_container_that_leads_to_no_array(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,29 +240,6 @@ def test_groups_add_up() -> None:
     assert selection.group(rows, "device") == (("cpu", 1, 80), ("cuda:0", 2, 28))
 
 
-def test_a_report_shows_the_largest_and_sums_up_the_rest() -> None:
-    shown = text.render([tensors_report(made(ARRAY, WEIGHT, LOSS), top=1)])
-    assert "tensors and arrays: 3 storages · RAM 80 B · cuda:0 28 B" in shown
-    assert "and 2 smaller" in shown
-    assert shown.splitlines()[-1].split() == ["28", "B", "and", "2", "smaller"]
-    grouped = text.render([groups_report(made(ARRAY), "kind", selection.group((ARRAY,), "kind"), top=5)])
-    assert "other" in grouped
-
-
-def test_a_difference_is_shown_with_what_came_what_went_and_the_places() -> None:
-    found = selection.difference(made(ARRAY, LOSS), Inventory((WEIGHT, ARRAY), 1.0, "train.py", 12))
-    shown = [" ".join(line.split()) for line in text.render([difference_report(found, top=5)]).splitlines()]
-    assert shown[0] == "tensors and arrays · from before to train.py:12 · cuda:0 +20 B"
-    assert [line for line in shown if line.startswith(("came", "went", "24 B", "4 B"))] == [
-        "came: 1",
-        "24 B model.weight Parameter 2 × 3 float32 cuda:0 parameter",
-        "went: 1",
-        "4 B losses[0] Tensor scalar float32 cuda:0 other 3",
-    ]
-    same = selection.difference(made(ARRAY), made(ARRAY))
-    assert text.render([difference_report(same, top=5)]) == "tensors and arrays · from before to after · no change"
-
-
 def test_an_inventory_survives_its_dictionary_and_a_copy() -> None:
     box = {"x": [numpy.ones(10), numpy.ones(20)]}
     found = survey.take([("box", box)])
@@ -310,19 +259,6 @@ def test_an_inventory_holds_no_object_of_the_users() -> None:
     del key, arrays, box
     assert [reference() for reference in references] == [None] * 11
     assert {f"arrays[{place}]" for place in range(10)} <= {row.name for row in found.tensors}
-
-
-def test_users_text_cannot_break_a_report() -> None:
-    nasty = ARRAY._replace(name="x['\x1b[2J<b>']", type_name="a\nb")
-    report = [tensors_report(made(nasty), top=5)]
-    assert "\x1b" not in text.render(report)
-    assert "<b>" not in html.render(report)
-
-
-def test_an_inventory_that_a_magic_takes_knows_its_cell_by_its_input_number(kernel: Kernel) -> None:
-    works(kernel, "from ipygpumem.notebook.commands import tensors")
-    shown = works(kernel, "print(tensors.take(get_ipython()).cell)\nlen(In) - 1")
-    assert (shown.stdout, shown.result) == ("3\n", "3")
 
 
 @pytest.mark.parametrize(

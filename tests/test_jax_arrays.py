@@ -8,9 +8,6 @@ import sys
 
 import pytest
 
-from tests.kernel import Kernel
-from tests.steps import works
-
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs JAX, of the extra 'test'")
 
 SCRIPT = """
@@ -64,17 +61,3 @@ maker = make(); next(maker)  # an array that no name leads to
 def test_each_buffer_is_listed_once_with_its_name_and_jaxs_backend_is_the_users_to_make() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_magic_shows_name_size_and_cell(bare_kernel: Kernel) -> None:
-    works(bare_kernel, "%load_ext ipygpumem")
-    works(bare_kernel, "import jax\nparams = {'w': jax.numpy.ones((2048, 1024))}")
-    number = bare_kernel.value("len(In) - 1")
-    (table,) = works(bare_kernel, "%gpumem tensors --min 1MiB").reports("tensors")
-    (row,) = [line for line in table.splitlines() if "params" in line]
-    assert 'params["w"]' in row.replace("'", '"')
-    assert "8 MiB" in row
-    assert "float32" in row
-    assert row.split()[-1] == str(number), row
-    works(bare_kernel, "del params")
-    assert "params" not in works(bare_kernel, "%gpumem tensors").reports("tensors")[0]

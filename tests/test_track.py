@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tqdm import tqdm
 
 import ipygpumem
 from ipygpumem.errors import TraceError
-from tests.alone import ROOT
 from tests.fakes import FakeProbe
 from tests.kernel import Kernel
 
@@ -48,13 +44,6 @@ def test_it_is_as_long_as_what_it_loops_over_and_may_run_again(script_memory: Fa
     assert [record.iteration for record in loop.records] == [1, 2]
     with pytest.raises(TypeError, match="has no len"):
         len(ipygpumem.track(iter([1])))
-
-
-def test_tqdm_inside_and_around_it_change_nothing(script_memory: FakeProbe) -> None:
-    around = tqdm(ipygpumem.track([1, 2, 3], silent=True), disable=None)
-    assert around.total == 3
-    assert list(around) == [1, 2, 3]
-    assert list(ipygpumem.track(tqdm([1, 2, 3], disable=None), silent=True)) == [1, 2, 3]
 
 
 def test_a_break_and_an_error_end_it_after_the_iteration_they_came_in(script_memory: FakeProbe) -> None:
@@ -128,26 +117,12 @@ def test_growth_in_every_iteration_is_said_and_who_holds_it(
     assert len(history) == 7
 
 
-def test_growth_that_no_array_accounts_for_is_said_to_be_so(
-    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for number in ipygpumem.track(range(7)):
-        script_memory.set((number + 1) * 40 * MIB)
-    assert "no tensor or array that came and stayed in iteration 5 accounts for it" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("wrong", [5, None, object()])
 def test_what_cannot_be_looped_over_is_refused_in_one_line(wrong: Any) -> None:
     with pytest.raises(TraceError, match="something to loop over, such as range"):
         ipygpumem.track(wrong)
     with pytest.raises(TraceError, match="must be a text, not int"):
         ipygpumem.track([1], 5)  # type: ignore[arg-type]
-
-
-def test_a_script_needs_no_ipython() -> None:
-    code = "import sys, ipygpumem\nfor _ in ipygpumem.track('ab'): pass\nassert 'IPython' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("iteration 1 · ")
 
 
 def test_in_a_notebook_it_is_one_table_that_is_updated(kernel: Kernel) -> None:
@@ -172,15 +147,3 @@ def test_in_a_notebook_it_is_one_table_that_is_updated(kernel: Kernel) -> None:
     assert "10030 rows after the first not shown" in table
     assert table.splitlines()[4].split()[0] == "1"
     assert table.splitlines()[-1].split()[0] == "10050"
-
-
-def test_it_is_true_or_false_as_what_it_loops_over() -> None:
-    class Empty:
-        def __iter__(self) -> Iterator[int]:
-            return iter(())
-
-        def __bool__(self) -> bool:
-            return False
-
-    given = [iter([1]), (x for x in ()), [1], [], "", range(3), Empty()]
-    assert [bool(ipygpumem.track(items)) for items in given] == [bool(items) for items in given]

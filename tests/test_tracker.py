@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
 import sys
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,6 @@ from ipygpumem.model import Usage
 from ipygpumem.objects.inventory.records import TensorRecord, TrackerRecord
 from ipygpumem.reports import text
 from ipygpumem.reports.tensors import tracker_report
-from tests.alone import ROOT
 from tests.fakes import FakeProbe
 
 MIB = 1 << 20
@@ -46,15 +42,6 @@ def test_a_call_says_what_came_with_the_place_and_the_totals(
     assert record.usages[0].peak_bytes == 9 << 20
     del box, view
     assert [row.size_bytes for row in tracker.track().went] == [MIB]
-
-
-def test_a_silent_one_says_nothing(
-    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    ipygpumem.tracker(silent=True).track()
-    log = tmp_path / "log"
-    ipygpumem.tracker(log, silent=True).track()
-    assert (capsys.readouterr().out, log.read_text()) == ("", "")
 
 
 def test_a_file_gets_each_call_below_what_is_there(
@@ -124,14 +111,6 @@ def test_what_makes_no_sense_is_refused_in_one_line(script_memory: FakeProbe, tm
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
-def test_a_file_that_may_not_be_written_is_refused_at_once(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("")
-    (tmp_path / "log").chmod(0o400)
-    with pytest.raises(FileError, match="PermissionError"):
-        ipygpumem.tracker(tmp_path / "log")
-
-
 def test_an_array_can_be_resized_while_it_is_followed(script_memory: FakeProbe) -> None:
     """NumPy refuses to resize an array to which a weak reference exists."""
     tracker, array = ipygpumem.tracker(silent=True), numpy.ones(MIB)
@@ -139,34 +118,6 @@ def test_an_array_can_be_resized_while_it_is_followed(script_memory: FakeProbe) 
     array.resize(2 * MIB, refcheck=False)
     record = tracker.track()
     assert [[row.size_bytes for row in rows] for rows in (record.came, record.went)] == [[16 * MIB], [8 * MIB]]
-
-
-_SCRIPT = """
-import atexit, sys, ipygpumem
-t = ipygpumem.tracker()
-def work():
-    t.track()
-work()
-assert "torch" not in sys.modules and "IPython" not in sys.modules
-import numpy
-big = numpy.ones(2**17)
-exec("t.track()")
-atexit.register(t.track)
-"""
-
-
-def test_a_script_without_torch_prints_each_call(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(_SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
-    done = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    heads = [line for line in done.stdout.splitlines() if line.startswith("tracker")]
-    assert heads[0].rpartition(" · ")[0].endswith("train.py:5 in work")
-    assert heads[1].startswith("tracker 2 · <string>:1 · RAM +1 MiB")
-    assert heads[2].startswith("tracker 3 · "), "called by atexit"
-    assert "train.py" not in heads[2]
 
 
 @pytest.mark.parametrize(
@@ -187,14 +138,3 @@ def test_the_totals_of_a_device_stand_against_its_allocator(tensors: int, alloca
     assert lines[0].endswith(", reserved 128 MiB, peak 100 MiB since the last call")
     assert lines[1:] == ("privateuseone:0: 1 MiB in tensors", "a note")
     assert text.render([tracker_report(record, top=5)]).startswith("tracker 2 · cell 3, line 1 · cuda:0 +1 MiB\n")
-
-
-def test_a_function_that_asks_again_and_again_keeps_nothing_alive(script_memory: FakeProbe) -> None:
-    """Where a name refers to what the garbage collector tracks, the copy of the names in the frame is tracked, too."""
-    tracked: list[int] = []
-    for _ in range(4):
-        array = numpy.ones(MIB)
-        dies = weakref.ref(array)
-        assert ipygpumem.tensors("array").total_bytes == 8 * MIB
-        del array
-        assert dies() is None, tracked

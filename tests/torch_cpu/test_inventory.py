@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-import ipygpumem
-from ipygpumem.errors import GpuMemError
 from ipygpumem.objects.arrays import storage_key, watch
 from ipygpumem.objects.bulk import CHUNK
 from ipygpumem.objects.heap import Heap
@@ -19,7 +16,6 @@ from ipygpumem.objects.inventory import survey
 from ipygpumem.objects.inventory.records import TensorRecord
 from ipygpumem.reconcile.findings import storages_of
 from tests import hostile
-from tests.alone import in_a_process_of_its_own
 
 torch: Any = pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
 nn = torch.nn
@@ -43,13 +39,6 @@ def test_views_and_aliases_count_once_with_the_bytes_of_the_storage() -> None:
     assert (rows["detached"].size_bytes, rows["detached"].aliases) == (4000, 3)
     view = torch.zeros(1000)[:10]
     assert sizes(view=view) == {"view": 4000}
-
-
-def test_every_dtype_has_the_bytes_of_its_storage() -> None:
-    sizes = {"float64": 8, "bfloat16": 2, "complex128": 16, "bool": 1, "float8_e4m3fn": 1, "uint4": 1, "bits2x4": 1}
-    tensors = {name: torch.empty(64, dtype=getattr(torch, name)) for name in sizes if hasattr(torch, name)}
-    rows = take(**tensors)
-    assert {row.dtype: row.size_bytes for row in rows.values()} == {name: 64 * sizes[name] for name in tensors}
 
 
 def bytes_of(*parts: Any) -> int:
@@ -145,18 +134,6 @@ def test_kinds_and_paths_of_a_model_in_training() -> None:
     assert rows["model[1].running_mean"].requires_grad is False
 
 
-def test_an_inventory_taken_twice_is_the_same() -> None:
-    model = nn.Linear(3, 4)
-    model(torch.ones(5, 3)).sum().backward()
-    names = {"model": model, "sparse": torch.eye(10).to_sparse(), "list": [torch.ones(3) for _ in range(100)]}
-    first = survey.take(names.items())
-    count = len(gc.get_objects())
-    second = survey.take(names.items())
-    # Those without a name are other tests': torch has been seen to make objects for some of them in between.
-    assert [row for row in second.tensors if row.name] == [row for row in first.tensors if row.name]
-    assert len(gc.get_objects()) - count < 2 * len(second.tensors)
-
-
 def test_an_inventory_keeps_nothing_alive_and_changes_no_collector() -> None:
     import weakref
 
@@ -196,54 +173,6 @@ def test_thousands_of_tensors_keep_their_names_and_kinds_wherever_they_stand() -
     assert len(rows) == 2 * CHUNK + 499 + 1 + 1500
 
 
-@pytest.mark.parametrize("make", [lambda: torch.ones(7), lambda: torch.eye(7).to_sparse()], ids=["plain", "sparse"])
-def test_a_tensor_with_several_names_does_not_stand_for_those_without_any(make: Callable[[], Any]) -> None:
-    """As many names as there are tensors: it looks as if each had one."""
-    x, nameless = make(), [torch.zeros(12345)]
-    heap = Heap()
-    alive = len(heap.tensors)
-    heap.drop()
-    assert alive >= 2
-    rows = survey.take([("several", [x] * alive)]).tensors
-    (row,) = [row for row in rows if row.name is not None]
-    assert (row.name, row.aliases) == ("several[0]", 0)
-    assert nameless[0].shape in {row.shape for row in rows if row.name is None}
-
-
-def test_two_tensors_without_a_name_that_are_each_others_gradient_have_none() -> None:
-    box = [torch.ones(12345, requires_grad=True) for _ in range(2)]
-    box[0].grad, box[1].grad = box[1], box[0]
-    try:
-        assert [row.name for row in survey.take([]).tensors if row.shape == (12345,)] == [None, None]
-        assert list(take(x=box[0])) == ["x", "x.grad"]
-    finally:
-        box[0].grad = None
-
-
-def test_a_shape_that_is_not_known_yet_is_left_out_and_decided_by_nobody() -> None:
-    shapes = pytest.importorskip("torch.fx.experimental.symbolic_shapes")
-    from torch._dynamo.source import ConstantSource
-    from torch._subclasses import FakeTensorMode
-
-    environment = shapes.ShapeEnv()
-    dynamic = [shapes.DimDynamic.DYNAMIC, shapes.DimDynamic.STATIC]
-    fake = FakeTensorMode(shape_env=environment).from_tensor(
-        torch.ones(5, 4),
-        symbolic_context=shapes.StatelessSymbolicContext(dynamic_sizes=dynamic),
-        source=ConstantSource("x"),
-    )
-    several = [torch._to_functional_tensor(fake) for _ in range(2)]
-    guards = len(environment.guards)
-    rows = take(several=several, x=torch.ones(3))
-    assert (rows["several[0]"].shape, rows["x"].shape) == (None, (3,))
-    assert len(environment.guards) == guards
-
-
-def test_a_tensor_that_is_its_own_key_is_named_by_its_type() -> None:
-    x, y, z = (torch.zeros(size) for size in (1, 2, 3))
-    assert set(take(same={x: x}, each_other={y: z, z: y})) == {"same[<Tensor>]", "each_other[<Tensor>]"}
-
-
 # -- subclasses -----------------------------------------------------------------------------------------------------
 
 
@@ -265,21 +194,6 @@ def test_a_wrapper_counts_what_is_inside_it_and_is_not_asked(policy: str) -> Non
     assert list(rows) == ["x"]
     assert (rows["x"].type_name, rows["x"].size_bytes, rows["x"].device) == ("Dispatch", (4 << 20) + 40, "cpu")
     assert (alone.type_name, alone.size_bytes) == ("Dispatch", 0)
-
-
-def test_a_distributed_tensor_counts_its_local_part() -> None:
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_gloo_available():
-        pytest.skip("this torch has no gloo")
-    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
-
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        x = distribute_tensor(torch.ones(100), init_device_mesh("cpu", (1,)), [Shard(0)])
-        row = take(x=x)["x"]
-        assert (row.type_name, row.shape, row.size_bytes) == ("DTensor", (100,), 400)
-    finally:
-        distributed.destroy_process_group()
 
 
 # -- what cannot be read ----------------------------------------------------------------------------------------------
@@ -305,22 +219,6 @@ def test_a_broken_device_leaves_the_rest_readable_and_is_reported(monkeypatch: p
 
 
 # -- the public functions ---------------------------------------------------------------------------------------------
-
-
-def test_what_came_and_went_with_the_places() -> None:
-    old = torch.ones(1000)
-    before = ipygpumem.tensors()
-    kept = old  # holds it until it is deleted below
-    new = torch.ones(3000)
-    del old, kept
-    after = ipygpumem.tensors()
-    diff = ipygpumem.diff(before, after)
-    assert [row.shape for row in diff.came if row.shape == (3000,)] == [(3000,)]
-    assert [(row.name, row.shape) for row in diff.went if row.shape == (1000,)] == [("old", (1000,))]
-    assert diff.before.startswith(f"{__file__}:")
-    assert int(diff.after.rpartition(":")[2]) > int(diff.before.rpartition(":")[2])
-    assert diff.changed_bytes["cpu"] >= 8000
-    assert new.numel() == 3000
 
 
 # -- code of the user's that is active meanwhile ----------------------------------------------------------------------
@@ -373,30 +271,3 @@ def test_a_mode_of_the_users_sees_nothing_of_an_inventory(kind: Any) -> None:
     assert len(places) == 3  # a sparse tensor has no storage
     assert all(is_alive() for is_alive in watched)
     del heap
-
-
-def list_where_torch_traces() -> None:
-    """Ask for a list within a function that torch compiles, and within one that it traces after that."""
-    model, given = torch.nn.Linear(3, 3), torch.ones(2, 3)
-    track = ipygpumem.tracker(silent=True).track
-
-    def listing(what: Callable[[], object]) -> Callable[[Any], Any]:
-        def function(value: Any) -> Any:
-            what()
-            return model(value)
-
-        return function
-
-    asked: tuple[Callable[[], object], ...] = (ipygpumem.tensors, track)
-    for function in map(listing, asked):
-        with pytest.raises(GpuMemError, match="outside of it"):
-            torch.compile(function, backend="eager")(given)
-        with pytest.raises(GpuMemError, match="outside of it"):
-            torch.jit.trace(function, given)
-        assert function(given).shape == (2, 3)
-    assert torch.jit.trace(model, given)(given).shape == (2, 3)
-
-
-def test_a_list_within_code_that_torch_traces_is_refused() -> None:
-    """torch would record the reading of tensors: its compiler raises an error within, its tracer crashes."""
-    in_a_process_of_its_own(list_where_torch_traces)

@@ -51,10 +51,3 @@ def test_no_code_of_a_subclass_runs(notebook: Kernel) -> None:
         "x = torch.ones(1000).as_subclass(Loud); ran.clear(); found = look(x)",
     )
     assert notebook.value("(len(found), ran)") == (1, [])
-
-
-def test_status_reports_the_host_alone_where_torch_has_no_device(notebook: Kernel) -> None:
-    (status,) = works(notebook, "%gpumem status").reports("status")
-    assert "RAM: " in status
-    assert "cannot be told" not in status
-    assert notebook.value("torch.cuda.is_initialized()") is False
