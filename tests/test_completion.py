@@ -15,7 +15,7 @@ from ipygpumem.notebook.commands import parsing
 from ipygpumem.notebook.commands.completion import SOURCES, complete
 from ipygpumem.notebook.notebook import notebook_of
 from ipygpumem.notebook.registry import MAGICS, Argument, Command
-from ipygpumem.objects.inventory import selection
+from ipygpumem.objects.inventory import records
 from ipygpumem.reports import profiling
 
 NAMES = [magic.name for magic in MAGICS]
@@ -114,8 +114,8 @@ def test_the_registry_is_true() -> None:
                     assert argument.type in {"text", "line", *parsing.TYPES}, argument
                     assert isinstance(argument.offers, tuple) or argument.offers in SOURCES, argument
     choices = {item.name: item.choices for item in of("%gpumem tensors") + of("%%memlines")}
-    assert choices["--by"] == selection.GROUPS
-    assert choices["--kind"] == tuple(kind.removesuffix(" state") for kind in selection.KINDS)
+    assert choices["--by"] == records.GROUPS
+    assert choices["--kind"] == tuple(kind.removesuffix(" state") for kind in records.KINDS)
     assert choices["--sort"] == profiling.ORDERS
 
 

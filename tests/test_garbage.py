@@ -60,15 +60,6 @@ def test_a_cell_that_only_waited_has_made_no_garbage(monkeypatch: pytest.MonkeyP
     assert not Garbage().collect_if_cheap(3600.0, 1.0)
 
 
-def test_garbage_is_left_alone_where_the_user_switched_collection_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    work(monkeypatch, 10_000.0)
-    gc.disable()
-    try:
-        assert not Garbage().collect_if_cheap(3600.0, 1.0)
-    finally:
-        gc.enable()
-
-
 class Made:
     """What these tests make, and look for."""
 

@@ -18,7 +18,7 @@ import pytest
 import ipygpumem
 from ipygpumem.errors import GpuMemError
 from ipygpumem.objects.bulk import CHUNK
-from ipygpumem.objects.inventory import before, selection, survey
+from ipygpumem.objects.inventory import before, records, survey
 from ipygpumem.objects.inventory.records import Inventory, TensorRecord
 from ipygpumem.objects.walk import Names
 from tests import hostile
@@ -100,13 +100,6 @@ def test_views_of_one_memory_count_once() -> None:
     array = numpy.ones(100)
     rows = take(one=one, two=two, array=array, view=array[5:])
     assert {name: (row.size_bytes, row.aliases) for name, row in rows.items()} == {"one": (1000, 1), "array": (800, 1)}
-
-
-def test_a_memory_map_says_that_it_is_one(tmp_path: Path) -> None:
-    mapped = numpy.memmap(tmp_path / "map", numpy.uint8, "w+", shape=(8192,))
-    row = take(mapped=mapped)["mapped"]
-    assert (row.size_bytes, row.type_name) == (8192, "memmap")
-    assert row.note.startswith("a memory map")
 
 
 # -- names ----------------------------------------------------------------------------------------------------------
@@ -225,19 +218,19 @@ ARRAY = TensorRecord(None, "ndarray", (10,), "float64", "cpu", 80, storage=3)
 
 def test_a_bracket_in_a_pattern_stands_for_itself() -> None:
     found = made(WEIGHT, LOSS, ARRAY)
-    assert selection.select(found, ["losses[0]"]).tensors == (LOSS,)
-    assert selection.select(found, ["model.*"], device="cuda").tensors == (WEIGHT,)
-    assert selection.select(found, device="cpu").tensors == (ARRAY,)
-    assert selection.select(found, kind="parameter", min_bytes=25).tensors == ()
+    assert records.select(found, ["losses[0]"]).tensors == (LOSS,)
+    assert records.select(found, ["model.*"], device="cuda").tensors == (WEIGHT,)
+    assert records.select(found, device="cpu").tensors == (ARRAY,)
+    assert records.select(found, kind="parameter", min_bytes=25).tensors == ()
 
 
 def test_groups_add_up() -> None:
     rows = (WEIGHT, LOSS, ARRAY)
-    assert selection.group(rows, "name") == (("(no name)", 1, 80), ("model", 1, 24), ("losses", 1, 4))
-    assert selection.group(rows, "kind") == (("other", 2, 84), ("parameter", 1, 24))
-    assert selection.group(rows, "shape")[1] == ("2 × 3 float32", 1, 24)
-    assert selection.group(rows, "cell") == (("(unknown)", 2, 104), ("cell 3", 1, 4))
-    assert selection.group(rows, "device") == (("cpu", 1, 80), ("cuda:0", 2, 28))
+    assert records.group(rows, "name") == (("(no name)", 1, 80), ("model", 1, 24), ("losses", 1, 4))
+    assert records.group(rows, "kind") == (("other", 2, 84), ("parameter", 1, 24))
+    assert records.group(rows, "shape")[1] == ("2 × 3 float32", 1, 24)
+    assert records.group(rows, "cell") == (("(unknown)", 2, 104), ("cell 3", 1, 4))
+    assert records.group(rows, "device") == (("cpu", 1, 80), ("cuda:0", 2, 28))
 
 
 def test_an_inventory_survives_its_dictionary_and_a_copy() -> None:

@@ -42,11 +42,11 @@ def tensors(*names: str, device: str | None = None, kind: str | None = None, min
         raise GpuMemError(
             f"tensors takes names as text, such as 'model.*', and not {wrong[0]}; see diff for inventories"
         )
-    if kind is not None and kind not in selection.KINDS:
-        raise GpuMemError(f"there is no such kind of tensor: write one of {', '.join(selection.KINDS)}")
+    if kind is not None and kind not in records.KINDS:
+        raise GpuMemError(f"there is no such kind of tensor: write one of {', '.join(records.KINDS)}")
     least = checked_bytes(min_bytes)
     found = inventory_at(sys._getframe(1))
-    return selection.select(found, names, device=device, kind=kind, min_bytes=least)
+    return records.select(found, names, device=device, kind=kind, min_bytes=least)
 
 
 def inventory_at(frame: FrameType, storages: Storages | None = None) -> Inventory:

@@ -198,10 +198,7 @@ class Garbage:
 
 
 def _run(generation: int) -> int:
-    """Collect a generation as soon as nobody else collects, and return how many objects died.
-
-    A collection of another thread's may wait in a finaliser or a callback; one around this call never ends.
-    """
+    """Collect a generation as soon as nobody else collects, and return how many objects died."""
     for _ in range(_TIMES):
         earlier = gc.get_stats()[generation]["collections"]
         with interrupts.kept():
@@ -213,10 +210,7 @@ def _run(generation: int) -> int:
 
 
 def _let_collect() -> None:
-    """Let CPython decide whether a full collection is due.
-
-    It asks itself only after so many objects, and each collection after a cell begins that count anew.
-    """
+    """Let CPython decide whether a full collection is due."""
     [Mark() for _ in range(gc.get_threshold()[0] + 1)]  # lists may come from a store, and do not count then
 
 

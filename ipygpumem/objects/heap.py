@@ -119,10 +119,7 @@ class Heap:
             level = _referents_of([*of_new[1], *_contents(of_new[0])])
 
     def _referents(self) -> Iterator[list[object]]:
-        """Yield what tracked objects refer to, and note the tensors, arrays, modules and optimizers among them.
-
-        Most of a large heap are lists of numbers and the like: they are passed over.
-        """
+        """Yield what tracked objects refer to, and note the tensors, arrays, modules and optimizers among them."""
         roles: list[tuple[type | None, list[object], set[int]]] = [
             (library_type("torch", "Tensor"), self.tensors, set()),
             (library_type("torch.nn", "Module"), self.modules, set()),

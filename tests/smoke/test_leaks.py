@@ -105,22 +105,6 @@ def test_objects_that_defend_themselves_are_not_touched(notebook: Kernel) -> Non
     assert notebook.value("touched") == []
 
 
-def test_a_scope_without_torch_claims_nothing_that_was_alive_before(notebook: Kernel) -> None:
-    works(notebook, f"import types; ns = types.SimpleNamespace(train={BIG}); rows = [({BIG}, 1)]")
-    reply = works(notebook, "%%experiment a\na = ns.train[:3]; b = rows; c = [x for x, _ in rows]; d = vars(ns)")
-    assert "still alive" not in reply.reports("experiment")[0]
-
-
-def test_what_a_module_has_loaded_before_is_no_survivor(notebook: Kernel, tmp_path: Path) -> None:
-    code = f"import numpy\nclass Store:\n    pass\nDATA = {BIG}\nstore = Store()\nstore.train = {BIG}\nCACHE = {{}}\n"
-    (tmp_path / "mine.py").write_text(code)
-    works(notebook, f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import mine")
-    assert leaks(notebook) == "no leak of at least 1 MiB was found"
-    works(notebook, f"%%experiment a\na = mine.DATA; b = mine.store.train[:3]; mine.CACHE[3] = c = {BIG}")
-    found = notebook.value(SURVIVORS)
-    assert found == [("c", 5, "module mine, global CACHE[3]", "remove it from there")]
-
-
 @pytest.mark.parametrize(
     ("make", "path"),
     [

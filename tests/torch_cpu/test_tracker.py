@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -68,18 +67,6 @@ def test_a_storage_that_takes_the_place_of_a_dead_one_is_another() -> None:
     assert len(again) < 20
 
 
-def test_views_add_nothing_and_keep_the_whole_storage() -> None:
-    track, big = tracker(), torch.zeros(MIB)
-    track()
-    view, turned = big[:10], big.view(2, -1).T
-    assert rows(track()) == ([], [])
-    del big, turned
-    assert rows(track()) == ([], [])
-    assert track().tensor_bytes == {"cpu": 4 * MIB}, view.shape
-    del view
-    assert rows(track())[1] == [("view", 4 * MIB)]
-
-
 def test_it_keeps_nothing_alive() -> None:
     track, x = tracker(), torch.zeros(1000)
     sparse, wrapped = torch.eye(10).to_sparse(), nn.Parameter(torch.ones(2))
@@ -135,14 +122,6 @@ def test_a_ctrl_c_inside_it_loses_no_call() -> None:
     y = x.clone()
     assert rows(track()) == ([("y", 4000)], [])
     assert y.shape == (1000,)
-
-
-def test_its_record_goes_through_json() -> None:
-    track, x = tracker(), torch.zeros(3, requires_grad=True)
-    record = track()
-    assert TrackerRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
-    assert record.number == 2, x
-    assert repr(record) == "<TrackerRecord: 1 came, 0 went: cpu +12 B>"
 
 
 def test_in_a_notebook_it_names_the_cells_and_shows_a_report(notebook: Kernel) -> None:

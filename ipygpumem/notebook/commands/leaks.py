@@ -21,9 +21,8 @@ from ipygpumem.objects.bulk import Progress
 from ipygpumem.objects.heap import Heap, undisturbed
 from ipygpumem.objects.holders.frames import running_locals
 from ipygpumem.objects.holders.graphs import live_tensors, requiring_grad
-from ipygpumem.objects.holders.paths import NOTEBOOK
 from ipygpumem.objects.holders.retained import Finding, Retained, caches, paths_of
-from ipygpumem.objects.holders.search import explain
+from ipygpumem.objects.holders.search import NOTEBOOK, explain
 from ipygpumem.objects.inventory.survey import optimizer_states
 from ipygpumem.reports.content import kept_line, leaks_report
 from ipygpumem.reports.layout import Report

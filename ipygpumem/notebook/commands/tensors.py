@@ -13,7 +13,7 @@ from ipygpumem.notebook.ipython.outputs import cell_of_output, is_of_ipython
 from ipygpumem.notebook.ipython.sources import cell_of_file, cell_that_bound, running_cell
 from ipygpumem.notebook.notebook import Notebook, notebook_of
 from ipygpumem.objects.bulk import Progress, unseen
-from ipygpumem.objects.inventory import selection, survey
+from ipygpumem.objects.inventory import records, survey
 from ipygpumem.objects.inventory.memory import Storages
 from ipygpumem.objects.inventory.records import Inventory
 from ipygpumem.reports import tensors as reports
@@ -25,13 +25,13 @@ _WORK = "tensors and arrays"
 
 def tensors(notebook: Notebook, options: Options) -> list[Report]:
     """Return the report that ``%gpumem tensors`` and its options ask for."""
-    kind = next((kind for kind in selection.KINDS if options.kind and kind.startswith(options.kind)), None)
+    kind = next((kind for kind in records.KINDS if options.kind and kind.startswith(options.kind)), None)
     with notebook.context.screen.working(_WORK) as progress:
         found = take(notebook.context.shell, progress=progress)
-    found = selection.select(found, options.names, device=options.device, kind=kind, min_bytes=options.min or 0)
+    found = records.select(found, options.names, device=options.device, kind=kind, min_bytes=options.min or 0)
     if options.by is None:
         return [reports.tensors_report(found, top=options.top)]
-    groups = selection.group(found.tensors, options.by)
+    groups = records.group(found.tensors, options.by)
     return [reports.groups_report(found, options.by, groups, top=options.top)]
 
 

@@ -20,8 +20,7 @@ from ipygpumem.objects.garbage import Garbage, Mark
 from ipygpumem.objects.heap import Heap, large_tensors, undisturbed
 from ipygpumem.objects.holders.frames import running_locals
 from ipygpumem.objects.holders.graphs import live_tensors
-from ipygpumem.objects.holders.paths import Place
-from ipygpumem.objects.holders.search import Roots, explain
+from ipygpumem.objects.holders.search import Place, Roots, explain
 from ipygpumem.objects.inventory.before import Before
 from ipygpumem.objects.walk import ArraySearch
 

@@ -25,8 +25,7 @@ from ipygpumem.objects.bulk import Progress, unseen
 from ipygpumem.objects.heap import Heap, undisturbed
 from ipygpumem.objects.holders.frames import peek, running_locals
 from ipygpumem.objects.inventory.memory import Memory, Reader, Storages
-from ipygpumem.objects.inventory.records import Inventory, Role, TensorRecord
-from ipygpumem.objects.inventory.selection import first_part
+from ipygpumem.objects.inventory.records import Inventory, Role, TensorRecord, first_part
 from ipygpumem.objects.traced import refuse_while_traced
 from ipygpumem.objects.walk import Names
 from ipygpumem.probes.accelerators import loaded_torch
