@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
@@ -77,25 +76,6 @@ def test_a_logger_gets_each_call_with_the_place_of_the_caller(
     assert len(caplog.records) == 2
 
 
-def test_where_writing_fails_it_is_said_and_the_record_comes(
-    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    class Broken(logging.Logger):
-        def info(self, *args: Any, **kwargs: Any) -> None:
-            raise OSError("the network is down")
-
-    folder = tmp_path / "logs"
-    folder.mkdir()
-    for tracker in (ipygpumem.tracker(Broken("x")), ipygpumem.tracker(folder / "log.txt")):
-        if (folder / "log.txt").exists():
-            (folder / "log.txt").unlink()
-            folder.rmdir()
-        assert tracker.track().number == 1
-        head, *_, last = capsys.readouterr().out.splitlines()
-        assert head.startswith("tracker 1 · ")
-        assert last.startswith("ipygpumem: the tracker could not write to ")
-
-
 def test_what_makes_no_sense_is_refused_in_one_line(script_memory: FakeProbe, tmp_path: Path) -> None:
     for wrong in (5, b"log", sys.stdout, [], True):
         with pytest.raises(
@@ -109,15 +89,6 @@ def test_what_makes_no_sense_is_refused_in_one_line(script_memory: FakeProbe, tm
         with pytest.raises(FileError, match="the tracker's file cannot be written") as caught:
             ipygpumem.tracker(path)
         assert "\n" not in str(caught.value)
-
-
-def test_an_array_can_be_resized_while_it_is_followed(script_memory: FakeProbe) -> None:
-    """NumPy refuses to resize an array to which a weak reference exists."""
-    tracker, array = ipygpumem.tracker(silent=True), numpy.ones(MIB)
-    tracker.track()
-    array.resize(2 * MIB, refcheck=False)
-    record = tracker.track()
-    assert [[row.size_bytes for row in rows] for rows in (record.came, record.went)] == [[16 * MIB], [8 * MIB]]
 
 
 @pytest.mark.parametrize(

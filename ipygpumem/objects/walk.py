@@ -78,10 +78,15 @@ class Walk:
     """
 
     def __init__(
-        self, limit: int = MOST_OBJECTS, find: Iterable[str] = tuple(_ARRAYS), classes: Collection[str] = ()
+        self,
+        limit: int = MOST_OBJECTS,
+        find: Iterable[str] = tuple(_ARRAYS),
+        classes: Collection[str] = (),
+        *,
+        is_hasty: bool = False,
     ) -> None:
         self.complete, self.left, self.paths = True, limit, dict[int, str]()
-        self._own = classes
+        self._own, self._is_hasty = classes, is_hasty
         self._bases = [(library_type(*_ARRAYS[name]), name) for name in find]
         self._kinds: dict[str, set[int]] = {name: set() for name in (*_ARRAYS, "leading", "class", "module", "skip")}
         """Identities of types, by what to do with their objects."""
@@ -167,7 +172,7 @@ class Walk:
                     objects, path = self._queue.popleft()
                     sized: list[Any] = of_types(_SIZED, objects)
                     later = {id(item): item for item, size in zip(sized, map(len, sized), strict=True) if size > _MANY}
-                    self._long.extend((item, path) for item in later.values() if not _is_plain(item))
+                    self._long.extend((item, path) for item in later.values() if self._may_lead_on(item))
                     yield from self.enter([item for item in objects if id(item) not in later], path)
                 else:
                     item, path = self._long.popleft()
@@ -196,6 +201,14 @@ class Walk:
         self.left -= len(leading)
         self._kept.append(leading)
         return arrays, leading
+
+    def _may_lead_on(self, container: Any) -> bool:
+        """Return False if the first items of a long container are numbers and text; or hold nothing else, in haste."""
+        items = list(islice(container.values() if type(container) is dict else container, CHUNK))
+        if self._is_hasty and self._lead_nowhere([items]):
+            self.complete = self.complete and types_of(items) <= ATOMS
+            return False
+        return not types_of(items) <= ATOMS
 
     def _lead_nowhere(self, items: Sequence[object]) -> bool:
         """Return True if there are only numbers and text in containers: most lead to no array."""
@@ -228,12 +241,6 @@ class Walk:
 
     def _is_own(self, kind: object) -> bool:
         return text_of(class_dict(kind).get("__module__")) in self._own
-
-
-def _is_plain(container: Any) -> bool:
-    """Return True if the first items of a long list, tuple, dict or set are numbers and text."""
-    items = container.values() if type(container) is dict else container
-    return types_of(list(islice(items, CHUNK))) <= ATOMS
 
 
 # -- with their sizes -----------------------------------------------------------------------------------------------

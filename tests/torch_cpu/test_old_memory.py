@@ -65,15 +65,6 @@ def test_what_was_alive_before_is_no_survivor(notebook: Kernel, code: str) -> No
         assert notebook.value("ipygpumem.experiments()[-1].survivors") == (), form
 
 
-def test_what_was_alive_before_the_outer_scope_is_no_survivor_of_the_inner_one(notebook: Kernel) -> None:
-    works(notebook, BEFORE)
-    works(notebook, "%experiment start whole")
-    works(notebook, "mine_too = [torch.ones(1 << 19)]")
-    works(notebook, "%%experiment part\noptimizer = torch.optim.SGD(outer.parameters()); alias = mine_too")
-    works(notebook, "%experiment end")
-    assert notebook.value("[e.survivors for e in ipygpumem.experiments()[-2:]]") == [(), ()]
-
-
 def test_a_gradient_that_the_scope_made_for_an_outer_model_is_reported_without_advice(notebook: Kernel) -> None:
     works(notebook, "outer = nn.Linear(1024, 1024)")
     (report,) = works(notebook, "%%experiment a\nouter(torch.ones(2, 1024)).sum().backward()").reports("experiment")
@@ -123,15 +114,6 @@ def test_what_the_scope_has_put_into_something_old_is_reported(
     assert found == [(f"notebook variable {path}", advice)]
 
 
-def test_a_survivor_of_an_inner_scope_is_one_leak_also_after_the_outer_one(notebook: Kernel) -> None:
-    works(notebook, "cache = []\n%experiment start whole")
-    works(notebook, "%%experiment part\nx = torch.ones(1 << 19); cache.append(x)")
-    works(notebook, "%experiment end")
-    (report,) = works(notebook, "%gpumem leaks").reports("leaks")
-    assert report.splitlines()[0] == "1 leak · 2 MiB"
-    works(notebook, "cache.clear()")
-
-
 def test_where_the_notebook_held_too_much_the_report_does_not_claim_what_it_does_not_know(notebook: Kernel) -> None:
     works(notebook, "import numpy as np\nfrom ipygpumem.objects.inventory import before\nbefore.MOST_AT_START = 100")
     works(notebook, "rows = [[np.zeros(1 << 18)]] + [[i] for i in range(200)]; cache = []")
@@ -152,15 +134,6 @@ def test_an_optimizers_state_is_no_leak(notebook: Kernel) -> None:
         "model(torch.ones(2, 1024)).sum().backward(); optimizer.step(); keys = {'a: b': torch.ones(1 << 19)}",
     )
     assert works(notebook, "%gpumem leaks").reports("leaks") == ["no leak of at least 1 MiB was found"]
-
-
-def test_torchscripts_parameters_are_known_although_only_cpp_holds_them(notebook: Kernel) -> None:
-    works(
-        notebook, "import warnings; warnings.simplefilter('ignore')\nscripted = torch.jit.script(nn.Linear(1024, 1024))"
-    )
-    works(notebook, "%%experiment a\nparameters = list(scripted.parameters())")
-    assert notebook.value("ipygpumem.experiments()[-1].survivors") == ()
-    works(notebook, "del scripted")
 
 
 def test_a_first_look_that_fails_claims_nothing(notebook: Kernel) -> None:

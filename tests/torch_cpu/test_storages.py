@@ -21,11 +21,6 @@ def look(*tensors):
 """
 
 
-def test_views_and_parameters_are_their_storage(notebook: Kernel) -> None:
-    works(notebook, LOOK + "x = torch.ones(1000); p = nn.Parameter(x)")
-    assert notebook.value("look(p, x[10:], x.view(10, 100)) == [('cpu', x.data_ptr(), 4000, 'kind')]")
-
-
 def test_what_has_no_memory_of_its_own_is_left_out(notebook: Kernel) -> None:
     works(
         notebook,

@@ -77,28 +77,6 @@ def test_it_keeps_nothing_alive() -> None:
     assert len(track().went) == 3
 
 
-def test_tensors_of_every_sort_are_followed() -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    class Named(torch.Tensor):
-        """A subclass of a user."""
-
-    track = tracker()
-    with torch.inference_mode():
-        inference = torch.zeros(100)
-    meta, named = torch.zeros(100, device="meta"), torch.zeros(100).as_subclass(Named)
-    sparse = torch.eye(10).to_sparse()
-    with FakeTensorMode():
-        fake = torch.zeros(100)
-    came = dict(rows(track())[0])
-    assert came == {"inference": 400, "meta": 0, "named": 400, "sparse": 10 * 8 * 2 + 40, "fake": 0}
-    assert rows(track()) == ([], []), (meta, fake, named, sparse)
-    values = sparse._values()
-    del inference, meta, named, sparse, fake
-    assert dict(rows(track())[0]).keys() <= {"values"}, values
-    assert track().tensor_bytes == {"cpu": 40}
-
-
 def test_weak_references_of_ours_stop_no_tensor_from_being_swapped() -> None:
     track, x, y = tracker(), torch.zeros(3), torch.ones(3)
     track()

@@ -36,7 +36,7 @@ def within_reach(namespace: dict[str, Any]) -> tuple[list[Any], bool]:
     """
     own = users_modules()
     others = {id(names): names for names in map(module_dict, own.values()) if names is not namespace}
-    walk = Walk(MOST_AT_START, ("ndarray",), {"__main__", *own})
+    walk = Walk(MOST_AT_START, ("ndarray",), {"__main__", *own}, is_hasty=True)
     walk.pass_over(namespace, *others.values())  # what lies in them belongs to everybody
     named = [value for _, value in named_objects(namespace)]
     values = [*named, *(value for names in others.values() for _, value in named_objects(names))]
