@@ -16,8 +16,8 @@ from ipygpumem.api.shell import current_traces, show
 from ipygpumem.errors import FileError, TraceError, quoted, said
 from ipygpumem.introspect import is_instance, type_name
 from ipygpumem.model import Usage
+from ipygpumem.objects.arrays import Storages
 from ipygpumem.objects.inventory import records
-from ipygpumem.objects.inventory.memory import Storages
 from ipygpumem.objects.inventory.records import Inventory, TrackerRecord
 from ipygpumem.reports import text
 from ipygpumem.reports.layout import Report, note

@@ -23,10 +23,9 @@ from ipygpumem.introspect import instance_dict, is_exactly, is_instance, type_na
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import ReclaimStep
 from ipygpumem.objects import interrupts
-from ipygpumem.objects.arrays import is_of_library, library_type
+from ipygpumem.objects.arrays import Reader, is_of_library, library_type
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.objects.holders.graphs import live_tensors
-from ipygpumem.objects.inventory.memory import Reader
 from ipygpumem.objects.traced import refuse_while_transformed
 from ipygpumem.objects.walk import ArraySearch
 from ipygpumem.probes.allocator import snapshots

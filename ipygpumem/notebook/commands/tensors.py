@@ -12,9 +12,9 @@ from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.ipython.outputs import cell_of_output, is_of_ipython
 from ipygpumem.notebook.ipython.sources import cell_of_file, cell_that_bound, running_cell
 from ipygpumem.notebook.notebook import Notebook, notebook_of
+from ipygpumem.objects.arrays import Storages
 from ipygpumem.objects.bulk import Progress, unseen
 from ipygpumem.objects.inventory import records, survey
-from ipygpumem.objects.inventory.memory import Storages
 from ipygpumem.objects.inventory.records import Inventory
 from ipygpumem.reports import tensors as reports
 from ipygpumem.reports.layout import Report

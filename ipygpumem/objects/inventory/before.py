@@ -12,11 +12,10 @@ from types import FunctionType
 from typing import Any
 
 from ipygpumem.introspect import is_instance, module_dict, named_objects, users_modules
-from ipygpumem.objects.arrays import Array, Span, library_type, owner_of, place_of
+from ipygpumem.objects.arrays import Array, Reader, Span, Storages, library_type, owner_of, place_of
 from ipygpumem.objects.bulk import by_identity
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.objects.holders.graphs import live_tensors
-from ipygpumem.objects.inventory.memory import Reader, Storages
 from ipygpumem.objects.walk import MOST_AT_START, Walk
 
 _LARGE = 1 << 16

@@ -20,11 +20,10 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from ipygpumem.introspect import instance_dict, is_instance, module_dict, type_name
-from ipygpumem.objects.arrays import describe, is_map, library_type, memory_of
+from ipygpumem.objects.arrays import Memory, Reader, Storages, describe, is_map, library_type, memory_of
 from ipygpumem.objects.bulk import Progress, unseen
 from ipygpumem.objects.heap import Heap, undisturbed
 from ipygpumem.objects.holders.frames import peek, running_locals
-from ipygpumem.objects.inventory.memory import Memory, Reader, Storages
 from ipygpumem.objects.inventory.records import Inventory, Role, TensorRecord, first_part
 from ipygpumem.objects.traced import refuse_while_traced
 from ipygpumem.objects.walk import Names
