@@ -13,8 +13,8 @@ from ipygpumem.api.shell import current_shell, current_traces, show
 from ipygpumem.errors import FileError, GpuMemError, TraceError, quoted, said
 from ipygpumem.introspect import is_instance, type_name
 from ipygpumem.model import Usage
-from ipygpumem.objects.inventory import selection, survey
-from ipygpumem.objects.inventory.memory import Storages
+from ipygpumem.objects.arrays import Storages
+from ipygpumem.objects.inventory import records, survey
 from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, TrackerRecord
 from ipygpumem.reports import text
 from ipygpumem.reports.layout import Report, note
@@ -72,7 +72,7 @@ def diff(before: Inventory, after: Inventory) -> InventoryDiff:
             raise GpuMemError(
                 f"diff takes two inventories, as ipygpumem.tensors() gives them, and not {type_name(given)}"
             )
-    return selection.difference(before, after)
+    return records.difference(before, after)
 
 
 # -- trackers -------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class Tracker:
         file, line, cell, function = _position(caller, found.cell)
         where = f"{file}:{line}" if file is not None else "" if cell is None else f"cell {cell}, line {line}"
         where += f" in {function}" if function else ""
-        changed = selection.difference(before, found)
+        changed = records.difference(before, found)
         self._number += 1
         record = TrackerRecord(
             changed.came,

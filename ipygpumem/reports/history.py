@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ipygpumem.measuring.growth import Growth
 from ipygpumem.model import CellRecord, ExperimentRecord, TraceRecord, devices_of, usage_on
-from ipygpumem.objects.inventory import selection
+from ipygpumem.objects.inventory import records
 from ipygpumem.objects.inventory.records import Inventory, TensorRecord
 from ipygpumem.reports.content import reclaimed_label, trace_segments
 from ipygpumem.reports.layout import Report, Table, clean, clean_name, count, device_label, in_use, peak_label, shorten
@@ -131,7 +131,7 @@ def _by_name(inventory: Inventory) -> dict[tuple[str, str], list[TensorRecord]]:
     """Return the tensors of each device by the first part of their names."""
     found: dict[tuple[str, str], list[TensorRecord]] = {}
     for tensor in inventory.tensors:
-        found.setdefault((tensor.device, "" if tensor.name is None else selection.first_part(tensor.name)), []).append(
+        found.setdefault((tensor.device, "" if tensor.name is None else records.first_part(tensor.name)), []).append(
             tensor
         )
     return found

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.hostile import SOURCE
 from tests.kernel import Kernel
 from tests.steps import tidied_kernel, works
 
