@@ -1,26 +1,4 @@
-"""The exceptions that ipygpumem raises on purpose.
-
-::
-
-    GpuMemError                 catch this one to catch them all
-    |-- NotLoadedError          no extension in this IPython, or no IPython at all
-    |-- ExperimentError         an experiment was asked for something that it cannot do
-    |-- FileError               a file that cannot be written, or read as an export
-    |-- RecordingError          the flight recorder cannot write, or a file is not a recording
-    |-- PlotError               a picture that cannot be made
-    |-- BudgetError             a budget that makes no sense
-    |-- AutofitError            nothing fits, or autofit was asked for what it cannot do
-    |-- ClusterError            no cluster, or engines that it has not
-    |-- TraceError              a trace was asked for something that it cannot do
-    |-- MissingLibraryError     (ImportError too) a library that is not installed, and the extra that brings it
-    |-- ReleasedError           (AttributeError too) a released object was used
-    |-- DeviceError             a device that is not here, or cannot do what it was asked for
-    |-- ProbeError              a probe of others' that does not answer, or whose answer makes no sense
-    |-- EstimateError           code whose memory cannot be estimated without running it
-    `-- UnitError (ValueError)  a text is not a size
-
-At the notebook's edge they become IPython's ``UsageError``: one line, no traceback.
-"""
+"""What ipygpumem raises on purpose: at the edge of a notebook it becomes one line without a traceback."""
 
 from __future__ import annotations
 

@@ -13,8 +13,7 @@ import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from operator import attrgetter
-from typing import Any, Literal, NamedTuple, SupportsIndex, overload
+from typing import Any, Literal, NamedTuple
 
 from ipygpumem.errors import GpuMemError
 from ipygpumem.record import Record
@@ -232,34 +231,17 @@ class ExperimentRecord(Record):
 
 _PLAIN = ("execution_count", "cell_id", "experiment")
 _TEXTS = ("error", "source_line", "source_digest")
-USAGE_BYTES = (
-    "before_bytes",
-    "after_bytes",
-    "peak_bytes",
-    "delta_bytes",
-    "peak_delta_bytes",
-    "total_bytes",
-    "reserved_bytes",
-    "used_bytes",
-    "other_bytes",
-    "children_bytes",
-)
+_SIZES = ("before", "after", "peak", "delta", "peak_delta", "total", "reserved", "used", "other", "children")
+USAGE_BYTES = tuple(f"{name}_bytes" for name in _SIZES)
 """What tables have of each device."""
 
 
 class History(list[CellRecord]):
     """The records of finished cells, oldest first: a list that knows how to become a table."""
 
-    @overload
-    def __getitem__(self, index: SupportsIndex) -> CellRecord: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> History: ...
-
-    def __getitem__(self, index: SupportsIndex | slice) -> CellRecord | History:
-        if isinstance(index, slice):
-            return History(super().__getitem__(index))
-        return super().__getitem__(index)
+    def __getitem__(self, index: Any) -> Any:  # typed as a list's
+        found = super().__getitem__(index)
+        return History(found) if isinstance(index, slice) else found
 
     def __repr__(self) -> str:
         """Return one line: there may be ten thousand cells."""
@@ -283,21 +265,13 @@ class History(list[CellRecord]):
         columns["success"] = pandas.array([cell.success for cell in self], dtype="bool")
         columns |= {name: [getattr(cell, name) for cell in self] for name in _TEXTS}
         columns["recovery"] = [cell.recovery and cell.recovery.kind for cell in self]
-        for name, values in self._usage_columns().items():
-            columns[name] = pandas.array(values, dtype="Int64")
-        return pandas.DataFrame(columns)
-
-    def _usage_columns(self) -> dict[str, list[int | None]]:
-        """Return each device's columns, without those that are empty in every row."""
-        found: dict[str, list[int | None]] = {}
         for device in devices_of(usage for cell in self for usage in cell.usages):
             usages = [usage_on(cell.usages, device) for cell in self]
             for name in USAGE_BYTES:
-                read = attrgetter(name)
-                values = [None if usage is None else read(usage) for usage in usages]
+                values = [None if usage is None else getattr(usage, name) for usage in usages]
                 if any(value is not None for value in values):
-                    found[f"{device}_{name}"] = values
-        return found
+                    columns[f"{device}_{name}"] = pandas.array(values, dtype="Int64")
+        return pandas.DataFrame(columns)
 
 
 def devices_of(usages: Iterable[Usage]) -> list[str]:

@@ -29,27 +29,24 @@ def session(records: Records = None, *, device: str | None = None, last: int | N
         PlotError: matplotlib is not installed, or there is nothing to draw.
         NotLoadedError: ``records`` are not given, and the extension is not loaded.
     """
-    figure: Figure = _figures().session(_given(records, CellRecord), device=device, last=last)
-    return figure
+    from ipygpumem.reports import figures  # imports matplotlib, as below
+
+    return figures.session(_given(records, CellRecord), device=device, last=last)
 
 
 def experiments(records: Records = None, *, device: str | None = None, last: int | None = None) -> Figure:
     """Return the last experiments side by side; errors as those of ``session``."""
-    figure: Figure = _figures().experiments(_given(records, ExperimentRecord), device=device, last=last)
-    return figure
+    from ipygpumem.reports import figures
+
+    return figures.experiments(_given(records, ExperimentRecord), device=device, last=last)
 
 
 def devices(reconciliations: Sequence[Reconciliation] | None = None, *, device: str | None = None) -> Figure:
     """Return what each device's memory consists of as stacked bars: by default now, as ``%gpumem status`` lists it."""
+    from ipygpumem.reports import figures
+
     found = _session().reconciliations_now() if reconciliations is None else reconciliations
-    figure: Figure = _figures().devices(found, device=device)
-    return figure
-
-
-def _figures() -> Any:
-    from ipygpumem.reports import figures  # imports matplotlib
-
-    return figures
+    return figures.devices(found, device=device)
 
 
 def _session() -> Any:

@@ -72,13 +72,8 @@ def _decoder(hint: Any) -> Callable[[Any], Any]:
 
 
 def _record(kind: type, values: dict[str, Any]) -> Any:
-    decoders = _decoders(kind)
-    return kind(**{name: decoders[name](item) for name, item in values.items() if name in decoders})
-
-
-@functools.cache
-def _decoders(record: type) -> dict[str, Callable[[Any], Any]]:
-    return {name: _decoder(hint) for name, hint in _hints(record).items()}
+    hints = _hints(kind)
+    return kind(**{name: _decoder(hints[name])(item) for name, item in values.items() if name in hints})
 
 
 def _one_of(value: Any, known: tuple[Any, ...]) -> Any:

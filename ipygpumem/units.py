@@ -24,19 +24,12 @@ def format_bytes(count: int) -> str:
     """
     size = abs(count)
     sign = "-" if count < 0 else ""
-    for unit, name in ((PIB, "PiB"), (TIB, "TiB"), (GIB, "GiB")):
+    for unit, name in ((PIB, "PiB"), (TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB")):
         # Half of the last digit shown: what would print as 1024.0 MiB is 1.00 GiB.
         if size >= unit - unit // 20480:
-            return f"{sign}{size / unit:.2f} {name}"
-    if size >= MIB - MIB // 20480:
-        return f"{sign}{_trim(size / MIB)} MiB"
-    if size >= KIB:
-        return f"{sign}{_trim(size / KIB)} KiB"
-    return f"{sign}{size} B"
-
-
-def _trim(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
+            shown = f"{size / unit:.2f}" if unit >= GIB else f"{size / unit:.1f}".removesuffix(".0")
+            return f"{sign}{shown} {name}"
+    return f"{sign}{size / KIB:.1f}".removesuffix(".0") + " KiB" if size >= KIB else f"{sign}{size} B"
 
 
 def format_change(count: int) -> str:

@@ -9,12 +9,12 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ipygpumem.errors import FileError, quoted, short
-from ipygpumem.model import USAGE_BYTES, CellRecord, SessionRecord
+from ipygpumem.model import USAGE_BYTES, SessionRecord
 from ipygpumem.reports.layout import clean
 
 SCHEMA = 1
@@ -22,10 +22,10 @@ SCHEMA = 1
 _NAME = "ipygpumem"
 _HEAD_BYTES = 4096
 
-_CELL = ("execution_count", "cell_id", "experiment", "started_at", "duration_seconds", "success", "error")
-_SOURCE = ("source_line", "source_digest")
+_RUN = ("execution_count", "cell_id", "experiment", "started_at", "duration_seconds", "success", "error")
+_CELL = (*_RUN, "source_line", "source_digest")
 _USAGE = ("device", *USAGE_BYTES, "method")
-COLUMNS = (*_CELL, *_SOURCE, "recovery", *_USAGE)
+COLUMNS = (*_CELL, "recovery", *_USAGE)
 
 # Spreadsheets take text for a formula if it begins with one of these, after white space as well.
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # the last four are full-width
@@ -40,11 +40,7 @@ def to_json(record: SessionRecord) -> str:
 
 
 def from_json(text: str, name: str) -> SessionRecord:
-    """Return the record that ``to_json`` wrote.
-
-    Raises:
-        FileError: the text is no export, is damaged, or has a newer schema.
-    """
+    """Return the record that ``to_json`` wrote; a ``FileError`` says what is wrong with the text."""
     try:
         data: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -67,15 +63,10 @@ def to_csv(record: SessionRecord) -> str:
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(COLUMNS)
     for cell in record.cells:
-        writer.writerows(_rows(cell))
+        first = [*(getattr(cell, name) for name in _CELL), cell.recovery and cell.recovery.kind]
+        for usage in cell.usages or (None,):
+            writer.writerow(map(_no_formula, (*first, *(getattr(usage, name, None) for name in _USAGE))))
     return buffer.getvalue()
-
-
-def _rows(cell: CellRecord) -> Iterator[list[object]]:
-    first = [*(getattr(cell, name) for name in (*_CELL, *_SOURCE)), cell.recovery and cell.recovery.kind]
-    for usage in cell.usages or (None,):
-        figures = [getattr(usage, name, None) for name in _USAGE]
-        yield [_no_formula(value) for value in (*first, *figures)]
 
 
 def _no_formula(value: object) -> object:
@@ -98,11 +89,7 @@ SUFFIXES = tuple(_FORMATS)
 
 
 def save(path: str | os.PathLike[str], record: SessionRecord, *, force: bool = False) -> tuple[Path, int]:
-    """Write ``record`` to ``path`` in the format of its suffix; return where it is now and its size in bytes.
-
-    Raises:
-        FileError: the suffix is unknown, the file was written by another program, or it cannot be written.
-    """
+    """Write ``record`` to ``path`` in the format of its suffix; return where it is now and its size in bytes."""
     place = place_of(path)
     chosen = _FORMATS.get(Path(path).suffix.lower())
     if chosen is None:
@@ -112,11 +99,7 @@ def save(path: str | os.PathLike[str], record: SessionRecord, *, force: bool = F
 
 
 def load(path: str | os.PathLike[str]) -> SessionRecord:
-    """Return the session that was written to a .json file.
-
-    Raises:
-        FileError: it cannot be read, is no export, or has a newer schema.
-    """
+    """Return the session that was written to a .json file."""
     place, name = place_of(path), clean(short(path))
     try:
         text = place.read_text("utf-8")
@@ -137,16 +120,9 @@ def place_of(path: str | os.PathLike[str]) -> Path:
 
 
 def write(place: Path, content: str | bytes, *, is_ours: Callable[[str], bool], force: bool) -> int:
-    """Write ``content`` to ``place``, whole or not at all, and return its size in bytes.
+    """Write ``content`` to ``place`` (from ``place_of``), whole or not at all, and return its size in bytes.
 
-    Args:
-        place: from ``place_of``.
-        content: all of it.
-        is_ours: returns True if a file that begins with this text may be replaced.
-        force: replace any file.
-
-    Raises:
-        FileError: another program wrote the file, or it cannot be written; nothing has changed then.
+    ``is_ours`` returns True if a file that begins with a text may be replaced; ``force`` replaces any.
     """
     data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
     name = clean(short(place))
@@ -155,17 +131,14 @@ def write(place: Path, content: str | bytes, *, is_ours: Callable[[str], bool], 
         if found is not None and not stat.S_ISREG(found.st_mode):
             what = "a folder" if stat.S_ISDIR(found.st_mode) else "not a plain file"
             raise FileError(f"{name} is {what}: name a file to write")
-        if found is not None and found.st_size and not force and not is_ours(_head(place)):
-            raise FileError(f"{name} is a file that ipygpumem did not write: --force (force=True) replaces it")
+        if found is not None and found.st_size and not force:
+            with place.open("rb") as file:
+                if not is_ours(file.read(_HEAD_BYTES).decode("utf-8", "replace")):
+                    raise FileError(f"{name} is a file that ipygpumem did not write: --force (force=True) replaces it")
         _replace(place, data, None if found is None else stat.S_IMODE(found.st_mode))
     except OSError as error:
         raise FileError(f"{name} cannot be written: {error.strerror or short(error)}") from None
     return len(data)
-
-
-def _head(place: Path) -> str:
-    with place.open("rb") as file:
-        return file.read(_HEAD_BYTES).decode("utf-8", "replace")
 
 
 def _replace(place: Path, data: bytes, mode: int | None) -> None:

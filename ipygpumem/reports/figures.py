@@ -66,14 +66,14 @@ _Uses = Sequence[tuple[CellRecord, float, float, Usage]]
 
 def session(cells: Collection[CellRecord], *, device: str | None = None, last: int | None = None) -> Picture:
     """Draw memory over computing time: a panel for each device, with cells and their experiments above."""
-    shown = sorted(_last(cells, 2000 if last is None else last, "cell"), key=lambda cell: cell.started_at)
+    chosen, number = _last(cells, 2000 if last is None else last, "cell")
+    shown = sorted(chosen, key=lambda cell: cell.started_at)
     ends = list(itertools.accumulate(max(0.0, cell.duration_seconds) for cell in shown))
     spans = list(zip(shown, [0.0, *ends[:-1]], ends, strict=True))
     uses = {
         name: [(*span, usage) for span in spans if (usage := usage_on(span[0].usages, name)) is not None]
         for name in _devices(shown, device)
     }
-    number = _number(len(shown), len(cells), "cell")
     headlines = [_use_headline(name, own) for name, own in uses.items()]
     title = f"memory over the session{SEPARATOR}{number}{SEPARATOR}{format_seconds(ends[-1])} of computing"
     with rc_context(_NO_FORMULAS):
@@ -138,8 +138,8 @@ def _draw_uses(axes: Axes, uses: _Uses) -> None:
 
 
 def _use_headline(device: str, uses: _Uses) -> str:
-    cell, *_, highest = max(uses, key=lambda use: use[-1].peak_bytes)
-    last = uses[-1][-1]
+    cell, *_, highest = max(uses, key=lambda use: use[3].peak_bytes)
+    last = uses[-1][3]
     total = f"{SEPARATOR}total {format_bytes(last.total_bytes)}" if last.total_bytes else ""
     end, peak = format_bytes(last.after_bytes), f"{format_bytes(highest.peak_bytes)} in cell {_name(cell)}"
     return f"{_label(device)}{SEPARATOR}{end} in use at the end{SEPARATOR}peak {peak}{total}"
@@ -152,7 +152,7 @@ def experiments(
     experiments: Collection[ExperimentRecord], *, device: str | None = None, last: int | None = None
 ) -> Picture:
     """Draw experiments side by side, the oldest on top: the time of each, and its memory on each device."""
-    shown = _last(experiments, 20 if last is None else min(last, 40), "experiment")
+    shown, title = _last(experiments, 20 if last is None else min(last, 40), "experiment")
     devices = _devices(shown, device)
     names = [shorten(run.label, 28) for run in numbered(shown)]
     notes = [shorten(", ".join(f"{key}={value}" for key, value in item.parameters.items()), 28) for item in shown]
@@ -161,7 +161,6 @@ def experiments(
         SEPARATOR.join([name, time, *(f"{_label(device)} {_peak_and_kept(item, device)}" for device in devices)])
         for item, name, time in zip(shown, names, times, strict=True)
     ]
-    title = _number(len(shown), len(experiments), "experiment")
     with rc_context(_NO_FORMULAS):
         figure = Picture(0.5 * len(shown) + 1.3, [title, *lines], max(9, 2.5 * (1 + len(devices))))
         panels = figure.subplots(1, 1 + len(devices), sharey=True)
@@ -246,16 +245,14 @@ def _part_label(part: Part) -> str:
 # -- shared ---------------------------------------------------------------------------------------------------
 
 
-def _last(records: Collection[T], number: int, what: str) -> list[T]:
+def _last(records: Collection[T], number: int, what: str) -> tuple[list[T], str]:
+    """Return the last records, and how many they are and are left out, in words."""
     if number < 1:
         raise PlotError(f"-n {number}: how many {what}s? Write a number of 1 or more")
     if not records:
         raise PlotError(f"there is nothing to draw: no {what} has finished yet")
-    return list(records)[-number:]
-
-
-def _number(shown: int, there: int, what: str) -> str:
-    return count(shown, what) + f" ({there - shown} earlier left out)" * (there > shown)
+    shown, rest = list(records)[-number:], len(records) - number
+    return shown, count(len(shown), what) + f" ({rest} earlier left out)" * (rest > 0)
 
 
 def _devices(records: Iterable[CellRecord | ExperimentRecord], wanted: str | None) -> list[str]:

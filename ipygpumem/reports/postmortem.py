@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from ipygpumem.flight_recorder import Moment, Recording, Verdict
-from ipygpumem.reports.layout import Fact, Listing, Report, Segment, Table, clean, count, device_label
+from ipygpumem.reports.layout import Fact, Listing, Report, Table, clean, count, device_label
 from ipygpumem.units import format_bytes, format_seconds
 
 
@@ -17,13 +17,20 @@ def postmortem_report(recording: Recording, verdict: Verdict) -> Report:
         lines[0] += ": its end may be among them"
     moments = recording.cell
     table = _memory_table(moments)
+    listings = []
+    if moments and moments[0].kind == "cell":
+        cell, last = moments[0], moments[-1]
+        ran = f"ran {format_seconds(max(0.0, last.time - cell.time))}"
+        ran += f" {clean(last.error)}" if last.kind == "cell end" else " until its last entry"
+        source = [clean(f"  {line.expandtabs(4)}") for line in cell.source.split("\n")[:20]]
+        listings.append(Listing(f"cell {cell.cell}, {ran}", source, code=True))
     return Report.of(
         "postmortem",
-        map(Segment, _headline(recording, verdict)),
+        _headline(recording, verdict),
         lines,
         [table] if table.rows else [],
         (Fact("evidence", (clean(verdict.evidence),)),) if verdict.evidence else (),
-        (_cell(moments),) if moments and moments[0].kind == "cell" else (),
+        listings,
         is_trouble=bool(verdict.grade),
     )
 
@@ -37,15 +44,6 @@ def _headline(recording: Recording, verdict: Verdict) -> list[str]:
         return [name, why, f"last entry {when}"]
     where = "while no cell ran" if running is None else f"in cell {running.cell}"
     return [f"{name} died {where}", when, f"{why} ({verdict.grade})"]
-
-
-def _cell(moments: Sequence[Moment]) -> Listing:
-    """Return the first lines of a cell, and how long it ran."""
-    cell, last = moments[0], moments[-1]
-    ran = f"ran {format_seconds(max(0.0, last.time - cell.time))}"
-    ran += f" {clean(last.error)}" if last.kind == "cell end" else " until its last entry"
-    lines = tuple(clean(f"  {line.expandtabs(4)}") for line in cell.source.split("\n")[:20])
-    return Listing(f"cell {cell.cell}, {ran}", lines, code=True)
 
 
 def _memory_table(moments: Sequence[Moment]) -> Table:

@@ -19,6 +19,8 @@ from ipygpumem.reports.layout import (
 )
 from ipygpumem.units import format_bytes, format_change
 
+_COLUMNS = ("size", "name", "type", "shape", "dtype", "device", "kind", "grad", "cell")
+
 
 def tensors_report(inventory: Inventory, *, top: int) -> Report:
     """Return the ``top`` largest tensors, and what the others come to."""
@@ -58,28 +60,26 @@ def _report(inventory: Inventory, table: Table) -> Report:
 
 
 def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:
-    columns = ("size", "name", "type", "shape", "dtype", "device", "kind", "grad", "cell")
-    rows = [_row(row) for row in tensors[:top]]
+    rows = [
+        {
+            "size": "?" if row.note.startswith("could not") else format_bytes(row.size_bytes),
+            "name": clean(" ".join([row.name or "(no name)", *[f"+{row.aliases}"] * bool(row.aliases)]))
+            + " shared" * row.shared,
+            "type": clean(row.type_name),
+            "shape": "" if row.shape is None else shape_label(row.shape),
+            "dtype": clean(row.dtype),
+            "device": clean(row.device),
+            "kind": row.kind,
+            "grad": "graph" if row.in_graph else "requires" if row.requires_grad else "",
+            "cell": "" if row.cell is None else str(row.cell),
+        }
+        for row in tensors[:top]
+    ]
     rest = tensors[top:]
     if rest:
         size = format_bytes(sum(row.size_bytes for row in rest))
-        rows.append((size, f"and {len(rest):,} smaller", *[""] * (len(columns) - 2)))
-    return Table(title, columns, tuple(rows), frozenset({"cell", "size"})).without_empty()
-
-
-def _row(row: TensorRecord) -> tuple[str, ...]:
-    marks = [f"+{row.aliases}"] * bool(row.aliases) + ["shared"] * row.shared
-    return (
-        "?" if row.note.startswith("could not") else format_bytes(row.size_bytes),
-        clean(" ".join([row.name or "(no name)", *marks])),
-        clean(row.type_name),
-        "" if row.shape is None else shape_label(row.shape),
-        clean(row.dtype),
-        clean(row.device),
-        row.kind,
-        "graph" if row.in_graph else "requires" if row.requires_grad else "",
-        "" if row.cell is None else str(row.cell),
-    )
+        rows.append({**dict.fromkeys(_COLUMNS, ""), "size": size, "name": f"and {len(rest):,} smaller"})
+    return Table(title, _COLUMNS, [tuple(row.values()) for row in rows], {"cell", "size"}).without_empty()
 
 
 # -- trackers -------------------------------------------------------------------------------------------------
