@@ -13,26 +13,30 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from ipygpumem import plot as plot
-    from ipygpumem.api.devices import allocate, leave_free, memory, preload, register_probe
+    from ipygpumem.api.devices import preload, register_probe
     from ipygpumem.api.estimates import estimate, summary
     from ipygpumem.api.fits import autofit, budget
     from ipygpumem.api.freeing import clear_tracebacks, offload, purge, release
     from ipygpumem.api.inventories import diff, tensors, tracker
     from ipygpumem.api.loops import track
     from ipygpumem.api.traces import Trace, export, load, trace, traces
+    from ipygpumem.fitting.budgets import allocate, leave_free
     from ipygpumem.notebook.python import experiment, experiments, history, last, subscribe
+    from ipygpumem.probes.device_memory import memory
 
 _PLACES = {
-    "api.devices": ("allocate", "leave_free", "memory", "preload", "register_probe"),
+    "api.devices": ("preload", "register_probe"),
     "api.estimates": ("estimate", "summary"),
     "api.fits": ("autofit", "budget"),
     "api.freeing": ("clear_tracebacks", "offload", "purge", "release"),
     "api.inventories": ("diff", "tensors", "tracker"),
     "api.loops": ("track",),
     "api.traces": ("Trace", "export", "load", "trace", "traces"),
+    "fitting.budgets": ("allocate", "leave_free"),
     "notebook.python": ("experiment", "experiments", "history", "last", "subscribe"),
+    "probes.device_memory": ("memory",),
 }
-"""What users call, by module. What is in ``api`` works in scripts, too, where nothing imports IPython."""
+"""What users call, by module. What is not in ``notebook`` works in scripts, too, where nothing imports IPython."""
 
 __all__ = [
     "Trace",

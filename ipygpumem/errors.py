@@ -32,7 +32,7 @@ class AutofitError(GpuMemError):
 
 
 class BudgetError(GpuMemError):
-    """A budget names no device or no size, or was used before."""
+    """A budget names no device or no size."""
 
 
 class ClusterError(GpuMemError):

@@ -8,7 +8,7 @@ from typing import Any
 
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.fitting.fit import Try
-from ipygpumem.fitting.plan import Plan, Variable
+from ipygpumem.fitting.plan import Plan
 from ipygpumem.flight_recorder import Kernel, Moment, Recording, Verdict
 from ipygpumem.freeing.moving import PurgeRecord, Room
 from ipygpumem.freeing.release import ReleaseRecord
@@ -182,7 +182,7 @@ def reports_of_stretches(
 
 def reports_of_choices(word: str, usage: Usage) -> list[Report]:
     """What is told of sizes that were tried or estimated, of statements and of lines."""
-    plan = Plan([Variable(word, 8, 1)])
+    plan = Plan({word: 8})
     tries = [Try({word: 8}, outcome, 0.1, (usage,), word, 1) for outcome in ("out of memory", word)]
     share = DeviceEstimate(word, 1, 2, 3, 4, 4, {word: 1}, 1)
     rows = tuple(ModuleRow(name, word, depth, (1,), 1, 1, 1, 1, 1) for depth, name in enumerate(("", word)))

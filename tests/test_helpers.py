@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import functools
-import pickle
 import subprocess
 import sys
 import traceback
@@ -20,7 +18,7 @@ import pytest
 import ipygpumem
 from ipygpumem.errors import DeviceError, GpuMemError
 from ipygpumem.probes.device_memory import DeviceMemory
-from tests.alone import ROOT, in_a_process_of_its_own
+from tests.alone import ROOT
 from tests.fakes import FakeAllocator, FakeProbe, fake_torch
 from tests.kernel import Kernel
 from tests.test_nvml import FakeNvml
@@ -72,9 +70,7 @@ def test_a_device_that_torch_does_not_use_is_asked_through_the_driver(driver: Fa
     ("visible", "totals"),
     [
         ("1,0", [2000, 1000]),
-        ("1", [2000]),
         ("GPU-b, GPU-a", [2000, 1000]),
-        ("GPU-b", [2000]),
         ("MIG-x", [500]),
         ("1,7,0", [2000]),
         ("1,1", []),
@@ -121,14 +117,6 @@ def test_without_nvml_only_a_device_with_a_context_is_asked(driver: FakeNvml, mo
     assert ipygpumem.memory(0) == DeviceMemory("cuda:0", 1000, 850, 150, 100, 100)
     unknown = ipygpumem.memory(1)
     assert (unknown.total_bytes, unknown.free_bytes, unknown.note) == (1000, None, "NVML: Driver Not Loaded")
-
-
-@pytest.mark.parametrize(
-    "device", ["gpu", "cuda:", "cuda:-1", "cuda:01", "xpu:0", "", -1, True, 1.0, None, [], object()]
-)
-def test_what_names_no_device_is_refused_in_one_line(device: Any) -> None:
-    with pytest.raises(DeviceError, match=r"^a device is 'cpu', or one such as 'cuda:0' or its number, and not .+$"):
-        ipygpumem.memory(device)
 
 
 def test_a_script_needs_no_ipython() -> None:
@@ -195,24 +183,6 @@ def test_the_last_of_the_hosts_memory_is_not_held(monkeypatch: pytest.MonkeyPatc
         ipygpumem.allocate("99 MiB", "cpu")
 
 
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda: ipygpumem.leave_free(1, "cpu"), "leave the host 32 MiB at least: Python itself needs some to go on"),
-        (lambda: ipygpumem.leave_free("9 PiB", "cpu"), "cannot stay free"),
-        (lambda: ipygpumem.allocate("9 PiB", "cpu"), "the host can spare"),
-        (lambda: ipygpumem.allocate("1 MiB", "tpu"), "a device is 'cpu'"),
-        (lambda: ipygpumem.allocate(-1, "cpu"), "and not -1"),
-        (lambda: ipygpumem.leave_free(None, "cpu"), "and not NoneType"),  # type: ignore[arg-type]
-    ],
-)
-def test_what_cannot_be_held_or_left_is_said_in_one_line(call: Callable[[], object], said: str) -> None:
-    with pytest.raises(GpuMemError) as caught:
-        call()
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 # -- what errors hold -------------------------------------------------------------------------------------------------
 
 
@@ -267,31 +237,18 @@ def test_what_was_passed_to_a_decorated_function_does_not_stay_alive_with_its_er
         assert error.value.code == 3
 
 
-@pytest.mark.parametrize("decorate", [ipygpumem.clear_tracebacks, ipygpumem.trace, ipygpumem.trace("step")])
-def test_methods_are_decorated_above_and_below_what_makes_them(decorate: Any) -> None:
-    class Some:
-        @decorate
-        @staticmethod
-        def one(x: int) -> int:
-            return x
+def test_methods_are_decorated_above_and_below_what_makes_them() -> None:
+    for decorate in (ipygpumem.clear_tracebacks, ipygpumem.trace):
 
-        @staticmethod
-        @decorate
-        def two(x: int) -> int:
-            return x
+        class Some:
+            one = decorate(staticmethod(lambda x: x))
+            two = staticmethod(decorate(lambda x: x))
+            three = decorate(classmethod(lambda cls, x: (cls, x)))
+            four = decorate(lambda self, x: (self, x))
 
-        @decorate
-        @classmethod
-        def three(cls, x: int) -> int:
-            assert cls is Some
-            return x
-
-        @decorate
-        def four(self, x: int) -> int:
-            return x
-
-    some = Some()
-    assert [some.one(1), Some.one(1), some.two(2), some.three(3), Some.three(3), some.four(4)] == [1, 1, 2, 3, 3, 4]
+        some = Some()
+        assert [Some.one(1), some.one(1), some.two(2)] == [1, 1, 2]
+        assert [Some.three(3), some.three(3), some.four(4)] == [(Some, 3), (Some, 3), (some, 4)]
 
 
 def test_stored_errors_are_released_in_a_notebook_and_a_script(bare_kernel: Kernel) -> None:
@@ -352,52 +309,39 @@ def test_an_object_that_makes_async_generators_is_not_decorated() -> None:
         ipygpumem.clear_tracebacks(Batches())
 
 
-def copies_of_a_limit() -> None:
-    import resource
-
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    with ipygpumem.leave_free("64 MiB", "cpu") as held:
-        limit = resource.getrlimit(resource.RLIMIT_AS)
-        for way in (copy.copy, copy.deepcopy, lambda item: pickle.loads(pickle.dumps(item))):
-            with pytest.raises(DeviceError, match=r"^a memory reservation cannot be copied: call allocate"):
-                way(held)
-            assert resource.getrlimit(resource.RLIMIT_AS) == limit
-    assert resource.getrlimit(resource.RLIMIT_AS) == before
-
-
-@linux
-def test_a_limit_is_not_lifted_by_a_copy_of_what_holds_it() -> None:
-    in_a_process_of_its_own(copies_of_a_limit)
-
-
 _HUGE = 10**5000  # Python refuses to write so many digits
-
-
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda: ipygpumem.memory("9" * 10_000), "a device is 'cpu'"),
-        (lambda: ipygpumem.memory("cuda:" + "9" * 10_000), "a device is 'cpu'"),
-        (lambda: ipygpumem.memory(_HUGE), "and not a number of 16610 bits"),
-        (lambda: ipygpumem.memory(-_HUGE), "and not a number of 16610 bits"),
-        (lambda: ipygpumem.memory(10**20), "and not a number of 67 bits"),
-        (lambda: ipygpumem.memory(""), "and not ''"),
-        (lambda: ipygpumem.allocate("9" * 10_000, "cpu"), "is not a size: write a number and a unit"),
-        (lambda: ipygpumem.allocate("x" * 10_000, "cpu"), "is not a size: write a number and a unit"),
-        (lambda: ipygpumem.allocate("9" * 99, "cpu"), "no device has more than 8192.00 PiB"),
-        (lambda: ipygpumem.allocate(_HUGE, "cpu"), "no device has more than 8192.00 PiB"),
-        (lambda: ipygpumem.allocate(1e300, "cpu"), "no device has more than 8192.00 PiB"),
-        (lambda: ipygpumem.leave_free(_HUGE, "cpu"), "no device has more than 8192.00 PiB"),
-        (lambda: ipygpumem.leave_free(-_HUGE, "cpu"), "and not a number of 16610 bits"),
-        (lambda: ipygpumem.tracker(top=-_HUGE), "and not a number of 16610 bits"),
-        (lambda: ipygpumem.tensors(min_bytes=-_HUGE), "and not a number of 16610 bits"),
-        (lambda: ipygpumem.budget(gpu=_HUGE), "budget: gpu: no device has more than 8192.00 PiB"),
-        (lambda: ipygpumem.budget(gpu="9" * 10_000), "is not a size"),
-        (lambda: ipygpumem.budget(**{"x" * 10_000: "1GiB"}), "is not a device"),
-    ],
+_DEVICES = ["gpu", "cuda:01", "xpu:0", "", -1, True, None, object(), "9" * 10_000, "cuda:" + "9" * 10_000]
+_BITS, _MOST, _NO_SIZE = (
+    "and not a number of 16610 bits",
+    "no device has more than 8192.00 PiB",
+    "is not a size: write a",
 )
-def test_whatever_is_given_the_message_is_short(call: Callable[[], object], said: str) -> None:
+_MISTAKES: list[tuple[Callable[[], object], str]] = [
+    *((functools.partial(ipygpumem.memory, device), "a device is 'cpu', or one such as") for device in _DEVICES),
+    (lambda: ipygpumem.memory(_HUGE), _BITS),
+    (lambda: ipygpumem.allocate("1 MiB", "tpu"), "a device is 'cpu'"),
+    (lambda: ipygpumem.allocate(-1, "cpu"), "and not -1"),
+    (lambda: ipygpumem.allocate("9 PiB", "cpu"), "the host can spare"),
+    (lambda: ipygpumem.allocate("9" * 10_000, "cpu"), _NO_SIZE),
+    (lambda: ipygpumem.allocate("9" * 99, "cpu"), _MOST),
+    (lambda: ipygpumem.allocate(_HUGE, "cpu"), _MOST),
+    (lambda: ipygpumem.allocate(1e300, "cpu"), _MOST),
+    (lambda: ipygpumem.leave_free(1, "cpu"), "leave the host 32 MiB at least: Python itself needs some to go on"),
+    (lambda: ipygpumem.leave_free("9 PiB", "cpu"), "cannot stay free"),
+    (lambda: ipygpumem.leave_free(None, "cpu"), "and not NoneType"),  # type: ignore[arg-type]
+    (lambda: ipygpumem.leave_free(-_HUGE, "cpu"), _BITS),
+    (lambda: ipygpumem.tracker(top=-_HUGE), _BITS),
+    (lambda: ipygpumem.tensors(min_bytes=-_HUGE), _BITS),
+    (lambda: ipygpumem.budget(), "no device is named"),
+    (lambda: ipygpumem.budget(gpu=_HUGE), f"budget: gpu: {_MOST}"),
+    (lambda: ipygpumem.budget(**{"x" * 10_000: "1GiB"}), "is not a device"),
+]
+
+
+@pytest.mark.parametrize(("call", "said"), _MISTAKES)
+def test_whatever_is_given_the_message_is_one_short_line(call: Callable[[], object], said: str) -> None:
     with pytest.raises(GpuMemError) as caught:
         call()
     assert said in str(caught.value)
     assert len(str(caught.value)) < 200
+    assert "\n" not in str(caught.value)

@@ -18,7 +18,7 @@ BUDGET = {
     "api": 1200,
     "errors": 150,
     "estimating": 2800,
-    "fitting": 1300,
+    "fitting": 900,
     "flight_recorder": 350,
     "freeing": 1700,
     "integrations": 450,

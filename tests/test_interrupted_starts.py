@@ -13,6 +13,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
+from ipygpumem.fitting import budgets
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments.manager import Experiment
 from ipygpumem.notebook.experiments.run import ExperimentOptions
@@ -60,7 +61,7 @@ def fractions(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
         current_device=lambda: 0,
         empty_cache=lambda: None,
         memory_reserved=lambda index: 0,
-        get_device_properties=lambda index: SimpleNamespace(total_memory=1000),
+        get_device_properties=lambda index: SimpleNamespace(total_memory=1000 << 20),
         get_per_process_memory_fraction=fractions.__getitem__,
         set_per_process_memory_fraction=lambda fraction, index: fractions.update({index: fraction}),
     )
@@ -101,19 +102,19 @@ def test_an_experiment_whose_start_is_interrupted_is_not_open(notebook: Notebook
 
     def start() -> None:
         nonlocal experiment
-        experiment = Experiment(notebook.experiments, ExperimentOptions("a", budget={"gpu": 500}, seed=1))
+        experiment = Experiment(notebook.experiments, ExperimentOptions("a", budget={"gpu": 500 << 20}, seed=1))
         experiment.start()
 
     for _ in every_interrupt(start):
         if (
             experiment is not None and experiment.opened in notebook.experiments.open
         ):  # not interrupted, or once it was open
-            assert fractions == {0: 0.5}
+            assert fractions == pytest.approx({0: 0.5})
             experiment.opened.abandon()
             notebook.experiments.open.clear()
         experiment = None
         gc.collect(1)
-        assert (notebook.experiments.open, notebook.budgets.in_force, fractions, len(notebook.context.meter._open)) == (
+        assert (notebook.experiments.open, budgets.in_force, fractions, len(notebook.context.meter._open)) == (
             [],
             [],
             {0: 1.0},

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import ipygpumem
-from ipygpumem.fitting.fit import Fit, Options
-from ipygpumem.fitting.functions import run_tries
+from ipygpumem.fitting.fit import Fit, run_tries
+from ipygpumem.fitting.plan import Plan
 from ipygpumem.freeing import error_attributes, reclaim, tracebacks
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.objects import interrupts
@@ -149,7 +149,7 @@ def release_in_a_try(meter: Meter) -> None:
         if n > 2:
             raise MemoryError(len(str(held)))
 
-    run_tries(train, Fit(Options().plan({"n": 8}), meter))
+    run_tries(train, Fit(Plan({"n": 8}), meter))
 
 
 def drop_a_result_that_was_too_large(meter: Meter) -> None:
@@ -161,7 +161,7 @@ def drop_a_result_that_was_too_large(meter: Meter) -> None:
         return struck_when_it_dies(Plain) if n > 900 else None
 
     with contextlib.closing(own):
-        run_tries(train, Fit(Options().plan({"n": 1000}), own, headroom=0.1))
+        run_tries(train, Fit(Plan({"n": 1000}, headroom=0.1), own))
 
 
 PLACES = (

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ipygpumem.fitting.room import crowded_device
+from ipygpumem.fitting import fit
 from ipygpumem.model import Usage
 from ipygpumem.probes import host, own_limits
 from ipygpumem.probes.host import HostFigures
@@ -79,8 +79,9 @@ def test_without_a_limit_there_is_none() -> None:
 def test_headroom_is_a_share_of_what_the_process_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
     used = Usage("cpu", 100, 100, 500, 24_000, "kernel")
     monkeypatch.setattr(own_limits, "limits", lambda: [own_limits.Limit("RLIMIT_DATA", 1000, 100)])
-    assert crowded_device([used], 0.05, {}, host_available=900) is None
-    assert crowded_device([used], 0.51, {}, host_available=900) == "cpu"
+    monkeypatch.setattr(fit, "available_bytes", lambda: 900)
+    assert fit.crowded_device([used], 0.05) is None
+    assert fit.crowded_device([used], 0.51) == "cpu"
 
 
 def test_what_is_free_but_above_the_limit_is_out_of_reach_in_the_table() -> None:

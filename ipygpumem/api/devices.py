@@ -1,30 +1,14 @@
-"""``ipygpumem.memory``, ``preload``, ``allocate``, ``leave_free`` and ``register_probe``."""
+"""``ipygpumem.preload`` and ``register_probe``."""
 
 from __future__ import annotations
 
 from ipygpumem.api.shell import current_traces
 from ipygpumem.errors import ProbeError
-from ipygpumem.fitting import filling
-from ipygpumem.fitting.filling import Filler
 from ipygpumem.introspect import type_name
 from ipygpumem.measuring import traces
 from ipygpumem.model import TraceRecord
-from ipygpumem.probes import Probe, device_memory
-from ipygpumem.probes.device_memory import DeviceMemory
+from ipygpumem.probes import Probe
 from ipygpumem.probes.pools import PluginProbe
-from ipygpumem.units import checked_bytes
-
-
-def memory(device: object = "cpu") -> DeviceMemory:
-    """Return how much memory a device has, has free, and has in use. It makes no CUDA context.
-
-    Args:
-        device: ``cpu``, ``cuda:0``, a number, or a ``torch.device``.
-
-    Raises:
-        DeviceError: there is no such device.
-    """
-    return device_memory.read(device_memory.checked_device(device))
 
 
 def preload() -> TraceRecord | None:
@@ -34,40 +18,6 @@ def preload() -> TraceRecord | None:
         DeviceError: torch is not installed, or its accelerator does not work.
     """
     return traces.preload(current_traces().meter)
-
-
-def allocate(size: int | str, device: object = "cuda") -> Filler:
-    """Hold ``size`` bytes of a device until ``free()`` or the end of ``with``; keep what is returned.
-
-    On a CUDA device it is a tensor, and the context is created if there is none.
-
-    Args:
-        size: bytes, or a text such as ``"512 MiB"``.
-        device: as for ``memory``.
-
-    Raises:
-        DeviceError: the device is not there, or has not so much.
-        UnitError: ``size`` is not a size.
-    """
-    return filling.hold(checked_bytes(size), device_memory.checked_device(device))
-
-
-def leave_free(size: int | str, device: object = "cuda") -> Filler:
-    """Leave ``size`` bytes to be had on a device, until ``free()`` or the end of ``with``; keep what is returned.
-
-    On a CUDA device torch's cache is emptied and the rest is held. What stays free is ``size``, rounded up to the 2 MiB
-    that torch's allocator asks for. On the host nothing is filled: this process gets a limit on its address space
-    (``RLIMIT_AS``), and others notice nothing.
-
-    Args:
-        size: bytes, or a text such as ``"512 MiB"``; on the host 32 MiB at least.
-        device: as for ``memory``.
-
-    Raises:
-        DeviceError: the device is not there, has not so much, or cannot be limited.
-        UnitError: ``size`` is not a size.
-    """
-    return filling.fill(checked_bytes(size), device_memory.checked_device(device))
 
 
 def register_probe(name: str, probe: Probe) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ipygpumem.api.shell import current_shell
-from ipygpumem.errors import NotLoadedError
-from ipygpumem.fitting import budgets, functions
+from ipygpumem.api.shell import loaded_notebook
+from ipygpumem.fitting import budgets
 from ipygpumem.fitting.budgets import Budget
-from ipygpumem.fitting.fit import AutofitResult, Options
+from ipygpumem.fitting.fit import AutofitResult, Fit, decorated, run_tries
+from ipygpumem.fitting.plan import Plan
+from ipygpumem.measuring.meter import Meter
+from ipygpumem.probes.host import HostProbe
+from ipygpumem.probes.pools import finder
 
 
 def autofit(
@@ -43,20 +45,21 @@ def autofit(
         AutofitError: nothing fits, or what is asked for makes no sense.
     """
     __tracebackhide__ = True  # of the user's errors, and ours
-    options = Options(min, step, headroom, max_tries)
 
     def run(function: Callable[..., Any], start: Mapping[str, Any]) -> AutofitResult:
         __tracebackhide__ = True
-        shell = current_shell()
-        if shell is None:
-            return functions.autofit(function, start, options)
-
-        from ipygpumem.notebook.commands.autofit import fit_function  # no script needs IPython
-
-        return fit_function(shell, function, start, options)
+        plan = Plan(start, smallest=min, step=step, headroom=headroom, max_tries=max_tries)
+        if (notebook := loaded_notebook()) is not None:
+            context = notebook.context
+            return run_tries(function, Fit(plan, context.meter, notebook.experiments.ran_out_in_try, context.garbage))
+        meter = Meter([HostProbe()], find_more=finder())
+        try:
+            return run_tries(function, Fit(plan, meter))
+        finally:
+            meter.close()
 
     if function is None:
-        return lambda decorated: functions.decorated(decorated, start, run)
+        return lambda function: decorated(function, start, run)
     return run(function, start)
 
 
@@ -73,9 +76,5 @@ def budget(*, gpu: int | str | None = None, **devices: int | str) -> Budget:
         BudgetError: it names no device or no size.
     """
     sizes = budgets.checked({"gpu": gpu, **devices})
-    if current_shell() is not None:
-        from ipygpumem.notebook.python import notebook_budget  # as above
-
-        with contextlib.suppress(NotLoadedError):
-            return notebook_budget(sizes)
-    return Budget(sizes)
+    notebook = loaded_notebook()
+    return Budget(sizes) if notebook is None else Budget(sizes, leaving=notebook.recovery.leaves_budget)

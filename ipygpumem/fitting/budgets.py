@@ -1,4 +1,7 @@
-"""Limits torch's CUDA allocator, and reads from its out-of-memory errors whether a limit refused the memory."""
+"""Pretends that there is less memory: limits torch's CUDA allocator, holds memory, limits this process on the host.
+
+Also reads from torch's out-of-memory errors whether a limit refused the memory.
+"""
 
 from __future__ import annotations
 
@@ -7,74 +10,70 @@ import importlib
 import importlib.util
 import math
 import re
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ipygpumem.errors import BudgetError, UnitError, quoted, said
+from ipygpumem.errors import BudgetError, DeviceError, UnitError, quoted, said
+from ipygpumem.probes import host, own_limits
 from ipygpumem.probes.accelerators import uncounted
+from ipygpumem.probes.device_memory import checked_device
 from ipygpumem.units import MIB, checked_bytes, format_bytes, parse_bytes
 
-_ONE_DEVICE = re.compile(r"cuda:\d+")
 _BYTES = r"([\d.]+ (?:bytes|[KMGT]iB))"
 _OUT_OF_MEMORY = re.compile(  # the caching allocator's, since torch 2.1
     rf"(?:CUDA|HIP) out of memory\. Tried to allocate {_BYTES}\. GPU (\d+) .*? of which {_BYTES} is free\..*?"
     rf"{_BYTES} allowed; ",
     re.DOTALL,
 )
+_HOST_SHARE = 0.95
+"""Of the available memory: beyond it the system may kill a process."""
+
+in_force: list[Budget] = []
+"""The budgets in force, innermost last."""
+_fractions: dict[int, float] = {}
+"""What was last set as torch's limit, by device: torch before 2.8 does not tell."""
+_host_limits: dict[object, tuple[int, tuple[int, int]]] = {}
+"""Limits on this process's address space in force, each with the system's limits before the first of them."""
 
 
 def parse_budget(text: str) -> dict[str, int]:
-    """Return the sizes of ``gpu=8GiB,cuda:1=4GiB`` (``BudgetError`` if a part is no such thing)."""
-    sizes: dict[str, object] = {}
-    for part in filter(None, text.split(",")):
-        name, equals, size = part.partition("=")
-        if not equals or name in sizes:
-            fault = f"{name} is given twice" if equals else f"{quoted(part)} is not NAME=SIZE"
-            raise BudgetError(f"budget: {fault}; write for instance gpu=8GiB")
-        sizes[name] = size
-    return checked(sizes)
+    """Return the sizes of ``gpu=8GiB,cuda:1=4GiB``."""
+    return checked(dict(part.partition("=")[::2] for part in filter(None, text.split(","))))
 
 
 def checked(sizes: Mapping[str, object]) -> dict[str, int]:
     """Return a budget in bytes (``BudgetError`` if it names no size, or something else than ``gpu`` or ``cuda:N``)."""
-    given = {name: size for name, size in sizes.items() if size is not None}
-    for name in given:
+    found: dict[str, int] = {}
+    for name, size in sizes.items():
+        if size is None:
+            continue
         if name in ("ram", "cpu"):
             raise BudgetError("budget: RAM cannot be limited; write gpu=SIZE, or use leave_free(SIZE, 'cpu')")
-        if name != "gpu" and not _ONE_DEVICE.fullmatch(name):
+        if not re.fullmatch(r"gpu|cuda:\d+", name):
             raise BudgetError(f"budget: {quoted(name)} is not a device; write gpu, or one device such as cuda:1")
-    if not given:
+        try:
+            found[name] = checked_bytes(size)
+        except UnitError as error:
+            raise BudgetError(f"budget: {name}: {error}") from None
+        if found[name] < MIB:
+            raise BudgetError(f"budget: {name}={size} means {format_bytes(found[name])}; write a size such as 8GiB")
+    if not found:
         raise BudgetError("budget: no device is named; write for instance gpu=8GiB")
-    return {name: _size(name, size) for name, size in given.items()}
-
-
-def _size(name: str, size: object) -> int:
-    try:
-        size_bytes = checked_bytes(size) if type(size) is str or (type(size) is int and size > 0) else size
-    except UnitError as error:
-        raise BudgetError(f"budget: {name}: {error}") from None
-    if type(size_bytes) is not int or size_bytes <= 0:
-        raise BudgetError(f"budget: {name} must be a size above zero, such as 8GiB")
-    if type(size) is str and size[-1:].isdigit() and size_bytes < MIB:
-        raise BudgetError(f"budget: {name}={size} means {format_bytes(size_bytes)}; write a unit, such as {size}GiB")
-    return size_bytes
+    return found
 
 
 class Budget:
     """Limits torch's allocator from ``start`` to ``stop``, or in a ``with`` block.
 
-    Args:
-        sizes: bytes of ``cuda:N``, or of ``gpu``: the current device and each on which this process has memory.
-        of: the name for reports.
-        around: the budgets in force, innermost last.
-        leaving: called at the block's end, with the error that leaves it if there is one.
+    ``gpu`` among the sizes means the current device and each on which this process has memory. ``leaving`` is called
+    at the block's end, while the budget is in force, with the error that leaves it.
     """
 
     def __init__(
         self,
         sizes: Mapping[str, int],
         of: str = "the with block",
-        around: list[Budget] | None = None,
         leaving: Callable[[Budget, BaseException | None], None] = lambda budget, error: None,
     ) -> None:
         self.sizes = dict(sizes)
@@ -85,25 +84,15 @@ class Budget:
         self.refusals: list[str] = []
         """Sentences on the requests that it refused."""
         self.of = of
-        self._around = [] if around is None else around
         self._leaving = leaving
         self._earlier: dict[int, tuple[float, float]] = {}
         """torch's limit before, and ours, as shares of the device."""
-        self._started = False
 
     def start(self) -> None:
-        """Set the limits (``BudgetError`` if it was started before)."""
-        if self._started:
-            raise BudgetError("budget: this one has been used: make a new one")
-        self._started = True
-        cuda = _cuda()
-        why = "there is no CUDA device here, so it limits nothing" if cuda is None else uncounted()
+        """Set the limits, and note what cannot be limited."""
         try:
-            if why:
-                self.notes.append(f"budget: {why}")
-            else:
-                self._try("no device can be limited", self._limit_all, cuda)
-            self._around.append(self)
+            self._try("no device can be limited", self._limit_all)
+            in_force.append(self)
         except BaseException:  # an interrupt, too
             self.stop()
             raise
@@ -115,8 +104,13 @@ class Budget:
         except Exception as error:
             self.notes.append(f"budget: {fault} ({said(error)})")
 
-    def _limit_all(self, cuda: Any) -> None:
-        count, sizes = cuda.device_count(), dict(self.sizes)
+    def _limit_all(self) -> None:
+        cuda = _cuda()
+        why = "there is no CUDA device here, so it limits nothing" if cuda is None else uncounted()
+        if why:
+            self.notes.append(f"budget: {why}")
+            return
+        sizes, count = dict(self.sizes), cuda.device_count()
         if size := sizes.pop("gpu", None):  # a limit on any other device would create a context there
             used = [index for index in range(count) if index == cuda.current_device() or cuda.memory_reserved(index)]
             sizes = {**{f"cuda:{index}": size for index in used}, **sizes}
@@ -128,13 +122,8 @@ class Budget:
 
     def _limit(self, cuda: Any, name: str, size: int) -> None:
         index, total = int(name[5:]), cuda.get_device_properties(name).total_memory
-        known = _fraction(cuda, index)
-        outer = [budget.limits[name] / total for budget in self._around if name in budget.limits]
-        earlier = min([1.0, *outer] if known is None else [1.0, known])  # cudaMallocAsync calls no limit more than all
-        share = size / total
-        if int(share * total) < size:  # as torch computes it: one byte less costs a block of 2 MiB
-            share = math.nextafter(share, 1.0)
-        share = min(share, earlier)
+        earlier = min(1.0, _fraction(cuda, index))  # cudaMallocAsync calls no limit more than all
+        share = min(earlier, math.nextafter(size / total, 1.0))  # one byte less would cost a block of 2 MiB
         self._earlier[index] = earlier, share  # first: an interrupt may come after the change
         try:
             _set_fraction(cuda, index, share)
@@ -151,16 +140,16 @@ class Budget:
 
     def stop(self) -> None:
         """Restore the previous limits; one that was set by other code meanwhile stays."""
-        if self in self._around:
-            self._around.remove(self)
+        if self in in_force:
+            in_force.remove(self)
         cuda = _cuda() if self._earlier else None
         for index in list(self._earlier):
             self._try(f"cuda:{index} stays limited", self._restore, cuda, index)
             self._earlier.pop(index)
 
     def _restore(self, cuda: Any, index: int) -> None:
-        (earlier, ours), known = self._earlier[index], _fraction(cuda, index)
-        if known is None or abs(known - ours) < 1e-6:  # it is rounded to bytes
+        earlier, ours = self._earlier[index]
+        if abs(_fraction(cuda, index) - ours) < 1e-6:  # it is rounded to bytes
             _set_fraction(cuda, index, earlier)
         else:
             self.notes.append(f"budget: other code has set a new limit on cuda:{index} meanwhile; it stays")
@@ -177,48 +166,174 @@ class Budget:
             self.stop()
 
 
+def limits() -> dict[str, int]:
+    """Return the limits in force, in bytes by device."""
+    return {device: limit for budget in in_force for device, limit in budget.limits.items()}
+
+
 class Refusal(NamedTuple):
     """A request that a limit on torch's allocator refused, though the device had the memory free."""
 
-    device: str
     limit_bytes: int
-    requested_bytes: int
-    free_bytes: int
-
-    def is_by(self, limit_bytes: int) -> bool:
-        """Return True if that is the limit; torch's text has two decimals of it."""
-        return abs(limit_bytes - self.limit_bytes) <= self.limit_bytes // 100
+    budget: Budget | None
+    text: str
 
 
 def refusal(message: str) -> Refusal | None:
-    """Return what torch's out-of-memory error says of the limit that refused; None if the device did."""
+    """Return which limit on torch's allocator an out-of-memory error speaks of; None if the device ran out."""
     found = _OUT_OF_MEMORY.search(message)
-    if found is None:
+    requested, free, limit = (parse_bytes(found[group]) for group in (1, 3, 4)) if found is not None else (1, 0, 0)
+    if found is None or free < requested:
         return None
-    requested, free, limit = (parse_bytes(found[group]) for group in (1, 3, 4))
-    return Refusal(f"cuda:{found[2]}", limit, requested, free) if free >= requested else None
-
-
-def who_refused(message: str, in_force: list[Budget]) -> str:
-    """Return which budget, or other limit on torch's allocator, an error speaks of, in words; empty if none."""
-    refused = refusal(message)
-    if refused is None:
-        return ""
-    text = f"refused {format_bytes(refused.requested_bytes)} of {refused.device}, "
-    text += f"although {format_bytes(refused.free_bytes)} of it were free"
-    by = f"the limit of {format_bytes(refused.limit_bytes)} on torch's allocator {text}"
+    device = f"cuda:{found[2]}"
+    by, refuser = f"the limit of {format_bytes(limit)} on torch's allocator", None
     for budget in in_force:
-        size = budget.sizes.get(refused.device, budget.sizes.get("gpu", 0))
-        if refused.device in budget.limits and refused.is_by(size):
-            by = f"the budget of {budget.of} ({format_bytes(size)}) {text}"
-            budget.refusals += [by] if by not in budget.refusals else []
-    return by
+        size = budget.sizes.get(device, budget.sizes.get("gpu", 0))
+        if device in budget.limits and abs(size - limit) <= limit // 100:  # torch's text has two decimals
+            by, refuser = f"the budget of {budget.of} ({format_bytes(size)})", budget
+    text = f"{by} refused {format_bytes(requested)} of {device}, although {format_bytes(free)} of it were free"
+    if refuser is not None and text not in refuser.refusals:
+        refuser.refusals.append(text)
+    return Refusal(limit, refuser, text)
 
 
-def torch_allows(cuda: Any, index: int) -> int:
-    """Return how many bytes torch's own limit lets it still get from a device."""
-    total, known = cuda.get_device_properties(index).total_memory, _fraction(cuda, index)
-    return max(0, int(total if known is None else known * total) - int(cuda.memory_reserved(index)))
+# -- memory that is held ----------------------------------------------------------------------------------------------
+
+
+class Filler:
+    """Memory that is held, or a limit, until ``free()``, the end of ``with``, or the end of this object."""
+
+    def __init__(self, device: str, size_bytes: int, text: str, release: Callable[[], None]) -> None:
+        self.device = device
+        self.size_bytes = size_bytes
+        """Bytes that are held; 0 where a limit was set instead."""
+        self._text = text
+        self.free = weakref.finalize(self, release)
+        """Free it; a second call does nothing."""
+        self.free.atexit = False
+
+    def __repr__(self) -> str:
+        return f"<{self.device}: {self._text if self.free.alive else 'given back'}>"
+
+    def __enter__(self) -> Filler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.free()
+
+
+def allocate(size: int | str, device: object = "cuda") -> Filler:
+    """Hold ``size`` bytes of a device until ``free()`` or the end of ``with``; keep what is returned.
+
+    On a CUDA device it is a tensor, and the context is created if there is none.
+
+    Args:
+        size: bytes, or a text such as ``"512 MiB"``.
+        device: as for ``memory``.
+
+    Raises:
+        DeviceError: the device is not there, or has not so much.
+        UnitError: ``size`` is not a size.
+    """
+    size_bytes, name = checked_bytes(size), checked_device(device)
+    text = f"{format_bytes(size_bytes)} held; free() gives them back"
+    if name != "cpu":
+        return _tensor(_torch_with(name), name, size_bytes, text)
+    spare = int(host.available_bytes() * _HOST_SHARE)
+    if size_bytes > spare:
+        raise DeviceError(f"the host can spare {format_bytes(spare)}, and not {format_bytes(size_bytes)}")
+    pages = [bytearray(b"\1") * size_bytes]  # written to, so that they are in RAM
+    return Filler("cpu", size_bytes, text, pages.clear)
+
+
+def leave_free(size: int | str, device: object = "cuda") -> Filler:
+    """Leave ``size`` bytes to be had on a device, until ``free()`` or the end of ``with``; keep what is returned.
+
+    On a CUDA device torch's cache is emptied and the rest is held. What stays free is ``size``, rounded up to the 2 MiB
+    that torch's allocator asks for. On the host nothing is filled: this process gets a limit on its address space
+    (``RLIMIT_AS``), and others notice nothing.
+
+    Args:
+        size: bytes, or a text such as ``"512 MiB"``; on the host 32 MiB at least.
+        device: as for ``memory``.
+
+    Raises:
+        DeviceError: the device is not there, has not so much, or cannot be limited.
+        UnitError: ``size`` is not a size.
+    """
+    leave_bytes, name = checked_bytes(size), checked_device(device)
+    if name == "cpu":
+        text = f"{format_bytes(leave_bytes)} were left to this process; free() ends that"
+        return Filler(name, 0, text, _limit_host(leave_bytes))
+    torch = _torch_with(name)
+    torch.empty(0, device=name)  # the context must be there before what is free is read
+    cuda, index = torch.cuda, int(name[5:])
+    with cuda.device(name):
+        cuda.synchronize()
+        cuda.empty_cache()
+    allowed = int(_fraction(cuda, index) * cuda.get_device_properties(index).total_memory) - cuda.memory_reserved(index)
+    free = min(int(cuda.mem_get_info(name)[0]), max(0, allowed))
+    if free < leave_bytes:
+        raise DeviceError(f"{name} has only {format_bytes(free)} free: {format_bytes(leave_bytes)} cannot stay free")
+    rest = (free - leave_bytes) // (2 * MIB) * 2 * MIB  # torch's allocator asks the driver for multiples of 2 MiB
+    text = f"{format_bytes(rest)} held, so that {format_bytes(leave_bytes)} stay free; free() gives them back"
+    return _tensor(torch, name, rest, text)
+
+
+def _torch_with(name: str) -> Any:
+    cuda = _cuda()
+    if cuda is None or int(name[5:]) >= cuda.device_count():
+        raise DeviceError(f"there is no {name} here, or no torch")
+    return importlib.import_module("torch")
+
+
+def _tensor(torch: Any, name: str, size_bytes: int, text: str) -> Filler:
+    tensors, why = [], ""
+    try:
+        tensors.append(torch.empty(size_bytes, dtype=torch.uint8, device=name))
+    except RuntimeError as error:  # torch's OutOfMemoryError is one
+        why = said(error)
+    if not tensors:  # raised here: with torch's error as its context it would be taken for the user's
+        raise DeviceError(f"{name} does not give {format_bytes(size_bytes)} ({why})")
+
+    def drop() -> None:
+        tensors.clear()
+        torch.cuda.empty_cache()  # other processes could not have the memory otherwise
+
+    return Filler(name, size_bytes, text, drop)
+
+
+def _limit_host(leave_bytes: int) -> Callable[[], None]:
+    """Limit the address space of this process, and return what ends that.
+
+    The system has one such limit: the least of ours. One that other code sets meanwhile stays.
+    """
+    available = host.available_bytes()
+    if leave_bytes < 32 * MIB:
+        raise DeviceError("leave the host 32 MiB at least: Python itself needs some to go on")
+    if leave_bytes > available:
+        text = f"{format_bytes(leave_bytes)} cannot stay free"
+        raise DeviceError(f"the host has only {format_bytes(available)} available: {text}")
+    try:
+        used = own_limits.used_bytes("RLIMIT_AS")
+    except (OSError, ValueError):
+        raise DeviceError("this system cannot limit a process's memory: leave_free needs Linux here") from None
+    resource: Any = own_limits.resource
+    _, before = next(iter(_host_limits.values()), (0, resource.getrlimit(resource.RLIMIT_AS)))
+    key = object()
+
+    def least() -> int:
+        return min((limit for limit, _ in _host_limits.values()), default=before[0])
+
+    def end() -> None:
+        is_ours = resource.getrlimit(resource.RLIMIT_AS)[0] == least()
+        del _host_limits[key]
+        if is_ours:
+            resource.setrlimit(resource.RLIMIT_AS, (least(), before[1]))
+
+    _host_limits[key] = used + leave_bytes, before
+    resource.setrlimit(resource.RLIMIT_AS, (least(), before[1]))
+    return end
 
 
 def _cuda() -> Any:
@@ -227,12 +342,13 @@ def _cuda() -> Any:
     return torch.cuda if torch is not None and torch.cuda.is_available() else None
 
 
-def _fraction(cuda: Any, index: int) -> float | None:
-    """Return torch's limit as a share of the device; None before torch 2.8, which does not tell."""
-    ask = getattr(cuda, "get_per_process_memory_fraction", None)
-    return None if ask is None else float(ask(index))
+def _fraction(cuda: Any, index: int) -> float:
+    """Return torch's limit as a share of the device."""
+    ask = getattr(cuda, "get_per_process_memory_fraction", None)  # since torch 2.8
+    return _fractions.get(index, 1.0) if ask is None else float(ask(index))
 
 
 def _set_fraction(cuda: Any, index: int, fraction: float) -> None:
     with cuda.device(index):  # older versions of torch change the current device
         cuda.set_per_process_memory_fraction(fraction, index)
+    _fractions[index] = fraction

@@ -1,22 +1,28 @@
-"""Runs an autofit's tries: notes what each needed, and gives its memory back before the next."""
+"""Runs an autofit's tries: measures each, and gives its memory back before the next."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
+import re
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from ipygpumem.errors import AutofitError
-from ipygpumem.fitting import plan, room
-from ipygpumem.fitting.budgets import refusal
-from ipygpumem.fitting.plan import Number, Plan, Values
+from ipygpumem.errors import AutofitError, quoted
+from ipygpumem.fitting import budgets
+from ipygpumem.fitting.plan import Number, Plan
 from ipygpumem.freeing import reclaim, tracebacks
-from ipygpumem.freeing.reclaim import steps_that_free
+from ipygpumem.introspect import text_of, type_name
 from ipygpumem.measuring.meter import Measurement, Meter
 from ipygpumem.model import Usage
 from ipygpumem.objects import interrupts
 from ipygpumem.objects.garbage import Garbage, Mark
+from ipygpumem.probes import own_limits
+from ipygpumem.probes.host import available_bytes
 from ipygpumem.record import Record
 from ipygpumem.units import MIB, format_bytes
 
@@ -28,6 +34,8 @@ TOO_LARGE = (OUT_OF_MEMORY, CROWDED, OVER)
 """The outcomes after which a smaller value is tried."""
 _TRIFLE = MIB
 """If a try leaves more than that behind, it is worth a look at everything."""
+_NUMBERED = re.compile(r"\b(?:GPU|Allocation on device) (\d+)\b")
+_HOSTS = re.compile(r"CPUAllocator|CPU memory|not enough memory: you tried", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -46,12 +54,6 @@ class Try(Record):
     limit_bytes: int | None = None
     """The limit of torch's allocator, where that refused it and not the device."""
 
-    @property
-    def needed_bytes(self) -> int | None:
-        """What the try needed of that device at least: its peak, and what could not be allocated on top of it."""
-        peaks = [usage.peak_bytes for usage in self.usages if usage.device == self.device]
-        return peaks[0] + (self.requested_bytes or 0) if peaks else None
-
 
 @dataclass(frozen=True)
 class AutofitResult:
@@ -69,68 +71,49 @@ class AutofitResult:
         return next(iter(self.values.values()))
 
 
-@dataclass(frozen=True)
-class Options:
-    """How to look for what fits; ``None`` and texts as the user gives them."""
-
-    min: Any = None
-    step: Any = "halve"
-    headroom: Any = None
-    max_tries: Any = 10
-
-    def plan(self, start: Values) -> Plan:
-        """Return the plan that reduces ``start`` (``AutofitError`` where that makes no sense)."""
-        of = plan.variables(start, self.min)
-        return Plan(of, step=plan.parse_step(self.step), most=self.max_tries)
-
-    @property
-    def share(self) -> float:
-        """The headroom as a share: by default 5 % for a search, else none."""
-        if self.headroom is None:
-            return 0.05 if self.step == "search" else 0.0
-        return plan.parse_share(self.headroom)
-
-
 class Fit:
     """Runs a plan's tries one after the other: ``begin``, the user's code, ``end``, ``give_back``.
 
     Args:
         plan: what to try.
         meter: measures each try.
-        headroom: share of each device that must stay free at the peak.
-        limits: gives the budgets by device that are in force at the end of a try.
         ran_out: is called with each out-of-memory error before anything that it holds is released.
         garbage: collects it.
+
+    Raises:
+        AutofitError: a try runs in this thread.
     """
+
+    _threads: ClassVar[set[int]] = set()
+    """Those in which a try runs."""
 
     def __init__(
         self,
         plan: Plan,
         meter: Meter,
-        *,
-        headroom: float = 0.0,
-        limits: Callable[[], room.Limits] = dict,
         ran_out: Callable[[BaseException], object] = id,
         garbage: Garbage | None = None,
     ) -> None:
+        if threading.get_ident() in self._threads:
+            raise AutofitError("an autofit is running already: give it both variables, and they are reduced in turn")
         self.plan = plan
         self.tries: list[Try] = []
         self.more = True
         """Whether ``plan.values`` are to be tried."""
         self._meter = meter
-        self._headroom = headroom
-        self._limits = limits
         self._ran_out = ran_out
         self._garbage = garbage or Garbage()
         self._mark: Mark | None = None
         self._left: dict[str, int] = {}
         """What was in use of each device after the last try."""
-        self._allowed: room.Limits = {}
         self._span: Measurement | None = None
         self._started = 0.0
+        self._thread = 0
 
     def begin(self) -> None:
         """Start measuring a try."""
+        self._thread = threading.get_ident()
+        self._threads.add(self._thread)
         self._mark = self._garbage.mark()
         self._span = self._meter.start()
         self._started = time.perf_counter()
@@ -138,39 +121,31 @@ class Fit:
     def end(self, error: BaseException | None) -> bool:
         """Note how the try ended, and release the frames of an out-of-memory error; return whether it was one."""
         seconds = time.perf_counter() - self._started
+        self._threads.discard(self._thread)
         span, self._span = self._span, None
         usages = () if span is None else self._meter.stop(span)
-        values = dict(self.plan.values)
-        self._allowed = self._limits()
+        note = functools.partial(Try, dict(self.plan.values), duration_seconds=seconds, usages=usages)
         if error is None:
             # What fitted with headroom may take a little of it when it runs again: that is what it is for.
-            headroom = 0.0 if self.plan.repeats else self._headroom
-            crowded = room.crowded_device(usages, headroom, self._allowed)
-            self.tries.append(Try(values, self._outcome(crowded, usages), seconds, usages, crowded))
+            crowded = None if self.plan.repeats else crowded_device(usages, self.plan.headroom)
+            self.tries.append(note(FITS if crowded is None else CROWDED, device=crowded))
             self.more = self.plan.note(fits=crowded is None)
             return False
         failure = tracebacks.classify(error)
         if failure.kind != "oom" or failure.poisoned:
-            self.tries.append(Try(values, failure.error, seconds, usages))
+            self.tries.append(note(failure.error))
             self.more = False
             return False
         self._ran_out(error)
         with interrupts.kept():
             tracebacks.release(error)
-        refused = refusal(failure.message)
-        limit = self._allowed.get(refused.device) if refused is not None else None
-        outcome = OVER if refused is not None and limit is not None and refused.is_by(limit) else OUT_OF_MEMORY
-        device, limit = room.failed_device(failure, usages), refused.limit_bytes if refused is not None else None
-        self.tries.append(Try(values, outcome, seconds, usages, device, failure.requested_bytes, limit))
+        refused = budgets.refusal(failure.message)
+        outcome = OVER if refused is not None and refused.budget is not None else OUT_OF_MEMORY
+        limit = refused.limit_bytes if refused is not None else None
+        device = failed_device(failure, usages)
+        self.tries.append(note(outcome, device=device, requested_bytes=failure.requested_bytes, limit_bytes=limit))
         self.more = self.plan.note(fits=False)
         return True
-
-    def _outcome(self, crowded: str | None, usages: Sequence[Usage]) -> str:
-        """Return what came of a try that had no error."""
-        if crowded is None:
-            return FITS
-        over = [u for u in usages if u.device == crowded and u.peak_bytes > self._allowed.get(crowded, u.peak_bytes)]
-        return OVER if over else CROWDED
 
     def give_back(self) -> None:
         """Give back what the last try leaves behind, once nothing refers to it any more."""
@@ -182,40 +157,80 @@ class Fit:
 
     def _free_since(self, since: Mark | None) -> dict[str, int]:
         """Collect garbage that was made since then, and return what is in use of each device."""
-        reclaim.run_steps(self._meter, steps_that_free(self._garbage, lambda: since), [])
+        reclaim.run_steps(self._meter, reclaim.steps_that_free(self._garbage, lambda: since), [])
         return reclaim.current(self._meter.now())
 
     def check(self) -> None:
         """Raise ``AutofitError`` if nothing fits."""
         __tracebackhide__ = True
         if self.plan.best is None:
-            raise AutofitError(nothing_fits(self.tries, self._allowed, self._headroom, exhausted=self.plan.exhausted))
+            raise AutofitError(_nothing_fits(self.tries, self.plan))
 
     def abandon(self) -> None:
         """Stop measuring a try that has no end."""
+        self._threads.discard(self._thread)
         if self._span is not None:
             self._meter.drop(self._span)
             self._span = None
 
 
-def nothing_fits(tries: Sequence[Try], allowed: room.Limits, headroom: float, *, exhausted: bool) -> str:
+# -- room -------------------------------------------------------------------------------------------------------------
+
+
+def crowded_device(usages: Sequence[Usage], headroom: float) -> str | None:
+    """Return a device of which less than ``headroom`` was free at the peak; None if there is none.
+
+    Accelerators count if the try used one, else the host. A budget takes the device's place.
+    """
+    used = [usage for usage in usages if usage.peak_delta_bytes > 0] if headroom else []
+    limits = budgets.limits()
+    for usage in [usage for usage in used if usage.device != "cpu"] or used:
+        total = limits.get(usage.device, usage.total_bytes)
+        if total is None:
+            continue
+        if usage.device == "cpu":
+            total = min([total, *(limit.limit_bytes for limit in own_limits.limits())])
+            free = min(total, available_bytes() + usage.after_bytes) - usage.peak_bytes
+        else:
+            free = total - usage.peak_bytes
+            if usage.device not in limits and usage.used_bytes is not None and usage.reserved_bytes is not None:
+                free -= max(0, usage.used_bytes - usage.reserved_bytes)  # other processes', and the context's
+        if free < headroom * total:
+            return usage.device
+    return None
+
+
+def failed_device(failure: tracebacks.Failure, usages: Sequence[Usage]) -> str:
+    """Return the device whose memory ran out, by the error's text, else the accelerator that the try used."""
+    accelerators = [usage for usage in usages if usage.device != "cpu" and usage.peak_bytes > 0]
+    if failure.error == "MemoryError" or _HOSTS.search(failure.message) or not accelerators:
+        return "cpu"
+    numbered = _NUMBERED.search(failure.message)
+    named = [usage.device for usage in accelerators if numbered and usage.device.endswith(f":{numbered[1]}")]
+    return named[0] if named else max(accelerators, key=lambda usage: usage.peak_bytes).device
+
+
+def _nothing_fits(tries: Sequence[Try], plan: Plan) -> str:
     """Return what is said where not even the smallest values fit."""
     last = tries[-1]
     text = f"even {shown(last.values)} does not fit ({last.outcome})"
-    needed = last.needed_bytes
-    if needed is not None and last.device is not None:
-        ran_out = last.outcome == OUT_OF_MEMORY or last.requested_bytes is not None
-        text += f": it needs {'at least ' if ran_out else ''}{format_bytes(needed)}"
-        text += f" of {'RAM' if last.device == 'cpu' else last.device}"
+    usage = next((usage for usage in last.usages if usage.device == last.device), None)
+    if usage is not None:
+        needed = usage.peak_bytes + (last.requested_bytes or 0)
+        at_least = "" if last.outcome == CROWDED else "at least "
+        text += f": it needs {at_least}{format_bytes(needed)} of {'RAM' if usage.device == 'cpu' else usage.device}"
         if last.outcome == CROWDED:
-            text += f" beside the {headroom * 100:g}% that must stay free"
-        total = next((usage.total_bytes for usage in last.usages if usage.device == last.device), None)
-        limit = last.limit_bytes or allowed.get(last.device)
+            text += f" beside the {plan.headroom * 100:g}% that must stay free"
+        limit = last.limit_bytes or budgets.limits().get(usage.device)
+        own = own_limits.nearest() if usage.device == "cpu" else None
         if limit is not None:
             text += f", of which {format_bytes(limit)} are allowed"
-        else:
-            text += room.why_too_little(last.device, needed, total)
-    if exhausted:
+        elif own is not None and own.available_bytes <= available_bytes():
+            what = f"{format_bytes(own.limit_bytes)} of {own_limits.WHAT[own.name]}"
+            text += f", and {own.name} allows this process {what}"
+        elif usage.total_bytes and needed > usage.total_bytes:
+            text += f", which has {format_bytes(usage.total_bytes)}"
+    if plan.exhausted:
         after = f"the {len(tries) - 1} tries after the first" if len(tries) > 2 else "all tries"
         return f"{text}; {after} are used: allow more tries, or start lower"
     return text
@@ -226,3 +241,80 @@ def shown(values: dict[str, Number]) -> str:
     return ", ".join(
         f"{name}={value:g}" if type(value) is float else f"{name}={value}" for name, value in values.items()
     )
+
+
+# -- functions --------------------------------------------------------------------------------------------------------
+
+
+def run_tries(function: Callable[..., Any], fit: Fit) -> AutofitResult:
+    """Call ``function`` with the values of each try, until ``fit`` has found what fits.
+
+    Raises:
+        AutofitError: nothing fits, or the function does not take the variables.
+    """
+    __tracebackhide__ = True
+    _check_parameters(function, fit.plan.values)
+    try:
+        while True:
+            result = _try(function, fit)
+            if fit.more or fit.plan.best is None:
+                with interrupts.kept():
+                    result = None
+                    fit.give_back()
+            if not fit.more:
+                break
+    finally:
+        fit.abandon()
+    fit.check()
+    return AutofitResult(dict(fit.plan.values), result, tuple(fit.tries))
+
+
+def _try(function: Callable[..., Any], fit: Fit) -> Any:
+    """Return what the function gives; None after an out-of-memory error."""
+    __tracebackhide__ = True
+    fit.begin()
+    try:
+        result = function(**fit.plan.values)
+    except BaseException as error:
+        if not fit.end(error):
+            raise
+        return None
+    fit.end(None)
+    return result
+
+
+def _check_parameters(function: Callable[..., Any], names: Mapping[str, Any]) -> None:
+    __tracebackhide__ = True
+    called = text_of(getattr(function, "__qualname__", None)) or type_name(function)
+    later = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(asks(function) for asks in later):
+        raise AutofitError(f"{called} runs nothing when it is called: pass a plain function")
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # built-in functions need not have one
+        return
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    missing = [] if takes_all else [name for name in names if name not in parameters]
+    if missing:
+        raise AutofitError(f"{called} takes no argument {quoted(missing[0])}")
+
+
+def decorated(
+    function: Callable[..., Any], start: Mapping[str, Any], run: Callable[..., AutofitResult]
+) -> Callable[..., Any]:
+    """Return ``function`` wrapped: each call searches for what fits, and ``fitted`` is the last result.
+
+    A call that gives one of the variables starts from that value.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        __tracebackhide__ = True
+        own = {name: options.pop(name, value) for name, value in start.items()}
+        fitted = run(functools.partial(function, *args, **options), own)
+        # What the function returned may be large: it is the caller's alone.
+        call.fitted = dataclasses.replace(fitted, result=None)  # type: ignore[attr-defined]  # any attribute will do
+        return fitted.result
+
+    call.fitted = None  # type: ignore[attr-defined]  # as above
+    return call

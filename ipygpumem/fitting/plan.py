@@ -6,26 +6,20 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 from ipygpumem.errors import AutofitError
 
 Number = int | float
 Values = dict[str, Number]
-Step = float | Literal["search"]
-"""The factor by which a value is reduced, or a search: by halves down to what fits, then for the largest that does."""
 
 _FINE = 1.01
 """A search among floats ends when the smallest that failed is so many times the largest that fits."""
 
 
 @dataclass(frozen=True)
-class Variable:
-    """A number to reduce.
-
-    Raises:
-        AutofitError: the start is not positive, or the smallest value is negative or above it.
-    """
+class _Variable:
+    """A number to reduce (``AutofitError`` if it is not positive, or the smallest value is negative or above it)."""
 
     name: str
     start: Number
@@ -59,45 +53,36 @@ class Variable:
         return (low + high) / 2 if high > low * _FINE else None
 
 
-def variables(start: Mapping[str, Number], smallest: Number | Mapping[str, Number] | None) -> list[Variable]:
-    """Return the variables that begin at ``start``, with their minima: by default 1, and 0 for fractions.
-
-    Raises:
-        AutofitError: there is none, a minimum is no number or names none of them, or lies above its start.
-    """
-    if not start:
-        raise AutofitError("autofit needs a variable to reduce, such as batch_size=1024")
-    for name, value in start.items():
-        _check_number(name, value)
-    given = dict(smallest) if isinstance(smallest, Mapping) else dict.fromkeys(start, smallest)
-    for name, least in given.items():
-        if name not in start:
-            raise AutofitError(f"the minimum of {name}: there is no variable of that name to reduce")
-        if least is not None:
-            _check_number(f"the minimum of {name}", least)
-    made = []
-    for name, value in start.items():
-        least = given.get(name)
-        lowest = 1 if type(value) is int or (value > 1 and value == int(value)) else 0.0
-        made.append(Variable(name, value, lowest if least is None else least))
-    return made
-
-
-def _check_number(what: str, value: object) -> None:
+def check_number(what: str, value: object) -> None:
+    """Raise ``AutofitError`` if a value cannot be reduced."""
     if type(value) is not int and type(value) is not float:
         raise AutofitError(f"{what} is a {type(value).__name__}: autofit reduces whole numbers and floats")
 
 
-def parse_step(step: object) -> Step:
-    """Return the step that ``halve``, ``search`` or a factor such as ``0.9`` names.
+def _variables(start: Mapping[str, Any], smallest: Any) -> list[_Variable]:
+    """Return the variables that begin at ``start``, with their minima: by default 1, and 0 for fractions."""
+    if not start:
+        raise AutofitError("autofit needs a variable to reduce, such as batch_size=1024")
+    minima = dict(smallest) if isinstance(smallest, Mapping) else dict.fromkeys(start, smallest)
+    for name, least in minima.items():
+        if name not in start:
+            raise AutofitError(f"the minimum of {name}: there is no variable of that name to reduce")
+        if least is not None:
+            check_number(f"the minimum of {name}", least)
+    made = []
+    for name, value in start.items():
+        check_number(name, value)
+        least = minima.get(name)
+        if least is None:
+            least = 1 if type(value) is int or (value > 1 and value == int(value)) else 0.0
+        made.append(_Variable(name, value, least))
+    return made
 
-    Raises:
-        AutofitError: it is none of these.
-    """
-    if step == "halve":
+
+def _factor(step: object) -> float:
+    """Return the factor that ``halve``, ``search`` (which begins by halves) or a text such as ``0.9`` names."""
+    if step in ("halve", "search"):
         return 0.5
-    if step == "search":
-        return "search"
     try:
         factor = float(step) if type(step) in (str, float) else 0.0  # type: ignore[arg-type]  # one of the two
     except ValueError:
@@ -107,37 +92,43 @@ def parse_step(step: object) -> Step:
     return factor
 
 
-def parse_share(share: object) -> float:
-    """Return the share that ``5%`` or ``0.05`` names.
-
-    Raises:
-        AutofitError: it is no share from 0 to below 1.
-    """
-    text = str(share) if type(share) in (str, float, int) else ""
+def _share(headroom: object) -> float:
+    """Return the share that ``5%`` or ``0.05`` names."""
+    text = str(headroom) if type(headroom) in (str, float, int) else ""
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
-    parsed = float(match[1]) / (100 if match[2] else 1) if match else 1.0
-    if parsed >= 1:
+    share = float(match[1]) / (100 if match[2] else 1) if match else 1.0
+    if share >= 1:
         raise AutofitError(f"headroom={text[:40]!r}: write a share of the device's memory, such as 5% or 0.05")
-    return parsed
+    return share
 
 
 class Plan:
     """Chooses what to try: first ``values``, then what ``note`` puts there, until that returns False.
 
     Several variables are reduced in turn, and a search makes one after the other larger again. It ends with a last
-    run of the values that it found, unless they were tried last.
+    run of the values that it found, unless they were tried last. The options are those of ``autofit``.
 
     Raises:
-        AutofitError: ``step`` or ``most`` makes no sense.
+        AutofitError: what is asked for makes no sense.
     """
 
-    def __init__(self, of: list[Variable], *, step: Step = 0.5, most: int = 10) -> None:
-        if type(most) is not int or most < 0:
-            raise AutofitError("max_tries (--max-tries) must be a whole number, 0 or more")
-        self._variables = of
-        self._factor = 0.5 if step == "search" else step
+    def __init__(
+        self,
+        start: Mapping[str, Any],
+        *,
+        smallest: Any = None,
+        step: Any = "halve",
+        headroom: Any = None,
+        max_tries: Any = 10,
+    ) -> None:
+        self._variables = _variables(start, smallest)
         self._searches = step == "search"
-        self._left = most
+        self._factor = _factor(step)
+        if type(max_tries) is not int or max_tries < 0:
+            raise AutofitError("max_tries (--max-tries) must be a whole number, 0 or more")
+        self._left = max_tries
+        self.headroom = (0.05 if self._searches else 0.0) if headroom is None else _share(headroom)
+        """Share of each device's memory that must stay free at the peak."""
         self._turn = 0
         self._failures: list[Values] = []
         self.best: Values | None = None
@@ -146,7 +137,7 @@ class Plan:
         """Whether it ended for want of tries."""
         self.repeats = False
         """Whether ``values`` are tried again because they are the ones that were found."""
-        self.values: Values = {variable.name: variable.start for variable in of}
+        self.values: Values = dict(start)
 
     @property
     def failed(self) -> Number | None:
@@ -195,7 +186,7 @@ class Plan:
                 return {**self.best, variable.name: value}
         return None
 
-    def _ceiling(self, variable: Variable, fits: Values) -> Number:
+    def _ceiling(self, variable: _Variable, fits: Values) -> Number:
         """Return the smallest value that failed beside others no larger than those of ``fits`` (or the start)."""
         others = [other.name for other in self._variables if other is not variable]
         failed = [values for values in self._failures if all(values[name] <= fits[name] for name in others)]

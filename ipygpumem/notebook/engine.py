@@ -185,7 +185,7 @@ def _ended(notebook: Notebook) -> Ended:
 
 def _free(notebook: Notebook) -> dict[str, int]:
     """Return what nobody uses of each device that is measured here."""
-    found = {"cpu": device_memory.read("cpu").free_bytes}
+    found = {"cpu": device_memory.memory("cpu").free_bytes}
     for reading in notebook.context.meter.now().values():
         if reading.device != "cpu" and reading.total_bytes is not None and reading.used_bytes is not None:
             found[reading.device] = reading.total_bytes - reading.used_bytes

@@ -17,7 +17,6 @@ from ipygpumem.notebook.cell import Part
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.context import context_for
 from ipygpumem.notebook.experiments.manager import Experiments
-from ipygpumem.notebook.parts.budgets import Budgets
 from ipygpumem.notebook.parts.subscribers import Subscribers
 from ipygpumem.notebook.parts.trends import Trends
 from ipygpumem.notebook.recovery import Recovery
@@ -37,16 +36,14 @@ class Notebook:
         self.host = HostProbe(exact=config.host_peak == "kernel")
         self.context = context = context_for(shell, config, self.host, probes)
         self.recovery = Recovery(context)
-        self.budgets = Budgets(context, self.recovery)
-        self.recovery.who_refused = self.budgets.who_refused
         self.subscribers = Subscribers(shell)
-        self.experiments = Experiments(context, self.recovery, self.budgets, self.subscribers)
+        self.experiments = Experiments(context, self.recovery, self.subscribers)
         self.on_cluster: list[ClusterExperiment] = []
         """Those that engines have open."""
         self.trends = Trends()
         self.traces = Traces(context.meter, config.history_length)
         # In this order they are asked, and say what they have to say.
-        parts: list[Part] = [self.subscribers, self.budgets, self.experiments, self.trends]
+        parts: list[Part] = [self.subscribers, self.experiments, self.trends]
         self.session = Session(context, self.recovery, parts)
 
     @functools.cached_property

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ipygpumem.errors import GpuMemError
-from ipygpumem.fitting.budgets import Budget
 from ipygpumem.model import CellRecord, ExperimentRecord, History
 from ipygpumem.notebook.commands.status import reconcile
 from ipygpumem.notebook.experiments.manager import Experiment
@@ -82,11 +81,6 @@ def subscribe(subscriber: Callable[[CellRecord | ExperimentRecord], object]) -> 
     if not callable(subscriber):
         raise GpuMemError("subscribe takes something that can be called with a record: subscribe(print)")
     return current_notebook().subscribers.subscribe(subscriber)
-
-
-def notebook_budget(sizes: Mapping[str, int]) -> Budget:
-    """Return a budget over the notebook's cells; see ``budget``."""
-    return current_notebook().budgets.of_block(sizes)
 
 
 def reconciliations_now() -> Sequence[Reconciliation]:

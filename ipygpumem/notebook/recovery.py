@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 
+from ipygpumem.fitting.budgets import Budget, refusal
 from ipygpumem.freeing import error_attributes, reclaim, tracebacks
 from ipygpumem.freeing.name_snapshot import NameSnapshot
 from ipygpumem.freeing.reclaim import steps_that_free
@@ -18,7 +19,7 @@ from ipygpumem.notebook.ipython.stored_errors import release_stored, stored_erro
 from ipygpumem.objects.garbage import Mark
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.reports import content
-from ipygpumem.reports.layout import Report
+from ipygpumem.reports.layout import Report, note
 
 
 class _OfCell:
@@ -43,8 +44,6 @@ class Recovery:
         self._cells = context.cells
         self.on_oom: list[Callable[[BaseException, object], None]] = []
         """Called with each out-of-memory error that is seen, before anything is released, and with what it leaves."""
-        self.who_refused: Callable[[str], str] = lambda message: ""
-        """Names the limit in an out-of-memory error's message."""
         self._named: NameSnapshot | None = None
         """What names stood for after a recovery, if no cell has run since without one."""
         self._mark: Mark | None = None
@@ -160,10 +159,15 @@ class Recovery:
             return "what the traceback's frames hold comes back when the cell ends"
         return ""
 
-    def leaves_budget(self, error: BaseException) -> None:
-        """Note who refused memory when an error leaves a budget's block; the budget is still in force."""
+    def leaves_budget(self, budget: Budget, error: BaseException | None) -> None:
+        """Note who refused memory when an error leaves a budget's block, and show the budget's notes."""
         running = self._cells.running()
-        self._refused(tracebacks.classify(error), running[-1] if running else None)
+        try:
+            if error is not None:
+                self._refused(tracebacks.classify(error), running[-1] if running else None)
+        finally:
+            budget.stop()  # it may add notes
+        self._context.screen.show([note(text) for text in budget.notes])
 
     def saw(self, error: BaseException) -> None:
         """Announce an error of the user's code that somebody else deals with."""
@@ -179,7 +183,8 @@ class Recovery:
         # Most errors of this kind name no limit, and where the host's memory has run out there is none for more.
         if failure.kind == "oom" and " allowed" in failure.message and failure.message not in refusals:
             with contextlib.suppress(MemoryError):  # it only serves the report
-                refusals[failure.message] = self.who_refused(failure.message)
+                refused = refusal(failure.message)
+                refusals[failure.message] = refused.text if refused is not None else ""
         return refusals.get(failure.message, "")
 
     def release_stored_tracebacks(self) -> list[str]:

@@ -68,12 +68,16 @@ def checked_device(device: object) -> str:
     return name
 
 
-def read(name: str) -> DeviceMemory:
-    """Return the memory of the device ``name``, without making a context on it.
+def memory(device: object = "cpu") -> DeviceMemory:
+    """Return how much memory a device has, has free, and has in use. It makes no CUDA context.
+
+    Args:
+        device: ``cpu``, ``cuda:0``, a number, or a ``torch.device``.
 
     Raises:
         DeviceError: there is no such device.
     """
+    name = checked_device(device)
     if name == "cpu":
         return _host()
     index, cuda = int(name[5:]), in_use("cuda")

@@ -16,7 +16,6 @@ from ipygpumem.notebook.cell import Cell, Part
 from ipygpumem.notebook.context import Context
 from ipygpumem.notebook.experiments.names import Names, client_of
 from ipygpumem.notebook.ipython.stored_errors import last_error
-from ipygpumem.notebook.parts.budgets import Budgets
 from ipygpumem.notebook.parts.subscribers import Subscribers
 from ipygpumem.notebook.recovery import Recovery
 from ipygpumem.objects import interrupts
@@ -42,10 +41,9 @@ class _OfCell:
 class Experiments(Part):
     """Opens and ends the experiments of one shell."""
 
-    def __init__(self, context: Context, recovery: Recovery, budgets: Budgets, subscribers: Subscribers) -> None:
+    def __init__(self, context: Context, recovery: Recovery, subscribers: Subscribers) -> None:
         self._context = context
         self.recovery = recovery
-        self._budgets = budgets
         self._subscribers = subscribers
         self.open: list[ExperimentRun] = []
         self.finished: deque[ExperimentRecord] = deque(maxlen=self._context.config.history_length)
@@ -65,7 +63,7 @@ class Experiments(Part):
         from ipygpumem.notebook.experiments.run import ExperimentRun  # as above
 
         is_handle = lambda value: value is not None and value is handle()  # noqa: E731
-        return ExperimentRun(self._context, self.recovery, self._budgets, self.survivors, options, is_handle)
+        return ExperimentRun(self._context, self.recovery, self.survivors, options, is_handle)
 
     def here(self) -> list[ExperimentRun]:
         """Return the open experiments around the code that asks, innermost last."""

@@ -21,7 +21,6 @@ from ipygpumem.notebook.context import Context
 from ipygpumem.notebook.experiments.survivors import Baseline, Survivors, Watched, watch_names
 from ipygpumem.notebook.ipython.outputs import Outputs
 from ipygpumem.notebook.parts.allocation_file import AllocationFile
-from ipygpumem.notebook.parts.budgets import Budgets
 from ipygpumem.notebook.recovery import Recovery
 from ipygpumem.objects.garbage import Mark
 from ipygpumem.objects.walk import ArraySearch
@@ -95,7 +94,6 @@ class ExperimentRun:
         self,
         context: Context,
         recovery: Recovery,
-        budgets: Budgets,
         survivors: Survivors,
         options: ExperimentOptions,
         is_handle: Callable[[object], bool],
@@ -116,7 +114,7 @@ class ExperimentRun:
         self.client: str | None = None
         """On an engine of a cluster, the client whose cells alone are the experiment's."""
         sizes = options.sizes
-        self._budget = Budget(sizes, f"experiment {self.name}", budgets.in_force) if sizes else None
+        self._budget = Budget(sizes, f"experiment {self.name}") if sizes else None
         self._cells: list[CellRecord] = []
         self._remarks: list[str] = []
         self._steps: list[ReclaimStep] = []

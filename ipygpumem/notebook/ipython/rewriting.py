@@ -70,9 +70,9 @@ def first_lines(source: str) -> tuple[list[str], str]:
     return names, "".join(lines)
 
 
-FITS_NAME = "__ipygpumem_fits__"
-"""The built-in in which the loop finds the fit of its cell, as long as the cell runs."""
-_FIT = f"{FITS_NAME}.fit"
+FIT_NAME = "__ipygpumem_fit__"
+"""The built-in that gives the loop the fit of its cell, as long as the cell runs."""
+_FIT = f"{FIT_NAME}()"
 _LOOP = f"while {_FIT}.again():\n    with {_FIT}:\n        pass\n"
 
 
