@@ -10,7 +10,7 @@ from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary,
 from ipygpumem.fitting.fit import Try
 from ipygpumem.fitting.plan import Plan
 from ipygpumem.flight_recorder import Kernel, Moment, Recording, Verdict
-from ipygpumem.freeing.moving import PurgeRecord, Room
+from ipygpumem.freeing.moving import PurgeRecord
 from ipygpumem.freeing.release import ReleaseRecord
 from ipygpumem.measuring.growth import Growth
 from ipygpumem.model import (
@@ -162,7 +162,6 @@ def reports_of_stretches(
     word: str, usage: Usage, tensor: TensorRecord, held: tuple[Held, ...], step: ReclaimStep
 ) -> list[Report]:
     """What is told of stretches of code, of what came and went in them, and of what would or did save memory."""
-    rooms = (Room(word, 1, 2), Room(word, 1, None))
     passed = [TraceRecord(word, 1.0, 0.1, word, (RAM, usage), number) for number in (None, 1, 2)]
     changed = InventoryDiff((tensor,) * 3, (tensor,) * 3, word, word)
     tracked = TrackerRecord(
@@ -176,7 +175,7 @@ def reports_of_stretches(
         difference_report(changed, top=2),
         tracker_report(tracked, top=2),
         release_report(ReleaseRecord((word,), word, held, held, {word: 1}, (step,))),
-        *(purge_report(PurgeRecord(1, stays, rooms, rooms, (word,))) for stays in (False, True)),
+        *(purge_report(PurgeRecord(1, stays, {word: 2}, {word: 1}, (word,))) for stays in (False, True)),
     ]
 
 

@@ -74,22 +74,6 @@ def test_each_line_has_its_own_kept_and_peak() -> None:
     assert [lab.figures(line) for line in range(4)] == [(0, 0, 0), (1, 10, 10), (1, 0, 70), (1, -4, 0)]
 
 
-def test_what_a_line_calls_counts_for_it_too() -> None:
-    def outer() -> None:
-        lab.add(1)
-        inner()
-
-    def inner() -> None:
-        lab.spike(50)
-        lab.add(20)
-
-    lab = Lab(outer, inner)
-    with lab.watching():
-        outer()
-    assert lab.figures(2) == (1, 20, 50)
-    assert [lab.figures(line, block=2) for line in (1, 2)] == [(1, 0, 50), (1, 20, 20)]
-
-
 def test_a_recursion_counts_its_memory_once() -> None:
     def work(depth: int) -> None:
         lab.add(10)
@@ -133,21 +117,6 @@ def test_a_coroutine_is_not_charged_for_what_others_do_while_it_waits() -> None:
     with lab.watching():
         asyncio.run(both())
     assert [lab.figures(line)[1:] for line in (1, 2, 3)] == [(10, 10), (0, 0), (0, 5)]
-
-
-def test_a_comprehension_over_lines_and_a_lambda_are_followed_inside_their_function() -> None:
-    def work() -> list[None]:
-        grow = lambda size: lab.add(size)  # noqa: E731
-        return [
-            grow(number)
-            for number in range(4)
-        ]  # fmt: skip
-
-    lab = Lab(work)
-    with lab.watching():
-        work()
-    assert lab.figures(1)[1] == 6
-    assert lab.figures(3)[1] == 6
 
 
 def test_an_error_leaves_frames_and_the_account_goes_on() -> None:

@@ -88,11 +88,6 @@ def test_a_cell_and_a_function_of_the_notebook_line_by_line(shared: Kernel) -> N
     ok(shared, "del kept")
 
 
-def test_functions_that_the_cell_defines_are_followed(shared: Kernel) -> None:
-    reply = ok(shared, "%%memlines\ndef inner():\n    held = block(16)\n    return 1\ninner()")
-    assert sizes(reply) == {"cell:2": (0, 0), "cell:3": (16, 16), "cell:4": (0, 0), "cell:5": (0, 16)}
-
-
 def test_methods_and_async_functions_and_await_at_the_top(shared: Kernel) -> None:
     reply = ok(shared, "%%memlines -f Model.forward -f slow\nModel().forward(); gone = await slow()\nlen(gone) >> 20")
     assert reply.result == "16"
@@ -117,20 +112,11 @@ def test_pages_that_the_heap_has_kept_are_counted_when_they_are_used_again(share
         }
 
 
-def test_small_blocks_that_a_statement_drops_are_not_kept(shared: Kernel) -> None:
-    reply = ok(shared, "%gpumemit [bytearray(3000) for _ in range(5000)]; 1")
-    (report,) = reply.reports("gpumemit")
-    kept = re.search(r"RAM +(\+[\d.]+(?: [KMG]iB| B)?|\+0|-[\d.]+ [KMG]iB)", report)
-    assert kept is not None, report
-    assert _mib(kept[1]) == 0, report
-
-
-@pytest.mark.parametrize("function", ["None", "lambda *_: None"])
-def test_a_cell_that_sets_another_trace_function_is_said_so(shared: Kernel, function: str) -> None:
-    reply = ok(shared, f"%%memlines\nx = 1\nsys.settrace({function})\ny = 2")
+def test_a_cell_that_sets_another_trace_function_is_said_so(shared: Kernel) -> None:
+    reply = ok(shared, "%%memlines\nx = 1\nsys.settrace(lambda *_: None)\ny = 2")
     (report,) = reply.reports("memlines")
     assert "measuring stopped early: the code has set another trace function (sys.settrace)" in report
-    assert shared.value("(sys.gettrace() is None, y)") == (function == "None", 2)
+    assert shared.value("(sys.gettrace() is None, y)") == (False, 2)
     ok(shared, "sys.settrace(None)")
     assert "stopped early" not in ok(shared, "%%memlines\nx = 1").reports("memlines")[0]
 
@@ -161,27 +147,12 @@ def test_it_stands_in_an_experiment_and_an_experiment_in_it(shared: Kernel) -> N
         assert shared.value("'local' in globals()") is False
 
 
-def test_the_line_after_the_cell_is_there_as_ever(shared: Kernel) -> None:
-    reply = ok(shared, "%%memlines\nheld = block(24)")
-    assert reply.reports("cell") != []
-    (usage,) = shared.value("[u.to_dict() for u in __import__('ipygpumem').last().usages]")
-    assert usage["peak_bytes"] - usage["before_bytes"] == pytest.approx(24 * MIB, abs=MIB)
-    ok(shared, "del held")
-
-
 def test_above_an_autofit_it_follows_the_tries_and_below_it_says_so(shared: Kernel) -> None:
     reply = ok(shared, "%%memlines\n%%autofit size=8\nheld = block(size)")
     assert sizes(reply)["cell:3"] == (8, 8)
     reply = shared.run("%%autofit size=8\n%%memlines\nheld = block(size)")
     assert "write it above %%autofit" in reply.stderr
     ok(shared, "del held")
-
-
-def test_unloading_inside_ends_it(kernel: Kernel) -> None:
-    reply = kernel.run("%%memlines\nx = 1\n%unload_ext ipygpumem\ny = 2")
-    assert reply.status == "ok", reply.traceback
-    assert kernel.value("__import__('sys').gettrace()") is None
-    assert kernel.value("y") == 2
 
 
 @pytest.mark.parametrize(

@@ -114,14 +114,6 @@ def test_a_copy_costs_its_size_and_the_same_in_place_costs_nothing(shared: Kerne
     assert "MiB" not in in_place
 
 
-def test_what_a_statement_keeps_is_said_and_given_back(shared: Kernel) -> None:
-    (row,) = rows(shared, "%gpumemit -r 2 kept = block * 2; more = kept * 2")
-    assert row.split("RAM")[1].split()[:2][1] == "MiB"
-    assert float(row.split("RAM")[1].split()[0]) == pytest.approx(128, abs=1)
-    assert shared.value("'kept' in globals()") is False
-    assert shared.value("__import__('ipygpumem').last().usages[0].delta_bytes") < 32 * MIB
-
-
 def test_lines_of_a_cell_are_statements_and_a_block_is_one(shared: Kernel) -> None:
     for rule, first in (("", "first = 1; first"), ("---\n", "first = 1 ⏎ first")):
         text = first.replace(" ⏎ ", "\n")

@@ -25,8 +25,8 @@ from ipygpumem.reports.freeing import ShownPurge, ShownRelease
 def release(*objects: object) -> ReleaseRecord:
     """Empty objects, such as a model, an optimizer or a trainer, and free what only they hold.
 
-    What something else holds too stays, and the record says what that is. Of each object a shell is left: whatever is
-    done with it raises an error that says where it was released. It works in scripts, too.
+    What something else holds too stays, and the record says what that is. Each object itself is empty then: using it
+    raises an error that says where it was released. It works in scripts, too.
 
     Args:
         objects: several that lead to each other, as a model and its optimizer, go together.

@@ -7,7 +7,6 @@ off only where nothing of the user's refers to the exceptions any more, and what
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterable, Iterator
 from types import FrameType
 
@@ -19,14 +18,13 @@ from ipygpumem.freeing.tracebacks import (
     is_frozen,
     is_shells,
     members,
-    names_in,
     running_here,
 )
 from ipygpumem.introspect import is_atom, type_name
 from ipygpumem.model import Held
 from ipygpumem.objects import interrupts
 from ipygpumem.objects.arrays import slot_descriptors, slots
-from ipygpumem.objects.holders.frames import stack
+from ipygpumem.objects.holders.frames import running_locals
 from ipygpumem.objects.walk import ArraySearch
 
 
@@ -76,15 +74,7 @@ def _are_users(errors: list[BaseException], roots: list[object], through: list[o
         levels.append(tuple(level))
         del level
     reached = {id(item) for level in levels for item in level}
-    return any(id(value) in reached for value in _running_locals())
-
-
-def _running_locals() -> Iterator[object]:
-    """Yield the locals of running functions, in all threads: the garbage collector does not see them."""
-    for top in list(sys._current_frames().values()):
-        for frame in stack(top):
-            if not is_shells(frame):
-                yield from names_in(frame).values()
+    return any(id(value) in reached for value in running_locals())
 
 
 def _carried(error: BaseException, least_bytes: int) -> Iterator[tuple[str, Held]]:

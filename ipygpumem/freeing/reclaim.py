@@ -94,7 +94,7 @@ def empty_device_caches() -> None:
         if module is not None and module.is_initialized():
             if _is_capturing(module):
                 raise GpuMemError("skipped while a CUDA graph is captured: freeing would spoil it")
-            if not _may_have_graphs(name):
+            if private_pools(name) is False:
                 _call(torch, f"_{name}_clearCublasWorkspaces")  # cuBLAS keeps some MiB per handle and stream
             module.empty_cache()
             _call(torch, "_host_emptyCache")  # pinned host memory
@@ -116,12 +116,12 @@ def _is_capturing(module: Any) -> bool:
     return ask is not None and bool(ask())
 
 
-def _may_have_graphs(backend: str) -> bool:
-    """Whether a captured graph may be alive. A workspace whose address it has built in must stay."""
+def private_pools(backend: str) -> bool | None:
+    """Return whether a captured graph may be alive, whose addresses must stay; None if the allocator does not tell."""
     try:
         by_device = snapshots(backend)
-    except RuntimeError:  # an allocator without snapshots, such as cudaMallocAsync: nobody can tell
-        return True
+    except RuntimeError:  # an allocator without snapshots, such as cudaMallocAsync
+        return None
     return any(segment.private for snapshot in by_device.values() for segment in snapshot.segments)
 
 

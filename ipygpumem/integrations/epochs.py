@@ -12,8 +12,6 @@ from typing import Any
 
 from ipygpumem.api.shell import current_traces
 from ipygpumem.errors import MissingLibraryError
-from ipygpumem.measuring.meter import Meter
-from ipygpumem.measuring.traces import Traces
 from ipygpumem.model import TraceRecord
 from ipygpumem.notebook.aside import say_failed
 from ipygpumem.objects.holders.frames import stack, still_runs
@@ -26,10 +24,10 @@ class Epochs:
     def __init__(self, *, phases: bool = False) -> None:
         self.phases = phases
         self.has_failed = False
-        self._traces: Traces | None = None
+        self._traces: Any = None
         self._number = 0
-        self._epoch: _Span | None = None
-        self._phase: _Span | None = None
+        self._open: dict[str, tuple[Any, float, float]] = {}
+        """By label, the epoch and the phase that are measured, and when they began."""
         self._records: dict[str, TraceRecord] = {}
         self._lasts: Callable[[], bool] | None = None
 
@@ -38,57 +36,63 @@ class Epochs:
         return functools.partial(Epochs, phases=self.phases), ()
 
     def begin(self, number: int, loop: str = "") -> None:
-        """Begin an epoch, counted from 1, inside the library's function ``loop``; what was open is forgotten.
+        """Begin an epoch, counted from 1; what was open is forgotten.
 
-        What is open ends with that function: trainers tell callbacks of no error.
+        What is open ends with the library's function ``loop``: trainers tell callbacks of no error.
         """
         self.close()
         self._traces, self._number = current_traces(), number
         running = next((frame for frame in stack(sys._getframe(1)) if frame.f_code.co_name == loop), None)
         self._lasts = None if running is None else still_runs(running)
-        self._epoch = _Span(self._traces.meter, "epoch", self._lasts)
+        self._start("epoch")
 
     def enter(self, phase: str = "") -> None:
         """Begin a run of a phase, if phases are measured; one that is open did not end where its phase does."""
-        if self._phase is not None:
-            self._phase.drop()
-            self._phase = None
+        for label in set(self._open) - {"epoch"}:
+            self._drop(label)
         if phase and self.phases and self._traces is not None:
-            self._phase = _Span(self._traces.meter, phase, self._lasts)
+            self._start(phase)
 
     def leave(self, phase: str) -> None:
         """End the run of a phase, if it is the one that is open; each device keeps the highest of an epoch."""
-        if self._phase is None or self._phase.label != phase:
-            return
-        run, before = self._phase.stop(self._number), self._records.get(phase)
-        self._phase = None
-        if before is not None:
+        run, before = self._stop(phase), self._records.get(phase)
+        if run is not None and before is not None:
             usages = {usage.device: usage for usage in run.usages}
             for usage in before.usages:
                 usages[usage.device] = max(usage, usages.get(usage.device, usage), key=lambda one: one.peak_delta_bytes)
             seconds = before.duration_seconds + run.duration_seconds
             run = replace(before, duration_seconds=seconds, usages=tuple(usages.values()))
-        self._records[phase] = run
+        if run is not None:
+            self._records[phase] = run
 
     def end(self) -> dict[str, float]:
         """End the epoch, and take it and its phases."""
         self.enter()
-        if self._epoch is None:
-            return {}
-        record, self._epoch = self._epoch.stop(self._number), None
-        if record.usages:  # else the extension was unloaded meanwhile: what its phases have is not all of it
+        record = self._stop("epoch")
+        if record is not None and record.usages:
             self._records["epoch"] = record
-        else:
+        else:  # none, or the extension was unloaded meanwhile: what its phases have is not all of it
             self._records.clear()
         return dict(figure for label in list(self._records) for figure in self.take(label).items())
 
-    def take(self, label: str) -> dict[str, float]:
-        """Remember the record of an epoch, or of a phase's runs so far, and return its figures by name.
+    def _start(self, label: str) -> None:
+        started_at, started = time.time(), time.perf_counter()
+        self._open[label] = self._traces.meter.start(self._lasts), started_at, started
 
-        They are kept memory and the peak above the start, of each device that held any.
-        """
+    def _stop(self, label: str) -> TraceRecord | None:
+        if label not in self._open:
+            return None
+        span, started_at, started = self._open.pop(label)
+        usages = self._traces.meter.stop(span)
+        return TraceRecord(label, started_at, time.perf_counter() - started, None, usages, self._number)
+
+    def _drop(self, label: str) -> None:
+        self._traces.meter.drop(self._open.pop(label)[0])
+
+    def take(self, label: str) -> dict[str, float]:
+        """Keep the record of an epoch, or of a phase's runs so far, and return its figures by name."""
         record = self._records.pop(label, None)
-        if record is None or self._traces is None:
+        if record is None:
             return {}
         self._traces.finished.append(record)
         figures = {}
@@ -105,27 +109,10 @@ class Epochs:
 
     def close(self) -> None:
         """End what is open, without figures."""
-        self.enter()
-        if self._epoch is not None:
-            self._epoch.drop()
-        self._epoch = self._traces = self._lasts = None
+        for label in list(self._open):
+            self._drop(label)
+        self._traces = self._lasts = None
         self._records.clear()
-
-
-class _Span:
-    """A span that is open."""
-
-    def __init__(self, meter: Meter, label: str, lasts: Callable[[], bool] | None) -> None:
-        self.label, self._meter = label, meter
-        self._started_at, self._started = time.time(), time.perf_counter()
-        self._measurement = meter.start(lasts)
-
-    def stop(self, number: int) -> TraceRecord:
-        usages = self._meter.stop(self._measurement)
-        return TraceRecord(self.label, self._started_at, time.perf_counter() - self._started, None, usages, number)
-
-    def drop(self) -> None:
-        self._meter.drop(self._measurement)
 
 
 def names_of(device: str, label: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, compress, count, islice
 from types import CellType, FunctionType, ModuleType
 from typing import Any
@@ -294,18 +295,21 @@ class ArraySearch(Walk):
         if not pairs:
             return None
         arrays = [array for _, array in pairs]
-        held = Held(
-            name=name,
-            type_name=type_name(value),
-            shape=arrays[0].shape if describe(value) is not None else None,
-            dtype=", ".join(sorted({array.dtype for array in arrays})),
-            device=", ".join(sorted({array.device for array in arrays})),
-            size_bytes=sum(array.size_bytes for array in arrays),
-            arrays=len(arrays),
-            function=function,
-            line=line,
-        )
-        return held, [item for item, _ in pairs]
+        held = summed(name, type_name(value), arrays, alone=describe(value) is not None)
+        return replace(held, function=function, line=line), [item for item, _ in pairs]
+
+
+def summed(name: str, kind: str, arrays: Sequence[Array], *, alone: bool) -> Held:
+    """Return what ``name`` holds; ``alone`` says that it is an array itself."""
+    return Held(
+        name=name,
+        type_name=kind,
+        shape=arrays[0].shape if alone and len(arrays) == 1 else None,
+        dtype=", ".join(sorted({array.dtype for array in arrays})),
+        device=", ".join(sorted({array.device for array in arrays})),
+        size_bytes=sum(array.size_bytes for array in arrays),
+        arrays=len(arrays),
+    )
 
 
 # -- with their paths -----------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ipygpumem.freeing.moving import PurgeRecord, Room
+from ipygpumem.freeing.moving import PurgeRecord
 from ipygpumem.freeing.release import ReleaseRecord
 from ipygpumem.reports.content import freed_report, held_table, leak_lines
 from ipygpumem.reports.html import Shown
@@ -22,21 +22,16 @@ def release_report(record: ReleaseRecord) -> Report:
 
 
 def purge_report(record: PurgeRecord) -> Report:
-    """Return what a purge gained on each device."""
+    """Return how far the memory that each device's allocator reserves fell."""
     moved = f"{format_bytes(record.moved_bytes)} moved off" if record.moved_bytes else "nothing was moved"
     end = ", and still on the host" if record.is_on_host else " and back" if record.moved_bytes else ""
 
-    def size(room: Room) -> str:
-        return "unknown" if room.largest_bytes is None else format_bytes(room.largest_bytes)
-
     rows = tuple(
-        (
-            *(device_label(before.device), size(before), size(after)),
-            *(format_bytes(before.reserved_bytes), format_bytes(after.reserved_bytes)),
-        )
-        for before, after in zip(record.before, record.after, strict=True)
+        (device_label(device), format_bytes(size), format_bytes(record.after[device]))
+        for device, size in record.before.items()
+        if device in record.after
     )
-    columns = ("device", "largest free block before", "after", "reserved before", "reserved after")
+    columns = ("device", "reserved before", "after")
     table = Table("", columns, rows, frozenset(columns[1:]))
     lines = tuple(map(clean, record.notes))
     return Report("purge", f"purge: {moved}{end}", lines, (table,) * bool(rows), is_trouble=record.is_on_host)

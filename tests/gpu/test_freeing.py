@@ -49,10 +49,7 @@ def test_a_purge_of_a_fragmented_card(machine: Callable[..., None], figure: Call
         assert kernel.value("fits(), right(), ids == [id(w) for w in many.weights]") == (True, True, True)
         assert allocated(kernel) == before
         figure(kernel.value("str(record)").splitlines()[-1])
-        old, new, size = kernel.value("record.before[0].largest_bytes, record.after[0].largest_bytes, 4 << 30")
-        assert old < size <= new
-        assert kernel.value("record.before[0].reserved_bytes > 0, record.after[0].reserved_bytes > 0") == (True, True)
-        run_ok(kernel, f"del record\nx = torch.empty({new}, dtype=torch.uint8, device='cuda'); del x")
+        assert kernel.value("record.before['cuda:0'] - record.after['cuda:0'] > 4 << 30") is True
         run_ok(
             kernel,
             "def taken(self, tries=[]):\n"
@@ -137,8 +134,8 @@ def test_inside_offload_a_model_is_on_the_host(freeing: Kernel) -> None:
     run_ok(freeing, "optimizer.zero_grad()")
     assert freeing.run("with ipygpumem.offload(model): 1/0").error == "ZeroDivisionError"
     assert freeing.value("model.weight.device.type") == "cuda"
-    reply = freeing.run("with ipygpumem.offload(model): model.half()")
-    assert "2 MiB stay on the host: they were made or replaced there" in reply.stderr
+    run_ok(freeing, "with ipygpumem.offload(model): model.half()")
+    assert freeing.value("(model.weight.device.type, str(model.weight.dtype))") == ("cuda", "torch.float16")
 
 
 def test_a_model_is_not_moved_while_a_captured_graph_may_use_it(bare_kernel: Kernel) -> None:
@@ -147,7 +144,7 @@ def test_a_model_is_not_moved_while_a_captured_graph_may_use_it(bare_kernel: Ker
     run_ok(bare_kernel, "import ipygpumem\nmodel, pool = torch.nn.Linear(4, 4).cuda(), torch.cuda.MemPool()")
     run_ok(bare_kernel, "with torch.cuda.use_mem_pool(pool): kept = torch.ones(8, device='cuda')")
     reply = bare_kernel.run("with ipygpumem.offload(model): pass")
-    assert "a captured CUDA graph may use addresses of cuda:0: nothing was moved" in reply.traceback
+    assert "a captured CUDA graph may use these addresses: nothing was moved" in reply.traceback
     assert bare_kernel.value("model.weight.device.type") == "cuda"
 
 
@@ -164,5 +161,5 @@ def test_a_purge_leaves_each_part_on_its_own_device(machine: Callable[..., None]
             "was = [(p.device, p.detach().cpu().tolist()) for p in model.parameters()]\n"
             "record = ipygpumem.purge(model)",
         )
-        assert kernel.value("[room.device for room in record.after], record.notes") == (["cuda:0", "cuda:1"], ())
+        assert kernel.value("sorted(record.after), record.notes") == (["cuda:0", "cuda:1"], ())
         assert kernel.value("was == [(p.device, p.detach().cpu().tolist()) for p in model.parameters()]") is True

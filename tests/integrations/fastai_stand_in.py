@@ -25,11 +25,7 @@ def _exception(name: str) -> type[Exception]:
 
 
 CancelBatchException = _exception("CancelBatchException")
-CancelStepException = _exception("CancelStepException")
-CancelTrainException = _exception("CancelTrainException")
 CancelValidException = _exception("CancelValidException")
-CancelEpochException = _exception("CancelEpochException")
-CancelFitException = _exception("CancelFitException")
 Never = _exception("Never")
 
 
@@ -109,7 +105,7 @@ class Learner:
         self("after_loss")
         if self.training:
             self._around("backward", Never, loss.backward)
-            self._around("step", CancelStepException, self.opt.step)
+            self._around("step", Never, self.opt.step)
             self.opt.zero_grad()
 
     def _batches(self, *, training: bool) -> None:
@@ -123,15 +119,15 @@ class Learner:
             self._around("validate", CancelValidException, lambda: self._batches(training=False))
 
     def _epoch(self) -> None:
-        self._around("train", CancelTrainException, lambda: self._batches(training=True))
+        self._around("train", Never, lambda: self._batches(training=True))
         self._validate()
 
     def fit(self, epochs: int) -> None:
         def run() -> None:
             for self.epoch in range(epochs):
-                self._around("epoch", CancelEpochException, self._epoch)
+                self._around("epoch", Never, self._epoch)
 
-        self._around("fit", CancelFitException, run)
+        self._around("fit", Never, run)
 
     def validate(self) -> Any:
         self.training = False

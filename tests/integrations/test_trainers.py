@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import importlib.util
 import pickle
@@ -310,8 +309,10 @@ def test_each_phase_is_exact(card: Card, tmp_path: Path, library: Any) -> None:
 
 
 def test_the_training_gives_the_same_weights_as_without(card: Card, tmp_path: Path, library: Any) -> None:
-    runs = [library(card, tmp_path, *added).train().weights() for added in ((), (library.kind(phases=True),))]
+    callback = library.kind(phases=True)
+    runs = [library(card, tmp_path, *added).train().weights() for added in ((), (callback,))]
     assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
+    assert pickle.loads(pickle.dumps(callback.epochs)).phases  # trainers copy and pickle their callbacks
 
 
 def test_a_failure_of_ours_is_said_once_and_the_training_goes_on(
@@ -324,13 +325,12 @@ def test_a_failure_of_ours_is_said_once_and_the_training_goes_on(
     assert capsys.readouterr().err.count("the memory callback failed (ZeroDivisionError: division by zero)") == 1
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_after_an_error_nothing_is_measured_until_the_next_training(
-    card: Card, tmp_path: Path, library: Any, error: type[BaseException]
-) -> None:
+def test_after_an_error_nothing_is_measured_until_the_next_training(card: Card, tmp_path: Path, library: Any) -> None:
     callback = library.kind(phases=True)
-    trained = library(card, tmp_path, failing(library.base, library.before_step, error), callback)
-    with pytest.raises((error, SystemExit)) as raised:  # its traceback keeps the frames, as a notebook's does
+    trained = library(card, tmp_path, failing(library.base, library.before_step, KeyboardInterrupt), callback)
+    with pytest.raises(
+        (KeyboardInterrupt, SystemExit)
+    ) as raised:  # its traceback keeps the frames, as a notebook's does
         trained.train()
     assert not is_sampled()
     before = records()
@@ -342,15 +342,6 @@ def test_after_an_error_nothing_is_measured_until_the_next_training(
     again.validate()
     assert records() == before
     del raised
-
-
-def test_the_callback_can_be_copied_and_pickled(card: Card, tmp_path: Path, library: Any) -> None:
-    callback = library.kind(phases=True)
-    library(card, tmp_path, callback).train()
-    if library.__name__ != "Fast":
-        for other in (copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))):
-            assert other.epochs.phases
-    assert copy.copy(callback.epochs) is not callback.epochs
 
 
 @pytest.mark.parametrize(
@@ -426,22 +417,6 @@ def test_a_trainers_own_log_keeps_what_it_has_collected(card: Card, tmp_path: Pa
     trained = HuggingFace(card, tmp_path, hf.MemoryCallback(), trainer=Collecting).train()
     assert [entry["collected"] for entry in trained.trainer.state.log_history if "collected" in entry] == [2, 2]
     assert len(trained.logged()) == 2
-
-
-def test_a_training_inside_another_ones_step_and_one_that_goes_on_count_their_own(card: Card, tmp_path: Path) -> None:
-    class Inside(transformers.TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-            if state.global_step == 1:
-                inner.train()
-
-    callback = hf.MemoryCallback()
-    inner = HuggingFace(card, tmp_path / "inner", callback, num_train_epochs=1, save_strategy="epoch")
-    outer = HuggingFace(card, tmp_path / "outer", callback, Inside())
-    outer.train()
-    assert (len(inner.logged()), len(outer.logged())) == (1, 1)
-    more = HuggingFace(card, tmp_path / "inner", hf.MemoryCallback())
-    more.trainer.train(resume_from_checkpoint=str(tmp_path / "inner" / "checkpoint-2"))
-    assert records()[-1][:2] == ("epoch", 2)
 
 
 def test_a_trainer_whose_training_has_failed_can_go(card: Card, tmp_path: Path) -> None:
@@ -539,11 +514,8 @@ def test_the_columns_come_once_before_the_time_and_for_those_who_read_them(
 @pytest.mark.parametrize(
     ("event", "error", "expected"),
     [
-        ("before_step", "CancelStepException", ["forward", "backward", "validation", "epoch"]),
         ("before_step", "CancelBatchException", ["forward", "backward", "validation", "epoch"]),
         ("before_validate", "CancelValidException", ["forward", "backward", "optimizer", "epoch"]),
-        ("after_train", "CancelEpochException", ["forward", "backward", "optimizer", "epoch"]),
-        ("after_batch", "CancelFitException", []),
     ],
 )
 def test_what_is_cancelled_is_no_phase_and_moves_no_figure_below_another_name(
@@ -580,12 +552,3 @@ def test_a_phase_has_the_seconds_of_all_runs_and_the_highest_peak_and_none_of_on
     assert epochs.end() == {}
     phase, epoch = ipygpumem.traces()
     assert 0 < phase.duration_seconds < epoch.duration_seconds
-
-
-def test_of_an_epoch_in_which_the_extension_is_unloaded_no_part_is_logged(card: Card) -> None:
-    epochs = Epochs(phases=True)
-    epochs.begin(1)
-    epochs.enter("forward")
-    epochs.leave("forward")
-    where.current_traces().meter.close()
-    assert (epochs.end(), records()) == ({}, [])
