@@ -33,11 +33,7 @@ def remove(
 ) -> tuple[Held, ...]:
     """Remove what holds ``least_bytes`` from ``error`` and its chain, unless they are the user's; return what it was.
 
-    Args:
-        error: its frames have been released before.
-        roots: objects that may refer to exceptions without making them the user's.
-        through: objects that do so if only ``roots`` refer to them.
-        least_bytes: less is not worth a line, and stays.
+    ``roots`` may refer to exceptions without making them the user's; ``through`` do so if only ``roots`` refer to them.
     """
     errors = list(chain(error))
     if not any(True for item in errors for _ in _carried(item, least_bytes)):

@@ -22,9 +22,6 @@ class NameSnapshot:
 
     What has died may have left behind what it led to, in cycles; a tensor leads to nothing. It keeps nothing alive,
     and knows nothing of what only other objects refer to.
-
-    Args:
-        namespace: the names.
     """
 
     def __init__(self, namespace: dict[str, Any]) -> None:

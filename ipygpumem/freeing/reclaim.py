@@ -58,10 +58,8 @@ def steps_that_free(
 ) -> list[Step]:
     """Return the steps that give memory back once nothing refers to it any more.
 
-    Args:
-        garbage: collects it.
-        since: returns the moment after which all was made that may be garbage now, if there is one.
-        devices: also empty the caches of accelerators, which fails where a context is broken.
+    ``since`` returns the moment after which all was made that may be garbage now, if there is one. The caches of
+    ``devices`` cannot be emptied where a context is broken.
     """
     steps: list[Step] = [("garbage", lambda: garbage.collect(since()))]
     if devices and loaded_torch() is not None:

@@ -29,7 +29,7 @@ class Epochs:
         self._open: dict[str, tuple[Any, float, float]] = {}
         """By label, the epoch and the phase that are measured, and when they began."""
         self._records: dict[str, TraceRecord] = {}
-        self._lasts: Callable[[], bool] | None = None
+        self.lasts: Callable[[], bool] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to make one that measures the same: trainers copy and pickle their callbacks."""
@@ -43,7 +43,7 @@ class Epochs:
         self.close()
         self._traces, self._number = current_traces(), number
         running = next((frame for frame in stack(sys._getframe(1)) if frame.f_code.co_name == loop), None)
-        self._lasts = None if running is None else still_runs(running)
+        self.lasts = None if running is None else still_runs(running)
         self._start("epoch")
 
     def enter(self, phase: str = "") -> None:
@@ -77,7 +77,7 @@ class Epochs:
 
     def _start(self, label: str) -> None:
         started_at, started = time.time(), time.perf_counter()
-        self._open[label] = self._traces.meter.start(self._lasts), started_at, started
+        self._open[label] = self._traces.meter.start(self.lasts), started_at, started
 
     def _stop(self, label: str) -> TraceRecord | None:
         if label not in self._open:
@@ -102,16 +102,11 @@ class Epochs:
                 figures.update({kept: usage.delta_bytes / MIB, peak: usage.peak_delta_bytes / MIB})
         return figures
 
-    def close_if_lost(self) -> None:
-        """End what is open if its training has ended without a word."""
-        if self._lasts is not None and not self._lasts():
-            self.close()
-
     def close(self) -> None:
         """End what is open, without figures."""
         for label in list(self._open):
             self._drop(label)
-        self._traces = self._lasts = None
+        self._traces = self.lasts = None
         self._records.clear()
 
 
@@ -130,7 +125,8 @@ def harmless(hook: Callable[..., None]) -> Callable[..., None]:
         if epochs.has_failed:
             return
         try:
-            epochs.close_if_lost()
+            if epochs.lasts is not None and not epochs.lasts():  # its training has ended without a word
+                epochs.close()
             hook(self, *args, **options)
         except Exception as error:
             epochs.has_failed = True

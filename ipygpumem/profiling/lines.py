@@ -62,11 +62,8 @@ class _Visit:
 class Account:
     """Keeps the books while one thread runs followed code.
 
-    Frames are told apart by identity. They must be entered and left in the order of a stack; one that was not seen to
-    leave is taken off with the frame below it.
-
-    Args:
-        meter: what measures; its open spans keep their peaks.
+    Frames are told apart by identity. They are entered and left in the order of a stack; one that was not seen to leave
+    is taken off with the frame below it.
     """
 
     def __init__(self, meter: Meter) -> None:
@@ -149,7 +146,6 @@ class Account:
         return {usage.device: usage.after_bytes for usage in usages}
 
     def _lines(self) -> list[_Visit]:
-        """Return the frames that are in a line, the innermost last."""
         return [visit for visit in self._frames if visit.line is not None]
 
     def _begin(self, line: int, now_bytes: dict[str, int], now: float) -> None:
@@ -165,20 +161,14 @@ class Account:
         outer = self._lines()
         if outer:
             outer[-1].fold(visit.peaks)
-        if all(
-            (other.block, other.line) != (visit.block, line) for other in outer
-        ):  # the outermost has all of a recursion
+        # The outermost has all of a recursion.
+        if all((other.block, other.line) != (visit.block, line) for other in outer):
             cost = self.costs.setdefault((visit.block, line), LineCost())
             cost.add(visit.before, visit.peaks, after, now - self.own_seconds - visit.began)
 
 
 class Tracer:
-    """Watches the lines of one thread by a trace function, until its own first error; one that was there rests.
-
-    Args:
-        account: what adds up the costs.
-        follow: returns the number of the block that some code belongs to; None for code that is not followed.
-    """
+    """Watches the lines of one thread by a trace function, until its own first error; one that was there rests."""
 
     def __init__(self, account: Account, follow: Callable[[CodeType], int | None]) -> None:
         self._account = account

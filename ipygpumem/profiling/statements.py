@@ -93,14 +93,7 @@ def measure(
 
     Each runs once before that, unmeasured: libraries load, allocators take what they will keep. Then they take turns,
     so that what drifts meets them all alike. A run sees the names of ``namespace`` and binds its own in a copy; the
-    objects are the same ones, so what it does to them stays done.
-
-    Args:
-        meter: what measures; its open spans keep their peaks.
-        statements: what to compare.
-        namespace: the names that they see.
-        setup: runs before every run with the same names, unmeasured.
-        repeats: measured runs of each.
+    objects are the same ones, so what it does to them stays done. ``setup`` runs before every run, unmeasured.
     """
     __tracebackhide__ = True  # IPython shows the frames of the statement, and not those of whoever runs it
     nothing, costs = Cost(NOTHING.text), [(statement, Cost(statement.text)) for statement in statements]
