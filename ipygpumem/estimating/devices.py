@@ -97,10 +97,6 @@ class Devices(TorchFunctionMode):
             return self._target
         return torch.device("cpu") if device.type == "meta" else device
 
-    def taken_to_be_on(self, tensor: Any) -> str:
-        """Return the device that a tensor is taken to be on."""
-        return self.named or str(tensor.device)
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call one function of torch's with other devices."""
         kwargs = kwargs or {}

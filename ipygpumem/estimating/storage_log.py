@@ -153,7 +153,7 @@ class Workspaces:
         convolves = name in _CONVOLVE
         if not convolves and name not in _MULTIPLY:
             return
-        there = self._devices.taken_to_be_on(results[0]) if results else "cpu"
+        there = self._devices.named or str(results[0].device) if results else "cpu"
         if not there.startswith("cuda"):
             return
         device, place = torch.device(there), self._devices.name(results[0].device)
