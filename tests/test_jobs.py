@@ -99,17 +99,6 @@ def test_workers_of_a_data_loader_share_their_pages_with_the_kernel(kernel: Kern
         assert found[pid][0] < psutil.Process(pid).memory_info().rss / 2**20 - 64, "128 MiB are shared by three"
 
 
-def test_processes_of_torch_multiprocessing_have_their_cell(kernel: Kernel, folder: Path) -> None:
-    cell = started(
-        kernel, "import torch.multiprocessing\nspawned = torch.multiprocessing.spawn(job.work, nprocs=2, join=False)"
-    )
-    pids = kernel.value("[process.pid for process in spawned.processes]")
-    wait_for(lambda: set(pids) <= ready(folder))
-    found = listed(kernel)
-    assert [found[pid][1] for pid in pids] == [cell, cell]
-    assert all(found[pid][0] > 64 for pid in pids)
-
-
 def test_workers_that_torchrun_starts_later_are_of_the_cell_that_started_torchrun(kernel: Kernel, folder: Path) -> None:
     before = ready(folder)
     cell = started(kernel, TORCHRUN)

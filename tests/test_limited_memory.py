@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ipygpumem.units import GIB, MIB, parse_bytes
-from tests.control_group import limited_group, remove
+from tests.control_group import limited_group
 from tests.kernel import Kernel
 from tests.steps import works
 
@@ -63,15 +63,3 @@ def test_the_limit_is_the_total_and_the_parts_sum_to_it(group: Path, tmp_path: P
     assert abs(held["this process"] - before["this process"] - 256 * MIB) < 8 * MIB
     assert abs(before["free"] - held["free"] - 256 * MIB) < 16 * MIB
     assert abs(LIMIT - held["free"] - used) < 16 * MIB
-
-
-def test_a_group_around_the_own_one_limits_too(group: Path, tmp_path: Path) -> None:
-    inner = group / "inner"
-    inner.mkdir()
-    try:
-        with kernel_in(inner, tmp_path) as kernel:
-            title, rows = status(kernel)
-        assert title == "RAM: 1.00 GiB, the container's limit (cgroup)"
-        assert abs(sum(rows.values()) - LIMIT) < MIB
-    finally:
-        remove(inner)

@@ -128,13 +128,6 @@ def test_each_process_is_listed_with_what_it_has() -> None:
     assert (unasked.own_bytes, unasked.others, unasked.other_bytes) == (None, (), None)
 
 
-def test_cards_are_listed_before_any_framework_uses_one(driver: FakeNvml) -> None:
-    driver.processes["GPU-b"] = [SimpleNamespace(pid=-1, usedGpuMemory=250)]
-    first, second = Nvml().cards()
-    assert (first.index, first.model, first.wide.total_bytes) == (0, "card GPU-a", 1000)
-    assert (second.model, second.wide.others, second.wide.own_bytes) == ("card GPU-b", ((-1, 250),), 0)
-
-
 def test_a_card_that_fails_does_not_hide_the_others(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     del driver.memory["GPU-a"]
 
@@ -169,34 +162,23 @@ def test_a_processs_name_is_reported_only_where_its_number_is_the_systems(monkey
     assert nvml.process_name(os.getpid()) == ""
 
 
-def test_a_process_that_does_not_use_the_device_is_rightly_not_listed(driver: FakeNvml) -> None:
-    driver.processes["GPU-a"] = [SimpleNamespace(pid=-1, usedGpuMemory=250)]
-    assert Nvml().device(cuda_with("a"), 0, processes=True, has_context=False).other_bytes == 250
-    driver.processes["GPU-a"] = []
-    assert Nvml().device(cuda_with("a"), 0, processes=True, has_context=False).other_bytes == 0
-
-
-def test_memory_in_use_on_a_device_without_processes_is_somebodys(driver: FakeNvml) -> None:
-    driver.memory["GPU-a"] = (10 << 30, 5 << 30)
-    found = Nvml().device(cuda_with("a"), 0, processes=True, has_context=False)
-    assert found.other_bytes is None
-    assert "process ids are hidden" in found.note
-
-
 @pytest.mark.parametrize(
-    ("processes", "reason"),
+    ("processes", "has_context", "used", "others", "reason"),
     [
-        ([SimpleNamespace(pid=-1, usedGpuMemory=None)], "does not report their memory"),
-        ([SimpleNamespace(pid=-1, usedGpuMemory=5)], "process ids are hidden"),
-        ([], "process ids are hidden"),
+        ([SimpleNamespace(pid=-1, usedGpuMemory=None)], True, 700, None, "does not report their memory"),
+        ([SimpleNamespace(pid=-1, usedGpuMemory=5)], True, 700, None, "process ids are hidden"),
+        ([], True, 700, None, "process ids are hidden"),
+        ([], False, 5 << 30, None, "process ids are hidden"),
+        ([SimpleNamespace(pid=-1, usedGpuMemory=250)], False, 700, 250, ""),
+        ([], False, 700, 0, ""),
     ],
 )
 def test_where_the_driver_cannot_tell_processes_apart_there_is_a_reason(
-    driver: FakeNvml, processes: list[Any], reason: str
+    driver: FakeNvml, processes: list[Any], has_context: bool, used: int, others: int | None, reason: str
 ) -> None:
-    driver.processes["GPU-a"] = processes
-    found = Nvml().device(cuda_with("a"), 0, processes=True, has_context=True)
-    assert (found.used_bytes, found.other_bytes) == (700, None)
+    driver.memory["GPU-a"], driver.processes["GPU-a"] = (10 << 30, used), processes
+    found = Nvml().device(cuda_with("a"), 0, processes=True, has_context=has_context)
+    assert (found.used_bytes, found.other_bytes) == (used, others)
     assert reason in found.note
 
 

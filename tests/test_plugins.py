@@ -38,20 +38,6 @@ def meter() -> Iterator[Meter]:
     meter.close()
 
 
-def test_a_plugins_device_has_exact_peaks_beside_ours(meter: Meter) -> None:
-    toy = Toy()
-    meter.add(PluginProbe("toy", toy))
-    toy.set(500)
-    span = meter.start()
-    toy.spike(900)
-    toy.set(600)
-    _, usage = meter.stop(span)
-    assert (usage.device, usage.before_bytes, usage.after_bytes, usage.peak_bytes) == ("toy:0", 500, 600, 900)
-    inner = meter.start()
-    assert meter.stop(inner)[1].peak_bytes == 600
-    assert not meter.failures
-
-
 class Raises(Toy):
     def read(self, **how: Any) -> Any:
         raise SystemExit("enough")

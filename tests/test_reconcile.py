@@ -15,7 +15,7 @@ from ipygpumem.probes.cgroup import Group
 from ipygpumem.probes.host import HostFigures
 from ipygpumem.probes.nvml import DeviceWide
 from ipygpumem.reconcile import device as device_parts
-from ipygpumem.reconcile.device import Part, Reconciliation, Storage, card_parts, host_parts
+from ipygpumem.reconcile.device import Part, Reconciliation, Storage, host_parts
 from ipygpumem.units import MIB
 
 DEVICE = "cuda:0"
@@ -136,18 +136,6 @@ def test_memory_of_other_libraries_is_not_counted_as_the_allocators() -> None:
     assert "4 MiB of tensors lie outside torch's allocator" in found.notes[0]
 
 
-def test_tensors_in_blocks_side_by_side_each_belong_to_their_own() -> None:
-    snapshot = Snapshot((Segment((block(0, 100), block(100, 100))),))
-    held = [Storage(DEVICE, 0, 100, "buffer"), Storage(DEVICE, 100, 100, "other")]
-    found = device_parts.device_parts(reading(reserved_bytes=200), snapshot, wide(), held)
-    assert (sizes(found)["tensors: buffer"], sizes(found)["tensors: other"], found.notes) == (100, 100, ())
-
-
-def test_a_kind_that_is_new_has_its_part() -> None:
-    held = [Storage(DEVICE, 10_000, 1000, "cache of keys")]
-    assert sizes(device_parts.device_parts(reading(), SNAPSHOT, wide(), held))["tensors: cache of keys"] == 1000
-
-
 @pytest.mark.parametrize("used_by_driver", [wide(own_bytes=None, others=(), note="hidden"), None])
 def test_processes_that_cannot_be_told_apart_are_one_unknown_part_with_the_reason(
     used_by_driver: DeviceWide | None,
@@ -169,19 +157,6 @@ def test_a_driver_that_contradicts_torch_is_not_believed(figures: dict[str, int]
     assert sizes(found)["unknown: context, other processes, free"] is None
     assert (found.total_bytes, found.basis) == (6256, "what torch's allocator reserves")
     assert "contradict" in found.parts[-1].advice
-
-
-def test_processes_that_add_up_to_more_than_is_in_use_are_not_believed() -> None:
-    found = device_parts.device_parts(reading(), SNAPSHOT, wide(others=((-1, 9000),)), HELD)
-    assert sizes(found)["unknown: context, libraries and other processes"] == 10_000 - 6256
-    assert "exceed" in found.parts[-2].advice
-
-
-def test_this_process_may_have_less_than_is_reserved_by_the_drivers_word() -> None:
-    """The driver counts in pages of 2 MiB and may lag: the context is then nothing, and never negative."""
-    found = sizes(device_parts.device_parts(reading(), SNAPSHOT, wide(own_bytes=6000), HELD))
-    assert "context and libraries" not in found
-    assert found["unknown"] == 10_000 - 6256 - 1500
 
 
 def test_without_a_figure_of_the_driver_the_parts_sum_to_what_is_reserved() -> None:
@@ -210,14 +185,6 @@ def test_apples_gpu_has_one_device_and_shares_the_machines_memory() -> None:
     assert found["tensors: parameter"] == 900
     assert found["allocator cache and fragmentation"] == 500
     assert found["unknown: context, other processes, free"] is None
-
-
-def test_a_card_that_this_process_does_not_use_has_processes_and_free() -> None:
-    found = card_parts("nvml:0", wide(own_bytes=0))
-    assert sizes(found) == {"process -2": 1000, "process -1": 500, "unknown": 8500, "free": 10_000}
-    broken = card_parts("nvml:0", DeviceWide(note="NVML: GPU is lost"))
-    assert sizes(broken) == {"unknown: context, other processes, free": None}
-    assert broken.parts[-1].advice == "NVML: GPU is lost"
 
 
 STATES = st.sampled_from(["allocated", "pending", "inactive"])
@@ -272,16 +239,6 @@ def test_any_blocks_tensors_and_figures_sum_exactly(
     check(found)
     reserved = [part for part in found.parts if not part.name.startswith(("unknown", "process", "context", "free"))]
     assert sum(part.size_bytes or 0 for part in reserved) == snapshot.reserved_bytes
-
-
-@given(snapshots(), STORAGES)
-def test_tensors_and_what_is_held_without_them_sum_to_what_is_allocated(
-    snapshot: Snapshot, held: list[Storage] | None
-) -> None:
-    found = device_parts.device_parts(reading(), snapshot, None, held or [])
-    names = ("tensors: ", "held by", "rounding")
-    in_use = sum(part.size_bytes or 0 for part in found.parts if part.name.startswith(names))
-    assert in_use == snapshot.allocated_bytes
 
 
 @given(st.integers(0, 900), st.integers(0, 900), STORAGES, WIDE, MAYBE, MAYBE)
@@ -380,12 +337,6 @@ def test_what_the_machine_has_no_more_of_is_not_free_in_a_container() -> None:
     found = host_parts(HostFigures(**{**vars(MACHINE), "group": group}), None, all_there)
     assert sizes(found)["free"] == 5000
     assert sizes(found)["out of reach"] == 1000
-
-
-def test_a_limit_above_the_machines_ram_is_none() -> None:
-    found = host_parts(HostFigures(**{**vars(MACHINE), "group": Group(20_000, 1)}), None, all_there)
-    assert found.total_bytes == 10_000
-    check(found)
 
 
 def test_children_that_cannot_be_told_are_among_the_others() -> None:
