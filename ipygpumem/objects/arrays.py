@@ -14,7 +14,6 @@ import types
 import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ipygpumem.introspect import class_dict, instance_dict, is_atom, is_instance, module_of, text_of, type_name
@@ -523,23 +522,19 @@ class Storages:
     def __init__(self) -> None:
         self._keys: set[int] = set()
 
-    def add(self, storages: Sequence[Any]) -> None:
-        """Refer to storages from now on."""
-        kind: Any = sys.modules["torch"].UntypedStorage
-        self._free = kind._free_weak_ref
-        by_key = dict(zip(map(attrgetter("_cdata"), storages), storages, strict=True))
-        new = by_key.keys() - self._keys
-        for key in new:
-            kind._weak_ref(by_key[key])
-        self._keys |= new
-
     def add_of(self, reader: Reader, tensors: Sequence[Any]) -> list[Any]:
-        """Add the storages of tensors, and of the parts of those that have none; return the latter."""
+        """Refer to the storages of tensors, and of the parts of those that have none; return the latter."""
         storages = each(reader.base.untyped_storage, tensors)
         odd = [tensor for tensor, storage in zip(tensors, storages, strict=True) if storage is None]
         for tensor in odd:  # sparse, or in another layout
             storages += each(reader.base.untyped_storage, reader.parts(tensor))
-        self.add([storage for storage in storages if storage is not None])
+        kind: Any = sys.modules["torch"].UntypedStorage
+        self._free = kind._free_weak_ref
+        by_key = {storage._cdata: storage for storage in storages if storage is not None}
+        new = by_key.keys() - self._keys
+        for key in new:
+            kind._weak_ref(by_key[key])
+        self._keys |= new
         return odd
 
     def __contains__(self, key: int) -> bool:

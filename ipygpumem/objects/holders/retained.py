@@ -88,9 +88,8 @@ class Retained:
                 if reader is None or not is_instance(referrer, reader.base):  # C++ holds a tensor's gradient
                     for child in children:
                         self._referrers.setdefault(child, []).append(referrer)
-            plain = [item for item in heap.tensors if reader is not None and reader.memory(item).is_plain]
-            foreign = {reader.address_of_others(item) for item in plain} if reader is not None else set()
-            self._lock(foreign)
+            tensors = [] if reader is None else [item for item in heap.tensors if reader.memory(item).is_plain]
+            self._lock(set() if reader is None else set(map(reader.address_of_others, tensors)))
             self.graphs = list(self._graphs())
 
     def _lock(self, foreign: set[int | None]) -> None:

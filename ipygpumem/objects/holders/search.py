@@ -18,10 +18,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import (
-    AsyncGeneratorType,
     CellType,
     CodeType,
-    CoroutineType,
     FrameType,
     FunctionType,
     GeneratorType,
@@ -414,7 +412,6 @@ def _rest_of_arguments(code: CodeType) -> tuple[str, ...]:
 
 # -- in words: ``notebook variable cache["run3"][0]`` ---------------------------------------------------------------
 
-_SUSPENDED = ((GeneratorType, "gi"), (CoroutineType, "cr"), (AsyncGeneratorType, "ag"))
 _HOOKS = {
     "_forward_hooks": "forward hook",
     "_forward_pre_hooks": "forward pre-hook",
@@ -518,9 +515,8 @@ class Writer:
         kind = type(parent)
         if kind is FunctionType:
             return self._function(steps, text)
-        prefix = next((prefix for suspended, prefix in _SUSPENDED if kind is suspended), None)
-        if prefix is not None:
-            return self._suspended(steps, text, prefix)
+        if kind is GeneratorType:
+            return self._suspended(steps, text)
         if kind is TracebackType or kind is FrameType or is_instance(parent, BaseException):
             return self._traceback(steps, text)
         if kind is MethodType:
@@ -566,14 +562,11 @@ class Writer:
             return 2, f"{text}: default argument of function {name}", _OR_FUNCTION
         return 1, f"{text}: function {name}{_attribute(function, child)}", _OR_FUNCTION
 
-    def _suspended(self, steps: Sequence[object], text: str, prefix: str) -> tuple[int, str, str | None]:
-        generator = steps[0]
-        frame = getattr(generator, f"{prefix}_frame")
-        code = getattr(generator, f"{prefix}_code")
+    def _suspended(self, steps: Sequence[object], text: str) -> tuple[int, str, str | None]:
+        generator: Any = steps[0]
         taken = 2 if type(steps[1]) is FrameType and len(steps) > 2 else 1
-        local = _local(frame, steps[taken])
-        word = "coroutine" if prefix == "cr" else "generator"
-        return taken, f"{text}: suspended {word} {self._named(code)}{local}", f"close() the {word} when it is done"
+        where = f"{self._named(generator.gi_code)}{_local(generator.gi_frame, steps[taken])}"
+        return taken, f"{text}: suspended generator {where}", "close() the generator when it is done"
 
     def _traceback(self, steps: Sequence[object], text: str) -> tuple[int, str, str | None]:
         """Cover exceptions, tracebacks and frames up to the name that a frame holds."""
@@ -604,8 +597,6 @@ class Writer:
         if kind in ("DataFrame", "Series") and is_of_pandas(parent):  # what is inside has no names that users write
             inside = itertools.takewhile(lambda item: is_of_pandas(item) or is_exactly(item, tuple, list), steps)
             return min(sum(1 for _ in inside), len(steps) - 1), text, None
-        if kind == "_Info" and module_of(parent) == "weakref":
-            return 1, "weakref.finalize callback", "detach() the finalizer when you no longer need it"
         if kind == "Figure" and module_of(parent) == "matplotlib.figure":
             return 1, f"matplotlib figure{_attribute(parent, child)}", "plt.close() the figure once it has been shown"
         if module_of(child) == "torch.autograd.function" or kind.endswith("Backward0"):
@@ -615,7 +606,9 @@ class Writer:
         name = _attribute(parent, child)
         inner = name[1:]
         if len(steps) > 2 and inner in _PARTS and is_instance(child, dict):
-            return 2, f"{text}.{text_of(key_of(child, steps[2]))}", ""  # a model's own
+            items: Any = child
+            part = next((key for key, value in list(dict.items(items)) if value is steps[2]), None)
+            return 2, f"{text}.{text_of(part)}", ""  # a model's own
         if len(steps) > 2 and inner in _HOOKS and is_instance(child, dict):
             return 2, f"{_HOOKS[inner]} on {text.removeprefix(NOTEBOOK)}", _HANDLE
         is_own = is_of_library(parent, "torch.optim", "Optimizer")
@@ -626,17 +619,6 @@ def _expression(text: str) -> str:
     """Return what the user writes for an object, such as ``mymod.load``; without a name ``that function``."""
     written = text.removeprefix(NOTEBOOK).removeprefix("module ").replace(", global ", ".")
     return written if all(part.isidentifier() for part in written.split(".")) else "that function"
-
-
-def key_of(mapping: object, child: object) -> object:
-    """Return the key under which ``mapping`` keeps ``child``; None if it is not a dict or does not."""
-    if not is_instance(mapping, dict):
-        return None
-    items: Any = mapping
-    try:
-        return next((key for key, value in dict.items(items) if value is child), None)
-    except RuntimeError:  # a thread changes it while we look
-        return None
 
 
 def _shortened(path: str) -> str:
