@@ -26,7 +26,7 @@ BUDGET = {
     "measuring": 900,
     "model": 350,
     "notebook": 7300,
-    "objects": 3950,
+    "objects": 3800,
     "plot": 100,
     "probes": 1900,
     "profiling": 600,
