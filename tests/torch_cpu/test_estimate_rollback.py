@@ -71,7 +71,7 @@ holder = Holder()
 losses, by_name, queue, kept = [], {}, collections.deque(maxlen=3), set()
 table = np.zeros(4)
 real = torch.zeros(4)
-generator, dice = np.random.default_rng(3), random.Random(3)
+generator, dice, torchs = np.random.default_rng(3), random.Random(3), torch.Generator()
 local = threading.local()
 counter = 0
 
@@ -92,7 +92,7 @@ def train(x, steps=2):
     table[:] = 7
     real.add_(1)
     local.loss = loss
-    generator.random(), dice.random(), np.random.rand(), random.random()
+    generator.random(), dice.random(), np.random.rand(), random.random(), torch.rand(2, generator=torchs)
 """
 
 SETUP = """
@@ -109,8 +109,9 @@ def all_of_it():
     plain = [(type(t).__name__, None if t is None else t.tolist()) for t in named + grads]
     numbers = (m.losses, m.by_name, list(m.queue), m.kept, m.counter, m.Net.calls, m.Net.mask, m.table.tolist())
     states = (m.generator.bit_generator.state["state"], hash(m.dice.getstate()), str(np.random.get_state()),
-              hash(random.getstate()))
-    caches = (sorted(m.Net.freqs), m.mask.cache_info().currsize, hasattr(m.holder, "last"),
+              hash(random.getstate()), m.torchs.get_state().tolist())
+    hooked = any(p._post_accumulate_grad_hooks for p in m.model.parameters())
+    caches = (hooked, sorted(m.Net.freqs), m.mask.cache_info().currsize, hasattr(m.holder, "last"),
               hasattr(m.local, "loss"), hasattr(m.model, "seen"), sorted(vars(m)) == names_of_it)
     return repr((plain, numbers, states, caches))
 
