@@ -92,12 +92,8 @@ def test_vs_code_finds_html_first_in_every_bundle(order: tuple[str, ...], kernel
             assert min(display["data"], key=order.index) == "text/html"
 
 
-def test_nothing_reaches_beyond_its_own_output_in_a_shared_page() -> None:
-    assert not re.search(r"<style|<script|<link|\sid=|\sclass=|\son\w+=", PAGE)
-    assert not re.search(r"position:|z-index:|100v[wh]", PAGE)
-
-
-def test_text_has_the_pages_own_colour_so_that_it_is_legible_in_every_theme() -> None:
+def test_nothing_reaches_beyond_its_own_output_and_text_has_the_pages_own_colour() -> None:
+    assert not re.search(r"<style|<script|<link|\sid=|\sclass=|\son\w+=|position:|z-index:|100v[wh]", PAGE)
     assert "color" not in {name for style in STYLES for name, _ in declarations(style)}
 
 

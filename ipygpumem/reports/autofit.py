@@ -30,7 +30,8 @@ def autofit_report(tries: Sequence[Try], notes: Sequence[str], plan: Plan) -> Re
 
 def _table(tries: Sequence[Try], plan: Plan) -> Table:
     names = tuple(plan.values)
-    devices = _devices(tries)
+    used = {usage.device: None for item in tries for usage in item.usages if usage.peak_delta_bytes > 0}
+    devices = [device for device in used if device != "cpu"] or ["cpu"]
     peaks = tuple(f"peak {device_label(device)}" for device in devices)
     rows = []
     for item in tries:
@@ -41,10 +42,3 @@ def _table(tries: Sequence[Try], plan: Plan) -> Table:
         rows.append((*values, *own_peaks, clean_name(item.outcome + asked), format_seconds(item.duration_seconds)))
     columns = (*map(clean_name, names), *peaks, "outcome", "time")
     return Table("", columns, tuple(rows), frozenset(columns) - {"outcome"}, frozenset(names))
-
-
-def _devices(tries: Sequence[Try]) -> list[str]:
-    """Return the devices that a try used: the host where there is no other."""
-    used = {usage.device: None for item in tries for usage in item.usages if usage.peak_delta_bytes > 0}
-    accelerators = [device for device in used if device != "cpu"]
-    return accelerators or ["cpu"]

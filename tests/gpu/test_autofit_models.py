@@ -60,7 +60,6 @@ def test_a_models_batch_is_fitted_to_the_card(
         ready(kernel)
         run_ok(kernel, MODELS)
         found = {model: _search(kernel, model, start) for model, start in STARTS.items()}
-        _halve(kernel)
     figure(f"on {gib} GiB fits {', '.join(f'{model} {size}' for model, size in found.items())}")
 
 
@@ -78,13 +77,3 @@ def _search(kernel: Kernel, model: str, start: int) -> int:
     fails(kernel, f"{model}({size} + {size} // 7)", "OutOfMemoryError")  # a search leaves 5 % free
     assert kernel.value("live()") == live
     return size
-
-
-def _halve(kernel: Kernel) -> None:
-    """Find a batch with ``%%autofit``: twice that does not fit."""
-    live = kernel.value("live()")
-    run_ok(kernel, f"%%autofit batch_size={STARTS['transformer']}\ntransformer(batch_size)")
-    run_ok(kernel, "transformer(batch_size)")
-    assert kernel.value("live()") == live
-    fails(kernel, "transformer(2 * batch_size)", "OutOfMemoryError")
-    assert kernel.value("live()") == live

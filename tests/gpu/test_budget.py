@@ -17,13 +17,16 @@ def take(gib: float) -> str:
 
 
 def test_what_is_above_the_budget_is_refused(gpu_kernel: Kernel) -> None:
-    """An experiment with --budget gpu=1GiB runs out of memory at 2 GiB; without it the same cell runs."""
+    """An experiment with --budget gpu=1GiB runs out of memory at 2 GiB, not at half a GiB; without it the cell runs."""
     run_ok(gpu_kernel, "%gpumem free")
     reply = gpu_kernel.run(f"%%experiment small --budget gpu=1GiB\n{take(2)}")
     assert reply.error == "OutOfMemoryError"
     refusal = "the budget of experiment small (1.00 GiB) refused 2.00 GiB of cuda:0, although"
     assert refusal in recovery(reply)
     assert refusal in reply.reports("experiment")[0]
+    run_ok(gpu_kernel, f"%%experiment fits --budget gpu=1GiB\n{take(0.5)}")
+    record = gpu_kernel.value("__import__('ipygpumem').experiments()[-1].budget")
+    assert 2**30 - 1 <= record["cuda:0"] <= 2**30
     run_ok(gpu_kernel, f"{take(2)}; del x")
 
 
@@ -41,14 +44,6 @@ def test_the_budget_of_a_block_is_named(gpu_kernel: Kernel) -> None:
     finally:
         run_ok(gpu_kernel, "torch.cuda.set_per_process_memory_fraction(1.0)")
     assert "refused" not in recovery(gpu_kernel.run(take(total / 2**29)))
-
-
-def test_what_is_below_the_budget_is_given(gpu_kernel: Kernel) -> None:
-    """Under a budget of 1 GiB half a GiB is allocated as ever, and the record knows the budget."""
-    run_ok(gpu_kernel, "%gpumem free")
-    run_ok(gpu_kernel, f"%%experiment fits --budget gpu=1GiB\n{take(0.5)}")
-    record = gpu_kernel.value("__import__('ipygpumem').experiments()[-1].budget")
-    assert 2**30 - 1 <= record["cuda:0"] <= 2**30
 
 
 def test_the_earlier_limit_is_back(gpu_kernel: Kernel) -> None:
@@ -76,14 +71,6 @@ def test_what_the_allocator_has_cached_is_no_way_around(gpu_kernel: Kernel) -> N
     run_ok(gpu_kernel, f"{take(1.5)}; del x")
 
 
-def test_a_cache_within_the_budget_stays(gpu_kernel: Kernel) -> None:
-    """A budget leaves the allocator's cache alone while all that is reserved fits into it."""
-    run_ok(gpu_kernel, f"%gpumem free\n{take(0.5)}; del x")
-    run_ok(gpu_kernel, "import ipygpumem")
-    run_ok(gpu_kernel, "with ipygpumem.budget(gpu='1GiB'):\n    kept = torch.cuda.memory_reserved()")
-    assert gpu_kernel.value("kept") >= 1 << 29
-
-
 def test_live_tensors_above_the_budget_are_said(gpu_kernel: Kernel) -> None:
     """Where live tensors hold more than the budget already, the report says so, and new memory is refused."""
     run_ok(gpu_kernel, f"%gpumem free\n{take(2)}")
@@ -96,18 +83,6 @@ def test_live_tensors_above_the_budget_are_said(gpu_kernel: Kernel) -> None:
     started = run_ok(gpu_kernel, "%experiment start many --budget gpu=1GiB")
     assert "2.00 GiB of them by live tensors" in "".join(started.reports("note"))
     run_ok(gpu_kernel, "%experiment end\ndel x")
-
-
-def test_gaps_between_tensors_may_be_filled_beyond_the_budget(gpu_kernel: Kernel) -> None:
-    """Where gaps between tensors keep more reserved than a budget allows, the report says so."""
-    run_ok(gpu_kernel, "%gpumem free\nx = torch.empty(3 << 30, dtype=torch.uint8, device='cuda')\ndel x")
-    run_ok(gpu_kernel, "parts = [torch.empty(1 << 28, dtype=torch.uint8, device='cuda') for _ in range(12)]")
-    run_ok(gpu_kernel, "del parts[1:-1]")
-    reply = gpu_kernel.run(f"%%experiment small --budget gpu=1GiB\n{take(1.5)}\ny = x.new_empty(5 << 28)")
-    assert reply.error == "OutOfMemoryError"
-    (report,) = reply.reports("experiment")
-    assert "3.00 GiB of cuda:0 stay reserved" in report
-    run_ok(gpu_kernel, "del parts")
 
 
 def test_the_pool_of_a_graph_counts(gpu_kernel: Kernel) -> None:

@@ -57,9 +57,3 @@ def test_a_function_is_fitted_and_its_failed_calls_leave_nothing(notebook: Kerne
     works(notebook, "found = ipygpumem.autofit(train, batch_size=256, step='search', headroom=0)")
     assert notebook.value("found.value, found.result >= 0") == (40, True)
     assert notebook.value("any(alive_at_start), alive()") == (False, [])
-
-
-def test_a_decorated_function_in_a_cell_that_runs_again(notebook: Kernel) -> None:
-    works(notebook, TRAIN)
-    works(notebook, "fitted = ipygpumem.autofit(batch_size=256)(train)\nloss = fitted(limit=100)")
-    assert notebook.value("fitted.fitted.values, alive()") == ({"batch_size": 64}, [])
