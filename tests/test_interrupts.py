@@ -15,7 +15,7 @@ import pytest
 import ipygpumem
 from ipygpumem.fitting.fit import Fit, run_tries
 from ipygpumem.fitting.plan import Plan
-from ipygpumem.freeing import error_attributes, reclaim, tracebacks
+from ipygpumem.freeing import reclaim, tracebacks
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.objects import interrupts
 from ipygpumem.objects.garbage import Garbage
@@ -140,7 +140,7 @@ def take_arrays_off(meter: Meter) -> None:
     numpy = pytest.importorskip("numpy")
     error = MemoryError(numpy.ones(1 << 20))
     struck_when_it_dies()
-    error_attributes.remove(error, roots=[], through=[], least_bytes=1)
+    tracebacks.remove_attributes(error, roots=[], through=[], least_bytes=1)
 
 
 def release_in_a_try(meter: Meter) -> None:

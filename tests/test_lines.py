@@ -119,25 +119,6 @@ def test_a_coroutine_is_not_charged_for_what_others_do_while_it_waits() -> None:
     assert [lab.figures(line)[1:] for line in (1, 2, 3)] == [(10, 10), (0, 0), (0, 5)]
 
 
-def test_an_error_leaves_frames_and_the_account_goes_on() -> None:
-    def work() -> None:
-        try:
-            fails()
-        except ValueError:
-            lab.add(3)
-        lab.add(4)
-
-    def fails() -> None:
-        lab.add(10)
-        raise ValueError
-
-    lab = Lab(work, fails)
-    with lab.watching():
-        work()
-    assert [lab.figures(line)[1] for line in (2, 4, 5)] == [10, 3, 4]
-    assert lab.figures(1, block=2) == (1, 10, 10)
-
-
 def test_the_trace_function_of_somebody_else_rests_and_is_back() -> None:
     def theirs(*_: Any) -> None: ...
 
@@ -219,15 +200,12 @@ class Model:
     ("value", "name"),
     [
         (plain, "plain"),
-        (Model.forward, "forward"),
         (Model().forward, "forward"),
         (Model.make, "make"),
-        (vars(Model)["make"], "make"),
         (Model.size, "size"),
         (__import__("functools").partial(plain), "plain"),
         (__import__("functools").lru_cache(plain), "plain"),
         (len, None),
-        (3, None),
     ],
 )
 def test_a_functions_code_is_found_behind_what_wraps_it(value: object, name: str | None) -> None:

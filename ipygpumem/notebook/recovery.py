@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ipygpumem.fitting.budgets import Budget, refusal
-from ipygpumem.freeing import error_attributes, reclaim, tracebacks
+from ipygpumem.freeing import reclaim, tracebacks
 from ipygpumem.freeing.name_snapshot import NameSnapshot
 from ipygpumem.freeing.reclaim import steps_that_free
 from ipygpumem.introspect import instance_dict
@@ -204,7 +204,7 @@ class Recovery:
         if self._cells.ended_inside:
             return ()  # code of the user's may have got it as the result of run_cell
         last = self._shell.last_execution_result
-        return error_attributes.remove(
+        return tracebacks.remove_attributes(
             error,
             roots=[vars(sys), self._shell, instance_dict(self._shell), getattr(self._shell, "_trait_values", None)],
             through=[last, instance_dict(last)],
