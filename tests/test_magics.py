@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import IPython
 import pytest
 
-from ipygpumem.notebook.commands.status import RELEASED
+from ipygpumem.notebook.commands.gpumem import RELEASED
 from ipygpumem.notebook.config import IPyGpuMem
 from tests.kernel import Kernel
 from tests.steps import kernel_with

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ipygpumem.errors import GpuMemError
 from ipygpumem.model import CellRecord, ExperimentRecord, History
-from ipygpumem.notebook.commands.status import reconcile
+from ipygpumem.notebook.commands.gpumem import reconcile
 from ipygpumem.notebook.experiments.manager import Experiment
 from ipygpumem.notebook.experiments.run import ExperimentOptions
 from ipygpumem.notebook.notebook import current_notebook

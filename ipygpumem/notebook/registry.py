@@ -171,9 +171,9 @@ _PLOT = (
     _FORCE,
 )
 _RECORD = (
-    Command("on", "begin", "record.record_on"),
-    Command("off", "end", "record.record_off"),
-    Command("status", "whether it is on, and where recordings are", "record.record_status"),
+    Command("on", "begin", "gpumem.record_on"),
+    Command("off", "end", "gpumem.record_off"),
+    Command("status", "whether it is on, and where recordings are", "gpumem.record_status"),
 )
 _WHAT_GOES = "which object? For instance: %gpumem release learner"
 _WHICH_MODEL = "which model? For instance: %gpumem purge model optimizer"
@@ -187,23 +187,23 @@ _GPUMEM = Command(
     commands=(
         Command("on", "show the line after each cell", "gpumem.switch_on"),
         Command("off", "show it no more; measuring goes on", "gpumem.switch_off"),
-        Command("status", "what is on, which experiments are open, each device's memory now", "status.status", (_ON,)),
+        Command("status", "what is on, which experiments are open, each device's memory now", "gpumem.status", (_ON,)),
         Command("preload", "create the accelerator's context now, and say what it costs", "gpumem.preload"),
         Command("free", "give memory back now: stored tracebacks, garbage, caches", "gpumem.free", (_ON,)),
-        Command("release", "empty an object and free what only it holds", "freeing.release", _RELEASE),
+        Command("release", "empty an object and free what only it holds", "gpumem.release", _RELEASE),
         Command(
             "purge",
             "defragment: move a model, and its optimizer's state, off the device and back",
-            "freeing.purge",
+            "gpumem.purge",
             _PURGE,
         ),
         Command("leaks", "what did not come back, and who holds it", "leaks.leaks", (_MIN, _ON)),
         Command("tensors", "tensors and arrays by storage", "tensors.tensors", _TENSORS),
         Command("history", "one row per finished cell", "gpumem.history", _HISTORY),
         Command("export", "what has finished, as .json or .csv", "gpumem.export", (_EXPORTED, _FORCE)),
-        Command("plot", "a picture:", "plot.plot", _PLOT),
+        Command("plot", "a picture:", "gpumem.plot", _PLOT),
         Command("record", "keep a recording that outlives the kernel:", commands=_RECORD),
-        Command("postmortem", "how the last kernel died that was recorded", "record.postmortem", _POSTMORTEM),
+        Command("postmortem", "how the last kernel died that was recorded", "gpumem.postmortem", _POSTMORTEM),
     ),
     notes="All options: ``%config IPyGpuMem``.",
 )

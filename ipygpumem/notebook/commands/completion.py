@@ -8,7 +8,7 @@ from types import FunctionType
 from typing import Any
 
 from ipygpumem.introspect import instance_dict, is_instance
-from ipygpumem.notebook.commands.plot import SUFFIXES
+from ipygpumem.notebook.commands.gpumem import SUFFIXES
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.notebook.registry import Argument, Command, Magic
 from ipygpumem.reports import export
