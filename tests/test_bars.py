@@ -63,18 +63,6 @@ def test_a_bar_is_as_long_as_the_sessions_highest_use_rounded_up() -> None:
     assert scales.bar("RAM", ram(1000, 1150, 1150)) is not None
 
 
-def test_a_tick_is_at_the_end_of_a_bar_that_ends_at_the_devices_total() -> None:
-    small, large = Scales().bar("RAM", ram(100, 200, 200)), Scales().bar("RAM", ram(100, 200, 50 * 1024))
-    assert small is not None
-    assert large is not None
-    assert (small.is_whole, large.is_whole, large.length_bytes) == (False, True, 64 * GIB)
-    assert text_bar(large).endswith("┃")
-    assert "border-right" in html_bar(large)
-    assert "border-right" not in html_bar(small)
-    assert large.label == "RAM: 200 MiB of 64.00 GiB in use"
-    assert f'aria-label="{large.label}"' in html_bar(large)
-
-
 def test_a_usage_becomes_what_the_whole_device_has_in_use_at_the_peak() -> None:
     scales = Scales()
     # 5 GiB are others', 30 reserved, of which 10 were in use before, 12 after and 25 at the peak

@@ -20,7 +20,18 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import FileError
-from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, RecoveryRecord, SessionRecord, Usage
+from ipygpumem.model import (
+    CellRecord,
+    EngineRecord,
+    ExperimentRecord,
+    Held,
+    Holder,
+    ReclaimStep,
+    RecoveryRecord,
+    SessionRecord,
+    TraceRecord,
+    Usage,
+)
 from ipygpumem.reports import export
 
 MIB = 2**20
@@ -70,6 +81,17 @@ SESSION = SessionRecord(
     ),
     (experiment(), experiment("other", parameters={"lr": 0.1}), experiment()),
 )
+WHOLE_SESSION = SessionRecord(
+    0.0,
+    (),
+    (
+        experiment(
+            engines=(EngineRecord(0, "a", cards={"cuda:0": "H100"}, record=experiment()), EngineRecord(1, error="x")),
+            survivors=(Held("b", "list", None, "", "cpu", 1, 2, holder=Holder("x", "del x")),),
+        ),
+    ),
+    (TraceRecord("epoch", 1.0, 2.0, None, (usage(),), 3),),
+)
 HOSTILE_SESSION = SessionRecord(
     0.0,
     (cell(1, source_line=HOSTILE, error=HOSTILE, cell_id=HOSTILE, experiment=HOSTILE, success=False),),
@@ -84,7 +106,7 @@ def names(folder: Path) -> list[str]:
 # -- formats --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("session", [SESSION, HOSTILE_SESSION, SessionRecord(0.0, (), ())])
+@pytest.mark.parametrize("session", [SESSION, HOSTILE_SESSION, WHOLE_SESSION, SessionRecord(0.0, (), ())])
 def test_a_saved_session_is_read_back(tmp_path: Path, session: SessionRecord) -> None:
     export.save(tmp_path / "x.json", session)
     assert ipygpumem.load(tmp_path / "x.json") == session

@@ -96,12 +96,6 @@ def test_experiments_have_figures_parameters_and_a_number_if_several_have_one_na
     assert figures.experiments(runs * 30, last=50).summary.startswith("40 experiments (20 earlier left out)")
 
 
-def test_a_device_has_all_its_parts_that_are_not_empty() -> None:
-    shown = texts(figures.devices([reconciliation()]))
-    assert {"tensors: parameter 3.00 GiB", "rounding 3 B", "unknown 5 B", "unknown: others unknown"} <= set(shown)
-    assert not any("nothing" in text for text in shown)
-
-
 def test_the_pictures_of_the_documentation_can_be_made() -> None:
     made = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "plots.py"))["pictures"]()
     assert sorted(made) == ["devices", "experiments", "session"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ipygpumem.model import Held, Holder, ReclaimStep, Usage
-from ipygpumem.reports import content, history, html, text
+from ipygpumem.reports import content, html, text
 from ipygpumem.reports.layout import Report, Table
 from ipygpumem.reports.text import columns, fold
 from ipygpumem.units import GIB, MIB
@@ -78,15 +78,6 @@ def test_no_step_is_shown_to_have_given_more_than_came_back_in_all() -> None:
         "came back: RAM 0 B, cuda:0 reserved 3 MiB",
         ("names (cuda:0 reserved 3 MiB)",),
     )
-
-
-def test_each_report_of_an_experiment_or_a_cell_marks_a_sampled_peak() -> None:
-    usages = (Usage("cpu", 0, 0, MIB, None, "sampled"),)
-    ended = experiment(usages=usages)
-    reports = [content.experiment_reports(ended, style) for style in ("compact", "full")]
-    reports += [[history.history_report([cell(usages=usages)], total=1)], [history.experiments_report([ended])]]
-    reports.append([history.comparison_report(history.numbered([ended]))])
-    assert [text.render(found).count("+1 MiB (sampled)") for found in reports] == [1] * 5
 
 
 def test_the_report_of_a_recovery() -> None:

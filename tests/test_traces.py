@@ -8,7 +8,6 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 from collections.abc import Generator
 from typing import Any
 
@@ -20,7 +19,6 @@ from ipygpumem.api import shell as shell_of_calls
 from ipygpumem.errors import TraceError
 from tests.alone import ROOT
 from tests.fakes import FakeProbe
-from tests.kernel import Kernel
 
 
 def kept_and_peak(record: Any) -> tuple[int, int]:
@@ -152,23 +150,6 @@ def test_a_script_needs_no_ipython_and_its_stdout_no_unicode() -> None:
     assert done.stdout.startswith(b"trace gr??e - ")
 
 
-def test_in_a_notebook_it_stands_beside_cells_and_experiments(kernel: Kernel) -> None:
-    kernel.run("import ipygpumem")
-    reply = kernel.run(
-        "%%experiment scope\n"
-        "with ipygpumem.trace('inner'):\n"
-        "    block = bytearray(40 << 20)\n"
-        "    len(b'x' * (60 << 20))\n"
-        "len(b'x' * (150 << 20))"
-    )
-    (line,) = reply.reports("trace")
-    assert line.startswith("trace inner · ")
-    traced = kernel.value("[(u.delta_bytes >> 20, u.peak_delta_bytes >> 20) for u in ipygpumem.traces()[0].usages[:1]]")
-    ((kept, peak),) = traced
-    assert (kept, peak) == pytest.approx((40, 100), abs=8)
-    assert kernel.value("ipygpumem.history()[1].usages[0].peak_delta_bytes >> 20") >= 190
-
-
 def test_unloading_ends_what_it_measures_and_says_so(
     shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -225,20 +206,3 @@ def test_a_trace_that_is_over_can_be_copied_and_one_that_runs_says_why_not(scrip
         other = way(trace)
         assert (other.record, other.usage()) == (trace.record, trace.usage())
         assert other.start().stop().label == "step"
-
-
-def test_a_tracker_samples_between_calls_only_where_a_probe_has_no_peak(script_memory: FakeProbe) -> None:
-    def sampler() -> threading.Thread | None:
-        return next((thread for thread in threading.enumerate() if thread.name == "ipygpumem-sampler"), None)
-
-    tracker = ipygpumem.tracker(silent=True)
-    tracker.track()
-    assert not sampler()
-    script_memory.sampled = True
-    tracker = ipygpumem.tracker(silent=True)
-    tracker.track()
-    thread = sampler()
-    assert thread is not None
-    del tracker
-    thread.join(30)
-    assert not thread.is_alive()

@@ -16,12 +16,7 @@ from ipygpumem.units import format_bytes
 _CELLS = 8
 BAR_COLUMNS = _CELLS + 2
 """What a bar takes in a terminal, with its two ends."""
-_GRAINS = 1024
-"""No bar shows a smaller part of its length: those that look the same are equal, and need not be drawn twice."""
-_BLOCKS = ("▒", "█", "░")
-_START, _ENDS = "▕", ("▏", "┃")
-"""The left end, and the right one without and with the tick that is the device's total."""
-_ANSI = ("\x1b[2m", "\x1b[36m", "\x1b[33m")
+_BLOCKS = (("▒", "\x1b[2m"), ("█", "\x1b[36m"), ("░", "\x1b[33m"))
 _RESET = "\x1b[0m"
 
 _TRACK = (
@@ -29,7 +24,6 @@ _TRACK = (
     "line-height: 8px; font-size: 0; text-align: left; white-space: nowrap; overflow: hidden; "
     'background: rgba(128, 128, 128, 0.22); border-radius: 2px{tick}">{pieces}</span>'
 )
-_TICK = "; border-right: 2px solid rgba(128, 128, 128, 0.9)"
 _PIECE = '<span style="display: inline-block; height: {}px; min-width: 2px; width: {:.1f}%; background: {}"></span>'
 # The peak is past: it is half as high. In grey, too, what was in use before and what was kept differ.
 _LOOKS = ((8, "rgba(128, 128, 128, 0.6)"), (8, "#1e88e5"), (4, "#64b5f6"))
@@ -58,13 +52,15 @@ class Scales:
             return None
         used, kept, peak = _sizes(usage)
         highest = max(self._highest.get(usage.device, 0), used + kept + peak)
-        length = min(total, _rounded_up(highest + highest // 20))
+        wanted = highest + highest // 20
+        step = 1 << max(0, wanted.bit_length() - 2)
+        length = min(total, -(-wanted // step) * step or 1)
         if max(kept, peak) < LEAST_SHARE * length:
             return None
         label = f"{name}: {format_bytes(used + kept)} of {format_bytes(total)} in use"
         if length < total:
             label += f"; the bar ends at {format_bytes(length)}"
-        grain = -(-length // _GRAINS)
+        grain = -(-length // 1024)  # bars that look the same are equal
         used, kept, peak = (-(-size // grain) * grain for size in (used, kept, peak))
         return Bar(label, length, used, kept, peak, is_whole=length == total)
 
@@ -85,21 +81,15 @@ def _sizes(usage: Usage) -> tuple[int, int, int]:
     return used, kept, peak
 
 
-def _rounded_up(size: int) -> int:
-    step = 1 << max(0, size.bit_length() - 2)
-    return -(-size // step) * step or 1
-
-
 def text_bar(bar: Bar, *, colour: bool = False) -> str:
     """Return ``bar`` in characters, such as ``▕▒▒█░    ▏``, or ``▕▒▒█░    ┃`` up to the total.
 
     In use before is ``▒``, kept ``█``, the peak above ``░``; a piece has one character at least, where there is room.
     """
-    drawn = [block * number for block, number in zip(_BLOCKS, _lengths(bar), strict=True)]
-    free = " " * (_CELLS - sum(map(len, drawn)))
-    if colour:
-        drawn = [code + piece + _RESET if piece else "" for code, piece in zip(_ANSI, drawn, strict=True)]
-    return _START + "".join(drawn) + free + _ENDS[bar.is_whole]
+    pieces = [(block * number, code) for (block, code), number in zip(_BLOCKS, _lengths(bar), strict=True)]
+    drawn = "".join(code + piece + _RESET if colour and piece else piece for piece, code in pieces)
+    free = " " * (_CELLS - sum(len(piece) for piece, _ in pieces))
+    return f"▕{drawn}{free}{'┃' if bar.is_whole else '▏'}"
 
 
 def _lengths(bar: Bar) -> list[int]:
@@ -120,5 +110,5 @@ def html_bar(bar: Bar) -> str:
         for size, (height, colour) in zip(bar.pieces, _LOOKS, strict=True)
         if size
     )
-    tick = _TICK if bar.is_whole else ""
+    tick = "; border-right: 2px solid rgba(128, 128, 128, 0.9)" if bar.is_whole else ""
     return _TRACK.format(label=escape(clean(bar.label)), pieces=pieces, tick=tick)

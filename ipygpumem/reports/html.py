@@ -56,7 +56,6 @@ _LETTER = 0.62
 """The width of a letter, at most, as a mean of several: in em, since JupyterLab's sanitizer does not know ch."""
 _GAP = 1.1
 """Between columns."""
-_HEAD = "; font-weight: 500; opacity: 0.75"
 _WIDE = 24
 """Letters of a column from which on it takes what is left of a line, and folds."""
 _BESIDE = 11
@@ -113,9 +112,8 @@ def _fold(title: str, content: str, *, shown: bool) -> str:
 
 
 def _fact(fact: Fact) -> str:
-    form = _NAME.format if fact.code else str
-    values = listed([form(_escaped(value)) for value in fact.values], fact.most)
-    return f'<div><span style="opacity: 0.75">{_escaped(fact.title)}:</span> {values}</div>'
+    values = [_NAME.format(_escaped(value)) if fact.code else _escaped(value) for value in fact.values]
+    return f'<div><span style="opacity: 0.75">{_escaped(fact.title)}:</span> {listed(values, fact.most)}</div>'
 
 
 def _listing(listing: Listing) -> str:
@@ -162,7 +160,7 @@ def _look(letters: int, *, number: bool, code: bool, is_second: bool) -> tuple[s
 
 
 def _row(row: Sequence[str], looks: Sequence[tuple[str, str, str]], indent: str, *, is_head: bool) -> str:
-    kind, style, line = ("th", _HEAD, 0.4) if is_head else ("td", "", 0.12)
+    kind, style, line = ("th", "; font-weight: 500; opacity: 0.75", 0.4) if is_head else ("td", "", 0.12)
     cells = [
         _CELL.format(kind=kind, gap=_GAP, width=width, side=side, more=more + style, content=content)
         for content, (width, side, more) in zip(row, looks, strict=True)

@@ -24,29 +24,23 @@ ORDERS = ("line", *_KEYS)
 
 def lines_report(record: LinesRecord, order: str) -> Report:
     """Return one table per block, in the order of lines or of what they cost, the most first."""
-    devices = _devices(record)
-    ran = {block for block, _ in record.costs}
-    tables = [
-        _table(record, number, block, devices, order) for number, block in enumerate(record.blocks) if number in ran
-    ]
-    idle = [f"{clean(block.title)} did not run" for number, block in enumerate(record.blocks) if number not in ran]
-    if record.untrimmed:
-        times = count(record.untrimmed, "time")
-        idle.append(f"{times} free heap pages were not given back before a line, since that takes long: {_UNSEEN}")
-    share = f"{format_seconds(record.seconds)}, of which measuring took {format_short_seconds(record.own_seconds)}"
-    headline = f"memlines · {count(len(record.costs), 'line')} ran · {share}"
-    return Report("memlines", headline, (*record.notes, *idle), tuple(tables))
-
-
-def _devices(record: LinesRecord) -> list[str]:
-    """Return the host, and the accelerators on which something was allocated."""
     used = {
         device: None
         for cost in record.costs.values()
         for device, peak in cost.peak_bytes.items()
         if device == "cpu" or peak or cost.kept_bytes.get(device)
     }
-    return sorted(used, key=lambda device: (device != "cpu", device)) or ["cpu"]
+    devices = sorted(used, key=lambda device: (device != "cpu", device)) or ["cpu"]
+    ran = {block for block, _ in record.costs}
+    blocks = list(enumerate(record.blocks))
+    tables = [_table(record, number, block, devices, order) for number, block in blocks if number in ran]
+    idle = [f"{clean(block.title)} did not run" for number, block in blocks if number not in ran]
+    if record.untrimmed:
+        times = count(record.untrimmed, "time")
+        idle.append(f"{times} free heap pages were not given back before a line, since that takes long: {_UNSEEN}")
+    share = f"{format_seconds(record.seconds)}, of which measuring took {format_short_seconds(record.own_seconds)}"
+    headline = f"memlines · {count(len(record.costs), 'line')} ran · {share}"
+    return Report("memlines", headline, (*record.notes, *idle), tables)
 
 
 def _table(record: LinesRecord, number: int, block: CodeBlock, devices: list[str], order: str) -> Table:
@@ -78,33 +72,29 @@ def _row(line: int, block: CodeBlock, cost: LineCost | None, devices: list[str])
 
 # -- statements -----------------------------------------------------------------------------------------------
 
-_STATEMENT_FIGURES = ("kept", "peak", "all peaks", "time", "all times")
-
 
 def statements_report(costs: Sequence[Cost], nothing: Cost) -> Report:
     """Return statements side by side, each figure the median of its runs, with the least and the most."""
     rows = [_statement_row(cost, device) for cost in costs for device in cost.devices]
-    columns = ("statement", "device", *_STATEMENT_FIGURES)
-    table = Table("", columns, tuple(rows), frozenset(_STATEMENT_FIGURES), frozenset({"statement"}))
+    table = Table.of(rows, {"kept", "peak", "all peaks", "time", "all times"}, code={"statement"})
     runs = count(len(nothing.runs), "run")
     headline = f"{count(len(costs), 'statement')} · {runs}{' of each' if len(costs) > 1 else ''} after one to warm up"
     return Report("gpumemit", headline, (_noise(nothing),), (table.without_empty(),))
 
 
-def _statement_row(cost: Cost, device: str) -> tuple[str, ...]:
-    first = device == cost.devices[0]
+def _statement_row(cost: Cost, device: str) -> dict[str, str]:
+    is_first = device == cost.devices[0]
     peak, seconds = cost.peak_bytes(device), cost.seconds
-    return (
-        clean_name(" ⏎ ".join(" ".join(line.split()) for line in cost.text.splitlines() if line.strip()))
-        if first
-        else "",
-        device_label(device) + " (sampled)" * cost.is_sampled(device),
-        format_change(round(cost.kept_bytes(device).median)),
-        format_change(round(peak.median)),
-        _range(peak, lambda value: format_bytes(round(value))),
-        format_short_seconds(seconds.median) if first else "",
-        _range(seconds, format_short_seconds) if first else "",
-    )
+    statement = " ⏎ ".join(" ".join(line.split()) for line in cost.text.splitlines() if line.strip())
+    return {
+        "statement": clean_name(statement) if is_first else "",
+        "device": device_label(device) + " (sampled)" * cost.is_sampled(device),
+        "kept": format_change(round(cost.kept_bytes(device).median)),
+        "peak": format_change(round(peak.median)),
+        "all peaks": _range(peak, lambda value: format_bytes(round(value))),
+        "time": format_short_seconds(seconds.median) if is_first else "",
+        "all times": _range(seconds, format_short_seconds) if is_first else "",
+    }
 
 
 def _range(spread: Spread, shown: Callable[[float], str]) -> str:

@@ -16,10 +16,9 @@ _BOLD, _DIM, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
 @dataclass(frozen=True)
 class Style:
-    """What the place that shows the text can do."""
+    """What the place that shows the text can do; lines are never broken where its ``width`` in columns is unknown."""
 
     width: int | None = None
-    """Columns to keep within; None where nobody knows: then lines are never broken."""
     colour: bool = False
     bars: bool = False
 
@@ -65,21 +64,18 @@ def _report(report: Report, style: Style) -> str:
 
 
 def _headline(segments: Sequence[Segment], style: Style) -> str:
-    texts = [clean(segment.text) for segment in segments]
-    plain = [(text, columns(text)) for text in texts]
-    parts = plain
-    if style.bars:
-        parts = [_with_bar(part, segment, style) for part, segment in zip(plain, segments, strict=True)]
+    plain = [(text, columns(text)) for text in (clean(segment.text) for segment in segments)]
+    parts = [
+        (f"{text} {text_bar(segment.bar, colour=style.colour)}", needed + 1 + BAR_COLUMNS)
+        if style.bars and segment.bar is not None
+        else (text, needed)
+        for (text, needed), segment in zip(plain, segments, strict=True)
+    ]
     lines = _broken(parts, plain, style.width)
-    if style.colour and lines[0].startswith(texts[0]):
-        lines[0] = f"{_BOLD}{texts[0]}{_RESET}{lines[0][len(texts[0]) :]}"
+    first = plain[0][0]
+    if style.colour and lines[0].startswith(first):
+        lines[0] = f"{_BOLD}{first}{_RESET}{lines[0][len(first) :]}"
     return "\n".join(lines)
-
-
-def _with_bar(part: tuple[str, int], segment: Segment, style: Style) -> tuple[str, int]:
-    if segment.bar is None:
-        return part
-    return f"{part[0]} {text_bar(segment.bar, colour=style.colour)}", part[1] + 1 + BAR_COLUMNS
 
 
 def _broken(parts: list[tuple[str, int]], plain: list[tuple[str, int]], width: int | None) -> list[str]:
@@ -232,15 +228,12 @@ def _fitting(widths: Sequence[int], numeric: Sequence[bool], room: int) -> list[
 
 def _row(row: Sequence[str], widths: Sequence[int], numeric: Sequence[bool], gap: int) -> list[str]:
     folded = [fold(text, width) for text, width in zip(row, widths, strict=True)]
-    return [
-        (" " * gap).join(
-            _padded(parts[number] if number < len(parts) else "", width, right=right)
-            for parts, width, right in zip(folded, widths, numeric, strict=True)
-        )
-        for number in range(max(map(len, folded)))
-    ]
-
-
-def _padded(text: str, width: int, *, right: bool) -> str:
-    spaces = " " * (width - columns(text))
-    return spaces + text if right else text + spaces
+    lines = []
+    for number in range(max(map(len, folded))):
+        cells = []
+        for parts, width, right in zip(folded, widths, numeric, strict=True):
+            text = parts[number] if number < len(parts) else ""
+            spaces = " " * (width - columns(text))
+            cells.append(spaces + text if right else text + spaces)
+        lines.append((" " * gap).join(cells))
+    return lines

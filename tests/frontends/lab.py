@@ -89,7 +89,6 @@ class Server:
         return True
 
     def address(self, name: str) -> str:
-        """Return the address of a notebook's page."""
         return f"{self.url}/{self._page}/{name}?token={_TOKEN}" + ("&reset" if self._page == "lab/tree" else "")
 
     def end_kernels(self) -> None:
@@ -105,7 +104,6 @@ class Server:
             return json.loads(reply.read() or "null")
 
     def close(self) -> None:
-        """End the server and its kernels."""
         self._process.terminate()
         try:
             self._process.wait(20)
@@ -169,11 +167,9 @@ class Notebook:
         self.page.wait_for_function(_IDLE, timeout=90_000)
 
     def cell(self, index: int) -> Locator:
-        """Return a cell."""
         return self.page.locator(".jp-Notebook .jp-Cell").nth(index)
 
     def outputs(self, index: int) -> Locator:
-        """Return the outputs of a cell."""
         return self.cell(index).locator(".jp-OutputArea-child")
 
     def reports(self, index: int) -> Locator:
@@ -185,7 +181,6 @@ class Notebook:
         return self.cell(index).locator(".jp-InputPrompt").inner_text().strip()
 
     def enter(self, index: int) -> None:
-        """Put the cursor into a cell."""
         self.cell(index).locator(".cm-content").click()
 
     def press(self, keys: str = "Shift+Enter") -> None:
@@ -193,7 +188,6 @@ class Notebook:
         self.page.keyboard.press(keys)
 
     def wait(self, index: int, *, seconds: float = 60) -> None:
-        """Wait until a cell has run."""
         self.page.wait_for_function(
             """index => {
                 const cell = document.querySelectorAll('.jp-Notebook .jp-Cell')[index];
@@ -245,7 +239,6 @@ class Notebook:
         self.page.set_viewport_size(self._size)
 
     def close(self) -> None:
-        """Close the page, end the kernel."""
         self.page.close()
         self._server.end_kernels()
 
