@@ -39,8 +39,6 @@ class Segment:
     """It belongs to a pool of its own, such as a captured CUDA graph's, and serves nothing else."""
     page_bytes: int | None = None
     """Set for a segment that grows in place (``expandable_segments``): free pages in it can be given back."""
-    stream: int = 0
-    """The stream that its blocks serve."""
 
     @property
     def is_free(self) -> bool:
@@ -151,4 +149,4 @@ def _segment(data: Mapping[str, Any]) -> Segment:
         address += size
     pages = _PAGES.get(data.get("segment_type", "")) if data.get("is_expandable") else None  # torch 2.1
     private = tuple(data.get("segment_pool_id", (0, 0))) != (0, 0)
-    return Segment(tuple(blocks), private, pages, int(data.get("stream", 0)))
+    return Segment(tuple(blocks), private, pages)

@@ -79,13 +79,15 @@ class HostProbe(Probe):
         self._status = _open("/proc/self/status", os.O_RDONLY)
         self._children = _open(f"/proc/self/task/{self._pid}/children", os.O_RDONLY)
         self._marks = _open("/proc/self/clear_refs", os.O_WRONLY) if exact else None
-        self.note = "" if self._marks is not None else "the peak is sampled: no kernel high-water mark in use"
-        if self._marks is not None and not self._mark_falls():
+        self.note = ""
+        if self._marks is None:
+            self.note = "the peak is sampled: no kernel high-water mark in use"
+        elif self._mark_falls():
+            self._with_mark.add(self)
+        else:
             os.close(self._marks)
             self._marks = None
             self.note = "the peak is sampled: the kernel's high-water mark cannot be reset here"
-        if self._marks is not None:
-            self._with_mark.add(self)
 
     def _mark_falls(self) -> bool:
         """Whether a reset really lowers the mark: some sandboxes accept the write and ignore it."""

@@ -70,12 +70,15 @@ def started_in(child: Child, cells: Sequence[CellRecord]) -> str:
     return f"cell {' or '.join(near)}" if near else "no cell that is known"
 
 
-def _readings_table(readings: Iterable[Reading]) -> Table:
+def _readings_table(readings: Sequence[Reading]) -> Table:
     """Return a table of all devices, without the columns that are empty for each."""
-    readings = list(readings)
     columns = ("device", "in use", "reserved", "device used", "others", "total", "children")
-    rows = tuple(map(_reading_row, readings))
-    return Table("", columns, rows, frozenset(columns[1:]), bars=tuple(map(_use, readings))).without_empty()
+    rows = []
+    for item in readings:
+        wide = (item.reserved_bytes, item.used_bytes, item.other_bytes, item.total_bytes, item.children_bytes or None)
+        sizes = ("" if size is None else format_bytes(size) for size in wide)
+        rows.append((device_label(item.device), format_bytes(item.current_bytes), *sizes))
+    return Table("", columns, tuple(rows), frozenset(columns[1:]), bars=tuple(map(_use, readings))).without_empty()
 
 
 def _use(reading: Reading) -> Bar | None:
@@ -91,20 +94,11 @@ def _use(reading: Reading) -> Bar | None:
     return Bar(label, reading.total_bytes, used - mine, mine)
 
 
-def _reading_row(reading: Reading) -> tuple[str, ...]:
-    wide = (reading.reserved_bytes, reading.used_bytes, reading.other_bytes, reading.total_bytes)
-    return (
-        device_label(reading.device),
-        format_bytes(reading.current_bytes),
-        *("" if size is None else format_bytes(size) for size in wide),
-        format_bytes(reading.children_bytes) if reading.children_bytes else "",
-    )
-
-
 def _parts_table(found: Reconciliation) -> Table:
     """Return the parts of one device that are not empty; "unknown" is a part like any other."""
     parts = _shortened([part for part in found.parts if part.size_bytes != 0])
-    rows = [(_size(part.size_bytes), clean(part.name), clean(part.advice)) for part in parts]
+    sizes = ["unknown" if part.size_bytes is None else format_bytes(part.size_bytes) for part in parts]
+    rows = [(size, clean(part.name), clean(part.advice)) for size, part in zip(sizes, parts, strict=True)]
     title = f"{_label(found)}: {format_bytes(found.total_bytes)}, {clean(found.basis)}"
     columns = ("size", "part", "what it is, what you can do")
     bars = tuple(_share(part, found.total_bytes) for part in parts)
@@ -118,16 +112,11 @@ def _share(part: Part, total_bytes: int) -> Bar | None:
     return Bar(label, total_bytes, part.size_bytes)
 
 
-def _size(size: int | None) -> str:
-    return "unknown" if size is None else format_bytes(size)
-
-
 def _shortened(parts: list[Part]) -> list[Part]:
-    """Return the parts with the smallest in the middle as one, where there are too many (processes, mostly)."""
+    """Return the parts with the smallest in the end as one, where there are too many (processes, mostly)."""
     if len(parts) <= _ROWS_SHOWN:
         return parts
-    by_size = sorted(parts, key=lambda part: -1 if part.size_bytes is None else part.size_bytes)
-    known = [part for part in by_size if part.size_bytes is not None]
+    known = sorted((part for part in parts if part.size_bytes is not None), key=lambda part: part.size_bytes or 0)
     small = known[: len(parts) - _ROWS_SHOWN + 1]
     rest = Part(f"{len(small)} smaller parts", sum(part.size_bytes or 0 for part in small), "processes, mostly")
     return [*(part for part in parts if not any(part is other for other in small)), rest]
