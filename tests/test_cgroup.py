@@ -98,11 +98,6 @@ def test_files_that_make_no_sense_mean_no_limit(tmp_path: Path, membership: str)
     assert cgroup.limits(tmp_path) == []
 
 
-def test_a_system_without_control_groups_has_no_limit(tmp_path: Path) -> None:
-    assert cgroup.tightest(tmp_path) is None
-    assert host.available_bytes(tmp_path) > 600
-
-
 def test_the_hosts_total_is_the_containers_limit_where_that_is_less(tmp_path: Path) -> None:
     system = v2_system(tmp_path, "/")
     system.v2("", 64 * MIB, 5)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 
-import psutil
 import pytest
 
 from ipygpumem.model import CellRecord
@@ -16,17 +15,6 @@ from ipygpumem.probes.nvml import DeviceWide
 from ipygpumem.reconcile.findings import Findings
 from ipygpumem.reports.status import started_in, status_report
 from ipygpumem.units import MIB
-from tests.kernel import Kernel
-from tests.steps import works
-
-START = (
-    "import subprocess, sys\n"
-    "code = \"block = bytearray(b'x') * (64 << 20); print('ready', flush=True); input()\"\n"
-    "def start():\n"
-    "    process = subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
-    "    process.stdout.readline()\n"
-    "    return process"
-)
 
 
 def cell(number: int | None, started: float, seconds: float) -> CellRecord:
@@ -87,20 +75,3 @@ def test_the_time_of_a_start_is_exact_enough_to_tell_cells_apart() -> None:
         process.communicate(b"\n")
     assert before - 0.01 <= found.started_at <= after + 0.01
     assert found.memory_bytes > 0
-
-
-def test_status_names_the_cell_of_each_process_and_ends_none(bare_kernel: Kernel) -> None:
-    works(bare_kernel, "%load_ext ipygpumem")
-    works(bare_kernel, START)
-    assert "child processes, by" not in bare_kernel.run("%gpumem status").reports()[0]
-    works(bare_kernel, "import time; time.sleep(0.1); one = start(); time.sleep(0.1)")
-    number = bare_kernel.value("len(In) - 1")
-    works(bare_kernel, "time.sleep(0.1)")
-    status = bare_kernel.run("%gpumem status").reports()[0]
-    pid = bare_kernel.value("one.pid")
-    (row,) = [line.split() for line in status.splitlines() if f" {pid} " in line]
-    assert row[-2:] == ["cell", str(number)]
-    assert 60 < float(row[0]) < 90
-    assert psutil.Process(pid).is_running()
-    works(bare_kernel, "one.communicate(b'\\n')")
-    assert f" {pid} " not in bare_kernel.run("%gpumem status").reports()[0]
