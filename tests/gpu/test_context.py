@@ -58,7 +58,7 @@ def test_an_out_of_memory_on_the_host_makes_no_context(kernel: Kernel, card: Car
 
 
 def test_preload(kernel: Kernel, card: Card, figure: Callable[[str], None]) -> None:
-    """%gpumem preload creates the context, and says what the device uses then as NVML does."""
+    """%gpumem preload creates the context, and says what the device uses then as NVML does; no tensor pays later."""
     before = card.settle()
     reply = run_ok(kernel, "%gpumem preload")
     (note,) = reply.reports("note")
@@ -68,11 +68,6 @@ def test_preload(kernel: Kernel, card: Card, figure: Callable[[str], None]) -> N
     assert used - before > 50 * MIB
     assert kernel.value("__import__('torch').cuda.is_initialized()") is True
     figure(f"{note}; the context takes {format_bytes(used - before)}")
-
-
-def test_after_preload_no_cell_pays(kernel: Kernel, card: Card) -> None:
-    """After %gpumem preload the first tensor adds to the device what it takes itself, and no context."""
-    run_ok(kernel, "%gpumem preload")
     used = card.settle()
     run_ok(kernel, "import torch\nx = torch.empty(256 << 20, dtype=torch.uint8, device='cuda')")
     assert abs(card.used_bytes - used - 256 * MIB) <= ROUNDING

@@ -65,34 +65,6 @@ def on_device(usages: tuple[Usage, ...]) -> Usage:
     return next(usage for usage in usages if usage.device == DEVICE)
 
 
-def test_nested_peaks(torch: Any, meter: Meter) -> None:
-    """A span inside another has its own exact peak, and the outer span has the highest of all."""
-    tensors = Tensors(torch)
-    base = tensors.allocated[0]
-    outer = meter.start()
-    tensors.drop(tensors.take(96))
-    inner = meter.start()
-    tensors.drop(tensors.take(32))
-    inside = on_device(meter.stop(inner))
-    tensors.drop(tensors.take(64))
-    around = on_device(meter.stop(outer))
-    assert (inside.peak_bytes - base, around.peak_bytes - base) == (32 * MIB, 96 * MIB)
-
-
-def test_overlapping_peaks(torch: Any, meter: Meter) -> None:
-    """Spans that overlap without nesting each have their own exact peak."""
-    tensors = Tensors(torch)
-    base = tensors.allocated[0]
-    first = meter.start()
-    tensors.drop(tensors.take(16))
-    second = meter.start()
-    tensors.drop(tensors.take(48))
-    one = on_device(meter.stop(first))
-    tensors.drop(tensors.take(80))
-    two = on_device(meter.stop(second))
-    assert (one.peak_bytes - base, two.peak_bytes - base) == (48 * MIB, 80 * MIB)
-
-
 def test_random_spans(torch: Any, meter: Meter, figure: Callable[[str], None]) -> None:
     """In 600 random steps (starts, stops, readings, tensors, user resets) every peak, ours and the user's, is exact."""
     choice = random.Random(20)

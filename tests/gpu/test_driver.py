@@ -37,23 +37,10 @@ def _is_that_of(card: Card, visible: str) -> None:
     assert 512 * MIB <= reading["used_bytes"] - card.settle() < 4 * GIB
 
 
-def test_visible_by_index(card: Card) -> None:
-    """With CUDA_VISIBLE_DEVICES as an index, the figures are those of that card."""
-    _is_that_of(card, str(card.index))
-
-
-def test_visible_by_uuid(card: Card) -> None:
-    """With CUDA_VISIBLE_DEVICES as a UUID, the figures are those of that card."""
-    _is_that_of(card, card.uuid)
-
-
-def test_visible_by_short_uuid(card: Card) -> None:
-    """With CUDA_VISIBLE_DEVICES as the beginning of a UUID, the figures are those of that card."""
-    _is_that_of(card, card.uuid[:12])
-
-
-def test_none_visible() -> None:
-    """With CUDA_VISIBLE_DEVICES empty, there is no device to report and no error."""
+def test_visible(card: Card) -> None:
+    """With CUDA_VISIBLE_DEVICES as an index, a UUID or its beginning, the figures are that card's; empty: none."""
+    for form in (str(card.index), card.uuid, card.uuid[:12]):
+        _is_that_of(card, form)
     assert readings("") == []
 
 

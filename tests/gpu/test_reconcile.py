@@ -171,18 +171,6 @@ def test_other_processes(kernel: Kernel, card: Card, figure: Callable[[str], Non
         figure("NVML hides processes here, and the part says so")
 
 
-def test_before_the_first_use(bare_kernel: Kernel, card: Card) -> None:
-    """%gpumem status shows the driver's cards before torch has used one, and makes no context."""
-    before = card.settle()
-    run_ok(bare_kernel, "%load_ext ipygpumem")
-    (status,) = run_ok(bare_kernel, "%gpumem status").reports("status")
-    assert f"nvml:{card.index}: " in status
-    run_ok(bare_kernel, "import torch")
-    run_ok(bare_kernel, "%gpumem status")
-    assert bare_kernel.value("torch.cuda.is_initialized()") is False
-    assert card.settle() - before < MIB
-
-
 def test_a_broken_context(kernel: Kernel, card: Card) -> None:
     """After a device-side assert %gpumem status still answers, and says that the context is broken."""
     ready(kernel)
