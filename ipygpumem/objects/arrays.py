@@ -266,7 +266,7 @@ Span = tuple[int, int, int]
 
 def place_of(array: Any) -> Span:
     """Return what tells an array from others that are alive: its identity, and where its memory begins and ends."""
-    read = library_type("numpy", "ndarray").__dict__
+    read: Any = library_type("numpy", "ndarray").__dict__
     start = int(read["__array_interface__"].__get__(array)["data"][0])
     return id(array), start, start + int(read["nbytes"].__get__(array))
 

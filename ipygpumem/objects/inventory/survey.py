@@ -20,7 +20,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from ipygpumem.introspect import instance_dict, is_instance, module_dict, type_name
-from ipygpumem.objects.arrays import Memory, Reader, Storages, describe, is_map, library_type, memory_of
+from ipygpumem.objects.arrays import Memory, Reader, Storages, describe, is_map, library_type, memory_of, place_of
 from ipygpumem.objects.bulk import Progress, unseen
 from ipygpumem.objects.heap import Heap, undisturbed
 from ipygpumem.objects.holders.frames import peek, running_locals
@@ -236,8 +236,8 @@ class TensorList:
                 self._shown.update(self._reader.memory(owner).storages.keys())
                 shown.add(id(owner))
             elif is_instance(owner, array_type):
-                interface: Any = array_type.__dict__["__array_interface__"].__get__(owner)
-                by_address[interface["data"][0]] = (int(array_type.__dict__["nbytes"].__get__(owner)), id(owner))
+                _, start, end = place_of(owner)
+                by_address[start] = end - start, id(owner)
         addresses = sorted(by_address)
         for key, address in self._addresses() if addresses else ():  # torch.from_numpy(array)
             start = addresses[max(0, bisect_right(addresses, address) - 1)]
@@ -435,8 +435,7 @@ def _shown_by_jax(array_type: Any, arrays: Sequence[object], records: dict[int, 
     shown: set[int] = set()
     for owner in (memory_of(array_type, item) for item in arrays) if starts else ():
         if is_instance(owner, array_type):
-            interface: Any = array_type.__dict__["__array_interface__"].__get__(owner)
-            address = interface["data"][0]
+            _, address, _ = place_of(owner)
             start = starts[max(0, bisect_right(starts, address) - 1)]
             if start <= address < start + records[start].size_bytes:
                 shown.add(id(owner))
