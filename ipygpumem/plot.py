@@ -36,14 +36,14 @@ def session(records: Records = None, *, device: str | None = None, last: int | N
 
 def experiments(records: Records = None, *, device: str | None = None, last: int | None = None) -> Figure:
     """Return the last experiments side by side; errors as those of ``session``."""
-    from ipygpumem.reports import figures
+    from ipygpumem.reports import figures  # only a picture needs it
 
     return figures.experiments(_given(records, ExperimentRecord), device=device, last=last)
 
 
 def devices(reconciliations: Sequence[Reconciliation] | None = None, *, device: str | None = None) -> Figure:
     """Return what each device's memory consists of as stacked bars: by default now, as ``%gpumem status`` lists it."""
-    from ipygpumem.reports import figures
+    from ipygpumem.reports import figures  # only a picture needs it
 
     found = _session().reconciliations_now() if reconciliations is None else reconciliations
     return figures.devices(found, device=device)

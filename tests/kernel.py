@@ -88,7 +88,7 @@ class Kernel:
         No time will do for that: how far a cell is by then depends on the machine. ``answers`` are typed where the
         cell asks for input, "q" after them.
         """
-        message_id = self._client.execute(code, allow_stdin=bool(answers), **options)
+        message_id = self._client.execute(code, **{"allow_stdin": bool(answers), **options})
         outputs, typed = Reply(""), iter(answers)
         deadline = time.monotonic() + timeout
         while not self._take(message_id, outputs):
