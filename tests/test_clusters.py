@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -128,19 +129,15 @@ BUSY = "rc[1].execute('import time\\nwhile True: time.sleep(0.05)', block=False)
 STOP_BUSY = "rc.send_signal(2, targets=[1], block=True)\nbusy.wait(30)"
 
 
-@pytest.mark.parametrize("cell", ["%gpumem status --on 1", "%%experiment a --on 1\n1", "%experiment end"])
-def test_a_ctrl_c_while_we_wait_leaves_other_cells_of_an_engine_alone(cluster: Kernel, cell: str) -> None:
-    if cell == "%experiment end":
-        works(cluster, "%experiment start a --on 1")
+def test_a_ctrl_c_while_we_wait_leaves_other_cells_of_an_engine_alone(cluster: Kernel) -> None:
     works(cluster, f"busy = {BUSY}")
     works(cluster, f"{CTRL_C}\nctrl_c(lambda: True)")
     try:
-        cluster.run(cell)
+        cluster.run("%%experiment a --on 1\n1")
         works(cluster, "time.sleep(1)")
         assert cluster.value("busy.ready()") is False, "what runs there is the user's"
     finally:
         works(cluster, STOP_BUSY)
-        cluster.run("%experiment end a --on 1")
 
 
 def test_a_second_ctrl_c_ends_the_waiting_for_an_engine_that_takes_none(cluster: Kernel, tmp_path: Path) -> None:
@@ -177,23 +174,6 @@ def test_an_engine_that_is_busy_is_left_out_and_does_not_begin_later(cluster: Ke
     assert "no experiment is open" in text, "what waited for it was taken back"
 
 
-def test_an_engine_that_begins_too_late_ends_its_experiment_again(cluster: Kernel, tmp_path: Path) -> None:
-    begin = tmp_path / "begin"
-    works(cluster, PLACES)
-    slow = (
-        f"{UNTIL}import ipygpumem.notebook.engine as e; place = e.place\n"
-        f"e.place = lambda: until({str(begin)!r}) or place()"
-    )
-    works(cluster, f"rc[1].execute({slow!r}, block=True)")
-    try:
-        works(cluster, "%experiment start late --on 0-1\n%experiment end")
-        assert record(cluster)["engines"][1]["error"] == "has not answered"
-    finally:
-        begin.touch()
-        works(cluster, "rc[1].execute('e.place = place; del e, place', block=True)\nplaces._START_SECONDS = before")
-    assert cluster.value(f"rc[1].apply_sync(eval, {OPEN!r})") == 0
-
-
 def test_commands_show_figures_of_all_engines_and_each_ones_report(cluster: Kernel) -> None:
     (text,) = works(cluster, "%gpumem status --on all").reports("engines")
     assert text.startswith("%gpumem status on 4 engines\n")
@@ -207,27 +187,14 @@ def test_commands_show_figures_of_all_engines_and_each_ones_report(cluster: Kern
     assert text.startswith("%gpumem leaks on 1 engine\n")
 
 
-def test_answers_do_not_pile_up_in_the_clients_cache(cluster: Kernel) -> None:
-    works(cluster, "%px 1")
-    before = cluster.value("(len(rc.results), len(rc.metadata))")
-    for _ in range(3):
-        works(cluster, "%%experiment again --on all\nx = 1")
-        works(cluster, "%gpumem free --on all")
-    assert cluster.value("(len(rc.results), len(rc.metadata))") == before
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [
         ("%experiment end typo --on all", "no experiment 'typo' is open there"),
         ("%%experiment a --on all --record x.pickle\nx = 1", "--record and --on"),
         ("%%experiment a --on 9\nx = 1", "the cluster has no engine 9; it has engines 0-3"),
-        ("%%experiment a --on 2-9\nx = 1", "the cluster has no engines 4-9; it has engines 0-3"),
-        ("%%experiment a --on 2-0\nx = 1", "--on names no engine; the cluster has engines 0-3"),
         ("none = rc.direct_view([])\n%gpumem status --on none", "--on names no engine; the cluster has engines 0-3"),
         ("%%experiment a --on nobody\nx = 1", "--on nobody: write all, numbers of engines"),
-        ("%experiment start a --on all --seed x", "--seed"),
-        ("%experiment end --on all", "which experiment? Write its name"),
         ("%gpumem tensors --on all", "--on"),
         ("%%experiment --on all\nx = 1", "which name?"),
     ],
@@ -296,3 +263,98 @@ def test_without_a_cluster_it_says_how_to_start_one(kernel: Kernel) -> None:
     assert "pip install ipyparallel" in refusal(kernel, "%%experiment a --on all\n1")
     works(kernel, "import ipyparallel")
     assert "--on needs a running cluster" in refusal(kernel, "%gpumem free --on all")
+
+
+# -- what other clients do on the engines meanwhile is in no experiment of ours ---------------------------------
+
+THEIRS = "[globals().get(name) for name in ('cell', 'pushed', 'silent', 'old')]"
+OTHER = """
+    other[0].execute('cell = 1', silent=False, block=True)
+    other[0].push({'pushed': 2}, block=True)
+    other[0].execute('silent = 3; old = 4', block=True)
+"""
+
+
+TIDY = """
+rc[:].execute('old = 0\\nfor name in ("cell", "pushed", "silent", "x"): globals().pop(name, None)', block=True)
+"""
+
+
+@pytest.fixture
+def with_another(cluster: Kernel) -> Iterator[Kernel]:
+    """The cluster, and another client of it; ``old`` is there on its engines."""
+    works(cluster, "import threading\nother = cluster.connect_client_sync()\nother.wait_for_engines(4)")
+    works(cluster, TIDY)
+    yield cluster
+    works(cluster, "other.close()")
+
+
+def while_engine_1_lags(kernel: Kernel, began: Path, end: Path) -> None:
+    """Let the other client do what it does once engine 1 alone has something to do, and then let that end."""
+    works(
+        kernel,
+        f"import time\nfrom pathlib import Path\ndef meanwhile():\n"
+        f"    while not (Path({str(began)!r}).exists() and len(rc.outstanding) == 1): time.sleep(0.01)\n"
+        f"{OTHER}    Path({str(end)!r}).touch()\nthread = threading.Thread(target=meanwhile)\nthread.start()",
+    )
+
+
+def test_what_another_client_makes_while_an_engine_still_runs_our_cell_stays(
+    with_another: Kernel, tmp_path: Path
+) -> None:
+    began, end = tmp_path / "began", tmp_path / "end"
+    while_engine_1_lags(with_another, began, end)
+    source = (
+        f"%%experiment a --on 0-1\n{UNTIL}x = 1\nif get_ipython().kernel.engine_id == 1:\n"
+        f"    Path({str(began)!r}).touch(); until({str(end)!r})"
+    )
+    works(with_another, source)
+    works(with_another, "thread.join()")
+    assert on_engines(with_another, THEIRS)[0] == [1, 2, 3, 4]
+
+
+def test_cells_of_another_client_are_in_no_experiment_of_ours(with_another: Kernel) -> None:
+    works(with_another, "%experiment start span --on 0-1")
+    works(with_another, "%px x = old = 1")
+    works(
+        cluster,
+        "other[0].execute('cell = 1', silent=False, block=True)\nother[0].execute('silent = 3; old = 4', block=True)",
+    )
+    works(with_another, "%experiment end")
+    assert on_engines(with_another, THEIRS)[:2] == [[1, None, 3, 4], [None, None, None, 0]]
+    assert record(cluster)["deleted"] == ("x",)
+    assert [len(engine["record"]["cells"]) for engine in record(cluster)["engines"]] == [1, 1]
+
+
+def test_clients_have_experiments_of_the_same_name_at_a_time(with_another: Kernel) -> None:
+    """Each ends its own."""
+    works(with_another, "%px %load_ext ipygpumem")
+    works(with_another, "other[0].execute('%experiment start a\\ncell = 1', silent=False, block=True)")
+    works(with_another, "%%experiment a --on 0\nx = 1")
+    assert on_engines(with_another, THEIRS)[0][0] == 1
+    assert record(cluster)["deleted"] == ("x",)
+    works(with_another, "other[0].execute('%experiment end', silent=False, block=True)")
+    assert on_engines(with_another, THEIRS)[0][0] is None
+
+
+def test_a_ctrl_c_does_not_reach_another_clients_task_before_our_cell(with_another: Kernel, tmp_path: Path) -> None:
+    end, long = tmp_path / "end", tmp_path / "long"
+    works(with_another, f"busy = other[1].execute({f'{UNTIL}until({str(end)!r})'!r}, block=False)")
+    works(
+        cluster,
+        f"import time\nfrom pathlib import Path\ndef meanwhile():\n"
+        f"    while len(rc.outstanding) != 1: time.sleep(0.01)\n    global theirs\n"
+        f"    theirs = other[0].execute({f'{UNTIL}until({str(long)!r})'!r}, block=False)\n"
+        f"    Path({str(end)!r}).touch()\n"
+        "thread = threading.Thread(target=meanwhile)\nthread.start()",
+    )
+    ran = tmp_path / "ran"
+    works(with_another, f"{CTRL_C}\nctrl_c(lambda: os.path.exists({str(ran)!r}) and len(rc.outstanding) == 1)")
+    source = f"%%experiment a --on 0-1\nfrom pathlib import Path\nx = 1\nPath({str(ran)!r}).touch()"
+    assert with_another.run(source, timeout=60).error == "KeyboardInterrupt"
+    assert "its cell has not begun, and is taken back" in record(cluster)["engines"][0]["error"]
+    assert with_another.value("theirs.ready()") is False
+    long.touch()
+    works(with_another, "theirs.get(60)")
+    assert on_engines(with_another, "'x' in globals()") == [False] * 4
+    assert on_engines(with_another, OPEN) == [0] * 4

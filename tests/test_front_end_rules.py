@@ -134,6 +134,7 @@ def test_jupyterlab_keeps_elements_words_folding_and_bars_of_a_notebook_that_is_
     ]
 
 
+@pytest.mark.thorough
 def test_nbconvert_with_and_without_its_sanitizer_shows_the_same_words(tmp_path: Path) -> None:
     reports = every_report()
     bundle = {"text/plain": text.render(reports), "text/html": html.render(reports)}

@@ -11,7 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import ipygpumem
 from ipygpumem.errors import ExperimentError
 from ipygpumem.notebook.experiments.run import checked_parameters, parse_parameters
-from ipygpumem.notebook.ipython.sources import cell_that_bound, describing_line, digest_of
+from ipygpumem.notebook.ipython.sources import cell_that_bound, describing_line
 
 
 @pytest.fixture
@@ -35,27 +35,6 @@ def loaded(shell: InteractiveShell) -> InteractiveShell:
 def test_the_first_line_that_says_what_a_cell_does(source: str, line: str) -> None:
     assert describing_line(source) == line
     assert len(describing_line(source)) <= 80
-
-
-def test_a_cell_knows_its_source_and_white_space_around_it_is_no_difference(loaded: InteractiveShell) -> None:
-    loaded.run_cell("%%time\nx = 1")
-    last = ipygpumem.last()
-    assert last is not None
-    assert (last.source_line, last.source_digest) == ("x = 1", digest_of("%%time\nx = 1"))
-    assert digest_of("x = 1\n") == digest_of("\nx = 1") != digest_of("x  = 1")
-    assert len(digest_of("\ud800")) == 16
-
-
-def test_a_recovery_is_part_of_the_cells_record_also_inside_its_experiment(loaded: InteractiveShell) -> None:
-    loaded.run_cell("%%experiment one\nraise MemoryError")
-    last = ipygpumem.last()
-    assert last is not None
-    assert last.recovery is not None
-    assert (last.recovery.kind, last.recovery.error) == ("oom", "MemoryError")
-    assert ipygpumem.experiments()[0].cells == (last,)
-    loaded.run_line_magic("config", "IPyGpuMem.release_frames = 'never'")
-    loaded.run_cell("%%experiment one\nraise MemoryError")
-    assert [record.ooms for record in ipygpumem.experiments()] == [1, 1]
 
 
 def test_each_out_of_memory_error_counts_once_for_every_experiment_that_it_met(loaded: InteractiveShell) -> None:

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -73,22 +72,6 @@ def test_garbage_and_a_torn_end_hide_no_whole_line(tmp_path: Path, garbage: byte
     damaged = read(write(tmp_path, VALID[:place] + garbage + VALID[place:]))
     assert (damaged.kernel is not None) + len(damaged.cell) + (damaged.end is not None) >= len(ENTRIES) - 1
     assert shown(damaged)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
-NAMES = sorted({"kind", *(field.name for kind in (Kernel, Moment) for field in dataclasses.fields(kind))})
-
-
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(st.sampled_from(ENTRIES[:4]), st.sampled_from(NAMES), JSON), max_size=6))
-def test_lines_with_arbitrary_fields_never_raise(tmp_path: Path, changes: list[tuple[Any, str, Any]]) -> None:
-    lines = [json.dumps({**json.loads(encode(entry)), name: value}).encode() for entry, name, value in changes]
-    found = read(write(tmp_path, b"\n".join([*lines, VALID])))
-    html.render([postmortem_report(found, judge(found))])
 
 
 @pytest.mark.parametrize(
@@ -169,13 +152,6 @@ def test_kills_are_those_of_the_own_group_else_of_the_machine(tmp_path: Path) ->
     first.write("sys/fs/cgroup/memory/a/memory.oom_control", "under_oom 0\noom_kill 2\n")
     assert [oom_kills.counted(oom_kills.counter(system.root)) for system in (second, first, neither)] == [3, 2, 41]
     assert oom_kills.counter(tmp_path / "nothing") == ""
-
-
-def test_a_new_group_of_the_same_path_has_another_counter(tmp_path: Path) -> None:
-    path = write(tmp_path, b"oom_kill 1\n", "memory.events")
-    inode = tmp_path.stat().st_ino
-    names = (f"{path}:{inode}", f"{path}:{inode + 1}", "/etc/passwd:1", "")
-    assert [oom_kills.counted(name) for name in names] == [1, None, None, None]
 
 
 LOG = {

@@ -14,7 +14,6 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from ipygpumem.measuring.growth import Growth
 from ipygpumem.measuring.meter import Measurement
-from ipygpumem.model import Usage
 from ipygpumem.notebook.cell import CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments import survivors
@@ -80,23 +79,6 @@ def test_a_cell_is_measured_remembered_and_reported(notebook: Notebook, probe: F
     assert (record.execution_count, record.success, record.usages[0].delta_bytes) == (7, True, 100)
     assert record.usages[0].peak_delta_bytes == 500
     assert [report.kind for report in shown_in(notebook)] == ["cell"]
-
-
-def test_an_end_without_a_beginning_is_ignored(notebook: Notebook) -> None:
-    notebook.session.cell_ends(result_of(info_of("")))
-    notebook.session.cell_ends(None)
-    assert not notebook.session.history
-
-
-def test_a_cell_that_never_ends_does_not_make_the_next_ones_nested(notebook: Notebook) -> None:
-    outer = info_of("outer")
-    notebook.session.cell_begins(outer)
-    notebook.session.cell_begins(info_of("lost"))
-    notebook.session.cell_ends(result_of(outer))
-    following = info_of("next")
-    notebook.session.cell_begins(following)
-    notebook.session.cell_ends(result_of(following))
-    assert len(notebook.session.history) == 2
 
 
 @pytest.mark.parametrize("step", ["_measure", "_line", "_recover"])
@@ -223,16 +205,6 @@ def test_quiet_hides_no_error_and_no_growth_and_nothing_else_that_is_said(
     told = note("a budget was crossed")
     monkeypatch.setattr(notebook.trends, "code_ended", lambda cell, *, failed: cell.below.append(told))
     assert run_cell(notebook) == [told.headline]
-
-
-def test_bars_are_as_long_as_the_highest_use_of_all_cells_shown_or_not(notebook: Notebook, probe: FakeProbe) -> None:
-    notebook.context.config.report = False
-    info = info_of("x")
-    notebook.session.cell_begins(info)
-    probe.spike(700)
-    notebook.session.cell_ends(result_of(info))
-    assert notebook.context.screen.scales.bar("RAM", Usage("cpu", 100, 106, 106, 1000, "kernel")) is None
-    assert Scales().bar("RAM", Usage("cpu", 100, 106, 106, 1000, "kernel")) is not None
 
 
 EVENTS = st.lists(

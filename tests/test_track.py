@@ -103,6 +103,7 @@ def test_rows_are_printed_where_no_table_can_be_updated(
     assert last.endswith("RAM +1 MiB, peak +1 MiB, 3 MiB now")
 
 
+@pytest.mark.usefixtures("others_out_of_sight")
 def test_growth_in_every_iteration_is_said_and_who_holds_it(
     script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,8 +46,8 @@ INTERRUPT_EVERY_LINE = '''
 import sys, ipygpumem, ipygpumem.notebook.experiments.run as experiments
 from ipygpumem.notebook.notebook import current_notebook
 
-def interrupt_every_line(limit):
-    """Finish nested scopes with a Ctrl-C at the n-th line of our own code, for every n; return what was lost."""
+def interrupt_every_line(limit, step):
+    """Finish nested scopes with a Ctrl-C at each ``step``-th line of our own code; return what was lost."""
     shell, session = get_ipython(), current_notebook()
     space, report = shell.user_ns, session.context.config.report
     steps, experiments.steps_that_free = experiments.steps_that_free, lambda *_, **__: []
@@ -79,7 +79,7 @@ def interrupt_every_line(limit):
 
     n = 0
     while n < limit:
-        n += 1
+        n += step
         space.update(t_old="old", t_keep="old")
         outer = ipygpumem.experiment("outer", report="none").start()
         shell.run_cell("t_old = 1; t_keep = 1; t_new = []", store_history=False)
@@ -107,9 +107,10 @@ def interrupt_every_line(limit):
 '''
 
 
-def test_an_exit_interrupted_at_any_line_of_our_code_is_finished_by_another_end(notebook: Kernel) -> None:
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.thorough)])
+def test_an_exit_interrupted_at_any_line_of_our_code_is_finished_by_another_end(notebook: Kernel, step: int) -> None:
     works(notebook, INTERRUPT_EVERY_LINE)
-    works(notebook, "lines, problems = interrupt_every_line(5000)", timeout=300)
+    works(notebook, f"lines, problems = interrupt_every_line(5000, {step})", timeout=300)
     assert notebook.value("lines") in range(100, 5000)
     assert notebook.value("problems") == []
     goes_on(notebook)

@@ -107,23 +107,6 @@ def test_a_name_that_a_scope_shadows_and_a_subshell_binds_is_the_subshells(subsh
     assert notebook.value("x") == "again"
 
 
-def test_a_scope_that_begins_and_ends_while_a_subshells_cell_runs_takes_nothing_of_it(subshell: Subshell) -> None:
-    notebook = subshell.kernel
-    subshell.send("mine = 1\nexec('before = 1')\nbegun.set()\ngo_on.wait(60)\nafter = 2")
-    works(notebook, "assert begun.wait(60)", "%%experiment a\nown = 1")
-    subshell.let_go_on()
-    assert set(names(notebook)) == {*_OWN, "mine", "before", "after"}
-
-
-def test_a_name_of_which_nobody_can_tell_whose_it_is_stays(subshell: Subshell) -> None:
-    notebook = subshell.kernel
-    works(notebook, "%experiment start a")
-    subshell.send("begun.set()\ngo_on.wait(60)")
-    works(notebook, "assert begun.wait(60)", "exec('by_exec = 1')\nbound = 2", "%experiment end")
-    subshell.let_go_on()
-    assert set(names(notebook)) == {*_OWN, "by_exec"}
-
-
 def test_each_shell_has_scopes_of_its_own(subshell: Subshell) -> None:
     notebook = subshell.kernel
     works(notebook, "x = 'old'", "%experiment start a", "x = 'a'\nnew_a = 1")

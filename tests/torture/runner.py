@@ -79,12 +79,12 @@ class Result:
 class TortureKernel(Kernel):
     """A kernel in whose profile nothing stays."""
 
-    def __init__(self, *arguments: str, **variables: str) -> None:
+    def __init__(self, **variables: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="torture-")
         path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(ROOT)]))
         default = {"TORCHINDUCTOR_CACHE_DIR": f"{self._folder.name}/inductor"}
         env = {**default, **os.environ, **variables, "IPYTHONDIR": self._folder.name, "PYTHONPATH": path}
-        super().__init__("--log-level=ERROR", *arguments, env=env)
+        super().__init__("--log-level=ERROR", env=env)
 
     def settle(self) -> None:
         """Wait until the kernel takes cells again: it refuses what comes right after an error."""
@@ -113,7 +113,7 @@ class Runner:
         """Return what ``scenario`` gave; whatever goes wrong is the result's ``trouble``."""
         try:
             result = self._try(scenario)
-            stays = not (scenario.alone or scenario.options) and self._is_clean()
+            stays = not scenario.alone and self._is_clean()
         except (AssertionError, TimeoutError, RuntimeError, queue.Empty) as problem:
             result = Result(scenario, trouble=f"{type(problem).__name__}: {problem}")
             stays = False
@@ -136,10 +136,8 @@ class Runner:
         return found["dead"] >= NEEDED_SHARE * found["made"]
 
     def _ready(self, scenario: Scenario) -> TortureKernel:
-        if scenario.options:
-            self.close()
         if self._kernel is None:
-            self._kernel = TortureKernel(*scenario.options, **({"TORTURE_GPU": "1"} if self._gpu else {}))
+            self._kernel = TortureKernel(**({"TORTURE_GPU": "1"} if self._gpu else {}))
         imports = [f"import {name}" for name in ("numpy", *scenario.needs) if name != "matplotlib"]
         for code in (_PRELUDE, "\n".join(imports), self._way.load, scenario.before):
             _ok(self._kernel, code)

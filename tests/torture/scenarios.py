@@ -38,7 +38,6 @@ class Scenario:
         holder: words that a path from a root to the memory must contain where something outside holds it on purpose.
         needs: modules without which the scenario cannot run.
         python: the oldest Python that has what it is about.
-        options: arguments of the kernel.
         alone: whether it changes the process so that no other scenario may follow in it.
     """
 
@@ -51,7 +50,6 @@ class Scenario:
     holder: str = ""
     needs: tuple[str, ...] = ()
     python: str = "3.10"
-    options: tuple[str, ...] = ()
     alone: bool = False
 
     @property
@@ -122,30 +120,6 @@ array()
 array()
 ---
 %reset -f out
-### output cache of size 0 [options --InteractiveShell.cache_size=0]
-With `InteractiveShell.cache_size = 0` there is no `Out`, and IPython still keeps the last result.
-The end of the experiment drops it.
----
-array()
----
-array()
-### small output cache [options --InteractiveShell.cache_size=3]
-When a small cache is full IPython drops old outputs, but not each name for them.
-The end of the experiment removes what is left.
----
-array(16)
----
-array(16)
----
-array(16)
----
-array(16)
----
-array(16)
----
-array(16)
----
-array(16)
 ### closures and default arguments
 A function keeps what it closes over and its defaults.
 The end of the experiment deletes the function with its name.
@@ -157,26 +131,6 @@ def make():
     return step
 step = make()
 fast = lambda x=array(): x
-### a closure in an outer list [holder steps]
-A function that was put into a list outside keeps what it closes over.
-Held on purpose: remove it from the list.
---- before
-steps = []
----
-def make():
-    data = array()
-    return lambda: data
-steps.append(make())
-### functools.lru_cache
-The cache keeps arguments and results of each call.
-The end of the experiment deletes the function, and with it its cache.
----
-import functools
-@functools.lru_cache
-def load(i):
-    return array()
-load(1), load(2)
-None
 ### functools.lru_cache on an outer function [holder load]
 The function outlives the scope, and so does its cache.
 Held on purpose: call the function's `cache_clear()`.
@@ -245,13 +199,6 @@ The end of the experiment deletes the view.
 ---
 small = array()[:10]
 row = array().reshape(1024, -1)[3]
-### a view in an outer list [holder kept]
-A view of ten numbers keeps the whole array.
-Held on purpose: append a `copy()`.
---- before
-kept = []
----
-kept.append(array()[:10])
 ### memory maps
 A map and each view of it keep the file mapped.
 The end of the experiment deletes the names, which unmaps the file.
@@ -279,16 +226,6 @@ stop = threading.Event()
 def work(data):
     stop.wait()
 threading.Thread(target=work, args=(array(),), daemon=True).start()
-### a thread that ends in the scope
-A thread keeps its arguments until it has ended, and its object what it stored.
-The end of the experiment gives it back.
----
-import threading
-class Worker(threading.Thread):
-    def run(self):
-        self.result = array()
-worker = Worker(); worker.start(); worker.join()
-local = threading.local(); local.data = array()
 ### context variables [holder Context; alone]
 The kernel's context keeps the value that a cell has set, and the variable with it.
 Held on purpose: `variable.reset(token)`.
@@ -363,21 +300,6 @@ def outer():
     more = array()
     yield from inner() or ()
 next(outer())
-### an error in a with body
-The context manager's generator and the frames around it are in the traceback.
-The end of the experiment releases the frames; the traceback can still be shown.
---- raises ValueError
-import contextlib
-@contextlib.contextmanager
-def session():
-    data = array()
-    yield data
-def f():
-    with session() as data, contextlib.ExitStack() as stack:
-        stack.callback(lambda data: None, array())
-        more = array()
-        raise ValueError
-f()
 ### %xmode Verbose
 IPython's Verbose tracebacks read the frames' locals, which up to Python 3.12 makes a copy of them.
 The end of the experiment releases the frames; the traceback can still be shown.
@@ -549,16 +471,6 @@ get_ipython().events.register("post_run_cell", callback)
 1
 ---
 get_ipython().events.unregister('post_run_cell', callback)
-### an error in a repr
-The error of a representation is shown and stored like any other.
-The end of the experiment releases the frames; the traceback can still be shown.
---- raises ValueError
-class Fails:
-    def __init__(self): self.data = array()
-    def _repr_html_(self):
-        x = array()
-        raise ValueError
-Fails()
 ### tasks beside one that fails
 `asyncio.gather` raises the first error while the other tasks go on with their frames.
 The end of the experiment releases the frames; the traceback can still be shown.
@@ -572,26 +484,9 @@ async def work(number):
 await asyncio.gather(*map(work, range(3)))
 ---
 await asyncio.sleep(0.05)
-### sys.exit
-`sys.exit()` is an error as well, and its traceback keeps the frames.
-The end of the experiment releases the frames; the traceback can still be shown.
---- raises SystemExit
-import sys
-def f():
-    x = array()
-    sys.exit(1)
-f()
 
 ## Magics and warnings
 
-### %%capture
-The captured outputs keep what was displayed.
-The end of the experiment deletes the captured object.
----
-%%capture out
-x = array()
-display(x[:3])
-x
 ### %%capture of a cell that fails
 The error is captured and not shown, and its frames are kept all the same.
 The end of the experiment releases the frames.
@@ -670,21 +565,6 @@ def f():
 f()
 --- answers x.sum(), up, z = x, !w = x, up, q
 %debug
-### %tb
-`%tb` reads the locals of every frame again.
-The end of the experiment releases the frames.
---- raises ValueError
-def f():
-    x = array()
-    raise ValueError
-def g():
-    y = array()
-    f()
-g()
----
-%tb
----
-%tb Verbose
 ### %pdb
 With `%pdb on` each error opens the debugger, which keeps the frames.
 The end of the experiment makes it forget them.
@@ -828,16 +708,6 @@ def step(x):
     return compiled(x).sum() * scale[0]
 step(to_gpu(torch.ones(1, 4096))).backward()
 watch(model.weight.grad)
-### modules and TorchScript [needs torch; alone]
-A traced module keeps its weights and the constants that it has seen.
-The end of the experiment gives it back.
----
-import warnings
-warnings.simplefilter('ignore')
-
-model = to_gpu(torch.nn.Sequential(torch.nn.Linear(2048, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 2048)))
-watch(*model.parameters())
-traced = torch.jit.trace(model, to_gpu(torch.ones(1, 2048)))
 
 ## matplotlib and pandas
 
@@ -888,7 +758,7 @@ def _parsed(text: str) -> Scenario:
     head, *blocks = re.split(r"^---", text.strip(), flags=re.MULTILINE)
     title, pins, advice = head.strip().split("\n")
     name, _, fields = title.partition(" [")
-    options: dict[str, str] = dict(field.partition(" ")[::2] for field in fields.rstrip("]").split("; "))
+    others: dict[str, str] = dict(field.partition(" ")[::2] for field in fields.rstrip("]").split("; "))
     before, cells, on_gpu = "", [], []
     for block in blocks:
         line, _, code = block.partition("\n")
@@ -905,11 +775,10 @@ def _parsed(text: str) -> Scenario:
         tuple(cells),
         tuple(on_gpu),
         before,
-        holder=options.get("holder", ""),
-        needs=tuple(options.get("needs", "").split()),
-        python=options.get("python", "3.10"),
-        options=tuple(options.get("options", "").split()),
-        alone="alone" in options,
+        holder=others.get("holder", ""),
+        needs=tuple(others.get("needs", "").split()),
+        python=others.get("python", "3.10"),
+        alone="alone" in others,
     )
 
 

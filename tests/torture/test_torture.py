@@ -13,11 +13,7 @@ from tests.smoke.steps import fails, ok
 from tests.torture.runner import CELL, PLAIN, SPAN, Runner, TortureKernel, Way
 from tests.torture.scenarios import SCENARIOS, Scenario
 
-_CASES = [
-    (CELL if CELL.serves(scenario) else SPAN, scenario)
-    for scenario in SCENARIOS
-    if not (scenario.alone or scenario.options)
-]
+_CASES = [(CELL if CELL.serves(scenario) else SPAN, scenario) for scenario in SCENARIOS if not scenario.alone]
 
 
 @pytest.fixture(scope="module")
