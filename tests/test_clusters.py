@@ -317,13 +317,13 @@ def test_cells_of_another_client_are_in_no_experiment_of_ours(with_another: Kern
     works(with_another, "%experiment start span --on 0-1")
     works(with_another, "%px x = old = 1")
     works(
-        cluster,
+        with_another,
         "other[0].execute('cell = 1', silent=False, block=True)\nother[0].execute('silent = 3; old = 4', block=True)",
     )
     works(with_another, "%experiment end")
     assert on_engines(with_another, THEIRS)[:2] == [[1, None, 3, 4], [None, None, None, 0]]
-    assert record(cluster)["deleted"] == ("x",)
-    assert [len(engine["record"]["cells"]) for engine in record(cluster)["engines"]] == [1, 1]
+    assert record(with_another)["deleted"] == ("x",)
+    assert [len(engine["record"]["cells"]) for engine in record(with_another)["engines"]] == [1, 1]
 
 
 def test_clients_have_experiments_of_the_same_name_at_a_time(with_another: Kernel) -> None:
@@ -332,7 +332,7 @@ def test_clients_have_experiments_of_the_same_name_at_a_time(with_another: Kerne
     works(with_another, "other[0].execute('%experiment start a\\ncell = 1', silent=False, block=True)")
     works(with_another, "%%experiment a --on 0\nx = 1")
     assert on_engines(with_another, THEIRS)[0][0] == 1
-    assert record(cluster)["deleted"] == ("x",)
+    assert record(with_another)["deleted"] == ("x",)
     works(with_another, "other[0].execute('%experiment end', silent=False, block=True)")
     assert on_engines(with_another, THEIRS)[0][0] is None
 
@@ -341,7 +341,7 @@ def test_a_ctrl_c_does_not_reach_another_clients_task_before_our_cell(with_anoth
     end, long = tmp_path / "end", tmp_path / "long"
     works(with_another, f"busy = other[1].execute({f'{UNTIL}until({str(end)!r})'!r}, block=False)")
     works(
-        cluster,
+        with_another,
         f"import time\nfrom pathlib import Path\ndef meanwhile():\n"
         f"    while len(rc.outstanding) != 1: time.sleep(0.01)\n    global theirs\n"
         f"    theirs = other[0].execute({f'{UNTIL}until({str(long)!r})'!r}, block=False)\n"
@@ -352,7 +352,7 @@ def test_a_ctrl_c_does_not_reach_another_clients_task_before_our_cell(with_anoth
     works(with_another, f"{CTRL_C}\nctrl_c(lambda: os.path.exists({str(ran)!r}) and len(rc.outstanding) == 1)")
     source = f"%%experiment a --on 0-1\nfrom pathlib import Path\nx = 1\nPath({str(ran)!r}).touch()"
     assert with_another.run(source, timeout=60).error == "KeyboardInterrupt"
-    assert "its cell has not begun, and is taken back" in record(cluster)["engines"][0]["error"]
+    assert "its cell has not begun, and is taken back" in record(with_another)["engines"][0]["error"]
     assert with_another.value("theirs.ready()") is False
     long.touch()
     works(with_another, "theirs.get(60)")

@@ -19,7 +19,6 @@ from ipygpumem.freeing import reclaim, tracebacks
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.objects import interrupts
 from ipygpumem.objects.garbage import Garbage
-from ipygpumem.profiling import statements
 from tests.fakes import FakeProbe
 from tests.kernel import Kernel
 from tests.steps import tidied_kernel, works
@@ -121,26 +120,9 @@ def collect(meter: Meter) -> None:
     Garbage().collect()
 
 
-def look_after_a_cell(meter: Meter) -> None:
-    struck_when_it_dies()
-    Garbage().cell_ended(0.0, 0.05, in_scope=True)
-
-
 def give_back(meter: Meter) -> None:
     held = [struck_when_it_dies(Plain)]
     reclaim.run_steps(meter, [("names", held.clear)], [])
-
-
-def measure_statements(meter: Meter) -> None:
-    struck_when_it_dies()
-    statements.measure(meter, [statements.Statement("1", compile("1", "<s>", "exec"))], {}, setup=None, repeats=1)
-
-
-def take_arrays_off(meter: Meter) -> None:
-    numpy = pytest.importorskip("numpy")
-    error = MemoryError(numpy.ones(1 << 20))
-    struck_when_it_dies()
-    tracebacks.remove_attributes(error, roots=[], through=[], least_bytes=1)
 
 
 def release_in_a_try(meter: Meter) -> None:
@@ -164,15 +146,7 @@ def drop_a_result_that_was_too_large(meter: Meter) -> None:
         run_tries(train, Fit(Plan({"n": 1000}, headroom=0.1), own))
 
 
-PLACES = (
-    collect,
-    look_after_a_cell,
-    give_back,
-    measure_statements,
-    take_arrays_off,
-    release_in_a_try,
-    drop_a_result_that_was_too_large,
-)
+PLACES = (collect, give_back, release_in_a_try, drop_a_result_that_was_too_large)
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
@@ -226,8 +200,10 @@ def fails(n):
 shared_kernel, notebook = tidied_kernel("%reset -f", "%reload_ext ipygpumem\n" + SETUP)
 
 
-@pytest.mark.parametrize("kind", ["Big", "Plain"])
-@pytest.mark.parametrize("head", ["", "%%capture\n"])  # which runs a cell of its own, whose events lose it
+@pytest.mark.parametrize(
+    ("kind", "head"),
+    [("Big", ""), ("Plain", "%%capture\n")],  # which runs a cell of its own, whose events lose it
+)
 def test_a_ctrl_c_between_two_tries_ends_the_cell(notebook: Kernel, kind: str, head: str) -> None:
     reply = notebook.run(f"%%autofit n=8\n{head}runs.append(n)\nheld = struck({kind})\nif n > 2: raise MemoryError")
     assert (reply.error, notebook.value("runs")) == ("KeyboardInterrupt", [8])

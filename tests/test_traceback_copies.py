@@ -75,9 +75,3 @@ def test_a_stand_in_shows_what_the_real_one_shows_and_refers_to_no_frame_of_it(t
         if sys.version_info >= (3, 11):
             assert frame.f_code.co_qualname == real_frame.f_code.co_qualname
             assert frame.f_code.co_firstlineno == real_frame.f_code.co_firstlineno
-
-
-def test_a_stand_in_of_a_stand_in_is_the_same_again() -> None:
-    assert isinstance(fail, FunctionType)
-    once = copy_without_frames(traceback_of(fail))
-    assert traceback.format_tb(copy_without_frames(once)) == traceback.format_tb(once)

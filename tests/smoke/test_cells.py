@@ -1,13 +1,17 @@
-"""The line after each cell, in a real kernel."""
+"""The line after each cell, %%experiment, %gpumem status and records, in real kernels."""
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
+from ipygpumem.units import GIB, MIB, parse_bytes
 from tests.kernel import Kernel
-from tests.smoke.steps import fails, ok, sizes
+from tests.smoke.steps import exist, fails, ok, plain, sizes
+
+# -- the line after each cell
 
 
 def test_the_line_tells_what_a_cell_kept_and_its_peak(notebook: Kernel) -> None:
@@ -64,3 +68,169 @@ def test_the_last_record_tells_about_the_cell(notebook: Kernel) -> None:
     ok(notebook, "import ipygpumem", "block = bytearray(64 << 20)")
     assert notebook.value("ipygpumem.last().usages[0].delta_bytes >> 20") in (63, 64, 65)
     assert notebook.value("(ipygpumem.last().success, len(ipygpumem.history()) > 1)") == (True, True)
+
+
+# -- %%experiment feels like no wrapper at all -------------------------------------------------------------------
+
+
+def test_the_last_expression_is_displayed(notebook: Kernel) -> None:
+    reply = ok(notebook, "%%experiment a\nx = 6\nx * 7")
+    assert reply.result == "42"
+    assert len(reply.reports("experiment")) == 1
+    assert exist(notebook, "x") == []
+
+
+def test_prints_and_magics_inside_work(notebook: Kernel) -> None:
+    reply = ok(notebook, "%%experiment a\nprint('one')\nx = %pwd\n!echo two\n%time y = 3\nprint(y)")
+    assert reply.stdout.startswith("one\n")
+    assert "two" in reply.stdout
+    assert reply.stdout.endswith("3\n")
+    assert exist(notebook, "x", "y") == []
+
+
+def test_the_traceback_shows_the_right_lines(notebook: Kernel) -> None:
+    cell = "%%experiment a\n\ndef half(x):\n    return 1 / x\n\nhalf(0)"
+    text = plain(fails(notebook, cell, "ZeroDivisionError").traceback)
+    assert re.search(r"-> *6 half\(0\)", text)
+    assert re.search(r"-> *4 +return 1 / x", text)
+
+
+def test_options_are_read_from_the_first_line(notebook: Kernel) -> None:
+    reply = ok(
+        notebook, "%%experiment two words --keep x,y --report compact --seed 7\nimport random\nx = random.random()"
+    )
+    (text,) = reply.reports("experiment")
+    assert "experiment two words · " in text
+    assert "keep: no name matches 'y'" in text
+    ok(notebook, "import random\nrandom.seed(7)")
+    assert notebook.value("x == random.random()") is True
+    assert ok(notebook, "%%experiment quiet --report none\n1").reports("experiment") == []
+
+
+def test_help_and_completion_know_the_magic(notebook: Kernel) -> None:
+    ok(notebook, "%%experiment?", "%experiment?")
+    assert {"%experiment", "%%experiment"} <= {match.strip() for match in notebook.complete("%experi")}
+    assert "--drop-imports" in notebook.complete("%%experiment a --d")
+    ok(notebook, "loss_of_a = loss_of_b = 1")
+    assert "loss_of_b" in notebook.complete("%%experiment a --keep loss_of_a lo")
+    assert "--drop-imports" in notebook.complete("%%experiment a --keep loss_of_a --d")
+
+
+def test_the_python_interface_makes_the_same_scope(notebook: Kernel) -> None:
+    ok(notebook, "import ipygpumem\nold = 1")
+    ok(notebook, "with ipygpumem.experiment('a', keep='best') as done:\n    old = 2\n    new = 3\n    best = 4")
+    assert notebook.value("(old, best, done.record.deleted, done.record.restored)") == (1, 4, ("new",), ("old",))
+    ok(notebook, "running = ipygpumem.experiment('b').start()", "old = 5\nmore = 6", "record = running.finish()")
+    assert notebook.value("(old, 'more' in globals())") == (1, False)
+
+
+# -- %gpumem status in a real kernel ---------------------------------------------------------------------------------
+
+_ROW = re.compile(r"^ +([\d.]+ (?:[KMGTP]i)?B)  +(\S.*?)  +\S", re.MULTILINE)
+_TITLE = re.compile(r"^  RAM: ([\d.]+ (?:[KMGTP]i)?B), (.+)$", re.MULTILINE)
+
+
+def parts(kernel: Kernel) -> dict[str, int]:
+    """Return the rows of the host's table; they sum to its title but for what rounding loses."""
+    (status,) = ok(kernel, "%gpumem status").reports("status")
+    title = _TITLE.search(status)
+    assert title is not None, status
+    table = re.split(r"\n  (?:no experiment is open|experiment |child processes, by )", status[title.end() :])[0]
+    rows = {name: parse_bytes(size) for size, name in _ROW.findall(table)}
+    assert abs(sum(rows.values()) - parse_bytes(title[1])) < len(rows) * GIB // 100, status
+    return rows
+
+
+def own(rows: dict[str, int]) -> int:
+    return sum(size for name, size in rows.items() if name.startswith(("this process", "arrays:")))
+
+
+def test_the_hosts_parts_sum_to_its_total_and_follow_what_cells_do(notebook: Kernel) -> None:
+    before = own(parts(notebook))
+    ok(notebook, "block = bytearray(b'x') * (512 << 20)")
+    held = own(parts(notebook))
+    assert abs(held - before - 512 * MIB) < 32 * MIB
+    ok(notebook, "del block")
+    assert abs(own(parts(notebook)) - before) < 32 * MIB
+
+
+def test_it_imports_no_framework_and_changes_nothing_of_the_collectors(notebook: Kernel) -> None:
+    ok(notebook, "import gc, sys, threading")
+    look = (
+        "(gc.get_threshold(), gc.isenabled(), gc.get_freeze_count(), threading.active_count(), 'torch' in sys.modules)"
+    )
+    before = notebook.value(look)
+    parts(notebook)
+    assert notebook.value(look) == before
+
+
+def test_it_keeps_no_object_alive(notebook: Kernel) -> None:
+    ok(
+        notebook,
+        "import gc, weakref\nclass Thing: pass\nthing = Thing()\nthing.block = bytearray(1 << 20)\n"
+        "died = []\nweakref.finalize(thing, died.append, 1).atexit = False",
+    )
+    parts(notebook)
+    ok(notebook, "del thing")
+    assert notebook.value("died") == [1]
+
+
+# -- a record is made once everything that gives memory back has run -------------------------------------------------
+
+LAST = """import json
+_cell = ipygpumem.last()
+_host = _cell.usages[0]
+print(json.dumps([_host.before_bytes, _host.after_bytes, _host.peak_bytes, _cell.reclaimed.get("cpu", 0)]))"""
+ENDINGS = {
+    "an experiment": ("%%experiment big --keep total\nblock = bytearray(256 << 20)\ntotal = len(block)", None),
+    "experiments inside each other": (
+        "%%experiment outer\ninner = ipygpumem.experiment('inner').start()\nblock = bytearray(256 << 20)",
+        None,
+    ),
+    "a recovery": (
+        "def fill():\n    block = bytearray(256 << 20)\n    raise MemoryError\n\nfill()",
+        "MemoryError",
+    ),
+    "a recovery in an experiment": (
+        "%%experiment failing\nother = bytearray(128 << 20)\ndef fill():\n    block = bytearray(128 << 20)\n"
+        "    raise MemoryError\n\nfill()",
+        "MemoryError",
+    ),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_cell_kept_what_is_left_after_its_own_clean_up(notebook: Kernel, ending: str) -> None:
+    """What its code held when it ended is in the peak, and what came back of it has a field of its own."""
+    code, error = ENDINGS[ending]
+    ok(notebook, "import ipygpumem\n%gpumem free")
+    reply = ok(notebook, code) if error is None else fails(notebook, code, error)
+    line = reply.reports("cell")[0].splitlines()[0]
+    assert abs(sizes(line, "RAM")) < 16
+    assert abs(sizes(line, "peak") - 256) < 16
+    before, after, peak, reclaimed = json.loads(ok(notebook, LAST).stdout)
+    assert abs(after - before) < 16 * MIB
+    assert abs(peak - before - 256 * MIB) < 16 * MIB
+    assert abs(reclaimed - 256 * MIB) < 16 * MIB
+
+
+def test_all_that_tells_of_a_session_tells_the_same(notebook: Kernel) -> None:
+    """After an experiment of one cell: pictures, exports, history, its own record and the cell's."""
+    ok(notebook, "import ipygpumem\n%gpumem free")
+    reply = ok(notebook, "%%experiment big\nblock = bytearray(256 << 20)")
+    assert reply.reports("cell")[0].count(" now") == 1
+    found = ok(
+        notebook,
+        """import csv, json, pathlib, tempfile
+_file = pathlib.Path(tempfile.mkdtemp(), "session.csv")
+ipygpumem.export(_file)
+with _file.open() as _lines:
+    _row = [row for row in csv.DictReader(_lines) if row["device"] == "cpu"][-1]
+_cell, _record = ipygpumem.last(), ipygpumem.experiments()[-1]
+print(json.dumps([_cell.usages[0].after_bytes, _record.usages[0].after_bytes, int(_row["after_bytes"])]))
+print(_record.cells[-1] == _cell)""",
+    ).stdout.splitlines()
+    cell, experiment, exported = json.loads(found[0])
+    assert cell == exported
+    assert abs(cell - experiment) < MIB
+    assert found[1] == "True"
