@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -263,98 +262,3 @@ def test_without_a_cluster_it_says_how_to_start_one(kernel: Kernel) -> None:
     assert "pip install ipyparallel" in refusal(kernel, "%%experiment a --on all\n1")
     works(kernel, "import ipyparallel")
     assert "--on needs a running cluster" in refusal(kernel, "%gpumem free --on all")
-
-
-# -- what other clients do on the engines meanwhile is in no experiment of ours ---------------------------------
-
-THEIRS = "[globals().get(name) for name in ('cell', 'pushed', 'silent', 'old')]"
-OTHER = """
-    other[0].execute('cell = 1', silent=False, block=True)
-    other[0].push({'pushed': 2}, block=True)
-    other[0].execute('silent = 3; old = 4', block=True)
-"""
-
-
-TIDY = """
-rc[:].execute('old = 0\\nfor name in ("cell", "pushed", "silent", "x"): globals().pop(name, None)', block=True)
-"""
-
-
-@pytest.fixture
-def with_another(cluster: Kernel) -> Iterator[Kernel]:
-    """The cluster, and another client of it; ``old`` is there on its engines."""
-    works(cluster, "import threading\nother = cluster.connect_client_sync()\nother.wait_for_engines(4)")
-    works(cluster, TIDY)
-    yield cluster
-    works(cluster, "other.close()")
-
-
-def while_engine_1_lags(kernel: Kernel, began: Path, end: Path) -> None:
-    """Let the other client do what it does once engine 1 alone has something to do, and then let that end."""
-    works(
-        kernel,
-        f"import time\nfrom pathlib import Path\ndef meanwhile():\n"
-        f"    while not (Path({str(began)!r}).exists() and len(rc.outstanding) == 1): time.sleep(0.01)\n"
-        f"{OTHER}    Path({str(end)!r}).touch()\nthread = threading.Thread(target=meanwhile)\nthread.start()",
-    )
-
-
-def test_what_another_client_makes_while_an_engine_still_runs_our_cell_stays(
-    with_another: Kernel, tmp_path: Path
-) -> None:
-    began, end = tmp_path / "began", tmp_path / "end"
-    while_engine_1_lags(with_another, began, end)
-    source = (
-        f"%%experiment a --on 0-1\n{UNTIL}x = 1\nif get_ipython().kernel.engine_id == 1:\n"
-        f"    Path({str(began)!r}).touch(); until({str(end)!r})"
-    )
-    works(with_another, source)
-    works(with_another, "thread.join()")
-    assert on_engines(with_another, THEIRS)[0] == [1, 2, 3, 4]
-
-
-def test_cells_of_another_client_are_in_no_experiment_of_ours(with_another: Kernel) -> None:
-    works(with_another, "%experiment start span --on 0-1")
-    works(with_another, "%px x = old = 1")
-    works(
-        with_another,
-        "other[0].execute('cell = 1', silent=False, block=True)\nother[0].execute('silent = 3; old = 4', block=True)",
-    )
-    works(with_another, "%experiment end")
-    assert on_engines(with_another, THEIRS)[:2] == [[1, None, 3, 4], [None, None, None, 0]]
-    assert record(with_another)["deleted"] == ("x",)
-    assert [len(engine["record"]["cells"]) for engine in record(with_another)["engines"]] == [1, 1]
-
-
-def test_clients_have_experiments_of_the_same_name_at_a_time(with_another: Kernel) -> None:
-    """Each ends its own."""
-    works(with_another, "%px %load_ext ipygpumem")
-    works(with_another, "other[0].execute('%experiment start a\\ncell = 1', silent=False, block=True)")
-    works(with_another, "%%experiment a --on 0\nx = 1")
-    assert on_engines(with_another, THEIRS)[0][0] == 1
-    assert record(with_another)["deleted"] == ("x",)
-    works(with_another, "other[0].execute('%experiment end', silent=False, block=True)")
-    assert on_engines(with_another, THEIRS)[0][0] is None
-
-
-def test_a_ctrl_c_does_not_reach_another_clients_task_before_our_cell(with_another: Kernel, tmp_path: Path) -> None:
-    end, long = tmp_path / "end", tmp_path / "long"
-    works(with_another, f"busy = other[1].execute({f'{UNTIL}until({str(end)!r})'!r}, block=False)")
-    works(
-        with_another,
-        f"import time\nfrom pathlib import Path\ndef meanwhile():\n"
-        f"    while len(rc.outstanding) != 1: time.sleep(0.01)\n    global theirs\n"
-        f"    theirs = other[0].execute({f'{UNTIL}until({str(long)!r})'!r}, block=False)\n"
-        f"    Path({str(end)!r}).touch()\n"
-        "thread = threading.Thread(target=meanwhile)\nthread.start()",
-    )
-    ran = tmp_path / "ran"
-    works(with_another, f"{CTRL_C}\nctrl_c(lambda: os.path.exists({str(ran)!r}) and len(rc.outstanding) == 1)")
-    source = f"%%experiment a --on 0-1\nfrom pathlib import Path\nx = 1\nPath({str(ran)!r}).touch()"
-    assert with_another.run(source, timeout=60).error == "KeyboardInterrupt"
-    assert "its cell has not begun, and is taken back" in record(with_another)["engines"][0]["error"]
-    assert with_another.value("theirs.ready()") is False
-    long.touch()
-    works(with_another, "theirs.get(60)")
-    assert on_engines(with_another, "'x' in globals()") == [False] * 4
-    assert on_engines(with_another, OPEN) == [0] * 4
