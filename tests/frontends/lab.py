@@ -126,10 +126,6 @@ def _environment(folder: Path) -> dict[str, str]:
     return {**os.environ, **{variable: str(folder / name) for variable, name in own.items()}}
 
 
-UNTIL = "import time\nfrom pathlib import Path\nwhile not Path({!r}).exists(): time.sleep(0.02)\n"
-"""A cell that runs until the test lets it go on."""
-
-
 class Notebook:
     """A notebook that is open in a page."""
 
@@ -156,10 +152,6 @@ class Notebook:
         self._is_used = True
         self.ready()
         self.theme(LIGHT)  # the server remembers what a test before chose
-
-    def let(self, name: str) -> None:
-        """Let the cell go on that waits, as ``UNTIL`` does, for a file of this name in the notebook's folder."""
-        (self._server.folder / name).touch()
 
     def ready(self) -> None:
         """Wait until the notebook is there and its kernel waits for work."""
