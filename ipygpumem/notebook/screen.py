@@ -79,7 +79,7 @@ class Screen:
             if time.perf_counter() < due:
                 return
             try:
-                bar = bar or _new_bar(f"ipygpumem: {what}", share)
+                bar = bar or _new_bar(f"ipygpumem: {what}", share, self._bar_stream)
                 bar.update(max(0.0, min(share, 1.0) - bar.n))  # what is done again does not move the bar back
             except Exception as error:  # the work goes on
                 due = float("inf")
@@ -93,14 +93,19 @@ class Screen:
                     bar.close()
 
     def _has_bars(self) -> bool:
-        """Return True if a person sees what is written to stderr: it is not captured, nor run by nbconvert."""
+        """Return True if a person sees the bar: the output is not captured, nor the notebook run by nbconvert."""
         if not self._config.report:
             return False
         if self.has_images:
-            if not _is_kernels(sys.stderr) or os.getpid() != self._pid:
+            if not _is_kernels(self._bar_stream) or os.getpid() != self._pid:
                 return False
             return bool(self._shell.kernel.get_parent("shell").get("content", {}).get("allow_stdin"))
-        return is_terminal(sys.stderr)
+        return is_terminal(self._bar_stream)
+
+    @property
+    def _bar_stream(self) -> Any:
+        """A notebook keeps an empty output where a bar was, and stderr's is a red band."""
+        return sys.stdout if self.has_images else sys.stderr
 
     def _begin_row(self) -> None:
         """Go to the beginning of a row of the terminal that has nothing in it yet."""
@@ -127,7 +132,7 @@ class Screen:
         return plain if shown == plain else _Styled(plain, shown)
 
 
-def _new_bar(what: str, share: float) -> Any:
+def _new_bar(what: str, share: float, stream: Any) -> Any:
     """Return a progress bar up to 1 that stands at ``share`` and disappears when it is closed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about ipywidgets, without which the bar is text
@@ -137,7 +142,7 @@ def _new_bar(what: str, share: float) -> Any:
         monitor_interval = 0  # no thread
 
     shape = "{desc} {percentage:.0f}% {bar} {elapsed}"
-    return Bar(desc=what, initial=share, total=1.0, leave=False, miniters=0, bar_format=shape)
+    return Bar(desc=what, initial=share, total=1.0, leave=False, miniters=0, bar_format=shape, file=stream)
 
 
 def _terminal_of(shell: Any) -> int | None:
