@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
+import os
 import subprocess
 import sys
 import threading
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 import ipygpumem
-from ipygpumem.objects.heap import Heap
+from ipygpumem.objects.heap import Heap, undisturbed
 from ipygpumem.probes import own_limits
 from tests.alone import in_a_process_of_its_own
 
@@ -121,3 +123,33 @@ def looks_of_several_threads() -> None:
 def test_looks_of_several_threads_take_turns() -> None:
     pytest.importorskip("resource")
     in_a_process_of_its_own(looks_of_several_threads)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_process_that_is_forked_during_a_look_may_look_and_collects_garbage() -> None:
+    looking, enough = threading.Event(), threading.Event()
+
+    def look() -> None:
+        with undisturbed():
+            looking.set()
+            enough.wait(60)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    looking.wait(60)
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=_look_in_child)
+    child.start()
+    child.join(60)
+    ended = child.exitcode
+    child.kill()
+    enough.set()
+    thread.join()
+    assert ended == 0
+
+
+def _look_in_child() -> None:
+    assert gc.isenabled()
+    with undisturbed():
+        assert not gc.isenabled()
+    assert gc.isenabled()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,8 +37,22 @@ _FEW = 50
 """Up to so many objects the collector's own search for referrers is faster: it compares each reference with each."""
 
 
-_TURN = threading.RLock()
-"""Held by the thread that looks over the heap."""
+class _Turn:
+    """The right to look over the heap. As the collector, it is one for the whole process."""
+
+    def __init__(self) -> None:
+        self.lock, self.was_on = threading.RLock(), False
+
+    def begin_in_child(self) -> None:
+        """End another thread's look in a forked process, because that thread stayed in the parent."""
+        if not self.lock.acquire(blocking=False) and self.was_on:
+            gc.enable()
+        self.lock = threading.RLock()
+
+
+_TURN = _Turn()
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_TURN.begin_in_child)
 
 
 @contextlib.contextmanager
@@ -47,8 +62,8 @@ def undisturbed() -> Iterator[None]:
     Two looks at once would find the lists that the other makes, without end; and none may change what it sees. Make
     a ``Heap`` in here, and drop it before the end.
     """
-    with _TURN:
-        was_on = gc.isenabled()
+    with _TURN.lock:
+        was_on = _TURN.was_on = gc.isenabled()
         gc.disable()
         try:
             yield
