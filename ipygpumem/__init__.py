@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ipygpumem.api.traces import Trace, export, load, trace, traces
     from ipygpumem.fitting.budgets import allocate, leave_free
     from ipygpumem.notebook.python import experiment, experiments, history, last, subscribe
-    from ipygpumem.probes.device_memory import memory
+    from ipygpumem.probes.nvml import memory
 
 _PLACES = {
     "api.devices": ("preload", "register_probe"),
@@ -34,7 +34,7 @@ _PLACES = {
     "api.traces": ("Trace", "export", "load", "trace", "traces"),
     "fitting.budgets": ("allocate", "leave_free"),
     "notebook.python": ("experiment", "experiments", "history", "last", "subscribe"),
-    "probes.device_memory": ("memory",),
+    "probes.nvml": ("memory",),
 }
 """What users call, by module. What is not in ``notebook`` works in scripts, too, where nothing imports IPython."""
 

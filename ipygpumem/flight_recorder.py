@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 
 import psutil
 
-from ipygpumem.probes import oom_kills
+from ipygpumem.probes import cgroup
 from ipygpumem.record import Record
 
 _KEPT_FILES = 20
@@ -276,7 +276,7 @@ def judge(recording: Recording) -> Verdict:
     if now == "unknown":
         return Verdict("it may still run: it is in another container or on another machine, or that was restarted")
     earliest = recording.last_time - _CLOCK_SECONDS
-    deaths = oom_kills.deaths() if kernel.place.endswith(_ROOT_NAMESPACE) else ()
+    deaths = cgroup.deaths() if kernel.place.endswith(_ROOT_NAMESPACE) else ()
     for death in deaths:
         if death.pid == kernel.pid and death.time >= earliest:
             group, machine = "its control group's limit was reached", "the machine's memory was used up"
@@ -284,7 +284,7 @@ def judge(recording: Recording) -> Verdict:
             text = oom if death.oom else "it crashed: a fault in native code"
             return Verdict(text, "certain", f"the system's log: {death.text}")
     before = next((moment.kills for moment in reversed(recording.cell) if moment.kills is not None), None)
-    after = oom_kills.counted(kernel.counter)
+    after = cgroup.counted(kernel.counter)
     if before is None or after is None:
         return Verdict("it was killed, or it crashed", "unknown", "OOM kills cannot be counted from here")
     if after <= before:

@@ -17,7 +17,7 @@ import pytest
 
 import ipygpumem
 from ipygpumem.errors import DeviceError, GpuMemError
-from ipygpumem.probes.device_memory import DeviceMemory
+from ipygpumem.probes.nvml import DeviceMemory
 from tests.alone import ROOT
 from tests.fakes import FakeAllocator, FakeProbe, fake_torch
 from tests.kernel import Kernel

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from ipygpumem import flight_recorder
 from ipygpumem.flight_recorder import Kernel, Moment, Recording, Writer, decode, encode, judge, read
-from ipygpumem.probes import oom_kills
-from ipygpumem.probes.oom_kills import Death
+from ipygpumem.probes import cgroup
+from ipygpumem.probes.cgroup import Death
 from ipygpumem.reports import html, text
 from ipygpumem.reports.postmortem import postmortem_report
 from tests.control_group import FakeSystem, v1_system, v2_system
@@ -150,8 +150,8 @@ def test_kills_are_those_of_the_own_group_else_of_the_machine(tmp_path: Path) ->
         system.write("proc/vmstat", "nr_free_pages 5\noom_kill 41\n")
     second.write("sys/fs/cgroup/a/b/memory.events", "low 0\noom 9\noom_kill 3\noom_group_kill 8\n")
     first.write("sys/fs/cgroup/memory/a/memory.oom_control", "under_oom 0\noom_kill 2\n")
-    assert [oom_kills.counted(oom_kills.counter(system.root)) for system in (second, first, neither)] == [3, 2, 41]
-    assert oom_kills.counter(tmp_path / "nothing") == ""
+    assert [cgroup.counted(cgroup.counter(system.root)) for system in (second, first, neither)] == [3, 2, 41]
+    assert cgroup.counter(tmp_path / "nothing") == ""
 
 
 LOG = {
@@ -167,8 +167,8 @@ LOG = {
 
 def test_the_system_log_names_the_processes_that_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     records = [f"3,100,5000000,-;{line}\n SUBSYSTEM=x\n" for line in LOG]
-    monkeypatch.setattr(oom_kills, "_records", lambda path: ["garbage", *records])
-    assert [(death.pid, death.oom) for death in oom_kills.deaths()] == [found for found in LOG.values() if found]
+    monkeypatch.setattr(cgroup, "_records", lambda path: ["garbage", *records])
+    assert [(death.pid, death.oom) for death in cgroup.deaths()] == [found for found in LOG.values() if found]
 
 
 # -- the verdict ----------------------------------------------------------------------------------------------
@@ -197,8 +197,8 @@ CASES: dict[str, tuple[Kernel | None, Moment, tuple[Death, ...], int | None, str
 @pytest.mark.parametrize("case", CASES)
 def test_the_verdict_claims_no_more_than_the_evidence(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, last, deaths, kills, grade, words = CASES[case]
-    monkeypatch.setattr(oom_kills, "deaths", lambda: deaths)
-    monkeypatch.setattr(oom_kills, "counted", lambda name: kills)
+    monkeypatch.setattr(cgroup, "deaths", lambda: deaths)
+    monkeypatch.setattr(cgroup, "counted", lambda name: kills)
     monkeypatch.setattr(flight_recorder, "_ROOT_NAMESPACE", "")
     found = judge(recording(START, last, kernel=kernel))
     assert found.grade == grade

@@ -203,7 +203,7 @@ def free_bytes(name: str) -> int | None:
         if reserved:  # so there is a context already
             free, _ = torch.cuda.mem_get_info(index)
             split = snapshots("cuda").get(f"cuda:{index}")  # gaps between blocks in use stay gaps
-            return int(free + reserved - torch.cuda.memory_allocated(index) - (split.fragmented_bytes if split else 0))
+            return int(free + reserved - torch.cuda.memory_allocated(index) - (sum(split.fragments) if split else 0))
         with closing(Nvml()) as nvml:
             if torch.cuda.is_initialized():
                 wide = nvml.device(torch.cuda, index, processes=False, has_context=False)

@@ -6,6 +6,7 @@ import functools
 import gc
 import math
 import os
+import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -19,8 +20,7 @@ from ipygpumem.estimating.records import Note
 from ipygpumem.introspect import is_exactly
 from ipygpumem.objects.arrays import SPARSE_PARTS
 from ipygpumem.probes.allocator import snapshots
-from ipygpumem.probes.workspaces import LARGE_BYTES, SMALL_BYTES, sizes
-from ipygpumem.units import format_bytes
+from ipygpumem.units import KIB, MIB, format_bytes
 
 _BLOCK_BYTES = 512
 """The CUDA caching allocator hands out multiples of this."""
@@ -40,6 +40,9 @@ _MULTIPLY = frozenset(
 _BIASES = {"addmm": 0, "_addmm_activation": 0, "linear": 2}
 """Where their sum with a vector is among the arguments."""
 _CONVOLVE = frozenset({"convolution", "convolution_backward"})
+_LARGE_BYTES, _SMALL_BYTES = 32 * MIB, 8320 * KIB
+"""On a Hopper, and on other cards."""
+_HOPPER, _LIGHT = (9, 0), MIB
 _CUDNN = (
     "convolutions: the workspaces of cuDNN are not counted. cuDNN chooses them; without memory for one, torch tries a "
     "way that needs less"
@@ -173,16 +176,30 @@ class Workspaces:
 
     def _hold(self, device: Any, place: str, *, light: bool) -> None:
         capability = self._capability_of(device)
-        size = sizes(capability)[light]
+        size = workspace_sizes(capability)[light]
         if capability is None and not light and "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
             self._note(
-                f"{device.type}:{device.index or 0} is taken to be a Hopper: torch takes {format_bytes(LARGE_BYTES)} "
-                f"for cuBLAS there for each thread that multiplies, and {format_bytes(SMALL_BYTES)} on other cards"
+                f"{device.type}:{device.index or 0} is taken to be a Hopper: torch takes {format_bytes(_LARGE_BYTES)} "
+                f"for cuBLAS there for each thread that multiplies, and {format_bytes(_SMALL_BYTES)} on other cards"
             )
         taken = self._taken.get(place, [])
         self._log.hold(size, place, WORKSPACES, before=size in taken)
         if size in taken:
             taken.remove(size)
+
+
+def workspace_sizes(capability: tuple[int, int] | None) -> tuple[int, int]:
+    """Return what a workspace of cuBLAS and of cublasLt takes on a device of this capability, as with torch 2.11.
+
+    The most is taken where it is not known (None): an estimate that is too high by that is no false hope.
+    """
+    config = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    usual = _LARGE_BYTES if capability in (None, _HOPPER) else _SMALL_BYTES
+    full = sum(int(size) * KIB * int(count) for size, count in config) if config else usual
+    given = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
+    light = int(given) * KIB if given.isdigit() else _LIGHT
+    unified = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE")
+    return full, 0 if unified == "1" else light if unified == "0" else min(full, light)
 
 
 def _columns(name: str, args: Any, result: Any) -> list[int]:
@@ -204,10 +221,10 @@ def blocks_in_use() -> dict[str, list[int]]:
     if not torch.cuda.is_initialized():
         return {}
     try:
-        used = {place: snapshot.blocks_in_use() for place, snapshot in snapshots("cuda").items()}
+        used = {place: snapshot.blocks_in_use for place, snapshot in snapshots("cuda").items()}
     except RuntimeError:  # another allocator
         return {}
-    right = {*sizes(None), *sizes((0, 0))}
+    right = {*workspace_sizes(None), *workspace_sizes((0, 0))}
     likely = {block.address for blocks in used.values() for block in blocks if block.requested_bytes in right}
     for value in gc.get_objects() if likely else ():
         if is_exactly(value, torch.Tensor, torch.nn.Parameter) and value.device.type == "cuda":

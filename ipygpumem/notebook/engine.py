@@ -28,7 +28,7 @@ from ipygpumem.notebook.experiments.run import ExperimentRun
 from ipygpumem.notebook.extension import load
 from ipygpumem.notebook.notebook import Notebook, find_notebook
 from ipygpumem.notebook.registry import MAGICS
-from ipygpumem.probes import device_memory
+from ipygpumem.probes import nvml
 from ipygpumem.probes.accelerators import in_use
 from ipygpumem.reports import text
 from ipygpumem.reports.layout import Report
@@ -185,7 +185,7 @@ def _ended(notebook: Notebook) -> Ended:
 
 def _free(notebook: Notebook) -> dict[str, int]:
     """Return what nobody uses of each device that is measured here."""
-    found = {"cpu": device_memory.memory("cpu").free_bytes}
+    found = {"cpu": nvml.memory("cpu").free_bytes}
     for reading in notebook.context.meter.now().values():
         if reading.device != "cpu" and reading.total_bytes is not None and reading.used_bytes is not None:
             found[reading.device] = reading.total_bytes - reading.used_bytes

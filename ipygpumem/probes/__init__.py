@@ -17,17 +17,12 @@ class Probe(Protocol):
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
         """Return each device's memory now and its peak since the last ``rearm``.
 
-        Without ``peak`` that may be left at the current value, where it would cost an extra question.
-
-        With ``detail`` figures that cost more than microseconds come too (totals of every device, other
-        processes). A device that the user's code has not used yet is left out, and is never initialised.
+        Without ``peak`` that may be left at the current value. With ``detail`` figures that cost more than microseconds
+        come too (totals of every device, other processes). A device that the user's code has not used yet is left out.
         """
 
     def glance(self) -> tuple[Reading, ...]:
-        """Return each device's memory now, without a peak, from any thread while the user's code runs.
-
-        It asks the host's own books and the driver's, and never a device: nothing here can wait for one.
-        """
+        """Return each device's memory now, without a peak, from any thread: it never waits for a device."""
         return self.read()
 
     def rearm(self) -> None:

@@ -1,8 +1,7 @@
-"""Reads accelerators through torch: CUDA and ROCm, XPU, MPS. torch is found in ``sys.modules``, never imported.
+"""Reads CUDA, ROCm and XPU devices through torch, found in ``sys.modules`` and never imported.
 
-torch's other devices are read in ``pools.py``.
-A device counts as used once the user's own code has initialised its backend; until then it is left out, so
-that measuring never creates a context (which would cost hundreds of MiB).
+torch's other devices are read in ``pools.py``. A device counts as used once the user's own code has initialised its
+backend; until then it is left out, so that measuring never creates a context (which would cost hundreds of MiB).
 """
 
 from __future__ import annotations
@@ -78,57 +77,51 @@ class CachingAllocatorProbe(Probe):
         return self._readings("driver")
 
     def _readings(self, wide: str) -> tuple[Reading, ...]:
-        self._share_peaks()
+        """Return each device's reading; ``wide`` says what is asked of the device as a whole.
+
+        ``all``, what is ``used`` on devices that this process uses, the same if the ``driver`` tells it without a call
+        to the device, or nothing.
+        """
+        library = getattr(loaded_torch(), "_C", None)
+        if self._peaks is None and library is not self._library:
+            # As soon as torch is there: the first cell that uses the device may reset its counters.
+            self._library = library
+            if hasattr(library, f"_{self.name}_memoryStats") and hasattr(library, f"_{self.name}_resetPeakMemoryStats"):
+                self._peaks = _SharedPeaks(library, self.name)
         peaks = self._peaks
-        module = in_use(self.name) if peaks is not None else None
+        module = None if peaks is None else in_use(self.name)
         if module is None or peaks is None:
             return ()
-        return tuple(self._read(module, peaks, index, wide) for index in range(module.device_count()))
-
-    def _share_peaks(self) -> None:
-        """Wrap torch's counters as soon as torch is there: the first cell that uses the device may reset them."""
-        library = getattr(loaded_torch(), "_C", None)
-        if self._peaks is not None or library is self._library:
-            return
-        self._library = library
-        if hasattr(library, f"_{self.name}_memoryStats") and hasattr(library, f"_{self.name}_resetPeakMemoryStats"):
-            self._peaks = _SharedPeaks(library, self.name)
-
-    def _read(self, module: Any, peaks: _SharedPeaks, index: int, wide: str) -> Reading:
-        stats, peak = peaks.read(index)
-        allocated = stats["allocated_bytes"]["all"]["current"]
-        reserved = stats["reserved_bytes"]["all"]["current"]
-        if reserved > 0:
-            self._with_context.add(index)
-        total, used, other, note = self._device_wide(module, index, wide)
-        device, peak = f"{self.name}:{index}", max(peak, allocated)
-        return Reading(device, allocated, peak, "allocator", total, reserved, used, other, None, note)
+        found = []
+        for index in range(module.device_count()):
+            stats, peak = peaks.read(index)
+            allocated, reserved = (stats[name]["all"]["current"] for name in ("allocated_bytes", "reserved_bytes"))
+            if reserved > 0:
+                self._with_context.add(index)
+            total, used, other, note = self._device_wide(module, index, wide)
+            device, peak = f"{self.name}:{index}", max(peak, allocated)
+            found.append(Reading(device, allocated, peak, "allocator", total, reserved, used, other, None, note))
+        return tuple(found)
 
     def _device_wide(self, module: Any, index: int, wide: str) -> tuple[int, int | None, int | None, str]:
-        """Return total, used and other processes' bytes of one device, and why a figure is missing.
-
-        ``wide`` says what is asked: ``all``, only what is ``used`` on devices that this process uses, the same if the
-        ``driver`` tells it without a call to the device, or nothing.
-        """
+        """Return total, used and other processes' bytes of one device, and why a figure is missing."""
         if index not in self._totals:
             self._totals[index] = module.get_device_properties(index).total_memory
-        has_context = index in self._with_context
-        note = ""
+        total, has_context, note = self._totals[index], index in self._with_context, ""
         if not wide or (wide != "all" and not has_context):
-            return self._totals[index], None, None, note
+            return total, None, None, note
         if self._nvml is not None:
             found = self._nvml.device(module, index, processes=wide == "all", has_context=has_context)
             if found.used_bytes is not None:
-                return found.total_bytes or self._totals[index], found.used_bytes, found.other_bytes, found.note
+                return found.total_bytes or total, found.used_bytes, found.other_bytes, found.note
             note = found.note
-        if wide != "driver" and has_context and hasattr(module, "mem_get_info"):
-            # Only where this process has a context already: the call would create one.
-            try:
-                free, total = module.mem_get_info(index)
-            except RuntimeError as error:  # a broken context answers no question
-                return self._totals[index], None, None, f"{self.name}: {said(error)}"
-            return total, total - free, None, note
-        return self._totals[index], None, None, note
+        if wide == "driver" or not has_context or not hasattr(module, "mem_get_info"):
+            return total, None, None, note  # without a context the call would create one
+        try:
+            free, total = module.mem_get_info(index)
+        except RuntimeError as error:  # a broken context answers no question
+            return total, None, None, f"{self.name}: {said(error)}"
+        return total, total - free, None, note
 
     def rearm(self) -> None:
         module = in_use(self.name) if self._peaks is not None else None
@@ -162,7 +155,7 @@ class _SharedPeaks:
         self._hidden: dict[int, dict[tuple[str, ...], int]] = {}
         self._pending: dict[int, int] = {}
         self._latest: dict[int, Stats] = {}
-        self._wrapped: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+        self._wrapped: dict[str, tuple[Any, Any]] = {}
         stats, reset = f"_{backend}_memoryStats", f"_{backend}_resetPeakMemoryStats"
         self._stats: Callable[[int], Stats] = getattr(library, stats)
         self._reset: Callable[[int], None] = getattr(library, reset)
@@ -224,34 +217,3 @@ def _with_peaks(stats: Stats, path: tuple[str, ...] = ()) -> Iterator[tuple[tupl
                 yield (*path, name), value
             else:
                 yield from _with_peaks(value, (*path, name))
-
-
-class MpsProbe(Probe):
-    """Apple's GPU. torch offers its allocated bytes but no peak, so peaks are sampled."""
-
-    @property
-    def sampled(self) -> bool:
-        return self._module() is not None
-
-    def _module(self) -> Any | None:
-        torch: Any = loaded_torch()
-        available = getattr(getattr(getattr(torch, "backends", None), "mps", None), "is_available", None)
-        return torch.mps if available is not None and available() else None
-
-    def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
-        module = self._module()
-        if module is None:
-            return ()
-        allocated = module.current_allocated_memory()
-        total = module.recommended_max_memory() if hasattr(module, "recommended_max_memory") else None
-        return (Reading("mps", allocated, allocated, "sampled", total, module.driver_allocated_memory()),)
-
-
-def accelerators() -> list[Probe]:
-    """Return a probe for each kind of accelerator once torch is there."""
-    torch = loaded_torch()
-    if torch is None or getattr(getattr(torch, "__spec__", None), "_initializing", False):  # half imported
-        return []
-    from ipygpumem.probes.nvml import Nvml  # loading the extension must stay fast
-
-    return [CachingAllocatorProbe("cuda", Nvml()), CachingAllocatorProbe("xpu"), MpsProbe()]

@@ -6,7 +6,7 @@ memory_snapshot`` describes them. Taking one allocates nothing on the device and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -40,87 +40,45 @@ class Segment:
     page_bytes: int | None = None
     """Set for a segment that grows in place (``expandable_segments``): free pages in it can be given back."""
 
-    @property
-    def is_free(self) -> bool:
-        """Whether no block is in use, so that emptying the cache can give the segment back."""
-        return all(block.state == "inactive" for block in self.blocks)
-
     def free_pieces(self) -> Iterator[tuple[int, bool]]:
         """Yield the size of each free piece, and whether emptying the cache gives it back."""
+        is_free = all(block.state == "inactive" for block in self.blocks)
         page, origin = self.page_bytes, self.blocks[0].address if self.blocks else 0
         for block in self.blocks:
             start, end = block.address - origin, block.address - origin + block.size_bytes
             if block.state != "inactive":
                 continue
-            if self.is_free or page is None or -(-start // page) >= end // page:
-                yield block.size_bytes, self.is_free
+            if is_free or page is None or -(-start // page) >= end // page:
+                yield block.size_bytes, is_free
             else:  # whole pages, and what lies before and after them
                 first, last = -(-start // page) * page, end // page * page
                 yield from ((first - start, False), (last - first, True), (end - last, False))
 
 
-@dataclass(frozen=True)
 class Snapshot:
-    """All segments of one device."""
+    """All segments of one device: what was got from the driver, in use, freed but waiting, and free for reuse."""
 
-    segments: tuple[Segment, ...]
-
-    @property
-    def reserved_bytes(self) -> int:
-        """What the allocator has got from the driver."""
-        return sum(block.size_bytes for segment in self.segments for block in segment.blocks)
-
-    @property
-    def allocated_bytes(self) -> int:
-        """Blocks in use, with the allocator's rounding."""
-        return sum(block.size_bytes for block in self.blocks_in_use())
-
-    @property
-    def requested_bytes(self) -> int:
-        """What was asked for by those who use the blocks."""
-        return sum(block.requested_bytes for block in self.blocks_in_use())
-
-    @property
-    def pending_bytes(self) -> int:
-        """Freed blocks that wait for another stream."""
-        return sum(block.size_bytes for block in self._blocks("pending"))
-
-    @property
-    def cached_bytes(self) -> int:
-        """What can be given back, pools of their own apart: segments, or pages of one, without any block in use."""
-        return sum(self._free(whole=True))
-
-    @property
-    def fragmented_bytes(self) -> int:
-        """What is free and cannot be given back, pools of their own apart: it lies beside blocks in use."""
-        return sum(self._free(whole=False))
-
-    @property
-    def largest_fragment_bytes(self) -> int:
-        """The largest piece of that; a tensor that is larger needs other memory."""
-        return max(self._free(whole=False), default=0)
-
-    @property
-    def private_bytes(self) -> int:
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self.segments = segments
+        blocks = [block for segment in segments for block in segment.blocks]
+        self.blocks_in_use = sorted(
+            (block for block in blocks if block.state == "allocated"), key=lambda block: block.address
+        )
+        self.reserved_bytes = sum(block.size_bytes for block in blocks)
+        self.allocated_bytes = sum(block.size_bytes for block in self.blocks_in_use)
+        self.requested_bytes = sum(block.requested_bytes for block in self.blocks_in_use)
+        self.pending_bytes = sum(block.size_bytes for block in blocks if block.state == "pending")
+        pieces = [(segment.private, is_whole, size) for segment in segments for size, is_whole in segment.free_pieces()]
+        self.private_bytes = sum(size for private, _, size in pieces if private)
         """Free blocks in pools of their own."""
-        return sum(size for segment in self.segments if segment.private for size, _ in segment.free_pieces())
-
-    def blocks_in_use(self) -> list[Block]:
-        """Return the allocated blocks by address."""
-        return sorted(self._blocks("allocated"), key=lambda block: block.address)
-
-    def _blocks(self, state: State) -> Iterable[Block]:
-        return (block for segment in self.segments for block in segment.blocks if block.state == state)
-
-    def _free(self, *, whole: bool) -> Iterable[int]:
-        shared = (segment for segment in self.segments if not segment.private)
-        return (size for segment in shared for size, is_whole in segment.free_pieces() if is_whole is whole)
+        self.cached_bytes = sum(size for private, is_whole, size in pieces if is_whole and not private)
+        """What can be given back, pools of their own apart: segments, or pages of one, without any block in use."""
+        self.fragments = [size for private, is_whole, size in pieces if not is_whole and not private]
+        """What is free and cannot be given back, pools of their own apart: it lies beside blocks in use."""
 
 
 def snapshots(backend: str) -> dict[str, Snapshot]:
-    """Return the snapshot of each device of ``backend`` (``cuda``, ``xpu``) on which something is reserved.
-
-    Empty where torch has none to give: the backend is not initialised, or this version has no snapshot for it.
+    """Return the snapshot of each device of ``backend`` on which something is reserved; none where torch has none.
 
     Raises:
         RuntimeError: the allocator in use keeps none (``cudaMallocAsync``, one of the user's own).

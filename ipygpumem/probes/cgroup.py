@@ -1,12 +1,17 @@
-"""Reads the memory limit of this process's control group: in a container, the real size of the host.
+"""Reads this process's control groups: their memory limits, in a container the real size of the host, and OOM kills.
 
 Limits nest: a group has no more than any of the groups around it. Versions 1 and 2 of the kernel's interface and
-the mixture of both are understood (cgroups(7), and the kernel's cgroup-v2 and cgroup-v1/memory documents).
+the mixture of both are understood (cgroups(7), and the kernel's cgroup-v2 and cgroup-v1/memory documents). Kills are
+counted for each group and for the whole machine (``/proc/vmstat``), and named in the system log (``/dev/kmsg``, where
+it may be read) as ``priority,number,microseconds,flags;text``, with the time since the boot.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -15,6 +20,10 @@ from typing import NamedTuple
 ROOT = Path("/")
 _UNLIMITED = 1 << 60
 """Version 1 writes "no limit" as the largest multiple of a page, beyond any real memory."""
+_KILLS = re.compile(rb"^oom_kill (\d{1,18})$", re.MULTILINE)
+_OOM = re.compile(r"[Oo]ut of memory.*?: Kill(?:ed)? process (\d+) ")
+_FAULT = re.compile(r"(?:^|: )[^\[\]]+\[(\d+)\]:? (?:segfault|general protection|trap|bad frame|unhandled signal)")
+_MOST_RECORDS = 100_000
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,7 @@ def tightest(root: Path = ROOT) -> Group | None:
     return min(limits(root), key=lambda group: group.limit_bytes, default=None)
 
 
-def event_files(root: Path = ROOT) -> list[Path]:
+def _event_files(root: Path = ROOT) -> list[Path]:
     """Return the files in which the kernel counts OOM kills in this process's own group, if it has such."""
     own = [(version, next(_around(root, version, path), None)) for version, path in _memberships(root)]
     return [folder / version.events for version, folder in own if folder is not None]
@@ -127,3 +136,68 @@ def _lines(path: Path) -> list[str]:
     with contextlib.suppress(OSError):
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     return []
+
+
+# -- processes that the kernel ended -----------------------------------------------------------------------------------
+
+
+def counter(root: Path = ROOT) -> str:
+    """Return a name for the counter of this process's control group, else of the machine; empty without either."""
+    for path in (*_event_files(root), root / "proc/vmstat"):
+        with contextlib.suppress(OSError):
+            name = f"{path}:{path.parent.stat().st_ino}"  # a new group of the same path has another folder
+            if counted(name) is not None:
+                return name
+    return ""
+
+
+def counted(name: str) -> int | None:
+    """Return the value of a counter; None if there is no such counter now."""
+    path = Path(name.rpartition(":")[0])
+    with contextlib.suppress(OSError, ValueError):  # the name may come from a damaged file
+        if path.name in ("memory.events", "memory.oom_control", "vmstat") and path.is_file():
+            found = _KILLS.search(path.read_bytes())
+            if found and name == f"{path}:{path.parent.stat().st_ino}":
+                return int(found[1])
+    return None
+
+
+class Death(NamedTuple):
+    """A process that the kernel ended."""
+
+    time: float
+    pid: int
+    """In the machine's own process namespace."""
+    oom: bool
+    """By the OOM killer; else by a fatal signal, such as a segmentation fault."""
+    text: str
+
+
+def deaths(path: Path = Path("/dev/kmsg")) -> list[Death]:
+    """Return the deaths in the system log, oldest first; none where it may not be read."""
+    found = []
+    boot = time.time() - time.monotonic()
+    for record in _records(path):
+        head, _, text = record.partition(";")
+        match = _OOM.search(text) or _FAULT.search(text)
+        fields = head.split(",")
+        if match and len(fields) > 2 and fields[2].isdigit():
+            line = text.split("\n")[0]
+            found.append(Death(boot + int(fields[2]) / 1e6, int(match[1]), match.re is _OOM, line))
+    return found
+
+
+def _records(path: Path) -> list[str]:
+    records: list[str] = []
+    with contextlib.suppress(OSError), open(path, "rb", buffering=0, opener=_nonblocking) as log:
+        while len(records) < _MOST_RECORDS:
+            with contextlib.suppress(BrokenPipeError):  # older records were overwritten while we read
+                data = log.read(8192)
+                if not data:
+                    break
+                records.append(data.decode("utf-8", "replace"))
+    return records
+
+
+def _nonblocking(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

@@ -52,11 +52,7 @@ class HostFigures:
 
 
 class HostProbe(Probe):
-    """The RSS of this process and of its children.
-
-    Args:
-        exact: use the kernel's high-water mark where there is one; otherwise peaks are sampled.
-    """
+    """The RSS of this process and of its children; ``exact`` by the kernel's high-water mark where there is one."""
 
     _with_mark: ClassVar[weakref.WeakSet[HostProbe]] = weakref.WeakSet()
     """All that use the mark: the kernel has one for the whole process, which any of them resets."""
@@ -79,41 +75,31 @@ class HostProbe(Probe):
         self._status = _open("/proc/self/status", os.O_RDONLY)
         self._children = _open(f"/proc/self/task/{self._pid}/children", os.O_RDONLY)
         self._marks = _open("/proc/self/clear_refs", os.O_WRONLY) if exact else None
-        self.note = ""
-        if self._marks is None:
-            self.note = "the peak is sampled: no kernel high-water mark in use"
-        elif self._mark_falls():
-            self._with_mark.add(self)
-        else:
+        self.note = "" if self._marks is not None else "the peak is sampled: no kernel high-water mark in use"
+        if self._marks is not None:
+            with contextlib.suppress(OSError):
+                self.rearm()
+                rss, peak = self._rss_and_peak()
+                if peak <= rss + 16 * MIB:  # some sandboxes accept the write and ignore it
+                    self._with_mark.add(self)
+                    return
             os.close(self._marks)
             self._marks = None
             self.note = "the peak is sampled: the kernel's high-water mark cannot be reset here"
-
-    def _mark_falls(self) -> bool:
-        """Whether a reset really lowers the mark: some sandboxes accept the write and ignore it."""
-        try:
-            self.rearm()
-        except OSError:
-            return False
-        rss, peak = self._rss_and_peak()
-        return peak <= rss + 16 * MIB
 
     @property
     def sampled(self) -> bool:
         return self._marks is None
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
-        if os.getpid() != self._pid:
-            # The descriptors name the parent process after a fork.
+        if os.getpid() != self._pid:  # after a fork the descriptors name the parent process
             self.use_mark(exact=self._exact)
         if detail:
             self._total = total_bytes()  # a container's limit may change while it runs
         rss, highest = self._rss_and_peak()
-        if self._marks is not None:
-            self._mark_is_low = highest <= rss
-            highest = max(highest, self._lost_peak)
         method: Method = "sampled" if self._marks is None else "kernel"
-        highest = rss if self._marks is None else highest
+        self._mark_is_low = highest <= rss
+        highest = rss if self._marks is None else max(highest, self._lost_peak)
         children = self._children_rss(detail=detail) if peak or detail else None
         bound = own_limits.bound("RLIMIT_AS")  # code may set it at any time
         total = self._total if bound is None else min(self._total, bound)
@@ -181,15 +167,10 @@ def _psutil() -> Any:
     return psutil
 
 
-def _ram_bytes() -> int:
-    if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ()):
-        return os.sysconf("SC_PHYS_PAGES") * PAGE_BYTES
-    return int(_psutil().virtual_memory().total)
-
-
 def total_bytes(root: Path = cgroup.ROOT) -> int:
     """Return the memory that this process could have at most: the machine's, or its container's if that is less."""
-    total = _ram_bytes()
+    knows = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ())
+    total = os.sysconf("SC_PHYS_PAGES") * PAGE_BYTES if knows else int(_psutil().virtual_memory().total)
     group = cgroup.tightest(root)
     return total if group is None else min(total, group.limit_bytes)
 
@@ -268,9 +249,8 @@ _SMALL = 16 * PAGE_BYTES
 def anonymous_bytes(ranges: Iterable[tuple[int, int]]) -> list[int]:
     """Return for each range (address, size in bytes) how much is in RAM as memory of this process alone.
 
-    Pages that were never written to take no memory, pages of a mapped file belong to the file, and others are swapped
-    out: the kernel tells for each page (``/proc/self/pagemap``, documented under admin-guide/mm/pagemap; ``OSError``
-    where it does not).
+    Others are pages never written to, a mapped file's, or swapped out: the kernel tells for each page
+    (``/proc/self/pagemap``, see admin-guide/mm/pagemap; ``OSError`` where it does not).
     """
     descriptor = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
     try:

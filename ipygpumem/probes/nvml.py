@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,11 @@ from typing import Any
 
 import psutil
 
+from ipygpumem.errors import DeviceError, quoted, said
+from ipygpumem.introspect import is_instance, type_name
+from ipygpumem.probes import host
+from ipygpumem.probes.accelerators import in_use, loaded_torch, uncounted
+from ipygpumem.record import Record
 from ipygpumem.units import GIB
 
 _IDLE_BYTES = GIB
@@ -72,11 +78,7 @@ class Nvml:
             return DeviceWide(note=f"NVML: {error}")
 
     def cards(self) -> list[Card]:
-        """Return every card that the driver has, for a process that uses none of them; none without a driver.
-
-        Raises:
-            pynvml.NVMLError: the driver breaks off while it is asked.
-        """
+        """Return every card of the driver for a process that uses none; none without one (it may raise NVMLError)."""
         library, cards = self._load(), []
         for index, handle in enumerate(_handles(library)):
             model = library.nvmlDeviceGetName(handle)
@@ -89,10 +91,8 @@ class Nvml:
     def visible(self) -> list[DeviceWide]:
         """Return what NVML says of each card that CUDA would show this process, in CUDA's order; none without a driver.
 
-        It is for a process that does not use CUDA yet: then torch cannot be asked without making a context.
-
-        Raises:
-            LookupError: the order cannot be known before CUDA is used, or the driver breaks off.
+        It is for a process that does not use CUDA yet: then torch cannot be asked without making a context. LookupError
+        if the order cannot be known before CUDA is used, or if the driver breaks off.
         """
         library = self._load()
         if library is None:
@@ -147,11 +147,7 @@ def _find(library: Any, properties: Any) -> Any:
 
 
 def _visible(library: Any) -> list[Any]:
-    """Return the handles of the cards that ``CUDA_VISIBLE_DEVICES`` leaves, as CUDA reads it.
-
-    Raises:
-        LookupError: CUDA's order of the cards, or a slice of one, cannot be known yet.
-    """
+    """Return the handles of the cards that ``CUDA_VISIBLE_DEVICES`` leaves, as CUDA reads it."""
     cards = _handles(library)
     text = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(len(cards)))))
     words = [word.strip() for word in text.split(",")]
@@ -222,3 +218,114 @@ def process_name(pid: int) -> str:
         with contextlib.suppress(psutil.Error, ValueError):  # it ended meanwhile, or is not ours to see
             return psutil.Process(pid).name()
     return ""
+
+
+# -- one device, for a caller who asks now -----------------------------------------------------------------------------
+
+_CUDA = re.compile(r"cuda:(0|[1-9]\d{0,8})")
+
+
+@dataclass(frozen=True)
+class DeviceMemory(Record):
+    """The memory of one device at one moment. None where nobody can tell; then ``note`` says why."""
+
+    device: str
+    total_bytes: int | None = None
+    """Of the whole device; on the host no more than a container's limit."""
+    free_bytes: int | None = None
+    """What anybody could still get; on the host what this process could."""
+    used_bytes: int | None = None
+    """What is in use by all processes: the rest of the total."""
+    allocated_bytes: int | None = None
+    """Live tensors of this process; on the host its RSS."""
+    reserved_bytes: int | None = None
+    """What torch's allocator has got from the device; None on the host, which has no such cache."""
+    note: str = ""
+
+    @property
+    def free_with_cache_bytes(self) -> int | None:
+        """What this process could still use: what is free, and what torch's allocator has in its cache."""
+        if self.free_bytes is None or self.device == "cpu":
+            return self.free_bytes
+        if self.reserved_bytes is None or self.allocated_bytes is None:
+            return None
+        return self.free_bytes + self.reserved_bytes - self.allocated_bytes
+
+
+def checked_device(device: object) -> str:
+    """Return the name of a device, ``cpu`` or such as ``cuda:0``, that a caller gives in one of torch's ways.
+
+    Raises:
+        DeviceError: it is none of these.
+    """
+    torch_device = getattr(loaded_torch(), "device", None)
+    name: str | None = None
+    if type(device) is str or (is_instance(torch_device, type) and type(device) is torch_device):
+        name = str(device)
+    elif type(device) is int and device.bit_length() < 64:
+        name = f"cuda:{device}"
+    if name == "cpu:0":
+        name = "cpu"
+    elif name == "cuda":
+        cuda = in_use("cuda")
+        name = f"cuda:{0 if cuda is None else cuda.current_device()}"
+    if name is None or (name != "cpu" and _CUDA.fullmatch(name) is None):
+        given = device if type(device) is int else name
+        what = type_name(device) if given is None else quoted(given)
+        raise DeviceError(f"a device is 'cpu', or one such as 'cuda:0' or its number, and not {what}")
+    return name
+
+
+def memory(device: object = "cpu") -> DeviceMemory:
+    """Return how much memory a device has, has free, and has in use. It makes no CUDA context.
+
+    Args:
+        device: ``cpu``, ``cuda:0``, a number, or a ``torch.device``.
+
+    Raises:
+        DeviceError: there is no such device.
+    """
+    name = checked_device(device)
+    if name == "cpu":
+        total, available = host.total_bytes(), host.available_bytes()
+        with contextlib.closing(host.HostProbe(exact=False)) as probe:
+            rss = probe.read(peak=False)[0].current_bytes
+        return DeviceMemory("cpu", total, available, max(0, total - available), rss)
+    index, cuda = int(name[5:]), in_use("cuda")
+    with contextlib.closing(Nvml()) as nvml:
+        wide = _unused(nvml, index) if cuda is None else _used(nvml, cuda, index)
+    free = None if wide.total_bytes is None or wide.used_bytes is None else wide.total_bytes - wide.used_bytes
+    note = wide.note
+    allocated: tuple[int | None, int | None] = (0, 0)
+    if cuda is not None and uncounted():
+        note, allocated = "; ".join(filter(None, (note, uncounted()))), (None, None)
+    elif cuda is not None:
+        allocated = cuda.memory_allocated(index), cuda.memory_reserved(index)
+    return DeviceMemory(name, wide.total_bytes, free, wide.used_bytes, *allocated, note)
+
+
+def _used(nvml: Nvml, cuda: Any, index: int) -> DeviceWide:
+    """Return what is known of a device where torch has initialised CUDA, though perhaps not on this one."""
+    if index >= cuda.device_count():
+        raise DeviceError(f"there is no cuda:{index} here")
+    wide = nvml.device(cuda, index, processes=False, has_context=False)
+    if wide.used_bytes is not None:
+        return wide
+    if uncounted() or not cuda.memory_reserved(index):  # then asking might make a context
+        return DeviceWide(cuda.get_device_properties(index).total_memory, note=wide.note)
+    try:
+        free, total = cuda.mem_get_info(index)
+    except RuntimeError as error:  # a broken context answers no question
+        return DeviceWide(cuda.get_device_properties(index).total_memory, note=f"cuda: {said(error)}")
+    return DeviceWide(total, total - free)
+
+
+def _unused(nvml: Nvml, index: int) -> DeviceWide:
+    """Return what the driver says of a device where this process does not use CUDA."""
+    try:
+        cards = nvml.visible()
+    except LookupError as error:
+        return DeviceWide(note=str(error))
+    if index >= len(cards):
+        raise DeviceError(f"there is no cuda:{index} here" + (f" ({nvml.missing})" if nvml.missing else ""))
+    return cards[index]

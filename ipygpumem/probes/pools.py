@@ -1,4 +1,4 @@
-"""Reads memory that is not torch's own: pools of other libraries, and what probes of other packages measure.
+"""Reads memory beside torch's caching allocators: other devices and libraries, and probes of other packages.
 
 Libraries are found in ``sys.modules`` and never imported. Packages offer probes as entry points of the group
 ``ipygpumem.probes`` (https://packaging.python.org/specifications/entry-points); their errors, nonsense and slowness
@@ -20,7 +20,7 @@ from ipygpumem.errors import ProbeError, said
 from ipygpumem.introspect import is_instance
 from ipygpumem.model import Method, Reading
 from ipygpumem.probes import Probe
-from ipygpumem.probes.accelerators import TORCH_DEVICES, accelerators, in_use, other_accelerator
+from ipygpumem.probes.accelerators import TORCH_DEVICES, CachingAllocatorProbe, in_use, other_accelerator
 
 POOLS = {"jax": "JAX", "cupy": "CuPy", "rmm": "RMM", "tensorflow": "TensorFlow"}
 """Libraries by the module that their users import. A new one is a function here."""
@@ -30,17 +30,12 @@ _MOST_SECONDS = 0.5
 """A probe that takes longer is dropped, because every cell would wait for it."""
 
 
-def pool(
-    name: str,
-    number: int | None,
-    in_use_bytes: int,
-    highest_bytes: int | None = None,
-    reserved_bytes: int | None = None,
-    limit_bytes: int | None = None,
+def _pool(
+    name: str, number: int | None, used: int, highest: int | None, reserved: int | None = None, limit: int | None = None
 ) -> Reading:
     """Return what a library has on a device, with the most that it ever had; None where the library does not tell."""
     device = name if number is None else f"{name}:{number}"
-    return Reading(device, in_use_bytes, highest_bytes or 0, "sampled", limit_bytes, reserved_bytes)
+    return Reading(device, used, highest or 0, "sampled", limit, reserved)
 
 
 def _jax(jax: Any) -> Iterator[Reading]:
@@ -50,21 +45,21 @@ def _jax(jax: Any) -> Iterator[Reading]:
         if stats := device.memory_stats():  # none on the CPU
             number, peak = getattr(device, "local_hardware_id", None), stats.get("peak_bytes_in_use")
             number = device.id if number is None else number
-            yield pool("jax", number, stats["bytes_in_use"], peak, stats.get("pool_bytes"), stats.get("bytes_limit"))
+            yield _pool("jax", number, stats["bytes_in_use"], peak, stats.get("pool_bytes"), stats.get("bytes_limit"))
 
 
 def _cupy(cupy: Any) -> Iterator[Reading]:
     """Yield the pool of the current device: to ask for another one would create a context there."""
     if cupy.cuda.is_available():
         own, index = cupy.get_default_memory_pool(), cupy.cuda.runtime.getDevice()
-        yield pool("cupy", index, own.used_bytes(), None, own.total_bytes(), own.get_limit() or None)
+        yield _pool("cupy", index, own.used_bytes(), None, own.total_bytes(), own.get_limit() or None)
 
 
 def _rmm(rmm: Any) -> Iterator[Reading]:
     """Yield the counts of the statistics adaptor, if there is one. RMM does not say which device that is."""
     counts = getattr(rmm.mr.get_current_device_resource(), "allocation_counts", None)
     if counts is not None:
-        yield pool("rmm", None, counts.current_bytes, counts.peak_bytes)
+        yield _pool("rmm", None, counts.current_bytes, counts.peak_bytes)
 
 
 def _tensorflow(tensorflow: Any) -> Iterator[Reading]:
@@ -73,11 +68,16 @@ def _tensorflow(tensorflow: Any) -> Iterator[Reading]:
     if getattr(made, "_initialized", False):
         for index in range(len(tensorflow.config.list_logical_devices("GPU"))):
             info = tensorflow.config.experimental.get_memory_info(f"GPU:{index}")
-            yield pool("tensorflow", index, info["current"], info["peak"])
+            yield _pool("tensorflow", index, info["current"], info["peak"])
 
 
 def _torch(torch: Any) -> Iterator[Reading]:
-    """Yield the devices without a probe of their own: MTIA, and plug-ins' (PrivateUse1, such as ``torch.npu``)."""
+    """Yield Apple's GPU, or the devices that torch has no counters of its own for: MTIA, plug-ins' (``torch.npu``)."""
+    is_here = getattr(getattr(getattr(torch, "backends", None), "mps", None), "is_available", None)
+    if is_here is not None and is_here():
+        most = torch.mps.recommended_max_memory() if hasattr(torch.mps, "recommended_max_memory") else None
+        used, reserved = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
+        yield _pool("mps", None, used, None, reserved, most)
     name = other_accelerator()
     source = module = in_use(name) if name else None
     if module is None:
@@ -91,7 +91,7 @@ def _torch(torch: Any) -> Iterator[Reading]:
     for number in range(module.device_count() if allocated is not None else 0):
         most, held = (None if ask is None else int(ask(number)) for ask in (highest, reserved))
         total = None if properties is None else getattr(properties(number), "total_memory", None)
-        yield pool(name, number, int(allocated(number)), most, held, total)
+        yield _pool(name, number, int(allocated(number)), most, held, total)
 
 
 _READERS = {"torch": _torch, "jax": _jax, "cupy": _cupy, "rmm": _rmm, "tensorflow": _tensorflow}
@@ -114,12 +114,12 @@ class PoolProbe(Probe):
         return bool(self._highest)
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
-        return tuple([self._with_own_peak(reading) for reading in _READERS[self.name](sys.modules[self.name])])
-
-    def _with_own_peak(self, reading: Reading) -> Reading:
-        highest = self._highest[reading.device] = reading.peak_bytes
-        is_new = highest > self._marks.get(reading.device, 0)
-        return reading._replace(peak_bytes=max(reading.current_bytes, highest if is_new else 0))
+        found = []
+        for reading in _READERS[self.name](sys.modules[self.name]):
+            highest = self._highest[reading.device] = reading.peak_bytes
+            is_new = highest > self._marks.get(reading.device, 0)
+            found.append(reading._replace(peak_bytes=max(reading.current_bytes, highest if is_new else 0)))
+        return tuple(found)
 
     def rearm(self) -> None:
         self._marks = dict(self._highest)
@@ -131,18 +131,20 @@ def finder() -> Callable[[], list[Probe]]:
 
     def find() -> list[Probe]:
         found: list[Probe] = []
-        for name in [name for name in waiting if name in sys.modules]:
-            own = accelerators() if name == "torch" else []
-            if own or (name != "torch" and is_loaded(name)):
-                waiting.remove(name)
-                found += [*own, PoolProbe(name)]
+        for name in [name for name in waiting if name in sys.modules and is_loaded(name)]:
+            waiting.remove(name)
+            if name == "torch":
+                from ipygpumem.probes.nvml import Nvml  # loading the extension must stay fast
+
+                found += [CachingAllocatorProbe("cuda", Nvml()), CachingAllocatorProbe("xpu")]
+            found.append(PoolProbe(name))
         return found
 
     return find
 
 
 def is_loaded(name: str) -> bool:
-    """Whether the user's code has imported a library, and not just begun to."""
+    """Return True if the user's code has imported a library, and not just begun to."""
     module = sys.modules.get(name)
     return is_instance(module, ModuleType) and not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
@@ -159,9 +161,7 @@ class PluginProbe(Probe):
         if type(name) is not str or not re.fullmatch(r"[A-Za-z][\w-]*", name) or name in _OWN:
             own = ", ".join(sorted(_OWN))
             raise ProbeError(f"a probe needs a name of letters and digits for its devices, other than {own}")
-        self.name = name
-        self._probe = probe
-        self._too_slow = ""
+        self.name, self._probe, self._too_slow = name, probe, ""
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
         if self._too_slow:
@@ -179,14 +179,12 @@ class PluginProbe(Probe):
         try:
             return call()
         except (Exception, SystemExit) as error:
-            try:
+            text = type(error).__name__
+            with contextlib.suppress(Exception):  # raised by its own __str__
                 text = said(error)
-            except Exception:  # raised by its own __str__
-                text = type(error).__name__
             raise ProbeError(text) from None
 
     def _checked(self, reading: Any) -> Reading:
-        """Return ``reading`` if it may be true (``ProbeError`` if it may not)."""
         if type(reading) is not Reading:
             raise ProbeError(f"read() must return Readings, not {type(reading).__name__}")
         device, current, peak, method, *more, note = reading

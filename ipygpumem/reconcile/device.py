@@ -109,7 +109,7 @@ def _by_blocks(snapshot: Snapshot, storages: list[Storage] | None, texts: list[s
     if storages is None:
         parts, rounding = [_unsorted(snapshot.requested_bytes)], snapshot.allocated_bytes - snapshot.requested_bytes
     else:
-        kinds, unheld, rounding, outside = _cover(snapshot.blocks_in_use(), storages)
+        kinds, unheld, rounding, outside = _cover(snapshot.blocks_in_use, storages)
         parts = [
             *kind_parts("tensors", dict.fromkeys(KINDS, 0) | kinds),
             Part("held by C++ or autograd", unheld, _UNHELD),
@@ -119,9 +119,8 @@ def _by_blocks(snapshot: Snapshot, storages: list[Storage] | None, texts: list[s
                 f"{format_bytes(outside)} of tensors lie outside torch's allocator (another library's, or "
                 "another process's memory): they are counted where that memory belongs"
             )
-    gaps = (
-        f"gaps, the largest of {format_bytes(snapshot.largest_fragment_bytes)}: they go when the tensors beside them go"
-    )
+    largest = format_bytes(max(snapshot.fragments, default=0))
+    gaps = f"gaps, the largest of {largest}: they go when the tensors beside them go"
     pending = "freed: comes back by itself when the other stream is done with it"
     cache = "free for this process's next tensors; %gpumem free gives it back"
     private = "free blocks of CUDA graphs or other pools: delete those, then %gpumem free"
@@ -130,7 +129,7 @@ def _by_blocks(snapshot: Snapshot, storages: list[Storage] | None, texts: list[s
         Part("rounding", rounding, "the allocator rounds sizes up: few large tensors cost less than many"),
         Part("waiting for a stream", snapshot.pending_bytes, pending),
         Part("allocator cache", snapshot.cached_bytes, cache),
-        Part("fragmentation", snapshot.fragmented_bytes, gaps),
+        Part("fragmentation", sum(snapshot.fragments), gaps),
         Part("pools' cache", snapshot.private_bytes, private),
     ]
 

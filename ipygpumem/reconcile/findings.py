@@ -148,7 +148,7 @@ def _device(
 def _has_a_way_against_gaps(snapshot: Snapshot) -> bool:
     """Whether there are many gaps, and this torch has a way to have fewer: others refuse the setting, or ignore it."""
     can_expand = any(segment.page_bytes is not None for segment in snapshot.segments)
-    if can_expand or snapshot.fragmented_bytes < _MANY_GAPS * snapshot.reserved_bytes:
+    if can_expand or sum(snapshot.fragments) < _MANY_GAPS * snapshot.reserved_bytes:
         return False
     torch = loaded_torch()
     version = tuple(map(int, re.findall(r"\d+", str(getattr(torch, "__version__", "")))[:2]))

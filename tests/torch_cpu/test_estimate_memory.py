@@ -13,8 +13,8 @@ from torch import nn
 import ipygpumem
 from ipygpumem.estimating.reading import Allocator, OutOfRoomError, free_bytes, least_bytes, most_split_bytes, with_room
 from ipygpumem.estimating.records import DeviceEstimate
+from ipygpumem.estimating.storage_log import workspace_sizes
 from ipygpumem.probes.nvml import Card, DeviceWide, Nvml
-from ipygpumem.probes.workspaces import sizes
 from ipygpumem.units import GIB, KIB, MIB
 
 CARD = "cuda:0"
@@ -120,7 +120,7 @@ def test_workspaces_are_as_large_as_torchs(
     """The sizes were seen on simulated cards of these capabilities, with torch 2.11."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert sizes(capability) == expected
+    assert workspace_sizes(capability) == expected
 
 
 def workspaces(code: Any, **options: Any) -> int:

@@ -22,7 +22,7 @@ from ipygpumem.model import CellRecord, Reading, Usage
 from ipygpumem.notebook.cell import Cell, Part
 from ipygpumem.notebook.context import Context
 from ipygpumem.notebook.ipython.sources import running_cell
-from ipygpumem.probes import cgroup, oom_kills
+from ipygpumem.probes import cgroup
 from ipygpumem.reports.layout import Report, clean, note
 
 _TICK_SECONDS = 0.25
@@ -59,7 +59,7 @@ class Recorder(Part):
         if self._writer is not None:
             return
         try:
-            self._counter = oom_kills.counter()
+            self._counter = cgroup.counter()
             started, place = psutil.Process().create_time(), flight_recorder.place()
             kernel = Kernel(time.time(), os.getpid(), started, place, _notebook(), self._counter)
             self._writer = Writer(self.folder, kernel, self._context.config.record_max_bytes)
@@ -195,7 +195,7 @@ class Recorder(Part):
             memory["machine: available"], totals["machine: available"] = machine.available, machine.total
             if group is not None:
                 memory["control group"], totals["control group"] = group.used_bytes, group.limit_bytes
-        return Moment(kind, time.time(), cell, memory, totals, oom_kills.counted(self._counter), **more)
+        return Moment(kind, time.time(), cell, memory, totals, cgroup.counted(self._counter), **more)
 
 
 def _notebook() -> str:
