@@ -12,21 +12,25 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from ipygpumem.notebook.commands import parsing
-from ipygpumem.notebook.commands.completion import SOURCES, complete
+from ipygpumem.notebook.commands.parsing import Command, command_of, complete
 from ipygpumem.notebook.notebook import notebook_of
-from ipygpumem.notebook.registry import MAGICS, Argument, Command
+from ipygpumem.notebook.registry import MAGICS
 from ipygpumem.objects.inventory import records
 from ipygpumem.reports import profiling
 
-NAMES = [magic.name for magic in MAGICS]
+NAMES = sorted({magic.lstrip("%") for magic in MAGICS})
 LINES = ("", " ", "  ", " x", " -", " --", " on ", " end ", " start", " start a ", " plot", "\t")
 
 
-def commands_in(command: Command) -> Iterator[Command]:
-    """Yield a command and all below it."""
-    yield command
-    for below in command.commands:
-        yield from commands_in(below)
+def all_commands() -> Iterator[Command]:
+    """Yield what the rows of all helps name."""
+    for magic in MAGICS:
+        waiting: list[list[str]] = [[]]
+        while waiting:
+            words = waiting.pop()
+            command = command_of(magic, words)
+            waiting += [[*words, word] for word in command.commands]
+            yield command
 
 
 @pytest.fixture
@@ -79,8 +83,7 @@ def test_commands_options_and_names_are_offered(loaded: InteractiveShell) -> Non
     notebook = notebook_of(loaded)
 
     def after(line: str) -> list[str]:
-        (magic,) = [magic for magic in MAGICS if magic.name == line.split()[0].strip("%")]
-        return complete(notebook, magic, SimpleNamespace(line=line, text_until_cursor=line))
+        return complete(notebook, line.split()[0].strip("%"), SimpleNamespace(line=line, text_until_cursor=line))
 
     loaded.run_cell("%experiment start alpha\nweights = 1; _hidden = 2")
     assert after("%experiment ") == ["start", "end", "keep", "status", "list", "compare"]
@@ -100,43 +103,31 @@ def test_commands_options_and_names_are_offered(loaded: InteractiveShell) -> Non
     assert after("%gpumem plot --force ") == [*after("%gpumem plot ")]
 
 
-def test_the_registry_is_true() -> None:
-    """What it names is there: functions, types, words to offer; and what it offers is what can be asked for."""
-    for magic in MAGICS:
-        for root in filter(None, (magic.line, magic.cell)):
-            for command in commands_in(root):
-                assert command.help
-                if not command.commands:
-                    module, _, function = command.run.partition(".")
-                    found = importlib.import_module(f"ipygpumem.notebook.commands.{module}")
-                    assert callable(getattr(found, function)), command
-                for argument in command.arguments:
-                    assert argument.type in {"text", "line", *parsing.TYPES}, argument
-                    assert isinstance(argument.offers, tuple) or argument.offers in SOURCES, argument
-    choices = {item.name: item.choices for item in of("%gpumem tensors") + of("%%memlines")}
+def test_what_the_helps_name_is_there() -> None:
+    """Functions, words to offer, and questions to ask; and what can be chosen is what there is."""
+    asked, known = set(), set()
+    for command in all_commands():
+        if not command.commands:
+            module, _, function = command.run.partition(".")
+            assert callable(getattr(importlib.import_module(f"ipygpumem.notebook.commands.{module}"), function))
+        if command.needed:
+            asked.add(command.name)
+        for argument in command.arguments:
+            known |= {argument.usage, f"{command.name} {argument.usage}"}
+            assert isinstance(argument.offers, tuple) or argument.offers in parsing.SOURCES, argument.usage
+    assert asked == parsing._MISSING.keys()
+    assert parsing._DETAILS.keys() <= known
+    arguments = command_of("%gpumem", ["tensors"]).arguments + command_of("%%memlines").arguments
+    choices = {item.name: item.choices for item in arguments}
     assert choices["--by"] == records.GROUPS
     assert choices["--kind"] == tuple(kind.removesuffix(" state") for kind in records.KINDS)
     assert choices["--sort"] == profiling.ORDERS
 
 
-def of(prog: str) -> tuple[Argument, ...]:
-    """Return what a command takes."""
-    name, *below = prog.split()
-    command = next(root for magic in MAGICS for root in (magic.line, magic.cell) if root and root.name == name)
-    for word in below:
-        command = next(item for item in command.commands if item.name == word)
-    return command.arguments
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_help_tells_every_command_and_option(loaded: InteractiveShell, name: str) -> None:
-    for magic in (magic for magic in MAGICS if magic.name == name):
-        for kind in magic.kinds:
-            text = loaded.magics_manager.magics[kind][name].__doc__
-            root = magic.line if kind == "line" and magic.line else magic.cell
-            assert root is not None
-            assert text.startswith(root.help)
-            assert max(map(len, text.splitlines())) <= 120
-            for command in commands_in(root):
-                assert command.name in text
-                assert all(item.usage in text for item in command.arguments), command
+def test_a_row_of_a_help_says_what_a_command_takes() -> None:
+    command = command_of("%experiment", ["start", "a"])
+    assert (command.name, command.run, command.needed) == ("%experiment start", "experiment.start", "name")
+    assert [item.usage for item in command.arguments[:3]] == ["NAME", "--keep NAME...", "--drop-imports"]
+    assert command.arguments[-1].usage == "--on ENGINES"
+    assert command_of("%gpumem", ["record"]).commands == ("on", "off", "status")
+    assert max(len(line) for text in MAGICS.values() for line in text.splitlines()) <= 120

@@ -27,7 +27,6 @@ from ipygpumem.notebook.commands.parsing import Options, parse
 from ipygpumem.notebook.experiments.run import ExperimentRun
 from ipygpumem.notebook.extension import load
 from ipygpumem.notebook.notebook import Notebook, find_notebook
-from ipygpumem.notebook.registry import MAGICS
 from ipygpumem.probes import nvml
 from ipygpumem.probes.accelerators import in_use
 from ipygpumem.reports import text
@@ -134,7 +133,7 @@ def _result(notebook: Notebook, found: ExperimentRecord) -> dict[str, Any]:
 def look(magic: str, line: str) -> dict[str, Any]:
     """Return what a command shows here, as text, and what is in use before and after it."""
     notebook = _notebook()
-    command, options = parse(_command(magic), line)
+    command, options = parse(f"%{magic}", line)
     before = {reading.device: reading.current_bytes for reading in notebook.context.meter.now().values()}
     reports = loaded(command.run)(notebook, options)
     after = {reading.device: reading.current_bytes for reading in notebook.context.meter.now().values()}
@@ -156,11 +155,7 @@ def place() -> dict[str, Any]:
 
 def _parsed(magic: str, line: str) -> tuple[Notebook, Options]:
     notebook = _notebook()
-    return notebook, parse(_command(magic), line)[1]
-
-
-def _command(name: str) -> Any:
-    return next(magic for magic in MAGICS if magic.name == name).command("line")
+    return notebook, parse(f"%{magic}", line)[1]
 
 
 def _notebook() -> Notebook:

@@ -19,7 +19,7 @@ from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.ipython import tables as rich
 from ipygpumem.notebook.ipython.rewriting import loop_over_body, rewrite_cell
 from ipygpumem.notebook.notebook import Notebook, notebook_of
-from ipygpumem.notebook.registry import MAGICS, Magic
+from ipygpumem.notebook.registry import MAGICS
 from ipygpumem.scopes.instrumenting import LISTENER
 
 
@@ -78,9 +78,9 @@ class Extension:
         self._event("post_run_cell", notebook.session.cell_has_ended)
         self._append(shell.input_transformers_cleanup, rewrite_cell)
         self._magics()
-        for magic in MAGICS:
+        for name in {magic.lstrip("%") for magic in MAGICS}:
             for prefix in ("%", "%%"):
-                self._completer(prefix + magic.name, functools.partial(_completions, notebook, magic))
+                self._completer(prefix + name, functools.partial(_completions, notebook, name))
         if hasattr(sys.modules["IPython.core.completer"], "CompletionContext"):  # from IPython 8.6 on
             self._append(shell.Completer.custom_matchers, _matcher(notebook))
         self._undo.append(rich.register(shell))
@@ -120,9 +120,8 @@ class Extension:
 
     def _magics(self) -> None:
         magics = self._shell.magics_manager.magics
-        names = [(kind, magic.name) for magic in MAGICS for kind in magic.kinds]
-        before = {(kind, name): magics[kind].get(name) for kind, name in names}
         ours = GpuMemMagics(self._shell, self.notebook)
+        before = {(kind, name): magics[kind].get(name) for kind in ours.magics for name in ours.magics[kind]}
         self._undo.append(lambda: self._shell.configurables.remove(ours))  # where every Magics object adds itself
         self._shell.register_magics(ours)
         for (kind, name), earlier in before.items():
@@ -182,18 +181,19 @@ def _put_back(magics: dict[str, Any], name: str, earlier: Any) -> None:
         magics[name] = earlier
 
 
-def _completions(notebook: Notebook, magic: Magic, shell: Any, event: Any) -> list[str]:
-    found: list[str] = loaded("completion.complete")(notebook, magic, event)
+def _completions(notebook: Notebook, magic: str, shell: Any, event: Any) -> list[str]:
+    found: list[str] = loaded("parsing.complete")(notebook, magic, event)
     return found
 
 
 def _matcher(notebook: Notebook) -> Callable[[Any], dict[str, Any]]:
     """Return what completes the lines of our magics alone: beside the hook, Jedi offers hundreds of names first."""
-    magics = {f"{prefix}{magic.name}": magic for magic in MAGICS for prefix in ("%", "%%")}
+    names = {magic.lstrip("%") for magic in MAGICS}
 
     def ipygpumem_matcher(context: Any) -> dict[str, Any]:
-        magic = magics.get(next(iter(context.line_with_cursor.split()), ""))
-        if magic is None:
+        word = next(iter(context.line_with_cursor.split()), "")
+        magic = word.lstrip("%")
+        if word not in (f"%{magic}", f"%%{magic}") or magic not in names:
             return {"completions": []}
         event = SimpleNamespace(line=context.line_with_cursor, text_until_cursor=context.text_until_cursor)
         offered = _completions(notebook, magic, None, event)

@@ -29,7 +29,7 @@ from ipygpumem.units import format_bytes
 _MISSING = object()
 
 
-def fit_cell(notebook: Notebook, options: Options) -> list[Report]:
+def of_cell(notebook: Notebook, options: Options) -> list[Report]:
     """Fit the running cell: the loop around its body asks the ``CellFit`` made here.
 
     Raises:

@@ -9,9 +9,8 @@ from collections import defaultdict
 from ipygpumem.errors import ClusterError, quoted
 from ipygpumem.model import ExperimentRecord
 from ipygpumem.notebook.cluster import Asked, ClusterExperiment, engines_of, error_of, is_closed
-from ipygpumem.notebook.commands.parsing import Options
+from ipygpumem.notebook.commands.parsing import Command, Options
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.notebook.registry import Command
 from ipygpumem.objects import interrupts
 from ipygpumem.objects.bulk import unseen
 from ipygpumem.reports.engines import Value, Values, engine_numbers, engines_report, kind_of, looks_report
@@ -28,7 +27,7 @@ def on_engines(
         raise ClusterError("--record and --on: the engines would write one file; run it on one engine with %%px")
     words = _without_on(line)
     with interrupts.noted() as struck:
-        if command.run == "experiment.start_cell":
+        if command.run == "experiment.of_cell":
             reports = _run_cell(notebook, options, words, cell, struck)
         elif command.run == "experiment.start":
             reports = _start(notebook, options, words.removeprefix("start").lstrip(), struck)

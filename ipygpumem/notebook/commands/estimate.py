@@ -17,7 +17,7 @@ from ipygpumem.reports.layout import Report
 _MAGIC = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(\w+)'")
 
 
-def estimate(notebook: Notebook, options: Options, cell: str) -> list[Report]:
+def of_cell(notebook: Notebook, options: Options, cell: str) -> list[Report]:
     """Return the report on a cell."""
     if not cell.strip():
         raise EstimateError("%%estimate: the cell is empty; write the code to estimate below the first line")

@@ -33,7 +33,7 @@ def start(notebook: Notebook, options: Options) -> list[Report]:
     return [note(text) for text in experiment.opened.limit_notes]
 
 
-def start_cell(notebook: Notebook, options: Options) -> list[Report]:
+def of_cell(notebook: Notebook, options: Options) -> list[Report]:
     """Open an experiment that ends with the running cell."""
     experiment = new(notebook, options)
     notebook.experiments.end_with_cell(experiment.opened)
@@ -138,7 +138,7 @@ def described(experiment: ExperimentRun) -> str:
 _NAMES_SHOWN = 10
 
 
-def list_experiments(notebook: Notebook, options: Options) -> list[Report]:
+def list_(notebook: Notebook, options: Options) -> list[Report]:
     """Return one row per finished experiment."""
     still_open = [item.name for item in notebook.experiments.open]
     return [reports.experiments_report(list(notebook.experiments.finished), still_open)]

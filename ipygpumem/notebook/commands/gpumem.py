@@ -37,13 +37,13 @@ from ipygpumem.reports.status import status_report
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 
-def switch_on(notebook: Notebook, options: Options) -> list[Report]:
+def on(notebook: Notebook, options: Options) -> list[Report]:
     """Show the line after each cell from now on."""
     notebook.context.config.report = True
     return [note("the report after each cell is on")]
 
 
-def switch_off(notebook: Notebook, options: Options) -> list[Report]:
+def off(notebook: Notebook, options: Options) -> list[Report]:
     """Show no line after cells any more; measuring goes on."""
     notebook.context.config.report = False
     return [note("the report after each cell is off")]

@@ -18,13 +18,13 @@ from ipygpumem.reports.profiling import statements_report
 _RULE = re.compile(r"^---[ \t]*$", re.MULTILINE)
 
 
-def statement(notebook: Notebook, options: Options) -> list[Report]:
+def of_line(notebook: Notebook, options: Options) -> list[Report]:
     """Return what the statement of a line costs."""
     __tracebackhide__ = True
     return _measured(notebook, options, [Statement(options.code, _compiled(notebook.context.shell, options.code))])
 
 
-def statements(notebook: Notebook, options: Options, cell: str) -> list[Report]:
+def of_cell(notebook: Notebook, options: Options, cell: str) -> list[Report]:
     """Return what the statements of a cell cost, side by side."""
     __tracebackhide__ = True
     if options.code:

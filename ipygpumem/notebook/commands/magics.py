@@ -12,7 +12,7 @@ from IPython.core.magic import Magics, magics_class, no_var_expand
 from ipygpumem.errors import GpuMemError
 from ipygpumem.notebook.ipython.rewriting import is_first_line, is_for_engines, words_of
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.notebook.registry import MAGICS, Command, Magic
+from ipygpumem.notebook.registry import MAGICS, REWRITTEN
 from ipygpumem.objects import interrupts
 from ipygpumem.reports.layout import clean
 
@@ -25,28 +25,32 @@ class GpuMemMagics(Magics):
         super().__init__(shell)
         self._notebook = notebook
         for magic in MAGICS:
-            for kind in magic.kinds:
-                command = magic.command(kind)
-                called = _Called(self, magic, command)
-                self.magics[kind][magic.name] = no_var_expand(called) if command.ends_in_code else called
+            name = magic.lstrip("%")
+            called = _Called(self, magic)
+            if name == "gpumemit":  # code follows
+                no_var_expand(called)
+            if magic.startswith("%%"):
+                self.magics["cell"][name] = called
+            if not magic.startswith("%%") or (name in REWRITTEN and f"%{name}" not in MAGICS):
+                self.magics["line"][name] = called
 
-    def call(self, magic: Magic, line: str, cell: str | None) -> None:
+    def call(self, name: str, line: str, cell: str | None) -> None:
         """Do what ``%name``, ``%%name`` with a cell, or the first line ``%%name`` of a running one asks for."""
         __tracebackhide__ = True
-        if cell is not None and magic.is_rewritten and not is_for_engines(line):
+        if cell is not None and name in REWRITTEN and not is_for_engines(line):
             # From run_cell_magic and its like: a first line never comes here. A mistake would be shown twice below.
-            loaded("parsing.parse")(magic.command("cell"), line)
-            self.shell.run_cell(f"%%{magic.name} {line}\n{cell}").raise_error()
+            loaded("parsing.parse")(f"%%{name}", line)
+            self.shell.run_cell(f"%%{name} {line}\n{cell}").raise_error()
         elif cell is not None:
-            self._run(magic.command("cell"), line, cell)
-        elif magic.is_rewritten and is_first_line(line):
-            self._run(magic.command("cell"), words_of(line))
-        elif magic.line is None:
-            raise UsageError(f"%{magic.name}: write %%{magic.name} as the first line of a cell")
+            self._run(f"%%{name}", line, cell)
+        elif name in REWRITTEN and is_first_line(line):
+            self._run(f"%%{name}", words_of(line))
+        elif f"%{name}" not in MAGICS:
+            raise UsageError(f"%{name}: write %%{name} as the first line of a cell")
         else:
-            self._run(magic.line, line)
+            self._run(f"%{name}", line)
 
-    def _run(self, magic: Command, line: str, *cell: str) -> None:
+    def _run(self, magic: str, line: str, *cell: str) -> None:
         """Show what a command gives."""
         __tracebackhide__ = True  # for errors of the user's code: IPython leaves this frame out
         try:
@@ -57,7 +61,7 @@ class GpuMemMagics(Magics):
                     reports = loaded(command.run)(self._notebook, options, *cell)
                 else:
                     reports = loaded("cluster.on_engines")(
-                        self._notebook, magic.name.lstrip("%"), command, options, line, *cell
+                        self._notebook, magic.lstrip("%"), command, options, line, *cell
                     )
         except GpuMemError as error:
             raise UsageError(clean(str(error))) from None
@@ -71,18 +75,13 @@ def loaded(place: str) -> Any:
 
 
 class _Called:
-    """What IPython calls for a magic. Its help, which ``?`` shows, is written when it is asked for."""
+    """What IPython calls for a magic."""
 
-    def __init__(self, magics: GpuMemMagics, magic: Magic, command: Command) -> None:
+    def __init__(self, magics: GpuMemMagics, magic: str) -> None:
         self.__self__ = magics  # as a method's: %lsmagic groups by it
-        self.__name__ = magic.name
-        self._magic = magic
-        self._command = command
-
-    @property
-    def __doc__(self) -> str:  # type: ignore[override]  # an object's own, and not its class's
-        return str(loaded("help.help_of")(self._command))
+        self.__name__ = magic.lstrip("%")
+        self.__doc__ = MAGICS[magic]
 
     def __call__(self, line: str, cell: str | None = None) -> None:
         __tracebackhide__ = True
-        self.__self__.call(self._magic, line, cell)
+        self.__self__.call(self.__name__, line, cell)

@@ -22,7 +22,7 @@ _PROG = "%%memlines"
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
-def follow_cell(notebook: Notebook, options: Options) -> list[Report]:
+def of_cell(notebook: Notebook, options: Options) -> list[Report]:
     """Follow the lines of the running cell until it ends."""
     running, frame = notebook.context.cells.running(), _cell_frame(notebook.context.namespace)
     if not running or frame is None:

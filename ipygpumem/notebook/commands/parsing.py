@@ -1,18 +1,24 @@
-"""Parses the lines of magics as the registry describes them; a mistake is an error of one line."""
+"""Parses the lines of magics as their help describes them, and completes them; a mistake is an error of one line."""
 
 from __future__ import annotations
 
 import argparse
 import re
 import shlex
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Iterable
+from glob import glob
+from pathlib import Path
+from types import FunctionType
+from typing import Any, NamedTuple, NoReturn
 
 from IPython.core.error import UsageError
 
 from ipygpumem.errors import UnitError, quoted, short
-from ipygpumem.notebook.registry import Argument, Command
+from ipygpumem.introspect import is_instance
+from ipygpumem.notebook.notebook import Notebook
+from ipygpumem.notebook.registry import MAGICS
 from ipygpumem.reports.layout import clean
+from ipygpumem.scopes.scope import is_ownable
 from ipygpumem.units import parse_bytes
 
 Options = argparse.Namespace
@@ -22,7 +28,6 @@ _MOST_RUNS = 10_000
 
 
 def _size(text: str) -> int:
-    """Return the bytes of an option such as ``64MiB``."""
     try:
         return parse_bytes(text)
     except UnitError as error:
@@ -41,107 +46,257 @@ def _runs(text: str) -> int:
     return int(text)
 
 
-def _kind(text: str) -> str:
-    return text.removesuffix(" state")  # as records say it
+_DETAILS: dict[str, dict[str, Any]] = {
+    "--device D": {"offers": ("cpu", "cuda")},
+    "--device-memory SIZE": {"of": _size},
+    "--experiment NAME": {"offers": "finished"},
+    "--keep NAME...": {"offers": "names"},
+    "--kind parameter|gradient|optimizer|buffer|other": {"of": lambda text: text.removesuffix(" state")},
+    "--max-tries 10": {"of": int, "default": 10},
+    "--min SIZE": {"of": _size},
+    "--on ENGINES": {"offers": ("all",)},
+    "--save FILE": {"offers": "files"},
+    "--seed N": {"of": int},
+    "--sort line|kept|peak|time|hits": {"default": "line"},
+    "--step STEP": {"default": "halve", "offers": ("halve", "search", "0.9")},
+    "--timeout SECONDS": {"of": float},
+    "--top N": {"of": _count, "default": 20},
+    "-f FUNCTION...": {"offers": "functions"},
+    "-n 20": {"of": _count, "default": 20},
+    "-n N": {"of": int},
+    "-r RUNS": {"of": _runs, "default": 5},
+    "-s 'SETUP'": {"default": ""},
+    "NAME=VALUE...": {"to": "variables", "offers": "numbers"},
+    "STATEMENT": {"to": "code", "offers": "names"},
+    "session|devices|experiments": {"to": "picture", "default": "session"},
+    "%gpumem plot --device D": {"offers": ("RAM", "cuda")},
+    "%%estimate --device D": {"offers": ("cpu", "cuda:0")},
+    "%experiment end NAME": {"offers": "open"},
+    "%experiment keep NAME...": {"offers": "names"},
+    "%experiment compare NAME...": {"offers": "finished"},
+    "%gpumem release NAME...": {"offers": "names"},
+    "%gpumem purge NAME...": {"offers": "names"},
+    "%gpumem export FILE": {"offers": "files"},
+    "%gpumem postmortem FILE": {"offers": "recordings"},
+}
+"""What the helps do not say of an argument: what its words are turned into, its default, what Tab offers for it."""
+
+_MISSING = {
+    "%experiment start": "which name? Write it before the options: NAME --keep x",
+    "%%experiment": "which name? Write it before the options: NAME --keep x",
+    "%experiment keep": "which names? For instance: %experiment keep model 'loss*'",
+    "%gpumem release": "which object? For instance: %gpumem release learner",
+    "%gpumem purge": "which model? For instance: %gpumem purge model optimizer",
+    "%gpumem export": "which file? Its suffix says the format",
+    "%gpumemit": "which statement? For instance: %gpumemit -r 3 torch.relu(x)",
+    "%%autofit": "which variable? For instance: %%autofit batch_size=1024",
+}
+"""The question to ask where what a command needs is left out."""
 
 
-TYPES: dict[str, Callable[[str], object]] = {
-    "int": int,
-    "float": float,
-    "size": _size,
-    "count": _count,
-    "runs": _runs,
-    "kind": _kind,
+class Argument:
+    """What a command takes: an option (``--seed N``), a switch, or words without a name; with dots, several words."""
+
+    def __init__(self, command: str, usage: str) -> None:
+        details = {**_DETAILS.get(usage, {}), **_DETAILS.get(f"{command} {usage}", {})}
+        self.usage = usage
+        self.name = usage.partition(" ")[0] if usage.startswith("-") else ""
+        value = usage.removeprefix(self.name).strip()
+        self.is_many, self.value = value.endswith("..."), value.removesuffix("...")
+        self.is_text = not self.name and value in ("NAME", "STATEMENT")
+        """Several words are one text."""
+        self.choices = tuple(value.split("|")) if "|" in value else ()
+        plain = self.name.lstrip("-").replace("-", "_") or self.value.lower() + "s" * self.is_many
+        self.attribute: str = details.get("to", plain)
+        self.of: Callable[[str], object] = details.get("of", str)
+        self.default: object = details.get("default")
+        self.offers: str | tuple[str, ...] = details.get("offers", self.choices)
+
+
+class Command(NamedTuple):
+    """A magic's line, or a command of a magic, as the row of a help says it."""
+
+    name: str
+    run: str
+    """Module and function in ``commands``: it takes the notebook, the options, and of a cell magic the cell."""
+    arguments: tuple[Argument, ...]
+    needed: str
+    """The attribute without which the command does nothing."""
+    commands: tuple[str, ...]
+    """The words that may come next."""
+
+    @property
+    def ends_in_code(self) -> bool:
+        """Whether Python code follows the options: it is passed on as ``code``, as it was written."""
+        return self.name.endswith("gpumemit")
+
+
+_IN_MODULES = {
+    "experiment.list": "experiment.list_",
+    "gpumem.leaks": "leaks.leaks",
+    "gpumem.tensors": "tensors.tensors",
 }
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are IPython's: one line."""
+def command_of(magic: str, words: Iterable[str] = ()) -> Command:
+    """Return the command that a magic's first words name, as far as they name one."""
+    rows = re.findall(rf"^    {magic} (.*(?:\n {{9,}}.*)*)", MAGICS[magic], re.MULTILINE)
+    below = {row.split()[0]: row for row in rows if row[0].islower()}
+    usage, names = "" if below else " ".join(rows[0].split()), [magic]
+    for word in words:
+        if word not in below:
+            break
+        names.append(word)
+        head, text = re.split(r"  +|\n +", below[word].removeprefix(word), maxsplit=1)
+        nested = re.search(r"\w+(?: \| \w+)+$", text)
+        below = {} if nested is None else dict.fromkeys(nested[0].split(" | "), "  ")
+        usage = " ".join([head, *re.findall(r"\[[^\]]+\]", text)])
+    name = " ".join(names)
+    found = [(Argument(name, optional or needed), needed) for optional, needed in re.findall(r"\[(.+?)\]|(\S+)", usage)]
+    run = f"{magic.lstrip('%')}.{'_'.join(names[1:]) or ('of_cell' if magic.startswith('%%') else 'of_line')}"
+    return Command(
+        name,
+        _IN_MODULES.get(run, run),
+        tuple(argument for argument, _ in found),
+        next((argument.attribute for argument, is_needed in found if is_needed), ""),
+        tuple(below),
+    )
 
+
+# -- a line that is run ---------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise IPython's error instead of leaving the process."""
         raise UsageError(clean(f"{self.prog}: {short(message, 600)}"))
 
 
-def parse(command: Command, line: str) -> tuple[Command, Options]:
+def parse(magic: str, line: str) -> tuple[Command, Options]:
     """Return the command that a magic's line names, the magic's own if it has none, and the options."""
+    command = command_of(magic)
     if command.ends_in_code:
-        return command, _options_and_code(command, line)
-    prog, words = command.name, _split(command.name, line)
-    while command.commands:
-        names = [below.name for below in command.commands]
-        if not words or words[0] not in names:
+        options = _options_and_code(command, line)
+    else:
+        try:
+            words = shlex.split(line)
+        except ValueError as error:
+            raise UsageError(f"{magic}: {error}") from None
+        command = command_of(magic, words)
+        words = words[command.name.count(" ") :]
+        if command.commands:
             given = f"no such command {quoted(words[0])}" if words else "a command is missing"
-            raise UsageError(clean(f"{prog}: {given}; use {', '.join(names)}"))
-        prog, command = f"{prog} {words[0]}", command.commands[names.index(words.pop(0))]
-    return command, _options(command, prog, words)
+            raise UsageError(clean(f"{command.name}: {given}; use {', '.join(command.commands)}"))
+        options = _options(command, words)
+    if command.needed and not getattr(options, command.needed):
+        raise UsageError(f"{command.name}: {_MISSING[command.name]}")
+    return command, options
 
 
-def _split(prog: str, line: str) -> list[str]:
-    """Return the words of a line, quotes taken off."""
-    try:
-        return shlex.split(line)
-    except ValueError as error:
-        raise UsageError(f"{prog}: {error}") from None
-
-
-def _options(command: Command, prog: str, words: list[str]) -> Options:
+def _options(command: Command, words: list[str]) -> Options:
     if words and not command.arguments:
-        raise UsageError(clean(f"{prog}: {quoted(words[0])} is not an option; this command takes none"))
-    parser = Parser(prog=prog, add_help=False, allow_abbrev=False)
+        raise UsageError(clean(f"{command.name}: {quoted(words[0])} is not an option; this command takes none"))
+    parser = _Parser(prog=command.name, add_help=False, allow_abbrev=False)
     for argument in command.arguments:
-        _add(parser, argument)
+        if argument.name and not argument.value:
+            parser.add_argument(argument.name, action="store_true")
+        elif argument.name and argument.is_many:
+            parser.add_argument(argument.name, nargs="+", action="extend", default=[])
+        else:
+            parser.add_argument(
+                argument.name or argument.attribute,
+                nargs=None if argument.name else "*" if argument.is_many or argument.is_text else "?",
+                type=argument.of,
+                choices=argument.choices or None,
+                default=argument.default,
+            )
     options, unknown = parser.parse_known_args(words)
     if unknown:
         there_are = ", ".join(argument.name for argument in command.arguments if argument.name)
         hint = f"use {there_are}" if there_are else "this command has no options"
-        raise UsageError(clean(f"{prog}: {quoted(unknown[0])} is not an option; {hint}"))
+        raise UsageError(clean(f"{command.name}: {quoted(unknown[0])} is not an option; {hint}"))
     for argument in command.arguments:
-        if argument.type == "line":
+        if argument.is_text:
             setattr(options, argument.attribute, " ".join(getattr(options, argument.attribute)))
-    _check(command, prog, options)
     return options
-
-
-def _check(command: Command, prog: str, options: Options) -> None:
-    for argument in command.arguments:
-        if argument.missing and not getattr(options, argument.attribute):
-            raise UsageError(f"{prog}: {argument.missing}")
-
-
-def _add(parser: Parser, argument: Argument) -> None:
-    if argument.name and not argument.value:
-        parser.add_argument(argument.name, action="store_true")
-    elif argument.name and argument.is_many:
-        parser.add_argument(argument.name, nargs="+", action="extend", default=[])
-    else:
-        parser.add_argument(
-            argument.name or argument.attribute,
-            nargs=None if argument.name else "*" if argument.takes_several else "?",
-            type=TYPES.get(argument.type, str),
-            choices=argument.choices or None,
-            default=argument.default,
-        )
 
 
 def _options_and_code(command: Command, line: str) -> Options:
     """Return the options at the head of a line, and as ``code`` what follows them."""
     found = Options(**{item.attribute: item.default for item in command.arguments})
     arguments = {item.name: item for item in command.arguments if item.name}
-    names = "|".join(map(re.escape, arguments))
-    option = re.compile(rf"""\s*(?P<name>{names})[\s=]*(?P<value>'[^']*'|"[^"]*"|\S+)(?:\s+|$)""")
+    option = re.compile(rf"""\s*(?P<name>{"|".join(arguments)})[\s=]*(?P<value>'[^']*'|"[^"]*"|\S+)(?:\s+|$)""")
     while match := option.match(line):
         name, value, line = match["name"], match["value"], line[match.end() :]
         if value[0] in "'\"":
             value = value[1:-1]
         try:
-            setattr(found, arguments[name].attribute, TYPES.get(arguments[name].type, str)(value))
+            setattr(found, arguments[name].attribute, arguments[name].of(value))
         except argparse.ArgumentTypeError as error:
             raise UsageError(clean(f"{command.name}: {name} {short(value)}: {error}")) from None
     if re.match(r"\s*--?[a-zA-Z]", line):
         there_are = " or ".join(item.usage for item in arguments.values())
-        hint = ", or put (...) around the statement" if len(arguments) < len(command.arguments) else ""
+        hint = ", or put (...) around the statement" if command.needed else ""
         raise UsageError(f"{command.name}: {quoted(clean(line.split()[0]))} is not an option; use {there_are}{hint}")
     found.code = line.strip()
-    _check(command, command.name, found)
     return found
+
+
+# -- a line that is typed -------------------------------------------------------------------------------------
+
+
+def complete(notebook: Notebook, magic: str, event: Any) -> list[str]:
+    """Return what may stand at the cursor in the line of a magic, whose name has no ``%``."""
+    line = event.text_until_cursor
+    if line.split()[:1] != event.line.split()[:1]:  # somebody asks by the old way, without a cursor
+        line = event.line
+    words = line.split()
+    begun = "" if line[-1:].isspace() else words.pop()
+    if not words or words[0] in notebook.context.namespace:  # its name is being typed, or it is a variable's
+        return []
+    name = ("%%" if words.pop(0).startswith("%%") else "%") + magic
+    if name not in MAGICS:
+        return []
+    command = command_of(name, words)
+    words = words[command.name.count(" ") :]
+    if command.commands:
+        return [] if words else list(command.commands)
+    options = {item.name: item for item in command.arguments if item.name}
+    places = [item for item in command.arguments if not item.name]
+    option: Argument | None = None
+    needs_value = False
+    for word in words:
+        if word in options:
+            option = options[word] if options[word].value else None
+            needs_value = option is not None
+        elif option is not None:
+            option, needs_value = option if option.is_many else None, False
+        elif places and not (places[0].is_many or places[0].is_text):
+            places.pop(0)
+    place = option or next(iter(places), None)
+    offers = () if place is None else place.offers
+    found = SOURCES[offers](notebook, begun) if isinstance(offers, str) else offers
+    return [*found, *(() if needs_value else options)]
+
+
+def _values(notebook: Notebook) -> dict[str, object]:
+    names = sorted(name for name in list(notebook.context.namespace) if is_ownable(name) and not name.startswith("_"))
+    return {name: notebook.context.namespace.get(name) for name in names}
+
+
+def _files(notebook: Notebook, begun: str) -> list[str]:
+    return [found + "/" * Path(found).is_dir() for found in sorted(glob(f"{begun}*"))]  # noqa: PTH207  # as it is typed
+
+
+SOURCES: dict[str, Callable[[Notebook, str], list[str]]] = {
+    "names": lambda notebook, _: list(_values(notebook)),
+    "numbers": lambda notebook, _: [name for name, it in _values(notebook).items() if type(it) in (int, float)],
+    "functions": lambda notebook, _: [
+        name for name, it in _values(notebook).items() if type(it) is FunctionType or is_instance(it, type)
+    ],
+    "open": lambda notebook, _: [experiment.name for experiment in notebook.experiments.open],
+    "finished": lambda notebook, _: sorted({experiment.name for experiment in notebook.experiments.finished}),
+    "recordings": lambda notebook, _: notebook.recorder.names(),
+    "files": _files,
+}
+"""What Tab offers that the notebook or a folder knows."""
