@@ -65,6 +65,8 @@ class Roots:
     cell_of: Callable[[str], int | None] = lambda filename: None
 
 
+_Ways = dict[int, tuple["Place", int | None]]
+"""For each object that a root leads to: the root's place, and the next object on the way up to it."""
 _MAKES_DICTS = (3, 11) <= sys.version_info < (3, 13)
 _MANAGED_DICT = 1 << 4
 _MOST_OWNERS = 5000
@@ -85,74 +87,52 @@ def explain(
     keys: Iterable[StorageKey], heap: Heap, roots: Roots, *, looks: int = MOST_LOOKS
 ) -> dict[StorageKey, Holder]:
     """Return for each storage who keeps it alive."""
-    left_out = False
-
-    def holders_of(objects: dict[StorageKey, list[object]], *, nobody: bool = False) -> dict[StorageKey, Holder]:
-        nonlocal left_out
-        holders, cut = _holders(objects, heap, roots, looks, nobody=nobody)
-        left_out |= cut
-        return holders
-
-    objects = _objects_of(set(keys), heap)
-    holders = holders_of(objects)
-    rest = set(keys) - holders.keys()
-    cycles: set[StorageKey] = set()
+    wanted = set(keys)
+    objects: dict[StorageKey, list[object]] = {}
+    for item in [*heap.tensors, *heap.ndarrays] if wanted else ():
+        key = storage_key(item) or ("object", id(item))
+        if key in wanted:
+            objects.setdefault(key, []).append(item)
+    holders, unnamed, left_out = _holders(objects, heap, roots, looks)
+    rest = wanted - holders.keys()
     if rest and heap.tensors:
         # What a graph has saved may be an object in Python too, which nobody but the graph holds: that is no answer.
         candidates = requiring_grad(heap.tensors)
-        left_out |= len(candidates) > _MOST_OWNERS
         owners = {("object", id(tensor)): [tensor] for tensor in candidates[:_MOST_OWNERS]}
-        named = holders_of(owners)
+        named, _, is_cut = _holders(owners, heap, roots, looks)
         ordered = sorted(named, key=lambda owner: _order(named[owner]))
         kept, complete = keepers([owners[owner][0] for owner in ordered], rest)
         for key, keeper in kept.items():
             holders[key] = Holder(named["object", id(keeper.tensor)].path + keeper.how, keeper.advice)
-        rest -= holders.keys()
-        among_themselves, _ = keepers(heap.tensors, rest)
-        left_out |= not complete
+        left_out |= is_cut or not complete or len(candidates) > _MOST_OWNERS
+        among_themselves, _ = keepers(heap.tensors, rest - kept.keys())
         if any(keeper.how == GRADIENT for keeper in among_themselves.values()):
-            cycles = set(among_themselves)
-    if not left_out:  # else somebody whom the search did not reach may hold them
-        holders.update(dict.fromkeys(cycles, _CYCLE))
-    rest -= holders.keys() | cycles
-    holders.update(holders_of({key: objects[key] for key in rest & objects.keys()}, nobody=True))
+            holders.update(dict.fromkeys(among_themselves, _NOT_REACHED if left_out else _CYCLE))
     # The memory of an array belongs to an object in Python, which lives as long as the memory does.
-    unknown = {key: _NOT_REACHED if left_out else _OUT_OF_SIGHT if key[0] == "numpy" else _NOBODY for key in keys}
-    return {**unknown, **holders}
-
-
-def _objects_of(keys: set[StorageKey], heap: Heap) -> dict[StorageKey, list[object]]:
-    """Return the tensors and arrays that show each storage."""
-    objects: dict[StorageKey, list[object]] = {}
-    for item in [*heap.tensors, *heap.ndarrays] if keys else ():
-        key = storage_key(item) or ("object", id(item))
-        if key in keys:
-            objects.setdefault(key, []).append(item)
-    return objects
+    unknown = {key: _NOT_REACHED if left_out else _OUT_OF_SIGHT if key[0] == "numpy" else _NOBODY for key in wanted}
+    return {**unknown, **unnamed, **holders}
 
 
 def _holders(
-    objects: dict[StorageKey, list[object]],
-    heap: Heap,
-    roots: Roots,
-    looks: int,
-    *,
-    nobody: bool,
-) -> tuple[dict[StorageKey, Holder], bool]:
-    """Return who holds the objects of each storage: the one that is named best; and whether some were not reached."""
-    if not objects:
-        return {}, False
+    objects: dict[StorageKey, list[object]], heap: Heap, roots: Roots, looks: int
+) -> tuple[dict[StorageKey, Holder], dict[StorageKey, Holder], bool]:
+    """Return who holds the objects of each storage, the one that is named best, or else what nothing refers to.
+
+    The last says whether some may have a holder that was not reached.
+    """
     search = Search([item for items in objects.values() for item in items], heap, roots, looks)
-    search.run(nobody=nobody)
     writer = Writer(roots.cell_of)
-    holders: dict[StorageKey, Holder] = {}
-    for key, items in objects.items():
-        chains = [found for item in items if (found := search.found(item)) is not None]
-        if chains:
-            nearest = min((place.rank, len(chain)) for place, chain in chains)
-            nearby = [found for found in chains if (found[0].rank, len(found[1])) == nearest]
-            holders[key] = min((writer.holder(*found) for found in nearby), key=_order)
-    return holders, search.is_cut and len(holders) < len(objects)
+
+    def best(ways: _Ways, items: list[object]) -> Holder | None:
+        chains = [chain for item in items if (chain := search.chain(item, ways)) is not None]
+        nearest = min(((place.rank, len(steps)) for place, steps in chains), default=None)
+        nearby = [writer.holder(*way) for way in chains if (way[0].rank, len(way[1])) == nearest]
+        return min(nearby, key=_order, default=None)
+
+    named = {key: holder for key, items in objects.items() if (holder := best(search.named, items)) is not None}
+    rest = [(key, items) for key, items in objects.items() if key not in named]
+    unnamed = {key: holder for key, items in rest if (holder := best(search.unnamed, items)) is not None}
+    return named, unnamed, search.is_cut and bool(rest)
 
 
 def _order(holder: Holder) -> tuple[bool, int, str]:
@@ -166,114 +146,106 @@ class Search:
     _MOST_LEVELS = 40
     _WIDEST_LEVEL = 20_000
 
-    def __init__(self, targets: Sequence[object], heap: Heap, roots: Roots, looks: int) -> None:
-        self._targets = targets
-        self._heap = heap
-        self._roots = roots
-        self._looks = looks
-        self.is_cut = False
-        """Whether the search ended, somewhere, before it had seen everything."""
-        self._modules = {
-            id(module_dict(module)): name for name, module in reversed(_modules())
-        }  # __mp_main__ is __main__
+    def __init__(self, targets: Sequence[object], heap: Heap, roots: Roots, looks: int = MOST_LOOKS) -> None:
+        self._heap, self._roots = heap, roots
+        # __mp_main__ is __main__
+        self._modules = {id(module_dict(module)): name for name, module in reversed(_modules())}
         self._running = running_ids()
-        self._objects: dict[int, object] = {}
-        self._children: dict[int, list[tuple[int, int]]] = {}
-        """For each referrer the objects of earlier levels to which it refers, with the level at which that was seen."""
-        self._leaves: dict[int, set[int]] = {}
-        """For each object the targets that it leads to."""
-        self._towards: dict[int, int | None] = {}
-        """For each object that a root leads to the next one on the way up; None at the root's own child."""
-        self._places: dict[int, Place] = {}
-        self._level = 0
-        self._others: list[tuple[int, Place, int]] = []
-        """Roots that are no names of the notebook's, at which level, and what they keep, the nearest first."""
+        self._objects = {id(target): target for target in targets}
+        self._referrers: dict[int, list[int]] = {}
+        """Of each object that was looked at: those that are no roots."""
+        self._children: dict[int, list[int]] = {}
+        """Of each such referrer: by what it was found."""
         self._keys: dict[int, dict[int, list[object]]] = {}
         """For each namespace the keys of its values, by their identities."""
+        self._kept: list[tuple[Place, int]] = []
+        """Roots, and what they keep."""
         self._tops: list[int] = []
         """Objects that nothing seen refers to."""
+        self.is_cut = False
+        """Whether the search ended, somewhere, before it had seen everything."""
+        self.named: _Ways = {}
+        self._run(list(self._objects), looks)
+        # An output, the last error or a module may hold what a variable holds too, by a longer path: that is no leak.
+        self.named = {**self._ways(self._kept), **self.named}
+        nowhere = Place("", 9, "end what keeps it: C++ code or a library")
+        tops = sorted(self._tops, key=lambda key: type_name(self._objects[key]))
+        self.unnamed = self._ways([(nowhere, key) for key in tops])
 
-    def run(self, *, nobody: bool) -> None:
-        """Search; with ``nobody``, also report objects to which nothing visible refers."""
-        level = {id(target): target for target in self._targets}
-        self._objects.update(level)
-        self._leaves = {key: {key} for key in level}
+    def _run(self, targets: list[int], looks: int) -> None:
         running = {
             id(value): Place.of_running(frame, thread, name)
-            for frame, thread in running_frames()
+            for frame, thread in (running_frames() if targets else ())
             for name, value in peek(frame).items()
         }
-        for self._level in itertools.count():
-            level = {key: item for key, item in level.items() if self._is_open(key)}
+        for number in itertools.count():
+            level = self._open(targets)
             if not level:
-                break
-            if self._level == self._MOST_LEVELS or (self._level + 1) * self._heap.size > self._looks:
+                return
+            if number == self._MOST_LEVELS or (number + 1) * self._heap.size > looks:
                 self.is_cut = True
-                break
-            self._others += [(self._level, running[key], key) for key in level.keys() & running.keys()]
-            level = self._next(level)
-        # An output, the last error or a module may hold what a variable holds too, by a longer path: that is no leak.
-        for number, place, key in sorted(self._others, key=lambda other: (other[0], other[1].order)):
-            if self._is_open(key):
-                self._towards.setdefault(key, None)
-                self._places.setdefault(key, place)
-                self._lead_on(key, number)
-        for top in self._tops if nobody else ():
-            if self._is_open(top):
-                self._solve(top, Place("", 9, "end what keeps it: C++ code or a library"))
+                return
+            self._kept += [(running[key], key) for key in level if key in running]
+            self._look(level)
+            self.named = self._ways([(place, key) for place, key in self._kept if place.rank == 0])
 
-    def _is_open(self, key: int) -> bool:
-        """Whether an object leads to a target of which nobody knows yet who holds it."""
-        return any(leaf not in self._towards for leaf in self._leaves[key])
+    def _open(self, targets: list[int]) -> list[int]:
+        """Return what was not looked at yet of all that leads to a target which no variable is known to keep."""
+        waiting = [key for key in targets if key not in self.named]
+        seen = set(waiting)
+        for key in waiting:  # the list grows
+            new = [referrer for referrer in self._referrers.get(key, ()) if referrer not in seen]
+            waiting += new
+            seen.update(new)
+        return [key for key in waiting if key not in self._referrers]
 
-    def _next(self, level: dict[int, object]) -> dict[int, object]:
-        """Look at all that refers to ``level``: solve what roots refer to, and return the rest."""
-        roots: list[tuple[Place, int]] = []
+    def _look(self, level: list[int]) -> None:
+        """Note all that refers to the objects of a level."""
+        self._referrers.update((key, []) for key in level)
+        self.is_cut |= len(level) > self._WIDEST_LEVEL
+        objects = {key: self._objects[key] for key in level[: self._WIDEST_LEVEL]}
         referred: set[int] = set()
-        seen: list[tuple[object, list[int]]] = []
-        for referrer, children in self._heap.referrers(level):
+        for referrer, children in self._heap.referrers(objects):
             if id(referrer) in self._roots.hidden or id(referrer) in self._running:
                 continue
             referred.update(children)
             for holder, held in with_own_dict(referrer, children):
-                places = [(self._place(holder, level[child]), child) for child in held]
-                roots += [(place, child) for place, child in places if place is not None]
-                if all(place is None for place, _ in places):
-                    seen.append((holder, held))
+                places = [(place, key) for key in held if (place := self._place(holder, objects[key])) is not None]
+                self._kept += places
+                if not places:
+                    self._objects[id(holder)] = holder
+                    self._children.setdefault(id(holder), []).extend(held)
+                    for key in held:
+                        self._referrers[key].append(id(holder))
                 if holder is not referrer:
                     self._heap.add(holder)  # else the next search would end at the dict that this one has made
-        following, known = self._note(seen)
-        self._objects.update(following)
-        tops = [key for key in level if key not in referred and key in self._children]
-        self._tops += sorted(tops, key=lambda key: type_name(level[key]))
-        for place, child in sorted(roots, key=lambda root: root[0].order):
-            if place.rank == 0:
-                self._solve(child, place)
-            else:
-                self._others.append((self._level, place, child))
-        for trail in sorted(map(self._trail, known), key=lambda trail: (len(trail), self._places[trail[-1]].order)):
-            self._lead_on(trail[0])
-        return following
+        self._tops += [key for key in objects if key not in referred and key in self._children]
 
-    def _note(self, seen: list[tuple[object, list[int]]]) -> tuple[dict[int, object], list[int]]:
-        """Note where referrers lead; return those to follow, and those to which a root is known to lead."""
-        following: dict[int, object] = {}
-        known: list[int] = []
-        leaves = [set[int]().union(*(self._leaves[child] for child in held)) for _, held in seen]
-        for (holder, held), new in zip(seen, leaves, strict=True):
-            key = id(holder)
-            if not self._is_news(key, held, new):
-                continue
-            if key in self._towards:
-                known.append(key)
-            elif len(following) < self._WIDEST_LEVEL:
-                following[key] = holder
-            else:
-                self.is_cut = True
-        return following, known
+    def _ways(self, kept: list[tuple[Place, int]]) -> _Ways:
+        """Return the shortest way from a root to each object that roots lead to."""
+        ways: _Ways = {}
+        for place, key in sorted(kept, key=lambda root: root[0].order):
+            ways.setdefault(key, (place, None))
+        waiting = list(ways)
+        for parent in waiting:  # the list grows
+            for child in self._children.get(parent, ()):
+                if child not in ways:
+                    ways[child] = ways[parent][0], parent
+                    waiting.append(child)
+        return ways
+
+    def chain(self, target: object, ways: _Ways) -> tuple[Place, tuple[object, ...]] | None:
+        """Return a root and the chain of objects from it to ``target``, if there is one among ``ways``."""
+        key: int | None = id(target)
+        if key not in ways:
+            return None
+        chain: list[object] = []
+        while key is not None:
+            chain.insert(0, self._objects[key])
+            place, key = ways[key]
+        return place, tuple(chain)
 
     def _place(self, referrer: object, child: object) -> Place | None:
-        """Return the place where ``referrer`` keeps ``child`` if it is a root, else None."""
         # A variable before an output of the same.
         return min(self.names_in(referrer, child), key=lambda place: place.rank, default=None)
 
@@ -301,46 +273,6 @@ class Search:
             for key, value in list(dict.items(namespace)):
                 keys.setdefault(id(value), []).append(key)
         return self._keys[id(namespace)].get(id(child), [])
-
-    def _is_news(self, key: int, children: list[int], new: set[int]) -> bool:
-        """Note where a referrer leads, and return whether that includes a new target."""
-        leaves = self._leaves.setdefault(key, set())
-        known = len(leaves)
-        leaves |= new
-        self._children.setdefault(key, []).extend((self._level, child) for child in children)
-        return len(leaves) > known
-
-    def _solve(self, key: int, place: Place) -> None:
-        """Note that a root keeps ``key``, and so all that it leads to."""
-        if key not in self._towards:
-            self._towards[key] = None
-            self._places[key] = place
-            self._lead_on(key)
-
-    def _lead_on(self, key: int, level: int | None = None) -> None:
-        """Note that the root which keeps ``key`` keeps all that it leads to."""
-        waiting, done = deque([key]), set[int]()
-        while waiting:
-            parent = waiting.popleft()
-            for seen_at, child in self._children.get(parent, ()):
-                if child not in done and (child not in self._towards if level is None else seen_at <= level):
-                    done.add(child)
-                    self._towards.setdefault(child, parent)
-                    waiting.append(child)
-
-    def found(self, target: object) -> tuple[Place, tuple[object, ...]] | None:
-        """Return the chain from a root to ``target``, if there is one."""
-        if id(target) not in self._towards:
-            return None
-        trail = self._trail(id(target))
-        return self._places[trail[-1]], tuple(self._objects[key] for key in reversed(trail))
-
-    def _trail(self, key: int) -> list[int]:
-        """Return the way up from an object that a root leads to: its identity first, the root's child last."""
-        trail = [key]
-        while (parent := self._towards[trail[-1]]) is not None:
-            trail.append(parent)
-        return trail
 
 
 def with_own_dict(referrer: object, children: list[int]) -> Iterator[tuple[object, list[int]]]:
@@ -382,7 +314,7 @@ def others(item: object, given: Sequence[str], heap: Heap, roots: Roots, spared:
         local_names += [Place.of_running(frame, thread, key).text for key in found]
         hidden.update({id(values.get(key)) for key in _rest_of_arguments(frame.f_code)})
     roots = replace(roots, hidden=roots.hidden | hidden)
-    search = Search([], heap, roots, MOST_LOOKS)
+    search = Search([], heap, roots)
     names, holders = list[str](), list[object]()
     for referrer, held in heap.referrers({id(item): item}):
         for holder, _ in () if id(referrer) in hidden else with_own_dict(referrer, held):
@@ -391,9 +323,8 @@ def others(item: object, given: Sequence[str], heap: Heap, roots: Roots, spared:
             holders += [holder] if not places and id(holder) not in hidden else []
     for text in (*_besides(sorted(names), given), *local_names):
         return text
-    search = Search(holders, heap, roots, MOST_LOOKS)
-    search.run(nobody=False)
-    chains = [way for holder in holders if (way := search.found(holder)) is not None and way[0].is_users]
+    search = Search(holders, heap, roots)
+    chains = [way for holder in holders if (way := search.chain(holder, search.named)) and way[0].is_users]
     writer = Writer(roots.cell_of)
     return min((writer.holder(place, (*chain, item)).path for place, chain in chains), key=len, default=None)
 
