@@ -31,7 +31,7 @@ from ipygpumem.profiling.statements import Cost, Run
 from ipygpumem.reconcile.device import Part, Reconciliation
 from ipygpumem.reports import content, history, postmortem
 from ipygpumem.reports.autofit import autofit_report
-from ipygpumem.reports.engines import Value, engines_report, looks_report, merged_record
+from ipygpumem.reports.engines import engines_report, looks_report, merged_record
 from ipygpumem.reports.estimate import estimate_report, summary_report
 from ipygpumem.reports.freeing import purge_report, release_report
 from ipygpumem.reports.layout import Report, note
@@ -203,5 +203,5 @@ def reports_of_engines(word: str, ended: ExperimentRecord) -> list[Report]:
     merged = merged_record(word, 0.0, 1.0, [*places, EngineRecord(2, error=word)])
     return [
         engines_report(merged),
-        looks_report(word, {0: (word, word, {("in use", word): Value(1.0)})}, {word: [1, 2]}),
+        looks_report(word, {0: (word, word, {("in use", word): 1.0})}, {1: word, 2: word}),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,11 @@ from tests.kernel import Kernel
 from tests.steps import works
 
 shared = cluster_of(4)
-NAMES = "sorted(name for name in globals() if name in ('x', 'y', 'w', 'n', 'q'))"
+NAMES = "sorted(name for name in globals() if name in ('x', 'y', 'w', 'theirs'))"
+OPEN = (
+    "(lambda found: len(found.experiments.open) if found else 0)"
+    "(__import__('ipygpumem.notebook.notebook').notebook.notebook.find_notebook(get_ipython()))"
+)
 
 
 def refusal(kernel: Kernel, cell: str) -> str:
@@ -27,7 +32,7 @@ def refusal(kernel: Kernel, cell: str) -> str:
 @pytest.fixture
 def cluster(shared: Kernel) -> Kernel:
     """The module's cluster, without the names of earlier tests on its engines."""
-    works(shared, "_ = rc[:].apply_sync(exec, \"for name in ('x', 'y', 'w', 'n', 'q'): globals().pop(name, None)\")")
+    works(shared, "_ = rc[:].apply_sync(exec, \"for name in ('x', 'y', 'w', 'theirs'): globals().pop(name, None)\")")
     return shared
 
 
@@ -93,7 +98,7 @@ def test_an_interrupt_reaches_an_engine_that_sleeps(cluster: Kernel, tmp_path: P
 
 
 STRIKES_IN = """
-from ipygpumem.notebook.cluster import Engines
+from ipygpumem.notebook.commands.cluster import Engines
 original = Engines.NAME
 def struck(*args, **options):
     Engines.NAME = original
@@ -107,8 +112,8 @@ Engines.NAME = struck
 @pytest.mark.parametrize(
     ("cell", "place"),
     [
-        *(("%%experiment a --on all\nx = 1", place) for place in ("ask_each", "answers", "forget", "wait", "run")),
-        *(("%experiment start a --on all", place) for place in ("ask_each", "answers", "wait")),
+        *(("%%experiment a --on all\nx = 1", place) for place in ("ask", "answers", "forget", "wait", "run")),
+        *(("%experiment start a --on all", place) for place in ("ask", "answers", "wait")),
     ],
 )
 def test_a_ctrl_c_at_any_moment_leaves_nothing_open_and_engines_alike(cluster: Kernel, cell: str, place: str) -> None:
@@ -120,23 +125,8 @@ def test_a_ctrl_c_at_any_moment_leaves_nothing_open_and_engines_alike(cluster: K
     assert "no experiment is open" in refusal(cluster, "%experiment end")
 
 
-OPEN = (
-    "(lambda found: len(found.experiments.open) if found else 0)"
-    "(__import__('ipygpumem.notebook.notebook').notebook.notebook.find_notebook(get_ipython()))"
-)
 BUSY = "rc[1].execute('import time\\nwhile True: time.sleep(0.05)', block=False)"
 STOP_BUSY = "rc.send_signal(2, targets=[1], block=True)\nbusy.wait(30)"
-
-
-def test_a_ctrl_c_while_we_wait_leaves_other_cells_of_an_engine_alone(cluster: Kernel) -> None:
-    works(cluster, f"busy = {BUSY}")
-    works(cluster, f"{CTRL_C}\nctrl_c(lambda: True)")
-    try:
-        cluster.run("%%experiment a --on 1\n1")
-        works(cluster, "time.sleep(1)")
-        assert cluster.value("busy.ready()") is False, "what runs there is the user's"
-    finally:
-        works(cluster, STOP_BUSY)
 
 
 def test_a_second_ctrl_c_ends_the_waiting_for_an_engine_that_takes_none(cluster: Kernel, tmp_path: Path) -> None:
@@ -145,7 +135,7 @@ def test_a_second_ctrl_c_ends_the_waiting_for_an_engine_that_takes_none(cluster:
         "    before = signal.signal(2, signal.SIG_IGN)\n"
         f"    Path({str(deaf)!r}).touch(); until({str(end)!r})\n    signal.signal(2, before)"
     )
-    grace = "from ipygpumem.notebook import cluster as e\nbefore, e._GRACE_SECONDS = e._GRACE_SECONDS, 600"
+    grace = "from ipygpumem.notebook.commands import cluster as e\nbefore, e._GRACE_SECONDS = e._GRACE_SECONDS, 600"
     works(cluster, f"{grace}\n{CTRL_C}\nctrl_c(lambda: os.path.exists({str(deaf)!r}), lambda: True)")
     try:
         assert cluster.run(source).error == "KeyboardInterrupt"
@@ -156,19 +146,17 @@ def test_a_second_ctrl_c_ends_the_waiting_for_an_engine_that_takes_none(cluster:
     assert on_engines(cluster, OPEN) == [0] * 4, "it has ended with its cell"
 
 
-PLACES = "import ipygpumem.notebook.cluster as places\nbefore, places._START_SECONDS = places._START_SECONDS, 3"
-
-
 def test_an_engine_that_is_busy_is_left_out_and_does_not_begin_later(cluster: Kernel) -> None:
-    works(cluster, PLACES)
-    works(cluster, f"busy = {BUSY}")
+    seconds = "from ipygpumem.notebook.commands import cluster as e\nbefore, e._START_SECONDS = e._START_SECONDS, 3"
+    works(cluster, f"{seconds}\nbusy = {BUSY}")
     try:
         works(cluster, "%%experiment around --on all\nx = 1")
-        found = record(cluster)
-        assert [engine["error"] for engine in found["engines"]] == ["", "has not answered", "", ""]
+        assert [engine["error"] for engine in record(cluster)["engines"]] == ["", "has not answered", "", ""]
+        works(cluster, f"{CTRL_C}\nctrl_c(lambda: True)")
+        assert cluster.run("%%experiment a --on 1\n1").error == "KeyboardInterrupt"
+        assert cluster.value("busy.ready()") is False, "what runs there is the user's"
     finally:
-        works(cluster, f"{STOP_BUSY}\nplaces._START_SECONDS = before")
-    assert cluster.value("busy.ready()") is True
+        works(cluster, f"{STOP_BUSY}\ne._START_SECONDS = before")
     (text,) = works(cluster, "%gpumem status --on 1").reports("engines")
     assert "no experiment is open" in text, "what waited for it was taken back"
 
@@ -228,15 +216,75 @@ def test_what_a_closed_client_has_begun_does_not_stand_in_the_way(cluster: Kerne
 
 
 def test_a_view_names_its_engines_and_a_closed_client_is_not_asked(cluster: Kernel) -> None:
-    works(cluster, "pair = rc[1:3]")
-    works(cluster, "%%experiment two --on pair\nx = 1")
-    assert [engine["engine"] for engine in record(cluster)["engines"]] == [1, 2]
-    works(cluster, "every = rc.broadcast_view()")
-    works(cluster, "%%experiment wide --on every\nx = 1")
-    assert [engine["engine"] for engine in record(cluster)["engines"]] == [0, 1, 2, 3]
+    works(cluster, "pair = rc[1:3]\nevery = rc.broadcast_view()")
+    for name, numbers in {"pair": [1, 2], "every": [0, 1, 2, 3]}.items():
+        works(cluster, f"%%experiment two --on {name}\nx = 1")
+        assert [engine["engine"] for engine in record(cluster)["engines"]] == numbers
     works(cluster, "other = cluster.connect_client_sync()\nold = other[:]\nother.close()")
     assert "the client of that view is closed" in refusal(cluster, "%%experiment two --on old\n1")
     works(cluster, "del other, old, pair")
+
+
+# -- what other clients of a cluster do on its engines meanwhile is theirs ---------------------------------------
+
+
+@pytest.fixture
+def other(cluster: Kernel) -> Iterator[Kernel]:
+    """The module's cluster, with a view of another client on its first engine."""
+    works(cluster, "client = cluster.connect_client_sync()\nclient.wait_for_engines(4)\nother = client[0]")
+    yield cluster
+    works(cluster, "client.close()\ndel client, other")
+
+
+MEANWHILE = """
+from ipygpumem.notebook.commands.cluster import Engines
+original = Engines.run
+def meanwhile(*args):
+    Engines.run = original
+    global task
+    task = other.execute(THEIRS, silent=False, block=False)
+    while task.metadata["execute_input"] is None:
+        time.sleep(0.01)
+    return original(*args)
+Engines.run = meanwhile
+"""
+"""Lets the other client run something before our cell, and after we have asked whether all can begin."""
+
+
+def test_cells_of_another_client_are_in_no_experiment_of_ours(other: Kernel) -> None:
+    works(other, "%px %load_ext ipygpumem")
+    works(other, "other.execute('%experiment start a\\ntheirs = 1', silent=False, block=True)")
+    works(other, "%%experiment a --on 0\nx = 1")
+    assert on_engines(other, NAMES)[0] == ["theirs"], "of the same name, but each ends its own"
+    works(other, "other.execute('%experiment end', silent=False, block=True)")
+    assert on_engines(other, NAMES)[0] == []
+    works(other, "%experiment start span --on all")
+    works(other, "%px x = 1")
+    works(other, "other.execute('theirs = 1', silent=False, block=True)\nother.execute('w = 1', block=True)")
+    works(other, "%experiment end")
+    assert on_engines(other, NAMES) == [["theirs", "w"], [], [], []]
+    assert record(other)["deleted"] == ("x",)
+    assert [len(engine["record"]["cells"]) for engine in record(other)["engines"]] == [1] * 4
+    works(other, f"import time{MEANWHILE.replace('THEIRS', repr('theirs = 2'))}")
+    works(other, "%%experiment span --on all\nx = 1")
+    assert on_engines(other, "globals().get('theirs')")[0] == 2
+
+
+def test_a_ctrl_c_does_not_reach_another_clients_task_before_our_cell(other: Kernel, tmp_path: Path) -> None:
+    end, ran = tmp_path / "end", tmp_path / "ran"
+    works(other, f"import time{MEANWHILE.replace('THEIRS', repr(f'{UNTIL}until({str(end)!r})'))}")
+    works(other, f"{CTRL_C}\nctrl_c(lambda: os.path.exists({str(ran)!r}) and len(rc.outstanding) == 1)")
+    source = f"%%experiment a --on 0,1\nfrom pathlib import Path\nx = 1\nif {ID}: Path({str(ran)!r}).touch()"
+    assert other.run(source, timeout=60).error == "KeyboardInterrupt"
+    assert "its cell has not begun, and is taken back" in record(other)["engines"][0]["error"]
+    assert other.value("task.ready()") is False
+    end.touch()
+    works(other, "_ = task.get(60)")
+    assert on_engines(other, NAMES) == [[]] * 4
+    assert on_engines(other, OPEN) == [0] * 4
+
+
+# -- other clusters ----------------------------------------------------------------------------------------------
 
 
 def test_an_engine_that_dies_is_named_and_the_rest_goes_on(kernel: Kernel, tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from ipygpumem.probes import Probe
 from ipygpumem.probes.host import HostProbe
 
 if TYPE_CHECKING:
-    from ipygpumem.notebook.cluster import ClusterExperiment
     from ipygpumem.notebook.parts.recorder import Recorder
 
 
@@ -38,8 +37,8 @@ class Notebook:
         self.recovery = Recovery(context)
         self.subscribers = Subscribers(shell)
         self.experiments = Experiments(context, self.recovery, self.subscribers)
-        self.on_cluster: list[ClusterExperiment] = []
-        """Those that engines have open."""
+        self.on_cluster: list[Any] = []
+        """The experiments that engines have open."""
         self.trends = Trends()
         self.traces = Traces(context.meter, config.history_length)
         # In this order they are asked, and say what they have to say.

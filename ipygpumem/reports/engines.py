@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ipygpumem.model import EngineRecord, ExperimentRecord, Usage
 from ipygpumem.reports.layout import Fact, Listing, Report, Segment, Table, clean, clean_name, count, device_label
@@ -16,17 +15,8 @@ NAMES = ("deleted", "restored", "kept")
 _NOTES_SHOWN, _ROWS_SHOWN = 20, 200
 _TOTALLED = (KEPT, "in use", "came back")
 """The sum of the others means nothing: peaks come at different times, and engines share what is free."""
-
-
-class Value(NamedTuple):
-    """One figure of one engine: bytes, or seconds."""
-
-    value: float
-    is_sampled: bool = False
-
-
-Values = dict[tuple[str, str], Value]
-"""By name and kind of device."""
+Values = Mapping[tuple[str, str], float]
+"""Figures of one engine by name and kind of device: bytes, or seconds."""
 
 
 def kind_of(device: str) -> str:
@@ -39,22 +29,15 @@ def values_of(engine: EngineRecord) -> Values:
     record = engine.record
     if record is None:
         return {}
-    found: Values = {(TIME, ""): Value(seconds_of(record))}
+    seconds = sum(cell.duration_seconds for cell in record.cells) if record.cells else record.duration_seconds
+    found: dict[tuple[str, str], float] = {(TIME, ""): seconds}
     for usage in record.usages:
-        peak, kept = (PEAK, kind_of(usage.device)), (KEPT, kind_of(usage.device))
-        others = found.get(peak, Value(0))
-        is_sampled = others.is_sampled or usage.method == "sampled"
-        found[peak] = Value(max(others.value, usage.peak_delta_bytes), is_sampled)
-        found[kept] = Value(found.get(kept, Value(0)).value + usage.delta_bytes)
+        kind = kind_of(usage.device)
+        found[PEAK, kind] = max(found.get((PEAK, kind), 0), usage.peak_delta_bytes)
+        found[KEPT, kind] = found.get((KEPT, kind), 0) + usage.delta_bytes
     for device, free in engine.free.items():
-        key = (FREE, kind_of(device))
-        found[key] = Value(min(free, found[key].value) if key in found else free)
+        found[FREE, kind_of(device)] = min(free, found.get((FREE, kind_of(device)), free))
     return found
-
-
-def seconds_of(record: ExperimentRecord) -> float:
-    """Return how long an engine's cells ran; of one without cells, how long the experiment was open."""
-    return sum(cell.duration_seconds for cell in record.cells) if record.cells else record.duration_seconds
 
 
 def merged_record(
@@ -77,7 +60,7 @@ def merged_record(
         restored,
         kept,
         (),
-        notes=_cut(list(_notes(engines)), _NOTES_SHOWN, "notes on engines"),
+        notes=_cut(_notes(engines), _NOTES_SHOWN, "notes on engines"),
         parameters=next((record.parameters for record in records), {}),
         ooms=sum(record.ooms for record in records),
         engines=tuple(engines),
@@ -128,15 +111,25 @@ def engine_numbers(numbers: Sequence[int]) -> str:
     return f"engine{'s' if len(numbers) > 1 else ''} {', '.join(texts)}"
 
 
-def _notes(engines: Sequence[EngineRecord]) -> Iterable[str]:
-    """Yield the errors and the notes of the engines, those that have the same together."""
-    alike: dict[str, list[int]] = defaultdict(list)
+def alike(texts: Mapping[int, str]) -> list[str]:
+    """Return each text once, behind the engines that have it."""
+    return [
+        f"{engine_numbers([number for number, own in texts.items() if own == text])}: {clean(text)}"
+        for text in dict.fromkeys(texts.values())
+    ]
+
+
+def _notes(engines: Sequence[EngineRecord]) -> list[str]:
+    """Return the errors and the notes of the engines, those that have the same together."""
+    having: dict[str, list[EngineRecord]] = defaultdict(list)
     for engine in engines:
         for text in [*filter(None, [engine.error]), *(engine.record.notes if engine.record is not None else ())]:
-            alike[text].append(engine.engine)
-    hosts = {engine.engine: f" ({engine.host})" if engine.host else "" for engine in engines}
-    for text, having in alike.items():
-        yield f"{engine_numbers(having)}{hosts[having[0]] if len(having) == 1 else ''}: {text}"
+            having[text].append(engine)
+    notes = []
+    for text, own in having.items():
+        host = f" ({own[0].host})" if own[0].host and len(own) == 1 else ""
+        notes.append(f"{engine_numbers([one.engine for one in own])}{host}: {text}")
+    return notes
 
 
 def engines_report(record: ExperimentRecord) -> Report:
@@ -153,35 +146,35 @@ def engines_report(record: ExperimentRecord) -> Report:
             for device, size in record.consumed.items()
         ),
     ]
-    own = [(engine, values_of(engine)) for engine in record.engines]
+    own = {engine.engine: values_of(engine) for engine in record.engines}
+    sampled = {(PEAK, usage.device) for usage in record.usages if usage.method == "sampled"}
     names = {what: tuple(map(clean_name, getattr(record, what))) for what in NAMES}
     facts = tuple(Fact(what, found, code=True) for what, found in names.items() if found)
-    tables = [_figures_table((engine.engine, values) for engine, values in own), _engines_table(own)]
+    tables = [_figures_table(own, sampled), _engines_table(record.engines, own)]
     shown = [table for table in tables if table.rows]
     notes = tuple(map(clean, record.notes))
     return Report.of("engines", map(Segment, segments), notes, shown, facts, is_trouble=bool(failed))
 
 
-def _figures_table(engines: Iterable[tuple[int, Values]]) -> Table:
+def _figures_table(engines: Mapping[int, Values], sampled: Collection[tuple[str, str]] = ()) -> Table:
     """Return a row for each figure over the engines that have it, by device."""
-    by_key: dict[tuple[str, str], list[tuple[Value, int]]] = defaultdict(list)
-    for engine, values in engines:
+    by_key: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
+    for engine, values in engines.items():
         for key, value in values.items():
             by_key[key].append((value, engine))
     rows = []
     for (name, device), found in sorted(by_key.items(), key=lambda item: {"": 0, "cpu": 1}.get(item[0][1], 2)):
-        sizes = [value.value for value, _ in found]
+        sizes = [value for value, _ in found]
         lowest, highest = min(sizes), max(sizes)
-        sampled = " (sampled)" if any(value.is_sampled for value, _ in found) else ""
         rows.append(
             (
                 device_label(device),
-                name,
+                name + " (sampled)" * ((name, device) in sampled),
                 str(len(found)),
                 _size(name, sum(sizes)) if name in _TOTALLED else "",
                 _size(name, lowest),
                 _size(name, statistics.median_low(sizes)),
-                _size(name, highest) + sampled,
+                _size(name, highest),
                 "" if lowest == highest else f"engine {found[sizes.index(highest)][1]}",
             )
         )
@@ -195,47 +188,36 @@ def _size(name: str, value: float) -> str:
     return format_change(int(value)) if name in (KEPT, PEAK) else format_bytes(int(value))
 
 
-def _engines_table(engines: Sequence[tuple[EngineRecord, Values]]) -> Table:
+def _engines_table(engines: Sequence[EngineRecord], figures: Mapping[int, Values]) -> Table:
     """Return a row for each engine; devices that no engine had take no column."""
-    devices = dict.fromkeys(device for _, values in engines for name, device in values if name == PEAK)
-    heads = [f"{name} {device_label(device)}" for device in devices for name in (PEAK, KEPT)]
-    columns = ("engine", "host", "process", "card", "time", *heads, "error")
-    rows = [
-        (
-            str(engine.engine),
-            clean_name(engine.host),
-            str(engine.pid or ""),
-            clean_name(", ".join(engine.cards.values())),
-            _value(values, TIME, ""),
-            *(_value(values, name, device) for device in devices for name in (PEAK, KEPT)),
-            clean_name(engine.error),
-        )
-        for engine, values in engines[:_ROWS_SHOWN]
-    ]
+    devices = dict.fromkeys(device for values in figures.values() for name, device in values if name == PEAK)
+    keys = [(TIME, ""), *((name, device) for device in devices for name in (PEAK, KEPT))]
+    heads = [f"{name} {device_label(device)}".strip() for name, device in keys]
+    columns = ("engine", "host", "process", "card", *heads, "error")
+    rows = []
+    for engine in engines[:_ROWS_SHOWN]:
+        values = figures[engine.engine]
+        cards = clean_name(", ".join(engine.cards.values()))
+        sizes = [_size(key[0], values[key]) if key in values else "" for key in keys]
+        where = (str(engine.engine), clean_name(engine.host), str(engine.pid or ""), cards)
+        rows.append((*where, *sizes, clean_name(engine.error)))
     if len(engines) > _ROWS_SHOWN:
         rows.append((f"and {len(engines) - _ROWS_SHOWN:,} more", *[""] * (len(columns) - 1)))
-    numbers = frozenset({"engine", "process", "time", *heads})
-    return Table("each engine", columns, tuple(rows), numbers, folded=True).without_empty()
+    return Table(
+        "each engine", columns, tuple(rows), frozenset({"engine", "process", *heads}), folded=True
+    ).without_empty()
 
 
-def _value(values: Values, name: str, device: str) -> str:
-    found = values.get((name, device))
-    return "" if found is None else _size(name, found.value) + (" (sampled)" if found.is_sampled else "")
-
-
-def looks_report(
-    command: str, looks: Mapping[int, tuple[str, str, Values]], failed: Mapping[str, Sequence[int]]
-) -> Report:
+def looks_report(command: str, looks: Mapping[int, tuple[str, str, Values]], failed: Mapping[int, str]) -> Report:
     """Return what a command showed on each engine: figures of all, and below each engine's own report, folded.
 
     Args:
         command: as the user wrote it.
         looks: by engine, its host, the text it showed, and its figures.
-        failed: by error, the engines that have no answer.
+        failed: why others have no answer.
     """
     headline = f"{clean(command)} on {count(len(looks), 'engine')}"
-    lines = tuple(f"{engine_numbers(numbers)}: {clean(error)}" for error, numbers in failed.items())
-    figures = _figures_table((number, values) for number, (_, _, values) in looks.items())
+    figures = _figures_table({number: values for number, (_, _, values) in looks.items()})
     listings = tuple(
         Listing(
             f"engine {number} ({clean_name(host)})",
@@ -246,4 +228,4 @@ def looks_report(
         for number, (host, text, _) in list(looks.items())[:_ROWS_SHOWN]
     )
     tables = (figures,) if figures.rows else ()
-    return Report("engines", headline, lines, tables, (), listings, is_trouble=bool(failed))
+    return Report("engines", headline, alike(failed), tables, (), listings, is_trouble=bool(failed))

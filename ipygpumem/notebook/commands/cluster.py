@@ -1,21 +1,44 @@
-"""``--on``: experiments and commands on the engines of an ipyparallel cluster."""
+"""``--on``: experiments and commands on the engines of an ipyparallel cluster; each engine measures by itself.
+
+An engine works off what it is sent in order, so a question that follows a cell is answered when the cell is over.
+Questions travel as text for ``eval``: a function would travel as bytecode, which another Python cannot read.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import re
 import shlex
+import signal
 import sys
+import time
 from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
 
 from ipygpumem.errors import ClusterError, quoted
-from ipygpumem.model import ExperimentRecord
-from ipygpumem.notebook.cluster import Asked, ClusterExperiment, engines_of, error_of, is_closed
+from ipygpumem.introspect import is_exactly
+from ipygpumem.model import EngineRecord, ExperimentRecord
 from ipygpumem.notebook.commands.parsing import Command, Options
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.objects import interrupts
-from ipygpumem.objects.bulk import unseen
-from ipygpumem.reports.engines import Value, Values, engine_numbers, engines_report, kind_of, looks_report
+from ipygpumem.objects.bulk import Progress, unseen
+from ipygpumem.reports.engines import alike, engine_numbers, engines_report, kind_of, looks_report, merged_record
 from ipygpumem.reports.layout import Report, count
 from ipygpumem.units import format_seconds
+
+_NUMBERS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+_HOW = "import ipyparallel; rc = ipyparallel.Cluster(n=4).start_and_connect_sync(activate=True)"
+_POLL_SECONDS = 0.1
+_START_SECONDS = 30.0
+"""Seconds to wait for an engine to begin; one that is busy is left out."""
+_GRACE_SECONDS = 10.0
+"""Seconds to wait for engines after our Ctrl-C."""
+_NEWS_SECONDS = 0.5
+"""Seconds to wait for the news that an engine has begun a cell."""
+
+Asked = dict[int, Any]
+"""ipyparallel's ``AsyncResult`` by engine."""
 
 
 def on_engines(
@@ -25,16 +48,19 @@ def on_engines(
     __tracebackhide__ = True
     if getattr(options, "record", None) is not None:
         raise ClusterError("--record and --on: the engines would write one file; run it on one engine with %%px")
-    words = _without_on(line)
+    words = shlex.split(line)
+    at = next(place for place, word in enumerate(words) if word.partition("=")[0] == "--on")
+    del words[at : at + 2 - ("=" in words[at])]
+    line = shlex.join(words)
     with interrupts.noted() as struck:
         if command.run == "experiment.of_cell":
-            reports = _run_cell(notebook, options, words, cell, struck)
+            reports = _run_cell(notebook, options, line, cell, struck)
         elif command.run == "experiment.start":
-            reports = _start(notebook, options, words.removeprefix("start").lstrip(), struck)
+            reports = _start(notebook, options, line.removeprefix("start").lstrip(), struck)
         elif command.run == "experiment.end":
             reports = _end_by_name(notebook, options)
         else:
-            reports = _look(notebook, magic, words, options)
+            reports = _look(notebook, magic, line, options)
     return _unless(struck, notebook, reports)
 
 
@@ -46,51 +72,35 @@ def _unless(struck: list[int], notebook: Notebook, reports: list[Report]) -> lis
     return reports
 
 
-def _without_on(line: str) -> str:
-    words, kept = shlex.split(line), list[str]()
-    while words:
-        word = words.pop(0)
-        if word == "--on":
-            del words[:1]
-        elif not word.startswith("--on="):
-            kept.append(word)
-    return shlex.join(kept)
-
-
 def _run_cell(notebook: Notebook, options: Options, line: str, cell: str, struck: list[int]) -> list[Report]:
     """Run a cell as an experiment on all engines at once, and raise what it raised there once all is shown."""
     __tracebackhide__ = True
-    engines = engines_of(notebook.context.shell, options.on)
-    experiment = ClusterExperiment(options.name, engines, options.report)
-    with notebook.context.screen.working(f"experiment on {count(len(engines.numbers), 'engine')}") as progress:
+    experiment = ClusterExperiment(options, _engines_of(notebook.context.shell, options.on))
+    with notebook.context.screen.working(f"experiment on {count(len(experiment.all.numbers), 'engine')}") as progress:
         record, results = experiment.run(line, cell, progress)
+    ready = {number: result for number, result in results.items() if result.ready()}
     try:
-        _show_outputs(results)
+        for number, result in ready.items():
+            if result.wait_for_output(1):
+                if len(results) > 1 and (result.stdout or result.stderr or result.outputs or result.execute_result):
+                    sys.stdout.write(f"[engine {number}]\n")
+                result.display_outputs()
         notebook.context.screen.show(_ended(notebook, experiment, record))
-        errors = [error for result in results.values() if result.ready() and (error := error_of(result)) is not None]
+        errors = [error for error in map(_error_of, ready.values()) if error is not None]
         if errors and not struck:
             sys.modules["ipyparallel.error"].collect_exceptions(errors, "execute")
     finally:
-        engines.forget(results)
+        experiment.all.forget(results)
     return []
 
 
-def _show_outputs(results: Asked) -> None:
-    """Print and display what the cells did, one engine after the other."""
-    for number, result in results.items():
-        if result.ready() and result.wait_for_output(1):
-            if len(results) > 1 and (result.stdout or result.stderr or result.outputs or result.execute_result):
-                sys.stdout.write(f"[engine {number}]\n")
-            result.display_outputs()
-
-
 def _start(notebook: Notebook, options: Options, line: str, struck: list[int]) -> list[Report]:
-    experiment = ClusterExperiment(options.name, engines_of(notebook.context.shell, options.on), options.report)
+    experiment = ClusterExperiment(options, _engines_of(notebook.context.shell, options.on))
     for other in [item for item in notebook.on_cluster if item.name == options.name]:
         notebook.on_cluster.remove(other)
-        if not is_closed(other.all.client):
+        if not _is_closed(other.all.client):
             notebook.context.screen.show(_end(notebook, other))
-    experiment.start(line)
+    experiment.begin("start", line)
     if struck:
         experiment.end(unseen)
     else:
@@ -101,7 +111,7 @@ def _start(notebook: Notebook, options: Options, line: str, struck: list[int]) -
 def end(notebook: Notebook, experiment: ClusterExperiment) -> list[Report]:
     """End an experiment that engines have open, and return its report."""
     notebook.on_cluster.remove(experiment)
-    if is_closed(experiment.all.client):
+    if _is_closed(experiment.all.client):
         raise ClusterError(
             f"the client that began {quoted(experiment.name)} is closed: connect again, and end it with "
             "%experiment end NAME --on all"
@@ -111,9 +121,23 @@ def end(notebook: Notebook, experiment: ClusterExperiment) -> list[Report]:
     return _unless(struck, notebook, reports)
 
 
-def _end(notebook: Notebook, experiment: ClusterExperiment) -> list[Report]:
+def _end_by_name(notebook: Notebook, options: Options) -> list[Report]:
+    """End an experiment by name, even one that another client has started."""
+    if not options.name:
+        raise ClusterError("%experiment end --on: which experiment? Write its name")
+    named = [item for item in notebook.on_cluster if item.name == options.name and not _is_closed(item.all.client)]
+    if named:
+        return end(notebook, named[-1])
+    options.report = None
+    return _end(notebook, ClusterExperiment(options, _engines_of(notebook.context.shell, options.on)), is_ours=False)
+
+
+def _end(notebook: Notebook, experiment: ClusterExperiment, *, is_ours: bool = True) -> list[Report]:
     with notebook.context.screen.working(f"experiment {experiment.name}") as progress:
-        return _ended(notebook, experiment, experiment.end(progress))
+        record = experiment.end(progress)
+    if not is_ours and not any(engine.record for engine in record.engines):
+        raise ClusterError(record.notes[0])
+    return _ended(notebook, experiment, record)
 
 
 def _ended(notebook: Notebook, experiment: ClusterExperiment, record: ExperimentRecord) -> list[Report]:
@@ -130,41 +154,245 @@ def described(experiment: ClusterExperiment) -> str:
     return f"experiment {experiment.name} · on {where} · {format_seconds(experiment.elapsed_seconds)}"
 
 
-def _end_by_name(notebook: Notebook, options: Options) -> list[Report]:
-    """End an experiment by name, even one that another client has started."""
-    if not options.name:
-        raise ClusterError("%experiment end --on: which experiment? Write its name")
-    named = [item for item in notebook.on_cluster if item.name == options.name and not is_closed(item.all.client)]
-    if named:
-        return end(notebook, named[-1])
-    experiment = ClusterExperiment(options.name, engines_of(notebook.context.shell, options.on))
-    with notebook.context.screen.working(f"experiment {experiment.name}") as progress:
-        record = experiment.end(progress)
-    if not any(engine.record for engine in record.engines):
-        raise ClusterError(record.notes[0])
-    return _ended(notebook, experiment, record)
-
-
 def _look(notebook: Notebook, magic: str, line: str, options: Options) -> list[Report]:
     """Let each engine run a command, and return its reports below one table of figures."""
-    engines = engines_of(notebook.context.shell, options.on)
+    engines = _engines_of(notebook.context.shell, options.on)
     asked = engines.ask("look", magic, line)
     with notebook.context.screen.working(f"%{magic} {line}") as progress:
-        engines.wait(asked, progress=progress)
+        engines.wait(asked, progress)
     found, failed = engines.answers(asked)
-    looks = {at: (one["host"], one["text"], _values(one, is_freeing=line == "free")) for at, one in found.items()}
-    by_error: dict[str, list[int]] = defaultdict(list)
-    for number, why in failed.items():
-        by_error[why].append(number)
-    return [looks_report(f"%{magic} {line}", looks, by_error)]
+    looks = {}
+    for number, answer in found.items():
+        values: dict[tuple[str, str], int] = defaultdict(int)
+        for device, size in answer["after"].items():
+            values["in use", kind_of(device)] += size
+            if line == "free":
+                values["came back", kind_of(device)] += max(0, answer["before"].get(device, 0) - size)
+            if device in answer["free"]:
+                values["free", kind_of(device)] += answer["free"][device]
+        looks[number] = (answer["host"], answer["text"], values)
+    return [looks_report(f"%{magic} {line}", looks, failed)]
 
 
-def _values(answer: dict[str, dict[str, int]], *, is_freeing: bool) -> Values:
-    sizes: dict[tuple[str, str], int] = defaultdict(int)
-    for device, size in answer["after"].items():
-        sizes["in use", kind_of(device)] += size
-        if is_freeing:
-            sizes["came back", kind_of(device)] += max(0, answer["before"].get(device, 0) - size)
-        if device in answer["free"]:
-            sizes["free", kind_of(device)] += answer["free"][device]
-    return {key: Value(size) for key, size in sizes.items()}
+# -- experiments and engines ----------------------------------------------------------------------------------
+
+
+class ClusterExperiment:
+    """An experiment on engines."""
+
+    def __init__(self, options: Options, engines: Engines) -> None:
+        self.name: str = options.name
+        self.report: str | None = options.report
+        self.all = self.engines = engines
+        """The latter are those that take part."""
+        self._failed: dict[int, str] = {}
+        self._places: dict[int, dict[str, Any]] = {}
+        self._started_at, self._started = time.time(), time.perf_counter()
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Time since the start."""
+        return time.perf_counter() - self._started
+
+    def begin(self, function: str, line: str) -> None:
+        """Ask all engines; those that answer take part, and one that is busy will not begin later."""
+        asked = self.all.ask(function, line)
+        with interrupts.noted() as struck:
+            self.all.wait(asked, seconds=_START_SECONDS)
+        late = _unanswered(asked)
+        self._places, self._failed = self.all.answers(asked)
+        self.engines = Engines(self.all.client, self._places)
+        if not self._places and not struck:
+            raise ClusterError("; ".join(alike(self._failed)))
+        if function == "start":
+            Engines(self.all.client, late).ask("end", self.name, "own")
+
+    def run(self, line: str, source: str, progress: Progress) -> tuple[ExperimentRecord, Asked]:
+        """Run a cell as an experiment that ends with it, on all engines; return the merged record and the results."""
+        self.begin("prepare", line)
+        with interrupts.noted() as struck:
+            if struck:
+                raise KeyboardInterrupt
+            results = self.engines.run(f"%%experiment {line} --report none\n{source}")
+            self.engines.wait(results, progress)
+            if struck:
+                begun = {number: results[number] for number in self.engines.interrupt(results)}
+                self.engines.wait(begun, seconds=_GRACE_SECONDS, heard=len(struck))
+        for number, result in results.items():
+            if not result.ready():
+                goes_on = "goes on" if self.engines.has_begun(result) else "has not begun, and is taken back"
+                self._failed[number] = f"has not answered: its cell {goes_on}"
+            elif getattr(_error_of(result), "ename", "") in ("EngineError", "TaskAborted"):
+                self._failed[number] = _why(_error_of(result))
+        there = Engines(self.all.client, [number for number in results if number not in self._failed])
+        since = {number: place["time"] for number, place in self._places.items()}
+        return self._merged(there.ask("record", self.name, since), progress), results
+
+    def end(self, progress: Progress) -> ExperimentRecord:
+        """End it on the engines, and return the merged record."""
+        return self._merged(self.engines.ask("end", self.name), progress)
+
+    def _merged(self, asked: Asked, progress: Progress) -> ExperimentRecord:
+        with interrupts.noted() as struck:
+            self.engines.wait(asked, progress, heard=len(struck))
+        found, failed = self.engines.answers(asked)
+        self._failed = failed | self._failed
+        made = [self._engine(number, found.get(number)) for number in self.all.numbers]
+        return merged_record(self.name, self._started_at, self.elapsed_seconds, made)
+
+    def _engine(self, number: int, answer: dict[str, Any] | None) -> EngineRecord:
+        where = {**self._places.get(number, {}), **(answer or {"error": self._failed.get(number, "")})}
+        try:
+            return EngineRecord.from_dict({"engine": number, **where})
+        except (ValueError, TypeError, KeyError) as error:  # another version's
+            return EngineRecord(number, error=f"its record cannot be read ({error}); it ran {where.get('version')}")
+
+
+class Engines:
+    """Some engines of a cluster."""
+
+    def __init__(self, client: Any, numbers: Iterable[int]) -> None:
+        self.client = client
+        self.numbers = tuple(numbers)
+
+    def ask(self, function: str, *words: object) -> Asked:
+        """Let each engine call a function of ``engine.py`` with plain values, and return what will have the answers."""
+        module = "__import__('importlib').import_module('ipygpumem.notebook.engine')"
+        return self._sent("apply_async", eval, f"{module}.answer({function!r}, *{words!r})", {})
+
+    def run(self, source: str) -> Asked:
+        """Let each engine run a cell."""
+        return self._sent("execute", source, silent=False, block=False)
+
+    def _sent(self, how: str, *words: object, **options: object) -> Asked:
+        asked = Asked()
+        for number in self.numbers:
+            with contextlib.suppress(LookupError, sys.modules["ipyparallel.error"].NoEnginesRegistered):  # it is gone
+                if not _is_closed(self.client) and number in self.client.ids:
+                    asked[number] = getattr(self.client[number], how)(*words, **options)
+        return asked
+
+    def wait(self, asked: Asked, progress: Progress = unseen, *, seconds: float = float("inf"), heard: int = 0) -> None:
+        """Wait for all answers, for so long at most; a Ctrl-C after so many that were heard ends the waiting."""
+        until = time.monotonic() + seconds
+        with interrupts.noted() as struck:
+            while (waiting := _unanswered(asked)) and len(struck) <= heard and time.monotonic() < until:
+                progress(1 - len(waiting) / len(asked))
+                asked[waiting[0]].wait(_POLL_SECONDS)
+
+    def answers(self, asked: Asked) -> tuple[dict[int, Any], dict[int, str]]:
+        """Return what the engines have answered, and why others have not; the client drops the answers."""
+        found, failed = dict[int, Any](), dict.fromkeys(self.numbers, "is not there any more")
+        for number, result in asked.items():
+            if not result.ready():
+                failed[number] = "has not answered"
+            elif (error := _error_of(result)) is not None:
+                failed[number] = _why(error)
+            elif "value" in (answer := result.get(timeout=0)):
+                found[number] = answer["value"]
+                del failed[number]
+            else:
+                failed[number] = answer["error"]
+        self.forget(asked)
+        return found, failed
+
+    def interrupt(self, cells: Asked) -> list[int]:
+        """Send a Ctrl-C to the engines that run these cells, and return them; take back cells that have not begun.
+
+        An engine that has not begun runs something else, which may be another client's.
+        """
+        until = time.monotonic() + _NEWS_SECONDS
+        while not all(self.has_begun(cells[number]) for number in _unanswered(cells)) and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+        begun = [number for number in _unanswered(cells) if self.has_begun(cells[number])]
+        if begun:
+            self.client.send_signal(signal.SIGINT, targets=begun, block=False)
+        if later := [cells[number] for number in _unanswered(cells) if number not in begun]:
+            self.client.abort(later, block=False)
+        return begun
+
+    def has_begun(self, result: Any) -> bool:
+        """Return True if an engine has begun its cell."""
+        return self.client.metadata[result.msg_ids[0]]["execute_input"] is not None
+
+    def forget(self, asked: Asked) -> None:
+        """Drop answers from the client's cache, and take back questions that have not been begun."""
+        late = [asked[number] for number in _unanswered(asked)]
+        if late and not _is_closed(self.client):
+            self.client.abort(late, block=False)
+        if done := [message for result in asked.values() if result.ready() for message in result.msg_ids]:
+            self.client.purge_local_results(done)
+
+
+def _unanswered(asked: Asked) -> list[int]:
+    return [number for number, result in asked.items() if not result.ready()]
+
+
+def _error_of(result: Any) -> BaseException | None:
+    found: BaseException | None = result.exception(timeout=0)
+    return found
+
+
+def _why(error: BaseException | None) -> str:
+    name = getattr(error, "ename", type(error).__name__)
+    text = str(getattr(error, "evalue", error)).partition("\n")[0]
+    if name in ("ModuleNotFoundError", "ImportError"):
+        return f"has no ipygpumem, or an older one ({text})"
+    return "died" if name == "EngineError" else f"{name}: {text}"
+
+
+# -- words of --on --------------------------------------------------------------------------------------------
+
+
+def _engines_of(shell: Any, words: str) -> Engines:
+    """Return the engines that ``all``, ``0-3,5`` or the name of a view stands for."""
+    named = shell.user_ns.get(words)
+    if is_exactly(named, _library("DirectView"), _library("BroadcastView")):
+        client, numbers = named.client, named.targets
+    else:
+        client = _client(shell)
+        if words != "all" and not _NUMBERS.fullmatch(words):
+            raise ClusterError(f"--on {words}: write all, numbers of engines such as 0-3 or 0,2, or a view's name")
+        numbers = words if words == "all" else [number for part in words.split(",") for number in _range(part)]
+    if _is_closed(client):
+        raise ClusterError(f"--on {words}: the client of that view is closed")
+    there = client.ids
+    wanted = there if numbers in ("all", None) else [numbers] if type(numbers) is int else list(dict.fromkeys(numbers))
+    if not there:
+        raise ClusterError("the cluster has no engine: none has started yet, or all have died")
+    if not wanted:
+        raise ClusterError(f"--on names no engine; the cluster has {engine_numbers(there)}")
+    if lacking := [number for number in wanted if number not in there]:
+        raise ClusterError(f"the cluster has no {engine_numbers(lacking)}; it has {engine_numbers(there)}")
+    return Engines(client, wanted)
+
+
+def _range(part: str) -> range:
+    first, _, last = part.partition("-")
+    return range(int(first), min(int(last or first), int(first) + 1_000_000) + 1)
+
+
+def _library(name: str) -> Any:
+    return getattr(sys.modules.get("ipyparallel"), name, ())
+
+
+def _client(shell: Any) -> Any:
+    """Return the client of the active view, or the only one that a name of the notebook's holds."""
+    if "ipyparallel" not in sys.modules:
+        raise ClusterError(f"--on needs a running cluster: pip install ipyparallel, then {_HOW}")
+    if sys.modules["ipyparallel"].version_info[0] < 8:
+        raise ClusterError("--on needs ipyparallel 8 or newer")
+    view = getattr(shell.magics_manager.registry.get("ParallelMagics"), "view", None)
+    if view is not None and not _is_closed(view.client):
+        return view.client
+    found = [value for value in list(shell.user_ns.values()) if type(value) is _library("Client")]
+    clients = {id(client): client for client in found if not _is_closed(client)}
+    if len(clients) > 1:
+        raise ClusterError("--on: there are several clusters; name a view, such as view = rc[:] and --on view")
+    if not clients:
+        raise ClusterError(f"--on needs a running cluster: {_HOW}")
+    return next(iter(clients.values()))
+
+
+def _is_closed(client: Any) -> bool:
+    return getattr(client, "_closed", False) is True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import Any
 
 from IPython.core.error import UsageError
 
@@ -20,9 +20,6 @@ from ipygpumem.reports import history as reports
 from ipygpumem.reports.content import usage_parts
 from ipygpumem.reports.layout import Report, clean, listed, note
 from ipygpumem.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from ipygpumem.notebook.cluster import ClusterExperiment
 
 _GLOB = re.compile(r"(?=.*[*?\[])[\w*?\[\]!-]+")
 
@@ -92,7 +89,7 @@ def keep(notebook: Notebook, options: Options) -> list[Report]:
     return []
 
 
-def _on_engines(notebook: Notebook, name: str = "") -> ClusterExperiment | None:
+def _on_engines(notebook: Notebook, name: str = "") -> Any:
     """Return the experiment on engines of that name; without one, the last that was started if it is on engines."""
     open_ones = [item for item in notebook.on_cluster if not name or item.name == name]
     here = notebook.experiments.here()
