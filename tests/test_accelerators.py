@@ -184,7 +184,7 @@ def test_a_glance_reports_the_whole_devices_use_where_the_driver_does(allocator:
         asked.append((index, processes))
         return SimpleNamespace(total_bytes=1000, used_bytes=640, other_bytes=None, note="")
 
-    probe = CachingAllocatorProbe("cuda", SimpleNamespace(device=device, close=lambda: None))  # type: ignore[arg-type]
+    probe = CachingAllocatorProbe("cuda", SimpleNamespace(device=device, close=lambda: None))
     allocator.allocate(70)
     first, second = probe.glance()
     probe.close()

@@ -11,15 +11,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ipygpumem.errors import said
 from ipygpumem.introspect import is_instance
 from ipygpumem.model import Reading
 from ipygpumem.probes import Probe
-
-if TYPE_CHECKING:
-    from ipygpumem.probes.nvml import Nvml
 
 TORCH_DEVICES = frozenset({"cuda", "xpu", "mps"})
 """Whose memory torch's allocators hold."""
@@ -54,11 +51,14 @@ def uncounted() -> str:
 
 
 class CachingAllocatorProbe(Probe):
-    """Every visible device of one backend (``cuda``, ``xpu``), by the counters of torch's caching allocator."""
+    """Every visible device of one backend (``cuda``, ``xpu``), by the counters of torch's caching allocator.
+
+    ``nvml`` is the connection (``Nvml``) that is asked about whole devices.
+    """
 
     sampled = False
 
-    def __init__(self, name: str, nvml: Nvml | None = None) -> None:
+    def __init__(self, name: str, nvml: Any = None) -> None:
         self.name = name
         self._nvml = nvml
         self._library: Any = None
