@@ -11,7 +11,6 @@ import errno
 import json
 import os
 import secrets
-import stat
 import threading
 import time
 from dataclasses import dataclass, field
@@ -33,10 +32,8 @@ _HEAD_BYTES = 8192
 _LATEST = 1e11
 """No calendar has later times."""
 _LINES_KEPT, _LETTERS_KEPT = 12, 160
-_CLOCK_SECONDS = 2.0
-"""Maximum difference in time between the system log and the recording."""
-_SAME_START_SECONDS = 60.0
-"""Maximum change of a process's start time, which follows the system's clock."""
+_CLOCK_SECONDS, _SAME_START_SECONDS = 2.0, 60.0
+"""Maximum difference of the system log's clock, and of a process's start time, which follows the system's clock."""
 _ROOT_NAMESPACE = "pid:[4026531836]"
 """Here process ids are those of the system log (PROC_PID_INIT_INO)."""
 
@@ -87,12 +84,10 @@ def encode(entry: Kernel | Moment) -> bytes:
 
 def decode(line: bytes) -> Kernel | Moment | None:
     """Return the entry of a line; None if it is not one of ours, or damaged."""
-    if not line.startswith(b'{"kind":'):
-        return None
     try:
-        data = json.loads(line, parse_int=lambda digits: int(digits[:18]))
+        data = json.loads(line)
         entry = (Kernel if data["kind"] == "kernel" else Moment).from_dict(data)
-    except (TypeError, ValueError, RecursionError):
+    except (TypeError, ValueError, LookupError, RecursionError, OverflowError):
         return None
     times = [value for value in vars(entry).values() if type(value) is float]
     return entry if all(0 <= value < _LATEST for value in times) else None
@@ -128,11 +123,9 @@ def read(path: Path, most: int = _MOST_BYTES) -> Recording:
     with contextlib.suppress(OSError, ValueError):  # or a name that no file can have
         if path.is_file():  # a pipe could block us
             with path.open("rb") as file:
-                text = file.read(_HEAD_BYTES)
-                skipped = path.stat().st_size - most
-                if skipped > 0:
-                    file.seek(skipped)
-                    text = text.partition(b"\n")[0] + b"\n"
+                text = file.readline(_HEAD_BYTES)
+                if path.stat().st_size - most > len(text):
+                    file.seek(-most, os.SEEK_END)
                     file.readline(most)
                 text += file.read(most)
     lines = [line for line in text.split(b"\n")[:-1] if line]  # nothing follows the last newline, or a torn line
@@ -175,16 +168,12 @@ class Writer:
 
     def __init__(self, folder: Path, kernel: Kernel, max_bytes: int) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if stat.S_IMODE(folder.stat().st_mode) & 0o077:  # it was there before
-            with contextlib.suppress(PermissionError):  # the file system has no such modes
-                folder.chmod(0o700)
         started = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         self.path = folder / f"{started}-{os.getpid()}-{secrets.token_hex(3)}.jsonl"
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._head = encode(kernel)
-        self._running = b""
-        """The line of the running cell's start, which survives when the file is cut."""
+        self._head, self._running = encode(kernel), b""
+        """Lines that survive when the file is cut: that of the kernel, and of the running cell's start."""
         self._max_bytes = max_bytes
         self._file = open(self.path, "xb", buffering=0, opener=_private)  # noqa: SIM115  # it stays open
         self._append(self._head)

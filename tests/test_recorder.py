@@ -83,13 +83,12 @@ def test_a_line_that_is_no_entry_is_skipped(line: bytes) -> None:
 
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[Writer]:
-    (tmp_path / "r").mkdir(mode=0o755)
     writer = Writer(tmp_path / "r", DEAD, 2**16)
     yield writer
     writer._file.close()
 
 
-def test_only_the_owner_can_read_a_recording_even_in_an_old_folder(writer: Writer) -> None:
+def test_only_the_owner_can_read_a_recording(writer: Writer) -> None:
     assert stat.S_IMODE(writer.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(writer.path.parent.stat().st_mode) == 0o700
 

@@ -85,7 +85,7 @@ class Extension:
             self._append(shell.Completer.custom_matchers, _matcher(notebook))
         self._undo.append(rich.register(shell))
         if config.record:
-            notebook.recorder.load()
+            notebook.recorder.start_if_it_can(tell=True)
 
     def _cell_begins(self, info: Any) -> None:
         self._observe_both_ends()

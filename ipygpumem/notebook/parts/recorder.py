@@ -6,6 +6,7 @@ Off, there is no event, thread or file. On, a failure stops it with one line.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +36,7 @@ class Recorder(Part):
         self._context = context
         self._writer: Writer | None = None
         self._counter = ""
-        self._undo: list[Callable[[], object]] = []
+        self._undo = contextlib.ExitStack()
         self._cell: Moment | None = None
         self._messages: list[str] = []
         """Shown at the end of the next cell: loading may happen before there is one."""
@@ -58,37 +59,42 @@ class Recorder(Part):
         """Begin a recording; nothing happens if it is on."""
         if self._writer is not None:
             return
+        self._counter = cgroup.counter()
+        started, place = psutil.Process().create_time(), flight_recorder.place()
+        kernel = Kernel(time.time(), os.getpid(), started, place, _notebook(), self._counter)
         try:
-            self._counter = cgroup.counter()
-            started, place = psutil.Process().create_time(), flight_recorder.place()
-            kernel = Kernel(time.time(), os.getpid(), started, place, _notebook(), self._counter)
             self._writer = Writer(self.folder, kernel, self._context.config.record_max_bytes)
-            flight_recorder.prune(self.folder, self._writer.path)
         except OSError as error:
             raise RecordingError(
                 f"recording is off: {short(self.folder)} cannot be written ({_reason(error)})"
             ) from None
+        flight_recorder.prune(self.folder, self._writer.path)
         shell, worker = self._context.shell, self._context.meter.worker
         worker.add(self._tick)
-        self._undo.append(lambda: worker.remove(self._tick))
+        self._undo.callback(worker.remove, self._tick)
         if shell.has_trait("exit_now"):  # a kernel's: set when the front-end asks it to end, even while a cell runs
             shell.observe(self._asked_to_end, "exit_now")
-            self._undo.append(lambda: shell.unobserve(self._asked_to_end, "exit_now"))
+            self._undo.callback(shell.unobserve, self._asked_to_end, "exit_now")
         atexit.register(self.stop, "the kernel's process ended by itself")
-        self._undo.append(lambda: atexit.unregister(self.stop))
+        self._undo.callback(atexit.unregister, self.stop)
         running = self._context.cells.running()
         if running:
             self._write(lambda: self._cell_start(running[0], running_cell(shell)))
 
-    def load(self) -> None:
-        """Begin as configured when the extension loads, and say if the previous kernel died in a cell."""
+    def start_if_it_can(self, *, tell: bool = False) -> None:
+        """Begin as configured, or say why it cannot; as the extension loads, say if the last kernel died in a cell."""
         try:
-            ended = flight_recorder.ended(self.folder, _notebook())
+            ended = flight_recorder.ended(self.folder, _notebook()) if tell else []
             if ended and ended[0].running and flight_recorder.judge(ended[0]).grade:
-                self.say(f"the previous kernel died in cell {ended[0].running.cell}: see %gpumem postmortem")
+                self._messages.append(
+                    f"the previous kernel died in cell {ended[0].running.cell}: see %gpumem postmortem"
+                )
+            self.start()
         except Exception as error:
-            self.say(f"older recordings cannot be read ({_reason(error)})")
-        self._start_if_it_can()
+            self._context.config.record = False
+            self._messages.append(
+                str(error) if isinstance(error, RecordingError) else f"recording is off ({_reason(error)})"
+            )
 
     def close(self) -> None:
         """Stop, as the extension is unloaded."""
@@ -99,26 +105,14 @@ class Recorder(Part):
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close(reason)
-        while self._undo:
-            self._undo.pop()()
+        self._undo.close()
 
     def switched(self, change: Any) -> None:
         """Follow the option ``record``."""
         if change["new"]:
-            self._start_if_it_can()
+            self.start_if_it_can()
         else:
             self.stop("recording was switched off")
-
-    def _start_if_it_can(self) -> None:
-        try:
-            self.start()
-        except Exception as error:
-            self._context.config.record = False
-            self.say(str(error) if isinstance(error, RecordingError) else f"recording is off ({_reason(error)})")
-
-    def say(self, message: str) -> None:
-        """Show ``message`` at the end of the running or the next cell."""
-        self._messages.append(message)
 
     def shown(self) -> None:
         """Show the messages that wait, but not inside a cell: a magic may capture its output."""
@@ -144,7 +138,9 @@ class Recorder(Part):
             self._writer = None
             writer.close(f"recording stopped: {_reason(error)}")
             self._context.config.record = False
-            self.say(f"recording stopped ({_reason(error)}): your code is not affected; %gpumem record on tries again")
+            self._messages.append(
+                f"recording stopped ({_reason(error)}): your code is not affected; %gpumem record on tries again"
+            )
 
     def cell_begins(self, cell: Cell) -> None:
         """Write the start of a cell."""
@@ -154,12 +150,8 @@ class Recorder(Part):
             self._context.meter.worker.wake(self._tick)
 
     def _cell_start(self, cell: Cell, number: int) -> Moment:
-        self._cell = self._moment(
-            "cell",
-            number,
-            cell.measurement.before.values(),
-            source=flight_recorder.first_lines(text_of(getattr(cell.info, "raw_cell", None))),
-        )
+        source = flight_recorder.first_lines(text_of(getattr(cell.info, "raw_cell", None)))
+        self._cell = self._moment("cell", number, cell.measurement.before.values(), source=source)
         return self._cell
 
     def _tick(self) -> float | None:
