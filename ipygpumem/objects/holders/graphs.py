@@ -15,13 +15,10 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from ipygpumem.introspect import HEAP_TYPE, class_dict, instance_dict, is_instance, name_of, type_name
+from ipygpumem.introspect import class_dict, instance_dict, is_instance, name_of, type_name
 from ipygpumem.objects.arrays import StorageKey, library_type, storage_key
 from ipygpumem.objects.garbage import Garbage, Known
 
-_RAW = "_raw_saved_"
-_NAMES: dict[int, list[str]] = {}
-"""The attributes that begin so, by the identity of a node's class: torch's own classes live for ever."""
 _MOST_NODES = 200_000
 """So many are looked at in one search: a second's work. A limit of time would let answers change from call to call."""
 GRADIENT = ".grad"
@@ -49,16 +46,16 @@ def keepers(tensors: Iterable[Any], wanted: set[StorageKey]) -> tuple[dict[Stora
     """Return which of ``tensors`` keeps each of the ``wanted`` storages alive, and whether all graphs were seen."""
     torch: Any = sys.modules["torch"]
     by_storage: dict[StorageKey, Keeper] = {}
-    seen = _Seen()
+    seen = dict[int, Any]()
     with torch._C.DisableTorchFunction():
         # Leaves first: a leaf that somebody can name is a better answer than a graph that leads to it.
-        for tensor in sorted(tensors, key=lambda tensor: torch.Tensor.grad_fn.__get__(tensor) is not None):
-            if len(by_storage) == len(wanted):
-                break
-            for key, keeper in _kept_by(torch.Tensor, tensor, seen):
-                if key in wanted:
-                    by_storage.setdefault(key, keeper)
-    return by_storage, seen.complete
+        for tensor in sorted(requiring_grad(tensors), key=lambda tensor: not torch.Tensor.is_leaf.__get__(tensor)):
+            for node, kept in _behind(tensor, seen) if len(by_storage) < len(wanted) else ():
+                key = storage_key(kept)
+                if key in wanted and key not in by_storage:
+                    graph = f": its autograd graph ({type_name(node)})", DETACH
+                    by_storage[key] = Keeper(tensor, *((GRADIENT, "") if node is None else graph))
+    return by_storage, len(seen) < _MOST_NODES
 
 
 def _let_swap(utils: Any) -> None:
@@ -91,16 +88,11 @@ def live_tensors(garbage: Garbage) -> list[Any]:
     scripted = library_type("torch.jit", "RecursiveScriptModule")
     both = garbage.instances(base, *([] if scripted is None else [scripted]))  # in one look at the heap
     tensors = [item for item in both if is_instance(item, base)]
-    seen = _Seen()
-    behind = [value for item in both if not is_instance(item, base) for value in of_script(item)]
+    seen = dict[int, Any]()
+    found = [*tensors, *(value for item in both if not is_instance(item, base) for value in of_script(item))]
     with sys.modules["torch"]._C.DisableTorchFunction():
-        for tensor in requiring_grad(tensors):
-            with contextlib.suppress(RuntimeError):  # a view that was changed in place may refuse to tell its graph
-                if base.is_leaf.__get__(tensor) or base.retains_grad.__get__(tensor):  # others make torch warn
-                    behind.append(base.grad.__get__(tensor))
-                for node in _nodes(base, base.grad_fn.__get__(tensor), seen):
-                    behind += (gradient_behind(base, node), *saved_by(node))
-    return list({id(tensor): tensor for tensor in (*tensors, *behind) if tensor is not None}.values())
+        found += [kept for tensor in requiring_grad(tensors) for _, kept in _behind(tensor, seen)]
+    return list({id(tensor): tensor for tensor in found}.values())
 
 
 def of_script(module: object) -> Iterator[Any]:
@@ -112,72 +104,50 @@ def of_script(module: object) -> Iterator[Any]:
             yield from (value for _, value in names(inner).items())
 
 
-class _Seen(dict[int, Any]):
-    """The nodes that were looked at, by identity: kept, so that identities hold; and whether there were too many."""
+def _behind(tensor: Any, seen: dict[int, Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield the tensors that one with a graph or a gradient keeps in C++, and by which node; None is its gradient.
 
-    complete = True
-
-
-def _kept_by(base: Any, tensor: Any, seen: _Seen) -> Iterator[tuple[StorageKey | None, Keeper]]:
-    if not base.requires_grad.__get__(tensor):
-        return
-    node = base.grad_fn.__get__(tensor)
-    if node is None:
-        gradient = base.grad.__get__(tensor)
-        if gradient is not None:
-            yield storage_key(gradient), Keeper(tensor, GRADIENT, "")
-        return
-    for part in _nodes(base, node, seen):
-        gradient = gradient_behind(base, part)
-        for saved in [*saved_by(part), *([] if gradient is None else [gradient])]:
-            yield storage_key(saved), Keeper(tensor, f": its autograd graph ({type_name(part)})", DETACH)
-
-
-def gradient_behind(base: Any, node: Any) -> Any:
-    """Return the gradient of the leaf in which a graph ends here; None at any other node."""
-    return base.grad.__get__(node.variable) if name_of(type(node)) == "AccumulateGrad" else None
+    The nodes of graphs that were ``seen`` are left out. They are kept there, so that identities hold.
+    """
+    base: Any = sys.modules["torch"].Tensor
+    with contextlib.suppress(RuntimeError):  # a view that was changed in place may refuse to tell its graph
+        if base.is_leaf.__get__(tensor) or base.retains_grad.__get__(tensor):  # others make torch warn
+            gradient = base.grad.__get__(tensor)
+            if gradient is not None:
+                yield None, gradient
+        waiting = [base.grad_fn.__get__(tensor)]
+        while waiting and len(seen) < _MOST_NODES:
+            node = waiting.pop()
+            if node is None or id(node) in seen:
+                continue
+            seen[id(node)] = node
+            yield from ((node, item) for item in saved_by(node))
+            waiting.extend(following for following, _ in node.next_functions)
+            gradient = base.grad.__get__(node.variable) if is_leaf(node) else None
+            if gradient is not None:  # it has a graph of its own after backward(create_graph=True)
+                waiting.append(base.grad_fn.__get__(gradient))
 
 
-def _nodes(base: Any, first: Any, seen: _Seen) -> Iterator[Any]:
-    """Yield the nodes of a graph that were not seen before; ``seen`` keeps them, so that identities hold."""
-    waiting = [first]
-    while waiting:
-        node = waiting.pop()
-        if node is None or id(node) in seen:
-            continue
-        if len(seen) >= _MOST_NODES:
-            seen.complete = False
-            return
-        seen[id(node)] = node
-        yield node
-        waiting.extend(following for following, _ in node.next_functions)
-        gradient = gradient_behind(base, node)
-        if gradient is not None:  # it has a graph of its own after backward(create_graph=True)
-            waiting.append(base.grad_fn.__get__(gradient))
+def is_leaf(node: Any) -> bool:
+    """Whether a graph ends in this node."""
+    return name_of(type(node)) == "AccumulateGrad"
 
 
 def saved_by(node: Any) -> Iterator[Any]:
-    """Yield the tensors that a node of autograd's has saved, once for each reference, without unpacking them."""
-    tensor_type = sys.modules["torch"].Tensor
-    if name_of(type(node)) == "AccumulateGrad":
-        yield node.variable
+    """Yield the tensors that a node has saved, once for each reference, without unpacking them; a leaf's gradient."""
+    base: Any = sys.modules["torch"].Tensor
+    if is_leaf(node):
+        gradient = base.grad.__get__(node.variable)
+        yield from (node.variable,) if gradient is None else (node.variable, gradient)
         return
     for value in (instance_dict(node) or {}).values():  # what a Function of the user's put on its ctx
-        if is_instance(value, tensor_type):
+        if is_instance(value, base):
             yield value
-    for name in _raw_names(type(node)):
+    names = (name for kind in type.mro(type(node)) for name in class_dict(kind) if name.startswith("_raw_saved_"))
+    for name in names:
         with contextlib.suppress(RuntimeError):  # freed by a backward pass already
             raw = getattr(node, name)
             for item in raw if type(raw) is list or type(raw) is tuple else [raw]:
                 data = getattr(item, "data", None)  # what the user's hook made of it, if there is one
-                if is_instance(data, tensor_type):
+                if is_instance(data, base):
                     yield data
-
-
-def _raw_names(kind: type) -> list[str]:
-    names = _NAMES.get(id(kind))
-    if names is None:
-        names = [name for base in type.mro(kind) for name in class_dict(base) if name.startswith(_RAW)]
-        if not type.__dict__["__flags__"].__get__(kind) & HEAP_TYPE:
-            _NAMES[id(kind)] = names
-    return names

@@ -5,7 +5,6 @@ No code of the user's runs, and nothing is changed.
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 import sys
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 from ipygpumem.introspect import instance_dict, is_instance, name_of, type_name
 from ipygpumem.objects.arrays import StorageKey, describe, owner_of, storage_key
 from ipygpumem.objects.heap import Heap
-from ipygpumem.objects.holders.graphs import gradient_behind, of_script, saved_by
+from ipygpumem.objects.holders.graphs import is_leaf, of_script, saved_by
 from ipygpumem.objects.inventory.survey import torch_reader
 from ipygpumem.objects.walk import Names
 from ipygpumem.probes.allocator import snapshots
@@ -165,7 +164,7 @@ class Retained:
         if any(is_instance(one, list) or is_instance(one, deque) for one in holders):
             instead = f"{container}.append({value})"
         elif path and nodes.is_sum(node):
-            kind, instead = "sum", f"{path} += {value}" if _is(node, "AddBackward0") else f"keep {value} in {path}"
+            kind, instead = "sum", f"{path} += {value}" if _adds(node) else f"keep {value} in {path}"
         if any(is_instance(one, tuple) for one in holders) or _NO_CODE.search(path) or re.search(r"\[\d+\]", container):
             instead = f"keep {value} in {_ROOT.findall(f'{path}_')[0]}"
         if nodes.leaves[id(node)] == {True} and path:
@@ -181,7 +180,7 @@ class Retained:
         for root in roots:
             new, known = nodes.behind([root.node], owners)
             # Several graphs may end in one leaf: that makes no group of them.
-            names = [owners[id(node)] for node in known if not _is_leaf(node) and owners[id(node)] != _OTHERS]
+            names = [owners[id(node)] for node in known if not is_leaf(node) and owners[id(node)] != _OTHERS]
             name = (*names, _ROOT.findall(root.path)[0])[0]
             owners.update(dict.fromkeys(map(id, new), name))
             if new or names:
@@ -227,7 +226,7 @@ class _Nodes:
             node, is_done = stack.pop()
             if is_done:
                 behind = (self.leaves.get(id(part), set()) for part in self._following[id(node)][1])
-                self.leaves[id(node)] = {id(node.variable) in at_rest} if _is_leaf(node) else set().union(*behind)
+                self.leaves[id(node)] = {id(node.variable) in at_rest} if is_leaf(node) else set().union(*behind)
             elif id(node) not in self._following:
                 following = [part for part, _ in node.next_functions if part is not None]
                 self._following[id(node)] = node, following
@@ -248,35 +247,30 @@ class _Nodes:
 
     def saved(self) -> Iterator[tuple[Any, Any]]:
         """Yield each node with each tensor that it has saved, and a leaf's with the gradient."""
-        base = sys.modules["torch"].Tensor
-        for node, _ in self._following.values():
-            yield from ((node, item) for item in (*saved_by(node), gradient_behind(base, node)) if item is not None)
+        return ((node, item) for node, _ in self._following.values() for item in saved_by(node))
 
     def is_sum(self, node: Any) -> bool:
         """Whether a node adds up results of one computation that ran several times, as ``total += loss`` does."""
-        while not _is(node, "AddBackward0") and len(self._following[id(node)][1]) == 1:
+        while not _adds(node) and len(self._following[id(node)][1]) == 1:
             (node,) = self._following[id(node)][1]  # a mean of it, for instance
         waiting, from_zero, seen, kinds, terms = [node], False, set[int](), set[frozenset[str]](), 0
         while waiting:
             node = waiting.pop()
-            if _is(node, "AddBackward0"):
+            if _adds(node):
                 from_zero |= len(self._following[id(node)][1]) == 1
                 waiting += self._following[id(node)][1]
-            elif not _is_leaf(node):
+            elif not is_leaf(node):
                 new, known = self.behind([node], seen)
-                if not all(map(_is_leaf, known)):
+                if not all(map(is_leaf, known)):
                     return False  # two results of one computation
                 terms += 1
                 seen.update(map(id, new))
-                kinds.add(frozenset(name_of(type(part)) for part in new if not _is_leaf(part)))
+                kinds.add(frozenset(name_of(type(part)) for part in new if not is_leaf(part)))
         return terms >= 3 - from_zero and len(kinds) == 1
 
 
-def _is(node: Any, name: str) -> bool:
-    return name_of(type(node)) == name
-
-
-_is_leaf = functools.partial(_is, name="AccumulateGrad")
+def _adds(node: Any) -> bool:
+    return name_of(type(node)) == "AddBackward0"
 
 
 def _words(roots: list[_Root]) -> tuple[str, str]:
