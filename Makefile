@@ -4,7 +4,7 @@
 # make verify      run everything else as well: browsers, all torture modes, all versions, the whole GPU suite
 #
 # What `make verify` consists of, besides `make test` and `make check`:
-# make thorough    the tests that take long: tutorials, converted notebooks, the build of the simulated cards
+# make thorough    the tests that take long: tutorials, converted notebooks
 # make frontends   the tests in JupyterLab and Notebook 7; PICTURES=docs/img takes the pictures
 # make torture     all ways in which notebooks leak, with and without the extension; writes docs/leaks.md
 # make matrix      tests/smoke on every supported IPython and Python found here; writes docs/measured/compatibility.md

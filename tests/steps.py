@@ -1,14 +1,20 @@
-"""What tests in folders of their own do alike with a kernel that they share."""
+"""What most tests do with a kernel."""
 
 from __future__ import annotations
 
+import inspect
 import queue
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.kernel import Kernel, Reply
+from tests.waiting import announce
+
+ANNOUNCE = "import time\n" + inspect.getsource(announce)
+"""A cell that defines it: kernels of other versions do not see this folder."""
 
 
 class SharedKernel:
@@ -73,9 +79,91 @@ def tidied_kernel(*tidy: str, timeout: float = 15) -> tuple[Any, Any]:
     return shared_kernel, notebook
 
 
-def works(kernel: Kernel, code: str, **options: Any) -> Reply:
-    """Run a cell that must succeed, in which nothing of ours may fail."""
+def run(kernel: Kernel, code: str, **options: Any) -> Reply:
+    """Run a cell in which nothing of ours may fail; after an error, wait until the kernel takes cells again.
+
+    ipykernel refuses what reaches it right after an error, as if it had been queued before: that is how an error
+    stops "Run all", and a test is quick enough to meet it.
+    """
     reply = kernel.run(code, **options)
-    assert reply.status == "ok", (code, reply.message, reply.stderr, reply.traceback)
-    assert "is not affected" not in reply.stderr, reply.stderr
+    while reply.status == "error" and kernel.run("", silent=True).status == "aborted":
+        pass
+    for noise in ("is not affected", "Error in callback"):
+        assert noise not in reply.stderr + reply.stdout + reply.traceback, (code, reply.stderr, reply.traceback)
     return reply
+
+
+def works(kernel: Kernel, *cells: str, **options: Any) -> Reply:
+    """Run cells that must succeed, in which nothing of ours may fail; return what the last one gave."""
+    for cell in cells:
+        reply = run(kernel, cell, **options)
+        assert reply.status == "ok", (cell, reply.message, reply.stderr, plain(reply.traceback))
+    return reply
+
+
+def ok(kernel: Kernel, *cells: str, **options: Any) -> Reply:
+    """Run cells that must succeed without a warning of the extension; return what the last one gave."""
+    for cell in cells:
+        reply = works(kernel, cell, **options)
+        assert "ipygpumem:" not in reply.stderr, f"{cell}\n{reply.stderr}"
+    return reply
+
+
+def fails(kernel: Kernel, cell: str, error: str | None = "", **options: Any) -> Reply:
+    """Run a cell that must end with ``error`` (None: IPython's one-line UsageError; "": any); return what it gave."""
+    reply = run(kernel, cell, **options)
+    assert reply.status == "error" or reply.error is not None, cell
+    assert error in ("", reply.error), f"{cell}\n{plain(reply.traceback) or reply.stderr}"
+    assert "ipygpumem:" not in reply.stderr, reply.stderr
+    return reply
+
+
+def recovery(kernel: Kernel, code: str, **options: Any) -> str:
+    """Run a cell that runs out of memory, and return its one report."""
+    (text,) = fails(kernel, code, **options).reports("recovery")
+    return text
+
+
+def refused(kernel: Kernel, code: str) -> str:
+    """Run a cell that must end with one line of ``UsageError``; return that line."""
+    (line,) = fails(kernel, code, None).stderr.strip().splitlines()
+    assert line.startswith("UsageError: ")
+    goes_on(kernel)
+    return line
+
+
+def goes_on(kernel: Kernel) -> None:
+    """The kernel's next cell runs, shows its result and its one line."""
+    reply = works(kernel, "6 * 7")
+    assert reply.result == "42"
+    assert len(reply.reports("cell")) == 1
+
+
+def names(kernel: Kernel) -> list[str]:
+    """The user's names, as %who_ls gives them."""
+    found: list[str] = kernel.value("get_ipython().run_line_magic('who_ls', '')")
+    return found
+
+
+def exist(kernel: Kernel, *names: str) -> list[str]:
+    """Return those of ``names`` that the notebook has."""
+    found: list[str] = kernel.value(f"[name for name in {list(names)} if name in globals()]")
+    return found
+
+
+def open_now(kernel: Kernel) -> list[str]:
+    """Return the names of the experiments that ``%experiment status`` shows."""
+    (text,) = ok(kernel, "%experiment status").reports("note")
+    return re.findall(r"^experiment (.*?) ·", text, re.MULTILINE)
+
+
+def plain(text: str) -> str:
+    """Return ``text`` without the colours of a terminal."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def sizes(line: str, label: str) -> float:
+    """Return the MiB that a report gives after ``label``."""
+    match = re.search(rf"{re.escape(label)} ([+-]?[\d.]+)(?: (B|KiB|MiB|GiB))?", line.replace("\N{MINUS SIGN}", "-"))
+    assert match, (label, line)
+    return float(match[1]) * {None: 2**-20, "B": 2**-20, "KiB": 2**-10, "MiB": 1, "GiB": 2**10}[match[2]]

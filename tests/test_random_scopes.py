@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.kernel import Kernel
-from tests.smoke.steps import ok
+from tests.steps import ok
 
 FUNCTIONS = """
 import contextlib

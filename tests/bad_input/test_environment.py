@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bad_input.steps import goes_on, names, run, works
 from tests.kernel import Kernel
-
-# -- configuration --------------------------------------------------------------------------------------------------
+from tests.steps import goes_on, names, run, works
 
 
 def test_options_come_from_a_config_file_and_the_command_line(tmp_path: Path) -> None:
@@ -58,17 +56,12 @@ def test_cells_and_scopes_work_whatever_the_users_code_does_to_the_interpreter(
     notebook: Kernel, bend: str, mend: str
 ) -> None:
     works(notebook, f"x = 'old'\n{bend}")
-    cell = works(notebook, "y = 3")
-    assert len(cell.reports("cell")) == 1
-    works(notebook, "%experiment start a")
-    works(notebook, "x = 'new'")
+    assert len(works(notebook, "y = 3").reports("cell")) == 1
+    works(notebook, "%experiment start a", "x = 'new'")
     run(notebook, "1/0")
-    reply = works(notebook, "%experiment end")
-    assert len(reply.reports("experiment")) == 1
-    reply = works(notebook, "%%experiment b\nx = 'new'\nz = 1")
-    assert len(reply.reports("experiment")) == 1
-    works(notebook, "%gpumem free")
-    works(notebook, mend)
+    for end in ("%experiment end", "%%experiment b\nx = 'new'\nz = 1"):
+        assert len(works(notebook, end).reports("experiment")) == 1
+    works(notebook, "%gpumem free", mend)
     assert notebook.value("x") == "old"
     goes_on(notebook)
 
@@ -90,11 +83,8 @@ def test_a_stub_in_place_of_torch_and_numpy_breaks_neither_cells_nor_scopes() ->
             goes_on(kernel)
             works(kernel, "%%experiment a --seed 1\nx = 'new'\ny = [1]")
             assert (kernel.value("x"), "y" in names(kernel)) == ("old", False)
-            works(kernel, f"sys.modules['numpy'] = {stub}")
-            works(kernel, "%experiment start b --seed 1")
-            works(kernel, "x = 'new'")
-            works(kernel, "%gpumem status")
-            works(kernel, "%gpumem free")
+            works(kernel, f"sys.modules['numpy'] = {stub}", "%experiment start b --seed 1", "x = 'new'")
+            works(kernel, "%gpumem status", "%gpumem free")
             run(kernel, "def f():\n    held = bytearray(1 << 20)\n    raise MemoryError\nf()")
             works(kernel, "%experiment end")
             assert kernel.value("x") == "old"

@@ -7,9 +7,9 @@ import contextlib
 import pytest
 
 from tests import hostile
-from tests.bad_input.steps import goes_on, names, open_now, run, works
 from tests.hostile import SOURCE
 from tests.kernel import Kernel
+from tests.steps import goes_on, names, open_now, recovery, works
 
 
 @pytest.mark.parametrize("kind", ["Hostile", "Container", "Sequence", "Slotted", "Lazy", "Oom", "Function"])
@@ -23,11 +23,11 @@ def test_whoever_of_us_asks_is_found_out(kind: str) -> None:
 
 
 def test_no_method_of_a_users_object_is_called_at_exit_in_status_or_in_reports(notebook: Kernel) -> None:
-    works(notebook, SOURCE)
-    works(notebook, "import numpy as np\nold = made(Hostile)")
-    works(notebook, "%experiment start a --keep kept")
     works(
         notebook,
+        SOURCE,
+        "import numpy as np\nold = made(Hostile)",
+        "%experiment start a --keep kept",
         "a = made(Hostile)\n"
         "b = made(Container, {'k': np.ones(1 << 19)})\n"
         "c = made(Sequence, [a])\n"
@@ -37,9 +37,9 @@ def test_no_method_of_a_users_object_is_called_at_exit_in_status_or_in_reports(n
         "Array = type('Array', (np.ndarray,), body)\n"
         "e = np.ndarray.__new__(Array, 1 << 19)\n"
         "f = Hostile",
+        "%experiment status",
+        "%gpumem status",
     )
-    works(notebook, "%experiment status")
-    works(notebook, "%gpumem status")
     reply = works(notebook, "%experiment end")
     assert "deleted: " in reply.reports("experiment")[0]
     assert notebook.value("touched") == []
@@ -49,10 +49,9 @@ def test_no_method_of_a_users_object_is_called_at_exit_in_status_or_in_reports(n
 
 
 def test_no_method_of_a_users_object_is_called_after_an_oom(notebook: Kernel) -> None:
-    works(notebook, SOURCE)
-    works(notebook, "import numpy as np\nold = made(Hostile)")
     works(
         notebook,
+        SOURCE + "\nimport numpy as np",
         "def fail():\n"
         "    Array = type('Array', (np.ndarray,), body)\n"
         "    array = np.ndarray.__new__(Array, 1 << 20)\n"
@@ -61,9 +60,7 @@ def test_no_method_of_a_users_object_is_called_after_an_oom(notebook: Kernel) ->
         "    BaseException.__setattr__(error, 'thing', thing)\n"
         "    raise error",
     )
-    reply = run(notebook, "fail()")
-    assert reply.status == "error"
-    (text,) = reply.reports("recovery")
+    text = recovery(notebook, "fail()")
     assert "array" in text
     assert "Array" in text
     assert notebook.value("touched") == []
@@ -78,11 +75,10 @@ def test_finalisers_that_raise_or_replace_names_do_not_stop_an_exit(notebook: Ke
         "class Deletes:\n    def __del__(self): globals().pop('zz', None); globals().pop('old2', None)\n"
         "class Adds:\n    def __del__(self): globals()['late'] = 1\n"
         "old, old2 = 'old', 'old2'",
+        "%experiment start a",
+        "a, b, c, d = Raises(), Exits(), Deletes(), Adds()\nzz = 1\nold = 'new'",
     )
-    works(notebook, "%experiment start a")
-    works(notebook, "a, b, c, d = Raises(), Exits(), Deletes(), Adds()\nzz = 1\nold = 'new'")
     notebook.run("%experiment end")
-    assert "no experiment is open" in open_now(notebook)
-    assert notebook.value("old") == "old"
+    assert (notebook.value("old"), open_now(notebook)) == ("old", [])
     assert not {"a", "b", "c", "d", "zz"} & set(names(notebook))
     goes_on(notebook)

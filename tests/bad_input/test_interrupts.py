@@ -4,17 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bad_input.steps import goes_on, names, open_now, works
 from tests.kernel import Kernel
-
-
-def finish_all(kernel: Kernel) -> None:
-    """End what is open still, as a user would after an interrupted exit: with ``%experiment end``."""
-    for _ in range(5):
-        if "no experiment is open" in open_now(kernel):
-            return
-        works(kernel, "%experiment end")
-    pytest.fail("an experiment cannot be ended")
+from tests.steps import fails, goes_on, names, open_now, works
 
 
 def test_a_pending_ctrl_c_that_strikes_in_the_exit_itself_is_mended_by_another_end(notebook: Kernel) -> None:
@@ -23,20 +14,20 @@ def test_a_pending_ctrl_c_that_strikes_in_the_exit_itself_is_mended_by_another_e
         "import _thread\n"
         "class Bomb:\n    __del__ = staticmethod(_thread.interrupt_main)  # strikes after the finaliser, in our code\n"
         "old = 'old'",
+        "%experiment start a",
+        "a = 1\nbomb = Bomb()\nold = 'new'\nz = 2",
     )
-    works(notebook, "%experiment start a")
-    works(notebook, "a = 1\nbomb = Bomb()\nold = 'new'\nz = 2")
-    reply = notebook.run("%experiment end")
-    assert reply.error == "KeyboardInterrupt"
-    assert "experiment a" in open_now(notebook)
-    finish_all(notebook)
+    fails(notebook, "%experiment end", "KeyboardInterrupt")
+    assert open_now(notebook) == ["a"]
+    works(notebook, "%experiment end")
+    assert open_now(notebook) == []
     assert notebook.value("old") == "old"
     assert not {"a", "z", "bomb"} & set(names(notebook))
     # The same at the end of a cell: the cell is over, its scope is not.
     reply = notebook.run("%%experiment b\nbomb = Bomb()\nold = 'new'\nz = 2")
     assert any("%experiment end" in text for text in reply.reports("note")), reply
     assert "is not affected" not in reply.stderr
-    finish_all(notebook)
+    works(notebook, "%experiment end")
     assert notebook.value("old") == "old"
     assert "z" not in names(notebook)
     goes_on(notebook)

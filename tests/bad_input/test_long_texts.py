@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 import ipygpumem
@@ -11,47 +9,31 @@ from ipygpumem.errors import GpuMemError, short
 from tests.kernel import Kernel
 
 LONG = "x" * 100_000
-DEEP = "/tmp/" + "/".join(["d" * 200] * 500)
-PATHS = {"a name": LONG, "folders": DEEP, "a user": "~" + LONG, "a null": "a\0" + LONG}
 MOST = 800
 
 
-@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS.keys())
-@pytest.mark.parametrize("suffix", [".json", ".pickle", ""])
-@pytest.mark.parametrize("what", ["load", "tracker"])
-def test_a_path_of_any_length_is_shortened(what: str, suffix: str, path: str) -> None:
-    calls: dict[str, Any] = {
-        "load": ipygpumem.load,
-        "tracker": lambda place: ipygpumem.tracker(place + "/none"),
-    }
+@pytest.mark.parametrize("path", [LONG, "/tmp/" + "/".join(["d" * 200] * 500), "~" + LONG, "a\0" + LONG])
+@pytest.mark.parametrize("end", [".json", "/none.pickle", ""])
+def test_a_path_of_any_length_is_shortened(end: str, path: str) -> None:
     with pytest.raises(GpuMemError) as raised:
-        calls[what](path + suffix)
+        ipygpumem.load(path + end)
     assert len(str(raised.value)) < MOST
 
 
 def test_what_is_given_in_a_notebook_is_shortened(bare_kernel: Kernel) -> None:
     bare_kernel.run("%load_ext ipygpumem\nimport ipygpumem\nx = 'x' * 100_000\nlong = 'x' * 3000")
     for call in (
-        *(f"ipygpumem.export({path!r})" for path in ("LONG", "LONG.json", "~LONG.json", "LONG/a.json")),
-        *(f"ipygpumem.experiment('n', record={path!r})" for path in ("LONG", "LONG.pickle", "LONG/a.pickle")),
-        "ipygpumem.experiment('n', report=x)",
-        "ipygpumem.experiment('n', report=[x])",
-        "ipygpumem.experiment(x).usage()",
-        "ipygpumem.experiment(x).finish()",
+        *(f"export({path})" for path in ("x", "x + '.json'", "'~' + x + '.json'", "x + '/a.json'")),
+        *(f"experiment('n', record={path})" for path in ("x", "x + '/a.pickle'")),
+        *("experiment('n', report=x)", "experiment('n', report=[x])", "experiment(x).usage()", "tracker(x + '/none')"),
     ):
-        reply = bare_kernel.run(call.replace("'LONG", "x + '").replace("'~LONG", "'~' + x + '"))
-        assert reply.error in ("FileError", "ExperimentError"), (call, reply.message[:200])
+        reply = bare_kernel.run(f"ipygpumem.{call}")
+        assert reply.error in ("FileError", "ExperimentError"), (call, reply.error, reply.message[:200])
         assert len(reply.message) < MOST, call
     for line in (
-        *(f"%gpumem export {path}" for path in ("{long}", "{long}.json", "{long}/a.json")),
-        "%gpumem plot session {long}",
-        "%gpumem postmortem {long}",
-        "%gpumem postmortem ~{long}",
-        "%gpumem postmortem /",
-        "%gpumem history --experiment {long}",
-        "%gpumem compare {long} other",
-        "%experiment start a --record {long}.pickle",
-        "%experiment start a --report {long}",
+        *("%gpumem export {long}.json", "%gpumem plot session {long}", "%gpumem postmortem ~{long}"),
+        *("%gpumem history --experiment {long}", "%gpumem compare {long} other"),
+        *("%experiment start a --record {long}.pickle", "%experiment start a --report {long}"),
     ):
         reply = bare_kernel.run(line)
         assert reply.stderr.startswith("UsageError"), (line, reply.stderr[:200])

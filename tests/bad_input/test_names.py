@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bad_input.steps import goes_on, names, run, works
 from tests.kernel import Kernel, Reply
-
-# -- names that are no identifiers ----------------------------------------------------------------------------------
+from tests.steps import goes_on, names, run, works
 
 NASTY = "<script>alert(1)</script><b>&amp;\x1b[31mred\x07 {x} $y {{jinja}} %s %(a)s \u202e\ud7ff na\u00efve"
 
@@ -82,32 +80,24 @@ def test_a_wrong_line_with_control_characters_does_not_write_over_the_terminal(n
 
 def test_users_names_like_ours_are_ordinary_names(notebook: Kernel) -> None:
     ours = "ipygpumem experiment experiments exp meter session scope shell reclaim last history gpumem Session cell"
-    works(notebook, "".join(f"{name} = 'old {name}'\n" for name in ours.split()))
-    works(notebook, "%experiment start a")
-    works(notebook, "".join(f"{name} = 'new {name}'\n" for name in ours.split()))
-    works(notebook, "%gpumem status")
-    works(notebook, "%experiment end")
-    assert notebook.value(f"[globals()[n] == 'old ' + n for n in {ours.split()!r}].count(True)") == len(ours.split())
-    works(notebook, "".join(f"del {name}\n" for name in ours.split()))
-    works(notebook, "%%experiment b\n" + "".join(f"{name} = 1\n" for name in ours.split()))
+    old = f"for n in {ours.split()!r}: globals()[n] = 'old ' + n"
+    bind = "\n".join(f"{name} = 'new {name}'" for name in ours.split())
+    works(notebook, old, "%experiment start a", bind, "%gpumem status", "%experiment end")
+    assert notebook.value(f"all(globals()[n] == 'old ' + n for n in {ours.split()!r})") is True
+    works(notebook, f"del {ours.replace(' ', ', ')}, n", f"%%experiment b\n{bind}")
     assert names(notebook) == []
     goes_on(notebook)
 
 
 @pytest.mark.parametrize("name", ["Out", "_oh", "_ih", "get_ipython", "__name__"])
-def test_deleting_or_replacing_ipythons_own_names_in_a_scope_breaks_nothing(notebook: Kernel, name: str) -> None:
-    works(notebook, "x = 'old'")
-    works(notebook, "%experiment start a")
-    notebook.run(f"x = 'new'\ndel {name}")
-    notebook.run("1 + 1")
-    notebook.run("from IPython import get_ipython as g\ng().run_line_magic('experiment', 'end')")
-    assert notebook.value("x") == "old"
-    works(notebook, "%reset -f\nfrom IPython import get_ipython")
-    works(notebook, "x = 'old'")
-    works(notebook, "%experiment start a")
-    notebook.run(f"x = 'new'\n{name} = 5")
-    notebook.run("1 + 1")
-    notebook.run("from IPython import get_ipython as g\ng().run_line_magic('experiment', 'end')")
+@pytest.mark.parametrize("change", ["del {}", "{} = 5"])
+def test_deleting_or_replacing_ipythons_own_names_in_a_scope_breaks_nothing(
+    notebook: Kernel, change: str, name: str
+) -> None:
+    works(notebook, "x = 'old'", "%experiment start a")
+    for code in (f"x = 'new'\n{change.format(name)}", "1 + 1", "import IPython as i"):
+        notebook.run(code)
+    notebook.run("i.get_ipython().run_line_magic('experiment', 'end')")
     assert notebook.value("x") == "old"
     works(notebook, "from IPython import get_ipython\n_oh, __name__ = {}, '__main__'\n%reset -f")
     goes_on(notebook)
@@ -124,14 +114,10 @@ def test_threads_that_add_and_remove_names_during_an_exit_do_not_stop_it(noteboo
         "        space[f'churn{number % 500}'] = number\n"
         "        space.pop(f'churn{(number + 250) % 500}', None)\n"
         "        counts[0] = number\n"
-        "threads = [threading.Thread(target=churn) for _ in range(2)]",
+        "threads = [threading.Thread(target=churn) for _ in range(2)]\nfor thread in threads: thread.start()",
     )
-    works(notebook, "for thread in threads: thread.start()")
     for _ in range(2):
-        works(notebook, "%experiment start a")
-        works(notebook, "x = 1; old = 'new'")
-        works(notebook, "%experiment status")
-        works(notebook, "%experiment end")
+        works(notebook, "%experiment start a", "x = 1; old = 'new'", "%experiment status", "%experiment end")
         assert notebook.value("old") == "old"
         assert "x" not in names(notebook)
     works(notebook, "stop.set()\nfor thread in threads: thread.join()")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
-from tests.bad_input import steps
-from tests.bad_input.steps import goes_on, names, open_now
 from tests.kernel import Kernel
+from tests.steps import goes_on, names, open_now, works
 
 _OWN = ("begun", "go_on", "threading")
 """The names that the tests themselves need."""
@@ -23,46 +21,25 @@ class Subshell:
     kernel: Kernel
     id: str
 
-    def send(self, code: str, subshell: str | None = "") -> str:
-        """Send a cell here (or to the main shell: None), and return the request's id."""
+    def send(self, code: str, *, main: bool = False) -> None:
+        """Send a cell here, or to the main shell."""
         client = self.kernel._client
         content = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
         message = client.session.msg("execute_request", content)
-        if subshell is not None:
+        if not main:
             message["header"]["subshell_id"] = self.id
         client.shell_channel.send(message)
-        return str(message["header"]["msg_id"])
 
-    def replies(self, count: int) -> dict[str, Any]:
-        """Return the next replies by the ids of their requests, in the order in which they came."""
-        found = [self.kernel._client.get_shell_msg(timeout=30) for _ in range(count)]
-        return {reply["parent_header"]["msg_id"]: reply["content"] for reply in found}
+    def succeeds(self, count: int = 1) -> None:
+        """Wait for the next ``count`` replies, which tell of no error."""
+        replies = [self.kernel._client.get_shell_msg(timeout=30)["content"] for _ in range(count)]
+        assert all(reply["status"] == "ok" for reply in replies), replies
 
     def works(self, *cells: str) -> None:
         """Run cells that must succeed."""
         for cell in cells:
             self.send(cell)
-            (reply,) = self.replies(1).values()
-            assert reply["status"] == "ok", (cell, reply)
-
-    def beside(self, slow: str, *quick: str) -> None:
-        """Run ``slow`` in the main shell, and ``quick`` cells here while it runs."""
-        self.send(slow, None)
-        for cell in quick:
-            self.send(cell)
-        replies = self.replies(1 + len(quick))
-        assert all(reply["status"] == "ok" for reply in replies.values()), replies
-
-    def let_go_on(self) -> None:
-        """Let the cell end that waits here for ``go_on``."""
-        self.send("go_on.set()", None)
-        assert [reply["status"] for reply in self.replies(2).values()] == ["ok", "ok"]
-
-
-def works(kernel: Kernel, *cells: str) -> None:
-    """Run cells of the main shell that must succeed."""
-    for cell in cells:
-        steps.works(kernel, cell)
+            self.succeeds()
 
 
 @pytest.fixture
@@ -82,12 +59,10 @@ def subshell(notebook: Kernel) -> Iterator[Subshell]:
 def test_names_that_a_subshells_cells_bind_are_not_the_scopes(subshell: Subshell) -> None:
     notebook = subshell.kernel
     works(notebook, "x = 'old'", "%experiment start a")
-    subshell.beside(
-        "x = 'new'\nassert begun.wait(60)\ny = 1",
-        "during = x",
-        "exec('by_exec = 2')",
-        "'an output'\nbegun.set()\n'an output'",
-    )
+    subshell.send("x = 'new'\nassert begun.wait(60)\ny = 1", main=True)
+    for cell in ("during = x", "exec('by_exec = 2')", "'an output'\nbegun.set()\n'an output'"):
+        subshell.send(cell)
+    subshell.succeeds(4)
     subshell.works("later = 1", "def function(): pass")
     works(notebook, "z = 2", "%experiment end")
     assert notebook.value("x") == "old"
@@ -107,36 +82,30 @@ def test_a_name_that_a_scope_shadows_and_a_subshell_binds_is_the_subshells(subsh
     assert notebook.value("x") == "again"
 
 
-def test_each_shell_has_scopes_of_its_own(subshell: Subshell) -> None:
+def test_each_shell_has_scopes_of_its_own_and_ends_anothers_only_by_name(subshell: Subshell) -> None:
     notebook = subshell.kernel
     works(notebook, "x = 'old'", "%experiment start a", "x = 'a'\nnew_a = 1")
     subshell.works("%experiment start b", "y = 'b'")
     works(notebook, "z = 'a'")
-    assert open_now(notebook).count("experiment ") == 2
+    assert open_now(notebook) == ["a", "b"]
     works(notebook, "%experiment end")
     assert notebook.value("x") == "old"
     assert set(names(notebook)) == {*_OWN, "x", "y"}
-    assert "experiment b" in open_now(notebook)
-    subshell.works("%experiment end")
-    assert set(names(notebook)) == {*_OWN, "x"}
-    assert "no experiment is open" in open_now(notebook)
-
-
-def test_a_scope_of_another_shell_is_ended_by_its_name_only(subshell: Subshell) -> None:
-    notebook = subshell.kernel
-    subshell.works("%experiment start b", "y = 2")
+    assert open_now(notebook) == ["b"]
     reply = notebook.run("%experiment end")
     assert "no experiment is open in this subshell; open elsewhere: 'b'" in reply.stderr
-    works(notebook, "%experiment end b")
-    assert names(notebook) == [*_OWN]
+    subshell.works("%experiment end", "%experiment start c", "y = 2")
+    works(notebook, "%experiment end c")
+    assert set(names(notebook)) == {*_OWN, "x"}
+    assert open_now(notebook) == []
 
 
-def test_an_end_beside_a_running_cell_of_another_shell_takes_its_own_garbage(
-    notebook: Kernel, subshell: Subshell
-) -> None:
+def test_an_end_beside_a_running_cell_of_another_shell_takes_its_own_garbage(subshell: Subshell) -> None:
+    notebook = subshell.kernel
     works(notebook, "import weakref\nclass Node:\n    def __init__(self): self.me = self\nalive = []")
     subshell.send("begun.set(); go_on.wait(); theirs = Node()")
-    steps.works(notebook, "%%experiment a\nbegun.wait(); n = Node(); alive.append(weakref.ref(n)); Node();")
+    works(notebook, "%%experiment a\nbegun.wait(); n = Node(); alive.append(weakref.ref(n)); Node();")
     assert notebook.value("('n' in globals(), alive[0]() is None)") == (False, True)
-    subshell.let_go_on()
+    subshell.send("go_on.set()", main=True)
+    subshell.succeeds(2)
     assert notebook.value("type(theirs).__name__") == "Node"

@@ -17,6 +17,7 @@ from typing import Any
 from ipygpumem.model import Usage
 from ipygpumem.units import MIB, parse_bytes
 from tests.kernel import Kernel, Reply
+from tests.steps import fails, ok
 
 DEVICE = "cuda:0"
 ROUNDING = 16 * MIB
@@ -31,12 +32,8 @@ def is_simulated() -> bool:
     return "simulated" in str(nvml.nvmlSystemGetDriverVersion())
 
 
-def run_ok(kernel: Kernel, code: str, **options: Any) -> Reply:
-    """Run a cell that must succeed without a warning from the extension."""
-    reply = kernel.run(code, **options)
-    assert reply.status == "ok", f"{code}\n{reply.traceback}"
-    assert "ipygpumem:" not in reply.stderr, reply.stderr
-    return reply
+run_ok = ok
+"""Run cells that must succeed without a warning from the extension."""
 
 
 def ready(kernel: Kernel) -> None:
@@ -60,8 +57,7 @@ def break_context(kernel: Kernel) -> Reply:
     failing = "torch.arange(4, device='cuda')[torch.tensor([99], device='cuda')]"
     if is_simulated():
         failing = "__import__('ctypes').CDLL('libcudart.so.13').simulate_error(710)"
-    reply = kernel.run(f"{failing}\ntorch.cuda.synchronize()", timeout=60)
-    assert reply.status == "error"
+    reply = fails(kernel, f"{failing}\ntorch.cuda.synchronize()", timeout=60)
     assert "device-side assert" in reply.message
     return reply
 
@@ -89,23 +85,6 @@ def size_after(label: str, text: str) -> int:
     match = re.search(rf"{label} ?([\d.]+ (?:[KMGTP]i)?B)", text)
     assert match is not None, f"no {label!r} in: {text}"
     return parse_bytes(match[1])
-
-
-def table_row(text: str, first: str) -> dict[str, str]:
-    """Return the row of a report's table that begins with ``first``, by column."""
-    lines = text.splitlines()
-    heads = next(position for position, line in enumerate(lines) if line.split()[:1] == ["device"])
-    row = next(line for line in lines[heads:] if line.split()[:1] == [first])
-    starts = [match.start() for match in re.finditer(r"\S+(?: \S+)*", lines[heads])]
-    ends = [match.end() for match in re.finditer(r"\S+(?: \S+)*", lines[heads])]
-    names = re.split(r"\s{2,}", lines[heads].strip())
-    cells = {}
-    for match in re.finditer(r"\S+(?: \S+)*", row):
-        # Columns are set to the right (the first one to the left): a cell belongs to the head it overlaps.
-        for name, start, end in zip(names, starts, ends, strict=True):
-            if match.start() < end and start < match.end():
-                cells[name] = match[0]
-    return cells
 
 
 def script(code: str, *, env: dict[str, str] | None = None) -> Any:

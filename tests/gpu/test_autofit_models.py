@@ -9,7 +9,7 @@ import pytest
 from ipygpumem.fitting.fit import FITS, TOO_LARGE
 from tests.gpu.support import ready, run_ok
 from tests.kernel import Kernel
-from tests.smoke.steps import fails
+from tests.steps import fails
 
 pytestmark = pytest.mark.simulated
 

@@ -33,16 +33,12 @@ def test_the_exit_gives_memory_back(gpu_kernel: Kernel, card: Card, figure: Call
     assert abs(fallen - returned) <= ROUNDING
     assert abs(card.used_bytes - idle) <= ROUNDING
     assert allocated(gpu_kernel) == live
-    record = last_experiment(gpu_kernel)
+    record = ExperimentRecord.from_dict(gpu_kernel.value("__import__('ipygpumem').experiments()[-1].to_dict()"))
     usage = next(usage for usage in record.usages if usage.device == DEVICE)
     assert record.consumed[DEVICE] == record.reclaimed[DEVICE] >= GIB + 128 * MIB
     # The loop's largest blocks, of 508 and 472 MiB, were alive at once.
     assert (usage.before_bytes, usage.delta_bytes, usage.peak_delta_bytes) == (live, 0, GIB + (508 + 472) * MIB)
     figure(f"reserved fell by {format_bytes(returned)}, NVML's used by {format_bytes(fallen)}")
-
-
-def last_experiment(kernel: Kernel) -> ExperimentRecord:
-    return ExperimentRecord.from_dict(kernel.value("__import__('ipygpumem').experiments()[-1].to_dict()"))
 
 
 def test_pinned_memory_goes(gpu_kernel: Kernel, figure: Callable[[str], None]) -> None:

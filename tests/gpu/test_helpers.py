@@ -8,19 +8,16 @@ from tests.gpu.support import ready, run_ok
 from tests.kernel import Kernel
 
 
-def test_asking_for_memory_makes_no_context(bare_kernel: Kernel) -> None:
-    """`memory("cuda:0")` answers before torch uses CUDA, and it does not use it afterwards."""
+def test_asking_for_memory(bare_kernel: Kernel) -> None:
+    """`memory("cuda:0")` answers before torch uses CUDA, and makes no context. Then what it says is torch's own count,
+    and free memory with the cache is larger by what the cache has."""
     run_ok(bare_kernel, "import torch, ipygpumem\nm = ipygpumem.memory('cuda:0')")
     assert bare_kernel.value("torch.cuda.is_initialized()") is False
     assert bare_kernel.value("m.free_bytes + m.used_bytes == m.total_bytes > 0, m.note") == (True, "")
-
-
-def test_memory_knows_the_cache(bare_kernel: Kernel) -> None:
-    """What `memory` says is torch's own count, and free memory with the cache is larger by what the cache has."""
     ready(bare_kernel)
     run_ok(
         bare_kernel,
-        "import ipygpumem\nx = torch.empty(64 << 20, dtype=torch.uint8, device='cuda'); del x\n"
+        "x = torch.empty(64 << 20, dtype=torch.uint8, device='cuda'); del x",
         "m = ipygpumem.memory(torch.device('cuda'))",
     )
     assert bare_kernel.value("m.device, m.allocated_bytes, m.reserved_bytes") == bare_kernel.value(
@@ -85,10 +82,3 @@ def test_fillers_nest_and_give_back(bare_kernel: Kernel) -> None:
     )
     assert bare_kernel.value("(inner, outer, size, after)") == ((True, False), (True, False), (12345, 12800), 0)
     assert bare_kernel.value("said").endswith(": 9.00 TiB cannot stay free")
-
-
-def test_preload_from_python(bare_kernel: Kernel) -> None:
-    """`ipygpumem.preload()` creates the context, and its record says what the device uses then."""
-    run_ok(bare_kernel, "import torch, ipygpumem\nassert not torch.cuda.is_initialized()\nfound = ipygpumem.preload()")
-    assert bare_kernel.value("torch.cuda.is_initialized(), found.label") == (True, "cuda")
-    assert bare_kernel.value("[usage.device for usage in found.usages if usage.used_bytes]") == ["cuda:0"]

@@ -21,7 +21,7 @@ from tests.gpu.support import (
     started_kernel,
 )
 from tests.kernel import Kernel
-from tests.smoke.steps import fails, run
+from tests.steps import fails, run
 
 FUNCTIONS = """
 import pynvml

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tests.gpu.support import run_ok
 from tests.kernel import Kernel
-from tests.smoke.steps import run
+from tests.steps import run
 
 OOM = "train(torch.cuda.get_device_properties(0).total_memory >> 16)"
 BY_HAND = """

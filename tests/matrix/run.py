@@ -44,11 +44,11 @@ IPYTHONS = {
 
 COLAB_PYTHON = (3, 12)
 TOOLS = ("ipykernel>=6", "numpy", "pytest", "pytest-timeout")
-SHOWN = ("ipython", "ipykernel", "traitlets", "numpy")
 AT_ONCE = 2
 _ASK = "import ensurepip, json, sys; print(json.dumps([list(sys.version_info[:3]), sys.executable]))"
 _REFUSAL = re.compile(r"Package 'ipython' requires a different Python: [\d.]+ not in '([^']+)'")
-_VERSIONS = "import importlib.metadata as m, json; print(json.dumps({n: m.version(n) for n in %r}))"
+_VERSIONS = """import importlib.metadata as m, json
+print(json.dumps({name: m.version(name) for name in ("ipython", "ipykernel", "traitlets")}))"""
 
 
 class Python(NamedTuple):
@@ -144,25 +144,21 @@ def _install(outcome: Outcome, folder: Path, wheel: Path) -> bool:
         outcome.broken = f"no virtual environment: {_last_line(done.stdout)}"
         return False
     python = folder / "venv" / "bin" / "python"
-    wanted = [*IPYTHONS[outcome.ipython], *TOOLS, wheel]
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    done = run([*pip, *wanted])
+    done = run([*pip, *IPYTHONS[outcome.ipython], *TOOLS, wheel])
     (folder / "install.log").write_text(done.stdout)
-    if done.returncode != 0:
-        refusal = _REFUSAL.search(done.stdout)
-        if refusal is not None:
-            outcome.missing = f"it needs Python {refusal[1]}"
-        else:
-            outcome.broken = f"pip: {_last_line(done.stdout)}"
-        return False
-    outcome.versions = json.loads(run([python, "-c", _VERSIONS % (SHOWN,)]).stdout)
-    return True
+    if done.returncode == 0:
+        outcome.versions = json.loads(run([python, "-c", _VERSIONS]).stdout)
+    elif refusal := _REFUSAL.search(done.stdout):
+        outcome.missing = f"it needs Python {refusal[1]}"
+    else:
+        outcome.broken = f"pip: {_last_line(done.stdout)}"
+    return done.returncode == 0
 
 
 def _test(outcome: Outcome, folder: Path) -> None:
     # The tests start in a folder of their own, so that kernels import the installed wheel and not the checkout.
-    results = folder / "results.xml"
-    place = folder / "run"
+    results, place = folder / "results.xml", folder / "run"
     place.mkdir()
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     options = ["-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", f"--junitxml={results}", "--timeout=120"]
@@ -190,28 +186,14 @@ def _last_line(text: str) -> str:
 
 def _progress(outcome: Outcome) -> str:
     head = f"Python {outcome.python}, IPython {outcome.versions.get('ipython', outcome.ipython)}"
-    if outcome.missing:
-        return f"{head}: does not exist, {outcome.missing}"
-    if outcome.broken:
-        return f"{head}: BROKEN, {outcome.broken}"
-    lines = [
-        f"{head}, ipykernel {outcome.versions['ipykernel']}: {outcome.passed} passed, {len(outcome.failed)} failed, "
-        f"{outcome.seconds:.0f} s"
-    ]
-    return "\n".join(lines + [f"    {name}" for name in outcome.failed])
-
-
-def _row(outcome: Outcome, date: str) -> str:
-    versions = [outcome.versions.get(name, "") for name in ("ipykernel", "traitlets")]
-    result = ["passes" if outcome.good else "fails", outcome.passed, len(outcome.failed), date]
-    cells = [outcome.python, outcome.versions.get("ipython", outcome.ipython), *versions, *result]
-    return f"| {' | '.join(map(str, cells))} |"
+    if outcome.missing or outcome.broken:
+        return f"{head}: {outcome.missing or 'BROKEN'}, {outcome.broken}"
+    figures = f"{outcome.passed} passed, {len(outcome.failed)} failed, {outcome.seconds:.0f} s"
+    return "\n    ".join([f"{head}, ipykernel {outcome.versions['ipykernel']}: {figures}", *outcome.failed])
 
 
 def page(outcomes: list[Outcome], date: str) -> str:
     """Return docs/measured/compatibility.md."""
-    ran = [outcome for outcome in outcomes if not outcome.missing]
-    gone = [outcome for outcome in outcomes if outcome.missing]
     lines = [
         "# Compatibility",
         "",
@@ -221,17 +203,25 @@ def page(outcomes: list[Outcome], date: str) -> str:
         "",
         "| Python | IPython | ipykernel | traitlets | result | passed | failed | date |",
         "| --- | --- | --- | --- | --- | ---: | ---: | --- |",
-        *(_row(outcome, date) for outcome in ran),
     ]
-    if gone:
+    ran = [o for o in outcomes if not o.missing]
+    for o in ran:
+        versions = [
+            o.versions.get("ipython", o.ipython),
+            o.versions.get("ipykernel", ""),
+            o.versions.get("traitlets", ""),
+        ]
+        result = ["passes" if o.good else "fails", o.passed, len(o.failed), date]
+        lines.append(f"| {' | '.join(map(str, [o.python, *versions, *result]))} |")
+    if len(ran) < len(outcomes):
         lines += ["", "Combinations that do not exist:", ""]
-        lines += [f"- Python {o.python} with the {o.ipython} of IPython: {o.missing}." for o in gone]
+        lines += [f"- Python {o.python} with the {o.ipython} of IPython: {o.missing}." for o in outcomes if o.missing]
     wrong = [o for o in ran if not o.good]
     if wrong:
         lines += ["", "Failures:", ""]
-        for o in wrong:
-            title = f"Python {o.python} with IPython {o.versions.get('ipython', o.ipython)}"
-            lines += [f"- {title}: {o.broken or ', '.join(f'`{name}`' for name in o.failed)}"]
+    for o in wrong:
+        title = f"Python {o.python} with IPython {o.versions.get('ipython', o.ipython)}"
+        lines.append(f"- {title}: {o.broken or ', '.join(f'`{name}`' for name in o.failed)}")
     return "\n".join([*lines, "", KNOWN.read_text()])
 
 

@@ -2,6 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from tests.kernel import Kernel
+from tests.steps import recovery
+
+SETUP = """
+import gc, sys, weakref, asyncio, contextlib
+import numpy as np
+import ipygpumem
+watched = []
+def big(mib=4):
+    array = np.ones(mib << 17)
+    watched.append(weakref.ref(array))
+    return array
+def alive():
+    return sum(ref() is not None for ref in watched)
+"""
+
+
+def recovers(kernel: Kernel, code: str, **options: Any) -> str:
+    """Run a cell that runs out of memory; every watched array is gone at once. Return the report."""
+    before = kernel.value("len(watched)")
+    text = recovery(kernel, code, **options)
+    assert kernel.value("len(watched)") > before, "the test itself watches nothing"
+    assert kernel.value("alive()") == 0
+    assert kernel.run("6 * 7").result == "42"
+    return text
+
+
 CASES = """\
 ### a plain function
 def f():
@@ -82,12 +111,6 @@ def manager():
 with manager() as y:
     del y
     raise MemoryError
-### a class body
-def f():
-    class A:
-        x = big()
-        raise MemoryError
-f()
 ### a closure
 def f():
     x = big()
@@ -116,12 +139,6 @@ with ThreadPoolExecutor(1) as pool:
     pool.submit(f).result()
 ### a nested run_cell
 get_ipython().run_cell('def f():\\n    x = big()\\n    raise MemoryError\\nf()').raise_error()
-### a cell magic that times
-%%time
-def f():
-    x = big()
-    raise MemoryError
-f()
 ### a cell magic that captures
 %%capture
 def f():

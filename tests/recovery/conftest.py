@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.recovery.steps import SETUP
+from tests.recovery.cases import SETUP
 from tests.steps import tidied_kernel
 
 shared_kernel, notebook = tidied_kernel(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.kernel import Kernel
-from tests.recovery.steps import fails, recovers
-from tests.steps import works
+from tests.recovery.cases import recovers
+from tests.steps import fails, works
 
 WORKER = """
 queue = asyncio.Queue()

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.kernel import Kernel
-from tests.recovery.cases import OOM
-from tests.recovery.steps import fails, recovers
-from tests.steps import works
+from tests.recovery.cases import OOM, recovers
+from tests.steps import fails, works
 
 # -- after an out-of-memory error the memory is back, whatever held it, and one report says so -----------------------
 

@@ -55,15 +55,11 @@ ANSWERS = {
 """What a function without a body of its own has to answer where "done" is not enough: a handle must not be null."""
 
 
-class CannotBuildError(Exception):
-    """What is missing here, and how to get it, in one line."""
-
-
 def main(folder: Path) -> None:
     """Make or renew the environment in ``folder``."""
     missing = [name for name in ("gcc", "objdump") if shutil.which(name) is None]
     if missing:
-        raise CannotBuildError(f"{' and '.join(missing)} not found: apt-get install gcc libc6-dev binutils")
+        raise SystemExit(f"simulated GPU: {' and '.join(missing)} not found: apt-get install gcc libc6-dev binutils")
     python = _environment(folder)
     site = Path(_run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     shutil.copy(HERE / "without_cudnn.py", site)
@@ -89,40 +85,27 @@ def _environment(folder: Path) -> Path:
     """Return the Python of a virtual environment with torch's CUDA build and what the GPU tests need."""
     python = folder / "venv" / "bin" / "python"
     if not python.exists():
-        try:
-            _run(sys.executable, "-m", "venv", folder / "venv")
-        except subprocess.CalledProcessError as error:
-            raise CannotBuildError("python -m venv fails here: apt-get install python3-venv") from error
+        _run(sys.executable, "-m", "venv", folder / "venv")
     _install(python, "--no-deps", f"torch=={TORCH}")
     _install(python, *NEEDS, *SUITE)
     return python
 
 
 def _install(python: Path, *what: object) -> None:
-    try:
-        _run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what)
-    except subprocess.CalledProcessError as error:
-        wanted = next((str(word) for word in what if str(word).startswith("torch==")), "what the tests need")
-        raise CannotBuildError(
-            f"pip cannot install {wanted} for Python {sys.version.split()[0]} ({_last_line(error)}): PIP_INDEX_URL "
-            "names the index, SIM_TORCH another version, PYTHON another interpreter"
-        ) from error
+    _run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what)
 
 
 def _headers(python: Path, site: Path, folder: Path) -> Path:
     """Return where the header files of the CUDA that torch is built for are, fetched into ``folder``."""
     cuda = re.search(r"^cuda(?:: [^=]*)? = '(\d+)", (site / "torch" / "version.py").read_text(), re.MULTILINE)
     if cuda is None:
-        raise CannotBuildError(f"torch {TORCH} is built without CUDA here: the simulated card needs a CUDA build")
+        raise SystemExit(
+            f"simulated GPU: torch {TORCH} is built without CUDA here: the simulated card needs a CUDA build"
+        )
     if cuda[1] not in HEADERS:
         known = f"known is {', '.join(HEADERS)}: add its runtime to HEADERS in build.py"
-        raise CannotBuildError(f"torch {TORCH} is built for CUDA {cuda[1]}, {known}")
-    package = HEADERS[cuda[1]]
-    try:
-        _run(python, "-m", "pip", "download", "--quiet", "--no-deps", "-d", folder, package)
-    except subprocess.CalledProcessError as error:
-        line = f"pip cannot download {package} ({_last_line(error)}): PIP_INDEX_URL names the index"
-        raise CannotBuildError(line) from error
+        raise SystemExit(f"simulated GPU: torch {TORCH} is built for CUDA {cuda[1]}, {known}")
+    _run(python, "-m", "pip", "download", "--quiet", "--no-deps", "-d", folder, HEADERS[cuda[1]])
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
         wheel.extractall(folder)
     headers = next(folder.glob("nvidia/*/include"))
@@ -148,7 +131,9 @@ def _build_libraries(torchs: list[Path], headers: Path, to: Path) -> None:
             _build_library(soname, prefix, ours, headers, to)
     unknown = sorted(name for name in needed if re.match(r"lib(cu|nv|nccl)", name) and not (to / name).exists())
     if unknown:
-        raise CannotBuildError(f"torch {TORCH} needs {', '.join(unknown)}, which PREFIXES in build.py does not know")
+        raise SystemExit(
+            f"simulated GPU: torch {TORCH} needs {', '.join(unknown)}, which PREFIXES in build.py does not know"
+        )
     _compile(to / "libnvidia-ml.so.1", [HERE / "nvml.c"], headers)
 
 
@@ -192,26 +177,18 @@ def _wanted(torchs: list[Path]) -> tuple[dict[str, str], set[str]]:
 
 def _compile(library: Path, sources: list[Path], headers: Path, *options: str) -> None:
     command = ["gcc", "-shared", "-fPIC", "-O1", "-w", f"-I{HERE}", f"-I{headers}", "-o", library, *sources]
-    try:
-        _run(*command, *options, "-ldl", "-lpthread")
-    except subprocess.CalledProcessError as error:
-        raise CannotBuildError(
-            f"gcc cannot compile {library.name} for torch {TORCH}: {error.stderr.strip()}"
-        ) from error
+    _run(*command, *options, "-ldl", "-lpthread")
 
 
 def _run(*command: object) -> str:
-    return subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True).stdout
-
-
-def _last_line(error: subprocess.CalledProcessError) -> str:
-    return next(iter(reversed(error.stderr.strip().splitlines())), f"exit code {error.returncode}")
+    """Run a command; return what it prints. One that fails ends the build with what it complains of."""
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"simulated GPU: {' '.join(map(str, command))}\n{done.stderr.strip()}")
+    return done.stdout
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    try:
-        main(Path(sys.argv[1]))
-    except CannotBuildError as error:
-        sys.exit(f"simulated GPU: {error}")
+    main(Path(sys.argv[1]))

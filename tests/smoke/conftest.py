@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kernel import Kernel
-from tests.smoke.steps import run
-from tests.steps import kernel_with
+from tests.steps import kernel_with, run
 
 _FORGET_NAMES = """
 for _name in [n for n in globals() if n[0] != "_" and n not in ("In", "Out", "exit", "quit", "get_ipython", "open")]:

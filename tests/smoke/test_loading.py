@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.kernel import Kernel
-from tests.smoke.steps import exist, fails, ok
+from tests.steps import exist, fails, ok, works
 
 _HOOKS = """
 import gc, os, sys, threading
@@ -37,38 +37,27 @@ before = after = changed = None
 """
 
 
-def test_reloading_and_loading_again_keep_one_line_for_each_cell(kernel: Kernel) -> None:
-    ok(kernel, "%reload_ext ipygpumem", "%load_ext ipygpumem", "%reload_ext ipygpumem")
-    assert len(ok(kernel, "x = 1").reports("cell")) == 1
-    assert ok(kernel, "%%experiment again\n42").result == "42"
-
-
 def test_unloading_takes_every_hook_out_again(bare_kernel: Kernel) -> None:
-    """Events, transformers, magics, configurables, completers, threads, open files: all as before."""
+    """Events, transformers, magics, configurables, completers, threads, open files: all as before. No session stays."""
     ok(bare_kernel, _HOOKS, "before = hooks()", "%load_ext ipygpumem", "%%experiment a --seed 1\nx = 1")
     ok(bare_kernel, "after = hooks()")
     changed = bare_kernel.value("sorted(kind for kind in before if before[kind] != after[kind])")
     assert {"configurables", "completers", "events", "magics", "transformers"} <= set(changed)
-    ok(bare_kernel, "%unload_ext ipygpumem", "after = hooks()")
+    reply = ok(bare_kernel, "%unload_ext ipygpumem")
+    assert (reply.stderr, reply.displays) == ("", [])
+    ok(bare_kernel, "after = hooks()")
     assert bare_kernel.value("[kind for kind in before if before[kind] != after[kind]]") == []
     assert bare_kernel.value("[f for f in files() if '/proc/' in f and ('refs' in f or 'stat' in f)]") == []
-
-
-def test_unloading_leaves_no_session_in_memory(kernel: Kernel) -> None:
-    ok(kernel, "%%experiment a\nx = 1", "%unload_ext ipygpumem", "import gc\nleft = gc.collect()")
-    assert (
-        kernel.value(
-            "[type(o).__name__ for o in gc.get_objects() if type(o).__name__ in ('Session', 'Experiment', 'Meter') "
-            "and type(o).__module__.startswith('ipygpumem')]"
-        )
-        == []
-    )
+    ok(bare_kernel, "del before, after\nleft = gc.collect()")
+    ours = "type(o).__name__ in ('Session', 'Experiment', 'Meter') and type(o).__module__.startswith('ipygpumem')"
+    assert bare_kernel.value(f"[type(o).__name__ for o in gc.get_objects() if {ours}]") == []
 
 
 def test_an_unloaded_extension_reports_nothing_and_can_be_loaded_again(kernel: Kernel) -> None:
-    reply = ok(kernel, "%unload_ext ipygpumem")
-    assert (reply.stderr, reply.displays) == ("", [])
-    assert ok(kernel, "x = 1").displays == []
+    ok(kernel, "%reload_ext ipygpumem", "%load_ext ipygpumem", "%reload_ext ipygpumem")
+    assert len(ok(kernel, "x = 1").reports("cell")) == 1
+    assert ok(kernel, "%%experiment again\n42").result == "42"
+    assert ok(kernel, "%unload_ext ipygpumem", "x = 1").displays == []
     fails(kernel, "%%experiment a\nx = 1", None)
     fails(kernel, "%gpumem status", None)
     ok(kernel, "%load_ext ipygpumem", "%%experiment a\ny = 1")
@@ -77,9 +66,7 @@ def test_an_unloaded_extension_reports_nothing_and_can_be_loaded_again(kernel: K
 
 def test_unloading_abandons_open_scopes_keeps_their_names_and_says_so(kernel: Kernel) -> None:
     ok(kernel, "old = 1", "%experiment start outer", "new = 2\nold = 3", "%experiment start inner", "more = 4")
-    reply = kernel.run("%unload_ext ipygpumem")
-    assert reply.status == "ok"
-    assert "'outer', 'inner'" in reply.stderr
+    assert "'outer', 'inner'" in works(kernel, "%unload_ext ipygpumem").stderr
     assert kernel.value("(old, new, more)") == (3, 2, 4)
     ok(kernel, "%load_ext ipygpumem")
     fails(kernel, "%experiment end", None)

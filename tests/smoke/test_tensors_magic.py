@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kernel import Kernel
-from tests.smoke.steps import fails, ok
+from tests.steps import fails, ok
 
 pytest.importorskip("numpy")
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.kernel import Kernel
-from tests.smoke.steps import fails, ok
+from tests.steps import fails, ok
 
 pytestmark = pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python has other generations")
 

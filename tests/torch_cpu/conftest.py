@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from tests.steps import tidied_kernel
-from tests.torch_cpu.steps import SETUP
+
+SETUP = """
+import gc, sys, weakref
+import torch, ipygpumem
+from torch import nn
+torch.set_num_threads(2)
+watched = {}
+def watch(**things):
+    for name, thing in things.items():
+        watched.setdefault(name, []).append(weakref.ref(thing))
+def alive():
+    return sorted(name for name, refs in watched.items() if any(ref() is not None for ref in refs))
+"""
 
 shared_kernel, notebook = tidied_kernel("%reset -f", "%reload_ext ipygpumem\n" + SETUP, timeout=60)
 """A kernel with torch and the extension loaded, nothing open, and ``watch()`` and ``alive()``."""

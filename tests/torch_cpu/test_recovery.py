@@ -7,8 +7,7 @@ import re
 import pytest
 
 from tests.kernel import Kernel
-from tests.steps import works
-from tests.torch_cpu.steps import recovery
+from tests.steps import recovery, works
 
 pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
 
@@ -57,24 +56,6 @@ def test_an_optimizer_that_keeps_half_of_its_state_is_reported(notebook: Kernel)
     works(notebook, "kept.state.clear(); kept.step()")
     assert advice not in recovery(notebook, "step(made(torch.optim.AdamW), True)")  # nobody can use that one again
     assert advice not in recovery(notebook, "step(kept, False); torch.empty(1 << 50)")
-
-
-def test_an_oom_in_backward_leaves_no_graph(notebook: Kernel) -> None:
-    works(notebook, "watched.clear()")
-    recovery(
-        notebook,
-        "class Fails(torch.autograd.Function):\n"
-        "    @staticmethod\n"
-        "    def forward(context, x):\n        context.save_for_backward(x); context.more = x * 2\n"
-        "        watch(more=context.more)\n        return x.clone()\n"
-        "    @staticmethod\n"
-        "    def backward(context, grad):\n        scratch = torch.ones(1 << 20); watch(scratch=scratch)\n"
-        "        raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 1.00 GiB')\n"
-        "def train():\n    x = torch.ones(1 << 20, requires_grad=True); y = Fails.apply(x); watch(x=x, y=y)\n"
-        "    y.sum().backward()\n"
-        "train()",
-    )
-    assert notebook.value("alive()") == []
 
 
 def test_an_oom_in_a_data_loaders_dataset_leaves_no_batch(notebook: Kernel) -> None:

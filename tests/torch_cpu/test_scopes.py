@@ -10,39 +10,6 @@ from tests.steps import works
 pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
 
 
-TRAIN = """
-model = nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 1024))
-optimizer = torch.optim.Adam(model.parameters())
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-for step in range(2):
-    batch = torch.randn(512, 1024)
-    hidden = model[0](batch)
-    loss = model(batch).square().mean() + hidden.mean()
-    optimizer.zero_grad(); loss.backward(retain_graph=True); optimizer.step(); scheduler.step()
-handle = model[0].register_forward_hook(lambda module, inputs, output: None)
-watch(model=model, optimizer=optimizer, loss=loss, hidden=hidden, weight=model[0].weight, batch=batch,
-      grad=model[0].weight.grad, state=optimizer.state[model[0].weight]["exp_avg"])
-"""
-
-
-@pytest.mark.parametrize("form", ["%%experiment a\n{}", "%experiment start a\n{}\n%experiment end"])
-def test_a_model_its_optimizer_and_its_graph_come_back(notebook: Kernel, form: str) -> None:
-    works(notebook, "import psutil\ndef rss(): return psutil.Process().memory_info().rss\nwatched.clear()")
-    works(notebook, form.format(TRAIN))  # the first training loads what torch loads lazily
-    before = notebook.value("rss()")
-    reply = works(notebook, form.format(TRAIN))
-    assert notebook.value("alive()") == []
-    assert notebook.value("rss()") - before < 12 << 20
-    (text,) = reply.reports("experiment")
-    assert "still alive" not in text
-    assert "deleted: " in text
-    record = "ipygpumem.experiments()[-1]"
-    assert notebook.value(f"{record}.reclaimed['cpu']") > 30 << 20
-    assert notebook.value(f"sorted({record}.deleted)") == sorted(
-        ["model", "optimizer", "scheduler", "step", "batch", "hidden", "loss", "handle"]
-    )
-
-
 def test_survivors_are_those_that_something_outside_refers_to_with_their_sizes(notebook: Kernel) -> None:
     works(notebook, "leaked = []\nouter = torch.ones(1 << 20)\nwatched.clear()")
     reply = works(

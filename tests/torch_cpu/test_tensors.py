@@ -6,8 +6,7 @@ import pytest
 
 from tests.hostile import SOURCE
 from tests.kernel import Kernel
-from tests.steps import works
-from tests.torch_cpu.steps import recovery
+from tests.steps import recovery, works
 
 pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import tempfile
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,10 +21,7 @@ _PRELUDE = "from tests.torture.blocks import array, tensor, to_gpu, watch"
 
 @dataclass(frozen=True)
 class Way:
-    """One way of cleaning up.
-
-    It has cells that make a tool ready, open the scope and close it; or a first line that makes a scope of one cell.
-    """
+    """One way of cleaning up: cells that make a tool ready, open the scope and close it, or a cell's first line."""
 
     name: str
     load: str = ""
@@ -86,23 +82,13 @@ class TortureKernel(Kernel):
         env = {**default, **os.environ, **variables, "IPYTHONDIR": self._folder.name, "PYTHONPATH": path}
         super().__init__("--log-level=ERROR", env=env)
 
-    def settle(self) -> None:
-        """Wait until the kernel takes cells again: it refuses what comes right after an error."""
-        while self.run("", silent=True).status == "aborted":
-            time.sleep(0.01)
-
     def close(self) -> None:
         super().close()
         self._folder.cleanup()
 
 
 class Runner:
-    """Runs scenarios in one way, in one kernel as long as each leaves it as it found it.
-
-    Args:
-        way: how the scopes are cleaned up.
-        gpu: let the blocks be tensors on the GPU.
-    """
+    """Runs scenarios in one way, in one kernel as long as each leaves it as it found it; ``gpu``: on the GPU."""
 
     def __init__(self, way: Way, *, gpu: bool = False) -> None:
         self._way = way
@@ -180,8 +166,8 @@ def _ok(kernel: TortureKernel, code: str) -> None:
 
 def _run(kernel: TortureKernel, cell: Cell) -> None:
     reply = kernel.run(cell.code, timeout=300, answers=cell.answers)
-    if reply.status == "error":
-        kernel.settle()
+    while reply.status == "error" and kernel.run("", silent=True).status == "aborted":
+        pass
     # IPython shows a group by its own means and sends no error; others show an error and succeed.
     as_expected = reply.error in (None, cell.raises) if cell.raises else True
     if not as_expected or reply.status != ("error" if cell.raises else "ok"):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.smoke.steps import fails, ok
+from tests.steps import fails, ok
 from tests.torture.runner import CELL, PLAIN, SPAN, Runner, TortureKernel, Way
 from tests.torture.scenarios import SCENARIOS, Scenario
 
