@@ -16,10 +16,9 @@ from traitlets.config import Config
 
 import ipygpumem
 from ipygpumem.errors import NotLoadedError
+from ipygpumem.notebook import experiments, session
 from ipygpumem.notebook import extension as hooks
-from ipygpumem.notebook import session
 from ipygpumem.notebook.config import IPyGpuMem
-from ipygpumem.notebook.experiments import manager
 from ipygpumem.notebook.notebook import notebook_of
 from ipygpumem.profiling.lines import Account
 
@@ -242,7 +241,7 @@ def test_an_error_between_two_cells_is_seen_even_if_it_has_the_identity_of_one_b
     """As that of a callback may, once the error is gone that was stored when the experiment started."""
     shell.run_line_magic("load_ext", "ipygpumem")
     released, stored = [], [1]
-    for module in (session, manager):
+    for module in (session, experiments):
         monkeypatch.setattr(module, "last_error", lambda: stored[0])
     monkeypatch.setattr(notebook_of(shell).recovery, "release_stored_tracebacks", lambda: released.append(1) or [])
     shell.run_cell("%experiment start a")

@@ -15,8 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import ipygpumem
 from ipygpumem.fitting import budgets
 from ipygpumem.notebook.config import IPyGpuMem
-from ipygpumem.notebook.experiments.manager import Experiment
-from ipygpumem.notebook.experiments.run import ExperimentOptions
+from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.notebook import Notebook
 from tests.fakes import FakeProbe
 from tests.tracing import interrupted_at
@@ -102,15 +101,13 @@ def test_an_experiment_whose_start_is_interrupted_is_not_open(notebook: Notebook
 
     def start() -> None:
         nonlocal experiment
-        experiment = Experiment(notebook.experiments, ExperimentOptions("a", budget={"gpu": 500 << 20}, seed=1))
+        experiment = Experiment(notebook.experiments, "a", budget={"gpu": 500 << 20}, seed=1)
         experiment.start()
 
     for _ in every_interrupt(start):
-        if (
-            experiment is not None and experiment.opened in notebook.experiments.open
-        ):  # not interrupted, or once it was open
+        if experiment is not None and experiment in notebook.experiments.open:  # not interrupted, or once it was open
             assert fractions == pytest.approx({0: 0.5})
-            experiment.opened.abandon()
+            experiment.abandon()
             notebook.experiments.open.clear()
         experiment = None
         gc.collect(1)

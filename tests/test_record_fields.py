@@ -10,7 +10,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import ExperimentError
-from ipygpumem.notebook.experiments.run import checked_parameters, parse_parameters
+from ipygpumem.notebook.commands.experiment import parse_parameters
+from ipygpumem.notebook.experiments import checked_parameters
 from ipygpumem.notebook.ipython.sources import cell_that_bound, describing_line
 
 

@@ -14,11 +14,10 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from ipygpumem.measuring.growth import Growth
 from ipygpumem.measuring.meter import Measurement
+from ipygpumem.notebook import survivors
 from ipygpumem.notebook.cell import CellStack
 from ipygpumem.notebook.config import IPyGpuMem
-from ipygpumem.notebook.experiments import survivors
-from ipygpumem.notebook.experiments.manager import Experiment
-from ipygpumem.notebook.experiments.run import ExperimentOptions
+from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.reports.bars import Scales
 from ipygpumem.reports.layout import Report, note
@@ -90,8 +89,8 @@ def test_an_interrupt_in_our_own_work_still_ends_what_ends_with_the_cell(
 
     info = info_of("x")
     notebook.session.cell_begins(info)
-    experiment = Experiment(notebook.experiments, ExperimentOptions("one cell")).start()
-    notebook.experiments.end_with_cell(experiment.opened)
+    experiment = Experiment(notebook.experiments, "one cell").start()
+    notebook.experiments.end_with_cell(experiment)
     monkeypatch.setattr(notebook.recovery if step == "_recover" else notebook.session, step, interrupted)
     notebook.session.cell_ends(result_of(info))
     assert notebook.experiments.open == []
@@ -110,8 +109,8 @@ def test_a_part_that_fails_or_is_interrupted_keeps_no_other_from_what_it_does_at
 
     info = info_of("x")
     notebook.session.cell_begins(info)
-    experiment = Experiment(notebook.experiments, ExperimentOptions("one cell")).start()
-    notebook.experiments.end_with_cell(experiment.opened)
+    experiment = Experiment(notebook.experiments, "one cell").start()
+    notebook.experiments.end_with_cell(experiment)
     monkeypatch.setattr(notebook.subscribers, hook, failing)
     with contextlib.suppress(RuntimeError):  # the extension's guard says it
         notebook.session.cell_ends(result_of(info))
@@ -126,7 +125,7 @@ def test_a_part_whose_end_fails_keeps_no_other_from_closing(
     def failing() -> None:
         raise RuntimeError("no end")
 
-    Experiment(notebook.experiments, ExperimentOptions("open")).start()
+    Experiment(notebook.experiments, "open").start()
     monkeypatch.setattr(notebook.trends, "close", failing)
     with pytest.raises(RuntimeError, match="no end"):
         notebook.close()
@@ -153,7 +152,7 @@ def test_an_end_that_cannot_tell_what_survived_is_an_end_all_the_same(
     pytest.importorskip("numpy")  # else there is nothing to look for
     monkeypatch.setattr(survivors, "Before", fail)
     monkeypatch.setattr(notebook.experiments.survivors, "of_experiment", fail)
-    experiment = Experiment(notebook.experiments, ExperimentOptions("a")).start()
+    experiment = Experiment(notebook.experiments, "a").start()
     run(notebook, "x = 1")
     record = experiment.finish()
     assert (record.deleted, notebook.experiments.open) == (("x",), [])
@@ -171,7 +170,7 @@ def test_an_experiment_and_the_cell_that_ends_it_agree_on_what_is_in_use_though_
         return ()
 
     monkeypatch.setattr(notebook.experiments.survivors, "of_experiment", look)
-    experiment = Experiment(notebook.experiments, ExperimentOptions("a")).start()
+    experiment = Experiment(notebook.experiments, "a").start()
     notebook.context.namespace["finish"] = experiment.finish
     run(notebook, "finish()")
     assert experiment.record is not None

@@ -10,14 +10,12 @@ import ast
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ipygpumem.measuring.meter import Measurement
 from ipygpumem.model import CellRecord, RecoveryRecord, Usage
 from ipygpumem.reports.layout import Report
 from ipygpumem.scopes.bindings import Bindings, bindings_of
-
-T = TypeVar("T")
 
 
 class SeenCode(NamedTuple):
@@ -57,8 +55,15 @@ class Cell:
         self.below: list[Report] = []
         self.in_scope = False
         """An experiment was open when its code ended, in whichever thread."""
-        self.gives_back = False
-        """Something ends with it that gives memory back."""
+        self.ending: list[Any] = []
+        """The experiments that end with it, and those that have ended so."""
+        self.ended: list[Any] = []
+        self.saved_early: list[str] = []
+        """Names that the open scope keeps in case that the code does not come to note them."""
+        self.names_before: set[str] | None = None
+        """The notebook's names when it began, or when a scope of another thread did."""
+        self.fit: Any = None
+        """What the loop around its body asks (see ``loop_over_body``), if there is one."""
         self.recovery: RecoveryRecord | None = None
         """A recovery that was made before the cell was over, or at its end."""
         self.at_end: tuple[Usage, ...] = ()
@@ -69,14 +74,10 @@ class Cell:
         """A Ctrl-C struck when its code had ended."""
         self.interrupted_inside = False
         """A Ctrl-C struck when the code of a cell inside it had ended, where nothing can be raised."""
-        self._kept: dict[Callable[[], Any], Any] = {}
-
-    def of(self, kind: Callable[[], T]) -> T:
-        """Return what a part keeps with this cell, an instance of the part's own ``kind``."""
-        if kind not in self._kept:
-            self._kept[kind] = kind()
-        found: T = self._kept[kind]
-        return found
+        self.refusals: dict[str, str] = {}
+        """Messages of its out-of-memory errors, and who refused the memory, in words."""
+        self.released_by = 0
+        """Identity of an error that ended an experiment inside the cell: its frames belong to that experiment."""
 
     def close(self) -> None:
         """Call the closers."""

@@ -75,7 +75,7 @@ def end(notebook: Notebook, name: str, whose: str = "") -> dict[str, Any]:
     named = [item for item in known if item.name == name]
     if not named:
         raise GpuMemError(f"no experiment {quoted(name)} is open there")
-    named[-1].options.report = "none"
+    named[-1].report = "none"
     return _result(notebook, notebook.experiments.finish(named[-1]))
 
 

@@ -57,7 +57,7 @@ class Extension:
 
     def _register(self, config: IPyGpuMem) -> None:
         shell, notebook = self._shell, self.notebook
-        listener = notebook.experiments.names.listener
+        listener = notebook.experiments.listener
         self._append(shell.configurables, config)
         config.observe(self._host_peak_changed, "host_peak")
         config.observe(lambda change: notebook.recorder.switched(change), "record")
@@ -65,7 +65,7 @@ class Extension:
         self._first, self._last = _Observer(seen, may_change=False), _Observer(seen, may_change=True)
         shell.ast_transformers.append(self._last)
         self._undo.append(self._stop_observing)
-        listener.guard(self._guarded)
+        listener.note = self._guarded("names", listener.note)
         # Not taken out of the running cell's builtins: its code may go on to look names up.
         shell.builtin_trap.auto_builtins[LISTENER] = listener
         if LISTENER in vars(builtins):  # an earlier session's, which a running cell has

@@ -16,7 +16,7 @@ from ipygpumem.model import SessionRecord
 from ipygpumem.notebook.cell import Part
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.context import context_for
-from ipygpumem.notebook.experiments.manager import Experiments
+from ipygpumem.notebook.experiments import Experiments
 from ipygpumem.notebook.parts.subscribers import Subscribers
 from ipygpumem.notebook.parts.trends import Trends
 from ipygpumem.notebook.recovery import Recovery

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ipygpumem.errors import GpuMemError
 from ipygpumem.model import CellRecord, ExperimentRecord, History
 from ipygpumem.notebook.commands.gpumem import reconcile
-from ipygpumem.notebook.experiments.manager import Experiment
-from ipygpumem.notebook.experiments.run import ExperimentOptions
+from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.notebook import current_notebook
 from ipygpumem.reconcile.device import Reconciliation
 
@@ -44,7 +43,7 @@ def experiment(
         FileError: ``record`` cannot be written to; ``start`` raises it where there is no CUDA device.
     """
     experiments = current_notebook().experiments
-    return Experiment(experiments, ExperimentOptions(name, keep, drop_imports, seed, report, note, budget, record))
+    return Experiment(experiments, name, keep, drop_imports, seed, report, note, budget, record)
 
 
 def last() -> CellRecord | None:

@@ -22,16 +22,6 @@ from ipygpumem.reports import content
 from ipygpumem.reports.layout import Report, note
 
 
-class _OfCell:
-    """What is known of a cell before it is over."""
-
-    def __init__(self) -> None:
-        self.refusals: dict[str, str] = {}
-        """Messages of its out-of-memory errors, and who refused the memory, in words."""
-        self.released_by = 0
-        """Identity of an error that ended an experiment inside the cell: its frames belong to that experiment."""
-
-
 class Recovery:
     """Gives back what errors hold in one shell."""
 
@@ -42,7 +32,7 @@ class Recovery:
         self._meter = context.meter
         self._garbage = context.garbage
         self._cells = context.cells
-        self.on_oom: list[Callable[[BaseException, object], None]] = []
+        self.on_oom: Callable[[BaseException, object], None] = lambda error, leaving: None
         """Called with each out-of-memory error that is seen, before anything is released, and with what it leaves."""
         self._named: NameSnapshot | None = None
         """What names stood for after a recovery, if no cell has run since without one."""
@@ -59,10 +49,9 @@ class Recovery:
     def _recover(self, cell: Cell, error: BaseException | None) -> list[Report]:
         """Release what the cell's error holds, if the policy says so, and return the report."""
         if error is not None:
-            failure = tracebacks.classify(error)
-            self._announce_oom(error, failure)
+            failure = self.saw(error)
             refused = self._refused(failure, cell)
-            releases = cell.of(_OfCell).released_by == id(error) or self._releases(failure)
+            releases = cell.released_by == id(error) or self._releases(failure)
             if cell.recovery is None and (releases or failure.poisoned):
                 cell.recovery = replace(self._record(error, failure, release=releases), refused_by=refused)
             elif releases:
@@ -143,8 +132,7 @@ class Recovery:
             What is to be said of it in the experiment's report, if anything.
         """
         running = self._cells.running()
-        failure = tracebacks.classify(error)
-        self._announce_oom(error, failure, leaving)
+        failure = self.saw(error, leaving)
         cell = running[-1] if running else None
         refused = self._refused(failure, cell)
         if self._releases(failure):
@@ -155,7 +143,7 @@ class Recovery:
             if cell is not None:
                 cell.recovery = replace(record, refused_by=refused)
         elif cell is not None and self._config.release_frames != "never":
-            cell.of(_OfCell).released_by = id(error)
+            cell.released_by = id(error)
             return "what the traceback's frames hold comes back when the cell ends"
         return ""
 
@@ -169,17 +157,16 @@ class Recovery:
             budget.stop()  # it may add notes
         self._context.screen.show([note(text) for text in budget.notes])
 
-    def saw(self, error: BaseException) -> None:
-        """Announce an error of the user's code that somebody else deals with."""
-        self._announce_oom(error, tracebacks.classify(error))
-
-    def _announce_oom(self, error: BaseException, failure: tracebacks.Failure, leaving: object = None) -> None:
-        for callback in self.on_oom if failure.kind == "oom" else ():
-            callback(error, leaving)
+    def saw(self, error: BaseException, leaving: object = None) -> tracebacks.Failure:
+        """Announce an out-of-memory error, and return what kind of error it is."""
+        failure = tracebacks.classify(error)
+        if failure.kind == "oom":
+            self.on_oom(error, leaving)
+        return failure
 
     def _refused(self, failure: tracebacks.Failure, cell: Cell | None) -> str:
         """Return which budget or other limit refused the memory, in words; empty if the device did."""
-        refusals = cell.of(_OfCell).refusals if cell is not None else {}
+        refusals = cell.refusals if cell is not None else {}
         # Most errors of this kind name no limit, and where the host's memory has run out there is none for more.
         if failure.kind == "oom" and " allowed" in failure.message and failure.message not in refusals:
             with contextlib.suppress(MemoryError):  # it only serves the report

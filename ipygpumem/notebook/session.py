@@ -99,7 +99,7 @@ class Session:
             self._all(lambda part: part.code_ended(cell, failed=failed))
         finally:
             try:
-                if shown is not None or cell.gives_back:
+                if shown is not None or cell.ending:
                     cell.at_end = self._context.meter.settle(cell.measurement)
             finally:
                 try:

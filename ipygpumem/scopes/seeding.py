@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -17,32 +17,8 @@ def is_seed(value: object) -> bool:
     return type(value) is int and -(2**63) <= value < 2**64
 
 
-def seed_generators(seed: int) -> None:
-    """Seed Python's generator, and NumPy's global and torch's ones if those modules are loaded."""
-    random.seed(seed)
-    for seeder in _SEEDERS.values():
-        seeder(seed)
-
-
-def _seed_numpy(seed: int) -> None:
-    _call(getattr(sys.modules.get("numpy"), "random", None), "seed", seed % 2**32)
-
-
-def _seed_torch(seed: int) -> None:
-    _call(sys.modules.get("torch"), "manual_seed", seed)  # every device; lazily where none is initialised
-
-
-def _call(module: Any, name: str, seed: int) -> None:
-    function = getattr(module, name, None)  # None stands in sys.modules where an import is blocked
-    if function is not None:
-        function(seed)
-
-
-_SEEDERS: dict[str, Callable[[int], None]] = {"numpy": _seed_numpy, "torch": _seed_torch}
-
-
-class SeedOnImport(MetaPathFinder):
-    """Seeds NumPy and torch when a cell of the experiment imports them, since it may use them at once.
+class Seeder(MetaPathFinder):
+    """Seeds generators, and those of NumPy and torch also when a cell imports them, since it may use them at once.
 
     Importing them beforehand would be simpler, but slow, and too early for code that sets environment
     variables before its import.
@@ -52,13 +28,23 @@ class SeedOnImport(MetaPathFinder):
         self._seed = seed
         self._busy: set[str] = set()
 
-    def install(self) -> None:
-        """Watch imports from now on."""
+    def seed_all(self) -> None:
+        """Seed Python's generator, and NumPy's global and torch's ones now, or once they are imported."""
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
+        random.seed(self._seed)
+        self._seed_module("numpy")
+        self._seed_module("torch")
+
+    def _seed_module(self, name: str) -> None:
+        module: Any = sys.modules.get(name)  # None stands there where an import is blocked
+        if name == "numpy" and hasattr(module, "random"):
+            module.random.seed(self._seed % 2**32)
+        elif hasattr(module, "manual_seed"):
+            module.manual_seed(self._seed)  # every device; lazily where none is initialised
 
     def remove(self) -> None:
-        """Stop watching."""
+        """Stop watching imports."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
@@ -66,7 +52,7 @@ class SeedOnImport(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find NumPy or torch as usual, and have it seeded once it is loaded."""
-        if fullname not in _SEEDERS or fullname in self._busy:
+        if fullname not in ("numpy", "torch") or fullname in self._busy:
             return None
         self._busy.add(fullname)  # the look-up below asks us again
         try:
@@ -79,7 +65,7 @@ class SeedOnImport(MetaPathFinder):
 
         def execute_and_seed(module: ModuleType) -> None:
             execute(module)
-            _SEEDERS[fullname](self._seed)
+            self._seed_module(fullname)
 
         spec.loader.exec_module = execute_and_seed  # type: ignore[method-assign]  # this spec's own loader
         return spec

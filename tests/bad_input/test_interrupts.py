@@ -34,7 +34,7 @@ def test_a_pending_ctrl_c_that_strikes_in_the_exit_itself_is_mended_by_another_e
 
 
 INTERRUPT_EVERY_LINE = '''
-import sys, ipygpumem, ipygpumem.notebook.experiments.run as experiments
+import sys, ipygpumem, ipygpumem.notebook.experiments as experiments
 from ipygpumem.notebook.notebook import current_notebook
 
 def interrupt_every_line(limit, step):

@@ -6,7 +6,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
-from ipygpumem.notebook.experiments.run import ExperimentRun
+from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.notebook import notebook_of
 from tests.kernel import Kernel
 from tests.steps import works
@@ -41,7 +41,7 @@ def test_names_go_even_if_what_they_hold_cannot_be_seen(
             patch.setattr(notebook_of(shell).context.meter, "read", _no_memory)
             patch.setattr(notebook_of(shell).context.meter, "now", _no_memory)
         else:
-            patch.setattr(ExperimentRun, {"waiting": "waiting", "watching": "_watch"}[missing], _no_memory)
+            patch.setattr(Experiment, {"waiting": "waiting", "watching": "_watch"}[missing], _no_memory)
         shell.run_cell("%experiment end")
     assert (shell.user_ns["x"], "y" in shell.user_ns) == ("old", False)
     (record,) = ipygpumem.experiments()

@@ -139,8 +139,7 @@ def test_an_optimizers_state_is_no_leak(notebook: Kernel) -> None:
 def test_a_first_look_that_fails_claims_nothing(notebook: Kernel) -> None:
     works(
         notebook,
-        "import ipygpumem.notebook.experiments.survivors as watching\n"
-        "outer, real = nn.Linear(1024, 1024), watching.Before",
+        "import ipygpumem.notebook.survivors as watching\nouter, real = nn.Linear(1024, 1024), watching.Before",
     )
     works(notebook, "def fails(*args): raise ValueError('no look')\nwatching.Before = fails")
     (report,) = works(notebook, "%%experiment a\nm = outer").reports("experiment")

@@ -15,7 +15,7 @@ from ipygpumem.fitting.plan import Number, Plan, Values
 from ipygpumem.introspect import type_name
 from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.ipython.rewriting import FIT_NAME, LoopOfCell, first_lines
+from ipygpumem.notebook.ipython.rewriting import FIT_NAME, first_lines
 from ipygpumem.notebook.ipython.stored_errors import last_error, shown_since
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.objects import interrupts
@@ -40,8 +40,8 @@ def of_cell(notebook: Notebook, options: Options) -> list[Report]:
     running = cells.running()
     if not running:
         raise UsageError("%%autofit must be the first line of a cell that you run yourself")
-    running[-1].of(LoopOfCell).fit = CellFit(notebook, running[-1], options)
-    find = lambda: cells.running()[-1].of(LoopOfCell).fit  # noqa: E731  # works even if the cell unloads the extension
+    running[-1].fit = CellFit(notebook, running[-1], options)
+    find = lambda: cells.running()[-1].fit  # noqa: E731  # works even if the cell unloads the extension
     if FIT_NAME in vars(builtins):  # a cell in another thread has it
         setattr(builtins, FIT_NAME, find)
     else:  # IPython takes it out again when no cell runs any more

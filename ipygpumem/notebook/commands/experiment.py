@@ -13,34 +13,35 @@ from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.fitting.budgets import parse_budget
 from ipygpumem.notebook.commands.magics import loaded
 from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.experiments.manager import Experiment
-from ipygpumem.notebook.experiments.run import ExperimentOptions, ExperimentRun, parse_parameters
+from ipygpumem.notebook.experiments import PARAMETER, Experiment, Parameters, plain_number
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.reports import history as reports
 from ipygpumem.reports.content import usage_parts
 from ipygpumem.reports.layout import Report, clean, listed, note
 from ipygpumem.units import format_bytes, format_seconds
 
+_WHOLE = re.compile(r"[+-]?\d{1,300}", re.ASCII)
 _GLOB = re.compile(r"(?=.*[*?\[])[\w*?\[\]!-]+")
 
 
 def start(notebook: Notebook, options: Options) -> list[Report]:
     """Open an experiment; say what its budget cannot limit, since its report may be many cells away."""
     experiment = new(notebook, options).start()
-    return [note(text) for text in experiment.opened.limit_notes]
+    return [note(text) for text in experiment.limit_notes]
 
 
 def of_cell(notebook: Notebook, options: Options) -> list[Report]:
     """Open an experiment that ends with the running cell."""
     experiment = new(notebook, options)
-    notebook.experiments.end_with_cell(experiment.opened)
+    notebook.experiments.end_with_cell(experiment)
     experiment.start()
     return []
 
 
 def new(notebook: Notebook, options: Options) -> Experiment:
     """Return an experiment that has not begun; a mistake in the options is an error here."""
-    wanted = ExperimentOptions(
+    return Experiment(
+        notebook.experiments,
         options.name,
         _checked("--keep", options.keep),
         options.drop_imports,
@@ -50,7 +51,31 @@ def new(notebook: Notebook, options: Options) -> Experiment:
         parse_budget(",".join(options.budget)) if options.budget else None,
         options.record,
     )
-    return Experiment(notebook.experiments, wanted)
+
+
+def parse_parameters(words: Iterable[str]) -> Parameters:
+    """Return the parameters that words such as ``lr=1e-3`` name; what reads as a number is one."""
+    found: Parameters = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not PARAMETER.fullmatch(name):
+            raise ExperimentError(
+                f"--note: {word!r} is not NAME=VALUE; write the experiment's name first, then for instance "
+                "--note lr=1e-3 bs=64"
+            )
+        if name in found:
+            raise ExperimentError(f"--note: {name} is given twice")
+        found[name] = _number(value)
+    return found
+
+
+def _number(text: str) -> int | float | str:
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    try:
+        return plain_number(float(text)) if text.isascii() and "_" not in text else text
+    except ValueError:
+        return text
 
 
 def _checked(what: str, words: Iterable[str]) -> list[str]:
@@ -85,7 +110,7 @@ def keep(notebook: Notebook, options: Options) -> list[Report]:
     patterns = _checked("%experiment keep", options.names)
     if not patterns:  # words of commas
         raise UsageError("%experiment keep: which names? For instance: %experiment keep model 'loss*'")
-    _innermost(notebook).options.keep_more(patterns)
+    _innermost(notebook).keep(*patterns)
     return []
 
 
@@ -105,7 +130,7 @@ def status(notebook: Notebook, options: Options) -> list[Report]:
     return found or [note("no experiment is open")]
 
 
-def _innermost(notebook: Notebook) -> ExperimentRun:
+def _innermost(notebook: Notebook) -> Experiment:
     here = notebook.experiments.here()
     if not here:
         raise ExperimentError(
@@ -120,7 +145,7 @@ def _open_names(notebook: Notebook) -> str:
     return ", ".join(repr(item.name) for item in notebook.experiments.open)
 
 
-def described(experiment: ExperimentRun) -> str:
+def described(experiment: Experiment) -> str:
     """Return one line on an open experiment: its costs, its names, and what waits to be restored."""
     parts = [f"experiment {experiment.name}", format_seconds(experiment.elapsed_seconds)]
     parts += usage_parts(experiment.usage())

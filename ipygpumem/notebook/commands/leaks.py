@@ -13,9 +13,9 @@ from ipygpumem.freeing.reclaim import trim_host_heap
 from ipygpumem.introspect import is_atom, is_instance, is_users_module, module_dict, text_of
 from ipygpumem.model import Held, Holder
 from ipygpumem.notebook.commands.parsing import Options
-from ipygpumem.notebook.experiments.survivors import MOST_EXPLAINED, Watched, held_without_name, size_of
 from ipygpumem.notebook.ipython.outputs import is_of_ipython, kept_outputs
 from ipygpumem.notebook.notebook import Notebook
+from ipygpumem.notebook.survivors import MOST_EXPLAINED, Watched, held_without_name, size_of
 from ipygpumem.objects.arrays import StorageKey, library_type, storage_key
 from ipygpumem.objects.bulk import Progress
 from ipygpumem.objects.heap import Heap, undisturbed

@@ -76,12 +76,6 @@ _FIT = f"{FIT_NAME}()"
 _LOOP = f"while {_FIT}.again():\n    with {_FIT}:\n        pass\n"
 
 
-class LoopOfCell:
-    """What the loop around a cell's body asks, if there is one."""
-
-    fit: Any = None
-
-
 def loop_over_body(tree: Any, interactivity: str) -> None:
     """Put a loop around the body of a cell that begins with ``%%autofit``; leave every other tree as it is."""
     if type(tree) is not ast.Module or not (start := _start_of_body(tree)):

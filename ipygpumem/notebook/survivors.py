@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ipygpumem.errors import said
 from ipygpumem.freeing.name_snapshot import NameSnapshot
@@ -16,7 +16,7 @@ from ipygpumem.notebook.context import Context
 from ipygpumem.notebook.ipython.outputs import cell_of_output, is_of_ipython
 from ipygpumem.notebook.ipython.sources import cell_of_file, cell_that_bound, running_cell
 from ipygpumem.objects.arrays import Array, WatchedArray, describe, watch
-from ipygpumem.objects.garbage import Garbage, Mark
+from ipygpumem.objects.garbage import Mark
 from ipygpumem.objects.heap import Heap, large_tensors, undisturbed
 from ipygpumem.objects.holders.frames import running_locals
 from ipygpumem.objects.holders.graphs import live_tensors
@@ -37,62 +37,45 @@ class Watched:
     is_old_perhaps: bool = False
     """Whether its memory may be older than the experiment: the notebook held too much to look through at the start."""
 
-    @property
-    def of_numpy(self) -> list[WatchedArray]:
-        """Those that cannot be watched while the user's code runs."""
-        return [is_alive for is_alive, _ in self.arrays if isinstance(is_alive, WatchedArray)]
-
     def alive(self) -> list[Array]:
         """Return the arrays that are still alive, largest first."""
         return sorted((array for is_alive, array in self.arrays if is_alive()), key=lambda array: -array.size_bytes)
 
 
 class Baseline:
-    """The moment at which an experiment starts, and what is there."""
+    """What there is when an experiment starts."""
 
-    def __init__(self, namespace: dict[str, Any], garbage: Garbage, note: Callable[[str], None]) -> None:
+    def __init__(self, context: Context, remarks: list[str]) -> None:
+        self._namespace = context.namespace
         self._before: Before | None = None
         self._failed = False
         if {"torch", "numpy"} & sys.modules.keys():
-            self._look(namespace, garbage, note)
-        self._names_before = NameSnapshot(namespace)
-        self._mark = garbage.mark()
-
-    def _look(self, namespace: dict[str, Any], garbage: Garbage, note: Callable[[str], None]) -> None:
-        try:
-            self._before = Before(namespace, garbage)
-        except Exception as error:  # it only serves the report
-            note(f"what is still alive cannot be listed at the end, since the look at the start failed: {said(error)}")
-            self._failed = True
+            try:
+                self._before = Before(context.namespace, context.garbage)
+            except Exception as error:  # it only serves the report
+                self._failed = True
+                why = f"since the look at the start failed: {said(error)}"
+                remarks.append(f"what is still alive cannot be listed at the end, {why}")
+        self._names = NameSnapshot(context.namespace)
+        self._mark = context.garbage.mark()
 
     @property
     def is_complete(self) -> bool:
-        """Whether all arrays were seen."""
+        """Return True if all arrays were seen."""
         return self._before is None or self._before.complete
 
     def was_there(self, item: object, array: Array) -> bool:
-        """Whether the memory of a tensor or array, which ``array`` describes, was there, or nobody can tell."""
+        """Return True if the memory of a tensor or array, which ``array`` describes, was there, or nobody can tell."""
         return self._failed or (self._before is not None and self._before.has(item, array))
 
-    def mark_if_nothing_lingers(self, namespace: dict[str, Any]) -> Mark | None:
+    def mark_if_nothing_lingers(self) -> Mark | None:
         """Return the moment, unless something that had a name then may be garbage by now."""
-        return None if self._names_before.some_may_live_on(namespace) else self._mark
+        return None if self._names.some_may_live_on(self._namespace) else self._mark
 
     def forget(self) -> None:
-        """Let go of all that is known."""
+        """Drop all that is known."""
         if self._before is not None:
             self._before.close()
-
-
-def watch_names(named: Iterable[tuple[str, object]], search: ArraySearch) -> list[Watched]:
-    """Return what each name holds beside the earlier ones, to be watched without keeping it alive."""
-    entries = [search.held(name, value) for name, value in named]
-    found = [entry for entry in entries if entry is not None]
-    described = [(held, [(item, describe(item)) for item in items]) for held, items in found]
-    return [
-        Watched(held, tuple((watch(item), array) for item, array in pairs if array is not None))
-        for held, pairs in described
-    ]
 
 
 class Survivors:
@@ -103,6 +86,21 @@ class Survivors:
         self._waiting = waiting
         self._ours = ours
         self.known: list[Watched] = []
+
+    def baseline(self, remarks: list[str]) -> Baseline:
+        """Return what there is now; a failure is a remark."""
+        return Baseline(self._context, remarks)
+
+    @staticmethod
+    def watch(named: Iterable[tuple[str, object]], search: ArraySearch) -> list[Watched]:
+        """Return what each name holds beside the earlier ones, to be watched without keeping it alive."""
+        entries = [search.held(name, value) for name, value in named]
+        found = [entry for entry in entries if entry is not None]
+        described = [(held, [(item, describe(item)) for item in items]) for held, items in found]
+        return [
+            Watched(held, tuple((watch(item), array) for item, array in pairs if array is not None))
+            for held, pairs in described
+        ]
 
     def of_experiment(
         self,
@@ -127,9 +125,9 @@ class Survivors:
         alive = [self._with_cell(item, first, certain=certain) for item in items]
         named = {array.storage for item in alive for array in item.alive()}
         for key, tensors in large_tensors(live_tensors(context.garbage), smallest).items():
-            array = describe(tensors[0]) if key not in named else None
-            if array is not None and not known(tensors[0], array):
-                alive.append(Watched(held_without_name(tensors[0]), ((watch(tensors[0]), array),)))
+            tensor = describe(tensors[0]) if key not in named else None
+            if tensor is not None and not known(tensors[0], tensor):
+                alive.append(Watched(held_without_name(tensors[0]), ((watch(tensors[0]), tensor),)))
         if not alive:
             return ()
         reported = {array.storage for item in self.known for array in item.alive()}  # by an experiment inside this one
@@ -138,18 +136,16 @@ class Survivors:
             heap = Heap(running_locals())
             progress(0.5)
             found = self.explained(alive, heap)
-            arrays = [array for item in alive for array in item.of_numpy]
-            places = heap.places() if arrays else set()
+            arrays, places = _of_numpy(alive, heap)
             heap.drop()
-        for watched_array in arrays:
-            watched_array.let_go(places)
+        for array in arrays:
+            array.let_go(places)
         trim_host_heap()  # what the search took must not be the next experiment's to give back
         return found
 
     def look(self, heap: Heap) -> None:
         """Forget what is no more, by what there is on the ``heap``."""
-        arrays = [array for item in self.known for array in item.of_numpy]
-        places = heap.places() if arrays else set()
+        arrays, places = _of_numpy(self.known, heap)
         for array in arrays:
             array.look(places)
         self.known = [item for item in self.known if item.alive()]
@@ -166,15 +162,13 @@ class Survivors:
         alive = sorted(((item, item.alive()) for item in watched), key=lambda pair: -size_of(pair[1]))
         alive = [(item, arrays) for item, arrays in alive if arrays]
         holders = explain([arrays[0].storage for _, arrays in alive[:MOST_EXPLAINED]], heap, self.roots())
-        return tuple(
-            replace(
-                item.held,
-                size_bytes=size_of(arrays),
-                arrays=len(arrays),
-                holder=_in_doubt(holder) if item.is_old_perhaps else holder,
-            )
-            for item, arrays, holder in ((*pair, holders.get(pair[1][0].storage)) for pair in alive)
-        )
+        found = []
+        for item, arrays in alive:
+            holder = holders.get(arrays[0].storage)
+            if holder is not None and item.is_old_perhaps:
+                holder = Holder(f"{holder.path}, perhaps since before the experiment", "")
+            found.append(replace(item.held, size_bytes=size_of(arrays), arrays=len(arrays), holder=holder))
+        return tuple(found)
 
     def roots(self) -> Roots:
         """Return what the user of a notebook can name."""
@@ -184,7 +178,7 @@ class Survivors:
         if type(outputs) is dict:
             namespaces[id(outputs)] = _output
         for name, waiting in self._waiting():
-            namespaces[id(waiting)] = _waits_in(name)
+            namespaces[id(waiting)] = functools.partial(_waits_in, name)
         objects = {
             id(shell): Place("IPython's shell", 3, "%gpumem free"),
             id(self._ours): Place("ipygpumem itself", 4, "report this: it is a fault of ipygpumem"),
@@ -192,13 +186,16 @@ class Survivors:
         return Roots(namespaces, objects, cell_of=lambda filename: cell_of_file(shell, filename))
 
 
+def _of_numpy(watched: Iterable[Watched], heap: Heap) -> tuple[list[WatchedArray], Container[tuple[int, int, int]]]:
+    """Return NumPy's arrays, which cannot be watched while the user's code runs, and where arrays are now."""
+    pairs = [pair for item in watched for pair in item.arrays]
+    arrays = [is_alive for is_alive, _ in pairs if isinstance(is_alive, WatchedArray)]
+    return arrays, heap.places() if arrays else ()
+
+
 def size_of(arrays: Iterable[Array]) -> int:
     """Return the bytes of all ``arrays``."""
     return sum(array.size_bytes for array in arrays)
-
-
-def _in_doubt(holder: Holder | None) -> Holder | None:
-    return holder and Holder(f"{holder.path}, perhaps since before the experiment", "")
 
 
 def held_without_name(item: object) -> Held:
@@ -225,10 +222,6 @@ def _hidden(key: object) -> Place:
     return Place(f"IPython's hidden copy of {text_of(key)}", 3, "%gpumem free")
 
 
-def _waits_in(experiment: str) -> Callable[[object], Place]:
-    def place(key: object) -> Place:
-        return Place(
-            f"experiment {experiment}, which restores {text_of(key)} at its end", 0, "end it, then delete the name"
-        )
-
-    return place
+def _waits_in(experiment: str, key: object) -> Place:
+    restores = f"experiment {experiment}, which restores {text_of(key)} at its end"
+    return Place(restores, 0, "end it, then delete the name")

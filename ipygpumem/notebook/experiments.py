@@ -1,0 +1,683 @@
+"""Experiments: opens and ends them, nested; finds the scope whose names the running code binds; frees what they own.
+
+A scope owns what its own cells bind. Its cells are those of the thread that opened it, since another subshell runs its
+cells in a thread of its own, over the same names. On an engine of a cluster they are those of one client.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ipygpumem.errors import ExperimentError, quoted, said
+from ipygpumem.fitting import budgets
+from ipygpumem.freeing import reclaim
+from ipygpumem.freeing.reclaim import steps_that_free
+from ipygpumem.introspect import is_atom, is_instance, named_objects, text_of, type_name
+from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, Usage
+from ipygpumem.notebook.cell import Cell, Part, SeenCode
+from ipygpumem.notebook.context import Context
+from ipygpumem.notebook.ipython.outputs import Outputs
+from ipygpumem.notebook.ipython.rewriting import our_magic
+from ipygpumem.notebook.ipython.stored_errors import last_error
+from ipygpumem.notebook.parts.subscribers import Subscribers
+from ipygpumem.notebook.recovery import Recovery
+from ipygpumem.objects import interrupts
+from ipygpumem.objects.garbage import Mark
+from ipygpumem.objects.walk import ArraySearch
+from ipygpumem.reports import content
+from ipygpumem.reports.layout import Report
+from ipygpumem.scopes.bindings import Bindings, bindings_of
+from ipygpumem.scopes.instrumenting import HAS_DELETED, instrument
+from ipygpumem.scopes.scope import Outcome, Scope, is_ownable, note_lookup, settle
+from ipygpumem.scopes.seeding import Seeder, is_seed
+from ipygpumem.units import format_bytes
+
+if TYPE_CHECKING:
+    from ipygpumem.notebook.parts.allocation_file import AllocationFile
+    from ipygpumem.notebook.survivors import Survivors, Watched
+
+Parameters = dict[str, int | float | str]
+
+PARAMETER = re.compile(r"[^\W\d][\w.-]{0,79}")
+_MEASURES_LINES = re.compile(r"^%%memlines", re.MULTILINE)
+"""In such a cell there must be no lines but the user's."""
+
+
+class Listener(dict[str, None]):
+    """What the code looks names up in (see instrumenting.py): those that need no further note are found at once."""
+
+    def __init__(self, note: Callable[[str], bool]) -> None:
+        super().__init__()
+        self.note = note
+
+    def __missing__(self, key: str) -> None:
+        __tracebackhide__ = True  # a Ctrl-C may strike here
+        if self.note(key):
+            self[key] = None
+
+
+class Experiments(Part):
+    """The experiments of one shell, and the code that runs in their scopes."""
+
+    def __init__(self, context: Context, recovery: Recovery, subscribers: Subscribers) -> None:
+        self.context = context
+        self.recovery = recovery
+        self._cells = context.cells
+        self._subscribers = subscribers
+        self.open: list[Experiment] = []
+        self.finished: deque[ExperimentRecord] = deque(maxlen=context.config.history_length)
+        self.listener = Listener(self._noted)
+        self._last_oom, self._counted = 0, list[Experiment]()
+        """Identity of an out-of-memory error, and the experiments that have counted it."""
+        recovery.on_oom = self._ran_out_of_memory
+
+    @functools.cached_property
+    def survivors(self) -> Survivors:
+        """What outlived the experiments."""
+        from ipygpumem.notebook.survivors import Survivors  # loading the extension must stay fast
+
+        return Survivors(self.context, lambda: [(item.name, item.scope.waiting) for item in self.open], ours=self)
+
+    def here(self, like: Experiment | None = None) -> list[Experiment]:
+        """Return the open experiments around the code that asks, or around ``like``, innermost last."""
+        if not self.open:
+            return []
+        thread, client = (like.thread, like.client) if like else (threading.get_ident(), client_of(self.context.shell))
+        return [one for one in self.open if one.thread == thread and one.client == client]
+
+    def _ran_out_of_memory(self, error: BaseException, leaving: object) -> None:
+        """Count ``error`` for all experiments around it, unless it was, as it leaves each of them in turn."""
+        counted = self._counted if id(error) == self._last_oom else []
+        if counted and (leaving is None or leaving in counted):
+            return
+        self._last_oom, self._counted = id(error), self.here()
+        for experiment in self._counted:
+            experiment.ran_out_of_memory()
+
+    def ran_out_in_try(self, error: BaseException) -> None:
+        """A try of an autofit ran out of memory: the open experiments count it, unless it left them already."""
+        self.recovery.saw(error)
+        self._counted = []  # the error of the next try may come to have the identity of this one
+
+    # -- code -------------------------------------------------------------------------------------------------
+
+    def _noted(self, key: str) -> bool:
+        """Take what the code notes; return whether it need not note it again."""
+        scopes = [experiment.scope for experiment in self.here()]
+        if not scopes:
+            return False
+        note_lookup(scopes, key)
+        # Deletions come each time; and another thread's code may look up the same.
+        return not key.startswith(HAS_DELETED) and len(scopes) == len(self.open)
+
+    def code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
+        """Prepare the scopes for code that runs next in the innermost running cell; see ``Part``."""
+        running, here = self._cells.running(), self.here()
+        if not running:  # silent code, such as a front-end's own
+            for experiment in [one for one in self.open if one not in here]:
+                experiment.scope.share(bindings_of(tree).bound)
+            return
+        cell = running[-1]
+        opens = our_magic(tree.body[0]) == "experiment" if getattr(tree, "body", None) else False
+        noted = frozenset[str]()
+        if may_change and not is_timed:
+            noted = self._instrument(tree, text_of(getattr(cell.info, "raw_cell", None)), opens=opens)
+        code = SeenCode(tree, noted)
+        cell.code.append(code)
+        if here:
+            bindings = code.bindings()
+            for experiment in here:
+                experiment.scope.share(bindings.shared)
+            if may_change:
+                here[-1].scope.unsave(cell.saved_early)
+            # A first line %%experiment opens a scope of its own for all that comes.
+            saved = [] if opens or is_timed else self._expect(here[-1].scope, bindings, noted)
+            cell.saved_early = [] if may_change else saved
+
+    def _instrument(self, tree: Any, source: str, *, opens: bool) -> frozenset[str]:
+        """Let the code of a cell note the names that a scope may have to know, and return them."""
+        here = self.here()
+        may_open_later = "experiment" in (source.lstrip().partition("\n")[2] if opens else source)
+        if not (opens or here or may_open_later) or _MEASURES_LINES.search(source):
+            return frozenset()
+        found = bindings_of(tree)
+        names = (found.bound | found.deleted) - found.shared
+        if opens and not may_open_later:
+            names &= self.context.namespace.keys()  # what is not there yet will be the scope's
+        elif not may_open_later:
+            names = here[-1].scope.outer_among(names)
+        if names:
+            instrument(tree, frozenset(names))
+        return frozenset(names)
+
+    def _expect(self, scope: Scope, bindings: Bindings, noted: Iterable[str]) -> list[str]:
+        """Prepare ``scope`` for code; return the names saved because the code does not note them."""
+        self.listener.clear()
+        scope.note(bindings)
+        return scope.save(bindings.bound.difference(noted))
+
+    def _expect_running_code(self, experiment: Experiment) -> None:
+        """Prepare a scope that becomes the innermost for what the running code will bind."""
+        self.listener.clear()
+        for code in [code for cell in self._cells.running(experiment.thread) for code in cell.code]:
+            bindings = code.bindings()
+            experiment.scope.share(bindings.shared)
+            self._expect(experiment.scope, bindings, code.noted)
+
+    def _note_names(self, cell: Cell) -> None:
+        if cell.names_before is None:
+            cell.names_before = set(self.context.namespace)
+
+    def _leave_to(self, cell: Cell, experiment: Experiment) -> None:
+        """Leave to a cell what it has bound beside the scope of another thread."""
+        bound = set().union(*(code.bindings().bound for code in cell.code))
+        appeared = () if cell.names_before is None else self.context.namespace.keys() - cell.names_before
+        experiment.scope.leave_to_others(bound, appeared)
+
+    # -- cells ------------------------------------------------------------------------------------------------
+
+    def cell_begins(self, cell: Cell) -> None:
+        """Begin to watch names, and reset the generators of experiments with a seed."""
+        here = self.here()
+        if len(here) < len(self.open):  # names that appear may be the cell's
+            self._note_names(cell)
+        for experiment in self.open:  # a callback of the user's may have failed between two cells
+            experiment.saw_error(cell.last_error)
+        if not cell.nested:
+            self._counted = []
+            for experiment in here:
+                cell.experiment = experiment.name
+                experiment.reseed()
+
+    def code_ended(self, cell: Cell, *, failed: bool) -> None:
+        """Settle what the cell's code has done to names and outputs."""
+        cell.in_scope = bool(self.open)
+        if not self.open:
+            return
+        here = self.here()
+        for experiment in here:
+            experiment.failed |= failed
+        if here:
+            cell.experiment = here[-1].name
+        self.listener.clear()
+        for experiment in self.open:
+            if experiment not in here:
+                self._leave_to(cell, experiment)
+                if cell.number is not None:
+                    experiment.outputs_at_start.keys.add(cell.number)
+        if here and not self._cells.running():
+            settle([experiment.scope for experiment in here])
+        for experiment in self.open:
+            experiment.outputs.settle(experiment.outputs_at_start)
+
+    def give_back(self, cell: Cell) -> None:
+        """End the experiments that end with the cell."""
+        try:
+            for experiment in reversed(cell.ending):
+                if experiment in self.open:
+                    self._end(experiment, cell.ended)
+        except KeyboardInterrupt:
+            cell.below += [content.interrupted_exit(item.name) for item in cell.ending if item in self.open]
+            raise
+
+    def cell_ended(self, cell: Cell, record: CellRecord | None) -> Sequence[Report]:
+        """Count the cell as its experiments', and publish those that have ended with it."""
+        if record is not None and cell.in_scope:
+            for experiment in (*self.here(), *cell.ended):
+                experiment.add_cell(record)
+        return self._publish(cell.ended)
+
+    # -- begin and end ----------------------------------------------------------------------------------------
+
+    def begin(self, experiment: Experiment) -> None:
+        """Open ``experiment`` inside those that are open."""
+        for other in self.here():
+            if other.name == experiment.name:
+                self.finish(other)
+                break
+        try:
+            experiment.enter()
+            self.open.append(experiment)
+            self._expect_running_code(experiment)
+            if not self._cells.running():
+                experiment.scope.save_all()
+            for cell in self._cells.of_others(experiment.thread):
+                self._note_names(cell)
+            experiment.reseed()
+        except BaseException:  # an interrupt, too: what is half open would never end
+            if experiment in self.open:
+                self.open.remove(experiment)
+            experiment.abandon()
+            raise
+
+    def end_with_cell(self, experiment: Experiment) -> None:
+        """Let ``experiment`` end when the running cell does."""
+        running = self._cells.running()
+        if not running:
+            raise ExperimentError(
+                "%%experiment must be the first line of a cell that you run yourself; here use %experiment start"
+            )
+        running[-1].ending.append(experiment)
+
+    def finish(self, experiment: Experiment) -> ExperimentRecord:
+        """End ``experiment`` and all inside it, show the reports, and return the record."""
+        if experiment.record is None or experiment in self.open:
+            self.context.screen.show(self.close_experiment(experiment))
+            self._subscribers.shown()
+        assert experiment.record is not None
+        return experiment.record
+
+    def close_experiment(self, experiment: Experiment) -> list[Report]:
+        """End ``experiment`` and all inside it, and return the reports."""
+        ended: list[Experiment] = []
+        try:
+            self._end(experiment, ended)
+        finally:  # those inside it have ended, even if an interrupt keeps it open
+            reports = self._publish(ended)
+        return reports
+
+    def _end(self, experiment: Experiment, ended: list[Experiment]) -> None:
+        """End ``experiment`` and all inside it, and append each to ``ended``."""
+        if experiment not in self.open:
+            raise ExperimentError(
+                f"experiment {quoted(experiment.name)} is not open: it was never started, or ipygpumem was unloaded"
+            )
+        around = self.here(experiment)
+        while around[-1] is not experiment:
+            self._end(around.pop(), ended)
+        enclosing = around[-2] if len(around) > 1 else None
+        self.listener.clear()
+        for cell in self._cells.of_others(experiment.thread):
+            self._leave_to(cell, experiment)
+        experiment.saw_error(last_error())
+        if experiment.record is None:
+            with interrupts.kept():
+                experiment.leave(enclosing.scope if enclosing else None)
+        ended.append(experiment)
+        self.open.remove(experiment)  # not the last one for sure: finalisers and threads run meanwhile
+        if enclosing is not None:
+            self._expect_running_code(enclosing)
+
+    def _publish(self, ended: list[Experiment]) -> list[Report]:
+        """Remember the records of finished experiments, and return their reports."""
+        reports: list[Report] = []
+        for experiment in ended:
+            if (record := experiment.record) is not None:
+                self.finished.append(record)
+                self._subscribers.add(record)
+                style = experiment.report or self.context.config.experiment_report
+                reports += content.experiment_reports(record, style, self.context.screen.scales)
+        return reports
+
+    def close(self) -> None:
+        """Leave open experiments' names as they are, and measure them no more."""
+        for experiment in self.open:
+            experiment.abandon()
+        self.open.clear()
+
+
+class Experiment:
+    """A scope over the notebook's names, opened by ``start`` (or ``with``) and closed by ``finish``.
+
+    Made by ``ipygpumem.experiment``, which explains the arguments, and by the magics. The record is in ``record`` once
+    it is finished.
+    """
+
+    def __init__(
+        self,
+        experiments: Experiments,
+        name: str,
+        keep: str | Iterable[str] = (),
+        drop_imports: bool = False,
+        seed: int | None = None,
+        report: str | None = None,
+        note: Mapping[str, int | float | str] | None = None,
+        budget: Mapping[str, int | str] | None = None,
+        record: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if not isinstance(name, str) or not name.strip() or len(name.splitlines()) > 1:
+            raise ExperimentError("an experiment needs a name: one line of text")
+        self._experiments, self._context = experiments, experiments.context
+        self.name = name
+        self._keep: list[str] = []
+        self.keep(*([keep] if isinstance(keep, str) else keep))
+        self._drop_imports = drop_imports
+        if seed is not None and not is_seed(seed):
+            raise ExperimentError("seed must be a whole number that fits into 64 bits")
+        self._seeder = Seeder(seed) if seed is not None else None
+        is_text = type(report) is str
+        if report is not None and not (is_text and report in ("full", "compact", "none")):
+            given = quoted(report) if is_text else type_name(report)
+            raise ExperimentError(f"report={given}: write 'full', 'compact' or 'none'")
+        self.report = report
+        self._parameters = checked_parameters(note or {})
+        sizes = budgets.checked(budget) if budget else None
+        self._budget = budgets.Budget(sizes, f"experiment {name}") if sizes else None
+        self._allocations = _allocation_file(record) if record is not None else None
+        self.outputs = Outputs(self._context.shell)
+        self.record: ExperimentRecord | None = None
+        self.was_started = self.failed = False
+        self.error_at_start = self.seen_error = self.ooms = 0
+        self.thread = threading.get_ident()
+        """The thread whose cells are the experiment's: that in which it starts."""
+        self.client: str | None = None
+        """On an engine of a cluster, the client whose cells alone are the experiment's."""
+        self.remarks: list[str] = []
+        self._cells: list[CellRecord] = []
+        self._steps: list[ReclaimStep] = []
+        self._at_end: tuple[Usage, ...] | None = None
+        """What it had when its end was requested."""
+        self._waiting: list[Held] = []
+        self._watched: list[Watched] | None = None
+        """The arrays of its names; None if there was no memory to list them: the search for survivors needs more."""
+
+    @property
+    def cells(self) -> tuple[CellRecord, ...]:
+        """Its finished cells so far."""
+        return tuple(self._cells)
+
+    @property
+    def is_open(self) -> bool:
+        """True if it was started, and neither finished nor left open by an unloading."""
+        return self in self._experiments.open
+
+    def start(self) -> Experiment:
+        """Open the scope here, and return the experiment.
+
+        Raises:
+            ExperimentError: it was started before.
+        """
+        if self.was_started:
+            raise ExperimentError(f"experiment {quoted(self.name)} was started already: make a new one")
+        self._experiments.begin(self)
+        return self
+
+    def keep(self, *patterns: str) -> None:
+        """Keep these names or globs at the end."""
+        if not all(isinstance(pattern, str) for pattern in patterns):
+            raise ExperimentError("keep must be a name, a glob, or a list of them: keep='x' or keep=['x', 'y*']")
+        self._keep += patterns
+
+    def usage(self) -> tuple[Usage, ...]:
+        """Return each device's usage from the start until now, or until the end if it is finished."""
+        if not self.was_started:
+            raise ExperimentError(f"experiment {quoted(self.name)} has not been started")
+        return self.record.usages if self.record is not None else self._context.meter.read(self._measurement)
+
+    def finish(self) -> ExperimentRecord:
+        """End the experiment (and those inside it), show its report and return its record.
+
+        A finished experiment returns its record again. If an interrupt stops the end half-way, the experiment
+        stays open and ``finish`` can be called again.
+
+        Raises:
+            ExperimentError: it was never started, or the extension was unloaded before.
+        """
+        return self._experiments.finish(self)
+
+    def __enter__(self) -> Experiment:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.record is None and not self.is_open:
+            return  # the extension was unloaded inside the block, and said so
+        try:
+            if error is not None:
+                self.failed = True
+                if remark := self._experiments.recovery.failed_inside(error, self):
+                    self.remarks.append(remark)
+        finally:
+            if self.record is None:
+                self.finish()
+
+    # -- open -------------------------------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        """Open scope and measurement; if this fails, ``abandon`` undoes it."""
+        context = self._context
+        self.thread, self.client = threading.get_ident(), client_of(context.shell)
+        self.error_at_start = self.seen_error = last_error()
+        if self._allocations is not None:
+            self._allocations.start()
+        self._started, self._started_at = time.perf_counter(), time.time()
+        self.scope = Scope(context.namespace, keep=self._keep, drop_imports=self._drop_imports)
+        self.was_started = True
+        self.outputs_at_start = self.outputs.mark()
+        self._baseline = self._experiments.survivors.baseline(self.remarks)
+        if self._budget is not None:
+            self._budget.start()
+        self._measurement = context.meter.start()
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self._started
+
+    @property
+    def limit_notes(self) -> tuple[str, ...]:
+        """Sentences on what its budget cannot limit."""
+        return tuple(self._budget.notes) if self._budget is not None else ()
+
+    def reseed(self) -> None:
+        """Reset the random generators if the experiment has a seed, and those imported later when they come."""
+        if self._seeder is not None:
+            self._seeder.seed_all()
+
+    def ran_out_of_memory(self) -> None:
+        """Count an out-of-memory error, and write the allocation history before anything is freed."""
+        self.ooms += 1
+        if self._allocations is not None:
+            self._allocations.write("written when memory ran out")
+
+    def add_cell(self, cell: CellRecord) -> None:
+        """Count a finished cell as the experiment's, the one with which it ends included."""
+        self._cells.append(cell)
+        if self.record is not None:
+            self.record = replace(self.record, cells=self.cells)
+
+    def waiting(self) -> list[Held]:
+        """Return the arrays held by the objects to be restored."""
+        search = ArraySearch()
+        entries = [search.held(name, value) for name, value in list(self.scope.waiting.items())]
+        return [entry[0] for entry in entries if entry is not None]
+
+    def saw_error(self, identity: int) -> None:
+        """Note the last error that was shown.
+
+        Called often enough that no two errors are shown between two calls: an error is made while the one shown
+        before is alive, and a later one may reuse that one's identity.
+        """
+        self.failed |= identity != self.seen_error
+        self.seen_error = identity
+
+    def abandon(self) -> None:
+        """Keep the names and stop measuring: the extension is being unloaded, or the start has failed."""
+        if hasattr(self, "_measurement"):
+            self._context.meter.drop(self._measurement)
+        if self._budget is not None:
+            self._budget.stop()
+        if self._allocations is not None:
+            self._allocations.stop(write=False)
+        if self.was_started:
+            self.scope.waiting.clear()
+        if hasattr(self, "_baseline"):
+            self._baseline.forget()
+        if self._seeder is not None:
+            self._seeder.remove()
+
+    # -- its end ----------------------------------------------------------------------------------------------
+
+    def leave(self, enclosing: Scope | None) -> None:
+        """Free everything and make the record; after an interrupt, call it again."""
+        if self._allocations is not None:
+            self._allocations.stop(write=True)
+        # After an interrupt there may be other names by now.
+        own = self._look() if self._at_end is None else None
+        if self._budget is not None:
+            self._budget.stop()
+        self._free(enclosing, own)
+        if self._seeder is not None:
+            self._seeder.remove()
+        seconds = self.elapsed_seconds
+        survivors = self._find_survivors()  # first, so that its cost counts for the cell's line
+        self.record = self._make_record(self._context.meter.stop(self._measurement), seconds, survivors)
+        self._baseline.forget()
+        self._watched = None  # it refers weakly to arrays
+
+    def _look(self) -> list[str] | None:
+        """Note the state before anything is freed, and return the scope's own names."""
+        usages: tuple[Usage, ...] = ()
+        waiting: list[Held] = []
+        own: list[str] | None = None
+        watched: list[Watched] | None = None
+        try:
+            usages = self._context.meter.settle(self._measurement)
+            waiting = self.waiting()
+            own = self.scope.own_names()
+            watched = self._watch(own)
+        except MemoryError:  # now more than ever the names must be deleted
+            self.remarks.append("memory was too short to list everything that the experiment held")
+        self._waiting, self._watched, self._at_end = waiting, watched, usages
+        return own
+
+    def _watch(self, own: list[str]) -> list[Watched]:
+        """Return the arrays held by the scope's names and outputs, to be watched."""
+        scope, search = self.scope, ArraySearch(self._baseline.was_there)
+        namespace, outputs = self._context.namespace, self.outputs.since(self.outputs_at_start)
+        values = ((name, namespace.get(name)) for name in scope.names_to_delete(own))
+        named = [(name, value) for name, value in values if not is_atom(value)]
+        named += [(f"Out[{key}]", value) for key, value in outputs.items()]
+        ours = set(own)
+        for name, value in named_objects(namespace) if named else ():
+            if is_ownable(name) and name not in ours:
+                search.ignore(value)  # names made the notebook's by ``global`` are no leak
+        return self._experiments.survivors.watch(named, search)
+
+    def _free(self, enclosing: Scope | None, own: list[str] | None) -> None:
+        """Delete names, outputs and tracebacks, then free the memory that they held."""
+        meter, context = self._context.meter, self._context
+        closed: list[Outcome] = []
+        is_handle = lambda value: value is self  # noqa: E731
+        names = ("names", lambda: closed.append(self.scope.close(enclosing, own, spare=is_handle)))
+        outputs = ("outputs", lambda: self.outputs.forget_since(self.outputs_at_start))
+        reclaim.run_steps(meter, [names, outputs, ("tracebacks", self._release_tracebacks)], self._steps)
+        if not closed:  # there was no memory even for that; the tracebacks' memory is free now
+            reclaim.run_steps(meter, [("names again", names[1])], self._steps)
+        reclaim.run_steps(meter, steps_that_free(context.garbage, self._since), self._steps)
+
+    def _release_tracebacks(self) -> None:
+        if self.failed:
+            self.remarks += self._experiments.recovery.release_stored_tracebacks()
+
+    def _since(self) -> Mark | None:
+        """Return the start if everything that may be garbage at the end was made since, else None."""
+        releases_older_error = self.failed and self.error_at_start != 0
+        return None if releases_older_error else self._baseline.mark_if_nothing_lingers()
+
+    def _find_survivors(self) -> tuple[Held, ...]:
+        if self._watched is None:
+            return ()
+        search = ArraySearch()
+        values = [self._context.namespace.get(name) for name in self.scope.outcome.kept]
+        kept = {array.storage for value in values for _, array in search.find(value)}
+        try:
+            return self._experiments.survivors.of_experiment(
+                self._watched,
+                known=lambda item, array: array.storage in kept or self._baseline.was_there(item, array),
+                certain=self._baseline.is_complete,
+                first_cell=min((cell.execution_count or 0 for cell in self._cells), default=None),
+            )
+        except Exception as error:  # everything has been freed: this only lists the rest
+            self.remarks.append(f"what is still alive could not be listed: {said(error)}")
+            return ()
+
+    def _make_record(self, usages: tuple[Usage, ...], seconds: float, survivors: tuple[Held, ...]) -> ExperimentRecord:
+        outcome, at_end = self.scope.outcome, self._at_end or ()
+        before = {usage.device: usage.after_bytes for usage in at_end}
+        return ExperimentRecord(
+            name=self.name,
+            started_at=self._started_at,
+            duration_seconds=seconds,
+            cells=self.cells,
+            usages=usages,
+            consumed={usage.device: usage.delta_bytes for usage in at_end},
+            reclaimed=reclaim.fallen(before, {usage.device: usage.after_bytes for usage in usages}),
+            deleted=tuple(outcome.deleted),
+            restored=tuple(outcome.restored),
+            kept=tuple(outcome.kept),
+            survivors=survivors,
+            steps=tuple(self._steps),
+            notes=tuple(self._notes()),
+            parameters=dict(self._parameters),
+            ooms=self.ooms,
+            budget=dict(self._budget.limits) if self._budget is not None else {},
+        )
+
+    def _notes(self) -> list[str]:
+        notes = [f"keep: no name matches {quoted(pattern)}" for pattern in self.scope.unmatched_keep()]
+        size = sum(held.size_bytes for held in self._waiting)
+        if size >= self._context.config.min_held_bytes:
+            names = ", ".join(held.name for held in self._waiting)
+            notes.append(f"the restored objects ({names}) took {format_bytes(size)} while the experiment ran")
+        if self._budget is not None:
+            notes += [*self._budget.notes, *self._budget.refusals]
+        notes += self.remarks
+        if self._allocations is not None:
+            notes.append(self._allocations.remark)
+        return notes + [f"{step.name}: {step.error}" for step in self._steps if step.error]
+
+
+def _allocation_file(file: str | os.PathLike[str]) -> AllocationFile:
+    from ipygpumem.notebook.parts.allocation_file import AllocationFile  # loading the extension must stay fast
+
+    return AllocationFile(file)
+
+
+def client_of(shell: Any) -> str | None:
+    """Return which client's code runs now on an engine of a cluster; None elsewhere: front-ends share their kernel."""
+    kernel: Any = getattr(shell, "kernel", None)
+    if not hasattr(kernel, "engine_id"):
+        return None
+    found: str | None = kernel.get_parent("shell").get("header", {}).get("session")
+    return found
+
+
+def checked_parameters(given: object) -> Parameters:
+    """Return ``note=`` with plain values, so that the record can be written to any file."""
+    if not is_instance(given, Mapping) and not is_instance(given, dict):
+        raise ExperimentError("note must be a dictionary of parameters: note={'lr': 1e-3, 'bs': 64}")
+    found: Parameters = {}
+    for name, value in given.items():  # type: ignore[attr-defined]  # is_instance says so
+        if not PARAMETER.fullmatch(text_of(name)):
+            raise ExperimentError(f"note: a parameter's name must be one word of text, not a {type_name(name)}")
+        found[name] = _plain(name, value)
+    return found
+
+
+def _plain(name: str, value: object) -> int | float | str:
+    if type(value) is bool:
+        return str(value)
+    if is_instance(value, int):
+        return int.__int__(value)  # type: ignore[arg-type]  # NumPy's and enums' are made plain
+    if is_instance(value, float):
+        return plain_number(float.__float__(value))  # type: ignore[arg-type]
+    if is_instance(value, str):
+        return str.__str__(value)
+    raise ExperimentError(f"note: {name} is a {type_name(value)}; a parameter is a number or text, so write str(...)")
+
+
+def plain_number(value: float) -> float | str:
+    """Return what JSON can hold: it has no infinity and no NaN."""
+    return value if math.isfinite(value) else str(value)
