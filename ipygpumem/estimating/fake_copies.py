@@ -24,7 +24,7 @@ from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.patches import COMPILED, NO_PROCESSES
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.restoring import Restorer
-from ipygpumem.estimating.storage_log import PARAMETERS, StorageLog
+from ipygpumem.estimating.storages import PARAMETERS, StorageLog
 from ipygpumem.introspect import instance_dict, is_atom, is_exactly, is_instance, module_of, solid_base, type_name
 
 _SHARED_MODULES = {"IPython", "ipykernel", "ipygpumem", "numpy", "pandas", "matplotlib", "logging", "threading"}

@@ -25,7 +25,7 @@ from ipygpumem.estimating import users_line
 from ipygpumem.estimating.devices import UNKNOWN, Devices
 from ipygpumem.estimating.fake_copies import FakeCopies
 from ipygpumem.estimating.records import Note
-from ipygpumem.estimating.storage_log import GRADIENTS, OPTIMIZER, PARAMETERS, StorageLog, Workspaces
+from ipygpumem.estimating.storages import GRADIENTS, OPTIMIZER, PARAMETERS, StorageLog, Workspaces
 from ipygpumem.introspect import is_ours, is_users
 from ipygpumem.objects.holders.frames import stack
 

@@ -22,7 +22,7 @@ from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import users_line
 from ipygpumem.estimating.devices import DTYPES, Devices, legacy_type
 from ipygpumem.estimating.records import Note
-from ipygpumem.estimating.storage_log import StorageLog
+from ipygpumem.estimating.storages import StorageLog
 
 
 def choose_loop(optimizer: Any, devices: Devices) -> None:

@@ -24,10 +24,9 @@ from ipygpumem.estimating.effects import closure_of, effects_of
 from ipygpumem.estimating.fake_copies import FakeCopies
 from ipygpumem.estimating.following import Follower, tensors_in
 from ipygpumem.estimating.patches import Accelerators, choose_loop, patched
-from ipygpumem.estimating.reading import read, unfollowed, with_room
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.estimating.restoring import Restorer
-from ipygpumem.estimating.storage_log import WORKSPACES, StorageLife, StorageLog, Workspaces
+from ipygpumem.estimating.storages import WORKSPACES, StorageLife, StorageLog, Workspaces, read, unfollowed, with_room
 from ipygpumem.introspect import is_exactly, is_instance, type_name
 from ipygpumem.objects import interrupts
 from ipygpumem.probes.host import available_bytes

@@ -11,7 +11,7 @@ import importlib.util
 import math
 import re
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ipygpumem.errors import BudgetError, DeviceError, UnitError, quoted, said
@@ -33,8 +33,6 @@ in_force: list[Budget] = []
 """The budgets in force, innermost last."""
 _fractions: dict[int, float] = {}
 """What was last set as torch's limit, by device: torch before 2.8 does not tell."""
-_host_limits: dict[object, tuple[int, tuple[int, int]]] = {}
-"""Limits on this process's address space in force, each with the system's limits before the first of them."""
 
 
 def parse_budget(text: str) -> dict[str, int]:
@@ -76,31 +74,31 @@ class Budget:
         of: str = "the with block",
         leaving: Callable[[Budget, BaseException | None], None] = lambda budget, error: None,
     ) -> None:
-        self.sizes = dict(sizes)
+        self.sizes, self.of, self._leaving = dict(sizes), of, leaving
         self.limits: dict[str, int] = {}
         """Bytes by device; one that cannot be limited is left out."""
         self.notes: list[str] = []
         """Sentences on what cannot be limited."""
         self.refusals: list[str] = []
         """Sentences on the requests that it refused."""
-        self.of = of
-        self._leaving = leaving
         self._earlier: dict[int, tuple[float, float]] = {}
         """torch's limit before, and ours, as shares of the device."""
 
     def start(self) -> None:
         """Set the limits, and note what cannot be limited."""
         try:
-            self._try("no device can be limited", self._limit_all)
+            with self._noted("no device can be limited"):
+                self._limit_all()
             in_force.append(self)
         except BaseException:  # an interrupt, too
             self.stop()
             raise
 
-    def _try(self, fault: str, change: Callable[..., object], *words: Any) -> None:
+    @contextlib.contextmanager
+    def _noted(self, fault: str) -> Iterator[None]:
         """Note an error of a device instead of raising it: the user's own code reports a broken context itself."""
         try:
-            change(*words)
+            yield
         except Exception as error:
             self.notes.append(f"budget: {fault} ({said(error)})")
 
@@ -116,7 +114,8 @@ class Budget:
             sizes = {**{f"cuda:{index}": size for index in used}, **sizes}
         for name, size in sizes.items():
             if int(name[5:]) < count:
-                self._try(f"{name} cannot be limited", self._limit, cuda, name, size)
+                with self._noted(f"{name} cannot be limited"):
+                    self._limit(cuda, name, size)
             else:
                 self.notes.append(f"budget: there is no {name} here")
 
@@ -143,16 +142,13 @@ class Budget:
         if self in in_force:
             in_force.remove(self)
         cuda = _cuda() if self._earlier else None
-        for index in list(self._earlier):
-            self._try(f"cuda:{index} stays limited", self._restore, cuda, index)
+        for index, (earlier, ours) in list(self._earlier.items()):
+            with self._noted(f"cuda:{index} stays limited"):
+                if abs(_fraction(cuda, index) - ours) < 1e-6:  # it is rounded to bytes
+                    _set_fraction(cuda, index, earlier)
+                else:
+                    self.notes.append(f"budget: other code has set a new limit on cuda:{index} meanwhile; it stays")
             self._earlier.pop(index)
-
-    def _restore(self, cuda: Any, index: int) -> None:
-        earlier, ours = self._earlier[index]
-        if abs(_fraction(cuda, index) - ours) < 1e-6:  # it is rounded to bytes
-            _set_fraction(cuda, index, earlier)
-        else:
-            self.notes.append(f"budget: other code has set a new limit on cuda:{index} meanwhile; it stays")
 
     def __enter__(self) -> Budget:
         self.start()
@@ -204,10 +200,9 @@ class Filler:
     """Memory that is held, or a limit, until ``free()``, the end of ``with``, or the end of this object."""
 
     def __init__(self, device: str, size_bytes: int, text: str, release: Callable[[], None]) -> None:
-        self.device = device
+        self.device, self._text = device, text
         self.size_bytes = size_bytes
         """Bytes that are held; 0 where a limit was set instead."""
-        self._text = text
         self.free = weakref.finalize(self, release)
         """Free it; a second call does nothing."""
         self.free.atexit = False
@@ -226,10 +221,6 @@ def allocate(size: int | str, device: object = "cuda") -> Filler:
     """Hold ``size`` bytes of a device until ``free()`` or the end of ``with``; keep what is returned.
 
     On a CUDA device it is a tensor, and the context is created if there is none.
-
-    Args:
-        size: bytes, or a text such as ``"512 MiB"``.
-        device: as for ``memory``.
 
     Raises:
         DeviceError: the device is not there, or has not so much.
@@ -251,20 +242,16 @@ def leave_free(size: int | str, device: object = "cuda") -> Filler:
 
     On a CUDA device torch's cache is emptied and the rest is held. What stays free is ``size``, rounded up to the 2 MiB
     that torch's allocator asks for. On the host nothing is filled: this process gets a limit on its address space
-    (``RLIMIT_AS``), and others notice nothing.
-
-    Args:
-        size: bytes, or a text such as ``"512 MiB"``; on the host 32 MiB at least.
-        device: as for ``memory``.
+    (``RLIMIT_AS``), and others notice nothing. 32 MiB are the least there.
 
     Raises:
         DeviceError: the device is not there, has not so much, or cannot be limited.
         UnitError: ``size`` is not a size.
     """
     leave_bytes, name = checked_bytes(size), checked_device(device)
+    left = format_bytes(leave_bytes)
     if name == "cpu":
-        text = f"{format_bytes(leave_bytes)} were left to this process; free() ends that"
-        return Filler(name, 0, text, _limit_host(leave_bytes))
+        return Filler(name, 0, f"{left} were left to this process; free() ends that", _limit_host(leave_bytes))
     torch = _torch_with(name)
     torch.empty(0, device=name)  # the context must be there before what is free is read
     cuda, index = torch.cuda, int(name[5:])
@@ -274,9 +261,9 @@ def leave_free(size: int | str, device: object = "cuda") -> Filler:
     allowed = int(_fraction(cuda, index) * cuda.get_device_properties(index).total_memory) - cuda.memory_reserved(index)
     free = min(int(cuda.mem_get_info(name)[0]), max(0, allowed))
     if free < leave_bytes:
-        raise DeviceError(f"{name} has only {format_bytes(free)} free: {format_bytes(leave_bytes)} cannot stay free")
+        raise DeviceError(f"{name} has only {format_bytes(free)} free: {left} cannot stay free")
     rest = (free - leave_bytes) // (2 * MIB) * 2 * MIB  # torch's allocator asks the driver for multiples of 2 MiB
-    text = f"{format_bytes(rest)} held, so that {format_bytes(leave_bytes)} stay free; free() gives them back"
+    text = f"{format_bytes(rest)} held, so that {left} stay free; free() gives them back"
     return _tensor(torch, name, rest, text)
 
 
@@ -303,11 +290,12 @@ def _tensor(torch: Any, name: str, size_bytes: int, text: str) -> Filler:
     return Filler(name, size_bytes, text, drop)
 
 
-def _limit_host(leave_bytes: int) -> Callable[[], None]:
-    """Limit the address space of this process, and return what ends that.
+_host_limits: list[int] = []
+"""Limits on this process's address space in force, after the system's before the first of them."""
 
-    The system has one such limit: the least of ours. One that other code sets meanwhile stays.
-    """
+
+def _limit_host(leave_bytes: int) -> Callable[[], None]:
+    """Limit the address space of this process to the least of our limits, and return what ends this one."""
     available = host.available_bytes()
     if leave_bytes < 32 * MIB:
         raise DeviceError("leave the host 32 MiB at least: Python itself needs some to go on")
@@ -315,24 +303,25 @@ def _limit_host(leave_bytes: int) -> Callable[[], None]:
         text = f"{format_bytes(leave_bytes)} cannot stay free"
         raise DeviceError(f"the host has only {format_bytes(available)} available: {text}")
     try:
-        used = own_limits.used_bytes("RLIMIT_AS")
+        limit = own_limits.used_bytes("RLIMIT_AS") + leave_bytes
     except (OSError, ValueError):
         raise DeviceError("this system cannot limit a process's memory: leave_free needs Linux here") from None
     resource: Any = own_limits.resource
-    _, before = next(iter(_host_limits.values()), (0, resource.getrlimit(resource.RLIMIT_AS)))
-    key = object()
+    now, hard = resource.getrlimit(resource.RLIMIT_AS)
 
     def least() -> int:
-        return min((limit for limit, _ in _host_limits.values()), default=before[0])
+        return min(_host_limits[1:], default=_host_limits[0])
 
     def end() -> None:
         is_ours = resource.getrlimit(resource.RLIMIT_AS)[0] == least()
-        del _host_limits[key]
-        if is_ours:
-            resource.setrlimit(resource.RLIMIT_AS, (least(), before[1]))
+        _host_limits.remove(limit)
+        if is_ours:  # else other code has set one meanwhile, which stays
+            resource.setrlimit(resource.RLIMIT_AS, (least(), hard))
 
-    _host_limits[key] = used + leave_bytes, before
-    resource.setrlimit(resource.RLIMIT_AS, (least(), before[1]))
+    if len(_host_limits) <= 1:
+        _host_limits[:] = [now]
+    _host_limits.append(limit)
+    resource.setrlimit(resource.RLIMIT_AS, (least(), hard))
     return end
 
 

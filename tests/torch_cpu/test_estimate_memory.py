@@ -11,9 +11,16 @@ import torch
 from torch import nn
 
 import ipygpumem
-from ipygpumem.estimating.reading import Allocator, OutOfRoomError, free_bytes, least_bytes, most_split_bytes, with_room
 from ipygpumem.estimating.records import DeviceEstimate
-from ipygpumem.estimating.storage_log import workspace_sizes
+from ipygpumem.estimating.storages import (
+    Allocator,
+    OutOfRoomError,
+    free_bytes,
+    least_bytes,
+    most_split_bytes,
+    with_room,
+    workspace_sizes,
+)
 from ipygpumem.probes.nvml import Card, DeviceWide, Nvml
 from ipygpumem.units import GIB, KIB, MIB
 
@@ -229,6 +236,6 @@ def test_a_driver_that_breaks_off_leaves_the_room_open(monkeypatch: pytest.Monke
 
 
 def test_free_on_the_host_is_what_a_containers_limit_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ipygpumem.estimating.reading.available_bytes", lambda: 5 * MIB)
+    monkeypatch.setattr("ipygpumem.estimating.storages.available_bytes", lambda: 5 * MIB)
     (device,) = ipygpumem.estimate(lambda: torch.ones(4)).devices
     assert (device.device, device.room_bytes) == ("cpu", 5 * MIB)

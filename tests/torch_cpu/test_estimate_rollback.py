@@ -30,7 +30,7 @@ import torch
 
 import ipygpumem
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import restoring, storage_log
+from ipygpumem.estimating import restoring, storages
 from tests.kernel import Kernel
 from tests.steps import kernel_with, works
 
@@ -425,14 +425,14 @@ def test_a_ctrl_c_during_the_rollback_comes_after_it(monkeypatch: pytest.MonkeyP
 
 
 def test_a_ctrl_c_that_strikes_as_a_tensor_is_noted_to_die_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    died = storage_log.StorageLog._gone
+    died = storages.StorageLog._gone
 
-    def struck(self: storage_log.StorageLog, key: int, reference: Any) -> None:
+    def struck(self: storages.StorageLog, key: int, reference: Any) -> None:
         died(self, key, reference)
         signal.raise_signal(signal.SIGINT)
         sum(range(3))
 
-    monkeypatch.setattr(storage_log.StorageLog, "_gone", struck)
+    monkeypatch.setattr(storages.StorageLog, "_gone", struck)
     with pytest.raises(KeyboardInterrupt):
         ipygpumem.estimate(lambda: float(torch.ones(3).sum().shape.numel()))
 
