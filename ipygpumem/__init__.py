@@ -13,63 +13,34 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from ipygpumem import plot as plot
-    from ipygpumem.api.devices import preload, register_probe
-    from ipygpumem.api.estimates import estimate, summary
-    from ipygpumem.api.fits import autofit, budget
+    from ipygpumem.api.calibrate import autofit, budget, estimate, summary
     from ipygpumem.api.freeing import clear_tracebacks, offload, purge, release
     from ipygpumem.api.inventories import diff, tensors, tracker
     from ipygpumem.api.loops import track
-    from ipygpumem.api.traces import Trace, export, load, trace, traces
+    from ipygpumem.api.traces import Trace, export, load, preload, register_probe, trace, traces
     from ipygpumem.fitting.budgets import allocate, leave_free
     from ipygpumem.notebook.python import experiment, experiments, history, last, subscribe
     from ipygpumem.probes.nvml import memory
 
 _PLACES = {
-    "api.devices": ("preload", "register_probe"),
-    "api.estimates": ("estimate", "summary"),
-    "api.fits": ("autofit", "budget"),
+    "api.calibrate": ("autofit", "budget", "estimate", "summary"),
     "api.freeing": ("clear_tracebacks", "offload", "purge", "release"),
     "api.inventories": ("diff", "tensors", "tracker"),
     "api.loops": ("track",),
-    "api.traces": ("Trace", "export", "load", "trace", "traces"),
+    "api.traces": ("Trace", "export", "load", "preload", "register_probe", "trace", "traces"),
     "fitting.budgets": ("allocate", "leave_free"),
     "notebook.python": ("experiment", "experiments", "history", "last", "subscribe"),
     "probes.nvml": ("memory",),
 }
 """What users call, by module. What is not in ``notebook`` works in scripts, too, where nothing imports IPython."""
 
-__all__ = [
-    "Trace",
-    "allocate",
-    "autofit",
-    "budget",
-    "clear_tracebacks",
-    "diff",
-    "estimate",
-    "experiment",
-    "experiments",
-    "export",
-    "history",
-    "last",
-    "leave_free",
-    "load",
-    "load_ipython_extension",
-    "memory",
-    "offload",
-    "plot",
-    "preload",
-    "purge",
-    "register_probe",
-    "release",
-    "subscribe",
-    "summary",
-    "tensors",
-    "trace",
-    "traces",
-    "track",
-    "tracker",
-    "unload_ipython_extension",
-]
+__all__ = ["load_ipython_extension", "plot", "unload_ipython_extension"]
+__all__ += ["autofit", "budget", "estimate", "summary"]
+__all__ += ["clear_tracebacks", "offload", "purge", "release"]
+__all__ += ["diff", "tensors", "track", "tracker"]
+__all__ += ["Trace", "export", "load", "preload", "register_probe", "trace", "traces"]
+__all__ += ["allocate", "leave_free", "memory"]
+__all__ += ["experiment", "experiments", "history", "last", "subscribe"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""``ipygpumem.trace``, ``Trace``, ``traces``, ``export`` and ``load``."""
+"""``ipygpumem.trace``, ``Trace``, ``traces``, ``preload``, ``register_probe``, ``export`` and ``load``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar, overload
 
 from ipygpumem.api.shell import current_shell, current_traces, loaded_notebook, show
-from ipygpumem.errors import NotLoadedError, TraceError
+from ipygpumem.errors import NotLoadedError, ProbeError, TraceError
 from ipygpumem.introspect import is_instance, text_of, type_name
+from ipygpumem.measuring import traces as measuring
 from ipygpumem.measuring.meter import Measurement
 from ipygpumem.measuring.traces import Traces
 from ipygpumem.model import SessionRecord, TraceRecord, Usage
+from ipygpumem.probes import Probe
+from ipygpumem.probes.pools import PluginProbe
 from ipygpumem.reports import export as formats
 from ipygpumem.reports.content import trace_report
 
@@ -215,6 +218,36 @@ def run_inside(function: F, new: Callable[[], AbstractContextManager[object]]) -
     if decorated is generated and code.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE:
         decorated = types.coroutine(generated)  # its generators can be awaited, too
     return functools.wraps(function)(decorated)  # type: ignore[return-value]  # it takes and gives the same
+
+
+# -- devices --------------------------------------------------------------------------------------------------
+
+
+def preload() -> TraceRecord | None:
+    """Create the context of torch's accelerator now, and return what that costs; None where torch sees none.
+
+    Where torch is not installed, or its accelerator does not work, it raises ``DeviceError``.
+    """
+    return measuring.preload(current_traces().meter)
+
+
+def register_probe(name: str, probe: Probe) -> None:
+    """Measure with ``probe``, too, from now on: in this notebook, or in this script's traces.
+
+    It needs a method ``read(*, detail, peak)`` that returns ``ipygpumem.model.Reading`` tuples, and may have
+    ``rearm()``, ``close()`` and ``sampled``. It is read at the start and end of each cell, and dropped with a warning
+    if that takes more than half a second. It replaces a probe that was registered by the same name. If its first
+    reading fails or makes no sense, ``ProbeError`` is raised.
+
+    Args:
+        name: what its devices are called: ``tpu``, or ``tpu:0`` and so on.
+        probe: what measures.
+    """
+    if not callable(getattr(probe, "read", None)):
+        raise ProbeError(f"a probe needs a method read(*, detail, peak), which {type_name(probe)} lacks")
+    plugin = PluginProbe(name, probe)
+    plugin.read(detail=True)
+    current_traces().meter.add(plugin)
 
 
 # -- files ----------------------------------------------------------------------------------------------------

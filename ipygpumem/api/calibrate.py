@@ -1,18 +1,70 @@
-"""``ipygpumem.autofit`` and ``budget``."""
+"""``ipygpumem.estimate``, ``summary``, ``autofit`` and ``budget``: what code would take, and what of it fits."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ipygpumem import estimating
 from ipygpumem.api.shell import loaded_notebook
+from ipygpumem.errors import EstimateError
 from ipygpumem.fitting import budgets
 from ipygpumem.fitting.budgets import Budget
 from ipygpumem.fitting.fit import AutofitResult, Fit, decorated, run_tries
 from ipygpumem.fitting.plan import Plan
 from ipygpumem.measuring.meter import Meter
+from ipygpumem.objects.traced import refuse_while_transformed
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.pools import finder
+from ipygpumem.reports.estimate import ShownEstimate, ShownSummary
+from ipygpumem.units import checked_bytes
+
+if TYPE_CHECKING:
+    from ipygpumem.estimating.records import Estimate, ModelSummary
+
+
+def estimate(
+    function: Callable[..., object],
+    /,
+    *args: object,
+    device: str | None = None,
+    device_memory: float | str | None = None,
+    timeout: float = 300.0,
+    **kwargs: object,
+) -> Estimate:
+    """Return what ``function(*args, **kwargs)`` would take, without running it on a device.
+
+    Its Python runs, on fake tensors without values. What it changes is put back. Where that cannot be done, or the
+    function needs the values of tensors, it raises ``EstimateError``.
+
+    Args:
+        function: what to estimate, such as a training step.
+        args: its arguments.
+        device: take all tensors to be on this device, such as ``cuda:0``, which need not be here.
+        device_memory: what the device has, such as ``"24GiB"``; without it, what each device here has free.
+        timeout: seconds, after which the estimate is stopped.
+        kwargs: its further arguments; for one of its own called ``device``, take ``functools.partial``.
+    """
+    __tracebackhide__ = True  # of the function's errors
+    refuse_while_transformed("estimate")
+    room_bytes = None if device_memory is None else checked_bytes(device_memory)
+    if type(timeout) not in (int, float) or not timeout > 0:
+        raise EstimateError("timeout must be a number of seconds above zero")
+    estimation = estimating.loaded().Estimation(device, room_bytes, timeout)
+    namespaces = (vars(sys.modules["__main__"]), sys._getframe(1).f_globals)
+    return ShownEstimate(**vars(estimation.of_call(function, args, kwargs, namespaces)))
+
+
+def summary(model: object, /, *inputs: object, **kwargs: object) -> ModelSummary:
+    """Return a table of a model's modules: parameters, output shapes and what a forward pass keeps for backward.
+
+    ``model(*inputs, **kwargs)`` runs on fake tensors: nothing is computed, and the model stays as it is. Where that
+    cannot be done, it raises ``EstimateError``.
+    """
+    __tracebackhide__ = True  # of the model's errors
+    refuse_while_transformed("ask for a summary")
+    return ShownSummary(**vars(estimating.loaded().summarize(model, inputs, kwargs)))
 
 
 def autofit(
@@ -28,7 +80,8 @@ def autofit(
     """Call a function with smaller and smaller values until it fits in memory, and return what fits.
 
     ``autofit(train, batch_size=1024)`` calls ``train(batch_size=1024)``, then, each time that memory runs out, gives
-    back what the call held and halves the value. Any other error is raised as it is. It works in scripts, too.
+    back what the call held and halves the value; if nothing fits, it raises ``AutofitError``. Any other error is
+    raised as it is. It works in scripts, too.
 
     Without a function it is a decorator: each call of the decorated function looks for what fits and returns what
     the function returns; ``train.fitted`` has what was found.
@@ -40,9 +93,6 @@ def autofit(
         headroom: share of the device's memory that must stay free at the peak; by default ``5%`` for a search.
         max_tries: the most tries after the first.
         **start: the variables, whole numbers or floats, and what to try first; several are reduced in turn.
-
-    Raises:
-        AutofitError: nothing fits, or what is asked for makes no sense.
     """
     __tracebackhide__ = True  # of the user's errors, and ours
 
@@ -71,9 +121,6 @@ def budget(*, gpu: int | str | None = None, **devices: int | str) -> Budget:
     Args:
         gpu: for each CUDA device that the process uses, and the current one: ``"8GiB"`` or bytes.
         **devices: single devices: ``**{"cuda:1": "8GiB"}``.
-
-    Raises:
-        BudgetError: it names no device or no size.
     """
     sizes = budgets.checked({"gpu": gpu, **devices})
     notebook = loaded_notebook()
