@@ -60,6 +60,8 @@ class Cell:
         self.ended: list[Any] = []
         self.saved_early: list[str] = []
         """Names that the open scope keeps in case that the code does not come to note them."""
+        self.bound_outside: set[str] = set()
+        """Names that its code bound outside of scopes while scopes of other threads were open."""
         self.names_before: set[str] | None = None
         """The notebook's names when it began, or when a scope of another thread did."""
         self.fit: Any = None

@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -37,8 +37,8 @@ from ipygpumem.objects.walk import ArraySearch
 from ipygpumem.reports import content
 from ipygpumem.reports.layout import Report
 from ipygpumem.scopes.bindings import Bindings, bindings_of
-from ipygpumem.scopes.instrumenting import HAS_DELETED, instrument
-from ipygpumem.scopes.scope import Outcome, Scope, is_ownable, note_lookup, settle
+from ipygpumem.scopes.instrumenting import Listener, instrument
+from ipygpumem.scopes.scope import Outcome, Scope, is_ownable, note_event, settle
 from ipygpumem.scopes.seeding import Seeder, is_seed
 from ipygpumem.units import format_bytes
 
@@ -51,19 +51,6 @@ Parameters = dict[str, int | float | str]
 PARAMETER = re.compile(r"[^\W\d][\w.-]{0,79}")
 _MEASURES_LINES = re.compile(r"^%%memlines", re.MULTILINE)
 """In such a cell there must be no lines but the user's."""
-
-
-class Listener(dict[str, None]):
-    """What the code looks names up in (see instrumenting.py): those that need no further note are found at once."""
-
-    def __init__(self, note: Callable[[str], bool]) -> None:
-        super().__init__()
-        self.note = note
-
-    def __missing__(self, key: str) -> None:
-        __tracebackhide__ = True  # a Ctrl-C may strike here
-        if self.note(key):
-            self[key] = None
 
 
 class Experiments(Part):
@@ -114,11 +101,12 @@ class Experiments(Part):
     def _noted(self, key: str) -> bool:
         """Take what the code notes; return whether it need not note it again."""
         scopes = [experiment.scope for experiment in self.here()]
-        if not scopes:
+        if not scopes:  # others are open: their names may be bound beside them
+            for cell in self._cells.running()[-1:]:
+                cell.bound_outside.add(key.rsplit(" ", 1)[1])
             return False
-        note_lookup(scopes, key)
-        # Deletions come each time; and another thread's code may look up the same.
-        return not key.startswith(HAS_DELETED) and len(scopes) == len(self.open)
+        # Another thread's code may look up the same.
+        return note_event(scopes, key) and len(scopes) == len(self.open)
 
     def code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
         """Prepare the scopes for code that runs next in the innermost running cell; see ``Part``."""
@@ -148,22 +136,23 @@ class Experiments(Part):
         """Let the code of a cell note the names that a scope may have to know, and return them."""
         here = self.here()
         may_open_later = "experiment" in (source.lstrip().partition("\n")[2] if opens else source)
-        if not (opens or here or may_open_later) or _MEASURES_LINES.search(source):
+        if not (opens or self.open or may_open_later) or _MEASURES_LINES.search(source):
             return frozenset()
         found = bindings_of(tree)
         names = (found.bound | found.deleted) - found.shared
         if opens and not may_open_later:
             names &= self.context.namespace.keys()  # what is not there yet will be the scope's
-        elif not may_open_later:
+        elif here and not may_open_later:
             names = here[-1].scope.outer_among(names)
+        names |= found.imported - found.shared
         if names:
             instrument(tree, frozenset(names))
         return frozenset(names)
 
-    def _expect(self, scope: Scope, bindings: Bindings, noted: Iterable[str]) -> list[str]:
+    def _expect(self, scope: Scope, bindings: Bindings, noted: frozenset[str]) -> list[str]:
         """Prepare ``scope`` for code; return the names saved because the code does not note them."""
         self.listener.clear()
-        scope.note(bindings)
+        scope.note(bindings, noted)
         return scope.save(bindings.bound.difference(noted))
 
     def _expect_running_code(self, experiment: Experiment) -> None:
@@ -180,7 +169,7 @@ class Experiments(Part):
 
     def _leave_to(self, cell: Cell, experiment: Experiment) -> None:
         """Leave to a cell what it has bound beside the scope of another thread."""
-        bound = set().union(*(code.bindings().bound for code in cell.code))
+        bound = cell.bound_outside.union(*(code.bindings().bound - code.noted for code in cell.code))
         appeared = () if cell.names_before is None else self.context.namespace.keys() - cell.names_before
         experiment.scope.leave_to_others(bound, appeared)
 
@@ -303,6 +292,9 @@ class Experiments(Part):
         if experiment.record is None:
             with interrupts.kept():
                 experiment.leave(enclosing.scope if enclosing else None)
+        if enclosing is None:  # what it kept is the notebook's, and no other thread's scope's
+            for other in [one for one in self.open if one not in around]:
+                other.scope.leave_to_others(experiment.scope.outcome.kept, ())
         ended.append(experiment)
         self.open.remove(experiment)  # not the last one for sure: finalisers and threads run meanwhile
         if enclosing is not None:

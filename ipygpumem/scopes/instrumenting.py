@@ -1,131 +1,223 @@
-"""Puts look-ups into code: they report what it does to names, at the moment when it does it.
+"""Instruments code so that it reports what it does to names, at the moment when it does it.
 
-What a scope shadows must be kept before it is bound, and no earlier: an object that waits to be restored stays alive,
-although the cell may be about to delete it, and a function that the cell calls may change it first. So look-ups that
-do nothing else go into the cell's tree, beside what binds or deletes. They stand at its place, and line numbers,
-tracebacks and the debugger show the code as it was written.
+The object that a scope shadows must be saved before its name is bound, and no earlier: a saved object stays alive,
+although the cell may be about to delete it, and a function that the cell calls may change the name first. So each
+place that binds or deletes a name gets look-ups that have no other effect. They have its position, so that line
+numbers, tracebacks and the debugger show the code as it was written.
+
+Where a binding follows for certain, one look-up comes before it (``BINDS``). Elsewhere one comes before
+(``MAY_BIND``), and one after it, which is reached only if the name was bound (``HAS_BOUND``).
 """
 
 from __future__ import annotations
 
 import ast
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ipygpumem.scopes.bindings import bindings_of, parts_of
 
 LISTENER = "__ipygpumem_names__"
-"""What the code looks words up in, such as ``LISTENER["binds x"]``; ``scope.note_lookup`` takes them."""
-BINDS, MAY_BIND, HAS_BOUND, HAS_DELETED = "binds ", "may bind ", "has bound ", "has deleted "
+"""Name of the mapping in which code looks up events, such as ``LISTENER["binds x"]``; see ``scope.note_event``."""
+BINDS, MAY_BIND, HAS_BOUND, HAS_IMPORTED, HAS_DELETED = "binds ", "may bind ", "has bound ", "has imported ", "deletes "
+HAS_ENDED = "has ended "
+"""Code that may have bound a name is over; whether it did shows the object that the name has now."""
 
-_ASSIGNMENTS = (ast.Assign, ast.AugAssign, ast.AnnAssign)
-_LETS_OTHERS_IN = (ast.Call, ast.Await, ast.With, ast.AsyncWith, ast.AsyncFor, ast.Delete, ast.Import, ast.ImportFrom)
-"""What may run other code, which may change or delete names, or open a scope."""
-_KEEPS_SHAPE = sys.version_info >= (3, 11)
-"""Whether tracebacks find the part that failed by its position: earlier ones do by the shape of the code."""
+
+class Listener(dict[str, None]):
+    """The mapping in which code looks events up; those that need not be noted again are found at once.
+
+    Args:
+        note: notes an event; returns True if its repetitions need not be noted.
+    """
+
+    def __init__(self, note: Callable[[str], bool]) -> None:
+        super().__init__()
+        self.note = note
+
+    def __missing__(self, key: str) -> None:
+        __tracebackhide__ = True  # a Ctrl-C may strike here
+        if key.startswith(HAS_IMPORTED):
+            self.clear()  # other statements end that the name is an import
+        if self.note(key):
+            self[key] = None
+
+    def first_turn(self, items: object, names: list[str]) -> object:
+        """Return the ``items`` of a loop; if it has a turn, its first binds ``names``."""
+        __tracebackhide__ = True
+        if type(items) in (range, list, tuple, str, bytes) and items:
+            for name in names:
+                self[BINDS + name]
+        return items
+
+
+_MAY_RUN_CODE = (ast.Call, ast.Await, ast.With, ast.AsyncWith, ast.AsyncFor, ast.Delete, ast.Import, ast.ImportFrom)
+"""Nodes that may run other code, which may change or delete names, or open a scope."""
 
 
 def instrument(tree: ast.Module, names: frozenset[str]) -> None:
     """Change ``tree`` so that its code reports what it does to ``names``."""
     last = tree.body[-1] if tree.body else None
     # No recursion: each "elif" is a statement inside the one before it.
-    waiting: list[tuple[Any, str, frozenset[str], set[str]]] = [(tree, "body", names, set())]
+    waiting: list[tuple[Any, str, set[str]]] = [(tree, "body", set())]
     while waiting:
-        owner, field, watched, bound = waiting.pop()
+        owner, field, bound = waiting.pop()
         old: list[ast.stmt] = getattr(owner, field)
-        block = _lookups(old[0], HAS_BOUND, bound)
+        block = _lookups(old[0], HAS_BOUND, bound & names)
         for statement in old:
-            inside = frozenset[str]() if _is_plain_loop(statement) else watched
-            waiting += [(*place, inside, _bound_by(place[0], statement) & inside) for place in _blocks(statement)]
-            block += _instrumented(statement, watched, shown=statement is last)
+            if _is_plain_loop(statement):
+                block += _plain_loop(statement, names)
+            else:
+                waiting += _blocks(statement)
+                block += _instrumented(statement, names, shown=statement is last)
         setattr(owner, field, block)
 
 
-def _instrumented(statement: ast.stmt, names: frozenset[str], *, shown: bool) -> list[ast.stmt]:
-    """Return ``statement`` with look-ups that report on ``names``; ``shown``: IPython may display its value."""
-    if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
-        return [statement]  # must stay the first of all
-    own = bindings_of(statement, blocks=_is_plain_loop(statement))
-    bound = own.bound & names
+def _instrumented(statement: Any, names: frozenset[str], *, shown: bool) -> list[ast.stmt]:
+    """Return ``statement`` with look-ups for ``names``; ``shown``: it comes last, IPython may display its value."""
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        return _imports(statement, names)
     if isinstance(statement, ast.Delete):
-        return _deletions(statement, own.deleted & names)
-    if not bound:
-        return [statement]
-    sure, perhaps = (
-        _instrument_values(statement, names) if _KEEPS_SHAPE and not _is_plain_loop(statement) else (set(), set())
-    )
-    # Blocks report once they are reached; and what comes last may be displayed.
-    ends = not any(_blocks(statement)) and not isinstance(statement, ast.Expr)
-    after = bound.difference(sure) if ends and not (shown and isinstance(statement, _ASSIGNMENTS)) else set()
-    before = bound.difference(sure, perhaps)
-    return [*_lookups(statement, MAY_BIND, before), statement, *_lookups(statement, HAS_BOUND, after)]
+        return _deletions(statement, names)
+    for node in list(parts_of(statement, blocks=False)):
+        if isinstance(node, ast.NamedExpr) and node.target.id in names:
+            node.value = _followed(node.value, BINDS, {node.target.id})
+    if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        return _assignment(statement, names, shown=shown)
+    if isinstance(statement, (ast.With, ast.AsyncWith)):
+        return _with(statement, names)
+    if isinstance(statement, (ast.For, ast.AsyncFor)):
+        bound = bindings_of(statement.target).bound & names
+        statement.iter = _followed(statement.iter, MAY_BIND, bound)
+        return _checked(statement, bound if _may_bind_in_part([statement.target]) else set())
+    _branches(statement, names)
+    name = getattr(statement, "name", "")  # a function's, a class's, or that of "type X = ...", Python 3.12
+    bound = {getattr(name, "id", name)} & set(names)
+    return [*_lookups(statement, MAY_BIND, bound), statement, *_lookups(statement, HAS_BOUND, bound)]
 
 
-def _is_plain_loop(statement: ast.stmt) -> bool:
-    """Whether a loop runs no other code: it reports once, before it begins, so that it takes no longer."""
-    if isinstance(statement, ast.For):
-        items: Any = statement.iter
-        is_known = isinstance(items, (ast.List, ast.Tuple, ast.Constant))
-        if not is_known and not (isinstance(items, ast.Call) and getattr(items.func, "id", "") == "range"):
-            return False  # a generator may do anything between two items
-        parts: list[ast.AST] = [*statement.body, *statement.orelse]
-    elif isinstance(statement, ast.While):
-        parts = [statement]
-    else:
-        return False
-    return not any(isinstance(node, _LETS_OTHERS_IN) for part in parts for node in ast.walk(part))
+def _branches(statement: Any, names: frozenset[str]) -> None:
+    """Report the names that a ``match`` or an ``except`` may bind before it looks whether one fits."""
+    for handler in getattr(statement, "handlers", ()):
+        if handler.name in names:
+            handler.type = _followed(handler.type, MAY_BIND, {handler.name})
+    if isinstance(statement, ast.Match):
+        bound = set[str]()
+        for case in statement.cases:
+            own = bindings_of(case.pattern).bound & names
+            bound |= own
+            if case.guard is not None:
+                case.guard = _preceded(case.guard, HAS_BOUND, own)
+        statement.subject = _followed(statement.subject, MAY_BIND, bound)
 
 
-def _blocks(statement: ast.stmt) -> Iterator[tuple[Any, str]]:
-    """Yield the blocks of a compound statement that run in its own scope."""
+def _blocks(statement: ast.stmt) -> Iterator[tuple[Any, str, set[str]]]:
+    """Yield the blocks of a compound statement that run in its own scope, each with the names that its start proves."""
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return
     for owner in (statement, *getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
         for field in ("body", "orelse", "finalbody"):
             if getattr(owner, field, None):
-                yield owner, field
+                yield owner, field, _bound_at_start(owner) if field == "body" else set()
 
 
-def _bound_by(owner: Any, statement: ast.stmt) -> set[str]:
-    """Return the names that are surely bound when the first block of ``owner`` begins."""
+def _bound_at_start(owner: Any) -> set[str]:
+    """Return the names that are bound when the body of ``owner`` begins."""
     if isinstance(owner, ast.ExceptHandler):
         return {owner.name} if owner.name else set()
     if isinstance(owner, ast.match_case):
         return bindings_of(owner.pattern).bound
-    # Not those of a loop, which would take longer.
-    targets = [item.optional_vars for item in getattr(statement, "items", ())]
-    return set().union(*(bindings_of(target).bound for target in targets if target is not None))
+    target = owner.items[-1].optional_vars if hasattr(owner, "items") else getattr(owner, "target", None)
+    return set() if target is None else bindings_of(target).bound
 
 
-def _instrument_values(statement: ast.stmt, names: frozenset[str]) -> tuple[set[str], set[str]]:
-    """Put look-ups into values: they report what is about to be bound, once the value is known.
-
-    Returns:
-        The names that are bound next for sure, and those that perhaps are.
-    """
-    sure: set[str] = set()
-    if not _KEEPS_SHAPE:
-        return sure, set()
-    for node in list(parts_of(statement, blocks=False)):
-        if isinstance(node, ast.NamedExpr) and node.target.id in names:
-            node.value = _with_lookups(node.value, BINDS, {node.target.id})
-            sure.add(node.target.id)
-    if not isinstance(statement, _ASSIGNMENTS) or statement.value is None:
-        return sure, set()
+def _assignment(statement: Any, names: frozenset[str], *, shown: bool) -> list[ast.stmt]:
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-    bound = set().union(*(bindings_of(target).bound for target in targets)) & names - sure
-    if not bound:
-        return sure, set()
-    # Unpacking may fail, or the object of which an attribute is set.
-    is_sure = all(isinstance(target, ast.Name) for target in targets)
-    statement.value = _with_lookups(statement.value, BINDS if is_sure else MAY_BIND, bound)
-    return (sure | bound, set()) if is_sure else (sure, bound)
+    bound = set[str]().union(*(bindings_of(target).bound for target in targets)) & names
+    if not bound or statement.value is None:
+        return [statement]
+    in_place = isinstance(statement, ast.AugAssign) and not shown  # the operator may fail
+    if all(isinstance(target, ast.Name) for target in targets) and not in_place:
+        statement.value = _followed(statement.value, BINDS, bound)
+        return [statement]
+    statement.value = _followed(statement.value, MAY_BIND, bound)
+    after = _lookups(statement, HAS_BOUND, bound)
+    return _checked(statement, bound if _may_bind_in_part(targets) else set(), after)
 
 
-def _deletions(statement: ast.Delete, names: set[str]) -> list[ast.stmt]:
-    """Return ``statement`` as one for each of its targets, each followed by its look-up."""
+def _with(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
+    entered: set[str] = set()
+    targets = []
+    for item in statement.items:
+        item.context_expr = _preceded(item.context_expr, HAS_BOUND, entered)
+        target = item.optional_vars
+        entered = bindings_of(target).bound & names if target is not None else set()
+        item.context_expr = _followed(item.context_expr, MAY_BIND, entered)
+        targets += [target] if entered else []
+    in_part = [target for target in targets if _may_bind_in_part([target])]
+    return _checked(statement, set[str]().union(*(bindings_of(target).bound for target in in_part)) & names)
+
+
+def _may_bind_in_part(targets: list[Any]) -> bool:
+    """Return True if assigning to ``targets`` may fail after some names were bound."""
+    (first, *others) = targets
+    parts = first.elts if isinstance(first, (ast.Tuple, ast.List)) and not others else targets
+    plain = [part.value if isinstance(part, ast.Starred) else part for part in parts]
+    return not all(isinstance(part, ast.Name) for part in plain)
+
+
+def _plain_loop(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
+    """Instrument a loop as a whole: look-ups in each turn would make it slower, and no other code sees its names."""
+    bound = bindings_of(statement).bound & names
+    target = bindings_of(statement.target).bound & names if isinstance(statement, ast.For) else set[str]()
+    before = _lookups(statement, MAY_BIND, bound)
+    if target:
+        items = statement.iter
+        statement.iter = _at(items, f"{LISTENER}.first_turn(None, {sorted(target)})").value  # type: ignore[attr-defined]
+        statement.iter.args[0] = items
+    return [*before, *_checked(statement, bound)]
+
+
+def _is_plain_loop(statement: ast.stmt) -> bool:
+    """Return True for a loop that runs no other code."""
+    if isinstance(statement, ast.For):
+        items: Any = statement.iter
+        is_known = isinstance(items, (ast.List, ast.Tuple, ast.Constant))
+        if not is_known and not (isinstance(items, ast.Call) and getattr(items.func, "id", "") == "range"):
+            return False  # a generator may do anything between two items
+        parts: list[ast.AST] = [statement.target, *statement.body, *statement.orelse]
+    elif isinstance(statement, ast.While):
+        parts = [statement]
+    else:
+        return False
+    return not any(isinstance(node, _MAY_RUN_CODE) for part in parts for node in ast.walk(part))
+
+
+def _checked(statement: ast.stmt, names: set[str], after: Iterable[ast.stmt] = ()) -> list[ast.stmt]:
+    """Return ``statement`` and what comes ``after`` it, also checking how it left ``names`` if it fails."""
     if not names:
+        return [statement, *after]
+    block: Any = _at(statement, "try: pass\nfinally: pass")
+    block.body, block.finalbody = [statement, *after], _lookups(statement, HAS_ENDED, names)
+    return [block]
+
+
+def _imports(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
+    """Return ``statement`` as one for each module or name, since a later one may fail."""
+    if not bindings_of(statement).bound & names or getattr(statement, "module", "") == "__future__":
+        return [statement]
+    statements: list[ast.stmt] = []
+    for alias in statement.names:
+        (*others,) = ast.iter_fields(statement)
+        one = ast.copy_location(type(statement)(**{**dict(others), "names": [alias]}), statement)
+        bound = bindings_of(one).bound & names
+        statements += [*_lookups(one, MAY_BIND, bound), one, *_lookups(one, HAS_IMPORTED, bound)]
+    return statements
+
+
+def _deletions(statement: ast.Delete, names: frozenset[str]) -> list[ast.stmt]:
+    """Return ``statement`` as one for each of its targets, each followed by its look-up."""
+    if not bindings_of(statement).deleted & names:
         return [statement]
     statements: list[ast.stmt] = []
     waiting = statement.targets[::-1]
@@ -140,15 +232,27 @@ def _deletions(statement: ast.Delete, names: set[str]) -> list[ast.stmt]:
     return statements
 
 
-def _lookups(place: ast.stmt, word: str, names: Iterable[str]) -> list[ast.stmt]:
+def _lookups(place: ast.stmt | ast.expr, word: str, names: Iterable[str]) -> list[ast.stmt]:
     return [_at(place, f"{LISTENER}[{word + name!r}]") for name in sorted(names)]
 
 
-def _with_lookups(value: ast.expr, word: str, names: Iterable[str]) -> ast.expr:
-    """Return an expression that gives ``value``, and looks ``names`` up once it is known."""
-    lookups = ", ".join(f"{LISTENER}[{word + name!r}]" for name in sorted(names))
-    wrapped: Any = _at(value, f"(None, {lookups})[0]")
-    wrapped.value.value.elts[0] = value
+def _followed(value: ast.expr, word: str, names: set[str]) -> ast.expr:
+    """Return an expression that evaluates to ``value``, then looks ``names`` up."""
+    return _beside(value, [value, *_keys(value, word, names)], 0) if names else value
+
+
+def _preceded(value: ast.expr, word: str, names: set[str]) -> ast.expr:
+    """Return an expression that looks ``names`` up, then evaluates to ``value``."""
+    return _beside(value, [*_keys(value, word, names), value], -1) if names else value
+
+
+def _keys(place: ast.expr, word: str, names: set[str]) -> list[ast.expr]:
+    return [statement.value for statement in _lookups(place, word, names)]  # type: ignore[attr-defined]
+
+
+def _beside(value: ast.expr, parts: list[ast.expr], index: int) -> ast.expr:
+    wrapped: Any = _at(value, f"(None, None)[{index}]")
+    wrapped.value.value.elts = parts
     return wrapped.value  # type: ignore[no-any-return]  # of the statement that was parsed
 
 

@@ -7,7 +7,7 @@ It knows names only, nothing of memory or of IPython.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import filterfalse
@@ -17,7 +17,7 @@ from typing import Any
 
 from ipygpumem.introspect import is_instance
 from ipygpumem.scopes.bindings import Bindings
-from ipygpumem.scopes.instrumenting import BINDS, HAS_BOUND, HAS_DELETED
+from ipygpumem.scopes.instrumenting import BINDS, HAS_BOUND, HAS_ENDED, HAS_IMPORTED, MAY_BIND
 
 Namespace = dict[str, Any]
 
@@ -26,6 +26,7 @@ _SHELLS_OWN = re.compile(
     r"nonzero|package|loader|spec|file|session|warningregistry)__|_VSCODE\w*|__VSCODE\w*|_jupyterlab_variableinspector\w*"
 )
 """Names that IPython or a front-end keeps in the user's namespace: never a scope's."""
+_CONFIRMS = {word[:-1] for word in (HAS_BOUND, HAS_IMPORTED, HAS_ENDED)}
 _LIBRARYS_OWN = re.compile(r"__\w+|\w*_\d+_c\d+(/.*)?")
 """Names that are a library's unless a cell binds them: torch.compile keeps compiled code there, and ends it itself."""
 
@@ -66,13 +67,36 @@ class Scope:
         self.waiting: Namespace = {}
         """Shadowed objects that wait to be restored."""
         self._unsure: set[str] = set()
-        """Names among them of which it is not known yet whether the code has bound them."""
+        """Names among them that code may have bound which does not report it: see ``settle``."""
+        self._maybe: Namespace = {}
+        """The objects of names that the running statement may bind."""
         self.outcome = Outcome()
 
-    def note(self, bindings: Bindings) -> None:
-        """Note what code of this scope may bind. That decides whether a name is an import."""
+    def note(self, bindings: Bindings, reported: Container[str] = ()) -> None:
+        """Note the names that code of this scope may bind; it reports its imports of those ``reported`` itself."""
         self._assigned |= bindings.assigned
-        self._imported |= bindings.imported
+        self._imported.update(name for name in bindings.imported if name not in reported)
+
+    def shadow(self, name: str, value: object) -> None:
+        """Keep ``value``, which ``name`` had before this scope bound it."""
+        if self._shadows(name):
+            self.waiting[name] = value
+        self._unsure.discard(name)
+        self._imported.discard(name)
+
+    def confirm(self, name: str, scopes: Sequence[Scope], *, is_import: bool, by_identity: bool) -> None:
+        """Note that a statement bound ``name``, or that it may have, which the object shows that the name has now."""
+        # Entering the statement may have opened a scope or ended one.
+        old = [scope._maybe.pop(name) for scope in reversed(scopes) if name in scope._maybe]
+        if by_identity and not (old and self._namespace.get(name, old[0]) is not old[0]):
+            return
+        if old:
+            self.shadow(name, old[0])
+        if is_import:
+            self._imported.add(name)
+            self._assigned.discard(name)
+        else:
+            self._imported.discard(name)
 
     def save(self, names: Iterable[str]) -> list[str]:
         """Keep what ``names`` shadow, before code may bind them; return those that were not kept yet."""
@@ -232,21 +256,31 @@ class Scope:
             enclosing.waiting[name] = old
 
 
-def note_lookup(scopes: Sequence[Scope], what: str) -> None:
-    """Note what code in the innermost of nested ``scopes`` reports of a name (see instrumenting.py)."""
+def note_event(scopes: Sequence[Scope], what: str) -> bool:
+    """Note an event of code in the innermost of nested ``scopes``; return True if no repetition need be noted.
+
+    Args:
+        scopes: the scopes in which the code runs, innermost last.
+        what: one of the words of instrumenting.py and a name.
+    """
     scope, (word, name) = scopes[-1], what.rsplit(" ", 1)
-    if word == HAS_BOUND[:-1]:
-        scope._unsure.discard(name)
+    if word in _CONFIRMS:
+        scope.confirm(name, scopes, is_import=word == HAS_IMPORTED[:-1], by_identity=word == HAS_ENDED[:-1])
     elif name not in scope._namespace:
         let_go(scopes, name)
-    elif word != HAS_DELETED[:-1]:
-        scope.save([name])
-        if word == BINDS[:-1]:
-            scope._unsure.discard(name)
+        return False
+    elif word == BINDS[:-1]:
+        scope.shadow(name, scope._namespace[name])
+    elif word == MAY_BIND[:-1] and (scope._shadows(name) or name in scope._imported):
+        scope._maybe[name] = scope._namespace[name]
+    return not scope._shadows(name) and name not in scope._imported
 
 
 def let_go(scopes: Sequence[Scope], name: str) -> None:
     """Note that ``name`` is gone: an outer name is new from then on, to each scope that has not bound it itself."""
+    for scope in scopes:
+        scope._maybe.pop(name, None)
+        scope._imported.discard(name)
     for scope in reversed(scopes):
         if not scope._shadows(name):
             return
@@ -257,6 +291,7 @@ def let_go(scopes: Sequence[Scope], name: str) -> None:
 def settle(scopes: Sequence[Scope]) -> None:
     """Once nothing runs in nested ``scopes``: forget what was kept for nothing, and what is gone."""
     for scope in scopes:
+        scope._maybe.clear()
         scope._forget_unbound()
     for name in {name for scope in scopes for name in scope.gone()}:
         let_go(scopes, name)

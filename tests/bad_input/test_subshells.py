@@ -109,3 +109,15 @@ def test_an_end_beside_a_running_cell_of_another_shell_takes_its_own_garbage(sub
     subshell.send("go_on.set()", main=True)
     subshell.succeeds(2)
     assert notebook.value("type(theirs).__name__") == "Node"
+
+
+def test_a_scope_keeps_what_a_subshells_scope_bound_and_gave_back(subshell: Subshell) -> None:
+    notebook = subshell.kernel
+    works(notebook, "old, other = 'old', 'other'", "%experiment start a", "old = other = 'mine'")
+    subshell.works(
+        "%%experiment b --keep other\nold = other = 'theirs'\nnew = 1", "%experiment start c", "old = 'again'"
+    )
+    subshell.works("%experiment end")
+    works(notebook, "%experiment end")
+    assert notebook.value("(old, other)") == ("old", "theirs")
+    assert set(names(notebook)) == {*_OWN, "old", "other"}

@@ -227,6 +227,24 @@ NOTEBOOKS = {
         ["x = 1", START, "x = 2", "%experiment start b", "del x", "x = 3", END, "assert 'x' not in globals()", END],
         {"x": 1},
     ),
+    "bindings that do not happen": (
+        [
+            "import os\ndef change(value): globals().update(lr=value)\nlr = 1",
+            "%%experiment a\nlr = os.environ.get('HOME') or (lr := 0.1)",
+            "assert lr == 1",
+            "%%experiment a\n%%time\ntry: change(2)\nexcept ValueError as lr: pass\nfor lr in []: pass",
+            "del change",
+        ],
+        {"lr": 2, "os": "module"},
+    ),
+    "an import that fails of a name that a function binds": (
+        [
+            "def bind(): globals().update(none_such=1)",
+            "%%experiment a\ntry: import none_such\nexcept ImportError: bind()",
+            "del bind",
+        ],
+        {},
+    ),
     "what happens after an inner experiment cell": (
         ["x = y = 1", START, "%%experiment b\n%%memlines\nx = 9\ny = 9", "exec('x = 3')", "del y", END],
         {"x": 3},
@@ -305,6 +323,16 @@ def test_an_output_object_dies_with_its_scope(notebook: Kernel, cells: list[str]
     ok(notebook, WEAK, *cells)
     assert notebook.value("len(alive)") == 0
     assert ok(notebook, "41", "_").result == "41"
+
+
+def test_the_last_outputs_are_those_of_before_whatever_happened_to_the_cache(kernel: Kernel) -> None:
+    nested = "get_ipython().run_cell('222', store_history=False); 333"
+    ok(kernel, "111", nested)
+    assert kernel.value("(_, __)") == (333, 222)
+    ok(kernel, "%%experiment a\n444", START, "555", "get_ipython().run_cell('666', store_history=False)", END)
+    assert kernel.value("(_, __)") == (333, 222)
+    ok(kernel, START, "del Out[max(Out)]", "777", END)
+    assert kernel.value("(_, __)") == (333, 222)
 
 
 def test_status_and_report_show_what_waits_to_be_restored(notebook: Kernel) -> None:

@@ -48,12 +48,20 @@ StoredMark = dict[Any, float]
 """The time of each file that %store's database has a copy of in memory."""
 
 
+class LatestOutput(NamedTuple):
+    """An object that ``_``, ``__`` or ``___`` named; not kept alive if it is among the outputs."""
+
+    key: int | None
+    identity: int
+    value: Any = ""
+
+
 class OutputMark(NamedTuple):
     """Which outputs were there at some moment."""
 
     keys: set[int]
-    latest: tuple[int, ...]
-    """Identities of ``_``, ``__``, ``___``: compared only, never kept alive."""
+    latest: dict[str, LatestOutput]
+    """Those of ``_``, ``__``, ``___`` that are IPython's."""
     users: dict[str, Any]
     """Those of ``_``, ``__``, ``___`` that the user has bound himself."""
     stored: StoredMark
@@ -74,12 +82,21 @@ class Outputs:
         namespace, hook = self._shell.user_ns, self._shell.displayhook
         bound = [name for name in _LATEST if name in namespace]  # %reset removes them
         users = {name: namespace[name] for name in bound if namespace[name] is not getattr(hook, name, None)}
-        return OutputMark(
-            set(self._cache()), self._identities(), users, {path: time for path, (_, time) in self._stored().items()}
-        )
+        latest = {name: self._latest(getattr(hook, name, "")) for name in _LATEST}
+        stored = {path: time for path, (_, time) in self._stored().items()}
+        return OutputMark(set(self._cache()), latest, users, stored)
 
-    def _identities(self) -> tuple[int, ...]:
-        return tuple(id(self._shell.user_ns.get(name)) for name in _LATEST)
+    def _latest(self, value: object) -> LatestOutput:
+        last = list(self._cache().items())[: -2 * len(_LATEST) : -1]
+        key = next((key for key, output in last if output is value), None)
+        return LatestOutput(key, id(value), value if key is None else "")
+
+    def _value_of(self, latest: LatestOutput) -> object:
+        """Return the object, or an empty text if it has been deleted."""
+        if latest.key is None:
+            return latest.value
+        found = self._cache().get(latest.key, self._shell.user_ns.get(f"_{latest.key}", ""))
+        return found if id(found) == latest.identity else ""  # %reset counts from one again
 
     def settle(self, mark: OutputMark) -> None:
         """Drop from ``mark`` what is gone by now: %reset counts from one again, and reuses the numbers."""
@@ -97,8 +114,7 @@ class Outputs:
             for namespace in (self._shell.user_ns, self._shell.user_ns_hidden):
                 namespace.pop(f"_{key}", None)
         self._forget_culled()
-        if new or self._identities() != mark.latest:
-            self._reset_latest(mark)
+        self._reset_latest(mark)
         self.forget_hidden()
         last = self._shell.last_execution_result
         if last is not None and new:
@@ -132,9 +148,9 @@ class Outputs:
                 hidden.pop(match[0], None)
 
     def _reset_latest(self, mark: OutputMark) -> None:
-        shell, cache = self._shell, self._cache()
-        earlier = [cache[key] for key in sorted(cache, reverse=True)[: len(_LATEST)]]
-        for name, value in zip(_LATEST, earlier + [""] * len(_LATEST), strict=False):
+        shell = self._shell
+        for name, latest in mark.latest.items():
+            value = self._value_of(latest)
             if hasattr(shell.displayhook, name):
                 setattr(shell.displayhook, name, value)
             if name in mark.users:

@@ -1,0 +1,242 @@
+"""Instrumented code held against Python itself: the same code, executed with a mapping that sees each binding."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import math
+import os
+import random
+import re
+from textwrap import indent
+from typing import Any
+
+import pytest
+
+from ipygpumem.scopes.bindings import bindings_of
+from ipygpumem.scopes.instrumenting import LISTENER, Listener, instrument
+from ipygpumem.scopes.scope import Scope, note_event, settle
+
+HELPERS = """
+class Failure(Exception): pass
+class Target: pass
+class Refuses:
+    def __setattr__(self, name, value): raise Failure
+class Manager:
+    def __init__(self, value, fails=''): self.value, self.fails = value, fails
+    def __enter__(self):
+        if self.fails == 'enter': raise Failure
+        return self.value
+    def __exit__(self, *error):
+        if self.fails == 'exit': raise Failure
+def fail(*arguments): raise Failure
+def change(name, value):
+    if name in globals(): globals()[name] = value
+def drop(name): globals().pop(name, None)
+def same(value): return value
+target, refuses = Target(), Refuses()
+"""
+NAMES = "class Mine: pass\na, b, c = 1, [2], Mine()"
+
+
+class Recorder(dict[str, Any]):
+    """The locals of the reference: each store and each deletion of a scope's own code passes through it.
+
+    Args:
+        namespace: the notebook's names.
+        scopes: the open scopes, innermost last.
+    """
+
+    def __init__(self, namespace: dict[str, Any], scopes: list[Recorder] | None = None) -> None:
+        super().__init__()
+        self.namespace = namespace
+        self.scopes = [self] if scopes is None else scopes
+        self.outer = set(namespace)
+        self.saved: dict[str, Any] = {}
+        self.imports: set[str] = set()
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        for scope in self.scopes:
+            scope.forget_deleted()
+        if name in self.outer and name in self.namespace:
+            self.saved.setdefault(name, self.namespace[name])
+        self.namespace[name] = value
+        self.imports.discard(name)
+        if value is json or value is math.pi:
+            self.imports.add(name)
+
+    def __getitem__(self, name: str) -> Any:
+        raise KeyError(name)  # then Python looks into the globals
+
+    def __delitem__(self, name: str) -> None:
+        del self.namespace[name]
+        for scope in self.scopes:
+            scope.forget_deleted()
+
+    def forget_deleted(self) -> None:
+        """A name that was deleted is new when it comes back."""
+        self.outer &= {*self.namespace, *self.saved}
+        self.imports &= self.namespace.keys()
+
+    def left(self) -> dict[str, Any]:
+        """Return the names after the scope."""
+        self.forget_deleted()
+        return {name: value for name, value in self.namespace.items() if name in self.outer | self.imports} | self.saved
+
+
+def run(scope: Scope, namespace: dict[str, Any], source: str) -> None:
+    """Run ``source`` as a cell of ``scope``, as the session does."""
+    tree = ast.parse(source)
+    bindings = bindings_of(tree)
+    names = frozenset(bindings.bound | bindings.deleted)
+    scope.note(bindings, names)
+    instrument(tree, names)
+    namespace["__builtins__"] = {**vars(builtins), LISTENER: Listener(lambda event: note_event([scope], event))}
+    exec(compile(tree, "cell", "exec"), namespace)
+    settle([scope])
+
+
+def visible(namespace: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in namespace.items() if name not in ("__builtins__", "__annotations__")}
+
+
+def notebook(source: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the names after ``source`` was a scope, and those that Python's own bindings leave."""
+    ours, namespace = started(), started()
+    scope, recorder = Scope(ours), Recorder(namespace)
+    run(scope, ours, source)
+    scope.close(None)
+    exec(compile(source, "cell", "exec"), namespace, recorder)
+    return plain(visible(ours)), plain(visible(recorder.left()))
+
+
+def started() -> dict[str, Any]:
+    namespace: dict[str, Any] = {"__builtins__": builtins}
+    exec(HELPERS + NAMES, namespace)
+    return namespace
+
+
+def plain(names: dict[str, Any]) -> dict[str, Any]:
+    return {name: value if type(value) in (int, list, str) else type(value).__name__ for name, value in names.items()}
+
+
+FORMS = [
+    "a = {v}",
+    "a = b = {v}",
+    "a, b = {v}, {w}",
+    "a, *b = {v}, {w}",
+    "[a, [b]] = {v}, [{w}]",
+    "[a, [b]] = {v}, {w}",
+    "a, b = fail()",
+    "a, b = {v},",
+    "a = b, c = {v}",
+    "a = refuses.x = {v}",
+    "a, refuses.x = {v}, {w}",
+    "refuses.x, a = {v}, {w}",
+    "a, target.x = {v}, {w}",
+    "a = {v} or (b := {w})",
+    "a = 0 or (b := {w})",
+    "a = {v} or (a := {w})",
+    "a = 0 and (a := {w})",
+    "a = ({v} if {bit} else (b := {w}))",
+    "same((b := {w})) if {bit} else 0",
+    "f'{{(a := {v})}} {{fail() if {bit} else (b := {w})}}'",
+    "a = fail() or (b := {w})",
+    "a: int = {v}",
+    "a: int = fail()",
+    "a: fail() = {v}",
+    "a: int",
+    "a += {v}",
+    "a += ''",
+    "a += (a := {v})",
+    "target.x = (a := {v})",
+    "assert (a := {v}) < 0, (b := {w})",
+    "assert (a := {v}) > 0, (b := {w})",
+    "for a in []: pass",
+    "for a in (): b = {v}",
+    "for a in range({bit}): b = {w}",
+    "for a in range(fail()): b = {w}",
+    "for a in [{v}, {w}]: pass",
+    "for a in [same({v})]: b = {w}",
+    "for a in same([{v}] * {bit}): same(b)",
+    "for a, refuses.x in [({v}, {w})]: pass",
+    "for a, target.x in same([({v}, {w})]): same(b)",
+    "for a in [(b := {v})] * {bit}: pass",
+    "for a in [{v}]:\n    if {bit}: b = {w}",
+    "for a in [{v}]:\n    b = 1 / {bit}",
+    "for a in [{v}]: break\nelse: b = {w}",
+    "for a in [{v}, {w}]:\n    same(a)\n    if {bit}: continue\n    b = a",
+    "while 0: a = {v}",
+    "while {bit}:\n    a = {v}\n    break\nelse: b = {w}",
+    "while (a := {v}) and same({bit}):\n    b = {w}\n    break",
+    "while True:\n    a = {v}\n    fail()",
+    "with Manager({v}) as a: pass",
+    "with Manager({v}, 'enter') as a: b = {w}",
+    "with Manager({v}, 'exit') as a: b = {w}",
+    "with Manager({v}) as a, Manager({w}, 'enter') as b: pass",
+    "with Manager({v}) as a, Manager(same(a)) as b: pass",
+    "with Manager(({v}, {w})) as (a, b): fail()",
+    "with Manager(({v}, {w})) as (a, refuses.x): pass",
+    "with Manager({v}) as a, fail() as b: pass",
+    "try: {x}\nexcept Failure as a: b = {v}",
+    "try: fail()\nexcept ValueError as a: pass\nexcept Failure as b: same(b)\nelse: a = {v}",
+    "try: same(1)\nexcept Failure as a: pass\nelse: b = {v}\nfinally: same(2)",
+    "try: a = fail()\nexcept (ValueError, Failure) as b: a = {v}; raise",
+    "def a(x=(b := {v})): c = 1",
+    "@same\ndef a(): pass",
+    "@fail\ndef a(): pass",
+    "async def a(): pass",
+    "@fail\nclass a: pass",
+    "class a: b = {v}",
+    "class a(metaclass=fail): pass",
+    "class a(object, metaclass=(b := type)): fail()",
+    "class a(object, metaclass=(b := type)): same(1)",
+    "lambda x=(a := {v}): (b := {w})",
+    "match {v}:\n    case int() as a if {bit}: pass\n    case b: pass",
+    "match [{v}, {w}]:\n    case [a, str()]: pass\n    case [a, *_] if fail(): pass",
+    "match [{v}, {w}]:\n    case [a, b]: c = {v}",
+    "match same(dict(k={v})):\n    case {{'k': a, **b}} if {bit}: pass",
+    "if {bit}: a = {v}\nelif (b := {w}): pass\nelse: c = {v}",
+    "del a",
+    "del a, b",
+    "del (a, [b])",
+    "if 'a' in globals(): del a",
+    "change('a', {v})",
+    "change('b', {v}); change('c', {w})",
+    "drop('a')",
+    "drop('b')",
+    "exec('d = {v}', globals())",
+    "import none_such_module as a",
+    "import json as a, none_such_module as b",
+    "from math import pi as a, none_such as b",
+    "print((a := {v}), fail(), (b := {w}), file=None)",
+]
+
+
+def statement(source: random.Random, form: str) -> str:
+    """Return ``form`` with random names and values, its errors caught."""
+    values = {"v": source.randrange(1000, 9**9), "w": source.randrange(1000, 9**9), "bit": source.randrange(2)}
+    text = form.format(**values, x=source.choice(["fail()", "same(1)"]))
+    names = dict(zip("abc", source.sample("abc", 3), strict=True))
+    text = re.sub(r"\b[abc]\b", lambda match: names[match[0]], text)
+    return "try:\n" + indent(text, "    ") + "\nexcept Exception: pass"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_binds_only_what_it_binds(form: str) -> None:
+    for seed in range(6):
+        source = random.Random(seed)
+        ends = "change('a', -1); change('b', -2)", "if 'a' in globals(): del a"
+        for end in ends:
+            code = f"{statement(source, form)}\n{end}\nc = 5"
+            ours, pythons = notebook(code)
+            assert ours == pythons, code
+
+
+def test_random_programs_leave_the_names_that_python_leaves() -> None:
+    for seed in range(int(os.environ.get("N", "300"))):
+        source = random.Random(seed)
+        code = "\n".join(statement(source, source.choice(FORMS)) for _ in range(5))
+        ours, pythons = notebook(code)
+        assert ours == pythons, code
