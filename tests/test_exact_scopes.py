@@ -57,8 +57,7 @@ class Recorder(dict[str, Any]):
         self.imports: set[str] = set()
 
     def __setitem__(self, name: str, value: Any) -> None:
-        for scope in self.scopes:
-            scope.forget_deleted()
+        self.forget_deleted()
         if name in self.outer and name in self.namespace:
             self.saved.setdefault(name, self.namespace[name])
         self.namespace[name] = value
@@ -71,13 +70,15 @@ class Recorder(dict[str, Any]):
 
     def __delitem__(self, name: str) -> None:
         del self.namespace[name]
-        for scope in self.scopes:
-            scope.forget_deleted()
+        self.forget_deleted()
 
     def forget_deleted(self) -> None:
-        """A name that was deleted is new when it comes back."""
-        self.outer &= {*self.namespace, *self.saved}
-        self.imports &= self.namespace.keys()
+        """A name that was deleted is new when it comes back, unless a scope inside has it back at its end."""
+        there = set(self.namespace)
+        for scope in reversed(self.scopes):
+            there |= scope.saved.keys()
+            scope.outer &= there
+            scope.imports &= there
 
     def left(self) -> dict[str, Any]:
         """Return the names after the scope."""

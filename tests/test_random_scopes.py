@@ -26,17 +26,17 @@ class Model:
 
     def run(self, source: str) -> None:
         exec(compile(source, "cell", "exec"), self.namespace, *self.scopes[-1:])
-        for scope in self.scopes:
+        for scope in self.scopes[-1:]:
             scope.forget_deleted()
 
     def open(self) -> None:
         self.scopes.append(Recorder(self.namespace, self.scopes))
 
     def close(self) -> None:
+        left = self.scopes[-1].left()
         scope = self.scopes.pop()
-        left = scope.left()
         if self.scopes:
-            self.scopes[-1].imports |= scope.imports.intersection(left)
+            self.scopes[-1].imports |= scope.imports.intersection(left) - scope.saved.keys()
         self.namespace.clear()
         self.namespace.update(left)
 

@@ -278,10 +278,9 @@ def note_event(scopes: Sequence[Scope], what: str) -> bool:
 
 def let_go(scopes: Sequence[Scope], name: str) -> None:
     """Note that ``name`` is gone: an outer name is new from then on, to each scope that has not bound it itself."""
-    for scope in scopes:
+    for scope in reversed(scopes):
         scope._maybe.pop(name, None)
         scope._imported.discard(name)
-    for scope in reversed(scopes):
         if not scope._shadows(name):
             return
         scope._outer.pop(name, None)

@@ -114,7 +114,8 @@ def _ask(path: str) -> Python | None:
 def build_wheel(python: Python) -> Path:
     """Return a wheel of the working tree: what is tested is what would be installed."""
     folder = BUILD / "wheel"
-    shutil.rmtree(folder, ignore_errors=True)
+    for old in (folder, ROOT / "build" / "lib"):  # setuptools would pack modules that are gone by now
+        shutil.rmtree(old, ignore_errors=True)
     done = run([python.path, "-m", "venv", folder / "venv"])
     if done.returncode == 0:
         pip = [folder / "venv" / "bin" / "python", "-m", "pip"]

@@ -204,6 +204,10 @@ NOTEBOOKS = {
     ),
     "imports that are dropped": (["import os", f"%%experiment a --drop-imports\n{MODULE}, os"], {"os": "module"}),
     "imports of an inner scope": ([f"{START} --drop-imports", f"%%experiment b\n{MODULE}", "json, pi", END], {}),
+    "an import that an inner scope shadows and deletes": (
+        [START, "import json", "%experiment start b", "json = 1", "del json", END, END],
+        {"json": "module"},
+    ),
     "nesting": (
         [
             *("x = 1", START, "%experiment start b", "x = 2", END, "assert x == 1", "x = 3\ny = 4"),
