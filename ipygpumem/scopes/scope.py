@@ -7,7 +7,7 @@ It knows names only, nothing of memory or of IPython.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import filterfalse
@@ -63,6 +63,8 @@ class Scope:
         """Names that were there before, as far as is known; the collector does not look into such a dict."""
         self._assigned: set[str] = set()
         self._imported: set[str] = set()
+        self._either: set[str] = set()
+        """Imports among them that the same code may have bound to something else, and which it does not report."""
         self._shared: set[str] = set()
         self.waiting: Namespace = {}
         """Shadowed objects that wait to be restored."""
@@ -72,10 +74,12 @@ class Scope:
         """The objects of names that the running statement may bind."""
         self.outcome = Outcome()
 
-    def note(self, bindings: Bindings, reported: Container[str] = ()) -> None:
+    def note(self, bindings: Bindings, reported: Iterable[str] = ()) -> None:
         """Note the names that code of this scope may bind; it reports its imports of those ``reported`` itself."""
         self._assigned |= bindings.assigned
-        self._imported.update(name for name in bindings.imported if name not in reported)
+        imported, assigned = bindings.imported.difference(reported), bindings.assigned.difference(reported)
+        self._imported = self._imported - assigned | imported
+        self._either = self._either | imported & assigned
 
     def shadow(self, name: str, value: object) -> None:
         """Keep ``value``, which ``name`` had before this scope bound it."""
@@ -94,7 +98,7 @@ class Scope:
             self.shadow(name, old[0])
         if is_import:
             self._imported.add(name)
-            self._assigned.discard(name)
+            self._either.discard(name)
         else:
             self._imported.discard(name)
 
@@ -188,7 +192,7 @@ class Scope:
             return False
         # "try: import x / except ImportError: x = None" both imports and assigns.
         is_module = is_instance(self._namespace.get(name), ModuleType)
-        return name not in self._assigned or is_module
+        return name not in self._either or is_module
 
     def _matches_keep(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self._patterns())
