@@ -143,7 +143,7 @@ class Experiments(Part):
         if opens and not may_open_later:
             names &= self.context.namespace.keys()  # what is not there yet will be the scope's
         elif here and not may_open_later:
-            names = here[-1].scope.outer_among(names)
+            names = here[-1].scope.to_report(names)
         names |= found.imported - found.shared
         if names:
             instrument(tree, frozenset(names))

@@ -133,6 +133,10 @@ class Scope:
         """Return those of ``names`` that were there before this scope, as far as it knows."""
         return set(filter(is_ownable, filter(self._outer.__contains__, names)))
 
+    def to_report(self, names: set[str]) -> set[str]:
+        """Return those of ``names`` of which code of this scope must report what it does to them."""
+        return self.outer_among(names) | names & self._imported
+
     def regain(self, names: set[str]) -> None:
         """Take ``names`` as outer ones again: their deletion was undone."""
         self._outer.update(dict.fromkeys(names))

@@ -204,7 +204,10 @@ NOTEBOOKS = {
     ),
     "imports that are dropped": (["import os", f"%%experiment a --drop-imports\n{MODULE}, os"], {"os": "module"}),
     "imports of an inner scope": ([f"{START} --drop-imports", f"%%experiment b\n{MODULE}", "json, pi", END], {}),
-    "an import of a name that later code would bind": ([START, "from math import pi", "if 0: pi = 3", END], {"pi": "float"}),
+    "an import of a name that later code would bind": (
+        [START, "from math import pi", "if 0: pi = 3", END],
+        {"pi": "float"},
+    ),
     "an import that an inner scope shadows and deletes": (
         [START, "import json", "%experiment start b", "json = 1", "del json", END, END],
         {"json": "module"},
