@@ -68,6 +68,7 @@ def cell(source: random.Random, model: Model) -> str:
     return wrapped
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("cells", [150, pytest.param(20_000, marks=pytest.mark.thorough)])
 def test_random_cells_leave_the_names_that_scopes_should_leave(kernel: Kernel, cells: int) -> None:
     source, model = random.Random(cells), Model()
