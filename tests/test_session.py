@@ -19,8 +19,7 @@ from ipygpumem.notebook.cell import CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.reports.bars import Scales
-from ipygpumem.reports.layout import Report, note
+from ipygpumem.reports.layout import Report, Scales, note
 from ipygpumem.units import MIB
 from tests.fakes import FakeProbe
 

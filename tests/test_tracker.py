@@ -107,5 +107,5 @@ def test_the_totals_of_a_device_stand_against_its_allocator(tensors: int, alloca
     lines = tracker_report(record, top=5).lines
     assert lines[0].startswith(f"cuda:0: {said}")
     assert lines[0].endswith(", reserved 128 MiB, peak 100 MiB since the last call")
-    assert lines[1:] == ("privateuseone:0: 1 MiB in tensors", "a note")
+    assert lines[1:] == ["privateuseone:0: 1 MiB in tensors", "a note"]
     assert text.render([tracker_report(record, top=5)]).startswith("tracker 2 · cell 3, line 1 · cuda:0 +1 MiB\n")

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ipygpumem.notebook.aside import say_failed
 from ipygpumem.objects.bulk import Progress
 from ipygpumem.reports import html, text
-from ipygpumem.reports.bars import Scales
-from ipygpumem.reports.layout import Report
+from ipygpumem.reports.layout import Report, Scales
 
 if TYPE_CHECKING:
     from ipygpumem.notebook.config import IPyGpuMem

@@ -7,22 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ipygpumem.model import CellRecord, ExperimentRecord, Held, ReclaimStep, RecoveryRecord, TraceRecord, Usage
-from ipygpumem.reports.bars import Scales
-from ipygpumem.reports.layout import (
-    SEPARATOR,
-    Fact,
-    Listing,
-    Report,
-    Segment,
-    Table,
-    clean,
-    clean_name,
-    count,
-    device_label,
-    in_use,
-    peak_label,
-    shape_label,
-)
+from ipygpumem.reports import layout
+from ipygpumem.reports.layout import SEPARATOR, Report, Segment, Table, clean, clean_name, count, device_label, sizes
 from ipygpumem.units import MIB, format_bytes, format_change, format_seconds, format_share
 
 _ROWS_SHOWN = 20
@@ -33,16 +19,16 @@ _ROWS_OPEN = 8
 # -- cells ----------------------------------------------------------------------------------------------------
 
 
-def cell_report(record: CellRecord, scales: Scales | None = None) -> Report:
+def cell_report(record: CellRecord, scales: layout.Scales | None = None) -> Report:
     """Return the one-line report of a cell, with bars as long as ``scales`` says."""
     head = "cell" if record.execution_count is None else f"cell {record.execution_count}"
-    return Report.of("cell", [head, *_span_segments(record, scales or Scales())])
+    return Report("cell", [head, *_span_segments(record, scales or layout.Scales())])
 
 
 def trace_report(record: TraceRecord, note: str = "") -> Report:
     """Return the one-line report of a trace."""
     head = " ".join(filter(None, ("trace", clean_name(record.label))))
-    return Report.of("trace", [head, *([clean(note)] if note else []), *trace_segments(record)])
+    return Report("trace", [head, *[clean(note)] * bool(note), *trace_segments(record)])
 
 
 def trace_segments(record: TraceRecord) -> list[Segment | str]:
@@ -50,16 +36,15 @@ def trace_segments(record: TraceRecord) -> list[Segment | str]:
     return _span_segments(record) + ["memory was not measured"] * (not record.usages)
 
 
-def _span_segments(record: CellRecord | TraceRecord, scales: Scales | None = None) -> list[Segment | str]:
+def _span_segments(record: CellRecord | TraceRecord, scales: layout.Scales | None = None) -> list[Segment | str]:
     segments: list[Segment | str] = [format_seconds(record.duration_seconds)]
     if record.error is not None:
         segments.append(clean_name(record.error))
-    for usage in record.usages:
-        device = device_label(usage.device)
-        if in_use(usage) and _has_moved(usage):
-            segments.append(Segment(_usage_part(usage), None if scales is None else scales.bar(device, usage)))
-        elif in_use(usage):
-            segments.append(f"{device} {_now(usage).removesuffix(' now')}{_children(usage)}")
+    for usage in filter(layout.in_use, record.usages):
+        if _has_moved(usage):
+            segments.append(Segment(_usage_part(usage), None if scales is None else scales.bar(usage)))
+        else:
+            segments.append(f"{device_label(usage.device)} {_now(usage).removesuffix(' now')}{_children(usage)}")
     return segments
 
 
@@ -71,7 +56,7 @@ def is_quiet(record: CellRecord) -> bool:
 
 def usage_parts(usages: Iterable[Usage]) -> list[str]:
     """Return one part of a line per device; accelerators that hold nothing and held nothing are left out."""
-    return [_usage_part(usage) for usage in usages if in_use(usage)]
+    return [_usage_part(usage) for usage in usages if layout.in_use(usage)]
 
 
 def _has_moved(usage: Usage) -> bool:
@@ -81,7 +66,7 @@ def _has_moved(usage: Usage) -> bool:
 
 def _usage_part(usage: Usage) -> str:
     kept = f"{device_label(usage.device)} {format_change(usage.delta_bytes)}"
-    return f"{kept}, peak {peak_label(usage)}, {_now(usage)}{_children(usage)}"
+    return f"{kept}, peak {layout.peak_label(usage)}, {_now(usage)}{_children(usage)}"
 
 
 def _children(usage: Usage) -> str:
@@ -97,33 +82,31 @@ def _now(usage: Usage) -> str:
 # -- experiments ----------------------------------------------------------------------------------------------
 
 
-def experiment_reports(record: ExperimentRecord, style: str, scales: Scales | None = None) -> list[Report]:
+def experiment_reports(record: ExperimentRecord, style: str, scales: layout.Scales | None = None) -> list[Report]:
     """Return the report of a finished experiment in ``style``: ``full``, ``compact`` or ``none``."""
     if style == "none":
         return []
-    scales = scales or Scales()
-    segments: list[Segment | str] = [f"experiment {clean_name(record.name)}"]
-    segments += [count(len(record.cells), "cell")] * bool(record.cells) + [format_seconds(record.duration_seconds)]
+    head = [f"experiment {clean_name(record.name)}", *[count(len(record.cells), "cell")] * bool(record.cells)]
+    head.append(format_seconds(record.duration_seconds))
     notes = tuple(map(clean, record.notes))
-    used = [usage for usage in record.usages if in_use(usage)]
-    bars = [scales.bar(device_label(usage.device), usage) for usage in used]
+    used = list(filter(layout.in_use, record.usages))
+    bars = list(map((scales or layout.Scales()).bar, used))
     rows = [
-        (
-            device_label(usage.device),
-            format_change(record.consumed.get(usage.device, 0)),
-            reclaimed_label(record, usage.device),
-            peak_label(usage),
-        )
+        {
+            "device": device_label(usage.device),
+            "consumed": format_change(record.consumed.get(usage.device, 0)),
+            "reclaimed": reclaimed_label(record, usage.device),
+            "peak": layout.peak_label(usage),  # what is in use now stands in the cell's line
+        }
         for usage in used
     ]
     if style == "compact":
-        parts = ["{} consumed {}, reclaimed {}, peak {}".format(*row) for row in rows]
-        return [Report.of("experiment", [*segments, *map(Segment, parts, bars)], notes)]
-    columns = ("device", "consumed", "reclaimed", "peak")  # what is in use now stands in the cell's line
+        parts = ["{device} consumed {consumed}, reclaimed {reclaimed}, peak {peak}".format_map(row) for row in rows]
+        return [Report("experiment", [*head, *map(Segment, parts, bars)], notes)]
     title = "still alive, because something outside the experiment refers to it"
-    listings = [Listing(title, leak_lines(record.survivors))] if record.survivors else []
-    tables = [Table("", columns, rows, columns[1:], bars=bars)]
-    return [Report.of("experiment", segments, notes, tables, _experiment_facts(record), listings)]
+    listings = [layout.Listing(title, leak_lines(record.survivors))] * bool(record.survivors)
+    tables = [Table.of(rows, {"consumed", "reclaimed", "peak"}, bars=bars)]
+    return [Report("experiment", head, notes, tables, _experiment_facts(record), listings)]
 
 
 def reclaimed_label(record: ExperimentRecord, device: str) -> str:
@@ -131,15 +114,15 @@ def reclaimed_label(record: ExperimentRecord, device: str) -> str:
     return format_bytes(max(0, record.reclaimed.get(device, 0)))
 
 
-def _experiment_facts(record: ExperimentRecord) -> list[Fact]:
+def _experiment_facts(record: ExperimentRecord) -> list[layout.Fact]:
     names = {
         "noted": [f"{name}={value}" for name, value in record.parameters.items()],
         "deleted": record.deleted,
         "restored": record.restored,
         "kept": record.kept,
     }
-    facts = [Fact(title, list(map(clean_name, found)), code=True) for title, found in names.items()]
-    facts.append(Fact("given back", _step_list(record.steps, record.reclaimed)))
+    facts = [layout.Fact(title, list(map(clean_name, found)), code=True) for title, found in names.items()]
+    facts.append(layout.Fact("given back", _step_list(record.steps, record.reclaimed)))
     return [fact for fact in facts if fact.values]
 
 
@@ -149,9 +132,9 @@ def _step_list(steps: Iterable[ReclaimStep], total: Mapping[str, int]) -> list[s
     for step in steps:
         # A later step may take some of it again, if only a page for its own work.
         given = {device: min(size, left.get(device, 0)) for device, size in step.reclaimed.items() if size > 0}
-        left.update({device: left.get(device, 0) - size for device, size in given.items()})
-        sizes = [*given.items(), *((f"{device} reserved", size) for device, size in step.returned.items())]
-        shown = [f"{device_label(device)} {format_bytes(size)}" for device, size in sizes if size >= 2**20 // 10]
+        left |= {device: left.get(device, 0) - size for device, size in given.items()}
+        given |= {f"{device_label(device)} reserved": size for device, size in step.returned.items()}
+        shown = sizes({device: size for device, size in given.items() if size >= MIB // 10})
         if shown:
             texts.append(f"{step.name} ({', '.join(shown)})")
     return texts
@@ -172,21 +155,14 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
     held = [item for item in record.held if item.size_bytes >= min_held_bytes]
     if record.kind != "oom" and not held and not record.let_go and not record.poisoned:
         return []
-    segments: list[Segment | str] = [f"{_CAUSES[record.kind]} ({clean_name(record.error)})"]
+    head = [f"{_CAUSES[record.kind]} ({clean_name(record.error)})"]
     if record.requested_bytes is not None:
-        segments.append(f"asked for {format_bytes(record.requested_bytes)}")
-    columns = {"free": record.free} if record.kind == "oom" else {}
-    columns["came back"] = {device: max(0, size) for device, size in record.reclaimed.items()}
-    segments += [Segment(f"{title}: {_sizes(sizes)}", tabled=True) for title, sizes in columns.items()]
-    devices = dict.fromkeys(device for sizes in columns.values() for device in sizes)
-    rows = [
-        (device_label(device), *(format_bytes(sizes[device]) if device in sizes else "" for sizes in columns.values()))
-        for device in devices
-    ]
-    tables = [Table("", ("device", *columns), rows, columns, echo=True)]
-    if held:
-        tables.append(held_table("the frames of the traceback held", held))
-    return [Report.of("recovery", segments, _recovery_lines(record), tables, is_trouble=True)]
+        head.append(f"asked for {format_bytes(record.requested_bytes)}")
+    if record.kind == "oom":
+        head.append(f"free: {_sizes(record.free)}")
+    head.append(f"came back: {_sizes({device: max(0, size) for device, size in record.reclaimed.items()})}")
+    tables = [held_table("the frames of the traceback held", held)] * bool(held)
+    return [Report("recovery", head, _recovery_lines(record), tables, is_trouble=True)]
 
 
 def _recovery_lines(record: RecoveryRecord) -> list[str]:
@@ -222,47 +198,50 @@ def let_go_lines(held: Sequence[Held]) -> list[str]:
     return [f"taken off the error, which nothing of yours referred to: {clean(names)}"] if held else []
 
 
-def _sizes(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{device_label(device)} {format_bytes(size)}" for device, size in sizes.items()) or "nothing"
+def _sizes(by_device: Mapping[str, int]) -> str:
+    return ", ".join(sizes(by_device)) or "nothing"
 
 
 def held_table(title: str, held: Sequence[Held]) -> Table:
     """Return a row for each, the largest first, and one for those that are too many."""
-    located = any(item.function for item in held)
-    columns = ("size", *("function", "line") * located, "name", "type", "shape", "dtype", "device")
-    rows = []
-    for item in held[:_ROWS_SHOWN]:
-        where = (clean_name(item.function), str(item.line)) * located
-        words = map(clean_name, (item.name, item.type_name, _shape(item), item.dtype, item.device))
-        rows.append((format_bytes(item.size_bytes), *where, *words))
+    rows = [
+        {
+            "size": format_bytes(item.size_bytes),
+            "function": clean_name(item.function),
+            "line": str(item.line) if item.function else "",
+            "name": clean_name(item.name),
+            "type": clean_name(item.type_name),
+            "shape": clean_name(_shape(item)),
+            "dtype": clean_name(item.dtype),
+            "device": clean_name(item.device),
+        }
+        for item in held[:_ROWS_SHOWN]
+    ]
     rest = held[_ROWS_SHOWN:]
     if rest:
-        rows.append((format_bytes(_total(rest)), f"and {len(rest)} more", *[""] * (len(columns) - 2)))
+        first = "function" if any(row["function"] for row in rows) else "name"
+        rows.append(dict.fromkeys(rows[0], "") | {"size": _total(rest), first: f"and {len(rest)} more"})
     is_long = len(held) > _ROWS_OPEN
-    title = f"{title}: {format_bytes(_total(held))}" if is_long else title
-    return Table(title, columns, rows, {"line", "size"}, {"function", "name"}, folded=is_long)
+    title = f"{title}: {_total(held)}" if is_long else title
+    return Table.of(rows, {"line", "size"}, title, code={"function", "name"}, folded=is_long)
 
 
 def _shape(item: Held) -> str:
-    return count(item.arrays, "array") if item.shape is None else shape_label(item.shape)
-
-
-# -- the rest ------------------------------------------------------------------------------------------------
+    return count(item.arrays, "array") if item.shape is None else layout.shape_label(item.shape)
 
 
 def freed_report(
-    title: str, steps: Iterable[ReclaimStep], reclaimed: Mapping[str, int], notes: Sequence[str] = ()
+    title: str, steps: Sequence[ReclaimStep], reclaimed: Mapping[str, int], notes: Sequence[str] = ()
 ) -> Report:
     """Return what giving memory back by hand gave."""
-    steps = list(steps)
     given = ", ".join(_step_list(steps, reclaimed))
-    sizes = []
+    found = []
     for device, size in reclaimed.items():
         returned = sum(max(0, step.returned.get(device, 0)) for step in steps)  # its cache, where no tensor went
         what = f"reserved {format_bytes(returned)}" if returned and size <= 0 else format_bytes(max(0, size))
-        sizes.append(f"{device_label(device)} {what}")
+        found.append(f"{device_label(device)} {what}")
     lines = (*[given] * bool(given), *notes, *_failed_steps(steps))
-    return Report("note", f"{title}: {', '.join(sizes) or 'nothing'}", lines)
+    return Report("note", f"{title}: {', '.join(found) or 'nothing'}", lines)
 
 
 # -- leaks ----------------------------------------------------------------------------------------------------
@@ -275,11 +254,11 @@ def leaks_report(held: Sequence[Held], smallest: int, beyond: Sequence[Held] = (
     """Return the answer of ``%gpumem leaks``; ``beyond`` was too much to be looked into, ``kept`` are other lines."""
     lines = leak_lines(held)
     if beyond:
-        rest = f"{count(len(beyond), 'smaller storage')}, {format_bytes(_total(beyond))} in all"
+        rest = f"{count(len(beyond), 'smaller storage')}, {_total(beyond)} in all"
         lines.append(f"{rest}: not examined, there are too many; free others first, then ask again")
-    lines += kept
-    found = f"{count(len(held), 'leak')} · {format_bytes(_total(held))}"
-    return Report("leaks", found if held else f"no leak of at least {format_bytes(smallest)} was found", lines)
+    none = f"no leak of at least {format_bytes(smallest)} was found"
+    found = f"{count(len(held), 'leak')}{SEPARATOR}{_total(held)}" if held else none
+    return Report("leaks", found, [*lines, *kept])
 
 
 def kept_line(size: int, device: str, what: str, remedy: str) -> str:
@@ -294,20 +273,20 @@ def leak_lines(held: Sequence[Held]) -> list[str]:
         where = None if item.holder is None else (_LAST_INDEX.sub("", item.holder.path), item.holder.advice)
         what = (item.name, item.type_name, item.dtype, item.shape, item.device, item.cell, where)
         groups.setdefault(what, []).append(item)
-    ordered = sorted(groups.values(), key=lambda group: -_total(group))
-    lines = [_leak_line(group) for group in ordered[:_ROWS_SHOWN]]
+    ordered = sorted(groups.values(), key=lambda group: -sum(item.size_bytes for item in group))
     rest = [item for group in ordered[_ROWS_SHOWN:] for item in group]
-    return [*lines, f"and {len(rest)} more: {format_bytes(_total(rest))}"] if rest else lines
+    more = [f"and {len(rest)} more: {_total(rest)}"] if rest else []
+    return [*map(_leak_line, ordered[:_ROWS_SHOWN]), *more]
 
 
-def _total(held: Iterable[Held]) -> int:
-    return sum(item.size_bytes for item in held)
+def _total(held: Iterable[Held]) -> str:
+    return format_bytes(sum(item.size_bytes for item in held))
 
 
 def _leak_line(group: Sequence[Held]) -> str:
     first = group[0]
     number = f"{len(group)} × " if len(group) > 1 else ""
-    parts = [format_bytes(_total(group)), number + _what(first)]
+    parts = [_total(group), number + _what(first)]
     if first.cell is not None:
         parts.append(f"cell {first.cell}")
     if first.holder is not None:

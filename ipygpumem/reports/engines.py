@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ipygpumem.model import EngineRecord, ExperimentRecord, Usage
-from ipygpumem.reports.layout import Fact, Listing, Report, Segment, Table, clean, clean_name, count, device_label
+from ipygpumem.reports.layout import Fact, Listing, Report, Table, clean, clean_name, count, device_label
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 TIME, PEAK, KEPT, FREE = "time", "peak", "kept", "free"
@@ -153,7 +153,7 @@ def engines_report(record: ExperimentRecord) -> Report:
     tables = [_figures_table(own, sampled), _engines_table(record.engines, own)]
     shown = [table for table in tables if table.rows]
     notes = tuple(map(clean, record.notes))
-    return Report.of("engines", map(Segment, segments), notes, shown, facts, is_trouble=bool(failed))
+    return Report("engines", segments, notes, shown, facts, is_trouble=bool(failed))
 
 
 def _figures_table(engines: Mapping[int, Values], sampled: Collection[tuple[str, str]] = ()) -> Table:
@@ -162,24 +162,23 @@ def _figures_table(engines: Mapping[int, Values], sampled: Collection[tuple[str,
     for engine, values in engines.items():
         for key, value in values.items():
             by_key[key].append((value, engine))
-    rows = []
+    rows: list[dict[str, str]] = []
     for (name, device), found in sorted(by_key.items(), key=lambda item: {"": 0, "cpu": 1}.get(item[0][1], 2)):
         sizes = [value for value, _ in found]
         lowest, highest = min(sizes), max(sizes)
         rows.append(
-            (
-                device_label(device),
-                name + " (sampled)" * ((name, device) in sampled),
-                str(len(found)),
-                _size(name, sum(sizes)) if name in _TOTALLED else "",
-                _size(name, lowest),
-                _size(name, statistics.median_low(sizes)),
-                _size(name, highest),
-                "" if lowest == highest else f"engine {found[sizes.index(highest)][1]}",
-            )
+            {
+                "device": device_label(device),
+                "figure": name + " (sampled)" * ((name, device) in sampled),
+                "of": str(len(found)),
+                "in all": _size(name, sum(sizes)) if name in _TOTALLED else "",
+                "lowest": _size(name, lowest),
+                "median": _size(name, statistics.median_low(sizes)),
+                "highest": _size(name, highest),
+                "whose": "" if lowest == highest else f"engine {found[sizes.index(highest)][1]}",
+            }
         )
-    columns = ("device", "figure", "of", "in all", "lowest", "median", "highest", "whose")
-    return Table("", columns, tuple(rows), frozenset(columns[2:7])).without_empty()
+    return Table.of(rows, {"of", "in all", "lowest", "median", "highest"})
 
 
 def _size(name: str, value: float) -> str:
@@ -192,20 +191,21 @@ def _engines_table(engines: Sequence[EngineRecord], figures: Mapping[int, Values
     """Return a row for each engine; devices that no engine had take no column."""
     devices = dict.fromkeys(device for values in figures.values() for name, device in values if name == PEAK)
     keys = [(TIME, ""), *((name, device) for device in devices for name in (PEAK, KEPT))]
-    heads = [f"{name} {device_label(device)}".strip() for name, device in keys]
-    columns = ("engine", "host", "process", "card", *heads, "error")
-    rows = []
-    for engine in engines[:_ROWS_SHOWN]:
-        values = figures[engine.engine]
-        cards = clean_name(", ".join(engine.cards.values()))
-        sizes = [_size(key[0], values[key]) if key in values else "" for key in keys]
-        where = (str(engine.engine), clean_name(engine.host), str(engine.pid or ""), cards)
-        rows.append((*where, *sizes, clean_name(engine.error)))
+    heads = {f"{name} {device_label(device)}".strip(): (name, device) for name, device in keys}
+    rows = [
+        {
+            "engine": str(engine.engine),
+            "host": clean_name(engine.host),
+            "process": str(engine.pid or ""),
+            "card": clean_name(", ".join(engine.cards.values())),
+            **{head: _size(key[0], values[key]) if key in values else "" for head, key in heads.items()},
+            "error": clean_name(engine.error),
+        }
+        for engine, values in ((engine, figures[engine.engine]) for engine in engines[:_ROWS_SHOWN])
+    ]
     if len(engines) > _ROWS_SHOWN:
-        rows.append((f"and {len(engines) - _ROWS_SHOWN:,} more", *[""] * (len(columns) - 1)))
-    return Table(
-        "each engine", columns, tuple(rows), frozenset({"engine", "process", *heads}), folded=True
-    ).without_empty()
+        rows.append(dict.fromkeys(rows[0], "") | {"engine": f"and {len(engines) - _ROWS_SHOWN:,} more"})
+    return Table.of(rows, {"engine", "process", *heads}, "each engine", folded=True)
 
 
 def looks_report(command: str, looks: Mapping[int, tuple[str, str, Values]], failed: Mapping[int, str]) -> Report:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.reports.html import Shown
-from ipygpumem.reports.layout import Fact, Report, Segment, Table, clean, device_label, shape_label
+from ipygpumem.reports.layout import Fact, Report, Table, clean, device_label, shape_label
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 _GUESSES_SHOWN = 5
@@ -12,10 +12,10 @@ _GUESSES_SHOWN = 5
 
 def estimate_report(estimate: Estimate) -> Report:
     """Return what code would take on each device, by purpose."""
-    segments = [Segment("estimate"), *(Segment(_verdict(device)) for device in estimate.devices)]
+    segments = ["estimate", *map(_verdict, estimate.devices)]
     if not estimate.devices:
-        segments.append(Segment("no tensor was made"))
-    segments.append(Segment(f"made in {format_seconds(estimate.duration_seconds)}, nothing ran on a device"))
+        segments.append("no tensor was made")
+    segments.append(f"made in {format_seconds(estimate.duration_seconds)}, nothing ran on a device")
     several = len(estimate.devices) > 1
     tables = [
         _parts(device, device_label(device.device) if several else "")
@@ -23,7 +23,7 @@ def estimate_report(estimate: Estimate) -> Report:
         if device.peak_bytes
     ]
     guesses = Fact("lines that got guessed values", tuple(map(clean, estimate.guesses)), most=_GUESSES_SHOWN)
-    return Report.of("estimate", segments, tuple(map(clean, estimate.notes)), tables, (guesses,) * bool(guesses.values))
+    return Report("estimate", segments, tuple(map(clean, estimate.notes)), tables, (guesses,) * bool(guesses.values))
 
 
 def _verdict(device: DeviceEstimate) -> str:
@@ -57,16 +57,14 @@ def summary_report(summary: ModelSummary) -> Report:
     total = summary.total
     share_of = total.parameter_bytes + total.buffer_bytes + total.activation_bytes
     segments = (
-        Segment(
-            f"{clean(total.type_name)}: {total.parameters:,} parameters, {summary.trainable_parameters:,} trainable"
-        ),
-        Segment(f"{format_bytes(total.parameter_bytes + total.buffer_bytes)} of weights"),
-        Segment(f"{format_bytes(total.activation_bytes)} of activations"),
+        f"{clean(total.type_name)}: {total.parameters:,} parameters, {summary.trainable_parameters:,} trainable",
+        f"{format_bytes(total.parameter_bytes + total.buffer_bytes)} of weights",
+        f"{format_bytes(total.activation_bytes)} of activations",
     )
     columns = ("module", "type", "output", "parameters", "weights", "activations", "share")
     rows = tuple(_row(row, share_of) for row in summary.rows)
     numbers = frozenset({"parameters", "weights", "activations", "share"})
-    return Report.of("summary", segments, (), [Table("", columns, rows, numbers)])
+    return Report("summary", segments, (), [Table("", columns, rows, numbers)])
 
 
 def _row(row: ModuleRow, share_of: int) -> tuple[str, ...]:

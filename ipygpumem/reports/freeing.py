@@ -17,24 +17,26 @@ def release_report(record: ReleaseRecord) -> Report:
     names = listed([clean_name(name) for name in record.names])
     notes = [f"left: {line}" for line in leak_lines(record.left)]
     report = freed_report(f"released {names}", record.steps, record.reclaimed, notes)
-    table = held_table("tensors and arrays that are gone", record.freed)
-    return replace(report, kind="release", tables=(table.without_empty(),) * bool(record.freed))
+    tables = [held_table("tensors and arrays that are gone", record.freed)] * bool(record.freed)
+    return replace(report, kind="release", tables=tables)
 
 
 def purge_report(record: PurgeRecord) -> Report:
     """Return how far the memory that each device's allocator reserves fell."""
     moved = f"{format_bytes(record.moved_bytes)} moved off" if record.moved_bytes else "nothing was moved"
     end = ", and still on the host" if record.is_on_host else " and back" if record.moved_bytes else ""
-
-    rows = tuple(
-        (device_label(device), format_bytes(size), format_bytes(record.after[device]))
+    rows = [
+        {
+            "device": device_label(device),
+            "reserved before": format_bytes(size),
+            "after": format_bytes(record.after[device]),
+        }
         for device, size in record.before.items()
         if device in record.after
-    )
-    columns = ("device", "reserved before", "after")
-    table = Table("", columns, rows, frozenset(columns[1:]))
-    lines = tuple(map(clean, record.notes))
-    return Report("purge", f"purge: {moved}{end}", lines, (table,) * bool(rows), is_trouble=record.is_on_host)
+    ]
+    tables = [Table.of(rows, {"reserved before", "after"})] * bool(rows)
+    lines = list(map(clean, record.notes))
+    return Report("purge", f"purge: {moved}{end}", lines, tables, is_trouble=record.is_on_host)
 
 
 class ShownRelease(Shown, ReleaseRecord):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
@@ -14,6 +14,8 @@ from ipygpumem.objects.inventory.records import Inventory, TensorRecord
 from ipygpumem.reports.content import reclaimed_label, trace_segments
 from ipygpumem.reports.layout import Report, Table, clean, clean_name, count, device_label, in_use, peak_label, shorten
 from ipygpumem.units import format_bytes, format_change, format_seconds
+
+Spans = Sequence[CellRecord | ExperimentRecord | TraceRecord]
 
 _SOURCE_SHOWN = 40
 _VALUE_SHOWN = 24
@@ -27,14 +29,6 @@ def history_report(cells: Sequence[CellRecord], *, total: int, experiment: str |
     of = f" of {clean(experiment)}" if experiment is not None else ""
     if not total:
         return Report("history", f"no cell{of} has finished yet")
-    seconds = format_seconds(sum(cell.duration_seconds for cell in cells))
-    headline = f"history · {_number(cells, total, 'cell')}{of} · {seconds}"
-    return Report("history", headline, tables=[cells_table(cells)])
-
-
-def cells_table(cells: Sequence[CellRecord]) -> Table:
-    """Return one row per cell; columns that would be empty in each are left out."""
-    figures = _figures(cells)
     rows = [
         {
             "cell": "" if cell.execution_count is None else str(cell.execution_count),
@@ -44,14 +38,15 @@ def cells_table(cells: Sequence[CellRecord]) -> Table:
             "experiment": clean(cell.experiment or ""),
             "error": clean(cell.error or ""),
         }
-        for cell, own in zip(cells, figures, strict=True)
+        for cell, own in zip(cells, _figures(cells), strict=True)
     ]
-    return Table.of(rows, {"cell", "time", *figures[0]}, code={"source"}).without_empty()
+    seconds = format_seconds(sum(cell.duration_seconds for cell in cells))
+    headline = f"history · {_number(cells, total, 'cell')}{of} · {seconds}"
+    return Report("history", headline, tables=[_table(rows, "source", "experiment", "error")])
 
 
 def traces_report(traces: Sequence[TraceRecord], *, total: int) -> Report:
     """Return one row for each of ``traces``, the iterations of loops among them, of ``total`` that there are."""
-    figures = _figures(traces)
     rows = [
         {
             "label": clean_name(trace.label),
@@ -60,28 +55,41 @@ def traces_report(traces: Sequence[TraceRecord], *, total: int) -> Report:
             "time": format_seconds(trace.duration_seconds),
             "error": clean(trace.error or ""),
         }
-        for trace, own in zip(traces, figures, strict=True)
+        for trace, own in zip(traces, _figures(traces), strict=True)
     ]
-    table = Table.of(rows, {"iteration", "time", *figures[0]})
-    return Report("traces", _number(traces, total, "trace"), tables=[table.without_empty()])
+    return Report("traces", _number(traces, total, "trace"), tables=[_table(rows, "label", "error")])
+
+
+def _table(rows: Sequence[dict[str, str]], *words: str, title: str = "") -> Table:
+    """Return a table whose columns are numbers, but for those of words."""
+    return Table.of(rows, set(rows[0]) - set(words), title, code={"source"})
 
 
 def _number(shown: Sequence[object], total: int, what: str) -> str:
     return f"the last {len(shown)} of {count(total, what)}" if len(shown) < total else count(total, what)
 
 
-def _figures(records: Sequence[CellRecord | ExperimentRecord | TraceRecord]) -> list[dict[str, str]]:
-    """Return for each record what it kept and its peak on the devices in use, by heading; experiments' peak first."""
-    devices, found = _in_use(records), []
-    for record in records:
+def _figures(spans: Spans, first: TraceRecord | None = None) -> list[dict[str, str]]:
+    """Return for each what it kept, its peak and its growth since ``first``, by heading; experiments' peak first."""
+    devices, found = _in_use(spans), []
+    for span in spans:
         own: dict[str, str] = {}
         for device in devices:
-            usage, label = usage_on(record.usages, device), device_label(device)
+            usage, label = usage_on(span.usages, device), device_label(device)
             kept = {f"{label} kept": "" if usage is None else format_change(usage.delta_bytes)}
             peak = {f"{label} peak": "" if usage is None else peak_label(usage)}
-            own |= {**peak, **kept} if isinstance(record, ExperimentRecord) else {**kept, **peak}
+            own |= {**peak, **kept} if isinstance(span, ExperimentRecord) else {**kept, **peak}
+            if first is not None:
+                start = usage_on(first.usages, device)
+                grown = 0 if usage is None else usage.after_bytes - (start.after_bytes if start else 0)
+                own[f"{label} growth"] = "" if usage is None or span is first else format_change(grown)
         found.append(own)
     return found
+
+
+def _in_use(spans: Spans) -> list[str]:
+    """Return the host and the accelerators that held something."""
+    return devices_of(usage for span in spans for usage in span.usages if in_use(usage))
 
 
 # -- what grows -----------------------------------------------------------------------------------------------
@@ -120,32 +128,26 @@ def holder_lines(before: Inventory, after: Inventory, iteration: int, growths: S
     if not held:
         return [f"no tensor or array that came and stayed in iteration {iteration} accounts for it"]
     lines = []
-    for key in held[:_HOLDERS_SHOWN]:
-        known = {tensor.name for tensor in old.get(key, ())}
-        came = [tensor.name for tensor in new[key] if tensor.name not in known]
-        lines.append(f"iteration {iteration} left {format_bytes(more[key])} more on {_place(*key, came)}")
+    for device, name in held[:_HOLDERS_SHOWN]:
+        known = {tensor.name for tensor in old.get((device, name), ())}
+        example = next((tensor.name for tensor in new[device, name] if tensor.name not in known), None)
+        holder = f"held by {clean(name)}" if name else "to which no name of yours leads"
+        holder += f" ({clean(example)})" if name and example not in (None, name) else ""
+        size = format_bytes(more[device, name])
+        lines.append(f"iteration {iteration} left {size} more on {device_label(device)}, {holder}")
     return lines
 
 
 def _by_name(inventory: Inventory) -> dict[tuple[str, str], list[TensorRecord]]:
     """Return the tensors of each device by the first part of their names."""
-    found: dict[tuple[str, str], list[TensorRecord]] = {}
+    found = defaultdict(list)
     for tensor in inventory.tensors:
-        found.setdefault((tensor.device, "" if tensor.name is None else records.first_part(tensor.name)), []).append(
-            tensor
-        )
+        found[tensor.device, "" if tensor.name is None else records.first_part(tensor.name)].append(tensor)
     return found
 
 
 def _size(tensors: Iterable[TensorRecord]) -> int:
     return sum(tensor.size_bytes for tensor in tensors)
-
-
-def _place(device: str, name: str, came: Sequence[str | None]) -> str:
-    if not name:
-        return f"{device_label(device)}, to which no name of yours leads"
-    example = f" ({clean(came[0])})" if came and came[0] not in (None, name) else ""
-    return f"{device_label(device)}, held by {clean(name)}{example}"
 
 
 # -- loops ----------------------------------------------------------------------------------------------------
@@ -154,32 +156,21 @@ def _place(device: str, name: str, came: Sequence[str | None]) -> str:
 def loop_report(rows: Sequence[TraceRecord], total: int | None, remarks: Sequence[str]) -> Report:
     """Return the table of a loop so far: the first iteration and the last ones of ``total``, if that is known."""
     first, last = rows[0], rows[-1]
+    label = clean_name(last.label)
     number = f"{last.iteration}" if total is None else f"{last.iteration} of {total}"
     seconds = last.started_at + last.duration_seconds - first.started_at
-    devices = _in_use(rows)
     hidden = (last.iteration or 0) - len(rows)
     title = f"{count(hidden, 'row')} after the first not shown" if hidden else ""
-    figures = [f"{device_label(device)} {what}" for device in devices for what in ("kept", "peak", "growth")]
-    columns = (clean_name(last.label), "time", *figures)
-    table = Table(title, columns, [_row(record, first, devices) for record in rows], columns)
-    return Report.of("track", [f"{clean_name(last.label)} {number}", format_seconds(seconds)], remarks, [table])
-
-
-def _row(record: TraceRecord, first: TraceRecord, devices: Sequence[str]) -> list[str]:
-    cells = [str(record.iteration), format_seconds(record.duration_seconds)]
-    for device in devices:
-        usage, start = usage_on(record.usages, device), usage_on(first.usages, device)
-        if usage is None:
-            cells += ["", "", ""]
-            continue
-        grown = "" if record is first else format_change(usage.after_bytes - (start.after_bytes if start else 0))
-        cells += [format_change(usage.delta_bytes), peak_label(usage), grown]
-    return cells
+    shown = [
+        {label: str(record.iteration), "time": format_seconds(record.duration_seconds), **own}
+        for record, own in zip(rows, _figures(rows, first), strict=True)
+    ]
+    return Report("track", [f"{label} {number}", format_seconds(seconds)], remarks, [_table(shown, title=title)])
 
 
 def iteration_report(record: TraceRecord) -> Report:
     """Return one line for one iteration, where no table can be updated."""
-    return Report.of("track", [f"{clean_name(record.label)} {record.iteration}", *trace_segments(record)])
+    return Report("track", [f"{clean_name(record.label)} {record.iteration}", *trace_segments(record)])
 
 
 # -- experiments ----------------------------------------------------------------------------------------------
@@ -187,10 +178,9 @@ def iteration_report(record: TraceRecord) -> Report:
 
 def experiments_report(records: Sequence[ExperimentRecord], still_open: Iterable[str] = ()) -> Report:
     """Return one row for each finished experiment, and a line for each that is open."""
-    lines = tuple(f"open: {clean(name)}" for name in still_open)
+    lines = [f"open: {clean(name)}" for name in still_open]
     if not records:
         return Report("experiments", "no experiment has finished yet", lines)
-    figures = _figures(records)
     rows = [
         {
             "experiment": run.label,
@@ -203,9 +193,9 @@ def experiments_report(records: Sequence[ExperimentRecord], still_open: Iterable
                 f"{shorten(key, _VALUE_SHOWN)}={_value(value)}" for key, value in item.parameters.items()
             ),
         }
-        for run, item, own in zip(numbered(records), records, figures, strict=True)
+        for run, item, own in zip(numbered(records), records, _figures(records), strict=True)
     ]
-    table = Table.of(rows, {"time", "cells", "OOMs", *figures[0]}).without_empty()
+    table = _table(rows, "experiment", "began", "parameters")
     return Report("experiments", count(len(records), "experiment"), lines, [table])
 
 
@@ -220,21 +210,20 @@ def comparison_report(runs: Sequence[NumberedRun]) -> Report:
     Several devices have a table each: side by side they would be too wide for most pages.
     """
     records = [run.record for run in runs]
-    parameters = list(dict.fromkeys(key for item in records for key in item.parameters))
-    columns = ("experiment", *(shorten(key, _VALUE_SHOWN) for key in parameters), "time", "cells", "OOMs")
+    parameters = dict.fromkeys(key for item in records for key in item.parameters)
     rows = [
-        (
-            run.label,
-            *(_value(run.record.parameters[key]) if key in run.record.parameters else "" for key in parameters),
-            format_seconds(run.record.duration_seconds),
-            _parts(run.record),
-            str(run.record.ooms),
-        )
+        {
+            "experiment": run.label,
+            **{shorten(key, _VALUE_SHOWN): _value(run.record.parameters.get(key, "")) for key in parameters},
+            "time": format_seconds(run.record.duration_seconds),
+            "cells": _parts(run.record),
+            "OOMs": str(run.record.ooms),
+        }
         for run in runs
     ]
-    first = Table("", columns, rows, columns[1:])
     devices = [_device_table(runs, device) for device in _in_use(records)]
-    return Report("comparison", f"{count(len(runs), 'experiment')} side by side", tables=[first, *devices])
+    tables = [_table(rows, "experiment"), *devices]
+    return Report("comparison", f"{count(len(runs), 'experiment')} side by side", tables=tables)
 
 
 def _device_table(runs: Sequence[NumberedRun], device: str) -> Table:
@@ -249,7 +238,7 @@ def _device_table(runs: Sequence[NumberedRun], device: str) -> Table:
         for run in runs
         if (usage := usage_on(run.record.usages, device)) is not None
     ]
-    return Table.of(rows, {"consumed", "peak", "reclaimed", "kept"}, device_label(device))
+    return _table(rows, "experiment", title=device_label(device))
 
 
 class NumberedRun(NamedTuple):
@@ -263,20 +252,14 @@ class NumberedRun(NamedTuple):
 
 def numbered(records: Iterable[ExperimentRecord]) -> list[NumberedRun]:
     """Return each experiment with its number among those of the same name."""
-    records = list(records)
-    times = Counter(clean(record.name) for record in records)
+    named = [(clean(record.name), record) for record in records]
+    times = Counter(name for name, _ in named)
     so_far: Counter[str] = Counter()
     runs = []
-    for record in records:
-        name = clean(record.name)
+    for name, record in named:
         so_far[name] += 1
         runs.append(NumberedRun(name, so_far[name], f"{name} #{so_far[name]}" if times[name] > 1 else name, record))
     return runs
-
-
-def _in_use(records: Sequence[CellRecord | ExperimentRecord | TraceRecord]) -> list[str]:
-    """Return the host and the accelerators that held something."""
-    return devices_of(usage for record in records for usage in record.usages if in_use(usage))
 
 
 def _value(value: object) -> str:

@@ -2,7 +2,8 @@
 
 Text has the page's own colour, so that it is legible in every theme; colours are on borders and bars only. There is
 no script, no style sheet, no id and nothing from outside. Where a sanitizer drops the styles (GitHub) or the theme
-variables (notebooks that are not trusted), words, tables and folding stay.
+variables (notebooks that are not trusted), words, tables and folding stay. The colours of bars are middle tones with
+an equal contrast to light and dark pages.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 
 from ipygpumem.reports import text
-from ipygpumem.reports.bars import html_bar
-from ipygpumem.reports.layout import SEPARATOR, Fact, Listing, Report, Segment, Table, clean, listed
+from ipygpumem.reports.layout import SEPARATOR, Bar, Fact, Listing, Report, Table, clean, listed
 
 _OPEN_LINES = 5
 """Lines of a listing that are shown without asking."""
@@ -64,6 +64,15 @@ _DEEP = 14
 """Letters of a first column under which nothing stands any more: what goes on begins a little to the right."""
 _NAME = f'<code style="{_CODE}; background: transparent; padding: 0; overflow-wrap: break-word">{{}}</code>'
 
+_TRACK = (
+    '<span role="img" title="{label}" aria-label="{label}" style="display: inline-block; width: 64px; height: 8px; '
+    "line-height: 8px; font-size: 0; text-align: left; white-space: nowrap; overflow: hidden; "
+    'background: rgba(128, 128, 128, 0.22); border-radius: 2px{tick}">{pieces}</span>'
+)
+_PIECE = '<span style="display: inline-block; height: {}px; min-width: 2px; width: {:.1f}%; background: {}"></span>'
+# The peak is past: it is half as high. In grey, too, what was in use before and what was kept differ.
+_PIECES = ((8, "rgba(128, 128, 128, 0.6)"), (8, "#1e88e5"), (4, "#64b5f6"))
+
 
 def render(reports: Iterable[Report], *, bars: bool = True) -> str:
     """Return the reports one below the other."""
@@ -71,11 +80,11 @@ def render(reports: Iterable[Report], *, bars: bool = True) -> str:
 
 
 def _report(report: Report, *, bars: bool) -> str:
+    head = _headline(report, bars=bars)
     if report.tables or report.facts or report.listings or (report.lines and report.kind != "cell"):
-        head = _headline([segment for segment in report.head if not segment.tabled], bars=bars)
         return _FRAME.format(*(_TROUBLE if report.is_trouble else _ACCENT), head, "\n".join(_body(report, bars=bars)))
-    alone = len(report.head) == 1 and not report.lines
-    head = _escaped(report.headline) if alone else _headline(report.head, bars=bars)
+    if len(report.segments) == 1 and not report.lines:
+        head = _escaped(report.headline)
     return _LINE.format("<br>".join([head, *map(_escaped, report.lines)]))
 
 
@@ -83,18 +92,16 @@ def _escaped(text: str) -> str:
     return escape(clean(text))
 
 
-def _headline(segments: Iterable[Segment], *, bars: bool) -> str:
+def _headline(report: Report, *, bars: bool) -> str:
     """Return the parts of a headline; it breaks between them, and within one only if that is too long for a line."""
-    parts: list[str] = []
-    segments = list(segments)
-    for segment in segments:
-        text = _escaped(segment.text)
-        if bars and segment.bar is not None:
-            text = f"{html_bar(segment.bar)} {text}"
-        # The separator is within the part, so that no line begins with it.
-        tail = SEPARATOR.rstrip() if segment is not segments[-1] else ""
-        parts.append(_PART.format(text + tail) if parts else _FIRST.format(text) + tail)
-    return " ".join(parts)
+    parts = [
+        f"{html_bar(bar)} {_escaped(text)}" if bars and bar is not None else _escaped(text)
+        for text, bar in report.segments
+    ]
+    # The separator is within the part, so that no line begins with it.
+    last, dot = len(parts) - 1, SEPARATOR.rstrip()
+    rest = [_PART.format(part + dot * (number < last)) for number, part in enumerate(parts) if number]
+    return " ".join([_FIRST.format(parts[0]) + dot * bool(rest), *rest])
 
 
 def _body(report: Report, *, bars: bool) -> Iterator[str]:
@@ -166,6 +173,17 @@ def _row(row: Sequence[str], looks: Sequence[tuple[str, str, str]], indent: str,
         for content, (width, side, more) in zip(row, looks, strict=True)
     ]
     return _ROW.format(indent=indent, line=line, cells="".join(cells))
+
+
+def html_bar(bar: Bar) -> str:
+    """Return ``bar`` as spans; its label is what a pointer shows and a screen reader says."""
+    pieces = "".join(
+        _PIECE.format(height, 100 * size / bar.length_bytes, colour)
+        for size, (height, colour) in zip(bar.pieces, _PIECES, strict=True)
+        if size
+    )
+    tick = "; border-right: 2px solid rgba(128, 128, 128, 0.9)" if bar.is_whole else ""
+    return _TRACK.format(label=_escaped(bar.label), pieces=pieces, tick=tick)
 
 
 class Shown:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ipygpumem.model import Usage
-from ipygpumem.units import format_change
+from ipygpumem.units import format_bytes, format_change
 
 SEPARATOR = " · "
 NAMES_SHOWN = 40
-LEAST_SHARE = 0.01
+_LEAST_SHARE = 0.01
 """A smaller part of a bar's length is no piece, and a smaller change no bar."""
 _LONGEST_TEXT = 4000
 _LONGEST_NAME = 80
@@ -40,16 +40,15 @@ class Bar:
         found: list[int] = []
         for size in (self.used_bytes, self.kept_bytes, self.peak_bytes):
             rest = self.length_bytes - sum(found)
-            found.append(min(size, rest) if size >= LEAST_SHARE * self.length_bytes else 0)
+            found.append(min(size, rest) if size >= _LEAST_SHARE * self.length_bytes else 0)
         return found
 
 
 class Segment(NamedTuple):
-    """One part of a headline, with its bar; ``tabled`` if a table says the same: it is left out above that."""
+    """One part of a headline, with its bar."""
 
     text: str
     bar: Bar | None = None
-    tabled: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,6 @@ class Table:
     """Rows of text under headings; columns named in ``numbers`` are set to the right, those in ``code`` monospaced.
 
     There is a bar for each row, or none at all. Where a front-end can fold, a ``folded`` one shows its title first.
-    Text leaves an ``echo`` out: it says what the headline's ``tabled`` segments say.
     """
 
     title: str
@@ -67,20 +65,14 @@ class Table:
     code: Collection[str] = ()
     bars: Sequence[Bar | None] = ()
     folded: bool = False
-    echo: bool = False
 
     @classmethod
     def of(
         cls, rows: Sequence[Mapping[str, str]], numbers: Collection[str] = (), title: str = "", **more: Any
     ) -> Table:
-        """Return a table of rows, at least one, that have a text for each heading."""
-        return cls(title, tuple(rows[0]), tuple(tuple(row.values()) for row in rows), numbers, **more)
-
-    def without_empty(self) -> Table:
-        """Return the table without the columns that are empty in every row; without rows it stays as it is."""
-        filled = [place for place in range(len(self.columns)) if not self.rows or any(row[place] for row in self.rows)]
-        rows = tuple(tuple(row[place] for place in filled) for row in self.rows)
-        return replace(self, columns=tuple(self.columns[place] for place in filled), rows=rows)
+        """Return a table of rows that have a text for each heading, without the columns that are empty in all."""
+        columns = [name for name in rows[0] if any(row[name] for row in rows)] if rows else []
+        return cls(title, tuple(columns), [tuple(row[name] for name in columns) for row in rows], numbers, **more)
 
 
 @dataclass(frozen=True)
@@ -105,31 +97,85 @@ class Listing:
 
 @dataclass(frozen=True)
 class Report:
-    """One report. ``kind`` travels with it, so that front-ends and tests can tell reports apart.
+    """One report: a headline, whole or in parts, and what stands below it.
 
-    ``segments`` are the headline in parts, if it has some. A border in another colour shows ``is_trouble``.
+    ``kind`` travels with it, so that front-ends and tests can tell reports apart. A border in another colour shows
+    ``is_trouble``.
     """
 
     kind: str
-    headline: str
+    head: str | Sequence[Segment | str]
     lines: Sequence[str] = ()
     tables: Sequence[Table] = ()
     facts: Sequence[Fact] = ()
     listings: Sequence[Listing] = ()
-    segments: Sequence[Segment] = ()
     is_trouble: bool = False
 
-    @classmethod
-    def of(cls, kind: str, segments: Iterable[Segment | str], *parts: Any, is_trouble: bool = False) -> Report:
-        """Return a report whose headline has parts; ``parts`` are its lines, tables, facts and listings."""
-        head = [Segment(part) if isinstance(part, str) else part for part in segments]
-        headline = SEPARATOR.join([segment.text for segment in head])
-        return replace(cls(kind, headline, *parts), segments=head, is_trouble=is_trouble)
+    @property
+    def segments(self) -> list[Segment]:
+        """The headline in parts, one at least."""
+        parts = [self.head] if isinstance(self.head, str) else self.head
+        return [Segment(part) if isinstance(part, str) else part for part in parts]
 
     @property
-    def head(self) -> Sequence[Segment]:
-        """The headline in parts, one at least."""
-        return self.segments or (Segment(self.headline),)
+    def headline(self) -> str:
+        """The headline as a text."""
+        return SEPARATOR.join([segment.text for segment in self.segments])
+
+
+# -- bars -----------------------------------------------------------------------------------------------------
+
+
+class Scales:
+    """How long each device's bar is: as the session's highest use, so that a change can be seen."""
+
+    def __init__(self) -> None:
+        self._highest: dict[str, int] = {}
+
+    def note(self, usages: Iterable[Usage]) -> None:
+        """Let the bars be long enough for ``usages``, from now on."""
+        for usage in usages:
+            self._highest[usage.device] = max(self._highest.get(usage.device, 0), sum(_sizes(usage)))
+
+    def bar(self, usage: Usage) -> Bar | None:
+        """Return the bar of what ``usage``'s device went through.
+
+        It is as long as the highest use, rounded up so that it seldom changes (..., 1, 1.5, 2, 3, 4, 6 GiB, ...), or as
+        the device's total, if that is less. There is none where the total is unknown, or where what was kept, given
+        back or needed meanwhile is below 1 % of the length.
+        """
+        total = usage.total_bytes
+        if not total:
+            return None
+        used, kept, peak = _sizes(usage)
+        highest = max(self._highest.get(usage.device, 0), used + kept + peak)
+        wanted = highest + highest // 20
+        step = 1 << max(0, wanted.bit_length() - 2)
+        length = min(total, -(-wanted // step) * step or 1)
+        if max(kept, peak) < _LEAST_SHARE * length:
+            return None
+        label = f"{device_label(usage.device)}: {format_bytes(used + kept)} of {format_bytes(total)} in use"
+        if length < total:
+            label += f"; the bar ends at {format_bytes(length)}"
+        grain = -(-length // 1024)  # bars that look the same are equal
+        used, kept, peak = (-(-size // grain) * grain for size in (used, kept, peak))
+        return Bar(label, length, used, kept, peak, is_whole=length == total)
+
+
+def _sizes(usage: Usage) -> tuple[int, int, int]:
+    """Return what was in use before and still is, what was kept on top of that, and how far the peak was above both.
+
+    What other processes, the context and the allocator's cache take counts as in use before, where it is known: their
+    sum is what the whole device had in use at the peak.
+    """
+    kept = max(0, usage.delta_bytes)
+    peak = max(0, usage.peak_bytes - usage.after_bytes)
+    used = usage.after_bytes - kept
+    if usage.used_bytes is not None:
+        mine = usage.after_bytes if usage.reserved_bytes is None else usage.reserved_bytes
+        # The peak lay in the allocator's cache, unless that was given back since.
+        used = max(usage.used_bytes - kept - peak, usage.used_bytes - mine + used)
+    return used, kept, peak
 
 
 # -- texts ----------------------------------------------------------------------------------------------------
@@ -172,6 +218,11 @@ def listed(values: Sequence[str], most: int = NAMES_SHOWN) -> str:
 def count(number: int, thing: str) -> str:
     """Return ``1 cell``, ``2 cells``."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def sizes(by_device: Mapping[str, int], form: Callable[[int], str] = format_bytes) -> list[str]:
+    """Return ``RAM 1 MiB`` for each device."""
+    return [f"{device_label(device)} {form(size)}" for device, size in by_device.items()]
 
 
 def shape_label(shape: Sequence[int]) -> str:

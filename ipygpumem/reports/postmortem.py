@@ -24,7 +24,7 @@ def postmortem_report(recording: Recording, verdict: Verdict) -> Report:
         ran += f" {clean(last.error)}" if last.kind == "cell end" else " until its last entry"
         source = [clean(f"  {line.expandtabs(4)}") for line in cell.source.split("\n")[:20]]
         listings.append(Listing(f"cell {cell.cell}, {ran}", source, code=True))
-    return Report.of(
+    return Report(
         "postmortem",
         _headline(recording, verdict),
         lines,

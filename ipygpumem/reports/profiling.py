@@ -79,7 +79,7 @@ def statements_report(costs: Sequence[Cost], nothing: Cost) -> Report:
     table = Table.of(rows, {"kept", "peak", "all peaks", "time", "all times"}, code={"statement"})
     runs = count(len(nothing.runs), "run")
     headline = f"{count(len(costs), 'statement')} · {runs}{' of each' if len(costs) > 1 else ''} after one to warm up"
-    return Report("gpumemit", headline, (_noise(nothing),), (table.without_empty(),))
+    return Report("gpumemit", headline, (_noise(nothing),), (table,))
 
 
 def _statement_row(cost: Cost, device: str) -> dict[str, str]:

@@ -6,20 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from ipygpumem.model import Usage
 from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord, TrackerRecord
-from ipygpumem.reports.layout import (
-    SEPARATOR,
-    Report,
-    Table,
-    clean,
-    count,
-    device_label,
-    in_use,
-    sampled_mark,
-    shape_label,
-)
+from ipygpumem.reports import layout
+from ipygpumem.reports.layout import Report, Table, clean, count, device_label, sizes
 from ipygpumem.units import format_bytes, format_change
-
-_COLUMNS = ("size", "name", "type", "shape", "dtype", "device", "kind", "grad", "cell")
 
 
 def tensors_report(inventory: Inventory, *, top: int) -> Report:
@@ -34,39 +23,39 @@ def groups_report(inventory: Inventory, by: str, groups: Sequence[TensorGroup], 
     if rest:
         tensors, size = sum(item.tensors for item in rest), sum(item.size_bytes for item in rest)
         rows.append((format_bytes(size), str(tensors), f"and {len(rest):,} smaller"))
-    return _report(inventory, Table("", ("size", "tensors", by), tuple(rows), frozenset({"tensors", "size"})))
+    return _report(inventory, Table("", ("size", "tensors", by), rows, {"tensors", "size"}))
+
+
+def _report(inventory: Inventory, table: Table) -> Report:
+    head = [f"tensors and arrays: {count(len(inventory.tensors), 'storage')}", *sizes(inventory.device_bytes)]
+    notes = [f"{row.name or row.type_name}: {row.note}" for row in inventory.tensors[:10] if row.note]
+    return Report("tensors", layout.SEPARATOR.join(head), list(map(clean, [*inventory.notes, *notes])), _tables(table))
+
+
+def _tables(*tables: Table) -> list[Table]:
+    return [table for table in tables if table.rows]
 
 
 def difference_report(difference: InventoryDiff, *, top: int) -> Report:
     """Return the ``top`` largest tensors that came, as many that went, and where the inventories were taken."""
     places = clean(f"from {difference.before or 'before'} to {difference.after or 'after'}")
-    changes = [f"{device_label(device)} {format_change(size)}" for device, size in difference.changed_bytes.items()]
-    tables = _changed_tables(difference, top=top)
-    headline = SEPARATOR.join(["tensors and arrays", places, *(changes or ["no change"])])
-    return Report("difference", headline, (), tables)
+    changes = sizes(difference.changed_bytes, format_change) or ["no change"]
+    headline = layout.SEPARATOR.join(["tensors and arrays", places, *changes])
+    return Report("difference", headline, (), _changed(difference, top))
 
 
-def _changed_tables(difference: InventoryDiff, *, top: int) -> tuple[Table, ...]:
-    """Return a table of the ``top`` largest tensors that came, and one of as many that went."""
-    parts = ((f"came: {len(difference.came):,}", difference.came), (f"went: {len(difference.went):,}", difference.went))
-    return tuple(_table(title, tensors, top) for title, tensors in parts if tensors)
-
-
-def _report(inventory: Inventory, table: Table) -> Report:
-    sizes = [f"{device_label(device)} {format_bytes(size)}" for device, size in inventory.device_bytes.items()]
-    headline = SEPARATOR.join([f"tensors and arrays: {count(len(inventory.tensors), 'storage')}", *sizes])
-    notes = [f"{row.name or row.type_name}: {row.note}" for row in inventory.tensors[:10] if row.note]
-    return Report("tensors", headline, tuple(map(clean, [*inventory.notes, *notes])), (table,) * bool(table.rows))
+def _changed(difference: InventoryDiff, top: int) -> list[Table]:
+    came, went = difference.came, difference.went
+    return _tables(_table(f"came: {len(came):,}", came, top), _table(f"went: {len(went):,}", went, top))
 
 
 def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:
     rows = [
         {
             "size": "?" if row.note.startswith("could not") else format_bytes(row.size_bytes),
-            "name": clean(" ".join([row.name or "(no name)", *[f"+{row.aliases}"] * bool(row.aliases)]))
-            + " shared" * row.shared,
+            "name": clean((row.name or "(no name)") + f" +{row.aliases}" * bool(row.aliases)) + " shared" * row.shared,
             "type": clean(row.type_name),
-            "shape": "" if row.shape is None else shape_label(row.shape),
+            "shape": "" if row.shape is None else layout.shape_label(row.shape),
             "dtype": clean(row.dtype),
             "device": clean(row.device),
             "kind": row.kind,
@@ -78,8 +67,8 @@ def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:
     rest = tensors[top:]
     if rest:
         size = format_bytes(sum(row.size_bytes for row in rest))
-        rows.append({**dict.fromkeys(_COLUMNS, ""), "size": size, "name": f"and {len(rest):,} smaller"})
-    return Table(title, _COLUMNS, [tuple(row.values()) for row in rows], {"cell", "size"}).without_empty()
+        rows.append(dict.fromkeys(rows[0], "") | {"size": size, "name": f"and {len(rest):,} smaller"})
+    return Table.of(rows, {"cell", "size"}, title)
 
 
 # -- trackers -------------------------------------------------------------------------------------------------
@@ -87,12 +76,11 @@ def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:
 
 def tracker_report(record: TrackerRecord, *, top: int) -> Report:
     """Return the ``top`` largest tensors that came, as many that went, and each device's totals."""
-    by = [f"{device_label(device)} {format_change(size)}" for device, size in record.changed_bytes.items()]
-    headline = SEPARATOR.join(
-        filter(None, [f"tracker {record.number}", record.after, *(by or ["nothing came or went"])])
+    changes = sizes(record.changed_bytes, format_change) or ["nothing came or went"]
+    headline = layout.SEPARATOR.join(filter(None, [f"tracker {record.number}", record.after, *changes]))
+    return Report(
+        "tracker", clean(headline), list(map(clean, (*_totals(record), *record.notes))), _changed(record, top)
     )
-    lines = [clean(line) for line in (*_totals(record), *record.notes)]
-    return Report("tracker", clean(headline), tuple(lines), _changed_tables(record, top=top))
 
 
 def _totals(record: TrackerRecord) -> Iterator[str]:
@@ -101,12 +89,10 @@ def _totals(record: TrackerRecord) -> Iterator[str]:
     for usage in record.usages:
         own = left.pop(usage.device, None)
         own = left.pop(f"{usage.device}:0", 0) if own is None else own  # where there is only one: mps
-        if in_use(usage) or own:
-            tensors = f"{device_label(usage.device)}: {format_bytes(own)} in tensors"
-            yield f"{tensors}{_beside(usage, own)}, peak {format_bytes(usage.peak_bytes)}{sampled_mark(usage)} {since}"
-    for device, size in left.items():
-        if size:
-            yield f"{device_label(device)}: {format_bytes(size)} in tensors"
+        if layout.in_use(usage) or own:
+            peak = f"peak {format_bytes(usage.peak_bytes)}{layout.sampled_mark(usage)} {since}"
+            yield f"{device_label(usage.device)}: {format_bytes(own)} in tensors{_beside(usage, own)}, {peak}"
+    yield from (f"{device_label(device)}: {format_bytes(size)} in tensors" for device, size in left.items() if size)
 
 
 def _beside(usage: Usage, own: int) -> str:

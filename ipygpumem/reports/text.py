@@ -8,10 +8,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ipygpumem.reports.bars import BAR_COLUMNS, text_bar
-from ipygpumem.reports.layout import SEPARATOR, Report, Segment, Table, clean, listed
-
-_BOLD, _DIM, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
+from ipygpumem.reports.layout import SEPARATOR, Bar, Report, Table, clean, listed
 
 
 @dataclass(frozen=True)
@@ -26,21 +23,24 @@ class Style:
 PLAIN = Style()
 ASCII = str.maketrans({"…": "...", "→": "->", **dict(zip("·×─▒█░▕▏┃", "-x-=#-[]|", strict=True))})
 """What stands for our own characters where a stream cannot carry them."""
-ALL_GLYPHS = "".join(map(chr, ASCII))
-"""What a stream must be able to carry for reports as they are."""
+
+_BOLD, _DIM, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
+_COLOURS = {"▒": _DIM, "█": "\x1b[36m", "░": "\x1b[33m"}
+_BAR = re.compile("▕[▒█░ ]{8}[▏┃]")
+_CELLS = 8
+BAR_COLUMNS = _CELLS + 2
+"""What a bar takes, with its two ends."""
+_TABLE_WIDTH = 120
+_NARROWEST = 20
 
 
 def carried(shown: str, encoding: str) -> str:
     """Return text as a stream of ``encoding`` can carry it."""
     try:
-        ALL_GLYPHS.encode(encoding)
+        "".join(map(chr, ASCII)).encode(encoding)
     except UnicodeEncodeError:
         return shown.translate(ASCII).encode(encoding, "replace").decode(encoding)
     return shown
-
-
-_TABLE_WIDTH = 120
-_NARROWEST = 20
 
 
 def render(reports: Iterable[Report], style: Style = PLAIN) -> str:
@@ -49,83 +49,86 @@ def render(reports: Iterable[Report], style: Style = PLAIN) -> str:
 
 
 def _report(report: Report, style: Style) -> str:
-    # A cell's line goes this way after every cell: nothing to lay out.
-    blocks = [clean(report.headline) if style is PLAIN else _headline(report.head, style)]
-    blocks += [_table(table, style) for table in report.tables if not table.echo]
-    blocks += [_titled(fact.title, f"{fact.title}: {listed(fact.values, fact.most)}", style) for fact in report.facts]
-    blocks += [_wrapped(line, style) for line in report.lines]
+    lines = _headline(report, style)
+    for table in report.tables:
+        lines += _hanging(clean(table.title), style.width) if table.title else []
+        lines += _table(table, style)
+    for fact in report.facts:
+        lines += _titled(fact.title, f"{fact.title}: {listed(fact.values, fact.most)}", style)
+    for line in report.lines:
+        lines += _hanging(clean(line), style.width)
     for listing in report.listings:
-        blocks.append(_titled(listing.title, f"{listing.title}:", style))
-        blocks += [_wrapped(line, style) for line in listing.lines]
-    return "\n".join(blocks)
+        lines += _titled(listing.title, f"{listing.title}:", style)
+        for line in listing.lines:
+            lines += _hanging(clean(line), style.width)
+    shown = "\n".join(lines)
+    return _BAR.sub(_in_colour, shown) if style.colour else shown
 
 
-# -- the headline ---------------------------------------------------------------------------------------------
-
-
-def _headline(segments: Sequence[Segment], style: Style) -> str:
-    plain = [(text, columns(text)) for text in (clean(segment.text) for segment in segments)]
-    parts = [
-        (f"{text} {text_bar(segment.bar, colour=style.colour)}", needed + 1 + BAR_COLUMNS)
-        if style.bars and segment.bar is not None
-        else (text, needed)
-        for (text, needed), segment in zip(plain, segments, strict=True)
-    ]
-    lines = _broken(parts, plain, style.width)
-    first = plain[0][0]
+def _headline(report: Report, style: Style) -> list[str]:
+    plain = [clean(segment.text) for segment in report.segments]
+    lines = _broken(plain, [segment.bar if style.bars else None for segment in report.segments], style.width)
+    first = plain[0]
     if style.colour and lines[0].startswith(first):
         lines[0] = f"{_BOLD}{first}{_RESET}{lines[0][len(first) :]}"
-    return "\n".join(lines)
-
-
-def _broken(parts: list[tuple[str, int]], plain: list[tuple[str, int]], width: int | None) -> list[str]:
-    """Return the headline in lines: the bars give way first, then it breaks between parts, then between words."""
-    if width is None:
-        return [SEPARATOR.join([text for text, _ in parts])]
-    for candidates in (parts, plain):
-        if sum(needed for _, needed in candidates) + len(SEPARATOR) * (len(candidates) - 1) <= width:
-            return [SEPARATOR.join([text for text, _ in candidates])]
-    if any(needed > width - 2 for _, needed in parts):
-        parts = plain
-    lines: list[str] = []
-    used = width
-    for text, needed in parts:
-        if lines and used + len(SEPARATOR) + needed <= width:
-            lines[-1] += SEPARATOR + text
-            used += len(SEPARATOR) + needed
-            continue
-        indent = "  " if lines else ""
-        pieces = [text] if needed <= width - len(indent) else fold(text, width - 4)
-        lines += [indent + pieces[0], *(f"    {piece}" for piece in pieces[1:])]
-        used = len(indent) + needed if len(pieces) == 1 else 4 + columns(pieces[-1])
     return lines
 
 
-# -- below it -------------------------------------------------------------------------------------------------
+def _broken(plain: list[str], bars: list[Bar | None], width: int | None) -> list[str]:
+    """Return the headline in lines: the bars give way first, then it breaks between parts, then between words."""
+    parts = [f"{text} {text_bar(bar)}" if bar else text for text, bar in zip(plain, bars, strict=True)]
+    if width is None:
+        return [SEPARATOR.join(parts)]
+    for line in (SEPARATOR.join(parts), SEPARATOR.join(plain)):
+        if columns(line) <= width:
+            return [line]
+    if any(columns(part) > width - 2 for part in parts):
+        parts = plain
+    lines: list[str] = []
+    for part in parts:
+        if lines and columns(lines[-1] + SEPARATOR + part) <= width:
+            lines[-1] += SEPARATOR + part
+        else:
+            lines += _hanging(part, width, "  " if lines else "")
+    return lines
 
 
-def _wrapped(line: str, style: Style) -> str:
-    line = clean(line)
-    if style.width is None or columns(line) + 2 <= style.width:
-        return f"  {line}"
-    first, *rest = fold(line, style.width - 4)
-    return "\n".join([f"  {first}", *(f"    {piece}" for piece in rest)])
+def _hanging(text: str, width: int | None, indent: str = "  ") -> list[str]:
+    """Return a text in lines, those after the first further to the right."""
+    pieces = [text] if width is None or columns(text) <= width - len(indent) else fold(text, width - 4)
+    return [indent + pieces[0], *(f"    {piece}" for piece in pieces[1:])]
 
 
-def _titled(title: str, text: str, style: Style) -> str:
+def _titled(title: str, text: str, style: Style) -> list[str]:
     """Return a line that begins with a title, which colour sets apart."""
-    line = _wrapped(text, style)
+    lines = _hanging(clean(text), style.width)
     start = f"  {title}"
-    return f"{_DIM}{start}{_RESET}{line[len(start) :]}" if style.colour and line.startswith(start) else line
+    if style.colour and lines[0].startswith(start):
+        lines[0] = f"{_DIM}{start}{_RESET}{lines[0][len(start) :]}"
+    return lines
 
 
-def _table(table: Table, style: Style) -> str:
-    width = max(_NARROWEST, style.width or _TABLE_WIDTH) - 2
-    lines = draw_table(table, width, bars=style.bars, colour=style.colour)
-    if style.colour:
-        rule = next((number for number, line in enumerate(lines) if line and not line.strip("─")), -1)
-        lines = [f"{_DIM}{line}{_RESET}" if number <= rule else line for number, line in enumerate(lines)]
-    return "\n".join([_wrapped(table.title, style)] * bool(table.title) + [f"  {line}" for line in lines])
+# -- bars -----------------------------------------------------------------------------------------------------
+
+
+def text_bar(bar: Bar) -> str:
+    """Return ``bar`` in characters, such as ``▕▒▒█░    ▏``, or ``▕▒▒█░    ┃`` up to the total.
+
+    In use before is ``▒``, kept ``█``, the peak above ``░``; a piece has one character at least, where there is room.
+    """
+    pieces = bar.pieces
+    ends = [0, *(round(sum(pieces[:number]) * _CELLS / bar.length_bytes) for number in (1, 2, 3))]
+    found = [end - start for start, end in itertools.pairwise(ends)]
+    for index in sorted(range(3), key=lambda index: -pieces[index]):
+        if pieces[index] and not found[index]:  # at the cost of what is free, else of the longest piece
+            found[index] = 1
+            found[found.index(max(found))] -= sum(found) > _CELLS
+    drawn = "".join(block * number for block, number in zip("▒█░", found, strict=True))
+    return f"▕{drawn:{_CELLS}}{'┃' if bar.is_whole else '▏'}"
+
+
+def _in_colour(drawn: re.Match[str]) -> str:
+    return re.sub("▒+|█+|░+", lambda piece: _COLOURS[piece[0][0]] + piece[0] + _RESET, drawn[0])
 
 
 # -- tables ---------------------------------------------------------------------------------------------------
@@ -186,27 +189,31 @@ def _pieces(word: str, width: int) -> list[str]:
     return pieces
 
 
-def draw_table(table: Table, width: int, *, bars: bool, colour: bool) -> list[str]:
-    """Return the lines of ``table`` in ``width`` columns, without its title; the second line is a rule.
+def _table(table: Table, style: Style) -> list[str]:
+    """Return the lines of ``table`` without its title: headings, a rule, and rows with their bars behind.
 
     Numbers are never broken. Where the columns cannot stand side by side, each row is a line of names and values.
     """
+    width = max(_NARROWEST, style.width or _TABLE_WIDTH) - 2
     head, *body = [tuple(map(clean, row)) for row in (table.columns, *table.rows)]
     widths = [max(map(columns, column)) for column in zip(head, *body, strict=True)]
     numeric = [name in table.numbers for name in table.columns]
-    drawn = [text_bar(bar, colour=colour) if bar else "" for bar in table.bars] if bars and any(table.bars) else []
+    drawn = [text_bar(bar) if bar else "" for bar in table.bars] if style.bars and any(table.bars) else []
     for behind, gap in itertools.product((drawn, []), _GAPS):
         beside = gap + BAR_COLUMNS if behind else 0
         fitting = _fitting(widths, numeric, width - gap * (len(widths) - 1) - beside)
         if fitting is not None:
             break
     else:
-        return [line for row in body for line in _named(head, row, width)]
+        return [f"  {line}" for row in body for line in _named(head, row, width)]
     rows = [_row(row, fitting, numeric, gap) for row in body]
     for lines, bar in zip(rows, behind, strict=False):
         lines[0] += f"{' ' * gap}{bar}"
     rule = "─" * (sum(fitting) + gap * (len(fitting) - 1) + beside)
-    return [line.rstrip() for lines in (_row(head, fitting, numeric, gap), [rule], *rows) for line in lines]
+    top = [line.rstrip() for line in (*_row(head, fitting, numeric, gap), rule)]
+    if style.colour:
+        top = [f"{_DIM}{line}{_RESET}" for line in top]
+    return [f"  {line}" for line in (*top, *(line.rstrip() for lines in rows for line in lines))]
 
 
 def _named(head: Sequence[str], row: Sequence[str], width: int) -> list[str]:
