@@ -32,7 +32,7 @@ BUDGET = {
     "profiling": 450,
     "reconcile": 560,
     "record": 90,
-    "reports": 2630,
+    "reports": 2530,
     "scopes": 740,
     "units": 100,
 }
