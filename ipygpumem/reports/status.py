@@ -33,7 +33,7 @@ def status_report(
     if children:
         tables.append(_children_table(children, cells))
     notes = [clean(f"{device_label(device)}: {note}") for device, note in noted]
-    return Report("status", headline.split(SEPARATOR), [*map(clean, lines), *notes], tables)
+    return Report("status", headline.split(SEPARATOR), (*map(clean, lines), *notes), tables)
 
 
 def _children_table(children: Sequence[Child], cells: Sequence[CellRecord]) -> Table:
