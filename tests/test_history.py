@@ -60,7 +60,7 @@ def test_the_history_shows_devices_in_use_and_drops_what_is_empty() -> None:
     idle = dataclasses.replace(usage("cuda:1", 0, 0, 0), reserved_bytes=0)
     report = reports.history_report([cell(7, usages=(usage(), idle))], total=5, experiment="a")
     assert report.tables[0].columns == ("cell", "RAM kept", "RAM peak", "time", "source")
-    assert report.tables[0].rows == [("7", "+50 MiB", "+300 MiB", "2.00 s", "train()")]
+    assert report.tables[0].rows == (("7", "+50 MiB", "+300 MiB", "2.00 s", "train()"),)
     assert report.headline == "history · the last 1 of 5 cells of a · 2.00 s"
 
 

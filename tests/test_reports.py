@@ -86,10 +86,10 @@ def test_the_report_of_a_recovery() -> None:
         "out of memory (OutOfMemoryError) · asked for 20.00 GiB · free: RAM 10.00 GiB, cuda:0 3.00 GiB · "
         "came back: RAM 0 B, cuda:0 3 MiB"
     )
-    assert report.tables[0].rows == [
+    assert report.tables[0].rows == (
         ("2 MiB", "train", "7", "batch", "Tensor", "512 × 1024", "float32", "cuda:0"),
         ("1 MiB", "main", "2", "lists", "dict", "3 arrays", "float32", "cuda:0"),
-    ]
+    )
     assert content.recovery_reports(recovery(kind="interrupt", held=()), MIB) == []
     (broken,) = content.recovery_reports(recovery(kind="error", held=(), poisoned=True), MIB)
     assert "Restart the kernel" in broken.lines[0]

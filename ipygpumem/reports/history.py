@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from ipygpumem.measuring.growth import Growth
 from ipygpumem.model import CellRecord, ExperimentRecord, TraceRecord, devices_of, usage_on
-from ipygpumem.objects.inventory import records
-from ipygpumem.objects.inventory.records import Inventory, TensorRecord
+from ipygpumem.objects.inventory.records import Inventory, TensorRecord, first_part
 from ipygpumem.reports.content import reclaimed_label, trace_segments
 from ipygpumem.reports.layout import Report, Table, clean, clean_name, count, device_label, in_use, peak_label, shorten
 from ipygpumem.units import format_bytes, format_change, format_seconds
@@ -142,7 +141,7 @@ def _by_name(inventory: Inventory) -> dict[tuple[str, str], list[TensorRecord]]:
     """Return the tensors of each device by the first part of their names."""
     found = defaultdict(list)
     for tensor in inventory.tensors:
-        found[tensor.device, "" if tensor.name is None else records.first_part(tensor.name)].append(tensor)
+        found[tensor.device, "" if tensor.name is None else first_part(tensor.name)].append(tensor)
     return found
 
 

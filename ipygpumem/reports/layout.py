@@ -72,7 +72,7 @@ class Table:
     ) -> Table:
         """Return a table of rows that have a text for each heading, without the columns that are empty in all."""
         columns = [name for name in rows[0] if any(row[name] for row in rows)] if rows else []
-        return cls(title, tuple(columns), [tuple(row[name] for name in columns) for row in rows], numbers, **more)
+        return cls(title, tuple(columns), tuple(tuple(row[name] for name in columns) for row in rows), numbers, **more)
 
 
 @dataclass(frozen=True)
