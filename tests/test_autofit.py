@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
@@ -191,11 +192,42 @@ def in_force(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Budget]:
         ("OutOfMemoryError", "CUDA out of memory.", "cuda:0"),
         ("RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes", "cpu"),
         ("MemoryError", "", "cpu"),
+        ("_ArrayMemoryError", "Unable to allocate 8.00 EiB for an array with shape (1,) and data type int8", "cpu"),
+        ("RuntimeError", "UR_RESULT_ERROR_OUT_OF_HOST_MEMORY: HOST_ALLOCATION_FAILED", "cpu"),
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 4.00 TiB. GPU 2 has a total", "cuda:2"),
+        ("RuntimeError", "HIP out of memory. Tried to allocate 20.00 MiB (GPU 3; 1.00 GiB total)", "cuda:3"),
+        ("AcceleratorError", "CUDA error: out of memory", "cuda:0"),
+        ("OutOfMemoryError", "XPU out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total", "xpu:1"),
+        ("RuntimeError", "XPU out of memory. Tried to allocate 2.00 GiB.", "xpu:0"),
+        ("RuntimeError", "MPS backend out of memory (MPS allocated: 8.00 GB).", "mps"),
+        ("OutOfMemoryError", "Out of memory allocating 8,192 bytes (allocated so far: 0 bytes).", "cupy:1"),
+        ("CUDARuntimeError", "cudaErrorMemoryAllocation: out of memory", "cupy:1"),
+        ("XlaRuntimeError", "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes", "cpu"),
     ],
 )
 def test_the_device_that_ran_out_is_read_from_the_error(error: str, message: str, device: str) -> None:
-    usages = [usage("cpu", 10), usage("cuda:0", 100), usage("cuda:1", 50)]
+    usages = [usage("cpu", 10), usage("cuda:0", 100), usage("cuda:1", 50), usage("cupy:1", 0)]
     assert failed_device(Failure("oom", error, message), usages) == device
+
+
+@pytest.mark.parametrize(
+    ("message", "what"),
+    [
+        (
+            "CUDA out of memory. Tried to allocate 4.00 TiB. GPU 1 has a total",
+            r": it needs at least 4\.00 TiB of cuda:1$",
+        ),
+        ("CUDA error: out of memory", r" on cuda:0$"),
+    ],
+)
+def test_what_ran_out_of_a_device_on_which_nothing_lies_is_not_said_of_ram(
+    meter: Meter, message: str, what: str
+) -> None:
+    def train(n: int) -> None:
+        raise RuntimeError(message)
+
+    with pytest.raises(AutofitError, match=r"even n=1 does not fit \(out of memory\)" + what):
+        run_tries(train, Fit(Plan({"n": 1}), meter))
 
 
 # -- functions ------------------------------------------------------------------------------------------------
@@ -357,6 +389,59 @@ def test_the_decorator_returns_what_the_function_returns_and_reports_what_fitted
     assert train.fitted.result is None
     assert train("a", batch_size=8) == ("a", 8, 1)
     assert train.__doc__ == "Train."
+
+
+def _first(batch_size: int, name: str, epochs: int = 1) -> tuple[object, ...]:
+    return batch_size, name, epochs
+
+
+def _between(name: str, batch_size: int, epochs: int = 1) -> tuple[object, ...]:
+    return batch_size, name, epochs
+
+
+def _only_by_position(batch_size: int, name: str, /, *more: object) -> tuple[object, ...]:
+    return batch_size, name, *more
+
+
+def _by_name(*name: str, batch_size: int) -> tuple[object, ...]:
+    return batch_size, *name
+
+
+class Trainer:
+    def train(self, batch_size: int, name: str) -> tuple[object, ...]:
+        assert type(self) is Trainer
+        return batch_size, name
+
+    fitting = ipygpumem.autofit(batch_size=16)(train)
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "options", "expected"),
+    [
+        (_first, ("m",), {}, (16, "m", 1)),
+        (_first, ("m", 3), {}, (16, "m", 3)),
+        (_first, ("m",), {"epochs": 3, "batch_size": 4}, (4, "m", 3)),
+        (_between, ("m", 3), {}, (16, "m", 3)),
+        (_between, (), {"name": "m"}, (16, "m", 1)),
+        (_only_by_position, ("m", 5, 6), {}, (16, "m", 5, 6)),
+        (_by_name, ("m", "n"), {}, (16, "m", "n")),
+        (functools.wraps(_first)(lambda **values: _first(**values)), (), {"name": "m"}, (16, "m", 1)),
+    ],
+)
+def test_a_decorated_functions_positional_arguments_leave_the_variable_out(
+    function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], expected: tuple[object, ...]
+) -> None:
+    assert ipygpumem.autofit(batch_size=16)(function)(*args, **options) == expected
+
+
+def test_a_decorated_method_is_called_as_any_other() -> None:
+    assert Trainer().fitting("m") == (16, "m")
+    with pytest.raises(
+        AutofitError, match=r"Trainer\.train: autofit gives batch_size: leave it out, or write batch_size="
+    ):
+        Trainer().fitting(8, "m")
+    with pytest.raises(AutofitError, match=r"test_a_dec.*<lambda> takes no argument 'batch_size'"):
+        ipygpumem.autofit(batch_size=16)(lambda name: name)("m")
 
 
 LIMITED = """

@@ -18,10 +18,11 @@ from ipygpumem.fitting.plan import Number, Plan
 from ipygpumem.freeing import reclaim, tracebacks
 from ipygpumem.introspect import text_of, type_name
 from ipygpumem.measuring.meter import Measurement, Meter
-from ipygpumem.model import Usage
+from ipygpumem.model import Usage, usage_on
 from ipygpumem.objects import interrupts
 from ipygpumem.objects.garbage import Garbage, Mark
 from ipygpumem.probes import own_limits
+from ipygpumem.probes.accelerators import TORCH_DEVICES, current_device
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.record import Record
 from ipygpumem.units import MIB, format_bytes
@@ -35,7 +36,15 @@ TOO_LARGE = (OUT_OF_MEMORY, CROWDED, OVER)
 _TRIFLE = MIB
 """If a try leaves more than that behind, it is worth a look at everything."""
 _NUMBERED = re.compile(r"\b(?:GPU|Allocation on device) (\d+)\b")
-_HOSTS = re.compile(r"CPUAllocator|CPU memory|not enough memory: you tried", re.IGNORECASE)
+_KINDS = {
+    "cupy": r"CU\w+Error:|OutOfMemoryError: Out of memory allocating",
+    "cpu": r"CPUAllocator|CPU memory|not enough memory: you tried|HOST_ALLOCATION|\b(?!OutOf)\w*MemoryError: ",
+    "cuda": r"\b(CUDA|HIP|cuda|hip)|\b(cuBLAS|cuDNN)|Allocation on device",
+    "xpu": r"\bXPU\b|DEVICE_ALLOCATION",
+    "mps": r"\bMPS\b",
+    "jax": r"RESOURCE_EXHAUSTED",
+}
+"""How an error's type and text name the kind of the device that ran out; the first that fits counts."""
 
 
 @dataclass(frozen=True)
@@ -201,35 +210,42 @@ def crowded_device(usages: Sequence[Usage], headroom: float) -> str | None:
 
 
 def failed_device(failure: tracebacks.Failure, usages: Sequence[Usage]) -> str:
-    """Return the device whose memory ran out, by the error's text, else the accelerator that the try used."""
-    accelerators = [usage for usage in usages if usage.device != "cpu" and usage.peak_bytes > 0]
-    if failure.error == "MemoryError" or _HOSTS.search(failure.message) or not accelerators:
-        return "cpu"
-    numbered = _NUMBERED.search(failure.message)
-    named = [usage.device for usage in accelerators if numbered and usage.device.endswith(f":{numbered[1]}")]
-    return named[0] if named else max(accelerators, key=lambda usage: usage.peak_bytes).device
+    """Return the device whose memory ran out, by the error's text, else the accelerator that the try used most."""
+    text = f"{failure.error}: {failure.message}"
+    kind = next((kind for kind, pattern in _KINDS.items() if re.search(pattern, text)), "")
+    numbered = _NUMBERED.search(text)
+    if kind in TORCH_DEVICES and numbered:
+        return f"{kind}:{numbered[1]}"
+    known = [usage for usage in usages if usage.device != "cpu" and (kind or usage.peak_bytes)]
+    known = [usage for usage in known if usage.device.startswith(kind)]
+    if kind in TORCH_DEVICES and not known:
+        return current_device(kind)
+    return max(known, key=lambda usage: usage.peak_bytes).device if known else "cpu"
 
 
 def _nothing_fits(tries: Sequence[Try], plan: Plan) -> str:
     """Return what is said where not even the smallest values fit."""
     last = tries[-1]
     text = f"even {shown(last.values)} does not fit ({last.outcome})"
-    usage = next((usage for usage in last.usages if usage.device == last.device), None)
-    if usage is not None:
-        needed = usage.peak_bytes + (last.requested_bytes or 0)
+    device = last.device or "cpu"
+    usage = usage_on(last.usages, device)
+    needed = (usage.peak_bytes if usage is not None else 0) + (last.requested_bytes or 0)
+    if needed:
         at_least = "" if last.outcome == CROWDED else "at least "
-        text += f": it needs {at_least}{format_bytes(needed)} of {'RAM' if usage.device == 'cpu' else usage.device}"
+        text += f": it needs {at_least}{format_bytes(needed)} of {'RAM' if device == 'cpu' else device}"
         if last.outcome == CROWDED:
             text += f" beside the {plan.headroom * 100:g}% that must stay free"
-        limit = last.limit_bytes or budgets.limits().get(usage.device)
-        own = own_limits.nearest() if usage.device == "cpu" else None
+        limit = last.limit_bytes or budgets.limits().get(device)
+        own = own_limits.nearest() if device == "cpu" else None
         if limit is not None:
             text += f", of which {format_bytes(limit)} are allowed"
         elif own is not None and own.available_bytes <= available_bytes():
             what = f"{format_bytes(own.limit_bytes)} of {own_limits.WHAT[own.name]}"
             text += f", and {own.name} allows this process {what}"
-        elif usage.total_bytes and needed > usage.total_bytes:
+        elif usage is not None and usage.total_bytes and needed > usage.total_bytes:
             text += f", which has {format_bytes(usage.total_bytes)}"
+    elif device != "cpu":
+        text += f" on {device}"
     if plan.exhausted:
         after = f"the {len(tries) - 1} tries after the first" if len(tries) > 2 else "all tries"
         return f"{text}; {after} are used: allow more tries, or start lower"
@@ -299,19 +315,54 @@ def _check_parameters(function: Callable[..., Any], names: Mapping[str, Any]) ->
         raise AutofitError(f"{called} takes no argument {quoted(missing[0])}")
 
 
+def _placed(function: Callable[..., Any], args: Sequence[Any], variables: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return a call's positional arguments: the name of a variable, or an empty name and one of the caller's ``args``.
+
+    The caller leaves the variables out, wherever they are among the function's parameters.
+    """
+    __tracebackhide__ = True
+    found, waiting = list[tuple[str, Any]](), list(args)
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        parameters = {}.values()
+    for parameter in parameters:
+        if parameter.kind is parameter.POSITIONAL_ONLY or (
+            parameter.kind is parameter.POSITIONAL_OR_KEYWORD and waiting
+        ):
+            if parameter.name in variables:
+                found.append((parameter.name, None))
+            elif waiting:
+                found.append(("", waiting.pop(0)))
+    if waiting and parameters and not any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        name = next(iter(variables))
+        called = text_of(getattr(function, "__qualname__", None)) or type_name(function)
+        raise AutofitError(f"{called}: autofit gives {name}: leave it out, or write {name}=NUMBER to start from that")
+    return [*found, *(("", value) for value in waiting)]
+
+
 def decorated(
     function: Callable[..., Any], start: Mapping[str, Any], run: Callable[..., AutofitResult]
 ) -> Callable[..., Any]:
     """Return ``function`` wrapped: each call searches for what fits, and ``fitted`` is the last result.
 
-    A call that gives one of the variables starts from that value.
+    A call leaves the variables out, wherever they are among the function's parameters. One that gives a variable by
+    name starts from that value.
     """
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
         __tracebackhide__ = True
         own = {name: options.pop(name, value) for name, value in start.items()}
-        fitted = run(functools.partial(function, *args, **options), own)
+        _check_parameters(function, own)
+        placed = _placed(function, args, own)
+
+        def tried(**values: Any) -> Any:
+            __tracebackhide__ = True
+            positional = [values.pop(name) if name else given for name, given in placed]
+            return function(*positional, **values, **options)
+
+        fitted = run(tried, own)
         # What the function returned may be large: it is the caller's alone.
         call.fitted = dataclasses.replace(fitted, result=None)  # type: ignore[attr-defined]  # any attribute will do
         return fitted.result

@@ -36,6 +36,14 @@ def in_use(backend: str) -> Any | None:
     return module if initialized is not None and initialized() else None
 
 
+def current_device(name: str) -> str:
+    """Return the current device of torch's where ``name`` is a kind only (``cuda``, ``xpu``), else ``name``."""
+    if name not in TORCH_DEVICES - {"mps"}:
+        return name
+    module = in_use(name)
+    return f"{name}:{0 if module is None else module.current_device()}"
+
+
 def other_accelerator() -> str:
     """Return the name of torch's kind of accelerator if it has no probe here (MTIA, a plug-in's); empty without one."""
     ask = getattr(getattr(loaded_torch(), "_C", None), "_accelerator_getAccelerator", None)  # from torch 2.6 on
