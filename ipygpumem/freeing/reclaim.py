@@ -18,7 +18,7 @@ from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import Reading, ReclaimStep
 from ipygpumem.objects import interrupts
 from ipygpumem.objects.garbage import Garbage, Mark
-from ipygpumem.probes.accelerators import loaded_torch, other_accelerator
+from ipygpumem.probes.accelerators import loaded_torch
 from ipygpumem.probes.allocator import snapshots
 from ipygpumem.probes.pools import is_loaded
 
@@ -96,9 +96,6 @@ def empty_device_caches() -> None:
                 _call(torch, f"_{name}_clearCublasWorkspaces")  # cuBLAS keeps some MiB per handle and stream
             module.empty_cache()
             _call(torch, "_host_emptyCache")  # pinned host memory
-    other: Any = getattr(torch, other_accelerator() or "_", None)
-    if hasattr(other, "empty_cache") and hasattr(other, "is_initialized") and other.is_initialized():
-        other.empty_cache()
     mps = getattr(getattr(torch, "backends", None), "mps", None)
     if mps is not None and mps.is_available():
         torch.mps.empty_cache()

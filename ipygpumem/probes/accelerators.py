@@ -1,6 +1,6 @@
 """Reads CUDA, ROCm and XPU devices through torch, found in ``sys.modules`` and never imported.
 
-torch's other devices are read in ``pools.py``. A device counts as used once the user's own code has initialised its
+Apple's GPU is read in ``pools.py``. A device counts as used once the user's own code has initialised its
 backend; until then it is left out, so that measuring never creates a context (which would cost hundreds of MiB).
 """
 
@@ -42,14 +42,6 @@ def current_device(name: str) -> str:
         return name
     module = in_use(name)
     return f"{name}:{0 if module is None else module.current_device()}"
-
-
-def other_accelerator() -> str:
-    """Return the name of torch's kind of accelerator if it has no probe here (MTIA, a plug-in's); empty without one."""
-    ask = getattr(getattr(loaded_torch(), "_C", None), "_accelerator_getAccelerator", None)  # from torch 2.6 on
-    device = None if ask is None else ask()
-    name = "" if device is None else str(device.type)
-    return "" if name in TORCH_DEVICES else name
 
 
 def uncounted() -> str:

@@ -20,7 +20,7 @@ from ipygpumem.errors import ProbeError, said
 from ipygpumem.introspect import is_instance
 from ipygpumem.model import Method, Reading
 from ipygpumem.probes import Probe
-from ipygpumem.probes.accelerators import TORCH_DEVICES, CachingAllocatorProbe, in_use, other_accelerator
+from ipygpumem.probes.accelerators import TORCH_DEVICES, CachingAllocatorProbe
 
 POOLS = {"jax": "JAX", "cupy": "CuPy", "rmm": "RMM", "tensorflow": "TensorFlow"}
 """Libraries by the module that their users import. A new one is a function here."""
@@ -72,26 +72,12 @@ def _tensorflow(tensorflow: Any) -> Iterator[Reading]:
 
 
 def _torch(torch: Any) -> Iterator[Reading]:
-    """Yield Apple's GPU, or the devices that torch has no counters of its own for: MTIA, plug-ins' (``torch.npu``)."""
+    """Yield Apple's GPU."""
     is_here = getattr(getattr(getattr(torch, "backends", None), "mps", None), "is_available", None)
     if is_here is not None and is_here():
         most = torch.mps.recommended_max_memory() if hasattr(torch.mps, "recommended_max_memory") else None
         used, reserved = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
         yield _pool("mps", None, used, None, reserved, most)
-    name = other_accelerator()
-    source = module = in_use(name) if name else None
-    if module is None:
-        return
-    knows = getattr(torch._C, "_accelerator_isAllocatorInitialized", None)  # torch 2.9
-    with contextlib.suppress(RuntimeError):  # the plug-in's allocator is of another kind
-        source = torch.accelerator if knows is not None and knows() else module
-    what = ("memory_allocated", "max_memory_allocated", "memory_reserved", "get_device_properties")
-    functions: list[Any] = [getattr(source, one, getattr(module, one, None)) for one in what]
-    allocated, highest, reserved, properties = functions
-    for number in range(module.device_count() if allocated is not None else 0):
-        most, held = (None if ask is None else int(ask(number)) for ask in (highest, reserved))
-        total = None if properties is None else getattr(properties(number), "total_memory", None)
-        yield _pool(name, number, int(allocated(number)), most, held, total)
 
 
 _READERS = {"torch": _torch, "jax": _jax, "cupy": _cupy, "rmm": _rmm, "tensorflow": _tensorflow}

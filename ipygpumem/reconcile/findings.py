@@ -18,7 +18,7 @@ from ipygpumem.errors import said
 from ipygpumem.introspect import is_instance
 from ipygpumem.model import Reading
 from ipygpumem.objects.arrays import library_type
-from ipygpumem.probes.accelerators import TORCH_DEVICES, loaded_torch, other_accelerator, uncounted
+from ipygpumem.probes.accelerators import TORCH_DEVICES, loaded_torch, uncounted
 from ipygpumem.probes.allocator import Snapshot, snapshots
 from ipygpumem.probes.host import Child, anonymous_bytes, children, host_figures
 from ipygpumem.probes.nvml import DeviceWide, Nvml, sees_system_processes
@@ -83,7 +83,7 @@ def reconcile(
     for device, reading in findings.readings.items():
         if device == "cpu":
             ask = functools.partial(_host, reading, held)
-        elif device.partition(":")[0] in {*TORCH_DEVICES, other_accelerator()}:
+        elif device.partition(":")[0] in TORCH_DEVICES:
             ask = functools.partial(_device, nvml, reading, blocks.get(device), held, findings)
         else:
             continue  # another library's pool, which is a part of its device; a probe that others wrote
