@@ -12,7 +12,7 @@ from ipygpumem.errors import DeviceError, said
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import TraceRecord
 from ipygpumem.probes.host import HostProbe
-from ipygpumem.probes.pools import add_installed, finder
+from ipygpumem.probes.pools import finder
 
 _MOST = 10_000
 
@@ -32,9 +32,7 @@ def of_script() -> Traces:
     Their meter stays: opening one takes longer than a trace may, and while it is there torch's own
     ``max_memory_allocated()`` still gives the peaks that the meter has reset.
     """
-    meter = Meter([HostProbe()], find_more=finder())
-    add_installed(meter.add, meter.failures)
-    return Traces(meter)
+    return Traces(Meter([HostProbe()], find_more=finder()))
 
 
 def preload(meter: Meter) -> TraceRecord | None:

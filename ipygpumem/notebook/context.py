@@ -13,7 +13,7 @@ from ipygpumem.notebook.screen import Screen
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.probes import Probe
 from ipygpumem.probes.host import HostProbe
-from ipygpumem.probes.pools import add_installed, finder
+from ipygpumem.probes.pools import finder
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -36,6 +36,4 @@ class Context:
 def context_for(shell: Any, config: IPyGpuMem, host: HostProbe, probes: Sequence[Probe] = ()) -> Context:
     """Return the context of a shell, which measures with ``probes``: by default the host and all accelerators."""
     meter = Meter(probes or [host], find_more=None if probes else finder(), sample_seconds=config.sample_seconds)
-    if not probes:
-        add_installed(meter.add, meter.failures)
     return Context(shell, config, meter, Garbage(), CellStack(), Screen(shell, config))

@@ -1,8 +1,7 @@
-"""Reads memory beside torch's caching allocators: other devices and libraries, and probes of other packages.
+"""Reads memory beside torch's caching allocators: other devices and libraries, and probes that users register.
 
-Libraries are found in ``sys.modules`` and never imported. Packages offer probes as entry points of the group
-``ipygpumem.probes`` (https://packaging.python.org/specifications/entry-points); their errors, nonsense and slowness
-must not harm a cell.
+Libraries are found in ``sys.modules`` and never imported. Errors, nonsense and slowness of a user's probe must not harm
+a cell.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from ipygpumem.probes.accelerators import TORCH_DEVICES, CachingAllocatorProbe
 
 POOLS = {"jax": "JAX", "cupy": "CuPy", "rmm": "RMM", "tensorflow": "TensorFlow"}
 """Libraries by the module that their users import. A new one is a function here."""
-GROUP = "ipygpumem.probes"
 _OWN = TORCH_DEVICES | POOLS.keys() | {"cpu"}
 _MOST_SECONDS = 0.5
 """A probe that takes longer is dropped, because every cell would wait for it."""
@@ -136,7 +134,7 @@ def is_loaded(name: str) -> bool:
 
 
 class PluginProbe(Probe):
-    """A probe of another package: it has a method ``read``, and may have ``rearm``, ``close`` and ``sampled``.
+    """A probe of a user's: it has a method ``read``, and may have ``rearm``, ``close`` and ``sampled``.
 
     Its devices have its name, or begin with it and a colon (``ProbeError`` if that is none for a device, or ours).
     """
@@ -193,19 +191,3 @@ class PluginProbe(Probe):
 
     def close(self) -> None:
         self._isolated(getattr(self._probe, "close", bool))
-
-
-def add_installed(add: Callable[[Probe], None], failures: dict[str, str]) -> None:
-    """Measure with all installed probes; one that cannot be used is named among the ``failures``."""
-    try:
-        from importlib.metadata import entry_points
-
-        found = tuple(entry_points(group=GROUP))
-    except Exception as error:  # a package whose files are broken
-        failures[GROUP] = said(error)
-        return
-    for entry in found:
-        try:
-            add(PluginProbe(entry.name, entry.load()()))
-        except (Exception, SystemExit) as error:  # noqa: PERF203  # one must not take the others with it
-            failures[entry.name] = said(error)
