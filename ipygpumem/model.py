@@ -103,7 +103,7 @@ class CellRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class TraceRecord(Record):
-    """What a stretch of code cost, one iteration of a tracked loop, or an epoch or a phase of a training."""
+    """What a stretch of code cost, one iteration of a tracked loop, or an epoch of a training."""
 
     label: str
     started_at: float

@@ -10,41 +10,6 @@ from torch.overrides import TorchFunctionMode
 from ipygpumem.errors import EstimateError, quoted
 from ipygpumem.estimating import users_line
 
-DTYPES = {
-    f"{name}Tensor": getattr(torch, f"{name}Tensor").dtype
-    for name in ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
-}
-"""What the classes that are called like this have, on the host as on CUDA."""
-
-
-class _LegacyType(type):
-    """The class of classes such as torch.cuda.FloatTensor, which is called with sizes or with data."""
-
-    dtype: Any
-
-    def __instancecheck__(cls, value: object) -> bool:
-        return isinstance(value, torch.Tensor) and value.dtype is cls.dtype and value.device.type != "cpu"
-
-    def __call__(cls, *args: Any, device: Any = "cuda") -> Any:
-        is_data = len(args) == 1 and not isinstance(args[0], int)
-        make = torch.as_tensor if is_data else torch.empty
-        return make(args[0] if is_data else args or (0,), dtype=cls.dtype, device=device)
-
-
-def legacy_type(name: str) -> type:
-    """Return what stands in for the class of that name."""
-    return _LegacyType(name, (), {"dtype": DTYPES[name], "__module__": "torch.cuda"})
-
-
-def legacy_dtype(value: Any) -> Any:
-    """Return the dtype that ``tensor.type(value)`` asks for on CUDA; None if it is something else."""
-    if isinstance(value, _LegacyType):
-        return value.dtype
-    if isinstance(value, str) and value.startswith("torch.cuda."):
-        return DTYPES.get(value.rpartition(".")[2])
-    return None
-
-
 UNKNOWN = "this code cannot be estimated, because it needs the values of tensors"
 _NEED_VALUES = {torch.Tensor.numpy: "NumPy", torch.Tensor.__array__: "NumPy", torch.Tensor.data_ptr: "data_ptr"}
 _FACTORIES = frozenset(
@@ -108,8 +73,6 @@ class Devices(TorchFunctionMode):
             return args[0].clone() if pins_here else args[0]
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
-        if func is torch.Tensor.type and len(args) > 1 and (dtype := legacy_dtype(args[1])) is not None:
-            return torch.Tensor.to(args[0], device=self._other("cuda"), dtype=dtype)
         return func(*args, **kwargs) if self._target is None else self._sent(func, args, kwargs)
 
     def _sent(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import users_line
-from ipygpumem.estimating.devices import DTYPES, Devices, legacy_type
+from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storages import StorageLog
 
@@ -347,8 +347,6 @@ class Accelerators:
         if short == "cuda.nvtx":
             does_something = type(old) is FunctionType and not name.startswith("_") and name != "range"
             return _does_nothing if does_something else old
-        if name in DTYPES:
-            return legacy_type(name)
         if name.startswith("_"):
             return old
         if hasattr(self, name):

@@ -1,4 +1,4 @@
-"""Measures the epochs of a training and the phases of its steps, for callbacks of trainers, and never stops it."""
+"""Measures the epochs of a training for callbacks of trainers, and never stops it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from ipygpumem.api.shell import current_traces
@@ -19,21 +18,17 @@ from ipygpumem.units import MIB
 
 
 class Epochs:
-    """The epochs of one training: each is a span, and inside it each run of a phase is one, too."""
+    """The epochs of one training: each is a span."""
 
-    def __init__(self, *, phases: bool = False) -> None:
-        self.phases = phases
+    def __init__(self) -> None:
         self.has_failed = False
-        self._traces: Any = None
-        self._number = 0
-        self._open: dict[str, tuple[Any, float, float]] = {}
-        """By label, the epoch and the phase that are measured, and when they began."""
-        self._records: dict[str, TraceRecord] = {}
         self.lasts: Callable[[], bool] | None = None
+        self._open: tuple[Any, Any, int, float, float] | None = None
+        """The traces, the span and the number of the epoch that is measured, and when it began."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to make one that measures the same: trainers copy and pickle their callbacks."""
-        return functools.partial(Epochs, phases=self.phases), ()
+        """Return how to make another one: trainers copy and pickle their callbacks."""
+        return Epochs, ()
 
     def begin(self, number: int, loop: str = "") -> None:
         """Begin an epoch, counted from 1; what was open is forgotten.
@@ -41,78 +36,38 @@ class Epochs:
         What is open ends with the library's function ``loop``: trainers tell callbacks of no error.
         """
         self.close()
-        self._traces, self._number = current_traces(), number
         running = next((frame for frame in stack(sys._getframe(1)) if frame.f_code.co_name == loop), None)
         self.lasts = None if running is None else still_runs(running)
-        self._start("epoch")
-
-    def enter(self, phase: str = "") -> None:
-        """Begin a run of a phase, if phases are measured; one that is open did not end where its phase does."""
-        for label in set(self._open) - {"epoch"}:
-            self._drop(label)
-        if phase and self.phases and self._traces is not None:
-            self._start(phase)
-
-    def leave(self, phase: str) -> None:
-        """End the run of a phase, if it is the one that is open; each device keeps the highest of an epoch."""
-        run, before = self._stop(phase), self._records.get(phase)
-        if run is not None and before is not None:
-            usages = {usage.device: usage for usage in run.usages}
-            for usage in before.usages:
-                usages[usage.device] = max(usage, usages.get(usage.device, usage), key=lambda one: one.peak_delta_bytes)
-            seconds = before.duration_seconds + run.duration_seconds
-            run = replace(before, duration_seconds=seconds, usages=tuple(usages.values()))
-        if run is not None:
-            self._records[phase] = run
+        traces, started_at, started = current_traces(), time.time(), time.perf_counter()
+        self._open = traces, traces.meter.start(self.lasts), number, started_at, started
 
     def end(self) -> dict[str, float]:
-        """End the epoch, and take it and its phases."""
-        self.enter()
-        record = self._stop("epoch")
-        if record is not None and record.usages:
-            self._records["epoch"] = record
-        else:  # none, or the extension was unloaded meanwhile: what its phases have is not all of it
-            self._records.clear()
-        return dict(figure for label in list(self._records) for figure in self.take(label).items())
-
-    def _start(self, label: str) -> None:
-        started_at, started = time.time(), time.perf_counter()
-        self._open[label] = self._traces.meter.start(self.lasts), started_at, started
-
-    def _stop(self, label: str) -> TraceRecord | None:
-        if label not in self._open:
-            return None
-        span, started_at, started = self._open.pop(label)
-        usages = self._traces.meter.stop(span)
-        return TraceRecord(label, started_at, time.perf_counter() - started, None, usages, self._number)
-
-    def _drop(self, label: str) -> None:
-        self._traces.meter.drop(self._open.pop(label)[0])
-
-    def take(self, label: str) -> dict[str, float]:
-        """Keep the record of an epoch, or of a phase's runs so far, and return its figures by name."""
-        record = self._records.pop(label, None)
-        if record is None:
+        """End the epoch, keep its record, and return its figures by name."""
+        if self._open is None:
             return {}
-        self._traces.finished.append(record)
+        (traces, span, number, started_at, started), self._open = self._open, None
+        usages = traces.meter.stop(span)
+        if not usages:  # the extension was unloaded meanwhile
+            return {}
+        traces.finished.append(TraceRecord("epoch", started_at, time.perf_counter() - started, None, usages, number))
         figures = {}
-        for usage in record.usages:
+        for usage in usages:
             if usage.peak_bytes:
-                kept, peak = names_of(usage.device, label)
+                kept, peak = names_of(usage.device)
                 figures.update({kept: usage.delta_bytes / MIB, peak: usage.peak_delta_bytes / MIB})
         return figures
 
     def close(self) -> None:
         """End what is open, without figures."""
-        for label in list(self._open):
-            self._drop(label)
-        self._traces = self.lasts = None
-        self._records.clear()
+        if self._open is not None:
+            traces, span, *_ = self._open
+            traces.meter.drop(span)
+        self._open = self.lasts = None
 
 
-def names_of(device: str, label: str) -> tuple[str, str]:
-    """Return how a device's two figures of an epoch or a phase are called."""
-    start = "/".join(("mem", device.replace(":", "_"), *([] if label == "epoch" else [label])))
+def names_of(device: str) -> tuple[str, str]:
+    """Return how a device's two figures of an epoch are called."""
+    start = f"mem/{device.replace(':', '_')}"
     return f"{start}/kept_mib", f"{start}/peak_mib"
 
 
@@ -135,17 +90,6 @@ def harmless(hook: Callable[..., None]) -> Callable[..., None]:
                 epochs.close()
 
     return call
-
-
-def phase_hook(*, ends: str = "", begins: str = "") -> Callable[..., None]:
-    """Return a hook that ends the run of one phase, and begins one of another."""
-
-    @harmless
-    def hook(self: Any, *args: Any, **options: Any) -> None:
-        self.epochs.leave(ends)
-        self.epochs.enter(begins)
-
-    return hook
 
 
 @harmless

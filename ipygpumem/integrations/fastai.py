@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from ipygpumem.api.shell import current_traces
-from ipygpumem.integrations.epochs import Epochs, close, harmless, names_of, needs, phase_hook
+from ipygpumem.integrations.epochs import Epochs, close, harmless, names_of, needs
 
 with needs("fastai", "fastai"):
     from fastai.callback.core import Callback
-
-_PHASES = ("forward", "backward", "optimizer", "validation")
 
 
 class MemoryCallback(Callback):
     """Adds what each epoch keeps and its peak to the recorder, as ``mem/cuda_0/kept_mib`` and its like.
 
     The devices are those that hold memory when the training begins.
-    ``phases``: measure ``forward``, ``backward``, ``optimizer`` and ``validation``, too.
     """
 
     order = 50.5
     """After the recorder (50), which makes the names that we add to, and before all who read them (51 and 60)."""
     run_valid = False
 
-    def __init__(self, *, phases: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.epochs = Epochs(phases=phases)
+        self.epochs = Epochs()
         self._names: list[str] = []
         self._place = 0
 
@@ -37,8 +34,7 @@ class MemoryCallback(Callback):
         if self._names and self._names[0] in names:  # it was added twice
             return
         held = [device for device, reading in current_traces().meter.now().items() if reading.current_bytes]
-        phases = ["epoch", *(_PHASES if self.epochs.phases else ())]
-        ours = [name for phase in phases for device in held for name in names_of(device, phase)]
+        ours = [name for device in held for name in names_of(device)]
         self._names = [name for name in ours if names and name not in names]
         if self._names:
             self._place = len(names) - bool(self.learn.recorder.add_time)
@@ -48,20 +44,11 @@ class MemoryCallback(Callback):
     def before_train(self) -> None:  # noqa: D102
         self.epochs.begin(self.learn.epoch + 1, loop="fit")
 
-    before_batch = phase_hook(begins="forward")
-    after_loss = phase_hook(ends="forward")
-    before_backward = phase_hook(begins="backward")
-    after_backward = phase_hook(ends="backward")
-    before_step = phase_hook(begins="optimizer")
-    after_step = phase_hook(ends="optimizer")
-    after_batch = phase_hook()
-    before_validate = phase_hook(begins="validation")
     after_fit = close
 
     @harmless
     def after_validate(self) -> None:
         """End the epoch, after the recorder has its own values and before it shows them."""
-        self.epochs.leave("validation")
         figures = self.epochs.end()
         # Fewer values than names: a part of the epoch was cancelled, and ours would stand below other names.
         if figures and self._names and len(self.learn.recorder.log) == self._place:

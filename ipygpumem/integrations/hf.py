@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ipygpumem.integrations.epochs import Epochs, close, harmless, needs, phase_hook
+from ipygpumem.integrations.epochs import Epochs, close, harmless, needs
 from ipygpumem.introspect import is_instance
 from ipygpumem.objects.holders.frames import peek, stack
 
@@ -14,14 +14,10 @@ with needs("transformers", "transformers[torch]"):
 
 
 class MemoryCallback(TrainerCallback):
-    """Logs what each epoch keeps and its peak, on every device in use, as ``mem/cuda_0/kept_mib`` and its like.
+    """Logs what each epoch keeps and its peak, on every device in use, as ``mem/cuda_0/kept_mib`` and its like."""
 
-    The trainer tells nobody where the forward pass ends, so that both passes are one phase.
-    ``phases``: measure ``forward_backward``, ``optimizer`` and ``validation``, too.
-    """
-
-    def __init__(self, *, phases: bool = False) -> None:
-        self.epochs = Epochs(phases=phases)
+    def __init__(self) -> None:
+        self.epochs = Epochs()
         self._number = 0
 
     @harmless
@@ -34,32 +30,14 @@ class MemoryCallback(TrainerCallback):
         self._number += 1
         self.epochs.begin(self._number, loop="_inner_training_loop")
 
-    on_step_begin = phase_hook(begins="forward_backward")
-    on_pre_optimizer_step = phase_hook(ends="forward_backward", begins="optimizer")
-    on_optimizer_step = phase_hook(ends="optimizer")
-    on_save = phase_hook()
     on_train_end = close
 
     @harmless
-    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Begin the validation that the trainer is about to do: it tells when it has ended, and not when it begins."""
-        if control.should_evaluate:
-            self.epochs.enter("validation")
-
-    @harmless
     def on_epoch_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: D102
-        _log(state, self.epochs.end())
-        if control.should_evaluate:
-            self.epochs.enter("validation")
-
-    @harmless
-    def on_evaluate(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: D102
-        self.epochs.leave("validation")
-        _log(state, self.epochs.take("validation"))
-        self.epochs.enter("validation")  # of the next data set, if there are several; else it does not count
+        _log(self.epochs.end())
 
 
-def _log(state: Any, figures: dict[str, float]) -> None:
+def _log(figures: dict[str, float]) -> None:
     """Log figures with the trainer whose training loop has called a hook: callbacks are not told which.
 
     Other callbacks get what is logged before ours do, so that what we added to it would reach none of them.

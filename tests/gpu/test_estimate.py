@@ -135,7 +135,7 @@ m.train(x)
 torch.cuda.synchronize(); torch.cuda.reset_peak_memory_stats()
 stream, event = torch.cuda.Stream(), torch.cuda.Event(enable_timing=True)
 with torch.cuda.stream(stream):
-    y = m.model(torch.cuda.FloatTensor(8, 512))
+    y = m.model(torch.empty(8, 512, device="cuda"))
     y.record_stream(stream)
 event.record(); event.elapsed_time(event); stream.query()
 assert torch.cuda.memory_allocated() > 0 and torch.cuda.get_device_properties(0).total_memory > 0

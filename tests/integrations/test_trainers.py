@@ -26,7 +26,6 @@ from ipygpumem.api import shell as where
 from ipygpumem.errors import GpuMemError
 from ipygpumem.integrations import hf
 from ipygpumem.integrations import lightning as ours_of_lightning
-from ipygpumem.integrations.epochs import Epochs
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.measuring.traces import Traces
 from tests.alone import ROOT
@@ -114,25 +113,24 @@ def failing(base: type, hook: str, error: type[BaseException]) -> Any:
 
 class HuggingFace:
     base, kind, before_step = transformers.TrainerCallback, hf.MemoryCallback, "on_pre_optimizer_step"
-    phases = ("forward_backward", "optimizer", "epoch", "validation")
-    has_forward = False
+    highest = 20  # its validation comes after the epoch
 
     class Model(Network):
         def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
             out = super().forward(x)
             return {"loss": mse_loss(out, labels), "logits": out}
 
-    def __init__(self, card: Card, folder: Path, *callbacks: Any, trainer: type = transformers.Trainer, **more: Any):
+    def __init__(self, card: Card, folder: Path, *callbacks: Any, trainer: type = transformers.Trainer):
         quiet = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True}
         usual = {"num_train_epochs": 2, "per_device_train_batch_size": 4, "logging_strategy": "epoch", **quiet}
-        usual.update({"eval_strategy": "epoch", **more})
+        usual["eval_strategy"] = "epoch"
         data = [{"x": x, "labels": y} for x, y in rows()]
         model = self.Model(card)
         self.trainer: Any = trainer(
             model,
             transformers.TrainingArguments(str(folder), **usual),
             train_dataset=data,
-            eval_dataset={"one": data[:1], "two": data[:1]} if "eval_on_start" in more else data[:1],
+            eval_dataset=data[:1],
             optimizers=(Optimizer(model.parameters(), card), None),
             callbacks=list(callbacks),
         )
@@ -180,13 +178,12 @@ class Log(lightning.loggers.logger.DummyLogger):
 
 class Lightning:
     base, kind, before_step = lightning.Callback, ours_of_lightning.MemoryCallback, "on_before_optimizer_step"
-    phases = ("forward", "backward", "optimizer", "validation", "epoch")
-    has_forward = True
+    highest = 32
 
-    def __init__(self, card: Card, folder: Path, *callbacks: Any, module: type[Module] = Module, **more: Any) -> None:
-        self.log, self.module = Log(), module(card)
+    def __init__(self, card: Card, folder: Path, *callbacks: Any) -> None:
+        self.log, self.module = Log(), Module(card)
         quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-        usual: dict[str, Any] = {"max_epochs": 2, "accelerator": "cpu", "num_sanity_val_steps": 0, **quiet, **more}
+        usual: dict[str, Any] = {"max_epochs": 2, "accelerator": "cpu", "num_sanity_val_steps": 0, **quiet}
         self.trainer = lightning.Trainer(
             default_root_dir=folder, callbacks=list(callbacks), logger=self.log, log_every_n_steps=1, **usual
         )
@@ -206,7 +203,7 @@ class Lightning:
 
 
 class FastAi:
-    before_step, phases, has_forward = "before_step", Lightning.phases, True
+    before_step, highest = "before_step", 32
 
     def __init__(self, card: Card, folder: Path, *callbacks: Any) -> None:
         network, batches = Network(card), [list(DataLoader(rows(number), batch_size=4)) for number in (8, 1)]
@@ -276,38 +273,21 @@ def is_sampled() -> bool:
     return any(sampler.is_alive() for sampler in samplers)
 
 
-def labels() -> list[str]:
-    return [label for label, *_ in records()]
-
-
 # -- in each library ---------------------------------------------------------------------------------------------------
 
 
-def test_each_epoch_and_phase_is_exact_in_the_trainers_log(card: Card, tmp_path: Path, library: Any) -> None:
-    most = 32 if library.has_forward else 20  # Hugging Face's validation comes after the epoch
-    trained = library(card, tmp_path, library.kind(phases=True)).train()
-    first, second = trained.logged()
-    assert [(row["kept_mib"], row["peak_mib"]) for row in (first, second)] == [(1.0, most + 1.0), (0.0, float(most))]
-    assert labels() == list(library.phases) * 2
-    assert [record for record in records() if record[0] == "epoch"] == [("epoch", 1, most + 1), ("epoch", 2, most)]
-    assert (first["optimizer/kept_mib"], first["optimizer/peak_mib"]) == (1.0, 3.0)
-    if library.has_forward:
-        assert (first["forward/kept_mib"], first["forward/peak_mib"]) == (4.0, 8.0)
-        assert (first["backward/kept_mib"], first["backward/peak_mib"]) == (-4.0, 16.0)
-        assert (first["validation/kept_mib"], first["validation/peak_mib"]) == (0.0, 32.0)
-    else:
-        assert (first["forward_backward/kept_mib"], first["forward_backward/peak_mib"]) == (0.0, 20.0)
-        (validated, *_) = [
-            entry for entry in trained.trainer.state.log_history if "mem/cpu/validation/kept_mib" in entry
-        ]
-        assert on_card(validated) == {"validation/kept_mib": 0.0, "validation/peak_mib": 32.0}
+def test_each_epoch_is_exact_in_the_trainers_log_and_in_the_records(card: Card, tmp_path: Path, library: Any) -> None:
+    trained = library(card, tmp_path, library.kind()).train()
+    first, second = ((1.0, library.highest + 1.0), (0.0, float(library.highest)))
+    assert [(row["kept_mib"], row["peak_mib"]) for row in trained.logged()] == [first, second]
+    assert records() == [("epoch", 1, library.highest + 1), ("epoch", 2, library.highest)]
 
 
 def test_the_training_gives_the_same_weights_as_without(card: Card, tmp_path: Path, library: Any) -> None:
-    callback = library.kind(phases=True)
+    callback = library.kind()
     runs = [library(card, tmp_path, *added).train().weights() for added in ((), (callback,))]
     assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
-    assert pickle.loads(pickle.dumps(callback.epochs)).phases  # trainers copy and pickle their callbacks
+    assert pickle.loads(pickle.dumps(callback.epochs)).end() == {}  # trainers copy and pickle their callbacks
 
 
 def test_a_failure_of_ours_is_said_once_and_the_training_goes_on(
@@ -315,13 +295,13 @@ def test_a_failure_of_ours_is_said_once_and_the_training_goes_on(
 ) -> None:
     monkeypatch.setattr(Meter, "start", lambda self, lasts=None: 1 / 0)
     without = library(card, tmp_path).train().weights()
-    trained = library(card, tmp_path, library.kind(phases=True)).train()
+    trained = library(card, tmp_path, library.kind()).train()
     assert all(torch.equal(one, other) for one, other in zip(trained.weights(), without, strict=True))
     assert capsys.readouterr().err.count("the memory callback failed (ZeroDivisionError: division by zero)") == 1
 
 
 def test_after_an_error_nothing_is_measured_until_the_next_training(card: Card, tmp_path: Path, library: Any) -> None:
-    callback = library.kind(phases=True)
+    callback = library.kind()
     trained = library(card, tmp_path, failing(library.base, library.before_step, KeyboardInterrupt), callback)
     with pytest.raises(
         (KeyboardInterrupt, SystemExit)
@@ -332,7 +312,7 @@ def test_after_an_error_nothing_is_measured_until_the_next_training(card: Card, 
     trained.validate()
     assert records() == before
     again = library(card, tmp_path, callback).train()
-    assert labels()[len(before) :] == list(library.phases) * 2
+    assert [number for _, number, _ in records()[len(before) :]] == [1, 2]
     before = records()
     again.validate()
     assert records() == before
@@ -376,21 +356,6 @@ def test_the_example_of_the_page_runs(heading: str, tmp_path: Path, monkeypatch:
 
 
 # -- Hugging Face ------------------------------------------------------------------------------------------------------
-
-
-def test_every_validation_of_the_trainer_counts_and_none_of_another_callback(card: Card, tmp_path: Path) -> None:
-    class Again(transformers.TrainerCallback):
-        def on_save(self, *args: Any, **more: Any) -> None:
-            card.move(0, 500)
-            trained.validate()
-
-    options = {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True, "save_strategy": "epoch"}
-    trained = HuggingFace(card, tmp_path, hf.MemoryCallback(phases=True), Again(), num_train_epochs=1, **options)
-    trained.train()
-    assert [peak for label, _, peak in records() if label == "validation"] == [
-        32
-    ] * 5  # of two data sets, but for the first at the start
-    assert [peak for label, _, peak in records() if label == "epoch"] == [33]
 
 
 def test_a_trainers_own_log_keeps_what_it_has_collected(card: Card, tmp_path: Path) -> None:
@@ -442,41 +407,10 @@ def test_every_process_can_monitor_its_figures_and_the_first_alone_logs_them(
     )
 
 
-class Manual(Module):
-    automatic_optimization = False
-
-    def training_step(self, batch: Any, number: int) -> torch.Tensor:
-        loss = super().training_step(batch, number)
-        if loss.requires_grad:
-            self.manual_backward(loss)
-            self.optimizers().step()
-        return loss
-
-
-class Again(Module):
-    def configure_optimizers(self) -> Any:
-        return torch.optim.LBFGS(self.parameters(), max_iter=3)
-
-
-@pytest.mark.parametrize(
-    ("module", "phases", "more"),
-    [
-        (Manual, "backward validation", {}),
-        (Again, "forward backward validation", {}),
-        (Module, "forward backward optimizer validation", {"accumulate_grad_batches": 2}),
-    ],
-)
-def test_phases_that_lightning_does_not_tell_are_left_out(
-    card: Card, tmp_path: Path, module: type[Module], phases: str, more: dict[str, Any]
-) -> None:
-    Lightning(card, tmp_path, Lightning.kind(phases=True), module=module, max_epochs=1, **more).train()
-    assert labels() == [*phases.split(), "epoch"]
-
-
 def test_an_error_that_another_callback_answers_with_an_error_leaves_nothing_open(card: Card, tmp_path: Path) -> None:
     bad = failing(lightning.Callback, "on_validation_end", ValueError)
     worse = failing(lightning.Callback, "on_exception", ValueError)
-    trained = Lightning(card, tmp_path, bad, worse, Lightning.kind(phases=True))
+    trained = Lightning(card, tmp_path, bad, worse, Lightning.kind())
     with pytest.raises(ValueError, match="mine") as raised:
         trained.train()
     assert not is_sampled()
@@ -506,44 +440,12 @@ def test_the_columns_come_once_before_the_time_and_for_those_who_read_them(
     assert {len(line) for line in lines} == {len(names)}
 
 
-@pytest.mark.parametrize(
-    ("event", "error", "expected"),
-    [
-        ("before_step", "CancelBatchException", ["forward", "backward", "validation", "epoch"]),
-        ("before_validate", "CancelValidException", ["forward", "backward", "optimizer", "epoch"]),
-    ],
-)
-def test_what_is_cancelled_is_no_phase_and_moves_no_figure_below_another_name(
-    card: Card, tmp_path: Path, fast: Any, event: str, error: str, expected: list[str]
-) -> None:
+def test_a_cancelled_validation_moves_no_figure_below_another_name(card: Card, tmp_path: Path, fast: Any) -> None:
     def cancel(self: Any) -> None:
-        raise getattr(importlib.import_module("fastai.basics") if HAS_FASTAI else fastai_stand_in, error)
+        raise (importlib.import_module("fastai.basics") if HAS_FASTAI else fastai_stand_in).CancelValidException
 
-    trained = fast(card, tmp_path, fast.kind(phases=True), type("Cancelling", (fast.base,), {event: cancel})())
+    trained = fast(card, tmp_path, fast.kind(), type("Cancelling", (fast.base,), {"before_validate": cancel})())
     trained.learner.fit(1)
-    assert labels() == expected
-    if event == "before_step":
-        (row,) = trained.logged()
-        assert row["backward/peak_mib"] == 16.0
-        assert row["optimizer/peak_mib"] != row["optimizer/peak_mib"]  # not a number: there was none
-
-
-# -- what they share ---------------------------------------------------------------------------------------------------
-
-
-def test_a_phase_has_the_seconds_of_all_runs_and_the_highest_peak_and_none_of_one_cut_short(card: Card) -> None:
-    epochs = Epochs(phases=True)
-    epochs.enter("optimizer")  # outside of an epoch
-    epochs.begin(3)
-    for kept, passing in ((1, 3), (2, 5), (0, 4)):
-        epochs.enter("optimizer")
-        card.move(kept, passing)
-        epochs.leave("optimizer")
-    epochs.enter("optimizer")
-    card.move(0, 64)
-    epochs.leave("validation")
-    figures = {"kept_mib": 3.0, "peak_mib": 67.0, "optimizer/kept_mib": 2.0, "optimizer/peak_mib": 5.0}
-    assert on_card(epochs.end()) == figures
-    assert epochs.end() == {}
-    phase, epoch = ipygpumem.traces()
-    assert 0 < phase.duration_seconds < epoch.duration_seconds
+    assert records() == [("epoch", 1, 21)]
+    (values,) = trained.learner.recorder.values
+    assert len(values) == 1

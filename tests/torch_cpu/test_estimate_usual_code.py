@@ -68,8 +68,6 @@ CASES = {
     "with c.stream(stream):\n    there = x.to('cuda', non_blocking=True)\n    there.record_stream(stream)\n"
     "begin, end = c.Event(enable_timing=True), c.Event(enable_timing=True)\nbegin.record()\nmodel(there)\n"
     "end.record(), end.synchronize()\nbegin.elapsed_time(end) / 1000\nc.nvtx.range_push('step'), c.nvtx.range_pop()",
-    "legacy types": "model(torch.cuda.FloatTensor(64, 256).zero_() + torch.cuda.FloatTensor([1.0]))\n"
-    "there = x.type(torch.cuda.HalfTensor)\nassert there.dtype is torch.float16",
     "random states": "torch.cuda.manual_seed(3), torch.cuda.manual_seed_all(3), torch.manual_seed(3)\n"
     "torch.cuda.set_rng_state(torch.cuda.get_rng_state())\nmodel(x)",
     "mixed precision": """
