@@ -7,6 +7,7 @@
 # make thorough    the tests that take long: tutorials, converted notebooks
 # make frontends   the tests in JupyterLab and Notebook 7; PICTURES=docs/img takes the pictures
 # make torture     all ways in which notebooks leak, with and without the extension; writes docs/leaks.md
+# make smoke-without-posix  tests/smoke in kernels that lack what Python lacks on Windows (tests/without_posix)
 # make matrix      tests/smoke on every supported IPython and Python found here; writes docs/measured/compatibility.md
 # make gpu-sim     the GPU suite on simulated cards (tests/simulated_gpu), results in build/gpu-sim; with OUT= in docs/
 #
@@ -32,7 +33,7 @@ GPU_MEMORY := cells counters experiments freeing recovery reconcile pools measur
 # The tests start hundreds of kernels. If this were set, each of them would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check verify thorough frontends gpu-sim gpu-memory bench torture corners matrix clean
+.PHONY: demo test check verify thorough smoke-without-posix frontends gpu-sim gpu-memory bench torture corners matrix clean
 
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c $(CONSTRAINTS)
 
@@ -56,10 +57,13 @@ test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/integrations
 
 # matrix includes the corners.
-verify: test check thorough frontends torture matrix gpu-sim
+verify: test check thorough smoke-without-posix frontends torture matrix gpu-sim
 
 thorough: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m thorough
+
+smoke-without-posix: $(VENV)/.installed
+	IPYGPUMEM_WITHOUT_POSIX=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/smoke
 
 frontends: $(VENV)/.installed
 	$(INSTALL) --quiet -e '.[frontends]'

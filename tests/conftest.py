@@ -31,6 +31,8 @@ def own_world() -> None:
     for name in f"{folders} {jupyter}".split():
         os.environ[name] = str(world / name.lower())
         (world / name.lower()).mkdir()
+    if os.environ.get("IPYGPUMEM_WITHOUT_POSIX"):  # every kernel reads this file
+        shutil.copytree(Path(__file__).parent / "without_posix", world / "ipythondir" / "profile_default")
     for name in ("PYTHONSTARTUP", "JUPYTER_CONFIG_PATH", "MPLBACKEND"):
         os.environ.pop(name, None)
     os.environ["JUPYTER_PLATFORM_DIRS"] = "1"

@@ -33,7 +33,7 @@ from ipygpumem.probes.host import available_bytes
 from ipygpumem.units import format_bytes
 
 _TICK_SECONDS, _AGAIN_SECONDS = 0.1, 1.0
-_STOP: Any = getattr(signal, "SIGRTMIN", getattr(signal, "SIGUSR2", None))
+_STOP: Any = getattr(signal, "SIGRTMIN", getattr(signal, "SIGUSR2", None)) if hasattr(signal, "pthread_kill") else None
 """A signal for which users' code has no handler; None on Windows."""
 
 

@@ -155,7 +155,7 @@ class HostProbe(Probe):
 
 def _open(path: str, flags: int) -> int | None:
     try:
-        return os.open(path, flags | os.O_CLOEXEC)
+        return os.open(path, flags) if hasattr(os, "pread") else None  # not on Windows
     except OSError:
         return None
 
@@ -252,7 +252,9 @@ def anonymous_bytes(ranges: Iterable[tuple[int, int]]) -> list[int]:
     Others are pages never written to, a mapped file's, or swapped out: the kernel tells for each page
     (``/proc/self/pagemap``, see admin-guide/mm/pagemap; ``OSError`` where it does not).
     """
-    descriptor = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = _open("/proc/self/pagemap", os.O_RDONLY)
+    if descriptor is None:
+        raise OSError("/proc/self/pagemap cannot be read")
     try:
         return [size if size < _SMALL else _present(descriptor, address, size) for address, size in ranges]
     finally:

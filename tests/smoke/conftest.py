@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from tests.kernel import Kernel
 from tests.steps import kernel_with, run
+
+HAS_POSIX = os.name == "posix" and not os.environ.get("IPYGPUMEM_WITHOUT_POSIX")
+"""Whether the kernels have it: see tests/without_posix."""
 
 _FORGET_NAMES = """
 for _name in [n for n in globals() if n[0] != "_" and n not in ("In", "Out", "exit", "quit", "get_ipython", "open")]:

@@ -8,6 +8,7 @@ import pytest
 
 from ipygpumem.units import GIB, MIB, parse_bytes
 from tests.kernel import Kernel
+from tests.smoke.conftest import HAS_POSIX
 from tests.steps import exist, fails, ok, plain, sizes
 
 # -- the line after each cell
@@ -15,8 +16,9 @@ from tests.steps import exist, fails, ok, plain, sizes
 
 def test_the_line_tells_what_a_cell_kept_and_its_peak(notebook: Kernel) -> None:
     (line,) = ok(notebook, "size = len(b'x' * (256 << 20))").reports("cell")
-    assert abs(sizes(line, "RAM")) < 16
-    assert abs(sizes(line, "peak") - 256) < 16
+    if HAS_POSIX:  # else the peak is sampled
+        assert abs(sizes(line, "RAM")) < 16
+        assert abs(sizes(line, "peak") - 256) < 16
     ok(notebook, "import ipygpumem", "block = bytearray(128 << 20)")
     assert notebook.value("ipygpumem.last().usages[0].delta_bytes >> 20") in (127, 128, 129)
     assert notebook.value("(ipygpumem.last().success, len(ipygpumem.history()) > 1)") == (True, True)

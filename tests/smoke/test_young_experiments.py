@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.kernel import Kernel
+from tests.smoke.conftest import HAS_POSIX
 from tests.steps import fails, ok
 
 pytestmark = pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python has other generations")
@@ -43,7 +44,7 @@ def left_and_full(kernel: Kernel) -> tuple[list[str], bool]:
     return left, full > 0
 
 
-@pytest.mark.skipif(not hasattr(sys.modules["os"], "fork"), reason="there is no fork here")
+@pytest.mark.skipif(not HAS_POSIX, reason="there is no fork here")
 def test_a_forked_child_ends_its_copy_of_the_experiment_and_the_parent_its_own(counting: Kernel) -> None:
     child = (
         "ipygpumem.experiments  # loaded\n"

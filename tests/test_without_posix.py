@@ -1,0 +1,56 @@
+"""A kernel without what Python lacks on Windows; `make verify` runs all of tests/smoke in such kernels."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from tests.kernel import Kernel
+from tests.steps import fails, ok
+
+IMPORT_ALL = """
+import importlib, pkgutil, ipygpumem
+for module in pkgutil.walk_packages(ipygpumem.__path__, "ipygpumem."):
+    if ".integrations." not in module.name and "estimating" not in module.name:  # these import trainers and torch
+        importlib.import_module(module.name)
+"""
+OUT_OF_MEMORY = "def f():\n    held = bytearray(16 << 20)\n    raise MemoryError\nf()"
+CELLS = (
+    IMPORT_ALL,
+    "%%experiment a --seed 1\nx = bytearray(8 << 20)",
+    "%experiment start b",
+    "y = bytearray(8 << 20)",
+    "%experiment end",
+    "%gpumem status",
+    "%gpumem free",
+    "%gpumem leaks",
+    "%gpumem tensors",
+    "%gpumem history",
+    "%gpumem record on",
+    "z = 1",
+    "%gpumem record off",
+    "%gpumem export session.json",
+    "assert ipygpumem.load('session.json').experiments",
+    "%gpumemit -r 1 sum(range(9))",
+    "%%memlines\nfor i in range(2):\n    z = i",
+    "%%autofit n=64 --min 2\nif n > 2: raise MemoryError",
+    "for i in ipygpumem.track(range(2)): pass",
+    "with ipygpumem.trace('part'): pass",
+    "%reload_ext ipygpumem",
+    "%config IPyGpuMem.host_peak = 'sampled'",
+    "%config IPyGpuMem.host_peak = 'kernel'",
+)
+
+
+def test_the_extension_works_without_posix(tmp_path: Path) -> None:
+    shutil.copytree(Path(__file__).parent / "without_posix", tmp_path / "profile_default")
+    with Kernel(env={**os.environ, "IPYTHONDIR": str(tmp_path)}) as kernel:
+        ok(kernel, "import os, signal", f"os.chdir({str(tmp_path)!r})")
+        assert kernel.value("[hasattr(os, 'fork'), hasattr(signal, 'SIGKILL')]") == [False, False]
+        (line,) = ok(kernel, "%load_ext ipygpumem", "x = 'old'").reports("cell")
+        assert "RAM" in line
+        (text,) = fails(kernel, OUT_OF_MEMORY, "MemoryError").reports("recovery")
+        assert "came back: RAM 16" in text
+        ok(kernel, *CELLS)
+        assert kernel.value("(x, n)") == ("old", 2)
