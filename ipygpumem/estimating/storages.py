@@ -12,7 +12,6 @@ import threading
 import weakref
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,8 +22,7 @@ from ipygpumem.estimating.records import DeviceEstimate, Note
 from ipygpumem.introspect import is_exactly
 from ipygpumem.objects.arrays import SPARSE_PARTS
 from ipygpumem.probes.allocator import snapshots
-from ipygpumem.probes.host import available_bytes
-from ipygpumem.probes.nvml import DeviceWide, Nvml
+from ipygpumem.probes.nvml import memory
 from ipygpumem.units import KIB, MIB, format_bytes
 
 _LEAST, _SMALL, _SMALL_SEGMENT, _MIDDLE, _MIDDLE_SEGMENT, _STEP = 512, MIB, 2 * MIB, 10 * MIB, 20 * MIB, 2 * MIB
@@ -452,24 +450,12 @@ def free_bytes(name: str) -> int | None:
 
     None if the device is not here, cannot be asked, or if only a new context, of hundreds of MiB, could tell.
     """
-    if name == "cpu":
-        return available_bytes()
-    device = torch.device(name)
-    index = device.index or 0
-    if device.type != "cuda" or index >= torch.cuda.device_count():
-        return None
     try:
-        reserved = torch.cuda.memory_reserved(index)
-        if reserved:  # so there is a context already
-            free, _ = torch.cuda.mem_get_info(index)
-            split = snapshots("cuda").get(f"cuda:{index}")  # gaps between blocks in use stay gaps
-            return int(free + reserved - torch.cuda.memory_allocated(index) - (sum(split.fragments) if split else 0))
-        with closing(Nvml()) as nvml:
-            if torch.cuda.is_initialized():
-                wide = nvml.device(torch.cuda, index, processes=False, has_context=False)
-            else:  # torch tells a device's UUID only once CUDA is initialised: several cannot be told apart
-                cards = nvml.cards()
-                wide = cards[0].wide if len(cards) == 1 else DeviceWide()
+        found = memory(torch.device(name))
+        free, reserved = found.free_bytes, found.reserved_bytes
+        if free is None or not reserved:
+            return free
+        split = snapshots("cuda").get(found.device)  # gaps between blocks in use stay gaps
+        return free + reserved - (found.allocated_bytes or 0) - (sum(split.fragments) if split else 0)
     except Exception:  # a broken context or driver must not take the estimate with it
         return None
-    return None if wide.total_bytes is None or wide.used_bytes is None else wide.total_bytes - wide.used_bytes

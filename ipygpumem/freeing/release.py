@@ -1,7 +1,7 @@
 """Empties objects that are to go, and says what became of what they held.
 
-Only the object itself is emptied, and only if nothing else would find it empty. What only it held dies of that; what
-anything else holds too lives on. What is left of the object says that it was released.
+Only the object itself is emptied. What only it held dies of that; what anything else holds too lives on. Whoever still
+uses the object gets an error that says where it was released.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ipygpumem.objects.arrays import TOOLS, Array, describe, is_of_library, libr
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.objects.heap import Heap, undisturbed
 from ipygpumem.objects.holders.frames import running_locals
-from ipygpumem.objects.holders.search import Roots, explain, others
+from ipygpumem.objects.holders.search import Roots, explain
 from ipygpumem.objects.traced import refuse_while_traced
 from ipygpumem.objects.walk import ArraySearch, summed
 from ipygpumem.record import Record
@@ -123,7 +123,6 @@ def release(
     refuse_while_traced("release")
     for name, item in named:
         _refuse_if_odd(name, item)
-    _refuse_if_needed(named, roots())
     watched = _watched(named)
     before = current(meter.now())
 
@@ -137,22 +136,6 @@ def release(
     freed, left = _sorted_out(watched, roots)
     trim_host_heap()  # what the search for holders took
     return ReleaseRecord(tuple(name for name, _ in named), where, freed, left, reclaimed, tuple(steps))
-
-
-def _refuse_if_needed(named: Sequence[tuple[str, object]], roots: Roots) -> None:
-    """Raise GpuMemError if something of the user's that stays would find a shell."""
-    with undisturbed():
-        heap = Heap(running_locals())
-        try:
-            for name, item in named:
-                names = [other for other, same in named if same is item]
-                where = others(item, names, heap, roots, [other for _, other in named])
-                if where is not None:
-                    ways = "release both, or let go of it there first"
-                    raise GpuMemError(f"{where} would find `{name}` empty: {ways}")
-        finally:
-            heap.drop()
-            trim_host_heap()  # or the report would say that release freed it
 
 
 _Part = tuple[Callable[[list[Array]], Held], list[tuple[Callable[[], bool], Array]]]

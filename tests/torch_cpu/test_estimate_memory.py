@@ -21,7 +21,7 @@ from ipygpumem.estimating.storages import (
     with_room,
     workspace_sizes,
 )
-from ipygpumem.probes.nvml import Card, DeviceWide, Nvml
+from ipygpumem.probes.nvml import DeviceWide, Nvml
 from ipygpumem.units import GIB, KIB, MIB
 
 CARD = "cuda:0"
@@ -208,34 +208,32 @@ def test_what_is_free_is_asked_without_making_a_context(monkeypatch: pytest.Monk
     def refuse(*_: object) -> tuple[int, int]:
         raise AssertionError("this makes a context")
 
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", refuse)
-    cards = [Card(0, "a card", DeviceWide(total_bytes=10 * MIB, used_bytes=4 * MIB))]
-    monkeypatch.setattr(Nvml, "cards", lambda self: cards)
+    monkeypatch.setattr(Nvml, "visible", lambda self: [DeviceWide(total_bytes=10 * MIB, used_bytes=4 * MIB)])
     found = ipygpumem.estimate(make_on_cuda)
     assert [(device.device, device.room_bytes) for device in found.devices] == [("cuda:0", 6 * MIB)]
     assert found.devices[0].context_bytes == 768 * MIB  # that of this process is still to be made
-    cards.append(Card(1, "another", cards[0].wide))  # which of them is torch's first is not known yet
-    assert ipygpumem.estimate(make_on_cuda).devices[0].room_bytes is None
 
 
 def test_a_driver_that_breaks_off_leaves_the_room_open(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> tuple[int, int]:
         raise RuntimeError("the driver is gone")
 
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(Nvml, "cards", refuse)
+    monkeypatch.setattr(Nvml, "visible", refuse)
     (device,) = ipygpumem.estimate(make_on_cuda).devices
     assert (device.device, device.peak_bytes, device.room_bytes) == ("cuda:0", MIB, None)
-    for name, value in (("memory_reserved", 3 * MIB), ("memory_allocated", MIB), ("mem_get_info", (5 * MIB, 0))):
-        monkeypatch.setattr(torch.cuda, name, lambda index, value=value: value)
+    wide = DeviceWide(total_bytes=9 * MIB, used_bytes=4 * MIB)
+    monkeypatch.setattr(Nvml, "device", lambda *_, **__: wide)
+    answers = {"device_count": 1, "memory_reserved": 3 * MIB, "memory_allocated": MIB, "memory_snapshot": []}
+    for name, value in {"is_initialized": True, **answers}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value, **__: value)
     # What the allocator keeps counts as free.
-    assert [free_bytes(name) for name in ("cuda", "cuda:0", "cuda:1")] == [7 * MIB, 7 * MIB, None]
-    monkeypatch.setattr(torch.cuda, "mem_get_info", refuse)
+    assert (free_bytes("cuda:0"), free_bytes("cuda:1")) == (7 * MIB, None)
+    monkeypatch.setattr(Nvml, "device", refuse)
     assert free_bytes("cuda:0") is None
 
 
 def test_free_on_the_host_is_what_a_containers_limit_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ipygpumem.estimating.storages.available_bytes", lambda: 5 * MIB)
+    monkeypatch.setattr("ipygpumem.probes.host.available_bytes", lambda: 5 * MIB)
     (device,) = ipygpumem.estimate(lambda: torch.ones(4)).devices
     assert (device.device, device.room_bytes) == ("cpu", 5 * MIB)

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import functools
 import gc
-import inspect
 import itertools
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import (
     CellType,
     CodeType,
@@ -209,7 +208,7 @@ class Search:
             if id(referrer) in self._roots.hidden or id(referrer) in self._running:
                 continue
             referred.update(children)
-            for holder, held in with_own_dict(referrer, children):
+            for holder, held in _with_own_dict(referrer, children):
                 places = [(place, key) for key in held if (place := self._place(holder, objects[key])) is not None]
                 self._kept += places
                 if not places:
@@ -246,25 +245,21 @@ class Search:
         return place, tuple(chain)
 
     def _place(self, referrer: object, child: object) -> Place | None:
-        # A variable before an output of the same.
-        return min(self.names_in(referrer, child), key=lambda place: place.rank, default=None)
-
-    def names_in(self, referrer: object, child: object) -> list[Place]:
-        """Return the places where ``referrer`` keeps ``child`` if it is a root."""
-        key = id(referrer)
+        """Return where ``referrer`` keeps ``child`` if it is a root: a variable before an output of the same."""
+        key, places = id(referrer), list[Place]()
         if key in self._roots.namespaces:
-            return list(map(self._roots.namespaces[key], self._keys_of(referrer, child)))
-        if key in self._roots.objects:
-            return [self._roots.objects[key]]
-        if key in self._modules:
+            places = list(map(self._roots.namespaces[key], self._keys_of(referrer, child)))
+        elif key in self._roots.objects:
+            places = [self._roots.objects[key]]
+        elif key in self._modules:
             module, is_home = self._modules[key], _home(child) == self._modules[key]
-            return [Place.of_module(module, name, is_home=is_home) for name in self._keys_of(referrer, child)]
-        if type(referrer) is ModuleType:
-            return [Place.of_module(text_of(module_dict(referrer).get("__name__")), None)]
-        if is_instance(referrer, threading.Thread):
+            places = [Place.of_module(module, name, is_home=is_home) for name in self._keys_of(referrer, child)]
+        elif type(referrer) is ModuleType:
+            places = [Place.of_module(text_of(module_dict(referrer).get("__name__")), None)]
+        elif is_instance(referrer, threading.Thread):
             name = text_of((instance_dict(referrer) or {}).get("_name"))
-            return [Place(f'thread "{name}"', 1, "let it end, then join() it")]
-        return []
+            places = [Place(f'thread "{name}"', 1, "let it end, then join() it")]
+        return min(places, key=lambda place: place.rank, default=None)
 
     def _keys_of(self, namespace: Any, child: object) -> list[object]:
         """Return the keys under which a namespace, which may be large, keeps ``child``."""
@@ -275,7 +270,7 @@ class Search:
         return self._keys[id(namespace)].get(id(child), [])
 
 
-def with_own_dict(referrer: object, children: list[int]) -> Iterator[tuple[object, list[int]]]:
+def _with_own_dict(referrer: object, children: list[int]) -> Iterator[tuple[object, list[int]]]:
     """Yield who holds ``children``: an object itself, or the dict of its attributes.
 
     CPython 3.11 and 3.12 make that dict when somebody asks for it, and we do: paths must not grow by our asking.
@@ -301,44 +296,6 @@ def _home(item: object) -> str:
 
 def _modules() -> list[tuple[str, ModuleType]]:
     return [(name, module) for name, module in list(sys.modules.items()) if is_instance(module, ModuleType)]
-
-
-def others(item: object, given: Sequence[str], heap: Heap, roots: Roots, spared: Iterable[object]) -> str | None:
-    """Return what else of the user's leads to an object; None if nothing does."""
-    hidden = running_ids().union(*({id(one), id(instance_dict(one))} for one in spared))
-    local_names = list[str]()
-    for frame, thread in running_frames():
-        values = peek(frame)
-        found = [key for key, value in values.items() if value is item]
-        found = _besides(found, given) if thread == threading.current_thread().name else found
-        local_names += [Place.of_running(frame, thread, key).text for key in found]
-        hidden.update({id(values.get(key)) for key in _rest_of_arguments(frame.f_code)})
-    roots = replace(roots, hidden=roots.hidden | hidden)
-    search = Search([], heap, roots)
-    names, holders = list[str](), list[object]()
-    for referrer, held in heap.referrers({id(item): item}):
-        for holder, _ in () if id(referrer) in hidden else with_own_dict(referrer, held):
-            places = search.names_in(holder, item)
-            names += [place.text for place in places if place.is_users]
-            holders += [holder] if not places and id(holder) not in hidden else []
-    for text in (*_besides(sorted(names), given), *local_names):
-        return text
-    search = Search(holders, heap, roots)
-    chains = [way for holder in holders if (way := search.chain(holder, search.named)) and way[0].is_users]
-    writer = Writer(roots.cell_of)
-    return min((writer.holder(place, (*chain, item)).path for place, chain in chains), key=len, default=None)
-
-
-def _besides(names: Sequence[str], given: Sequence[str]) -> list[str]:
-    """Return names without those that are given: as many others are if it is called by others there."""
-    rest = [name for name in names if name.rpartition(" ")[2] not in given]
-    return rest[max(0, len(given) - len(names) + len(rest)) :]
-
-
-def _rest_of_arguments(code: CodeType) -> tuple[str, ...]:
-    """Return the name of ``*args``, if a function has it: that tuple only passes objects on."""
-    first = code.co_argcount + code.co_kwonlyargcount
-    return code.co_varnames[first : first + 1] if code.co_flags & inspect.CO_VARARGS else ()
 
 
 # -- in words: ``notebook variable cache["run3"][0]`` ---------------------------------------------------------------
@@ -378,11 +335,6 @@ class Place:
         """Decides which of several that are equally near is shown."""
         return self.rank, not self.is_home, self.text
 
-    @property
-    def is_users(self) -> bool:
-        """Whether it is the user's, and not one where IPython, Python or we keep things without being asked."""
-        return not self.text.startswith(_NOT_THE_USERS)
-
     @classmethod
     def of_variable(cls, key: object) -> Place:
         """Return the place of a notebook's name."""
@@ -405,14 +357,6 @@ class Place:
 
 
 _LAST = "the last error"
-_NOT_THE_USERS = (
-    "Out[",
-    "IPython's ",
-    "ipygpumem ",
-    _LAST,
-    "module sys,",
-    "module builtins,",
-)  # with displayhook and _
 _LAST_ERROR = {("sys", name) for name in ("last_value", "last_traceback", "last_exc")}
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from ipygpumem.model import Usage
 from ipygpumem.record import Record
@@ -94,11 +94,6 @@ class Inventory(Record):
             return f"{self.file}:{self.line}"
         return "" if self.cell is None else f"cell {self.cell}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as a dictionary of plain values, ready for JSON; each tensor is one too."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {**fields, "tensors": [tensor._asdict() for tensor in self.tensors]}
-
     def __repr__(self) -> str:
         """Return one line: there may be very many tensors."""
         sizes = ", ".join(f"{device} {format_bytes(size)}" for device, size in self.device_bytes.items())
@@ -124,12 +119,6 @@ class InventoryDiff(Record):
             for tensor in tensors:
                 changes[tensor.device] = changes.get(tensor.device, 0) + sign * tensor.size_bytes
         return changes
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as a dictionary of plain values, ready for JSON; each tensor is one too."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        rows = {name: [tensor._asdict() for tensor in fields[name]] for name in ("came", "went")}
-        return {**fields, **rows}
 
     def __repr__(self) -> str:
         """Return one line."""
@@ -159,10 +148,6 @@ class TrackerRecord(InventoryDiff):
     """What each device went through since the last call."""
     notes: tuple[str, ...] = ()
     """What could not be read, in words for the user."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as a dictionary of plain values, ready for JSON."""
-        return {**super().to_dict(), "usages": [usage.to_dict() for usage in self.usages]}
 
 
 KINDS: tuple[str, ...] = get_args(Role)
