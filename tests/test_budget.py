@@ -219,11 +219,15 @@ def test_what_cannot_be_limited_is_said(use: Any, monkeypatch: pytest.MonkeyPatc
 
 def test_sizes_are_read() -> None:
     assert parse_budget("gpu=8GiB,,cuda:1=4GiB") == {"gpu": 8 * GIB, "cuda:1": 4 * GIB}
+    assert parse_budget("cuda=8GiB,CUDA:1=4GiB") == {"gpu": 8 * GIB, "cuda:1": 4 * GIB}
     for text, said in (
         ("", "no device is named"),
         ("gpu", "'' is not a size"),
         ("gpu=lots", "'lots' is not a size"),
-        ("ram=4GiB", r"RAM cannot be limited; write gpu=SIZE, or use leave_free\(SIZE, 'cpu'\)"),
+        ("ram=4GiB", r"RAM cannot be limited; write gpu=SIZE, or use leave_free\(SIZE, 'RAM'\)"),
+        ("HOST=4GiB", "RAM cannot be limited"),
+        ("cpu:0=4GiB", "RAM cannot be limited"),
+        ("cuda:01=4GiB", "'cuda:01' is not a device"),
         ("gpu=8", "gpu=8 means 8 B; write a size such as 8GiB"),
         ("tpu=1GiB", "'tpu' is not a device"),
     ):

@@ -18,7 +18,7 @@ BUDGET = {
     "api": 1010,
     "errors": 100,
     "estimating": 2740,
-    "fitting": 900,
+    "fitting": 920,
     "flight_recorder": 290,
     "freeing": 1260,
     "integrations": 400,

@@ -29,7 +29,7 @@ def tensors(*names: str, device: str | None = None, kind: str | None = None, min
 
     Args:
         names: globs, of which one must fit a tensor's name: ``"model.*"``; none: also tensors without a name.
-        device: ``cpu``, ``cuda:0``, or ``cuda`` for all of its kind.
+        device: ``RAM``, ``cuda:0``, or ``cuda`` for all of its kind.
         kind: ``parameter``, ``gradient``, ``optimizer state``, ``buffer`` or ``other``.
         min_bytes: the smallest size: a number, or ``"1MiB"``.
 

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ipygpumem.errors import EstimateError, quoted
+from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import users_line
+from ipygpumem.probes.accelerators import current_device
+from ipygpumem.probes.pools import parse_device
 
 UNKNOWN = "this code cannot be estimated, because it needs the values of tensors"
 _NEED_VALUES = {torch.Tensor.numpy: "NumPy", torch.Tensor.__array__: "NumPy", torch.Tensor.data_ptr: "data_ptr"}
@@ -29,11 +31,13 @@ class Devices(TorchFunctionMode):
 
     def __init__(self, device: str | None) -> None:
         super().__init__()
-        self.label = _checked(device)
+        self.label = None if device is None else current_device(parse_device(device, kinds=("cuda", "xpu", "mps")))
         """The full name of ``device``."""
         has_cuda = torch.cuda.is_available()
         # Without the device its tensors are followed on the CPU: torch's kernels for it may not even be there.
-        self._target = torch.device(device if device and has_cuda else "cpu") if device or not has_cuda else None
+        self._target = (
+            torch.device(self.label if self.label and has_cuda else "cpu") if self.label or not has_cuda else None
+        )
         self.asked: dict[str, None] = {}
         """The accelerators that code named and that are not here, in order."""
 
@@ -101,13 +105,3 @@ class Devices(TorchFunctionMode):
             return self._target if self.label is not None else value
         self.asked.setdefault(str(value) if value.index is not None else f"{value.type}:0")
         return self._target
-
-
-def _checked(device: str | None) -> str | None:
-    if device is None:
-        return None
-    try:
-        known = torch.device(device)
-    except RuntimeError:
-        raise EstimateError(f"{quoted(device)} is not a device: write cuda:0, cuda, xpu, mps or cpu") from None
-    return str(known) if known.type in ("cpu", "mps") or known.index is not None else f"{known.type}:0"

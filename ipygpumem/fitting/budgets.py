@@ -18,6 +18,7 @@ from ipygpumem.errors import BudgetError, DeviceError, UnitError, quoted, said
 from ipygpumem.probes import host, own_limits
 from ipygpumem.probes.accelerators import uncounted
 from ipygpumem.probes.nvml import checked_device
+from ipygpumem.probes.pools import parse_device
 from ipygpumem.units import MIB, checked_bytes, format_bytes, parse_bytes
 
 _BYTES = r"([\d.]+ (?:bytes|[KMGT]iB))"
@@ -46,16 +47,19 @@ def checked(sizes: Mapping[str, object]) -> dict[str, int]:
     for name, size in sizes.items():
         if size is None:
             continue
-        if name in ("ram", "cpu"):
-            raise BudgetError("budget: RAM cannot be limited; write gpu=SIZE, or use leave_free(SIZE, 'cpu')")
-        if not re.fullmatch(r"gpu|cuda:\d+", name):
-            raise BudgetError(f"budget: {quoted(name)} is not a device; write gpu, or one device such as cuda:1")
         try:
-            found[name] = checked_bytes(size)
+            device = "cuda" if name == "gpu" else parse_device(name, kinds=("cuda",))
+        except DeviceError:
+            text = f"budget: {quoted(name)} is not a device; write gpu, or one device such as cuda:1"
+            raise BudgetError(text) from None
+        if device == "cpu":
+            raise BudgetError("budget: RAM cannot be limited; write gpu=SIZE, or use leave_free(SIZE, 'RAM')")
+        try:
+            size_bytes = found["gpu" if device == "cuda" else device] = checked_bytes(size)
         except UnitError as error:
             raise BudgetError(f"budget: {name}: {error}") from None
-        if found[name] < MIB:
-            raise BudgetError(f"budget: {name}={size} means {format_bytes(found[name])}; write a size such as 8GiB")
+        if size_bytes < MIB:
+            raise BudgetError(f"budget: {name}={size} means {format_bytes(size_bytes)}; write a size such as 8GiB")
     if not found:
         raise BudgetError("budget: no device is named; write for instance gpu=8GiB")
     return found

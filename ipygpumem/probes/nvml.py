@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,10 @@ from typing import Any
 
 import psutil
 
-from ipygpumem.errors import DeviceError, quoted, said
-from ipygpumem.introspect import is_instance, type_name
+from ipygpumem.errors import DeviceError, said
 from ipygpumem.probes import host
-from ipygpumem.probes.accelerators import in_use, loaded_torch, uncounted
+from ipygpumem.probes.accelerators import current_device, in_use, uncounted
+from ipygpumem.probes.pools import parse_device
 from ipygpumem.record import Record
 from ipygpumem.units import GIB
 
@@ -222,8 +221,6 @@ def process_name(pid: int) -> str:
 
 # -- one device, for a caller who asks now -----------------------------------------------------------------------------
 
-_CUDA = re.compile(r"cuda:(0|[1-9]\d{0,8})")
-
 
 @dataclass(frozen=True)
 class DeviceMemory(Record):
@@ -253,34 +250,15 @@ class DeviceMemory(Record):
 
 
 def checked_device(device: object) -> str:
-    """Return the name of a device, ``cpu`` or such as ``cuda:0``, that a caller gives in one of torch's ways.
-
-    Raises:
-        DeviceError: it is none of these.
-    """
-    torch_device = getattr(loaded_torch(), "device", None)
-    name: str | None = None
-    if type(device) is str or (is_instance(torch_device, type) and type(device) is torch_device):
-        name = str(device)
-    elif type(device) is int and device.bit_length() < 64:
-        name = f"cuda:{device}"
-    if name == "cpu:0":
-        name = "cpu"
-    elif name == "cuda":
-        cuda = in_use("cuda")
-        name = f"cuda:{0 if cuda is None else cuda.current_device()}"
-    if name is None or (name != "cpu" and _CUDA.fullmatch(name) is None):
-        given = device if type(device) is int else name
-        what = type_name(device) if given is None else quoted(given)
-        raise DeviceError(f"a device is 'cpu', or one such as 'cuda:0' or its number, and not {what}")
-    return name
+    """Return the name of the host or of one CUDA device, as ``parse_device`` reads it."""
+    return current_device(parse_device(device, kinds=("cuda",)))
 
 
 def memory(device: object = "cpu") -> DeviceMemory:
     """Return how much memory a device has, has free, and has in use. It makes no CUDA context.
 
     Args:
-        device: ``cpu``, ``cuda:0``, a number, or a ``torch.device``.
+        device: ``RAM``, ``cuda:0``, a number, or a ``torch.device``.
 
     Raises:
         DeviceError: there is no such device.

@@ -64,9 +64,10 @@ def test_filters_groups_and_the_rest(notebook: Kernel) -> None:
     assert row(text, "losses[29]").startswith("8 KiB")
     assert "and 27 smaller" in text
     assert "x " not in text
-    assert row(report(notebook, "%gpumem tensors --min 1MiB x --device cpu"), "x").startswith("1 MiB")
+    assert row(report(notebook, "%gpumem tensors --min 1MiB x --device RAM"), "x").startswith("1 MiB")
     assert row(report(notebook, "%gpumem tensors --by name --kind other"), "30").endswith(" 30 losses")
     assert "0 storages" in report(notebook, "%gpumem tensors x --device cuda")
+    assert fails(notebook, "%gpumem tensors --device RAMM", None).stderr.endswith("and not 'RAMM'\n")
 
 
 @pytest.mark.parametrize("line", ["--by size", "--kind weight", "--min much", "--nothing", "--top many", "--top 0"])

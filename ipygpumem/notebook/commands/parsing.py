@@ -47,7 +47,7 @@ def _runs(text: str) -> int:
 
 
 _DETAILS: dict[str, dict[str, Any]] = {
-    "--device D": {"offers": ("cpu", "cuda")},
+    "--device D": {"offers": ("RAM", "cuda")},
     "--device-memory SIZE": {"of": _size},
     "--experiment NAME": {"offers": "finished"},
     "--keep NAME...": {"offers": "names"},
@@ -69,8 +69,7 @@ _DETAILS: dict[str, dict[str, Any]] = {
     "NAME=VALUE...": {"to": "variables", "offers": "numbers"},
     "STATEMENT": {"to": "code", "offers": "names"},
     "session|devices|experiments": {"to": "picture", "default": "session"},
-    "%gpumem plot --device D": {"offers": ("RAM", "cuda")},
-    "%%estimate --device D": {"offers": ("cpu", "cuda:0")},
+    "%%estimate --device D": {"offers": ("RAM", "cuda:0")},
     "%experiment end NAME": {"offers": "open"},
     "%experiment keep NAME...": {"offers": "names"},
     "%experiment compare NAME...": {"offers": "finished"},

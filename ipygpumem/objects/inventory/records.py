@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Literal, NamedTuple, get_args
 
 from ipygpumem.model import Usage
+from ipygpumem.probes.pools import parse_device
 from ipygpumem.record import Record
 from ipygpumem.units import format_bytes, format_change
 
@@ -162,6 +163,8 @@ def select(
     min_bytes: int = 0,
 ) -> Inventory:
     """Return the part of an inventory that all conditions hold for."""
+    if device is not None:
+        device = parse_device(device, known={row.device for row in inventory.tensors})
     matches = re.compile("|".join(fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns)).match
     tensors = tuple(
         row
