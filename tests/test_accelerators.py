@@ -10,8 +10,10 @@ from unittest.mock import MagicMock
 
 import pytest
 
+import ipygpumem
+from ipygpumem.errors import DeviceError
 from ipygpumem.measuring.meter import Meter
-from ipygpumem.probes.accelerators import CachingAllocatorProbe
+from ipygpumem.probes.accelerators import CachingAllocatorProbe, parse_device
 from ipygpumem.probes.pools import finder
 from tests.fakes import FakeAllocator, fake_module, fake_torch
 
@@ -21,6 +23,39 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> FakeAllocator:
     allocator = FakeAllocator(devices=2)
     monkeypatch.setitem(sys.modules, "torch", fake_torch(allocator))
     return allocator
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        *((text, "cpu") for text in ("RAM", "ram", "Ram", "host", "HOST", "cpu", "CPU", "cpu:0", " RAM ")),
+        *(
+            ("cuda", "cuda"),
+            ("CUDA:1", "cuda:1"),
+            (1, "cuda:1"),
+            ("xpu:0", "xpu:0"),
+            ("mps:0", "mps"),
+            ("jax:2", None),
+        ),
+        *(("Card", "Card"), ("Card:new", "Card:new")),
+        *((text, None) for text in ("RAMM", "gpu", "cpu:1", "cuda:", "cuda:01", "cuda:x", "", "card", "Card:9", -1)),
+        *((value, None) for value in (True, None, b"cpu", 1.0)),
+    ],
+)
+def test_a_device_has_one_name_however_it_is_written(given: object, name: str | None) -> None:
+    if name is not None:
+        assert parse_device(given, known=["Card:new"]) == name
+    else:
+        with pytest.raises(DeviceError, match="a device is RAM, or one such as cuda:0, and not"):
+            parse_device(given, known=["Card:new"])
+
+
+def test_all_that_take_a_device_take_the_hosts_names() -> None:
+    for name in ("RAM", "ram", "host", "cpu:0"):
+        assert ipygpumem.memory(name).device == "cpu"
+        with ipygpumem.allocate(1, name) as held:
+            assert held.device == "cpu"
+        assert {row.device for row in ipygpumem.tensors(device=name).tensors} <= {"cpu"}
 
 
 @pytest.fixture

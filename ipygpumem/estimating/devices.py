@@ -9,8 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import users_line
-from ipygpumem.probes.accelerators import current_device
-from ipygpumem.probes.pools import parse_device
+from ipygpumem.probes.accelerators import current_device, parse_device
 
 UNKNOWN = "this code cannot be estimated, because it needs the values of tensors"
 _NEED_VALUES = {torch.Tensor.numpy: "NumPy", torch.Tensor.__array__: "NumPy", torch.Tensor.data_ptr: "data_ptr"}

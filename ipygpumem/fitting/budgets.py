@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 from ipygpumem.errors import BudgetError, DeviceError, UnitError, quoted, said
 from ipygpumem.probes import host, own_limits
-from ipygpumem.probes.accelerators import uncounted
+from ipygpumem.probes.accelerators import parse_device, uncounted
 from ipygpumem.probes.nvml import checked_device
-from ipygpumem.probes.pools import parse_device
 from ipygpumem.units import MIB, checked_bytes, format_bytes, parse_bytes
 
 _BYTES = r"([\d.]+ (?:bytes|[KMGT]iB))"

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
-from ipygpumem.errors import said
-from ipygpumem.introspect import is_instance
+from ipygpumem.errors import DeviceError, quoted, said
+from ipygpumem.introspect import is_instance, type_name
 from ipygpumem.model import Reading
 from ipygpumem.probes import Probe
 
 TORCH_DEVICES = frozenset({"cuda", "xpu", "mps"})
 """Whose memory torch's allocators hold."""
+_HOST = ("ram", "host", "cpu", "cpu:0")
 
 
 def loaded_torch() -> Any | None:
@@ -27,6 +29,36 @@ def loaded_torch() -> Any | None:
     module = sys.modules.get("torch")
     # Asked at every boundary, several times: the check of subclasses takes longer than the rest.
     return module if type(module) is ModuleType or is_instance(module, ModuleType) else None
+
+
+def parse_device(given: object, *, kinds: Iterable[str] = TORCH_DEVICES, known: Iterable[str] = ()) -> str:
+    """Return a device's name as records have it, such as ``cpu`` or ``cuda:0``; ``cuda`` alone is all of its kind.
+
+    Args:
+        given: a name (``RAM``, ``host`` and ``cpu:0`` are the host's, too), a number of CUDA's, or a ``torch.device``.
+        kinds: those of torch that make sense, beside the host.
+        known: further devices, which a caller's records have.
+
+    Raises:
+        DeviceError: it is none of these.
+    """
+    of_torch = getattr(loaded_torch(), "device", None)
+    name = text = ""
+    if type(given) is str or (is_instance(of_torch, type) and type(given) is of_torch):
+        text = str(given)
+        name = text.strip().lower()
+    elif type(given) is int and given.bit_length() < 64:
+        name = f"cuda:{given}"
+    there = set(known)
+    if name in _HOST:
+        return "cpu"
+    if text in there or text in {device.partition(":")[0] for device in there}:
+        return text
+    kind = re.fullmatch(r"([a-z]\w*)(:(0|[1-9]\d{0,8}))?", name)
+    if kind is not None and kind[1] in kinds:
+        return "mps" if kind[1] == "mps" else name
+    wrong = quoted(text or given) if text or type(given) is int else type_name(given)
+    raise DeviceError(f"a device is RAM, or one such as cuda:0, and not {wrong}")
 
 
 def in_use(backend: str) -> Any | None:

@@ -17,8 +17,7 @@ import psutil
 
 from ipygpumem.errors import DeviceError, said
 from ipygpumem.probes import host
-from ipygpumem.probes.accelerators import current_device, in_use, uncounted
-from ipygpumem.probes.pools import parse_device
+from ipygpumem.probes.accelerators import current_device, in_use, parse_device, uncounted
 from ipygpumem.record import Record
 from ipygpumem.units import GIB
 

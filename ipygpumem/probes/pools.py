@@ -11,53 +11,21 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, get_args
 
-from ipygpumem.errors import DeviceError, ProbeError, quoted, said
-from ipygpumem.introspect import is_instance, type_name
+from ipygpumem.errors import ProbeError, said
+from ipygpumem.introspect import is_instance
 from ipygpumem.model import Method, Reading
 from ipygpumem.probes import Probe
-from ipygpumem.probes.accelerators import TORCH_DEVICES, CachingAllocatorProbe, loaded_torch
+from ipygpumem.probes.accelerators import TORCH_DEVICES, CachingAllocatorProbe
 
 POOLS = {"jax": "JAX", "cupy": "CuPy", "rmm": "RMM", "tensorflow": "TensorFlow"}
 """Libraries by the module that their users import. A new one is a function here."""
-_KINDS = TORCH_DEVICES | POOLS.keys()
-_OWN = _KINDS | {"cpu"}
-_HOST = ("ram", "host", "cpu", "cpu:0")
+_OWN = TORCH_DEVICES | POOLS.keys() | {"cpu"}
 _MOST_SECONDS = 0.5
 """A probe that takes longer is dropped, because every cell would wait for it."""
-
-
-def parse_device(given: object, *, kinds: Iterable[str] = _KINDS, known: Iterable[str] = ()) -> str:
-    """Return a device's name as records have it, such as ``cpu`` or ``cuda:0``; ``cuda`` alone is all of its kind.
-
-    Args:
-        given: a name (``RAM``, ``host`` and ``cpu:0`` are the host's, too), a number of CUDA's, or a ``torch.device``.
-        kinds: those that make sense, beside the host.
-        known: further devices, which a caller's records have.
-
-    Raises:
-        DeviceError: it is none of these.
-    """
-    of_torch = getattr(loaded_torch(), "device", None)
-    name = text = ""
-    if type(given) is str or (is_instance(of_torch, type) and type(given) is of_torch):
-        text = str(given)
-        name = text.strip().lower()
-    elif type(given) is int and given.bit_length() < 64:
-        name = f"cuda:{given}"
-    there = set(known)
-    if name in _HOST:
-        return "cpu"
-    if text in there or text in {device.partition(":")[0] for device in there}:
-        return text
-    kind = re.fullmatch(r"([a-z]\w*)(:(0|[1-9]\d{0,8}))?", name)
-    if kind is not None and kind[1] in kinds:
-        return "mps" if kind[1] == "mps" else name
-    wrong = quoted(text or given) if text or type(given) is int else type_name(given)
-    raise DeviceError(f"a device is RAM, or one such as cuda:0, and not {wrong}")
 
 
 def _pool(

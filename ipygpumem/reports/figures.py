@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ipygpumem.errors import PlotError
 from ipygpumem.model import CellRecord, ExperimentRecord, Usage, devices_of, usage_on
-from ipygpumem.probes.pools import parse_device
+from ipygpumem.probes.accelerators import parse_device
 from ipygpumem.reconcile.device import Part, Reconciliation
 from ipygpumem.reports.history import numbered
 from ipygpumem.reports.layout import SEPARATOR, clean, count, device_label, in_use, shorten
@@ -265,8 +265,11 @@ def _devices(records: Iterable[CellRecord | ExperimentRecord], wanted: str | Non
 def _chosen(devices: Iterable[str], wanted: str | None, why_not: str) -> list[str]:
     """Return the devices that ``wanted`` names: ``RAM``, ``cuda:0``, ``cuda`` for all of its kind; None names all."""
     there = list(dict.fromkeys(devices))
-    named = None if wanted is None else parse_device(wanted, known=there)
-    found = [name for name in there if named in (None, name, name.partition(":")[0])]
+    found = (
+        there
+        if wanted is None
+        else [name for name in there if parse_device(wanted, known=there) in (name, name.partition(":")[0])]
+    )
     if not found:
         names = ", ".join(clean(device_label(device)) for device in there) or "none"
         raise PlotError(f"device {clean(str(wanted))!r} {why_not}; there are: {names}")

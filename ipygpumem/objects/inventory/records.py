@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Literal, NamedTuple, get_args
 
 from ipygpumem.model import Usage
-from ipygpumem.probes.pools import parse_device
+from ipygpumem.probes.accelerators import parse_device
 from ipygpumem.record import Record
 from ipygpumem.units import format_bytes, format_change
 
