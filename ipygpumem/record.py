@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +13,11 @@ T = TypeVar("T", bound="Record")
 
 
 class Record:
-    """Base of all records: conversion to and from plain dictionaries."""
+    """Base of all records: conversion to and from plain dictionaries; some are shown as a report."""
 
     __slots__ = ()
+    _report = ""
+    """Module and function in ``reports`` that a notebook shows it by: reports are above records, and seldom asked."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as a dictionary of plain values, ready for JSON."""
@@ -29,6 +32,17 @@ class Record:
             TypeError: a field is missing.
         """
         return _decoder(cls)(dict(data))  # type: ignore[arg-type, no-any-return]  # classes are hashable, and make instances
+
+    def __str__(self) -> str:
+        return self._repr_mimebundle_().get("text/plain", repr(self))
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        if not self._report:
+            return {}
+        module, _dot, name = self._report.partition(".")
+        report = getattr(importlib.import_module(f"ipygpumem.reports.{module}"), name)(self)
+        html: Any = importlib.import_module("ipygpumem.reports.html")
+        return {"text/plain": html.text.render([report]), "text/html": html.render([report], bars=False)}
 
 
 @functools.cache  # of the classes of the model; an export holds thousands of records

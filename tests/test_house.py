@@ -15,7 +15,7 @@ ROOT = Path(ipygpumem.__file__).parent
 MOST_LATE_IMPORTS = 16
 BUDGET = {
     "__init__": 110,
-    "api": 1010,
+    "api": 970,
     "errors": 100,
     "estimating": 2740,
     "fitting": 920,
@@ -25,14 +25,14 @@ BUDGET = {
     "introspect": 190,
     "measuring": 490,
     "model": 320,
-    "notebook": 5430,
+    "notebook": 5380,
     "objects": 3810,
     "plot": 70,
     "probes": 1650,
     "profiling": 450,
     "reconcile": 560,
-    "record": 90,
-    "reports": 2530,
+    "record": 105,
+    "reports": 2500,
     "scopes": 740,
     "units": 100,
 }

@@ -17,7 +17,6 @@ from ipygpumem.measuring.meter import Meter
 from ipygpumem.objects.traced import refuse_while_transformed
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.pools import finder
-from ipygpumem.reports.estimate import ShownEstimate, ShownSummary
 from ipygpumem.units import checked_bytes
 
 if TYPE_CHECKING:
@@ -53,7 +52,8 @@ def estimate(
         raise EstimateError("timeout must be a number of seconds above zero")
     estimation = estimating.loaded().Estimation(device, room_bytes, timeout)
     namespaces = (vars(sys.modules["__main__"]), sys._getframe(1).f_globals)
-    return ShownEstimate(**vars(estimation.of_call(function, args, kwargs, namespaces)))
+    found: Estimate = estimation.of_call(function, args, kwargs, namespaces)
+    return found
 
 
 def summary(model: object, /, *inputs: object, **kwargs: object) -> ModelSummary:
@@ -64,7 +64,8 @@ def summary(model: object, /, *inputs: object, **kwargs: object) -> ModelSummary
     """
     __tracebackhide__ = True  # of the model's errors
     refuse_while_transformed("ask for a summary")
-    return ShownSummary(**vars(estimating.loaded().summarize(model, inputs, kwargs)))
+    found: ModelSummary = estimating.loaded().summarize(model, inputs, kwargs)
+    return found
 
 
 def autofit(

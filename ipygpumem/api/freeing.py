@@ -19,7 +19,6 @@ from ipygpumem.notebook.ipython.stored_errors import release_stored, stored_erro
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.objects.holders.search import Roots
 from ipygpumem.objects.inventory import survey
-from ipygpumem.reports.freeing import ShownPurge, ShownRelease
 
 
 def release(*objects: object) -> ReleaseRecord:
@@ -45,8 +44,7 @@ def release(*objects: object) -> ReleaseRecord:
     if shell is not None:
         where = f"cell {shell.execution_count}"
     roots = Roots if notebook is None else notebook.experiments.survivors.roots
-    record = releasing.release(named, where, current_traces().meter, _garbage(), roots)
-    return ShownRelease(**vars(record))
+    return releasing.release(named, where, current_traces().meter, _garbage(), roots)
 
 
 def purge(model: object, optimizer: object = None) -> PurgeRecord:
@@ -65,7 +63,7 @@ def purge(model: object, optimizer: object = None) -> PurgeRecord:
     record = moving.purge(model, optimizer, current_traces().meter, _garbage())
     if record.is_on_host:
         warnings.warn(f"ipygpumem: {record.notes[-1]}", RuntimeWarning, stacklevel=2)
-    return ShownPurge(**vars(record))
+    return record
 
 
 def offload(*given: object) -> Offload:

@@ -60,6 +60,8 @@ class DeviceEstimate(Record):
 class Estimate(Record):
     """What code would take, without having run on a device."""
 
+    _report = "estimate.estimate_report"
+
     devices: tuple[DeviceEstimate, ...]
     duration_seconds: float
     """How long the estimate took; nothing is known of the code itself."""
@@ -101,6 +103,8 @@ class ModuleRow(Record):
 @dataclass(frozen=True)
 class ModelSummary(Record):
     """A model, module by module; the first row is the whole."""
+
+    _report = "estimate.summary_report"
 
     rows: tuple[ModuleRow, ...]
     trainable_parameters: int

@@ -40,6 +40,8 @@ _BOUND = ("DistributedDataParallel", "FullyShardedDataParallel")
 class PurgeRecord(Record):
     """What a purge moved off a device and back, and what was gained by it."""
 
+    _report = "freeing.purge_report"
+
     moved_bytes: int
     is_on_host: bool
     """Whether it did not fit any more, and so has stayed on the host."""

@@ -40,6 +40,8 @@ _SAYS = "_ipygpumem_says"
 class ReleaseRecord(Record):
     """What became of an object that was released, and of what it held."""
 
+    _report = "freeing.release_report"
+
     names: tuple[str, ...]
     where: str
     """The cell, or the script and its line."""

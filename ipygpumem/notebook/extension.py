@@ -16,7 +16,6 @@ from ipygpumem.errors import NotLoadedError
 from ipygpumem.notebook.aside import Guard
 from ipygpumem.notebook.commands.magics import GpuMemMagics, loaded
 from ipygpumem.notebook.config import IPyGpuMem
-from ipygpumem.notebook.ipython import tables as rich
 from ipygpumem.notebook.ipython.rewriting import loop_over_body, rewrite_cell
 from ipygpumem.notebook.notebook import Notebook, notebook_of
 from ipygpumem.notebook.registry import MAGICS
@@ -83,7 +82,6 @@ class Extension:
                 self._completer(prefix + name, functools.partial(_completions, notebook, name))
         if hasattr(sys.modules["IPython.core.completer"], "CompletionContext"):  # from IPython 8.6 on
             self._append(shell.Completer.custom_matchers, _matcher(notebook))
-        self._undo.append(rich.register(shell))
         if config.record:
             notebook.recorder.start_if_it_can(tell=True)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
-from ipygpumem.reports.html import Shown
 from ipygpumem.reports.layout import Fact, Report, Table, clean, device_label, shape_label
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
@@ -79,15 +78,3 @@ def _row(row: ModuleRow, share_of: int) -> tuple[str, ...]:
         format_bytes(row.activation_bytes) if row.activation_bytes else "",
         f"{own / share_of:.0%}" if share_of else "",
     )
-
-
-class ShownEstimate(Shown, Estimate):
-    """An estimate that shows itself."""
-
-    _report = estimate_report
-
-
-class ShownSummary(Shown, ModelSummary):
-    """A summary of a model that shows itself."""
-
-    _report = summary_report

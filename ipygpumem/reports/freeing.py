@@ -7,7 +7,6 @@ from dataclasses import replace
 from ipygpumem.freeing.moving import PurgeRecord
 from ipygpumem.freeing.release import ReleaseRecord
 from ipygpumem.reports.content import freed_report, held_table, leak_lines
-from ipygpumem.reports.html import Shown
 from ipygpumem.reports.layout import Report, Table, clean, clean_name, device_label, listed
 from ipygpumem.units import format_bytes
 
@@ -37,15 +36,3 @@ def purge_report(record: PurgeRecord) -> Report:
     tables = [Table.of(rows, {"reserved before", "after"})] * bool(rows)
     lines = list(map(clean, record.notes))
     return Report("purge", f"purge: {moved}{end}", lines, tables, is_trouble=record.is_on_host)
-
-
-class ShownRelease(Shown, ReleaseRecord):
-    """What a release freed, which shows itself."""
-
-    _report = release_report
-
-
-class ShownPurge(Shown, PurgeRecord):
-    """What a purge gained, which shows itself."""
-
-    _report = purge_report

@@ -8,7 +8,7 @@ an equal contrast to light and dark pages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from ipygpumem.reports import text
@@ -184,15 +184,3 @@ def html_bar(bar: Bar) -> str:
     )
     tick = "; border-right: 2px solid rgba(128, 128, 128, 0.9)" if bar.is_whole else ""
     return _TRACK.format(label=_escaped(bar.label), pieces=pieces, tick=tick)
-
-
-class Shown:
-    """A record that a notebook shows as its report, and ``print`` as its text."""
-
-    _report: Callable[[], Report]
-
-    def __str__(self) -> str:
-        return text.render([self._report()])
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return {"text/plain": str(self), "text/html": render([self._report()], bars=False)}

@@ -11,7 +11,7 @@ from ipygpumem.reports.layout import Report, Table, clean, count, device_label, 
 from ipygpumem.units import format_bytes, format_change
 
 
-def tensors_report(inventory: Inventory, *, top: int) -> Report:
+def tensors_report(inventory: Inventory, *, top: int = 20) -> Report:
     """Return the ``top`` largest tensors, and what the others come to."""
     return _report(inventory, _table("", inventory.tensors, top))
 
@@ -36,7 +36,7 @@ def _tables(*tables: Table) -> list[Table]:
     return [table for table in tables if table.rows]
 
 
-def difference_report(difference: InventoryDiff, *, top: int) -> Report:
+def difference_report(difference: InventoryDiff, *, top: int = 20) -> Report:
     """Return the ``top`` largest tensors that came, as many that went, and where the inventories were taken."""
     places = clean(f"from {difference.before or 'before'} to {difference.after or 'after'}")
     changes = sizes(difference.changed_bytes, format_change) or ["no change"]

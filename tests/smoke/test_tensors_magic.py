@@ -84,6 +84,8 @@ def test_the_difference_of_two_inventories_names_their_cells(notebook: Kernel) -
     assert "('old', 1048576)" in notebook.value("str([(r.name, r.size_bytes) for r in d.went])")
     count = notebook.value("get_ipython().execution_count") - 1
     assert notebook.value("(d.before, d.after)") == (f"cell {count - 2}", f"cell {count}")
+    assert "\n  came: 1\n   size   name " in (ok(notebook, "d").result or "")
+    assert ok(notebook, "[d]").result == f"[{notebook.value('str(d)')}]"
 
 
 def test_it_works_in_a_kernel_without_the_extension(bare_kernel: Kernel) -> None:

@@ -65,6 +65,8 @@ class TensorGroup(NamedTuple):
 class Inventory(Record):
     """The tensors and arrays that were alive at one moment, the largest first, each storage once."""
 
+    _report = "tensors.tensors_report"
+
     tensors: tuple[TensorRecord, ...]
     taken_at: float
     file: str | None = None
@@ -100,10 +102,14 @@ class Inventory(Record):
         sizes = ", ".join(f"{device} {format_bytes(size)}" for device, size in self.device_bytes.items())
         return f"<Inventory of {len(self.tensors)} tensors and arrays: {sizes or 'no memory'}>"
 
+    __str__ = __repr__
+
 
 @dataclass(frozen=True, repr=False)
 class InventoryDiff(Record):
     """What came and what went between two inventories, the largest first."""
+
+    _report = "tensors.difference_report"
 
     came: tuple[TensorRecord, ...]
     went: tuple[TensorRecord, ...]
@@ -125,6 +131,8 @@ class InventoryDiff(Record):
         """Return one line."""
         sizes = ", ".join(f"{device} {format_change(size)}" for device, size in self.changed_bytes.items())
         return f"<{type(self).__name__}: {len(self.came)} came, {len(self.went)} went: {sizes or 'no change'}>"
+
+    __str__ = __repr__
 
 
 @dataclass(frozen=True, repr=False)
