@@ -44,9 +44,6 @@ _TEXT_TYPES = {
 }
 """Types whose message decides; a ValueError about memory is somebody's own."""
 
-_INTERRUPTS = {"KeyboardInterrupt", "CancelledError"}
-"""The kernel ends a cell that awaits by cancelling its task."""
-
 _POISON_TEXT = re.compile(
     r"device-side assert(ion failures)?\b|illegal memory access|illegal instruction|misaligned address"
     r"|unspecified launch failure|hardware stack error|invalid program counter|uncorrectable ECC"
@@ -74,7 +71,7 @@ class Failure:
     poisoned: bool = False
 
 
-def chain(error: BaseException, *, causes: bool = True) -> Iterator[BaseException]:
+def chain(error: BaseException) -> Iterator[BaseException]:
     """Yield ``error`` and all that it keeps alive, each once: the members of groups, and causes and contexts."""
     seen: set[int] = set()
     waiting = [error]
@@ -84,8 +81,8 @@ def chain(error: BaseException, *, causes: bool = True) -> Iterator[BaseExceptio
             continue
         seen.add(id(current))
         yield current
-        linked = (field(current, "__cause__"), field(current, "__context__")) if causes else ()
-        waiting.extend(item for item in (*linked, *members(current)) if item is not None)
+        linked = field(current, "__cause__"), field(current, "__context__"), *members(current)
+        waiting.extend(item for item in linked if item is not None)
 
 
 def traceback_of(error: BaseException) -> TracebackType | None:
@@ -111,16 +108,22 @@ def _text(error: BaseException) -> str:
 
 
 def classify(error: BaseException) -> Failure:
-    """Return what kind of failure ``error`` is; an OOM anywhere in its chain makes it one, unless it is a Ctrl-C."""
-    poisoned = any(_names(item) & _TEXT_TYPES and _POISON_TEXT.search(_text(item)) for item in chain(error))
-    is_interrupt = bool(_names(error) & _INTERRUPTS)  # it may strike while an OOM is handled, which is its context then
-    for item in chain(error):
-        if is_oom(item) and not is_interrupt:
-            requested = _requested(item)
-            return Failure("oom", type_name(item), _text(item), requested, poisoned)
-    # Causes do not count: each timeout of asyncio has one.
-    interrupted = is_interrupt or any("KeyboardInterrupt" in _names(item) for item in chain(error, causes=False))
-    return Failure("interrupt" if interrupted else "error", type_name(error), _text(error), None, poisoned)
+    """Return what kind of failure ``error`` is, by its whole chain: trainers turn a Ctrl-C into ``SystemExit``."""
+    items = list(chain(error))
+    interrupts = [item for item in items if is_instance(item, KeyboardInterrupt)] or [error] * _is_cancelled(error)
+    # A Ctrl-C may strike while an OOM is handled, which is its context then.
+    behind = {id(item) for interrupt in interrupts for item in chain(interrupt)} - {id(error)}
+    ooms = [item for item in items if is_oom(item) and id(item) not in behind]
+    found = [*ooms, *interrupts, error][0]
+    kind: Literal["oom", "interrupt", "error"] = "oom" if ooms else "interrupt" if interrupts else "error"
+    poisoned = any(_names(item) & _TEXT_TYPES and _POISON_TEXT.search(_text(item)) for item in items)
+    return Failure(kind, type_name(found), _text(found), _requested(found) if ooms else None, poisoned)
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Return True if the kernel may have cancelled the cell; behind other errors it is a timeout or a group."""
+    names = _names(error)
+    return "CancelledError" in names and "Exception" not in names
 
 
 def is_oom(error: BaseException) -> bool:

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 import ipygpumem
 from ipygpumem.api import shell as where
 from ipygpumem.errors import GpuMemError
+from ipygpumem.freeing.tracebacks import classify
 from ipygpumem.integrations import hf
 from ipygpumem.integrations import lightning as ours_of_lightning
 from ipygpumem.measuring.meter import Meter
@@ -307,6 +308,7 @@ def test_after_an_error_nothing_is_measured_until_the_next_training(card: Card, 
         (KeyboardInterrupt, SystemExit)
     ) as raised:  # its traceback keeps the frames, as a notebook's does
         trained.train()
+    assert classify(raised.value).kind == "interrupt"
     assert not is_sampled()
     before = records()
     trained.validate()

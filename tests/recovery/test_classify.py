@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import sys
+import textwrap
+from concurrent import futures
 
 import pytest
 
@@ -165,10 +168,69 @@ def test_classifying_runs_no_code_of_the_exceptions_own() -> None:
         assert classify(error).kind == "oom"
 
 
-def test_an_interrupt_counts_in_a_group_and_not_behind_another_error() -> None:
-    behind = ValueError("failed")
-    behind.__cause__ = behind.__context__ = KeyboardInterrupt()
-    assert classify(behind).kind == "error"
-    if sys.version_info >= (3, 11):
-        group = vars(builtins)["BaseExceptionGroup"]
-        assert classify(group("outer", [group("inner", [KeyboardInterrupt()])])).kind == "interrupt"
+def _raised(code: str) -> BaseException:
+    """Return the error that ``code`` raises."""
+    names = {"asyncio": asyncio, "futures": futures, "sys": sys, "group": vars(builtins).get("BaseExceptionGroup")}
+    try:
+        exec(textwrap.dedent(code), names)
+    except BaseException as error:
+        return error
+    raise AssertionError("no error")
+
+
+_INTERRUPTED = "try:\n    raise KeyboardInterrupt\n"
+INTERRUPTS = {
+    "Ctrl-C": "raise KeyboardInterrupt",
+    "Lightning": f"{_INTERRUPTED}except KeyboardInterrupt: sys.exit(1)",
+    "an error behind it": f"{_INTERRUPTED}except KeyboardInterrupt: raise RuntimeError('training stopped')",
+    "from it": f"{_INTERRUPTED}except KeyboardInterrupt as error: raise RuntimeError from error",
+    "from None": f"{_INTERRUPTED}except KeyboardInterrupt: raise RuntimeError from None",
+    "finally": f"{_INTERRUPTED}finally: {{}}['missing']",
+    "several levels": f"{_INTERRUPTED}except BaseException:\n    try: 1 / 0\n    except ZeroDivisionError as error:\n"
+    "        try: raise ValueError from error\n        finally: sys.exit()",
+    "with": "class Block:\n    def __enter__(self): pass\n    def __exit__(self, *error): raise OSError('no disk')\n"
+    "with Block(): raise KeyboardInterrupt",
+    "a subclass": "class Stop(KeyboardInterrupt): pass\nraise Stop",
+    "a cancelled cell": "raise asyncio.CancelledError",
+    "while memory had run out": "try:\n    try: raise MemoryError\n    except MemoryError: raise KeyboardInterrupt\n"
+    "except KeyboardInterrupt: sys.exit(1)",
+    "groups": "raise group('outer', [ValueError(), group('inner', [KeyboardInterrupt()])])",
+    "in a group's context": f"{_INTERRUPTED}except KeyboardInterrupt: raise group('all', [ValueError()])",
+    "behind a group's member": f"{_INTERRUPTED}except KeyboardInterrupt as error:\n    try: 1 / 0\n"
+    "    except ZeroDivisionError as other: failed = other\nraise group('all', [failed])",
+}
+_WAITING = "async def wait(): await asyncio.sleep(9)\n"
+ERRORS = {
+    "exit": "sys.exit(1)",
+    "a timeout": f"{_WAITING}asyncio.run(asyncio.wait_for(wait(), 0.001))",
+    "an error behind a timeout": f"{_WAITING}try: asyncio.run(asyncio.wait_for(wait(), 0.001))\n"
+    "except asyncio.TimeoutError: raise RuntimeError('too slow')",
+    "a task group": "async def fail(): 1 / 0\nasync def main():\n    async with asyncio.TaskGroup() as tasks:\n"
+    "        tasks.create_task(fail())\n        await asyncio.sleep(9)\nasyncio.run(main())",
+    "a cancelled future": "future = futures.Future()\nfuture.cancel()\nfuture.result()",
+    "a handled Ctrl-C": f"{_INTERRUPTED}except KeyboardInterrupt: pass\n1 / 0",
+}
+_NEEDS_3_11 = {name for name, code in {**INTERRUPTS, **ERRORS}.items() if "roup(" in code or "TaskGroup" in code}
+
+
+@pytest.mark.parametrize("name", [*INTERRUPTS, *ERRORS])
+def test_a_ctrl_c_counts_wherever_it_is_in_the_chain_and_a_timeout_does_not(name: str) -> None:
+    if name in _NEEDS_3_11 and sys.version_info < (3, 11):
+        pytest.skip("groups came with Python 3.11")
+    found = classify(_raised({**INTERRUPTS, **ERRORS}[name]))
+    assert found.kind == ("interrupt" if name in INTERRUPTS else "error")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        f"{_INTERRUPTED}except KeyboardInterrupt: raise MemoryError",
+        "raise group('outer', [KeyboardInterrupt(), MemoryError()])"
+        if sys.version_info >= (3, 11)
+        else "raise MemoryError",
+        "ran_out = MemoryError()\nran_out.__context__ = KeyboardInterrupt()\n"
+        "ran_out.__context__.__context__ = ran_out\nraise ran_out",
+    ],
+)
+def test_memory_that_runs_out_after_a_ctrl_c_is_an_oom(code: str) -> None:
+    assert classify(_raised(code)).kind == "oom"

@@ -158,6 +158,11 @@ def test_an_interrupt_in_a_training_loop_gives_the_memory_back(notebook: Kernel)
     assert "weights" in text
     reply = fails(notebook, "announce()", interrupt_when="waits here")
     assert reply.reports("recovery") == []
+    trainer = "try: train()\nexcept KeyboardInterrupt: sys.exit(1)"  # as Lightning's
+    reply = fails(notebook, trainer, interrupt_when="waits here")
+    assert reply.error == "SystemExit"
+    assert notebook.value("alive()") == 0
+    assert "interrupted (KeyboardInterrupt)" in reply.reports("recovery")[0]
 
 
 def test_an_interrupt_of_an_async_cell_gives_the_memory_back(notebook: Kernel) -> None:
