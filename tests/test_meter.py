@@ -48,20 +48,6 @@ def test_sampling_sees_what_lasts_and_its_thread_ends_with_the_last_span() -> No
     assert not samplers[0].is_alive()
 
 
-def test_a_span_that_nobody_will_end_is_dropped_at_the_next_boundary() -> None:
-    meter = Meter([FakeProbe(sampled=True)], sample_seconds=0.001)
-    lasts = [True]
-    span = meter.start(lambda: lasts[0])
-    meter.stop(meter.start())
-    (sampler,) = [thread for thread in threading.enumerate() if thread.name == "ipygpumem-sampler"]
-    assert sampler.is_alive()
-    lasts[0] = False
-    meter.stop(meter.start())
-    sampler.join(10)
-    assert not sampler.is_alive()
-    assert meter.stop(span)[0].device == "cpu"  # as every span that is closed
-
-
 def test_a_change_of_a_probe_loses_no_peak_and_starts_the_samples_that_it_needs() -> None:
     probe = FakeProbe()
     meter = Meter([probe], sample_seconds=0.001)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +12,6 @@ from ipygpumem.api.shell import current_traces
 from ipygpumem.errors import MissingLibraryError
 from ipygpumem.model import TraceRecord
 from ipygpumem.notebook.aside import say_failed
-from ipygpumem.objects.holders.frames import stack, still_runs
 from ipygpumem.units import MIB
 
 
@@ -22,7 +20,6 @@ class Epochs:
 
     def __init__(self) -> None:
         self.has_failed = False
-        self.lasts: Callable[[], bool] | None = None
         self._open: tuple[Any, Any, int, float, float] | None = None
         """The traces, the span and the number of the epoch that is measured, and when it began."""
 
@@ -30,16 +27,11 @@ class Epochs:
         """Return how to make another one: trainers copy and pickle their callbacks."""
         return Epochs, ()
 
-    def begin(self, number: int, loop: str = "") -> None:
-        """Begin an epoch, counted from 1; what was open is forgotten.
-
-        What is open ends with the library's function ``loop``: trainers tell callbacks of no error.
-        """
+    def begin(self, number: int) -> None:
+        """Begin an epoch, counted from 1; what an error has left open is forgotten: trainers tell callbacks of none."""
         self.close()
-        running = next((frame for frame in stack(sys._getframe(1)) if frame.f_code.co_name == loop), None)
-        self.lasts = None if running is None else still_runs(running)
         traces, started_at, started = current_traces(), time.time(), time.perf_counter()
-        self._open = traces, traces.meter.start(self.lasts), number, started_at, started
+        self._open = traces, traces.meter.start(), number, started_at, started
 
     def end(self) -> dict[str, float]:
         """End the epoch, keep its record, and return its figures by name."""
@@ -62,7 +54,7 @@ class Epochs:
         if self._open is not None:
             traces, span, *_ = self._open
             traces.meter.drop(span)
-        self._open = self.lasts = None
+        self._open = None
 
 
 def names_of(device: str) -> tuple[str, str]:
@@ -80,8 +72,6 @@ def harmless(hook: Callable[..., None]) -> Callable[..., None]:
         if epochs.has_failed:
             return
         try:
-            if epochs.lasts is not None and not epochs.lasts():  # its training has ended without a word
-                epochs.close()
             hook(self, *args, **options)
         except Exception as error:
             epochs.has_failed = True

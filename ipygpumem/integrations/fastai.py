@@ -42,7 +42,7 @@ class MemoryCallback(Callback):
 
     @harmless
     def before_train(self) -> None:  # noqa: D102
-        self.epochs.begin(self.learn.epoch + 1, loop="fit")
+        self.epochs.begin(self.learn.epoch + 1)
 
     after_fit = close
 

@@ -28,7 +28,7 @@ class MemoryCallback(TrainerCallback):
     @harmless
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: D102
         self._number += 1
-        self.epochs.begin(self._number, loop="_inner_training_loop")
+        self.epochs.begin(self._number)
 
     on_train_end = close
 

@@ -27,7 +27,7 @@ class MemoryCallback(Callback):
 
     @harmless
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: D102
-        self.epochs.begin(trainer.current_epoch + 1, loop="fit")
+        self.epochs.begin(trainer.current_epoch + 1)
 
     @harmless
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:

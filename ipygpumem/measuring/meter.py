@@ -22,8 +22,7 @@ from ipygpumem.probes import Probe
 class Measurement:
     """An open span; made by ``Meter.start``."""
 
-    def __init__(self, before: dict[str, Reading], lasts: Callable[[], bool] | None = None) -> None:
-        self.lasts = lasts
+    def __init__(self, before: dict[str, Reading]) -> None:
         self.begin(before)
 
     def begin(self, before: dict[str, Reading]) -> None:
@@ -82,11 +81,10 @@ class Meter:
             self._own_lock, self._pid = threading.RLock(), os.getpid()
         return self._own_lock
 
-    def start(self, lasts: Callable[[], bool] | None = None) -> Measurement:
-        """Open a span; ``lasts`` says no once nobody will end it any more: the next boundary drops it."""
+    def start(self) -> Measurement:
+        """Open a span."""
         with self._lock:
-            self._drop_lost()
-            measurement = Measurement(self._readings(peak=bool(self._open), rearm=True), lasts)
+            measurement = Measurement(self._readings(peak=bool(self._open), rearm=True))
             self._open.add(weakref.ref(measurement, self._open.discard))
             self._sample_if_needed()
             return measurement
@@ -116,18 +114,12 @@ class Meter:
         with self._lock:
             usages = measurement.usages(self._readings())
             self._close(measurement)
-            self._drop_lost()
             return usages
 
     def drop(self, measurement: Measurement) -> None:
         """Close a span whose figures nobody wants."""
         with self._lock:
             self._close(measurement)
-
-    def _drop_lost(self) -> None:
-        for span in self._spans():
-            if span.lasts is not None and not span.lasts():
-                self._close(span)
 
     def _spans(self) -> list[Measurement]:
         return [span for reference in tuple(self._open) if (span := reference()) is not None]

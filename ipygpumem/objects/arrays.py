@@ -316,7 +316,6 @@ class _WeakStorage:
 # -- the storages of tensors ----------------------------------------------------------------------------------------
 
 _DEEPEST = 4
-_QUANTIZED = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")
 _INTEGERS = {int}
 
 
@@ -341,10 +340,9 @@ class Reader:
         self._torch = torch
         self.base: Any = torch.Tensor
         self._storage_type: Any = torch.UntypedStorage
-        self._quantized = {getattr(torch, name) for name in _QUANTIZED if hasattr(torch, name)}
         # Kept at hand: they are asked for each of very many tensors.
         self._strided = torch.strided
-        self._layout, self._dtype = self.base.layout.__get__, self.base.dtype.__get__
+        self._layout = self.base.layout.__get__
         self._storage, self._is_shared = self.base.untyped_storage, self._storage_type.is_shared
         self._getters: dict[str, Callable[[Any], Any]] = {}
         self._foreign: dict[int, bool] = {}
@@ -398,7 +396,7 @@ class Reader:
         """Return the storages of one tensor, whatever it is."""
         try:
             foreign = self.is_foreign(tensor)
-            if not foreign and self._layout(tensor) is self._strided and self._dtype(tensor) not in self._quantized:
+            if not foreign and self._layout(tensor) is self._strided:
                 return self._in_storage(self._storage(tensor), foreign=False)
             inner = list(self.inside(tensor)) if depth < _DEEPEST else []
             own = self.own(tensor)
@@ -416,7 +414,7 @@ class Reader:
         """Return the storage of the tensor itself; None if it is a wrapper or in another layout."""
         foreign = self.is_foreign(tensor)
         if not foreign and not self.has_storage(tensor):
-            return self._opaque(tensor)
+            return Memory({}, "meta") if str(self.base.device.__get__(tensor)) == "meta" else None
         storage = self._storage(tensor)
         is_wrapper = foreign and self.text(storage.device) != "meta" and not _has_memory(storage)
         return None if is_wrapper else self._in_storage(storage, foreign=foreign)
@@ -432,14 +430,6 @@ class Reader:
         is_shared = device == "cpu" and self._is_shared(storage)  # each of an accelerator is said to be
         return Memory({storage._cdata: size}, device, is_shared, "", not foreign)
 
-    def _opaque(self, tensor: object) -> Memory | None:
-        layout = str(self._layout(tensor)).removeprefix("torch.")
-        device = str(self.base.device.__get__(tensor))
-        if layout.startswith("sparse"):
-            return None if device != "meta" else Memory({}, "meta")
-        size = self.base.numel(tensor) * self.base.element_size(tensor)
-        return Memory({id(tensor): int(size)}, device, note=f"elements × their size: layout {layout.strip('_')}")
-
     def parts(self, tensor: object) -> list[object]:
         """Return the tensors of which a tensor is made; none if that cannot be read."""
         try:
@@ -448,15 +438,13 @@ class Reader:
             return []
 
     def inside(self, tensor: Any) -> Iterator[object]:
-        """Yield the tensors of which a sparse, quantized or wrapper tensor is made."""
+        """Yield the tensors of which a sparse or wrapper tensor is made."""
         if self.is_foreign(tensor):
             yield from self._attributes(tensor)
             return
         layout = str(self._layout(tensor)).removeprefix("torch.")
         if layout in SPARSE_PARTS:
             yield from (getattr(self.base, name)(tensor) for name in SPARSE_PARTS[layout])
-        elif self._dtype(tensor) in self._quantized and "per_channel" in str(self.base.qscheme(tensor)):
-            yield from (self.base.q_per_channel_scales(tensor), self.base.q_per_channel_zero_points(tensor))
 
     def _attributes(self, tensor: object) -> Iterator[object]:
         """Yield the tensors among a wrapper's attributes, also those in a plain container of its own."""

@@ -92,7 +92,7 @@ def device_parts(
     names = (reading.device, f"{reading.device}:0")  # tensors say mps:0 where there is only one
     own = None if storages is None else [item for item in storages if item.device in names]
     texts = list(notes)
-    parts = _by_counters(reading, own, texts) if snapshot is None else _by_blocks(snapshot, own, texts)
+    parts = _by_counters(reading) if snapshot is None else _by_blocks(snapshot, own, texts)
     return _with_the_rest(reading, [*parts, *pools], wide, texts)
 
 
@@ -162,23 +162,11 @@ def _cover(blocks: Sequence[Block], storages: Iterable[Storage]) -> tuple[Counte
     return kinds, unheld, rounding, outside
 
 
-def _by_counters(reading: Reading, storages: list[Storage] | None, texts: list[str]) -> list[Part]:
-    """Return the parts without a snapshot: kinds only if they fit, cache and fragmentation in one."""
-    allocated = reading.current_bytes
-    cache = max(0, (reading.reserved_bytes or 0) - allocated)
-    parts = [_unsorted(allocated)]
-    if storages is not None:
-        largest = {item.address: item for item in sorted(storages, key=lambda item: item.size_bytes)}
-        kinds = dict.fromkeys(KINDS, 0)
-        for item in largest.values():
-            kinds[item.kind] = kinds.get(item.kind, 0) + item.size_bytes
-        rest = allocated - sum(kinds.values())
-        if rest >= 0:
-            parts = [*kind_parts("tensors", kinds), Part("held by C++ or autograd, and rounding", rest, _UNHELD)]
-        else:
-            texts.append("the tensors that Python holds take more than the allocator counts: they cannot be told apart")
+def _by_counters(reading: Reading) -> list[Part]:
+    """Return the parts without a snapshot: live tensors in one, cache and fragmentation in another."""
+    cache = max(0, (reading.reserved_bytes or 0) - reading.current_bytes)
     advice = "free for this process's next tensors; %gpumem free gives back a part"
-    return [*parts, Part("allocator cache and fragmentation", cache, advice)]
+    return [_unsorted(reading.current_bytes), Part("allocator cache and fragmentation", cache, advice)]
 
 
 def kind_parts(what: str, kinds: Mapping[str, int]) -> list[Part]:

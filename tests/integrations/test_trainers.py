@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import pickle
 import sys
-import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -52,12 +51,11 @@ class Card(FakeProbe):
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
-    """A card whose memory the test sets; it, the host and a device that a thread samples are all that is measured."""
-    host, card, sampled = FakeProbe(), Card("cuda:0"), FakeProbe("sampled:0", sampled=True)
+    """A card whose memory the test sets; it and the host are all that is measured."""
+    host, card = FakeProbe(), Card("cuda:0")
     host.set(100 << 20)
     card.move(0)
-    sampled.name = "sampled"  # type: ignore[misc]  # else it would take the place of the host's
-    traces = Traces(Meter([host, card, sampled]))
+    traces = Traces(Meter([host, card]))
     monkeypatch.setattr(where.traces, "of_script", lambda: traces)
     yield card
     traces.meter.close()
@@ -264,16 +262,6 @@ def records() -> list[tuple[str, int | None, int]]:
     ]
 
 
-def is_sampled() -> bool:
-    """Whether the sampling thread is still there once a span of somebody else's, such as a cell's, has ended."""
-    with ipygpumem.Trace(silent=True):
-        pass
-    samplers = [thread for thread in threading.enumerate() if thread.name == "ipygpumem-sampler"]
-    for sampler in samplers:
-        sampler.join(5)
-    return any(sampler.is_alive() for sampler in samplers)
-
-
 # -- in each library ---------------------------------------------------------------------------------------------------
 
 
@@ -294,7 +282,7 @@ def test_the_training_gives_the_same_weights_as_without(card: Card, tmp_path: Pa
 def test_a_failure_of_ours_is_said_once_and_the_training_goes_on(
     card: Card, tmp_path: Path, library: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Meter, "start", lambda self, lasts=None: 1 / 0)
+    monkeypatch.setattr(Meter, "start", lambda self: 1 / 0)
     without = library(card, tmp_path).train().weights()
     trained = library(card, tmp_path, library.kind()).train()
     assert all(torch.equal(one, other) for one, other in zip(trained.weights(), without, strict=True))
@@ -309,7 +297,6 @@ def test_after_an_error_nothing_is_measured_until_the_next_training(card: Card, 
     ) as raised:  # its traceback keeps the frames, as a notebook's does
         trained.train()
     assert classify(raised.value).kind == "interrupt"
-    assert not is_sampled()
     before = records()
     trained.validate()
     assert records() == before
@@ -407,16 +394,6 @@ def test_every_process_can_monitor_its_figures_and_the_first_alone_logs_them(
     assert [(step, row["epoch"], row[PEAK]) for step, row in trained.log.rows if PEAK in row] == (
         [(1, 0, 33.0), (3, 1, 32.0)] if first else []
     )
-
-
-def test_an_error_that_another_callback_answers_with_an_error_leaves_nothing_open(card: Card, tmp_path: Path) -> None:
-    bad = failing(lightning.Callback, "on_validation_end", ValueError)
-    worse = failing(lightning.Callback, "on_exception", ValueError)
-    trained = Lightning(card, tmp_path, bad, worse, Lightning.kind())
-    with pytest.raises(ValueError, match="mine") as raised:
-        trained.train()
-    assert not is_sampled()
-    del raised
 
 
 # -- fastai ------------------------------------------------------------------------------------------------------------

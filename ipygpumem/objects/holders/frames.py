@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 
 from ipygpumem.introspect import text_of
@@ -62,21 +62,6 @@ def stack(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
-
-
-def still_runs(frame: FrameType) -> Callable[[], bool]:
-    """Return what says whether ``frame``, of this thread, runs still; it keeps nothing of it alive.
-
-    From another thread it says only whether the thread is there: the chain of frames may change while it is read.
-    """
-    thread, ident, code = threading.get_ident(), id(frame), frame.f_code
-
-    def runs() -> bool:
-        if threading.get_ident() != thread:
-            return thread in sys._current_frames()
-        return any(id(caller) == ident and caller.f_code is code for caller in stack(sys._getframe()))
-
-    return runs
 
 
 def steps(traceback: TracebackType | None) -> Iterator[TracebackType]:
