@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import psutil
 
 from ipygpumem.probes import cgroup
-from ipygpumem.record import Record
+from ipygpumem.record import Record, open_plain
 
 _KEPT_FILES = 20
 _KEPT_SECONDS = 30 * 86400
@@ -90,7 +90,8 @@ def decode(line: bytes) -> Kernel | Moment | None:
     except (TypeError, ValueError, LookupError, RecursionError, OverflowError):
         return None
     times = [value for value in vars(entry).values() if type(value) is float]
-    return entry if all(0 <= value < _LATEST for value in times) else None
+    is_process = isinstance(entry, Moment) or entry.pid > 0
+    return entry if is_process and all(0 <= value < _LATEST for value in times) else None
 
 
 class Recording(NamedTuple):
@@ -120,14 +121,12 @@ class Recording(NamedTuple):
 def read(path: Path, most: int = _MOST_BYTES) -> Recording:
     """Return a recording, without the middle of a file that has more than ``most`` bytes."""
     text = b""
-    with contextlib.suppress(OSError, ValueError):  # or a name that no file can have
-        if path.is_file():  # a pipe could block us
-            with path.open("rb") as file:
-                text = file.readline(_HEAD_BYTES)
-                if path.stat().st_size - most > len(text):
-                    file.seek(-most, os.SEEK_END)
-                    file.readline(most)
-                text += file.read(most)
+    with contextlib.suppress(OSError, ValueError), open_plain(path) as file:  # or a name that no file can have
+        text = file.readline(_HEAD_BYTES)
+        if path.stat().st_size - most > len(text):
+            file.seek(-most, os.SEEK_END)
+            file.readline(most)
+        text += file.read(most)
     lines = [line for line in text.split(b"\n")[:-1] if line]  # nothing follows the last newline, or a torn line
     entries = [entry for entry in map(decode, lines) if entry is not None]
     kernel = next((entry for entry in entries if isinstance(entry, Kernel)), None)
@@ -141,7 +140,7 @@ def read(path: Path, most: int = _MOST_BYTES) -> Recording:
 def listed(folder: Path) -> list[Path]:
     """Return the recordings of a folder, the newest first; none if there is no such folder."""
     with contextlib.suppress(OSError):
-        return sorted(folder.glob("*.jsonl"), reverse=True)
+        return sorted((path for path in folder.glob("*.jsonl") if path.is_file()), reverse=True)
     return []
 
 
@@ -225,12 +224,17 @@ def state(kernel: Kernel | None) -> Literal["alive", "dead", "unknown"]:
     """Return whether a recording's kernel runs; of one in another container or on another machine nothing is known."""
     if kernel is None or kernel.place != place():
         return "unknown"
+    return "alive" if runs(kernel.pid, kernel.started) else "dead"
+
+
+def runs(pid: int, started: float | None = None) -> bool:
+    """Return True if a process of this id, here, runs, and was started about then."""
     try:
-        process = psutil.Process(kernel.pid)
-        is_same = abs(process.create_time() - kernel.started) < _SAME_START_SECONDS
-        return "alive" if is_same and process.status() != psutil.STATUS_ZOMBIE else "dead"
+        process = psutil.Process(pid)
+        is_same = started is None or abs(process.create_time() - started) < _SAME_START_SECONDS
+        return is_same and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, ValueError, OverflowError):
-        return "dead"
+        return False
 
 
 def ended(folder: Path, notebook: str = "") -> list[Recording]:
@@ -273,7 +277,7 @@ def judge(recording: Recording) -> Verdict:
             text = oom if death.oom else "it crashed: a fault in native code"
             return Verdict(text, "certain", f"the system's log: {death.text}")
     before = next((moment.kills for moment in reversed(recording.cell) if moment.kills is not None), None)
-    after = cgroup.counted(kernel.counter)
+    after = cgroup.recorded(kernel.counter)
     if before is None or after is None:
         return Verdict("it was killed, or it crashed", "unknown", "OOM kills cannot be counted from here")
     if after <= before:

@@ -13,10 +13,10 @@ import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from ipygpumem.errors import GpuMemError
-from ipygpumem.record import Record
+from ipygpumem.record import MOST_DEVICES, Record
 
 Method = Literal["kernel", "allocator", "sampled"]
 """How a peak was got: the kernel's high-water mark, an allocator's counter, or samples (a lower bound)."""
@@ -54,6 +54,7 @@ class Usage(Record):
     allocator reserves, what the whole device uses and what other processes use are fields of their own.
     """
 
+    most: ClassVar[int | None] = MOST_DEVICES
     device: str
     before_bytes: int
     after_bytes: int
@@ -187,6 +188,7 @@ class RecoveryRecord(Record):
 class EngineRecord(Record):
     """What an experiment on a cluster was on one engine."""
 
+    most: ClassVar[int | None] = MOST_DEVICES
     engine: int
     host: str = ""
     pid: int = 0

@@ -1,15 +1,32 @@
-"""What all records have: conversion to plain dictionaries, and back."""
+"""What all records have: conversion to plain dictionaries, and back; and how files that hold them are opened."""
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib
+import os
+import stat
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, BinaryIO, ClassVar, Literal, TypeVar
 
 T = TypeVar("T", bound="Record")
+MOST_DEVICES = 10_000
+"""Maximum number of devices, ranks or keys to read of one record."""
+
+
+def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a plain file to read it; anything else, such as a pipe, could block or never end, and is an OSError."""
+    if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116  # also of a text
+        raise OSError(errno.EINVAL, "it is not a plain file")
+    return open(path, "rb", opener=without_waiting)
+
+
+def without_waiting(path: str, flags: int) -> int:
+    """Open a file for reading, even if it has become a pipe by now."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 class Record:
@@ -18,6 +35,8 @@ class Record:
     __slots__ = ()
     _report = ""
     """Module and function in ``reports`` that a notebook shows it by: reports are above records, and seldom asked."""
+    most: ClassVar[int | None] = None
+    """Maximum number of such records to read in one list; None: as many as the file has."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as a dictionary of plain values, ready for JSON."""
@@ -28,7 +47,7 @@ class Record:
         """Return the record that ``to_dict`` made ``data`` from; unknown keys are ignored.
 
         Raises:
-            ValueError: a value is not of its field's type.
+            ValueError: a value is not of its field's type, or beyond what any record of ours has.
             TypeError: a field is missing.
         """
         return _decoder(cls)(dict(data))  # type: ignore[arg-type, no-any-return]  # classes are hashable, and make instances
@@ -66,21 +85,24 @@ def _decoder(hint: Any) -> Callable[[Any], Any]:
     """Return what makes the value of a field declared as ``hint`` from its plain value."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
+        by_type = {one: _decoder(one) for one in inner if type(one) is type}
         decode = _decoder(inner[0])
-        return lambda value: value if type(value) in inner else decode(value)
+        return lambda value: by_type.get(type(value), decode)(value)
     if origin in (tuple, Sequence):
-        decode = _decoder(inner[0])
-        return lambda value: tuple(map(decode, _checked(value, list, tuple)))
+        decode, most = _decoder(inner[0]), getattr(inner[0], "most", None)
+        return lambda value: tuple(map(decode, _bounded(_checked(value, list, tuple), most)))
     if origin in (dict, Mapping):
         decode = _decoder(inner[1])
-        return lambda value: {key: decode(item) for key, item in _checked(value, dict).items()}
+        return lambda value: {key: decode(item) for key, item in _bounded(_checked(value, dict), MOST_DEVICES).items()}
     if origin is Literal:
         return lambda value: _one_of(value, inner)
     if hint is Any:
         return lambda value: value
     if hint is float:
-        return lambda value: float(_checked(value, float, int))
-    if hint in (int, str, bool):
+        return lambda value: float(_number(_checked(value, float, int)))
+    if hint is int:
+        return lambda value: _number(_checked(value, int))
+    if hint in (str, bool, types.NoneType):
         return lambda value: _checked(value, hint)
     return lambda value: _record(hint, _checked(value, dict))
 
@@ -100,3 +122,15 @@ def _checked(value: Any, *types_: type) -> Any:
     if type(value) not in types_:
         raise ValueError(f"{type(value).__name__} where {types_[0].__name__} belongs")
     return value
+
+
+def _number(value: Any) -> Any:
+    if not abs(value) < (2**63 if type(value) is int else float("inf")):  # also of NaN
+        raise ValueError("a number that is too large, or none")
+    return value
+
+
+def _bounded(values: Any, most: int | None) -> Any:
+    if most is not None and len(values) > most:
+        raise ValueError(f"{len(values)} items where {most} are the most")
+    return values

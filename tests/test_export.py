@@ -206,6 +206,31 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     assert names(tmp_path) == ["x.json"]
 
 
+KILLED = """
+import os, signal, ipygpumem
+os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
+ipygpumem.export("x.json")
+"""
+
+
+def test_what_a_killed_process_had_begun_to_write_goes_with_the_next_export(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, check=False)
+    assert done.returncode == -9
+    (left,) = names(tmp_path)
+    stays = [
+        left.replace("-", f"-{os.getpid()}-", 1).replace(left.split("-")[1] + "-", ""),  # of a process that runs
+        ".ipygpumem-1-0badcafe-00.tmp",  # of another machine's
+        ".ipygpumem-notes.tmp",
+        "ipygpumem-1-00.tmp",
+    ]
+    for name in (*stays, ".ipygpumem-2-0badcafe-00.tmp", ".ipygpumem-0123456789abcdef.tmp"):
+        (tmp_path / name).touch()
+    for name in (".ipygpumem-2-0badcafe-00.tmp", ".ipygpumem-0123456789abcdef.tmp", ".ipygpumem-notes.tmp"):
+        os.utime(tmp_path / name, (1, 1))
+    export.save(tmp_path / "y.csv", SESSION)
+    assert names(tmp_path) == sorted([*stays, "y.csv"])
+
+
 def test_an_interrupted_write_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(descriptor: int) -> None:
         raise KeyboardInterrupt
@@ -234,9 +259,70 @@ def test_an_interrupted_write_leaves_no_file_behind(tmp_path: Path, monkeypatch:
 def test_a_file_that_is_no_export_is_one_line(tmp_path: Path, content: bytes | None, words: str) -> None:
     if content is not None:
         (tmp_path / "x.json").write_bytes(content)
+    refused_by_load(tmp_path / "x.json", words)
+
+
+def refused_by_load(path: Any, words: str) -> None:
     with pytest.raises(FileError, match=words) as caught:
-        ipygpumem.load(tmp_path / "x.json")
+        ipygpumem.load(path)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def nested(levels: int) -> str:
+    """Return an experiment in an engine's record in an experiment, and so on."""
+    one = json.dumps(experiment(engines=(EngineRecord(0, record=experiment("inner")),)).to_dict())
+    inner = json.dumps(experiment("inner").to_dict())
+    head, tail = one.split(inner)
+    return head * levels + inner + tail * levels
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"before_bytes": 1', '"before_bytes": 1' + "0" * 400),
+        ('"total_bytes": 1048576000', '"total_bytes": 1' + "0" * 400),
+        ('"duration_seconds": 2.0', '"duration_seconds": 1e400'),
+        ('"duration_seconds": 2.0', '"duration_seconds": 1' + "0" * 400),
+        ('"duration_seconds": 2.0', '"duration_seconds": NaN'),
+        ('"saved_at": 1700000000.0', '"saved_at": -Infinity'),
+        ('"lr": 0.001', '"lr": Infinity'),
+        ('"bs": 64', '"bs": 6' + "4" * 400),
+        ('"bs": 64', '"bs": 6' + "4" * 5000),
+        ('"consumed": {', '"consumed": {' + "".join(f'"cuda:{n}": 1, ' for n in range(20_000))),
+        ('"usages": [', '"usages": [' + (json.dumps(usage().to_dict()) + ", ") * 20_000),
+        (
+            '"cells": [',
+            '"cells": [' + "".join(f"{json.dumps(cell(usages=(usage(str(n)),)).to_dict())}, " for n in range(10_001)),
+        ),
+        ('"engines": []', f'"engines": [{", ".join([json.dumps(EngineRecord(0).to_dict())] * 20_000)}]'),
+        ('"experiments": [', '"experiments": [' + nested(400) + ", "),
+    ],
+)
+def test_what_no_export_has_is_refused_before_it_is_used(tmp_path: Path, old: str, new: str) -> None:
+    whole = export.to_json(SESSION)
+    assert old in whole
+    (tmp_path / "x.json").write_text(whole.replace(old, new, 1))
+    refused_by_load(tmp_path / "x.json", "damaged|not JSON")
+
+
+def test_only_plain_files_of_an_exports_size_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "link.json").symlink_to(tmp_path / "pipe.json")
+    (tmp_path / "huge.json").touch()
+    os.truncate(tmp_path / "huge.json", 2**40)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket.json"))
+        for path in ("pipe.json", "folder.json", "link.json", "socket.json", "/dev/zero", "/dev/tty"):
+            refused_by_load(tmp_path / path, "cannot be read: it is not a plain file")
+    refused_by_load(tmp_path / "huge.json", "1.00 TiB: that is no export")
+
+
+@pytest.mark.parametrize("path", [None, 7, ["x.json"], object()])
+def test_what_names_no_file_is_refused(path: Any) -> None:
+    refused_by_load(path, "named by a text or a path, and not by")
+    with pytest.raises(FileError, match="named by a text"):
+        ipygpumem.export(path)
 
 
 def test_a_script_exports_its_traces_without_ipython(tmp_path: Path) -> None:

@@ -51,6 +51,36 @@ def test_a_load_that_fails_half_way_leaves_nothing(shell: InteractiveShell, monk
     assert registered(shell) == before
 
 
+def broken(*arguments: Any, **options: Any) -> Any:
+    raise RuntimeError("it is broken")
+
+
+@pytest.mark.parametrize(
+    ("place", "part"),
+    [
+        ("ipygpumem.notebook.parts.recorder.Recorder.__init__", "the recorder"),
+        ("ipygpumem.notebook.parts.recorder.Recorder.start_if_it_can", "the recorder"),
+        ("ipygpumem.notebook.extension._matcher", "completion"),
+        ("ipygpumem.flight_recorder.ended", ""),
+        ("ipygpumem.flight_recorder.prune", ""),
+    ],
+)
+def test_no_optional_part_keeps_the_extension_from_loading(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str, part: str
+) -> None:
+    before = registered(shell)
+    monkeypatch.setattr(place, broken)
+    shell.config = Config({"IPyGpuMem": {"record": True}})
+    hooks.load(shell)
+    assert shell.run_cell("%experiment start a\nx = 1").success
+    assert shell.run_cell("%experiment end").success
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("it is broken") == 1
+    assert f"ipygpumem: {part} failed" in said.err or not part
+    hooks.unload(shell)
+    assert registered(shell) == before
+
+
 def test_a_hook_that_fails_warns_once_and_the_cell_goes_on(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

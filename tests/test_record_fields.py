@@ -56,7 +56,7 @@ def test_each_out_of_memory_error_counts_once_for_every_experiment_that_it_met(l
 
 
 def test_notes_become_parameters(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
-    notes = "--note lr=1e-3 bs=64 --note 'optimizer=AdamW fused' amp=True n=-0 big=1e400 not=nan odd=1_0 none= a=b=c"
+    notes = "--note lr=1e-3 bs=64 --note 'optimizer=AdamW fused' amp=True n=-0 big=1e400 not=nan odd=1_0 none= a=b=c id=12345678901234567890"
     loaded.run_cell(f"%%experiment one {notes} --report none\n1")
     loaded.run_line_magic("config", "IPyGpuMem.experiment_report = 'full'")
     with ipygpumem.experiment("two", note={"lr": 0.5, "amp": True, "name": Mode.FAST, "loss": float("nan")}):
@@ -70,6 +70,7 @@ def test_notes_become_parameters(loaded: InteractiveShell, capsys: pytest.Captur
         "odd": "1_0",
         "none": "",
         "a": "b=c",
+        "id": "12345678901234567890",
     }
     assert one == {"lr": 0.001, "bs": 64, "n": 0, **texts}
     assert two == {"lr": 0.5, "amp": "True", "name": "fast", "loss": "nan"}
@@ -85,7 +86,7 @@ class Mode(str, enum.Enum):
     FAST = "fast"
 
 
-@pytest.mark.parametrize("given", [5, [("lr", 1)], {1: 2}, {"a b": 1}, {"x": [1]}])
+@pytest.mark.parametrize("given", [5, [("lr", 1)], {1: 2}, {"a b": 1}, {"x": [1]}, {"x": 10**400}, {"x": 2**63}])
 def test_a_note_from_python_holds_names_numbers_and_text(given: Any) -> None:
     with pytest.raises(ExperimentError, match="note"):
         checked_parameters(given)

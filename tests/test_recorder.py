@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -75,10 +75,57 @@ def test_garbage_and_a_torn_end_hide_no_whole_line(tmp_path: Path, garbage: byte
 
 
 @pytest.mark.parametrize(
-    "line", [b"{}", b"[]", b'{"kind":[]}', b'{"kind":"tick","time":1e400}', b'{"kind":' + b"[" * 100_000, b"\xff\xfe"]
+    "line",
+    [
+        b"{}",
+        b"[]",
+        b'{"kind":[]}',
+        b'{"kind":"tick","time":1e400}',
+        b'{"kind":"tick","time":1' + b"0" * 400 + b"}",
+        b'{"kind":"tick","time":NaN}',
+        b'{"kind":"tick","time":1,"cell":1' + b"0" * 400 + b"}",
+        b'{"kind":"tick","time":1,"memory":{"cpu":1' + b"0" * 400 + b"}}",
+        b'{"kind":"tick","time":1,"memory":{' + b",".join(b'"%d":1' % n for n in range(20_000)) + b"}}",
+        b'{"kind":' + b"[" * 100_000,
+        b"\xff\xfe",
+        *(
+            encode(ALIVE).replace(b'"pid":%d' % os.getpid(), b'"pid":' + pid)
+            for pid in (b"-1", b"0", b"1" + b"0" * 400)
+        ),
+    ],
+    ids=lambda line: line[:40].decode("ascii", "replace"),
 )
 def test_a_line_that_is_no_entry_is_skipped(line: bytes) -> None:
     assert decode(line) is None
+
+
+def test_a_recording_with_very_many_devices_has_a_short_report(tmp_path: Path) -> None:
+    ticks = [
+        dataclasses.replace(TICK, memory={f"cuda:{number}": 1 for number in range(n, n + 500)})
+        for n in range(0, 9000, 500)
+    ]
+    page = shown(read(write(tmp_path, b"".join(map(encode, (DEAD, START, *ticks))))))
+    assert page.count("\n") < 150
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to(path)]
+)
+def test_only_plain_files_are_recordings(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "a.jsonl")
+    assert read(tmp_path / "a.jsonl").kernel is None
+    assert flight_recorder.listed(tmp_path) == []
+
+
+def test_no_file_is_read_because_a_recording_names_it(tmp_path: Path) -> None:
+    (tmp_path / "vmstat").write_text("oom_kill 7\n")
+    name = f"{tmp_path}/vmstat:{tmp_path.stat().st_ino}"
+    assert (cgroup.counted(name), cgroup.recorded(name)) == (7, None)
+    assert cgroup.recorded(f"/sys/fs/cgroup/../../..{name}") is None
+    assert "cannot be counted" in judge(recording(START, kernel=dataclasses.replace(DEAD, counter=name))).evidence
+    system = v2_system(tmp_path / "s", "/a")
+    system.write("sys/fs/cgroup/a/memory.events", "oom_kill 3\n")
+    assert cgroup.recorded(cgroup.counter(system.root), system.root) == 3
 
 
 @pytest.fixture
@@ -197,7 +244,7 @@ CASES: dict[str, tuple[Kernel | None, Moment, tuple[Death, ...], int | None, str
 def test_the_verdict_claims_no_more_than_the_evidence(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, last, deaths, kills, grade, words = CASES[case]
     monkeypatch.setattr(cgroup, "deaths", lambda: deaths)
-    monkeypatch.setattr(cgroup, "counted", lambda name: kills)
+    monkeypatch.setattr(cgroup, "recorded", lambda name: kills)
     monkeypatch.setattr(flight_recorder, "_ROOT_NAMESPACE", "")
     found = judge(recording(START, last, kernel=kernel))
     assert found.grade == grade

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ipygpumem.flight_recorder import place
 from tests.control_group import limited_group, move
 from tests.kernel import Kernel
 
@@ -112,6 +113,8 @@ def test_a_recording_has_each_cell_and_no_failure_of_it_reaches_one(start: Start
     folder.mkdir(parents=True)
     (folder / "0.jsonl").write_bytes(b"\xff\n" * 1000 + b'{"kind":"tick","time":1,"memory":{"cpu":[]}}')
     os.mkfifo(folder / "1.jsonl")
+    (folder / "2.jsonl").write_text('{"kind":"kernel","time":1,"pid":-1,"started":1,"place":"' + place() + '"}\n')
+    (folder / "3.jsonl").symlink_to(folder / "nothing")
     kernel = start(ON)
     assert kernel.run("%load_ext ipygpumem").reports("note") == []
     (path,) = folder.glob("*-*.jsonl")
@@ -129,6 +132,7 @@ def test_a_recording_has_each_cell_and_no_failure_of_it_reaches_one(start: Start
         "%gpumem postmortem nowhere.jsonl": "there is no such recording",
         "%gpumem postmortem /dev/zero": "there is no such recording",
         "%gpumem postmortem 0.jsonl": "there is no such recording",
+        "%gpumem postmortem 2.jsonl": "there is no such recording",
     }.items():
         reply = kernel.run(line)
         assert message in reply.stderr, line

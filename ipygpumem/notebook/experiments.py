@@ -662,7 +662,10 @@ def _plain(name: str, value: object) -> int | float | str:
     if type(value) is bool:
         return str(value)
     if is_instance(value, int):
-        return int.__int__(value)  # type: ignore[arg-type]  # NumPy's and enums' are made plain
+        number = int.__int__(value)  # type: ignore[arg-type]  # NumPy's and enums' are made plain
+        if number.bit_length() > 63:
+            raise ExperimentError(f"note: {name} is {quoted(number)}; write it as text")
+        return number
     if is_instance(value, float):
         return plain_number(float.__float__(value))  # type: ignore[arg-type]
     if is_instance(value, str):

@@ -77,13 +77,18 @@ class Extension:
         self._event("post_run_cell", notebook.session.cell_has_ended)
         self._append(shell.input_transformers_cleanup, rewrite_cell)
         self._magics()
+        optional: dict[str, Callable[[], object]] = {"completion": self._completers}
+        if config.record:
+            optional["the recorder"] = lambda: notebook.recorder.start_if_it_can(tell=True)
+        for name, start in optional.items():  # without these the extension works: no failure stops its loading
+            self._guarded(name, start)()
+
+    def _completers(self) -> None:
         for name in {magic.lstrip("%") for magic in MAGICS}:
             for prefix in ("%", "%%"):
-                self._completer(prefix + name, functools.partial(_completions, notebook, name))
+                self._completer(prefix + name, functools.partial(_completions, self.notebook, name))
         if hasattr(sys.modules["IPython.core.completer"], "CompletionContext"):  # from IPython 8.6 on
-            self._append(shell.Completer.custom_matchers, _matcher(notebook))
-        if config.record:
-            notebook.recorder.start_if_it_can(tell=True)
+            self._append(self._shell.Completer.custom_matchers, _matcher(self.notebook))
 
     def _cell_begins(self, info: Any) -> None:
         self._observe_both_ends()

@@ -9,13 +9,14 @@ it may be read) as ``priority,number,microseconds,flags;text``, with the time si
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
+
+from ipygpumem.record import without_waiting
 
 ROOT = Path("/")
 _UNLIMITED = 1 << 60
@@ -162,6 +163,14 @@ def counted(name: str) -> int | None:
     return None
 
 
+def recorded(name: str, root: Path = ROOT) -> int | None:
+    """Return the value of a counter that a file names: only the kernel's own files are read for it."""
+    path = Path(name.rpartition(":")[0])
+    mounts = [root / mounted.lstrip("/") for version in (_V1, _V2) for _, mounted in _mounts(root, version)]
+    is_kernels = path == root / "proc/vmstat" or any(path.is_relative_to(mounted) for mounted in mounts)
+    return counted(name) if is_kernels and ".." not in path.parts else None
+
+
 class Death(NamedTuple):
     """A process that the kernel ended."""
 
@@ -189,7 +198,7 @@ def deaths(path: Path = Path("/dev/kmsg")) -> list[Death]:
 
 def _records(path: Path) -> list[str]:
     records: list[str] = []
-    with contextlib.suppress(OSError), open(path, "rb", buffering=0, opener=_nonblocking) as log:
+    with contextlib.suppress(OSError), open(path, "rb", buffering=0, opener=without_waiting) as log:
         while len(records) < _MOST_RECORDS:
             with contextlib.suppress(BrokenPipeError):  # older records were overwritten while we read
                 data = log.read(8192)
@@ -197,7 +206,3 @@ def _records(path: Path) -> list[str]:
                     break
                 records.append(data.decode("utf-8", "replace"))
     return records
-
-
-def _nonblocking(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import hashlib
 import io
 import json
 import os
+import re
 import secrets
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ipygpumem import flight_recorder
 from ipygpumem.errors import FileError, quoted, short
+from ipygpumem.introspect import type_name
 from ipygpumem.model import USAGE_BYTES, SessionRecord
+from ipygpumem.record import MOST_DEVICES, open_plain
 from ipygpumem.reports.layout import clean
+from ipygpumem.units import format_bytes
 
 SCHEMA = 1
 """Raised when older readers would misunderstand a file; an additional field does not raise it."""
 _NAME = "ipygpumem"
 _HEAD_BYTES = 4096
+_MOST_BYTES = 2**29
+"""Maximum size of an export to read: a million cells have about as much."""
+_STALE_SECONDS = 3600
+_TEMPORARY = re.compile(r"\.ipygpumem-(?:(\d{1,10})-([0-9a-f]{8})-)?[0-9a-f]+\.tmp")
+"""Name of a file that is being written: its process, and where that is."""
 
 _RUN = ("execution_count", "cell_id", "experiment", "started_at", "duration_seconds", "success", "error")
 _CELL = (*_RUN, "source_line", "source_digest")
@@ -42,9 +54,9 @@ def to_json(record: SessionRecord) -> str:
 def from_json(text: str, name: str) -> SessionRecord:
     """Return the record that ``to_json`` wrote; a ``FileError`` says what is wrong with the text."""
     try:
-        data: Any = json.loads(text)
+        data: Any = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise FileError(f"{name} is not JSON, or only a part of it ({error})") from None
+        raise FileError(f"{name} is not JSON, or only a part of it ({short(error)})") from None
     if type(data) is not dict or data.get("format") != _NAME or type(data.get("schema")) is not int:
         raise FileError(f"{name} is not an export of ipygpumem: %gpumem export writes one")
     if data["schema"] > SCHEMA:
@@ -52,9 +64,18 @@ def from_json(text: str, name: str) -> SessionRecord:
             f"{name} has schema {quoted(data['schema'])} and this ipygpumem reads up to {SCHEMA}: upgrade it"
         )
     try:
-        return SessionRecord.from_dict(data)
-    except (TypeError, ValueError) as error:
+        record = SessionRecord.from_dict(data)
+    except (TypeError, ValueError, RecursionError) as error:
         raise FileError(f"{name} is damaged: {short(error)}") from None
+    runs: list[Any] = [*record.cells, *record.experiments, *record.traces]
+    devices = {usage.device for run in runs for usage in run.usages}
+    if len(devices) > MOST_DEVICES:
+        raise FileError(f"{name} is damaged: it has {len(devices)} devices")
+    return record
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is no number in JSON")
 
 
 def to_csv(record: SessionRecord) -> str:
@@ -91,32 +112,41 @@ SUFFIXES = tuple(_FORMATS)
 def save(path: str | os.PathLike[str], record: SessionRecord, *, force: bool = False) -> tuple[Path, int]:
     """Write ``record`` to ``path`` in the format of its suffix; return where it is now and its size in bytes."""
     place = place_of(path)
-    chosen = _FORMATS.get(Path(path).suffix.lower())
+    chosen = _FORMATS.get(Path(os.fsdecode(path)).suffix.lower())
     if chosen is None:
-        raise FileError(f"{clean(short(path))}: the suffix says the format: {' or '.join(SUFFIXES)}")
+        raise FileError(f"{clean(short(os.fsdecode(path)))}: the suffix says the format: {' or '.join(SUFFIXES)}")
     render, head = chosen
     return place, write(place, render(record), is_ours=lambda text: text.startswith(head), force=force)
 
 
 def load(path: str | os.PathLike[str]) -> SessionRecord:
     """Return the session that was written to a .json file."""
-    place, name = place_of(path), clean(short(path))
+    place = place_of(path)
+    name = clean(short(place))
     try:
-        text = place.read_text("utf-8")
+        with open_plain(place) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > _MOST_BYTES:
+                raise FileError(f"{name} has {format_bytes(size)}: that is no export")
+            text = file.read(size).decode("utf-8")
     except UnicodeDecodeError:
-        raise FileError(f"{clean(short(place))} is not text") from None
+        raise FileError(f"{name} is not text") from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or short(error)
-        raise FileError(f"{clean(short(place))} cannot be read: {why}") from None
-    return from_json(text, name)
+        raise FileError(f"{name} cannot be read: {why}") from None
+    return from_json(text, clean(short(os.fsdecode(path))))
 
 
 def place_of(path: str | os.PathLike[str]) -> Path:
     """Return the path itself: ``~`` is the user's folder, and a link is what it leads to."""
     try:
-        return Path(os.path.realpath(Path(path).expanduser()))
+        name = os.fsdecode(path)
+    except TypeError:
+        raise FileError(f"a file is named by a text or a path, and not by {type_name(path)}") from None
+    try:
+        return Path(os.path.realpath(Path(name).expanduser()))
     except (OSError, RuntimeError, ValueError) as error:  # no such user, a null byte
-        raise FileError(f"{clean(short(path))!r} cannot be a file name: {short(error)}") from None
+        raise FileError(f"{clean(short(name))!r} cannot be a file name: {short(error)}") from None
 
 
 def write(place: Path, content: str | bytes, *, is_ours: Callable[[str], bool], force: bool) -> int:
@@ -132,7 +162,7 @@ def write(place: Path, content: str | bytes, *, is_ours: Callable[[str], bool], 
             what = "a folder" if stat.S_ISDIR(found.st_mode) else "not a plain file"
             raise FileError(f"{name} is {what}: name a file to write")
         if found is not None and found.st_size and not force:
-            with place.open("rb") as file:
+            with open_plain(place) as file:
                 if not is_ours(file.read(_HEAD_BYTES).decode("utf-8", "replace")):
                     raise FileError(f"{name} is a file that ipygpumem did not write: --force (force=True) replaces it")
         _replace(place, data, None if found is None else stat.S_IMODE(found.st_mode))
@@ -143,7 +173,8 @@ def write(place: Path, content: str | bytes, *, is_ours: Callable[[str], bool], 
 
 def _replace(place: Path, data: bytes, mode: int | None) -> None:
     # In the same folder, because a rename must be one step; a short name, since the file's may have the full length.
-    temporary = place.with_name(f".ipygpumem-{secrets.token_hex(8)}.tmp")
+    temporary = place.with_name(f".ipygpumem-{os.getpid()}-{_here()}-{secrets.token_hex(4)}.tmp")
+    _remove_stale(place.parent)
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
             if mode is not None:
@@ -157,3 +188,20 @@ def _replace(place: Path, data: bytes, mode: int | None) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def _here() -> str:
+    """Return in short where process ids are this process's."""
+    return hashlib.sha256(flight_recorder.place().encode()).hexdigest()[:8]
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove what killed processes had begun to write here; of another machine's process, only what is an hour old."""
+    with contextlib.suppress(OSError):
+        for path in folder.glob(".ipygpumem-*.tmp"):
+            if (found := _TEMPORARY.fullmatch(path.name)) is None:
+                continue
+            with contextlib.suppress(OSError):
+                is_dead = found[2] == _here() and not flight_recorder.runs(int(found[1]))
+                if is_dead or time.time() - path.lstat().st_mtime > _STALE_SECONDS:
+                    path.unlink()

@@ -9,6 +9,9 @@ from ipygpumem.flight_recorder import Moment, Recording, Verdict
 from ipygpumem.reports.layout import Fact, Listing, Report, Table, clean, count, device_label
 from ipygpumem.units import format_bytes, format_seconds
 
+_MOST_ROWS = 100
+"""Maximum number of kinds of memory to show: a file may name any number."""
+
 
 def postmortem_report(recording: Recording, verdict: Verdict) -> Report:
     """Return a kernel's last cell, its memory, and why the kernel ended."""
@@ -52,7 +55,8 @@ def _memory_table(moments: Sequence[Moment]) -> Table:
     for moment in moments:
         totals |= moment.totals
         for name, size in moment.memory.items():
-            sizes.setdefault(name, []).append(size)
+            if name in sizes or len(sizes) < _MOST_ROWS:
+                sizes.setdefault(name, []).append(size)
     columns = ("memory", "first", "lowest", "highest", "last", "of")
     rows = tuple(
         (

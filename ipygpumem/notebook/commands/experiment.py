@@ -20,7 +20,7 @@ from ipygpumem.reports.content import usage_parts
 from ipygpumem.reports.layout import Report, clean, listed, note
 from ipygpumem.units import format_bytes, format_seconds
 
-_WHOLE = re.compile(r"[+-]?\d{1,300}", re.ASCII)
+_WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _GLOB = re.compile(r"(?=.*[*?\[])[\w*?\[\]!-]+")
 
 
@@ -71,7 +71,7 @@ def parse_parameters(words: Iterable[str]) -> Parameters:
 
 def _number(text: str) -> int | float | str:
     if _WHOLE.fullmatch(text):
-        return int(text)
+        return int(text) if len(text) < 19 else text  # records hold 64 bits
     try:
         return plain_number(float(text)) if text.isascii() and "_" not in text else text
     except ValueError:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import pickle
 from typing import Any
 
 from ipygpumem.errors import FileError, said, short
+from ipygpumem.record import open_plain
 from ipygpumem.reports.export import place_of, write
 from ipygpumem.units import format_bytes
 
@@ -29,7 +31,8 @@ class AllocationFile:
         if not os.access(self._place.parent, os.W_OK | os.X_OK):
             raise FileError(f"--record: {short(self._place.parent)!r} is not a folder, or cannot be written")
         try:
-            head = self._place.open("rb").read(4096) if self._place.exists() else b""
+            with open_plain(self._place) if self._place.exists() else io.BytesIO() as there:
+                head = there.read(4096)
         except OSError as error:
             raise FileError(f"--record: {short(error)}") from None
         if head and not (head[:1] == b"\x80" and (b"segments" in head or b"device_traces" in head)):

@@ -83,18 +83,24 @@ class Recorder(Part):
 
     def start_if_it_can(self, *, tell: bool = False) -> None:
         """Begin as configured, or say why it cannot; as the extension loads, say if the last kernel died in a cell."""
+        if tell:
+            try:
+                self._tell_of_last()
+            except Exception as error:  # another kernel's file must not keep this one from recording
+                self._messages.append(f"how the previous kernel ended cannot be said ({_reason(error)})")
         try:
-            ended = flight_recorder.ended(self.folder, _notebook()) if tell else []
-            if ended and ended[0].running and flight_recorder.judge(ended[0]).grade:
-                self._messages.append(
-                    f"the previous kernel died in cell {ended[0].running.cell}: see %gpumem postmortem"
-                )
             self.start()
         except Exception as error:
+            self.stop("recording could not begin")
             self._context.config.record = False
             self._messages.append(
                 str(error) if isinstance(error, RecordingError) else f"recording is off ({_reason(error)})"
             )
+
+    def _tell_of_last(self) -> None:
+        ended = flight_recorder.ended(self.folder, _notebook())
+        if ended and ended[0].running and flight_recorder.judge(ended[0]).grade:
+            self._messages.append(f"the previous kernel died in cell {ended[0].running.cell}: see %gpumem postmortem")
 
     def close(self) -> None:
         """Stop, as the extension is unloaded."""
