@@ -56,7 +56,8 @@ def test_each_out_of_memory_error_counts_once_for_every_experiment_that_it_met(l
 
 
 def test_notes_become_parameters(loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
-    notes = "--note lr=1e-3 bs=64 --note 'optimizer=AdamW fused' amp=True n=-0 big=1e400 not=nan odd=1_0 none= a=b=c id=12345678901234567890"
+    notes = "--note lr=1e-3 bs=64 --note 'optimizer=AdamW fused' amp=True n=-0 big=1e400 not=nan odd=1_0 none= a=b=c"
+    notes += " id=12345678901234567890"
     loaded.run_cell(f"%%experiment one {notes} --report none\n1")
     loaded.run_line_magic("config", "IPyGpuMem.experiment_report = 'full'")
     with ipygpumem.experiment("two", note={"lr": 0.5, "amp": True, "name": Mode.FAST, "loss": float("nan")}):
