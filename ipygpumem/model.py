@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ipygpumem.errors import GpuMemError
 from ipygpumem.record import MOST_DEVICES, Record
@@ -54,7 +54,7 @@ class Usage(Record):
     allocator reserves, what the whole device uses and what other processes use are fields of their own.
     """
 
-    most: ClassVar[int | None] = MOST_DEVICES
+    _most = MOST_DEVICES
     device: str
     before_bytes: int
     after_bytes: int
@@ -188,7 +188,7 @@ class RecoveryRecord(Record):
 class EngineRecord(Record):
     """What an experiment on a cluster was on one engine."""
 
-    most: ClassVar[int | None] = MOST_DEVICES
+    _most = MOST_DEVICES
     engine: int
     host: str = ""
     pid: int = 0

@@ -35,8 +35,8 @@ class Record:
     __slots__ = ()
     _report = ""
     """Module and function in ``reports`` that a notebook shows it by: reports are above records, and seldom asked."""
-    most: ClassVar[int | None] = None
-    """Maximum number of such records to read in one list; None: as many as the file has."""
+    _most = 0
+    """Maximum number of such records to read in one list; 0: as many as the file has."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as a dictionary of plain values, ready for JSON."""
@@ -89,7 +89,7 @@ def _decoder(hint: Any) -> Callable[[Any], Any]:
         decode = _decoder(inner[0])
         return lambda value: by_type.get(type(value), decode)(value)
     if origin in (tuple, Sequence):
-        decode, most = _decoder(inner[0]), getattr(inner[0], "most", None)
+        decode, most = _decoder(inner[0]), getattr(inner[0], "_most", 0)
         return lambda value: tuple(map(decode, _bounded(_checked(value, list, tuple), most)))
     if origin in (dict, Mapping):
         decode = _decoder(inner[1])
@@ -130,7 +130,7 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _bounded(values: Any, most: int | None) -> Any:
-    if most is not None and len(values) > most:
+def _bounded(values: Any, most: int) -> Any:
+    if most and len(values) > most:
         raise ValueError(f"{len(values)} items where {most} are the most")
     return values
