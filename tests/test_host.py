@@ -6,6 +6,7 @@ import mmap
 import os
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import psutil
@@ -41,8 +42,13 @@ def test_a_peak_inside_one_call_that_holds_the_gil_is_exact() -> None:
 
 
 def measure_with_two_meters() -> None:
-    """Let a meter reset the mark inside a span of another."""
-    first, second = Meter([HostProbe()]), Meter([HostProbe()])
+    """Let a meter open, and reset the mark, inside a span of another."""
+    first = Meter([HostProbe()])
+    around = first.start()
+    len(b"x" * (64 * MIB))
+    second = Meter([HostProbe()])  # resets the mark
+    (usage,) = first.stop(around)
+    assert usage.peak_delta_bytes == pytest.approx(64 * MIB, rel=0.02)
     around = first.start()
     len(b"x" * (128 * MIB))
     inside = second.start()  # resets the mark
@@ -122,19 +128,32 @@ def test_grandchildren_count_too_by_either_way_of_counting() -> None:
     assert found is None or found == pytest.approx(by_psutil, rel=0.05)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_after_a_fork_the_child_reads_its_own_memory() -> None:
-    code = (
-        "import os\n"
-        "from ipygpumem.probes.host import HostProbe\n"
-        "from tests.test_host import touched\n"
-        "probe = HostProbe()\n"
-        "pid = os.fork()\n"
-        "if pid == 0:\n"
-        "    memory = touched(64 << 20)\n"
-        "    own = probe.read()[0].current_bytes\n"
-        "    os._exit(0 if own > 64 << 20 else 1)\n"
-        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "0"
+def measure_in_a_fork() -> None:
+    """Measure in a child that has used memory before it asks, with a span that its parent has opened."""
+    meter = Meter([HostProbe()])
+    around = meter.start()
+    meter.now()  # finds the mark at the RSS: nothing to reset
+    if (child := os.fork()) == 0:
+        code = 1
+        try:
+            touched(96 * MIB).close()
+            (usage,) = meter.read(around)
+            assert (usage.method, usage.note) == ("kernel", "")
+            assert usage.peak_bytes - usage.after_bytes == pytest.approx(96 * MIB, rel=0.05)
+            span = meter.start()
+            memory = touched(64 * MIB)
+            assert meter.read(span)[0].delta_bytes == pytest.approx(64 * MIB, rel=0.05)
+            memory.close()
+            (usage,) = meter.stop(span)
+            assert usage.peak_delta_bytes == pytest.approx(64 * MIB, rel=0.05)
+            code = 0
+        finally:
+            traceback.print_exc()
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    meter.close()
+
+
+@needs_mark
+def test_a_forked_child_reads_its_own_memory_and_its_exact_peak() -> None:
+    in_a_process_of_its_own(measure_in_a_fork)

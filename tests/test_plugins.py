@@ -111,8 +111,12 @@ def test_a_name_that_is_ours_or_none_is_refused(name: Any) -> None:
 def test_a_second_probe_of_a_name_takes_the_first_ones_place(meter: Meter) -> None:
     first, second = Toy(), Toy("toy:1")
     meter.add(PluginProbe("toy", first))
+    span = meter.start()
+    first.spike(500)
     meter.add(PluginProbe("toy", second))
     assert list(meter.now()) == ["cpu", "toy:1"]
+    assert span.peaks["toy:0"] == 500
+    meter.drop(span)
     assert first.closed
     meter.close()
     assert second.closed

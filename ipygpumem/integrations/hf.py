@@ -13,28 +13,33 @@ with needs("transformers", "transformers[torch]"):
     from transformers import Trainer, TrainerCallback
 
 
+_LOOP = "_inner_training_loop"
+
+
 class MemoryCallback(TrainerCallback):
     """Logs what each epoch keeps and its peak, on every device in use, as ``mem/cuda_0/kept_mib`` and its like."""
 
     def __init__(self) -> None:
         self.epochs = Epochs()
-        self._number = 0
 
-    @harmless
-    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: D102
-        self.epochs.close()  # an error ended the training before
-        self._number = int(state.epoch or 0)
+    on_train_begin = close  # an error ended the training before
 
     @harmless
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: D102
-        self._number += 1
-        self.epochs.begin(self._number)
+        self.epochs.begin(_epochs_before(state) + 1)
 
     on_train_end = close
 
     @harmless
     def on_epoch_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: D102
         _log(self.epochs.end())
+
+
+def _epochs_before(state: Any) -> int:
+    """Return how many epochs are over: from the trainer's loop, since its state counts fractions of some data sets."""
+    loop = next((frame for frame in stack(sys._getframe(1)) if frame.f_code.co_name == _LOOP), None)
+    number = None if loop is None else peek(loop).get("epoch")
+    return number if type(number) is int else int(state.epoch or 0)
 
 
 def _log(figures: dict[str, float]) -> None:

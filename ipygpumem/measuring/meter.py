@@ -157,6 +157,7 @@ class Meter:
     def add(self, probe: Probe) -> None:
         """Measure with ``probe`` from now on, and no more with one that has its name."""
         with self._lock:
+            self._readings()  # open spans keep the peaks of a probe that is replaced
             others = [other for other in self._probes if _name(other) == _name(probe)]
             self._probes = [other for other in self._probes if other not in others]
             if self._is_closed:

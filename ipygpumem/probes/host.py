@@ -63,6 +63,7 @@ class HostProbe(Probe):
         """Whether the last reading found the mark at the RSS: then there is nothing to rearm."""
         self._lost_peak = 0
         """The highest mark that other probes have reset since our own ``rearm``."""
+        self._pid = os.getpid()
         self._open(exact=exact)
 
     def use_mark(self, *, exact: bool) -> None:
@@ -71,6 +72,7 @@ class HostProbe(Probe):
         self._open(exact=exact)
 
     def _open(self, *, exact: bool) -> None:
+        forked = self._pid != os.getpid()
         self._exact, self._pid = exact, os.getpid()
         self._status = _open("/proc/self/status", os.O_RDONLY)
         self._children = _open(f"/proc/self/task/{self._pid}/children", os.O_RDONLY)
@@ -78,9 +80,13 @@ class HostProbe(Probe):
         self.note = "" if self._marks is not None else "the peak is sampled: no kernel high-water mark in use"
         if self._marks is not None:
             with contextlib.suppress(OSError):
+                # A span opened in the parent continues: the kernel starts a new mark in the child.
+                lost = max(self._lost_peak, self._rss_and_peak()[1]) if forked else 0
+                self._mark_is_low = False
                 self.rearm()
                 rss, peak = self._rss_and_peak()
                 if peak <= rss + 16 * MIB:  # some sandboxes accept the write and ignore it
+                    self._lost_peak = lost
                     self._with_mark.add(self)
                     return
             os.close(self._marks)
@@ -138,7 +144,7 @@ class HostProbe(Probe):
 
     def rearm(self) -> None:
         if self._marks is not None and not self._mark_is_low:
-            if len(self._with_mark) > 1:
+            if len(self._with_mark) > (self in self._with_mark):
                 peak = self._rss_and_peak()[1]
                 for probe in self._with_mark:
                     probe._lost_peak = max(probe._lost_peak, peak)

@@ -347,6 +347,36 @@ def test_the_example_of_the_page_runs(heading: str, tmp_path: Path, monkeypatch:
 # -- Hugging Face ------------------------------------------------------------------------------------------------------
 
 
+class Endless(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
+    """Nobody can tell how many rows come: then the trainer's own state counts epochs in fractions."""
+
+    def __iter__(self) -> Any:
+        return iter([{"x": x, "labels": y} for x, y in rows()])
+
+
+@pytest.mark.parametrize("hook", ["on_step_end", "on_epoch_end"])
+@pytest.mark.parametrize("case", ["new", "used before", "no length"])
+def test_a_callback_added_during_a_training_numbers_its_epochs(
+    card: Card, tmp_path: Path, hook: str, case: str
+) -> None:
+    ours, added, before = hf.MemoryCallback(), list[int](), 0
+    if case == "used before":
+        HuggingFace(card, tmp_path, ours).train()
+        before = len(records())
+
+    def add(self: Any, args: Any, state: Any, *more: Any, **others: Any) -> None:
+        if not added:
+            added.append(1)
+            trained.trainer.add_callback(ours)
+
+    options = {"max_steps": 6} if case == "no length" else {"num_train_epochs": 3}
+    trained = HuggingFace(card, tmp_path, type("Adding", (HuggingFace.base,), {hook: add})(), **options)
+    if case == "no length":
+        trained.trainer.train_dataset = Endless()
+    trained.train()
+    assert [number for label, number, _ in records()[before:] if label == "epoch"] == [2, 3]
+
+
 def test_a_trainers_own_log_keeps_what_it_has_collected(card: Card, tmp_path: Path) -> None:
     class Collecting(transformers.Trainer):
         """As those do that train with preferences: a log takes along what was collected since the last."""
