@@ -44,6 +44,8 @@ class Reading(NamedTuple):
     """RSS of child processes (data loaders); host only."""
     note: str = ""
     """Why a figure is missing, in words for the user."""
+    mapped_bytes: int | None = None
+    """Address space of the process: what is freed at once lowers it, what an allocator purges later does not."""
 
 
 @dataclass(frozen=True, slots=True)  # there may be tens of thousands, as of cells
@@ -148,7 +150,10 @@ class Held(Record):
 
 @dataclass(frozen=True)
 class ReclaimStep(Record):
-    """One step of giving memory back, and what came back on each device by it."""
+    """One step of giving memory back, and what came back on each device by it.
+
+    What fell while it ran, but was not its doing, is credited to no step.
+    """
 
     name: str
     reclaimed: dict[str, int]
@@ -206,13 +211,14 @@ class ExperimentRecord(Record):
     name: str
     started_at: float
     duration_seconds: float
+    """The sum of its cells' times; of a block inside one cell, the block's time."""
     cells: tuple[CellRecord, ...]
     usages: tuple[Usage, ...]
     """From the start to after the clean-up; ``delta_bytes`` is what did not come back."""
     consumed: dict[str, int]
     """Per device, what the experiment held when it was ended, above its start."""
     reclaimed: dict[str, int]
-    """Per device, what the clean-up gave back."""
+    """Per device, what the clean-up gave back: ``consumed`` less ``delta_bytes``, so negative where a device rose."""
     deleted: tuple[str, ...]
     restored: tuple[str, ...]
     kept: tuple[str, ...]
@@ -227,6 +233,8 @@ class ExperimentRecord(Record):
     budget: dict[str, int] = field(default_factory=dict)
     """The bytes that it was allowed, by device; ``notes`` say where it was refused more."""
     engines: tuple[EngineRecord, ...] = ()  # of an experiment on a cluster; the sizes are sums over them
+    span_seconds: float = 0.0
+    """From its start to its end, with the time between its cells."""
 
 
 # -- a session's records together -----------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -12,8 +14,10 @@ from ipygpumem.freeing import reclaim
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import ReclaimStep
 from ipygpumem.objects.garbage import Garbage
+from ipygpumem.probes.host import HostProbe
 from tests.alone import in_a_process_of_its_own
 from tests.fakes import FakeAllocator, FakeProbe, fake_module, fake_torch
+from tests.test_host import touched
 
 
 def run(meter: Meter, steps: list[reclaim.Step]) -> list[ReclaimStep]:
@@ -27,6 +31,35 @@ def test_each_step_is_credited_with_what_fell_while_it_ran() -> None:
     probe.set(100)
     steps = run(Meter([probe]), [("first", lambda: probe.set(70)), ("second", lambda: probe.set(75))])
     assert [(step.name, step.reclaimed) for step in steps] == [("first", {"cpu": 30}), ("second", {"cpu": -5})]
+
+
+def test_a_step_is_not_credited_with_what_others_freed_while_it_ran() -> None:
+    probe = FakeProbe()
+    probe.set(100)
+
+    def fall(to: int, answer: object) -> Callable[[], object]:
+        return lambda: (probe.set(to), answer)[1]
+
+    steps = run(Meter([probe]), [("garbage", fall(90, 0)), ("trim", fall(80, False)), ("names", fall(60, 3))])
+    assert [step.reclaimed["cpu"] for step in steps] == [0, 0, 20]
+
+
+def credit_what_was_unmapped() -> None:
+    """Let memory be purged, as an allocator's thread does, while a step runs; then free as much."""
+    memory = [touched(96 << 20), touched(64 << 20)]
+    steps: list[reclaim.Step] = [
+        ("garbage", lambda: memory[0].madvise(mmap.MADV_DONTNEED)),
+        ("names", lambda: memory.pop().close()),
+        ("own work", lambda: memory[0].write(b"x" * (32 << 20))),
+        ("trim", lambda: memory[0].madvise(mmap.MADV_DONTNEED) is None),
+    ]
+    given = [step.reclaimed["cpu"] / (1 << 20) for step in run(Meter([HostProbe()]), steps)]
+    assert given == pytest.approx([0, 64, -32, 32], abs=4)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is mapped")
+def test_a_step_is_credited_with_what_it_unmapped_and_a_trim_with_all_that_falls() -> None:
+    in_a_process_of_its_own(credit_what_was_unmapped)
 
 
 def test_a_step_that_fails_is_reported_and_the_next_one_runs() -> None:

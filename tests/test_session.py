@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import re
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
 
+import ipygpumem
 from ipygpumem.measuring.growth import Growth
 from ipygpumem.measuring.meter import Measurement
 from ipygpumem.notebook import survivors
@@ -236,3 +239,36 @@ def test_any_order_of_events_ends_each_cell_at_most_once(events: list[tuple[str,
     gone = [id(info) for info in ended + lost]
     assert len(gone) == len(set(gone))
     assert len(stack.running()) == len(begun) - len(gone)
+
+
+def test_an_experiments_time_is_that_of_its_cells_and_its_span_stands_apart(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock, passed = time.perf_counter, [0.0]
+
+    def wait(seconds: float) -> None:
+        passed[0] += seconds
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + passed[0])
+    shell.user_ns["wait"] = wait
+    shell.run_cell("%load_ext ipygpumem")
+    shell.run_cell("import ipygpumem\nwait(50)\nwith ipygpumem.experiment('block'): wait(500)\nwait(50)")
+    for cell in ("%experiment start main\nwait(20)", "wait(60)", "%%experiment inner\nwait(40)"):
+        shell.run_cell(cell)
+        wait(3600)
+    capsys.readouterr()
+    shell.run_cell("wait(180)\n%experiment status\n%experiment end")
+    shown = capsys.readouterr().out
+    assert re.search(r"experiment main · 5 min \d+ s · span 3 h 5 min", shown)
+    assert re.search(r"experiment main · 3 cells · 5 min \d+ s · span 3 h 5 min", shown)
+    times = {item.name: (item.duration_seconds, item.span_seconds) for item in ipygpumem.experiments()}
+    assert times == {
+        "block": (pytest.approx(500, abs=10), pytest.approx(500, abs=10)),
+        "inner": (pytest.approx(40, abs=10), pytest.approx(40, abs=10)),
+        "main": (pytest.approx(300, abs=10), pytest.approx(11_100, abs=10)),
+    }
+    shell.run_cell("%experiment list\n%experiment compare")
+    shown = capsys.readouterr().out
+    heads = [line.split()[:3] for line in shown.splitlines() if "span" in line]
+    assert heads == [["experiment", "began", "time"], ["experiment", "time", "span"]]
+    assert shown.count("3 h 5 min") == 2

@@ -23,6 +23,7 @@ from ipygpumem.probes.allocator import snapshots
 from ipygpumem.probes.pools import is_loaded
 
 Step = tuple[str, Callable[[], object]]
+"""Its name, and what does it: that returns 0 if there was nothing to do, and True if all that falls is its doing."""
 
 
 def run_steps(meter: Meter, steps: list[Step], done: list[ReclaimStep]) -> None:
@@ -30,19 +31,32 @@ def run_steps(meter: Meter, steps: list[Step], done: list[ReclaimStep]) -> None:
     before = _now(meter)
     for name, action in steps:
         started = time.perf_counter()
-        error = None
+        error, done_by_it = None, None
         try:
             with interrupts.kept():
-                action()
+                done_by_it = action()
         except MemoryError:
             error = "memory ran out"
         except Exception as problem:  # one broken step must not keep the others from running
             error = said(problem)
         seconds = time.perf_counter() - started
         after = _now(meter)
-        given, returned = fallen(current(before), current(after)), fallen(reserved(before), reserved(after))
+        given, returned = _credit(before, after, done_by_it), fallen(reserved(before), reserved(after))
         done.append(ReclaimStep(name, given, returned, seconds, error))
         before = after
+
+
+def _credit(before: Mapping[str, Reading], after: Mapping[str, Reading], done_by_it: object) -> dict[str, int]:
+    """Return how far each device fell by a step: other threads free memory, and allocators purge what was freed."""
+    given = fallen(current(before), current(after))
+    if type(done_by_it) in (int, bool) and not done_by_it:
+        return dict.fromkeys(given, 0)
+    if done_by_it is not True:
+        for device, size in given.items():
+            start, end = before[device].mapped_bytes, after[device].mapped_bytes
+            if size > 0 and start is not None and end is not None:
+                given[device] = min(size, max(0, start - end))
+    return given
 
 
 def _now(meter: Meter) -> dict[str, Reading]:
@@ -126,10 +140,10 @@ def _call(torch: Any, name: str) -> None:
         function()
 
 
-def trim_host_heap() -> None:
-    """Ask glibc to return free heap pages to the system; does nothing where there is no such call."""
-    if (trim := _malloc_trim()) is not None:
-        trim(0)
+def trim_host_heap() -> bool:
+    """Ask glibc to return free heap pages to the system, if there is such a call; return True if it did."""
+    trim = _malloc_trim()
+    return trim is not None and bool(trim(0))
 
 
 @functools.cache

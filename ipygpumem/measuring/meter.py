@@ -44,7 +44,7 @@ class Measurement:
             before = self.before.get(device)  # a device that was first used inside the span held nothing before it
             start, peak = before.current_bytes if before else 0, max(self.peaks.get(device, 0), now.current_bytes)
             # By position, which costs half as much: every cell makes one per device.
-            found.append(Usage(device, start, now.current_bytes, peak, now.total_bytes, now.method, *now[5:]))
+            found.append(Usage(device, start, now.current_bytes, peak, now.total_bytes, now.method, *now[5:10]))
         return tuple(found)
 
 

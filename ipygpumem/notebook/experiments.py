@@ -366,6 +366,8 @@ class Experiment:
         """On an engine of a cluster, the client whose cells alone are the experiment's."""
         self.remarks: list[str] = []
         self._cells: list[CellRecord] = []
+        self._seconds_here = 0.0
+        """How long it has run in the cell that ends it: that is over later, and none of its cells."""
         self._steps: list[ReclaimStep] = []
         self._at_end: tuple[Usage, ...] | None = None
         """What it had when its end was requested."""
@@ -457,6 +459,15 @@ class Experiment:
         """Seconds since the start."""
         return time.perf_counter() - self._started
 
+    def seconds_here(self) -> float:
+        """Return for how long the experiment has run in the cell that runs now; 0 between cells."""
+        running = self._context.cells.running(self.thread)[:1]
+        return sum(time.perf_counter() - max(cell.started, self._started) for cell in running)
+
+    def seconds(self, here: float) -> float:
+        """Return the sum of its cells' times, with ``here`` of a cell that is not among them."""
+        return sum(cell.duration_seconds for cell in self._cells) + here
+
     @property
     def limit_notes(self) -> tuple[str, ...]:
         """Sentences on what its budget cannot limit."""
@@ -477,7 +488,7 @@ class Experiment:
         """Count a finished cell as the experiment's, the one with which it ends included."""
         self._cells.append(cell)
         if self.record is not None:
-            self.record = replace(self.record, cells=self.cells)
+            self.record = replace(self.record, cells=self.cells, duration_seconds=self.seconds(self._seconds_here))
 
     def waiting(self) -> list[Held]:
         """Return the arrays held by the objects to be restored."""
@@ -513,6 +524,7 @@ class Experiment:
 
     def leave(self, enclosing: Scope | None) -> None:
         """Free everything and make the record; after an interrupt, call it again."""
+        self._seconds_here = self.seconds_here()
         if self._allocations is not None:
             self._allocations.stop(write=True)
         # After an interrupt there may be other names by now.
@@ -522,9 +534,9 @@ class Experiment:
         self._free(enclosing, own)
         if self._seeder is not None:
             self._seeder.remove()
-        seconds = self.elapsed_seconds
+        span = self.elapsed_seconds
         survivors = self._find_survivors()  # first, so that its cost counts for the cell's line
-        self.record = self._make_record(self._context.meter.stop(self._measurement), seconds, survivors)
+        self.record = self._make_record(self._context.meter.stop(self._measurement), span, survivors)
         self._baseline.forget()
         self._watched = None  # it refers weakly to arrays
 
@@ -595,17 +607,18 @@ class Experiment:
             self.remarks.append(f"what is still alive could not be listed: {said(error)}")
             return ()
 
-    def _make_record(self, usages: tuple[Usage, ...], seconds: float, survivors: tuple[Held, ...]) -> ExperimentRecord:
+    def _make_record(self, usages: tuple[Usage, ...], span: float, survivors: tuple[Held, ...]) -> ExperimentRecord:
         outcome, at_end = self.scope.outcome, self._at_end or ()
-        before = {usage.device: usage.after_bytes for usage in at_end}
+        consumed = {usage.device: usage.delta_bytes for usage in at_end}
         return ExperimentRecord(
             name=self.name,
             started_at=self._started_at,
-            duration_seconds=seconds,
+            duration_seconds=self.seconds(self._seconds_here) or span,
             cells=self.cells,
             usages=usages,
-            consumed={usage.device: usage.delta_bytes for usage in at_end},
-            reclaimed=reclaim.fallen(before, {usage.device: usage.after_bytes for usage in usages}),
+            consumed=consumed,
+            # Where memory was too short to measure its end, nobody can tell.
+            reclaimed={item.device: consumed.get(item.device, 0) - item.delta_bytes for item in usages if at_end},
             deleted=tuple(outcome.deleted),
             restored=tuple(outcome.restored),
             kept=tuple(outcome.kept),
@@ -615,6 +628,7 @@ class Experiment:
             parameters=dict(self._parameters),
             ooms=self.ooms,
             budget=dict(self._budget.limits) if self._budget is not None else {},
+            span_seconds=span,
         )
 
     def _notes(self) -> list[str]:

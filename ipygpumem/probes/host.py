@@ -23,6 +23,7 @@ from ipygpumem.units import KIB, MIB
 
 _MARK = re.compile(rb"\nVmHWM:\s*(\d+) kB\nVmRSS:\s*(\d+) kB")
 """The two lines of ``/proc/self/status`` that every boundary reads, which stand one below the other."""
+_MAPPED = re.compile(rb"\nVmSize:\s*(\d+) kB")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
@@ -63,6 +64,7 @@ class HostProbe(Probe):
         """Whether the last reading found the mark at the RSS: then there is nothing to rearm."""
         self._lost_peak = 0
         """The highest mark that other probes have reset since our own ``rearm``."""
+        self._mapped: int | None = None
         self._pid = os.getpid()
         self._open(exact=exact)
 
@@ -109,14 +111,16 @@ class HostProbe(Probe):
         children = self._children_rss(detail=detail) if peak or detail else None
         bound = own_limits.bound("RLIMIT_AS")  # code may set it at any time
         total = self._total if bound is None else min(self._total, bound)
-        return (Reading("cpu", rss, highest, method, total, None, None, None, children, self.note),)
+        return (Reading("cpu", rss, highest, method, total, None, None, None, children, self.note, self._mapped),)
 
     def glance(self) -> tuple[Reading, ...]:
         return (self.read(peak=False)[0]._replace(children_bytes=self._children_rss(detail=False)),)
 
     def _rss_and_peak(self) -> tuple[int, int]:
         if self._status is not None:
-            found = _MARK.search(os.pread(self._status, 4096, 0))
+            status = os.pread(self._status, 4096, 0)
+            mapped, found = _MAPPED.search(status), _MARK.search(status)
+            self._mapped = None if mapped is None else int(mapped[1]) * KIB
             if found is not None:  # there are systems whose status lacks these lines
                 return int(found[2]) * KIB, int(found[1]) * KIB
         rss = int(_psutil().Process().memory_info().rss)

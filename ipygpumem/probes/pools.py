@@ -171,10 +171,10 @@ class PluginProbe(Probe):
     def _checked(self, reading: Any) -> Reading:
         if type(reading) is not Reading:
             raise ProbeError(f"read() must return Readings, not {type(reading).__name__}")
-        device, current, peak, method, *more, note = reading
+        device, current, peak, method, *more, note, mapped = reading
         if type(device) is not str or device.partition(":")[0] != self.name:
             raise ProbeError(f"its devices must be called {self.name}, or {self.name}:0 and so on")
-        sizes = [current, peak, *(size for size in more if size is not None)]
+        sizes = [current, peak, *(size for size in (*more, mapped) if size is not None)]
         if any(type(size) is not int or size < 0 for size in sizes):
             raise ProbeError("bytes must be whole numbers from 0 on, or None where they may be")
         if method not in get_args(Method) or type(note) is not str:

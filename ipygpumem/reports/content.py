@@ -87,15 +87,14 @@ def experiment_reports(record: ExperimentRecord, style: str, scales: layout.Scal
     if style == "none":
         return []
     head = [f"experiment {clean_name(record.name)}", *[count(len(record.cells), "cell")] * bool(record.cells)]
-    head.append(format_seconds(record.duration_seconds))
+    head += times(record)
     notes = tuple(map(clean, record.notes))
     used = list(filter(layout.in_use, record.usages))
     bars = list(map((scales or layout.Scales()).bar, used))
     rows = [
         {
             "device": device_label(usage.device),
-            "consumed": format_change(record.consumed.get(usage.device, 0)),
-            "reclaimed": reclaimed_label(record, usage.device),
+            **end_labels(record, usage.device),
             "peak": layout.peak_label(usage),  # what is in use now stands in the cell's line
         }
         for usage in used
@@ -109,9 +108,18 @@ def experiment_reports(record: ExperimentRecord, style: str, scales: layout.Scal
     return [Report("experiment", head, notes, tables, _experiment_facts(record), listings)]
 
 
-def reclaimed_label(record: ExperimentRecord, device: str) -> str:
-    """Return what the end gave back; nothing where its own work took more than came back."""
-    return format_bytes(max(0, record.reclaimed.get(device, 0)))
+def end_labels(record: ExperimentRecord, device: str) -> dict[str, str]:
+    """Return what it held at its end, and what that gave back: less than nothing where the device rose."""
+    consumed, reclaimed = record.consumed.get(device, 0), record.reclaimed.get(device)
+    if reclaimed is None:
+        return {"consumed": "unknown", "reclaimed": "unknown"}
+    return {"consumed": format_change(consumed), "reclaimed": format_bytes(reclaimed)}
+
+
+def times(record: ExperimentRecord) -> list[str]:
+    """Return the time in the cells, and the span from start to end where that is more than a second longer."""
+    span = [f"span {format_seconds(record.span_seconds)}"]
+    return [format_seconds(record.duration_seconds), *span * (record.span_seconds > record.duration_seconds + 1)]
 
 
 def _experiment_facts(record: ExperimentRecord) -> list[layout.Fact]:
@@ -127,7 +135,7 @@ def _experiment_facts(record: ExperimentRecord) -> list[layout.Fact]:
 
 
 def _step_list(steps: Iterable[ReclaimStep], total: Mapping[str, int]) -> list[str]:
-    """Return what each step gave of ``total``, leaving out those that gave less than a tenth of a MiB."""
+    """Return what each step gave of ``total``, and the rest, without what is less than a tenth of a MiB."""
     texts, left = [], dict(total)
     for step in steps:
         # A later step may take some of it again, if only a page for its own work.
@@ -137,7 +145,8 @@ def _step_list(steps: Iterable[ReclaimStep], total: Mapping[str, int]) -> list[s
         shown = sizes({device: size for device, size in given.items() if size >= MIB // 10})
         if shown:
             texts.append(f"{step.name} ({', '.join(shown)})")
-    return texts
+    rest = {device: size for device, size in left.items() if size >= MIB // 10}
+    return [*texts, f"returned by allocators ({_sizes(rest)})"] if rest else texts
 
 
 def interrupted_exit(name: str) -> Report:
@@ -160,7 +169,7 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
         head.append(f"asked for {format_bytes(record.requested_bytes)}")
     if record.kind == "oom":
         head.append(f"free: {_sizes(record.free)}")
-    head.append(f"came back: {_sizes({device: max(0, size) for device, size in record.reclaimed.items()})}")
+    head.append(f"came back: {_sizes(record.reclaimed)}")
     tables = [held_table("the frames of the traceback held", held)] * bool(held)
     return [Report("recovery", head, _recovery_lines(record), tables, is_trouble=True)]
 
@@ -238,7 +247,7 @@ def freed_report(
     found = []
     for device, size in reclaimed.items():
         returned = sum(max(0, step.returned.get(device, 0)) for step in steps)  # its cache, where no tensor went
-        what = f"reserved {format_bytes(returned)}" if returned and size <= 0 else format_bytes(max(0, size))
+        what = f"reserved {format_bytes(returned)}" if returned and size <= 0 else format_bytes(size)
         found.append(f"{device_label(device)} {what}")
     lines = (*[given] * bool(given), *notes, *_failed_steps(steps))
     return Report("note", f"{title}: {', '.join(found) or 'nothing'}", lines)

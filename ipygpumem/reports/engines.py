@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ipygpumem.model import EngineRecord, ExperimentRecord, Usage
+from ipygpumem.reports.content import times
 from ipygpumem.reports.layout import Fact, Listing, Report, Table, clean, clean_name, count, device_label
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
@@ -29,8 +30,7 @@ def values_of(engine: EngineRecord) -> Values:
     record = engine.record
     if record is None:
         return {}
-    seconds = sum(cell.duration_seconds for cell in record.cells) if record.cells else record.duration_seconds
-    found: dict[tuple[str, str], float] = {(TIME, ""): seconds}
+    found: dict[tuple[str, str], float] = {(TIME, ""): record.duration_seconds}
     for usage in record.usages:
         kind = kind_of(usage.device)
         found[PEAK, kind] = max(found.get((PEAK, kind), 0), usage.peak_delta_bytes)
@@ -41,7 +41,7 @@ def values_of(engine: EngineRecord) -> Values:
 
 
 def merged_record(
-    name: str, started_at: float, duration_seconds: float, engines: Sequence[EngineRecord]
+    name: str, started_at: float, span_seconds: float, engines: Sequence[EngineRecord]
 ) -> ExperimentRecord:
     """Return the experiment that all engines ran: sums, names, and the engines that stand out."""
     records = [engine.record for engine in engines if engine.record is not None]
@@ -51,7 +51,7 @@ def merged_record(
     return ExperimentRecord(
         name,
         started_at,
-        duration_seconds,
+        max((record.duration_seconds for record in records), default=span_seconds),
         (),
         _usages(records),
         _sums(record.consumed for record in records),
@@ -64,6 +64,7 @@ def merged_record(
         parameters=next((record.parameters for record in records), {}),
         ooms=sum(record.ooms for record in records),
         engines=tuple(engines),
+        span_seconds=span_seconds,
     )
 
 
@@ -138,11 +139,11 @@ def engines_report(record: ExperimentRecord) -> Report:
     segments = [
         f"experiment {clean_name(record.name)}",
         f"on {count(len(record.engines), 'engine')}",
-        format_seconds(record.duration_seconds),
+        *times(record),
         *([f"{len(failed)} failed"] if failed else []),
         *(
             f"{device_label(device)} consumed {format_change(size)}, "
-            f"reclaimed {format_bytes(max(0, record.reclaimed.get(device, 0)))}"
+            f"reclaimed {format_bytes(record.reclaimed.get(device, 0))}"
             for device, size in record.consumed.items()
         ),
     ]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ipygpumem.measuring.growth import Growth
 from ipygpumem.model import CellRecord, ExperimentRecord, TraceRecord, devices_of, usage_on
 from ipygpumem.objects.inventory.records import Inventory, TensorRecord, first_part
-from ipygpumem.reports.content import reclaimed_label, trace_segments
+from ipygpumem.reports.content import end_labels, times, trace_segments
 from ipygpumem.reports.layout import Report, Table, clean, clean_name, count, device_label, in_use, peak_label, shorten
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
@@ -184,7 +184,7 @@ def experiments_report(records: Sequence[ExperimentRecord], still_open: Iterable
         {
             "experiment": run.label,
             "began": datetime.fromtimestamp(item.started_at).strftime("%H:%M:%S"),  # the user's own clock
-            "time": format_seconds(item.duration_seconds),
+            **_times(item),
             "cells": _parts(item),
             **own,
             "OOMs": str(item.ooms) if item.ooms else "",
@@ -203,6 +203,12 @@ def _parts(record: ExperimentRecord) -> str:
     return count(len(record.engines), "engine") if record.engines else str(len(record.cells))
 
 
+def _times(record: ExperimentRecord) -> dict[str, str]:
+    """Return the time in the cells, and the span with what lay between them."""
+    time, *span = times(record)
+    return {"time": time, "span": "".join(span).removeprefix("span ")}
+
+
 def comparison_report(runs: Sequence[NumberedRun]) -> Report:
     """Return experiments side by side: parameters, time, and what each device went through.
 
@@ -214,7 +220,7 @@ def comparison_report(runs: Sequence[NumberedRun]) -> Report:
         {
             "experiment": run.label,
             **{shorten(key, _VALUE_SHOWN): _value(run.record.parameters.get(key, "")) for key in parameters},
-            "time": format_seconds(run.record.duration_seconds),
+            **_times(run.record),
             "cells": _parts(run.record),
             "OOMs": str(run.record.ooms),
         }
@@ -229,9 +235,8 @@ def _device_table(runs: Sequence[NumberedRun], device: str) -> Table:
     rows = [
         {
             "experiment": run.label,
-            "consumed": format_change(run.record.consumed.get(device, 0)),
+            **end_labels(run.record, device),
             "peak": peak_label(usage),
-            "reclaimed": reclaimed_label(run.record, device),
             "kept": format_change(usage.delta_bytes),
         }
         for run in runs

@@ -369,10 +369,10 @@ def test_a_callback_added_during_a_training_numbers_its_epochs(
             added.append(1)
             trained.trainer.add_callback(ours)
 
-    options = {"max_steps": 6} if case == "no length" else {"num_train_epochs": 3}
-    trained = HuggingFace(card, tmp_path, type("Adding", (HuggingFace.base,), {hook: add})(), **options)
+    trained = HuggingFace(card, tmp_path, type("Adding", (HuggingFace.base,), {hook: add})())
+    trained.trainer.args.num_train_epochs = 3
     if case == "no length":
-        trained.trainer.train_dataset = Endless()
+        trained.trainer.args.max_steps, trained.trainer.train_dataset = 6, Endless()
     trained.train()
     assert [number for label, number, _ in records()[before:] if label == "epoch"] == [2, 3]
 

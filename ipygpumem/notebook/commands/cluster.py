@@ -151,7 +151,7 @@ def _ended(notebook: Notebook, experiment: ClusterExperiment, record: Experiment
 def described(experiment: ClusterExperiment) -> str:
     """Return one line on an open experiment."""
     where = engine_numbers(experiment.engines.numbers)
-    return f"experiment {experiment.name} · on {where} · {format_seconds(experiment.elapsed_seconds)}"
+    return f"experiment {experiment.name} · on {where} · span {format_seconds(experiment.elapsed_seconds)}"
 
 
 def _look(notebook: Notebook, magic: str, line: str, options: Options) -> list[Report]:
@@ -167,7 +167,7 @@ def _look(notebook: Notebook, magic: str, line: str, options: Options) -> list[R
         for device, size in answer["after"].items():
             values["in use", kind_of(device)] += size
             if line == "free":
-                values["came back", kind_of(device)] += max(0, answer["before"].get(device, 0) - size)
+                values["came back", kind_of(device)] += answer["before"].get(device, 0) - size
             if device in answer["free"]:
                 values["free", kind_of(device)] += answer["free"][device]
         looks[number] = (answer["host"], answer["text"], values)

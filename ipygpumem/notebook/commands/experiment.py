@@ -147,7 +147,8 @@ def _open_names(notebook: Notebook) -> str:
 
 def described(experiment: Experiment) -> str:
     """Return one line on an open experiment: its costs, its names, and what waits to be restored."""
-    parts = [f"experiment {experiment.name}", format_seconds(experiment.elapsed_seconds)]
+    parts = [f"experiment {experiment.name}", format_seconds(experiment.seconds(experiment.seconds_here()))]
+    parts.append(f"span {format_seconds(experiment.elapsed_seconds)}")
     parts += usage_parts(experiment.usage())
     parts.append(f"names: {listed(experiment.scope.own_names()) or 'none yet'}")
     waiting = experiment.waiting()
