@@ -150,10 +150,7 @@ class Held(Record):
 
 @dataclass(frozen=True)
 class ReclaimStep(Record):
-    """One step of giving memory back, and what came back on each device by it.
-
-    What fell while it ran, but was not its doing, is credited to no step.
-    """
+    """One step of giving memory back, and what came back on each device by it: not what others freed meanwhile."""
 
     name: str
     reclaimed: dict[str, int]
