@@ -187,7 +187,7 @@ def reports_of_choices(word: str, usage: Usage) -> list[Report]:
     rows = tuple(ModuleRow(name, word, depth, (1,), 1, 1, 1, 1, 1) for depth, name in enumerate(("", word)))
     cost = Cost(word, [Run((usage,), 0.1)])
     costs = {(0, 1): LineCost(1, 0.1, {word: 1}, {word: 1})}
-    lines = LinesRecord((CodeBlock(word, 1, (word, word)),), costs, 1.0, 0.1, (word,))
+    lines = LinesRecord([CodeBlock(word, 1, (word, word))], costs, 1.0, 0.1, word)
     return [
         autofit_report(tries, [word], plan),
         estimate_report(Estimate((share,), 0.1, (word,), (word,))),

@@ -20,7 +20,7 @@ from ipygpumem.notebook import experiments, session
 from ipygpumem.notebook import extension as hooks
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.notebook import notebook_of
-from ipygpumem.profiling.lines import Account
+from ipygpumem.profiling.lines import Tracer
 
 PACKAGE = Path(ipygpumem.__file__).parent
 
@@ -132,11 +132,11 @@ def test_a_ctrl_c_in_the_report_of_lines_leaves_no_measurement_open(
     notebook = notebook_of(shell)
     notebook.context.config.release_frames = "never"  # else the error itself lets go of it
 
-    def strike(_: Account) -> float:
+    def strike(_: Tracer) -> None:
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Account, "close", strike)
+    monkeypatch.setattr(Tracer, "finish", strike)
     shell.run_cell("%%memlines\nx = 1")
     shell.run_cell("x = 2")
     assert [record.source_line for record in notebook.session.history] == ["x = 1", "x = 2"]

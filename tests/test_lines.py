@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ipygpumem.measuring.meter import Meter
-from ipygpumem.profiling.lines import Account, Blocks, CodeBlock, LineCost, LinesRecord, Tracer, code_of
+from ipygpumem.profiling.lines import CodeBlock, LineCost, LinesRecord, Tracer, code_of
 from ipygpumem.reports import text
 from ipygpumem.reports.profiling import lines_report
 from tests.fakes import FakeProbe
@@ -23,12 +23,10 @@ class Lab:
     def __init__(self, *functions: Any) -> None:
         self.probe = FakeProbe()
         self.meter = Meter([self.probe])
-        self.blocks = Blocks("<no cell>", [CodeBlock("cell", 1, ())])
+        self.tracer = Tracer(self.meter, "<no cell>", CodeBlock("cell", 1, ()))
+        self.record = self.tracer.record
         for function in functions:
-            self.blocks.add(function.__name__, code_of(function))  # type: ignore[arg-type]
-        self.first = self.blocks.blocks[1].first_line
-        self.account = Account(self.meter)
-        self.watcher = Tracer(self.account, self.blocks.of)
+            self.tracer.add(function.__name__, code_of(function))  # type: ignore[arg-type]
 
     def now(self) -> int:
         return self.probe.read()[0].current_bytes
@@ -41,17 +39,16 @@ class Lab:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        self.watcher.start()
+        self.tracer.start()
         try:
             yield
         finally:
-            self.watcher.stop()
-            self.account.close()
+            self.tracer.finish()
             self.meter.close()
 
     def figures(self, line: int, block: int = 1) -> tuple[int, int, int]:
         """Hits, kept and peak of a line, counted from the first one of its block."""
-        cost = self.account.costs.get((block, self.blocks.blocks[block].first_line + line), LineCost())
+        cost = self.record.costs.get((block, self.record.blocks[block].first_line + line), LineCost())
         return cost.hits, cost.kept_bytes.get("cpu", 0), cost.peak_bytes.get("cpu", 0)
 
 
@@ -145,10 +142,10 @@ def test_our_own_failure_stops_the_watching_and_not_the_code(monkeypatch: pytest
         raise OSError("gone")
 
     lab = Lab(work)
-    monkeypatch.setattr(lab.account, "line", fail)
+    monkeypatch.setattr(lab.tracer, "_next_line", fail)
     with lab.watching():
         assert work() == 5
-    assert lab.watcher.error == "OSError: gone"
+    assert lab.record.error == "OSError: gone"
 
 
 def test_the_heap_is_trimmed_before_each_look_while_that_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,14 +166,14 @@ def test_the_heap_is_trimmed_before_each_look_while_that_is_cheap(monkeypatch: p
         with lab.watching():
             work()
             before_the_end = trimmed[0]
-        assert (before_the_end, lab.account.untrimmed - (seconds > 0)) == (times, untrimmed)
+        assert (before_the_end, lab.record.untrimmed - (seconds > 0)) == (times, untrimmed)
 
 
 def test_the_report_says_where_pages_that_the_heap_kept_may_not_have_been_seen() -> None:
-    record = LinesRecord((CodeBlock("cell", 1, ("x = 1",)),), {(0, 1): LineCost(hits=3)}, 1.0, 0.1, untrimmed=2)
+    record = LinesRecord([CodeBlock("cell", 1, ("x = 1",))], {(0, 1): LineCost(hits=3)}, 1.0, 0.1, untrimmed=2)
     report = text.render([lines_report(record, "line")])
     assert "2 times free heap pages were not given back before a line" in report
-    assert "not given back" not in text.render([lines_report(LinesRecord((), {}, 1.0, 0.1), "line")])
+    assert "not given back" not in text.render([lines_report(LinesRecord([], {}, 1.0, 0.1), "line")])
 
 
 # -- the code of a function ------------------------------------------------------------------------------------------
@@ -222,7 +219,7 @@ def record(*, own_seconds: float = 0.1) -> LinesRecord:
         (1, 2): LineCost(1, 0.5, {"cpu": 100 << 20, "cuda:0": 0}, {"cpu": 300 << 20, "cuda:0": 0}),
         (1, 3): LineCost(2, 0.0001, {"cpu": 0}, {"cpu": 4096}),
     }
-    return LinesRecord((CodeBlock("cell", 1, ("work()",)), CodeBlock("work", 1, source)), costs, 1.0, own_seconds)
+    return LinesRecord([CodeBlock("cell", 1, ("work()",)), CodeBlock("work", 1, source)], costs, 1.0, own_seconds)
 
 
 def test_the_table_shows_the_source_with_figures_where_lines_ran() -> None:

@@ -10,15 +10,15 @@ import inspect
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
 from ipygpumem.freeing import reclaim
-from ipygpumem.measuring.meter import Meter
+from ipygpumem.measuring.meter import Measurement, Meter
 
-_SUSPENDS = 0x20 | 0x80 | 0x200  # inspect's CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
+_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _TRIM_SHARE, _TRIM_SECONDS = 1 / 3, 0.1
 """So much of the time since the beginning, and so much beside, may go into giving free heap pages back."""
 
@@ -43,6 +43,31 @@ class LineCost:
             self.peak_bytes[device] = max(self.peak_bytes.get(device, 0), rise)
 
 
+@dataclass(frozen=True)
+class CodeBlock:
+    """Lines of source that are shown together."""
+
+    title: str
+    first_line: int
+    source: tuple[str, ...]
+
+
+@dataclass
+class LinesRecord:
+    """What the lines of some code cost."""
+
+    blocks: list[CodeBlock]
+    costs: dict[tuple[int, int], LineCost] = field(default_factory=dict)
+    """By the number of the block and the line."""
+    seconds: float = 0.0
+    own_seconds: float = 0.0
+    """Time of that which went into measuring."""
+    error: str = ""
+    """Why measuring stopped before its end; empty if it did not."""
+    untrimmed: int = 0
+    """How often free heap pages were not given back before a look, since that takes too long here."""
+
+
 @dataclass
 class _Visit:
     """A followed frame that runs, and its line; none before the first one."""
@@ -59,65 +84,120 @@ class _Visit:
             self.peaks[device] = max(peak, self.peaks.get(device, 0))
 
 
-class Account:
-    """Keeps the books while one thread runs followed code.
+class Tracer:
+    """Watches the lines of one thread by a trace function, until its own first error; one that was there rests.
 
-    Frames are told apart by identity. They are entered and left in the order of a stack; one that was not seen to leave
-    is taken off with the frame below it.
+    The first block is the cell's, known by the file that it was compiled under. Frames are told apart by identity. They
+    are entered and left in the order of a stack; one that was not seen to leave is taken off with the frame below it.
     """
 
-    def __init__(self, meter: Meter) -> None:
-        self._meter = meter
-        self._span = meter.start()
+    def __init__(self, meter: Meter, cell_file: str, cell: CodeBlock) -> None:
+        self._meter, self._cell_file = meter, cell_file
+        self.record = LinesRecord([cell])
+        self._known: dict[int, tuple[int, CodeType]] = {}
+        """The blocks of functions' code by its identity; the code is kept, so that no other can come to have that."""
         self._frames: list[_Visit] = []
-        self.costs: dict[tuple[int, int], LineCost] = {}
-        """By block and line."""
-        self._began = time.perf_counter()
-        self.own_seconds = 0.0
-        """Time that went into measuring."""
-        self._trim_seconds = 0.0
-        self.untrimmed = 0
-        """How often free heap pages were not given back, since that takes too long here."""
+        self._span: Measurement | None = None
+        self._began = self._trim_seconds = 0.0
+        self._thread, self._on = threading.get_ident(), False
 
-    def enter(self, frame: FrameType, block: int, *, line: int | None = None) -> None:
-        """A frame begins, or goes on in ``line``: a generator or coroutine that had been suspended."""
-        now = time.perf_counter()
-        self._frames.append(_Visit(id(frame), block))
-        if line is not None:
-            self._begin(line, self._lap(), now)
-        self.own_seconds += time.perf_counter() - now
+    def add(self, title: str, code: CodeType) -> None:
+        """Follow ``code`` and all that is defined inside it, unless it is followed already."""
+        if id(code) in self._known:
+            return
+        self._known.update({id(inner): (len(self.record.blocks), inner) for inner in _with_inner(code)})
+        try:
+            lines, first = inspect.getsourcelines(code)
+        except (OSError, TypeError):  # made by exec, or its file is gone
+            lines, first = [], code.co_firstlineno
+        self.record.blocks.append(CodeBlock(title, first, tuple(line.rstrip() for line in lines)))
 
-    def line(self, frame: FrameType, line: int) -> None:
-        """A line of the running frame begins."""
-        now = time.perf_counter()
-        if self._is_running(frame):
-            after = self._lap()
-            self._end(after, now)
-            self._begin(line, after, now)
-            self.costs.setdefault((self._frames[-1].block, line), LineCost()).hits += 1
-        self.own_seconds += time.perf_counter() - now
+    def start(self) -> None:
+        """Trace the calls of this thread."""
+        self._began, self._span = time.perf_counter(), self._meter.start()
+        self._before = sys.gettrace()
+        self._on = True
+        sys.settrace(self._call)
 
-    def leave(self, frame: FrameType) -> None:
-        """The running frame returns, is suspended, or an error leaves it."""
-        now = time.perf_counter()
-        if self._is_running(frame):
-            self._end(self._lap(), now)
-            self._frames.pop()
-        self.own_seconds += time.perf_counter() - now
+    def stop(self) -> None:
+        """Put the trace function back that was there, unless another was set meanwhile; may be called again."""
+        if self._on:
+            self._on = False
+            if sys.gettrace() == self._call:
+                sys.settrace(self._before)
+            elif threading.get_ident() == self._thread:
+                self.record.error = self.record.error or "the code has set another trace function (sys.settrace)"
 
-    def close(self) -> float:
-        """End what still runs and return the seconds since the beginning."""
+    def finish(self) -> LinesRecord:
+        """Stop, end what still runs, and return what the lines cost."""
+        self.stop()
         now = time.perf_counter()
         after = self._lap()
         while self._frames:
             self._end(after, now)
             self._frames.pop()
         self.drop()
-        return now - self._began
+        self.record.seconds = now - self._began
+        return self.record
 
     def drop(self) -> None:
-        """Measure no more; may be called again."""
-        self._meter.drop(self._span)
+        """Stop, and measure no more; may be called again."""
+        self.stop()
+        if self._span is not None:
+            self._meter.drop(self._span)
+
+    # -- the trace function ----------------------------------------------------------------------------------------
+
+    def _call(self, frame: FrameType, event: str, _: Any) -> Any:
+        block = self._block_of(frame.f_code) if self._on and event == "call" else None
+        if block is None:
+            return None
+        goes_on = frame.f_code.co_flags & _SUSPENDS and frame.f_lineno > frame.f_code.co_firstlineno
+        self._guarded(self._enter, frame, block, frame.f_lineno if goes_on else None)
+        return self._line
+
+    def _line(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not self._on:
+            return None
+        if event == "line":
+            self._guarded(self._next_line, frame, frame.f_lineno)
+        elif event == "return":
+            self._guarded(self._leave, frame)
+        return self._line
+
+    def _guarded(self, action: Callable[..., None], *arguments: Any) -> None:
+        now = time.perf_counter()
+        try:
+            action(now, *arguments)
+        except Exception as error:  # the user's code goes on
+            self.record.error = f"{type(error).__name__}: {error}"
+            self.stop()
+        self.record.own_seconds += time.perf_counter() - now
+
+    def _block_of(self, code: CodeType) -> int | None:
+        known = self._known.get(id(code))
+        return known[0] if known is not None else 0 if code.co_filename == self._cell_file else None
+
+    # -- the books -------------------------------------------------------------------------------------------------
+
+    def _enter(self, now: float, frame: FrameType, block: int, line: int | None) -> None:
+        """A frame begins, or goes on in ``line``: a generator or coroutine that had been suspended."""
+        self._frames.append(_Visit(id(frame), block))
+        if line is not None:
+            self._begin(line, self._lap(), now)
+
+    def _next_line(self, now: float, frame: FrameType, line: int) -> None:
+        if self._is_running(frame):
+            after = self._lap()
+            self._end(after, now)
+            self._begin(line, after, now)
+            self.record.costs.setdefault((self._frames[-1].block, line), LineCost()).hits += 1
+
+    def _leave(self, now: float, frame: FrameType) -> None:
+        """The running frame returns, is suspended, or an error leaves it."""
+        if self._is_running(frame):
+            self._end(self._lap(), now)
+            self._frames.pop()
 
     def _is_running(self, frame: FrameType) -> bool:
         """Take off frames above ``frame`` that never left; whether it is one that was entered."""
@@ -134,9 +214,10 @@ class Account:
 
         Free heap pages are given back, or lines that take them again would cost nothing; microseconds, mostly.
         """
+        assert self._span is not None
         began = time.perf_counter()
         if self._trim_seconds > _TRIM_SHARE * (began - self._began) + _TRIM_SECONDS:
-            self.untrimmed += 1
+            self.record.untrimmed += 1
         else:
             reclaim.trim_host_heap()
             self._trim_seconds += time.perf_counter() - began
@@ -151,7 +232,8 @@ class Account:
     def _begin(self, line: int, now_bytes: dict[str, int], now: float) -> None:
         # Time is counted without our own: this clock stands still while we measure.
         visit = self._frames[-1]
-        visit.line, visit.before, visit.peaks, visit.began = line, now_bytes, dict(now_bytes), now - self.own_seconds
+        visit.line, visit.before, visit.peaks = line, now_bytes, dict(now_bytes)
+        visit.began = now - self.record.own_seconds
 
     def _end(self, after: dict[str, int], now: float) -> None:
         visit = self._frames[-1]
@@ -163,112 +245,8 @@ class Account:
             outer[-1].fold(visit.peaks)
         # The outermost has all of a recursion.
         if all((other.block, other.line) != (visit.block, line) for other in outer):
-            cost = self.costs.setdefault((visit.block, line), LineCost())
-            cost.add(visit.before, visit.peaks, after, now - self.own_seconds - visit.began)
-
-
-class Tracer:
-    """Watches the lines of one thread by a trace function, until its own first error; one that was there rests."""
-
-    def __init__(self, account: Account, follow: Callable[[CodeType], int | None]) -> None:
-        self._account = account
-        self._follow = follow
-        self._thread = threading.get_ident()
-        self._on = False
-        self.error = ""
-        """Why it gave up before its end; empty if it did not."""
-
-    def start(self) -> None:
-        """Trace the calls of this thread."""
-        self._before = sys.gettrace()
-        self._on = True
-        sys.settrace(self._call)
-
-    def stop(self) -> None:
-        """Put the trace function back that was there, unless another was set meanwhile; may be called again."""
-        if self._on:
-            self._on = False
-            if sys.gettrace() == self._call:
-                sys.settrace(self._before)
-            elif threading.get_ident() == self._thread:
-                self.error = self.error or "the code has set another trace function (sys.settrace)"
-
-    def _call(self, frame: FrameType, event: str, _: Any) -> Any:
-        block = self._follow(frame.f_code) if self._on and event == "call" else None
-        if block is None:
-            return None
-        goes_on = frame.f_code.co_flags & _SUSPENDS and frame.f_lineno > frame.f_code.co_firstlineno
-        self._guarded(self._account.enter, frame, block, line=frame.f_lineno if goes_on else None)
-        return self._line
-
-    def _line(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not self._on:
-            return None
-        if event == "line":
-            self._guarded(self._account.line, frame, frame.f_lineno)
-        elif event == "return":
-            self._guarded(self._account.leave, frame)
-        return self._line
-
-    def _guarded(self, action: Callable[..., None], *arguments: Any, **options: Any) -> None:
-        try:
-            action(*arguments, **options)
-        except Exception as error:  # the user's code goes on
-            self.error = f"{type(error).__name__}: {error}"
-            self.stop()
-
-
-@dataclass(frozen=True)
-class CodeBlock:
-    """Lines of source that are shown together."""
-
-    title: str
-    first_line: int
-    source: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class LinesRecord:
-    """What the lines of some code cost."""
-
-    blocks: tuple[CodeBlock, ...]
-    costs: Mapping[tuple[int, int], LineCost]
-    """By the number of the block and the line."""
-    seconds: float
-    own_seconds: float
-    """Time of that which went into measuring."""
-    notes: tuple[str, ...] = ()
-    untrimmed: int = 0
-    """How often free heap pages were not given back before a look."""
-
-
-@dataclass
-class Blocks:
-    """Which code belongs to which block; the first one is the cell's, known by the file that it was compiled under."""
-
-    cell_file: str
-    blocks: list[CodeBlock]
-    _known: dict[int, int] = field(default_factory=dict)
-    codes: list[CodeType] = field(default_factory=list)
-    """The code of the functions; kept, so that no other can come to have its identity."""
-
-    def add(self, title: str, code: CodeType) -> None:
-        """Follow ``code`` and all that is defined inside it, unless it is followed already."""
-        if id(code) in self._known:
-            return
-        for inner in _with_inner(code):
-            self._known[id(inner)] = len(self.blocks)
-            self.codes.append(inner)
-        try:
-            lines, first = inspect.getsourcelines(code)
-        except (OSError, TypeError):  # made by exec, or its file is gone
-            lines, first = [], code.co_firstlineno
-        self.blocks.append(CodeBlock(title, first, tuple(line.rstrip() for line in lines)))
-
-    def of(self, code: CodeType) -> int | None:
-        """Return the number of the block of some code, or None."""
-        number = self._known.get(id(code))
-        return 0 if number is None and code.co_filename == self.cell_file else number
+            cost = self.record.costs.setdefault((visit.block, line), LineCost())
+            cost.add(visit.before, visit.peaks, after, now - self.record.own_seconds - visit.began)
 
 
 def _with_inner(code: CodeType) -> Iterator[CodeType]:
@@ -280,16 +258,9 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
 
 def code_of(value: Any) -> CodeType | None:
     """Return the code of a function or method, behind what wraps it; None for what is none written in Python."""
-    seen: set[int] = set()
-    while id(value) not in seen:
-        seen.add(id(value))
-        code = getattr(value, "__code__", None)
-        inner = getattr(value, "__wrapped__", None) or getattr(value, "__func__", None)
-        if inner is None and isinstance(value, property):
-            inner = value.fget
-        if inner is None and isinstance(value, functools.partial | functools.partialmethod):
-            inner = value.func
-        if inner is None:
-            return code if type(code) is CodeType else None
-        value = inner
-    return None
+    if isinstance(value, property):
+        value = value.fget
+    while isinstance(value, functools.partial | functools.partialmethod):
+        value = value.func
+    code = getattr(inspect.unwrap(value), "__code__", None)
+    return code if type(code) is CodeType else None

@@ -34,13 +34,14 @@ def lines_report(record: LinesRecord, order: str) -> Report:
     ran = {block for block, _ in record.costs}
     blocks = list(enumerate(record.blocks))
     tables = [_table(record, number, block, devices, order) for number, block in blocks if number in ran]
-    idle = [f"{clean(block.title)} did not run" for number, block in blocks if number not in ran]
+    notes = [f"measuring stopped early: {clean(record.error)}"] * bool(record.error)
+    notes += [f"{clean(block.title)} did not run" for number, block in blocks if number not in ran]
     if record.untrimmed:
         times = count(record.untrimmed, "time")
-        idle.append(f"{times} free heap pages were not given back before a line, since that takes long: {_UNSEEN}")
+        notes.append(f"{times} free heap pages were not given back before a line, since that takes long: {_UNSEEN}")
     share = f"{format_seconds(record.seconds)}, of which measuring took {format_short_seconds(record.own_seconds)}"
     headline = f"memlines · {count(len(record.costs), 'line')} ran · {share}"
-    return Report("memlines", headline, (*record.notes, *idle), tables)
+    return Report("memlines", headline, notes, tables)
 
 
 def _table(record: LinesRecord, number: int, block: CodeBlock, devices: list[str], order: str) -> Table:

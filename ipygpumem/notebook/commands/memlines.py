@@ -14,7 +14,7 @@ from IPython.core.error import UsageError
 from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.notebook import Notebook
-from ipygpumem.profiling.lines import Account, Blocks, CodeBlock, LinesRecord, Tracer, code_of
+from ipygpumem.profiling.lines import CodeBlock, Tracer, code_of
 from ipygpumem.reports.layout import Report, clean
 from ipygpumem.reports.profiling import lines_report
 
@@ -30,33 +30,20 @@ def of_cell(notebook: Notebook, options: Options) -> list[Report]:
     if any(number > frame.f_lineno for _, _, number in frame.f_code.co_lines() if number is not None):
         raise UsageError(f"{_PROG} comes too late here: write it above %%autofit, as the cell's first line")
     file = frame.f_code.co_filename
-    blocks = Blocks(file, [_cell_block(file, running[-1])])
+    tracer = Tracer(notebook.context.meter, file, _cell_block(file, running[-1]))
     for name in (part for word in options.f for part in word.split(",") if part):
-        _add(blocks, name, notebook.context.namespace)
-    follow(notebook, running[-1], blocks, options.sort)
-    return []
-
-
-def follow(notebook: Notebook, cell: Cell, blocks: Blocks, order: str) -> None:
-    """Begin to follow ``blocks``; the end of ``cell`` reports."""
-    account = Account(notebook.context.meter)
-    watching = Tracer(account, blocks.of)
+        _add(tracer, name, notebook.context.namespace)
 
     def finish() -> list[Report]:
-        watching.stop()
-        seconds = account.close()
-        notes = (f"measuring stopped early: {clean(watching.error)}",) if watching.error else ()
-        own, untrimmed = account.own_seconds, account.untrimmed
-        record = LinesRecord(tuple(blocks.blocks), account.costs, seconds, own, notes, untrimmed)
-        return [lines_report(record, order)]
+        return [lines_report(tracer.finish(), options.sort)]
 
     def drop() -> list[Report]:
-        watching.stop()
-        account.drop()
+        tracer.drop()
         return []
 
-    cell.closers += [drop, finish]  # the last one first; a Ctrl-C that ends it leaves the other
-    watching.start()
+    running[-1].closers += [drop, finish]  # the last one first; a Ctrl-C that ends it leaves the other
+    tracer.start()
+    return []
 
 
 def _cell_frame(namespace: dict[str, Any]) -> FrameType | None:
@@ -76,7 +63,7 @@ def _cell_block(file: str, cell: Cell) -> CodeBlock:
     return CodeBlock("cell", 1, tuple(written))
 
 
-def _add(blocks: Blocks, name: str, namespace: dict[str, Any]) -> None:
+def _add(tracer: Tracer, name: str, namespace: dict[str, Any]) -> None:
     """Follow the function that ``name`` names."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"{_PROG}: {clean(name)!r} is not a name: write -f train or -f Model.forward")
@@ -95,4 +82,4 @@ def _add(blocks: Blocks, name: str, namespace: dict[str, Any]) -> None:
     if code is None:
         hint = "write a method as Model.forward" if isinstance(value, type) else "it has no lines of Python"
         raise UsageError(f"{_PROG}: {clean(name)!r} is a {clean(type(value).__name__)}, not a function: {hint}")
-    blocks.add(name, code)
+    tracer.add(name, code)
