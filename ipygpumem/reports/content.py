@@ -105,7 +105,15 @@ def experiment_reports(record: ExperimentRecord, style: str, scales: layout.Scal
     title = "still alive, because something outside the experiment refers to it"
     listings = [layout.Listing(title, leak_lines(record.survivors))] * bool(record.survivors)
     tables = [Table.of(rows, {"consumed", "reclaimed", "peak"}, bars=bars)]
-    return [Report("experiment", head, notes, tables, _experiment_facts(record), listings)]
+    names = {
+        "noted": [f"{name}={value}" for name, value in record.parameters.items()],
+        "deleted": record.deleted,
+        "restored": record.restored,
+        "kept": record.kept,
+    }
+    facts = [layout.Fact(title, list(map(clean_name, found)), code=True) for title, found in names.items()]
+    facts.append(layout.Fact("given back", _step_list(record.steps, record.reclaimed)))
+    return [Report("experiment", head, notes, tables, [fact for fact in facts if fact.values], listings)]
 
 
 def end_labels(record: ExperimentRecord, device: str) -> dict[str, str]:
@@ -120,18 +128,6 @@ def times(record: ExperimentRecord) -> list[str]:
     """Return the time in the cells, and the span from start to end where that is more than a second longer."""
     span = [f"span {format_seconds(record.span_seconds)}"]
     return [format_seconds(record.duration_seconds), *span * (record.span_seconds > record.duration_seconds + 1)]
-
-
-def _experiment_facts(record: ExperimentRecord) -> list[layout.Fact]:
-    names = {
-        "noted": [f"{name}={value}" for name, value in record.parameters.items()],
-        "deleted": record.deleted,
-        "restored": record.restored,
-        "kept": record.kept,
-    }
-    facts = [layout.Fact(title, list(map(clean_name, found)), code=True) for title, found in names.items()]
-    facts.append(layout.Fact("given back", _step_list(record.steps, record.reclaimed)))
-    return [fact for fact in facts if fact.values]
 
 
 def _step_list(steps: Iterable[ReclaimStep], total: Mapping[str, int]) -> list[str]:
@@ -295,7 +291,10 @@ def _total(held: Iterable[Held]) -> str:
 def _leak_line(group: Sequence[Held]) -> str:
     first = group[0]
     number = f"{len(group)} × " if len(group) > 1 else ""
-    parts = [_total(group), number + _what(first)]
+    type_name, shape = clean_name(first.type_name), " × ".join(map(str, first.shape or ()))
+    kind = type_name if first.shape is not None else f"{type_name} with {_shape(first)}"
+    words = " ".join(clean_name(word) for word in (kind, first.dtype, shape, f"on {first.device}") if word)
+    parts = [_total(group), number + (f"{clean_name(first.name)}: {words}" if first.name else words)]
     if first.cell is not None:
         parts.append(f"cell {first.cell}")
     if first.holder is not None:
@@ -304,10 +303,3 @@ def _leak_line(group: Sequence[Held]) -> str:
         if first.holder.advice:
             parts.append(f"to free it: {clean(first.holder.advice)}")
     return SEPARATOR.join(parts)
-
-
-def _what(item: Held) -> str:
-    kind = clean_name(item.type_name) if item.shape is not None else f"{clean_name(item.type_name)} with {_shape(item)}"
-    shape = " × ".join(map(str, item.shape or ()))
-    words = " ".join(clean_name(word) for word in (kind, item.dtype, shape, f"on {item.device}") if word)
-    return f"{clean_name(item.name)}: {words}" if item.name else words

@@ -48,6 +48,9 @@ def merged_record(
     deleted, restored, kept = (
         tuple(dict.fromkeys(name for record in records for name in getattr(record, what))) for what in NAMES
     )
+    hosts = {engine.engine: engine.host for engine in engines}
+    said = [(engine.engine, [engine.error, *(engine.record.notes if engine.record else ())]) for engine in engines]
+    notes = [(number, text) for number, texts in said for text in texts if text]
     return ExperimentRecord(
         name,
         started_at,
@@ -60,7 +63,7 @@ def merged_record(
         restored,
         kept,
         (),
-        notes=_cut(_notes(engines), _NOTES_SHOWN, "notes on engines"),
+        notes=_cut(alike(notes, hosts), _NOTES_SHOWN, "notes on engines"),
         parameters=next((record.parameters for record in records), {}),
         ooms=sum(record.ooms for record in records),
         engines=tuple(engines),
@@ -112,25 +115,16 @@ def engine_numbers(numbers: Sequence[int]) -> str:
     return f"engine{'s' if len(numbers) > 1 else ''} {', '.join(texts)}"
 
 
-def alike(texts: Mapping[int, str]) -> list[str]:
-    """Return each text once, behind the engines that have it."""
+def alike(texts: Iterable[tuple[int, str]], hosts: Mapping[int, str] = {}) -> list[str]:
+    """Return each text once, behind the engines that have it; one alone has its host's name."""
+    having: dict[str, list[int]] = defaultdict(list)
+    for number, text in texts:
+        having[text].append(number)
+    where = {number: f" ({host})" for number, host in hosts.items() if host}
     return [
-        f"{engine_numbers([number for number, own in texts.items() if own == text])}: {clean(text)}"
-        for text in dict.fromkeys(texts.values())
+        f"{engine_numbers(own)}{where.get(own[0], '') if len(own) == 1 else ''}: {clean(text)}"
+        for text, own in having.items()
     ]
-
-
-def _notes(engines: Sequence[EngineRecord]) -> list[str]:
-    """Return the errors and the notes of the engines, those that have the same together."""
-    having: dict[str, list[EngineRecord]] = defaultdict(list)
-    for engine in engines:
-        for text in [*filter(None, [engine.error]), *(engine.record.notes if engine.record is not None else ())]:
-            having[text].append(engine)
-    notes = []
-    for text, own in having.items():
-        host = f" ({own[0].host})" if own[0].host and len(own) == 1 else ""
-        notes.append(f"{engine_numbers([one.engine for one in own])}{host}: {text}")
-    return notes
 
 
 def engines_report(record: ExperimentRecord) -> Report:
@@ -229,4 +223,4 @@ def looks_report(command: str, looks: Mapping[int, tuple[str, str, Values]], fai
         for number, (host, text, _) in list(looks.items())[:_ROWS_SHOWN]
     )
     tables = (figures,) if figures.rows else ()
-    return Report("engines", headline, alike(failed), tables, (), listings, is_trouble=bool(failed))
+    return Report("engines", headline, alike(failed.items()), tables, (), listings, is_trouble=bool(failed))

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from ipygpumem.reports import text
-from ipygpumem.reports.layout import SEPARATOR, Bar, Fact, Listing, Report, Table, clean, listed
+from ipygpumem.reports.layout import SEPARATOR, Bar, Report, Table, clean, listed
 
 _OPEN_LINES = 5
 """Lines of a listing that are shown without asking."""
@@ -79,55 +79,45 @@ def render(reports: Iterable[Report], *, bars: bool = True) -> str:
     return "\n".join([_report(report, bars=bars) for report in reports])
 
 
-def _report(report: Report, *, bars: bool) -> str:
-    head = _headline(report, bars=bars)
-    if report.tables or report.facts or report.listings or (report.lines and report.kind != "cell"):
-        return _FRAME.format(*(_TROUBLE if report.is_trouble else _ACCENT), head, "\n".join(_body(report, bars=bars)))
-    if len(report.segments) == 1 and not report.lines:
-        head = _escaped(report.headline)
-    return _LINE.format("<br>".join([head, *map(_escaped, report.lines)]))
-
-
 def _escaped(text: str) -> str:
     return escape(clean(text))
 
 
-def _headline(report: Report, *, bars: bool) -> str:
-    """Return the parts of a headline; it breaks between them, and within one only if that is too long for a line."""
+def _report(report: Report, *, bars: bool) -> str:
     parts = [
         f"{html_bar(bar)} {_escaped(text)}" if bars and bar is not None else _escaped(text)
         for text, bar in report.segments
     ]
-    # The separator is within the part, so that no line begins with it.
+    # The headline breaks between parts, with the separator at the end of a line, and within one that is too long.
     last, dot = len(parts) - 1, SEPARATOR.rstrip()
     rest = [_PART.format(part + dot * (number < last)) for number, part in enumerate(parts) if number]
-    return " ".join([_FIRST.format(parts[0]) + dot * bool(rest), *rest])
+    head = " ".join([_FIRST.format(parts[0]) + dot * bool(rest), *rest])
+    if report.tables or report.facts or report.listings or (report.lines and report.kind != "cell"):
+        return _FRAME.format(*(_TROUBLE if report.is_trouble else _ACCENT), head, "\n".join(_body(report, bars=bars)))
+    if len(parts) == 1 and not report.lines:
+        head = _escaped(report.headline)
+    return _LINE.format("<br>".join([head, *map(_escaped, report.lines)]))
 
 
 def _body(report: Report, *, bars: bool) -> Iterator[str]:
     for table in report.tables:
         drawn = _table(table, bars=bars)
         yield _fold(table.title, drawn, shown=not table.folded) if table.title else drawn
-    yield from map(_fact, report.facts)
+    for fact in report.facts:
+        values = [_NAME.format(_escaped(value)) if fact.code else _escaped(value) for value in fact.values]
+        yield f'<div><span style="opacity: 0.75">{_escaped(fact.title)}:</span> {listed(values, fact.most)}</div>'
     for line in report.lines:
         yield f'<div style="overflow-wrap: break-word">{_escaped(line)}</div>'
-    yield from map(_listing, report.listings)
+    for listing in report.listings:
+        look = f"overflow-wrap: break-word; padding-left: 1em{f'; white-space: pre-wrap; {_CODE}' * listing.code}"
+        lines = "\n".join([f'<div style="{look}">{_escaped(line)}</div>' for line in listing.lines])
+        title = listing.title if listing.code else f"{listing.title}: {len(listing.lines)}"
+        is_short = listing.code or len(listing.lines) <= _OPEN_LINES
+        yield _fold(title, lines, shown=is_short and not listing.folded)
 
 
 def _fold(title: str, content: str, *, shown: bool) -> str:
     return _FOLD.format(" open" if shown else "", _escaped(title), content)
-
-
-def _fact(fact: Fact) -> str:
-    values = [_NAME.format(_escaped(value)) if fact.code else _escaped(value) for value in fact.values]
-    return f'<div><span style="opacity: 0.75">{_escaped(fact.title)}:</span> {listed(values, fact.most)}</div>'
-
-
-def _listing(listing: Listing) -> str:
-    style = f"overflow-wrap: break-word; padding-left: 1em{f'; white-space: pre-wrap; {_CODE}' if listing.code else ''}"
-    lines = "\n".join([f'<div style="{style}">{_escaped(line)}</div>' for line in listing.lines])
-    title = listing.title if listing.code else f"{listing.title}: {len(listing.lines)}"
-    return _fold(title, lines, shown=not listing.folded and (listing.code or len(listing.lines) <= _OPEN_LINES))
 
 
 def _table(table: Table, *, bars: bool) -> str:

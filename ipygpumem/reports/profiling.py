@@ -47,17 +47,13 @@ def lines_report(record: LinesRecord, order: str) -> Report:
 def _table(record: LinesRecord, number: int, block: CodeBlock, devices: list[str], order: str) -> Table:
     costs = {line: cost for (owner, line), cost in record.costs.items() if owner == number}
     figures = [f"{device_label(device)} {what}" for device in devices for what in ("kept", "peak")]
-    rows = [_row(line, block, costs.get(line), devices) for line in _lines(block, costs, order)]
+    shown = range(block.first_line, block.first_line + len(block.source) * (len(block.source) <= _LONGEST_SHOWN))
+    lines = sorted({*costs, *shown})
+    if order != "line":
+        lines = sorted(costs, key=lambda line: -_KEYS[order](costs[line]))
+    rows = [_row(line, block, costs.get(line), devices) for line in lines]
     columns = ("line", "hits", "time", *figures, "source")
     return Table(clean(block.title), columns, tuple(rows), frozenset(columns[:-1]), frozenset({"source"}))
-
-
-def _lines(block: CodeBlock, costs: dict[int, LineCost], order: str) -> list[int]:
-    if order != "line":
-        return sorted(costs, key=lambda line: -_KEYS[order](costs[line]))
-    if len(block.source) > _LONGEST_SHOWN:
-        return sorted(costs)
-    return sorted({*costs, *range(block.first_line, block.first_line + len(block.source))})
 
 
 def _row(line: int, block: CodeBlock, cost: LineCost | None, devices: list[str]) -> tuple[str, ...]:
@@ -80,7 +76,9 @@ def statements_report(costs: Sequence[Cost], nothing: Cost) -> Report:
     table = Table.of(rows, {"kept", "peak", "all peaks", "time", "all times"}, code={"statement"})
     runs = count(len(nothing.runs), "run")
     headline = f"{count(len(costs), 'statement')} · {runs}{' of each' if len(costs) > 1 else ''} after one to warm up"
-    return Report("gpumemit", headline, (_noise(nothing),), (table,))
+    memory = [f"{device_label(name)} {format_bytes(round(nothing.peak_bytes(name).most))}" for name in nothing.devices]
+    time = format_short_seconds(nothing.seconds.median)
+    return Report("gpumemit", headline, [f"noise: an empty statement came to {', '.join(memory)} and {time}"], [table])
 
 
 def _statement_row(cost: Cost, device: str) -> dict[str, str]:
@@ -101,8 +99,3 @@ def _statement_row(cost: Cost, device: str) -> dict[str, str]:
 def _range(spread: Spread, shown: Callable[[float], str]) -> str:
     least, most = shown(spread.least), shown(spread.most)
     return "" if least == most else f"{least} to {most}"
-
-
-def _noise(nothing: Cost) -> str:
-    memory = [f"{device_label(name)} {format_bytes(round(nothing.peak_bytes(name).most))}" for name in nothing.devices]
-    return f"noise: an empty statement came to {', '.join(memory)} and {format_short_seconds(nothing.seconds.median)}"

@@ -49,7 +49,10 @@ def render(reports: Iterable[Report], style: Style = PLAIN) -> str:
 
 
 def _report(report: Report, style: Style) -> str:
-    lines = _headline(report, style)
+    plain = [clean(segment.text) for segment in report.segments]
+    lines = _broken(plain, [segment.bar if style.bars else None for segment in report.segments], style.width)
+    if style.colour and lines[0].startswith(plain[0]):
+        lines[0] = f"{_BOLD}{plain[0]}{_RESET}{lines[0][len(plain[0]) :]}"
     for table in report.tables:
         lines += _hanging(clean(table.title), style.width) if table.title else []
         lines += _table(table, style)
@@ -63,15 +66,6 @@ def _report(report: Report, style: Style) -> str:
             lines += _hanging(clean(line), style.width)
     shown = "\n".join(lines)
     return _BAR.sub(_in_colour, shown) if style.colour else shown
-
-
-def _headline(report: Report, style: Style) -> list[str]:
-    plain = [clean(segment.text) for segment in report.segments]
-    lines = _broken(plain, [segment.bar if style.bars else None for segment in report.segments], style.width)
-    first = plain[0]
-    if style.colour and lines[0].startswith(first):
-        lines[0] = f"{_BOLD}{first}{_RESET}{lines[0][len(first) :]}"
-    return lines
 
 
 def _broken(plain: list[str], bars: list[Bar | None], width: int | None) -> list[str]:
@@ -205,7 +199,12 @@ def _table(table: Table, style: Style) -> list[str]:
         if fitting is not None:
             break
     else:
-        return [f"  {line}" for row in body for line in _named(head, row, width)]
+        lines = []
+        for row in body:
+            named = [f"{name}{_NO_BREAK}{text}" for name, text in zip(head, row, strict=True) if text]
+            first, *more = fold(SEPARATOR.join(named), width - 2)
+            lines += [f"  {first}", *(f"    {line}" for line in more)]
+        return lines
     rows = [_row(row, fitting, numeric, gap) for row in body]
     for lines, bar in zip(rows, behind, strict=False):
         lines[0] += f"{' ' * gap}{bar}"
@@ -214,12 +213,6 @@ def _table(table: Table, style: Style) -> list[str]:
     if style.colour:
         top = [f"{_DIM}{line}{_RESET}" for line in top]
     return [f"  {line}" for line in (*top, *(line.rstrip() for lines in rows for line in lines))]
-
-
-def _named(head: Sequence[str], row: Sequence[str], width: int) -> list[str]:
-    named = [f"{name}{_NO_BREAK}{text}" for name, text in zip(head, row, strict=True) if text]
-    first, *rest = fold(SEPARATOR.join(named), width - 2)
-    return [first, *(f"  {line}" for line in rest)]
 
 
 def _fitting(widths: Sequence[int], numeric: Sequence[bool], room: int) -> list[int] | None:

@@ -203,7 +203,7 @@ class ClusterExperiment:
         self._places, self._failed = self.all.answers(asked)
         self.engines = Engines(self.all.client, self._places)
         if not self._places and not struck:
-            raise ClusterError("; ".join(alike(self._failed)))
+            raise ClusterError("; ".join(alike(self._failed.items())))
         if function == "start":
             Engines(self.all.client, late).ask("end", self.name, "own")
 

@@ -29,16 +29,12 @@ def of_cell(notebook: Notebook, options: Options, cell: str) -> list[Report]:
         estimation = module.Estimation(options.device, options.device_memory, timeout)
         result = estimation.of_code(_compiled(shell, cell), notebook.context.namespace)
     except SyntaxError as error:
-        raise _as_in_a_cell(shell, error) from None
+        # Shown as a syntax error of a plain cell: of a real one IPython shows our frames, too.
+        frames = traceback.extract_tb(users_part(error.__traceback__))
+        shown = shell.SyntaxTB.structured_traceback(type(error), error, frames)
+        kind: type[Exception] = type(type(error).__name__, (Exception,), {"_render_traceback_": lambda _: shown})
+        raise kind(str(error)) from None
     return [estimate_report(result)]
-
-
-def _as_in_a_cell(shell: Any, error: SyntaxError) -> Exception:
-    """Return an error that IPython shows as a syntax error of a plain cell: of a real one it shows our frames, too."""
-    frames = traceback.extract_tb(users_part(error.__traceback__))
-    shown = shell.SyntaxTB.structured_traceback(type(error), error, frames)
-    kind: type[Exception] = type(type(error).__name__, (Exception,), {"_render_traceback_": lambda _: shown})
-    return kind(str(error))
 
 
 def _compiled(shell: Any, cell: str) -> Any:

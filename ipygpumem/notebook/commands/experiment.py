@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Any
 
 from IPython.core.error import UsageError
 
@@ -90,9 +89,11 @@ def _checked(what: str, words: Iterable[str]) -> list[str]:
 
 
 def end(notebook: Notebook, options: Options) -> list[Report]:
-    """End the innermost experiment, or the one that is named; it may be open on engines."""
-    if (on_engines := _on_engines(notebook, options.name)) is not None:
-        reports: list[Report] = loaded("cluster.end")(notebook, on_engines)
+    """End the experiment that is named, or the one that was started last; it may be open on engines."""
+    on_engines = [item for item in notebook.on_cluster if not options.name or item.name == options.name]
+    here = notebook.experiments.here()
+    if on_engines and (options.name or not here or here[-1].elapsed_seconds >= on_engines[-1].elapsed_seconds):
+        reports: list[Report] = loaded("cluster.end")(notebook, on_engines[-1])
         return reports
     if not options.name or not notebook.experiments.open:
         experiment = _innermost(notebook)
@@ -112,15 +113,6 @@ def keep(notebook: Notebook, options: Options) -> list[Report]:
         raise UsageError("%experiment keep: which names? For instance: %experiment keep model 'loss*'")
     _innermost(notebook).keep(*patterns)
     return []
-
-
-def _on_engines(notebook: Notebook, name: str = "") -> Any:
-    """Return the experiment on engines of that name; without one, the last that was started if it is on engines."""
-    open_ones = [item for item in notebook.on_cluster if not name or item.name == name]
-    here = notebook.experiments.here()
-    if not open_ones or (here and not name and here[-1].elapsed_seconds < open_ones[-1].elapsed_seconds):
-        return None
-    return open_ones[-1]
 
 
 def status(notebook: Notebook, options: Options) -> list[Report]:

@@ -6,7 +6,6 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from ipygpumem.freeing import release as releasing
 from ipygpumem.freeing.reclaim import steps_that_free
 from ipygpumem.introspect import text_of
 from ipygpumem.measuring.traces import preload as create
-from ipygpumem.model import CellRecord, ReclaimStep, Usage
+from ipygpumem.model import CellRecord, ReclaimStep
 from ipygpumem.notebook.commands.experiment import described, there_are
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.ipython.outputs import Outputs
@@ -66,38 +65,32 @@ def preload(notebook: Notebook, options: Options) -> list[Report]:
     record = create(notebook.context.meter)
     if record is None:
         return [note("torch sees no accelerator here: there is nothing to preload")]
-    costs = map(_cost, record.usages)
-    return [
-        note(" · ".join([f"{record.label} is ready", format_seconds(record.duration_seconds), *filter(None, costs)]))
-    ]
-
-
-def _cost(usage: Usage) -> str:
-    if usage.device == "cpu":
-        return f"RAM {format_change(usage.delta_bytes)}"
-    return "" if usage.used_bytes is None else f"{usage.device} {format_bytes(usage.used_bytes)} used by all"
+    parts = [f"{record.label} is ready", format_seconds(record.duration_seconds)]
+    for usage in record.usages:
+        if usage.device == "cpu":
+            parts.append(f"RAM {format_change(usage.delta_bytes)}")
+        elif usage.used_bytes is not None:
+            parts.append(f"{usage.device} {format_bytes(usage.used_bytes)} used by all")
+    return [note(" · ".join(parts))]
 
 
 def history(notebook: Notebook, options: Options) -> list[Report]:
     """Return one row per finished cell, the last ones, and one per trace."""
     cells = list(notebook.session.history)
     if options.experiment is not None:
-        cells = _cells_of(notebook, options.experiment, cells)
+        known = [(item.name, item.cells) for item in notebook.experiments.finished]
+        known += [(item.name, item.cells) for item in notebook.experiments.open]
+        fitting = [own for name, own in known if fnmatchcase(name, options.experiment)]
+        if not fitting:
+            names = there_are([name for name, _ in known])
+            raise ExperimentError(f"no experiment matches {quoted(options.experiment)}; {names}")
+        inside = {id(cell) for own in fitting for cell in own}  # those of an experiment inside it, too
+        cells = [cell for cell in cells if id(cell) in inside]
     reports = [history_report(cells[-options.n :], total=len(cells), experiment=options.experiment)]
     traces = list(notebook.traces.finished)
     if traces and options.experiment is None:
         reports.append(traces_report(traces[-options.n :], total=len(traces)))
     return reports
-
-
-def _cells_of(notebook: Notebook, pattern: str, cells: list[CellRecord]) -> list[CellRecord]:
-    """Return the cells that ran in experiments whose name fits, or in an experiment inside them."""
-    known = [(item.name, item.cells) for item in notebook.experiments.finished]
-    known += [(item.name, item.cells) for item in notebook.experiments.open]
-    inside = {id(cell) for name, own in known for cell in own if fnmatchcase(name, pattern)}
-    if not any(fnmatchcase(name, pattern) for name, _ in known):
-        raise ExperimentError(f"no experiment matches {quoted(pattern)}; {there_are([name for name, _ in known])}")
-    return [cell for cell in cells if id(cell) in inside]
 
 
 def export(notebook: Notebook, options: Options) -> list[Report]:
@@ -130,17 +123,13 @@ def status(notebook: Notebook, options: Options) -> list[Report]:
     found = reconcile(notebook)
     lines += [f"{probe} cannot be read: {error}" for probe, error in notebook.context.meter.failures.items()]
     lines += [f"{source} cannot be read: {error}" for source, error in found.failures.items()]
-    cells = [*notebook.session.history, *_running(notebook)]
+    cells, running = list(notebook.session.history), notebook.context.cells
+    for cell in [*running.running(), *running.of_others(threading.get_ident())]:  # they may have started processes, too
+        number = number_of_input(notebook.context.shell, text_of(getattr(cell.info, "raw_cell", None)))
+        seconds = time.time() - cell.started_at
+        cells.append(CellRecord(number, None, None, cell.started_at, seconds, True, None, ()))
     readings = found.readings.values()
     return [status_report(headline, lines, readings, found.reconciliations, found.children, cells)]
-
-
-def _running(notebook: Notebook) -> Iterator[CellRecord]:
-    """Yield the cells that run, as far as they have come: they may have started processes, too."""
-    cells = notebook.context.cells
-    for cell in [*cells.running(), *cells.of_others(threading.get_ident())]:
-        number = number_of_input(notebook.context.shell, text_of(getattr(cell.info, "raw_cell", None)))
-        yield CellRecord(number, None, None, cell.started_at, time.time() - cell.started_at, True, None, ())
 
 
 def reconcile(notebook: Notebook) -> findings.Findings:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
+from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
@@ -51,7 +53,9 @@ def _statements(shell: Any, cell: str) -> list[Statement]:
         return [Statement(part, _compiled(shell, part)) for part in _RULE.split(cell) if part.strip()]
     source = shell.transform_cell(cell)
     groups: list[list[ast.stmt]] = []
-    for node in _tree(source).body:
+    with _one_line(source):
+        tree = ast.parse(source, "<gpumemit>")
+    for node in tree.body:
         if groups and _first_line(node) <= (groups[-1][-1].end_lineno or 0):
             groups[-1].append(node)  # after a semicolon
         else:
@@ -70,23 +74,19 @@ def _compiled(shell: Any, text: str) -> CodeType:
     """Return code whose lines a traceback can show."""
     source = shell.transform_cell(text)
     name = shell.compile.cache(source)
-    tree = _tree(source, name)
-    try:
-        code: CodeType = shell.compile(tree, name, "exec")
-    except SyntaxError as error:
-        if "await" in str(error.msg) or "async" in str(error.msg):
-            raise UsageError("gpumemit cannot measure await: run it in a plain cell and read the line below") from None
-        raise UsageError(_said(error, source)) from None
+    with _one_line(source):
+        code: CodeType = shell.compile(ast.parse(source, name), name, "exec")
     return code
 
 
-def _tree(source: str, name: str = "<gpumemit>") -> ast.Module:
+@contextlib.contextmanager
+def _one_line(source: str) -> Iterator[None]:
+    """Raise IPython's error of one line for a mistake in ``source``."""
     try:
-        return ast.parse(source, name)
+        yield
     except (SyntaxError, ValueError) as error:  # ValueError: a null byte
-        raise UsageError(_said(error, source)) from None
-
-
-def _said(error: SyntaxError | ValueError, source: str) -> str:
-    line = getattr(error, "text", None) or source
-    return f"gpumemit: {getattr(error, 'msg', error)}: {clean(' '.join(line.split()))!r}"
+        what = str(getattr(error, "msg", error))
+        if "await" in what or "async" in what:
+            raise UsageError("gpumemit cannot measure await: run it in a plain cell and read the line below") from None
+        line = getattr(error, "text", None) or source
+        raise UsageError(f"gpumemit: {what}: {clean(' '.join(line.split()))!r}") from None

@@ -24,7 +24,10 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 def of_cell(notebook: Notebook, options: Options) -> list[Report]:
     """Follow the lines of the running cell until it ends."""
-    running, frame = notebook.context.cells.running(), _cell_frame(notebook.context.namespace)
+    running, namespace = notebook.context.cells.running(), notebook.context.namespace
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (frame.f_globals is not namespace or frame.f_code.co_flags & inspect.CO_NEWLOCALS):
+        frame = frame.f_back  # by its flags: what IPython calls a cell's code differs between its versions
     if not running or frame is None:
         raise UsageError(f"{_PROG} must be the first line of a cell that you run yourself")
     if any(number > frame.f_lineno for _, _, number in frame.f_code.co_lines() if number is not None):
@@ -32,7 +35,7 @@ def of_cell(notebook: Notebook, options: Options) -> list[Report]:
     file = frame.f_code.co_filename
     tracer = Tracer(notebook.context.meter, file, _cell_block(file, running[-1]))
     for name in (part for word in options.f for part in word.split(",") if part):
-        _add(tracer, name, notebook.context.namespace)
+        _add(tracer, name, namespace)
 
     def finish() -> list[Report]:
         return [lines_report(tracer.finish(), options.sort)]
@@ -44,14 +47,6 @@ def of_cell(notebook: Notebook, options: Options) -> list[Report]:
     running[-1].closers += [drop, finish]  # the last one first; a Ctrl-C that ends it leaves the other
     tracer.start()
     return []
-
-
-def _cell_frame(namespace: dict[str, Any]) -> FrameType | None:
-    """Return the frame of the cell that called us."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (frame.f_globals is not namespace or frame.f_code.co_flags & inspect.CO_NEWLOCALS):
-        frame = frame.f_back  # by its flags: what IPython calls a cell's code differs between its versions
-    return frame
 
 
 def _cell_block(file: str, cell: Cell) -> CodeBlock:
