@@ -86,6 +86,21 @@ def shell() -> Iterator[InteractiveShell]:
 
 
 @pytest.fixture
+def loaded(shell: InteractiveShell) -> InteractiveShell:
+    """The same, with the extension."""
+    shell.run_line_magic("load_ext", "ipygpumem")
+    return shell
+
+
+@pytest.fixture
+def meter() -> Iterator[Meter]:
+    """A meter of host memory that nobody sets."""
+    meter = Meter([FakeProbe()])
+    yield meter
+    meter.close()
+
+
+@pytest.fixture
 def others_out_of_sight() -> Iterator[None]:
     """Hide what was there before a test from its looks at the heap, which all of pytest makes a second long.
 

@@ -41,30 +41,11 @@ from ipygpumem.reports.tensors import difference_report, groups_report, tensors_
 from ipygpumem.units import GIB, MIB
 
 RAM = Usage("cpu", 3 * GIB, 3 * GIB + 512 * MIB, 3 * GIB + 1341 * MIB, 16 * GIB, "kernel")
-CUDA = Usage(
-    "cuda:0",
-    0,
-    GIB,
-    6 * GIB + 200 * MIB,
-    140 * GIB,
-    "allocator",
-    reserved_bytes=7 * GIB,
-    used_bytes=8 * GIB + 400 * MIB,
-)
+CUDA = Usage("cuda:0", 0, GIB, 6 * GIB + 200 * MIB, 140 * GIB, "allocator", 7 * GIB, 8 * GIB + 400 * MIB)
 
 
 def cell(**changes: Any) -> CellRecord:
-    values: dict[str, Any] = {
-        "execution_count": 12,
-        "cell_id": None,
-        "experiment": None,
-        "started_at": 0.0,
-        "duration_seconds": 3.21,
-        "success": True,
-        "error": None,
-        "usages": (RAM, CUDA),
-    }
-    return CellRecord(**{**values, **changes})
+    return dataclasses.replace(CellRecord(12, None, None, 0.0, 3.21, True, None, (RAM, CUDA)), **changes)
 
 
 def experiment(**changes: Any) -> ExperimentRecord:

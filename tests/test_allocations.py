@@ -110,21 +110,6 @@ def test_an_out_of_memory_error_in_a_try_is_counted_and_written_before_it_is_rel
     assert ["written when memory ran out" in note for note in record.notes if note.startswith("alloc")] == [True]
 
 
-def test_an_out_of_memory_error_of_a_fitted_function_is_counted_once(
-    loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path
-) -> None:
-    path = tmp_path / "a.pickle"
-    loaded.run_cell(FAILS + "import ipygpumem").raise_error()
-    loaded.run_cell(
-        f"%%experiment a --record {path}\n"
-        "def inside(n):\n    with ipygpumem.experiment('b'): return train(n)\n"
-        "ipygpumem.autofit(inside, n=8).value"
-    ).raise_error()
-    assert load(path)["history"][-1] == 4
-    counted = [(record.name, record.ooms) for record in notebook_of(loaded).experiments.finished]
-    assert counted == [("b", 1), ("b", 1), ("b", 0), ("a", 2)]
-
-
 def test_a_recording_of_the_users_own_is_used_and_goes_on(
     loaded: InteractiveShell, memory: FakeMemory, tmp_path: Path
 ) -> None:

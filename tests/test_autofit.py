@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import AutofitError
@@ -97,16 +93,6 @@ def test_a_search_of_several_variables_makes_one_after_the_other_larger() -> Non
     assert down == [(8, 64), (4, 64), (4, 32), (2, 32), (2, 16)]
     assert batch == [(5, 16), (3, 16)]  # 3 × 16 is too much, so 2 stays
     assert length == [(2, 24), (2, 20), (2, 22), (2, 21), (2, 20)]  # 32 failed beside 2 before
-
-
-def test_a_search_of_several_variables_stops_at_their_starts() -> None:
-    values = tried({"batch": 8, "length": 8}, lambda batch, length: batch <= 5, step="search")
-    assert values == [(8, 8), (4, 8), (6, 8), (5, 8)]
-    values = tried({"batch": 8, "length": 8}, lambda batch, length: length <= 5, step="search", max_tries=20)
-    assert values == [(8, 8), (4, 8), (4, 4), (6, 4), (7, 4), (8, 4), (8, 6), (8, 5)]
-    values = tried({"share": 0.8, "n": 8}, lambda share, n: n <= 4, step="search", max_tries=20)
-    assert values[-1][0] > 0.79
-    assert values[-1][1] == 4
 
 
 def test_a_search_of_several_variables_that_has_no_tries_left_says_that_more_may_fit() -> None:
@@ -235,13 +221,6 @@ def test_what_ran_out_of_a_device_on_which_nothing_lies_is_not_said_of_ram(
 
 class Big:
     """What a test follows with a weak reference."""
-
-
-@pytest.fixture
-def meter() -> Iterator[Meter]:
-    meter = Meter([FakeProbe()])
-    yield meter
-    meter.close()
 
 
 def test_a_function_is_called_until_it_fits_and_its_result_comes_back(meter: Meter) -> None:
@@ -444,46 +423,7 @@ def test_a_decorated_method_is_called_as_any_other() -> None:
         ipygpumem.autofit(batch_size=16)(lambda name: name)("m")
 
 
-LIMITED = """
-import json, resource, sys
-import ipygpumem
-resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
-
-def train(mib):
-    block = bytearray(mib << 20)
-    return len(block) >> 20
-
-found = ipygpumem.autofit(train, mib=8192)
-print(json.dumps([found.value, found.result, found.tries[0].outcome, "IPython" in sys.modules, "torch" in sys.modules]))
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="limits a process's memory as Linux does")
-def test_a_script_without_ipython_finds_what_fits_under_a_real_limit() -> None:
-    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=120, check=True)
-    value, result, first, ipython, torch = json.loads(done.stdout)
-    assert (value, first, ipython, torch) == (result, "out of memory", False, False)
-    assert value in (128, 256, 512)
-
-
 # -- the report -----------------------------------------------------------------------------------------------
-
-
-def test_the_table_has_a_row_for_each_try() -> None:
-    plan = Plan({"batch_size": 1024})
-    tries = [
-        Try({"batch_size": 1024}, "out of memory", 0.5, (usage("cuda:0", 800),), "cuda:0", 2048),
-        Try({"batch_size": 512}, "fits", 1.0, (usage("cpu", 9), usage("cuda:0", 600))),
-    ]
-    lines = text.render([autofit_report(tries, ["a note"], plan)]).splitlines()
-    assert [" ".join(line.split()) for line in lines] == [
-        "autofit · batch_size=512 fits · 2 tries · 1.50 s",
-        "batch_size peak cuda:0 outcome time",
-        lines[2].strip(),
-        "1024 800 B out of memory, asked for 2 KiB 500 ms",
-        "512 600 B fits 1.00 s",
-        "a note",
-    ]
 
 
 # -- cells ----------------------------------------------------------------------------------------------------
@@ -674,9 +614,3 @@ def test_a_cell_that_does_not_use_the_variable_or_binds_it_is_reported(notebook:
     assert "the cell does not use size" in unused
     bound = works(notebook, "%%autofit size=4\nsize = 3").reports("autofit")[0]
     assert "the cell has set size itself" in bound
-
-
-def test_the_magic_can_be_called_from_code_as_well(shell: InteractiveShell) -> None:
-    shell.run_line_magic("load_ext", "ipygpumem")
-    shell.run_cell_magic("autofit", "n=8", "if n > 3:\n    raise MemoryError\nm = n")
-    assert (shell.user_ns["n"], shell.user_ns["m"]) == (2, 2)

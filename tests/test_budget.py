@@ -247,8 +247,6 @@ def test_a_mistake_is_one_line_and_unloading_restores_the_limit(shell: Interacti
     assert (budgets.in_force, cuda.fractions) == ([], [1.0, 1.0])
 
 
-# -- who refused ------------------------------------------------------------------------------------------------------
-
 TEXT = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 24.00 GiB of which 23.00 GiB is "
     "free. Including non-PyTorch memory, this process has 432.00 MiB memory in use. 1024.00 MiB allowed; Of the "

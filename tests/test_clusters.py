@@ -1,14 +1,17 @@
-"""Experiments and commands run on all engines of a real cluster, and one report is shown."""
+"""Experiments and commands run on all engines of a real cluster, and one record and report is made of theirs."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ipygpumem.units import MIB
+from ipygpumem.model import CellRecord, EngineRecord, ExperimentRecord, Usage
+from ipygpumem.reports.engines import engines_report, looks_report, merged_record, values_of
+from ipygpumem.units import GIB, MIB
 from tests.clusters import CTRL_C, ID, UNTIL, cluster_of, on_engines, record, start_cluster
 from tests.kernel import Kernel
 from tests.steps import works
@@ -73,11 +76,9 @@ def test_engines_that_fail_are_named_and_the_others_results_are_kept(cluster: Ke
 
 
 def test_an_experiment_spans_cells_of_px(cluster: Kernel) -> None:
-    works(cluster, "%experiment start span --on 0-2 --keep x --note lr=0.1")
-    works(cluster, "%px x = bytearray(2**25)")
+    works(cluster, "%experiment start span --on 0-2 --keep x --note lr=0.1", "%px x = bytearray(2**25)")
     assert "on engines 0-2" in "".join(works(cluster, "%experiment status").reports())
-    works(cluster, "%px y = 2")
-    works(cluster, "%experiment end")
+    works(cluster, "%px y = 2", "%experiment end")
     found = record(cluster)
     assert [len(engine["record"]["cells"]) for engine in found["engines"]] == [2, 2, 2]
     assert found["parameters"] == {"lr": 0.1}
@@ -258,15 +259,13 @@ def test_cells_of_another_client_are_in_no_experiment_of_ours(other: Kernel) -> 
     assert on_engines(other, NAMES)[0] == ["theirs"], "of the same name, but each ends its own"
     works(other, "other.execute('%experiment end', silent=False, block=True)")
     assert on_engines(other, NAMES)[0] == []
-    works(other, "%experiment start span --on all")
-    works(other, "%px x = 1")
+    works(other, "%experiment start span --on all", "%px x = 1")
     works(other, "other.execute('theirs = 1', silent=False, block=True)\nother.execute('w = 1', block=True)")
     works(other, "%experiment end")
     assert on_engines(other, NAMES) == [["theirs", "w"], [], [], []]
     assert record(other)["deleted"] == ("x",)
     assert [len(engine["record"]["cells"]) for engine in record(other)["engines"]] == [1] * 4
-    works(other, f"import time{MEANWHILE.replace('THEIRS', repr('theirs = 2'))}")
-    works(other, "%%experiment span --on all\nx = 1")
+    works(other, f"import time{MEANWHILE.replace('THEIRS', repr('theirs = 2'))}", "%%experiment span --on all\nx = 1")
     assert on_engines(other, "globals().get('theirs')")[0] == 2
 
 
@@ -310,3 +309,60 @@ def test_without_a_cluster_it_says_how_to_start_one(kernel: Kernel) -> None:
     assert "pip install ipyparallel" in refusal(kernel, "%%experiment a --on all\n1")
     works(kernel, "import ipyparallel")
     assert "--on needs a running cluster" in refusal(kernel, "%gpumem free --on all")
+
+
+def usage(device: str, kept: int, peak: int) -> Usage:
+    return Usage(device, GIB, GIB + kept * MIB, GIB + peak * MIB, None, "kernel")
+
+
+def engine(number: int, *usages: Usage, seconds: float = 1.0, error: str = "", **changes: object) -> EngineRecord:
+    """One engine whose experiment had one cell; ``changes`` are of the experiment."""
+    cell = CellRecord(1, None, "s", 0.0, seconds, not error, error or None, usages)
+    record = ExperimentRecord("s", 0.0, 9.0, (cell,), usages, {"cpu": MIB}, {"cpu": MIB}, ("x",), (), (), ())
+    record = replace(record, **changes)  # type: ignore[arg-type]
+    return EngineRecord(number, f"host{number // 2}", 100 + number, {}, {"cpu": number * GIB}, "v", error, record)
+
+
+def four(*peaks: int, **changes: object) -> list[EngineRecord]:
+    return [engine(number, usage("cpu", 2, peak), **changes) for number, peak in enumerate(peaks)]  # type: ignore[arg-type]
+
+
+def test_each_figure_has_its_sum_lowest_median_and_highest_and_whose_they_are() -> None:
+    report = engines_report(merged_record("s", 0.0, 1.0, four(10, 30, 20, 40)))
+    rows = {tuple(row[:2]): row[2:] for row in report.tables[0].rows}
+    assert rows["RAM", "peak"] == ("4", "", "+10 MiB", "+20 MiB", "+40 MiB", "engine 3")
+    assert rows["RAM", "kept"] == ("4", "+8 MiB", "+2 MiB", "+2 MiB", "+2 MiB", "")
+
+
+def test_the_cards_of_an_engine_are_one_kind_of_device() -> None:
+    one = engine(0, usage("cuda:0", 5, 100), usage("cuda:1", 7, 300))
+    values = values_of(one)
+    assert (values["peak", "cuda"], values["kept", "cuda"]) == (300 * MIB, 12 * MIB)
+
+
+def test_errors_and_notes_are_told_once_for_engines_that_are_alike() -> None:
+    engines = [*four(1, 1, notes=("a note",)), *(replace(one, error="KeyError") for one in four(1, 1, 1)[2:])]
+    engines = [*engines, EngineRecord(3, error="died"), EngineRecord(4, error="died")]
+    engines[1] = replace(engines[1], record=replace(engines[1].record, deleted=("x", "y"), kept=("z",)))  # type: ignore[type-var]
+    merged = merged_record("s", 5.0, 1.0, engines)
+    assert merged.notes == (
+        "engines 0-1: a note",
+        "engine 2 (host1): KeyError",
+        "engines 3-4: died",
+    )
+    assert (merged.deleted, merged.kept) == (("x", "y"), ("z",))
+    assert (merged.consumed, merged.reclaimed) == ({"cpu": 3 * MIB}, {"cpu": 3 * MIB})
+    (sums,) = merged.usages
+    assert (sums.device, sums.peak_delta_bytes, sums.delta_bytes) == ("cpu", 3 * MIB, 6 * MIB)
+    assert engines_report(merged).is_trouble
+
+
+def test_a_command_shows_each_engines_text_below_the_figures_and_who_has_none() -> None:
+    report = looks_report(
+        "%gpumem free", {0: ("a", "came back: 1\nrest", {}), 2: ("b", "", {})}, {1: "died", 3: "died"}
+    )
+    assert (report.headline, report.lines) == ("%gpumem free on 2 engines", ["engines 1, 3: died"])
+    assert [(listing.title, listing.lines, listing.folded) for listing in report.listings] == [
+        ("engine 0 (a)", ("came back: 1", "rest"), True),
+        ("engine 2 (b)", (), True),
+    ]

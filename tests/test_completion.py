@@ -122,12 +122,3 @@ def test_what_the_helps_name_is_there() -> None:
     assert choices["--by"] == records.GROUPS
     assert choices["--kind"] == tuple(kind.removesuffix(" state") for kind in records.KINDS)
     assert choices["--sort"] == profiling.ORDERS
-
-
-def test_a_row_of_a_help_says_what_a_command_takes() -> None:
-    command = command_of("%experiment", ["start", "a"])
-    assert (command.name, command.run, command.needed) == ("%experiment start", "experiment.start", "name")
-    assert [item.usage for item in command.arguments[:3]] == ["NAME", "--keep NAME...", "--drop-imports"]
-    assert command.arguments[-1].usage == "--on ENGINES"
-    assert command_of("%gpumem", ["record"]).commands == ("on", "off", "status")
-    assert max(len(line) for text in MAGICS.values() for line in text.splitlines()) <= 120

@@ -1,4 +1,4 @@
-"""Exports: both formats, writing to disk, and reading back."""
+"""Exports: both formats, writing to disk, and reading back; records that go to whoever subscribes."""
 
 from __future__ import annotations
 
@@ -103,9 +103,6 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-# -- formats --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("session", [SESSION, HOSTILE_SESSION, WHOLE_SESSION, SessionRecord(0.0, (), ())])
 def test_a_saved_session_is_read_back(tmp_path: Path, session: SessionRecord) -> None:
     export.save(tmp_path / "x.json", session)
@@ -133,9 +130,6 @@ def test_no_text_in_csv_is_a_formula(text: str) -> None:
     assert row["source_line"][0] in "'\N{REPLACEMENT CHARACTER}"
     assert row["experiment"][0] in "'\N{REPLACEMENT CHARACTER}"
     assert row["before_bytes"] == str(100 * MIB)
-
-
-# -- files ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("suffix", "other"), [(".json", ".csv"), (".csv", ".json")])
@@ -241,9 +235,6 @@ def test_an_interrupted_write_leaves_no_file_behind(tmp_path: Path, monkeypatch:
     assert not names(tmp_path)
 
 
-# -- reading --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -333,15 +324,11 @@ def test_a_script_exports_its_traces_without_ipython(tmp_path: Path) -> None:
     assert ([trace.label for trace in session.traces], session.host) == (["x"], socket.gethostname())
 
 
-# -- in a shell -----------------------------------------------------------------------------------------------
-
-
 def test_the_magic_writes_finished_cells(
-    shell: InteractiveShell, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    loaded: InteractiveShell, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shell.run_line_magic("load_ext", "ipygpumem")
-    shell.run_cell("%%experiment one --note lr=1e-3\nx = 1")
-    shell.run_cell(f"%gpumem export '{tmp_path}/my session.json'")
+    loaded.run_cell("%%experiment one --note lr=1e-3\nx = 1")
+    loaded.run_cell(f"%gpumem export '{tmp_path}/my session.json'")
     assert "1 cell and 1 experiment are in" in capsys.readouterr().out
     found = ipygpumem.load(tmp_path / "my session.json")
     assert found.history == ipygpumem.history()[:1]
@@ -349,6 +336,64 @@ def test_the_magic_writes_finished_cells(
     ipygpumem.export(tmp_path / "x.csv")
     assert (tmp_path / "x.csv").read_text().count("\n") == 3
     for line in ("export", "export x.txt", f"export {tmp_path}/none/x.json", "export a.json b.json"):
-        error = shell.run_cell(f"%gpumem {line}").error_in_exec
+        error = loaded.run_cell(f"%gpumem {line}").error_in_exec
         assert type(error).__name__ == "UsageError", line
         assert len(str(error).splitlines()) == 1
+
+
+def test_every_cell_and_experiment_comes_once_in_the_order_in_which_they_finish(loaded: InteractiveShell) -> None:
+    records: list[Any] = []
+    undo = ipygpumem.subscribe(records.append)
+    loaded.run_cell("x = 1")
+    loaded.run_cell("%%experiment one\ny = 2")
+    loaded.run_cell("%experiment start two")
+    loaded.run_cell("%experiment end")
+    undo()
+    undo()
+    loaded.run_cell("z = 3")
+    kinds = [type(record) for record in records]
+    assert kinds == [CellRecord, CellRecord, ExperimentRecord, CellRecord, ExperimentRecord, CellRecord]
+    assert [record.name for record in records if type(record) is ExperimentRecord] == ["one", "two"]
+    assert [record for record in records if type(record) is CellRecord] == list(ipygpumem.history())[:-1]
+
+
+def test_one_that_fails_is_dropped_and_one_that_is_interrupted_stays(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records: list[Any] = []
+
+    def broken(record: Any) -> None:
+        raise ValueError("no space\nleft")
+
+    def leave(record: Any) -> None:
+        raise SystemExit
+
+    def slow(record: Any) -> None:
+        records.append(record)
+        raise KeyboardInterrupt
+
+    for one in (broken, leave, slow):
+        ipygpumem.subscribe(one)
+    undo = ipygpumem.subscribe(records.append)
+    assert loaded.run_cell("x = 1").success
+    assert loaded.run_cell("x = 2").success
+    undo()
+    said = capsys.readouterr().err
+    assert said.count("broken failed and gets no more records (ValueError: no space\N{REPLACEMENT CHARACTER}left)") == 1
+    assert "slow was interrupted; it stays subscribed" in said
+    assert len(records) == 4
+
+
+def test_a_subscription_lasts_through_a_reload_and_its_undo_too(shell: InteractiveShell) -> None:
+    records: list[Any] = []
+    shell.run_line_magic("load_ext", "ipygpumem")
+    undo = ipygpumem.subscribe(records.append)
+    shell.run_line_magic("unload_ext", "ipygpumem")
+    shell.run_cell("x = 1")
+    shell.run_line_magic("load_ext", "ipygpumem")
+    shell.run_cell("x = 2")
+    assert [record.source_line for record in records] == ["x = 2"]
+    undo()
+    shell.run_cell("x = 3")
+    assert len(records) == 1
+    assert not [name for name in vars(shell) if "ipygpumem" in name]

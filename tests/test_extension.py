@@ -82,29 +82,27 @@ def test_no_optional_part_keeps_the_extension_from_loading(
 
 
 def test_a_hook_that_fails_warns_once_and_the_cell_goes_on(
-    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shell.run_cell("%load_ext ipygpumem")
-    session = notebook_of(shell)
+    session = notebook_of(loaded)
 
     def broken(*arguments: Any) -> None:
         raise RuntimeError("probe gone")
 
     monkeypatch.setattr(session.context.meter, "start", broken)
-    results = [shell.run_cell(f"x = {number}") for number in range(3)]
+    results = [loaded.run_cell(f"x = {number}") for number in range(3)]
     assert all(result.success for result in results)
-    assert shell.user_ns["x"] == 2
+    assert loaded.user_ns["x"] == 2
     assert capsys.readouterr().err.count("probe gone") == 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize("place", ["the first step", "a closer"])
 def test_what_strikes_as_a_cell_begins_to_end_leaves_it_and_those_that_follow_their_records(
-    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, place: str, error: type[BaseException]
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, place: str, error: type[BaseException]
 ) -> None:
     """IPython prints a Ctrl-C in a callback and goes on; a cell that still ran then would have all others inside it."""
-    shell.run_cell("%load_ext ipygpumem")
-    notebook = notebook_of(shell)
+    notebook = notebook_of(loaded)
     cells, pop = notebook.context.cells, notebook.context.cells.pop
 
     def struck(*_: Any) -> Any:
@@ -117,19 +115,18 @@ def test_what_strikes_as_a_cell_begins_to_end_leaves_it_and_those_that_follow_th
         else:
             monkeypatch.setattr(cells, "pop", struck)
 
-    shell.user_ns["strike"] = strike
-    shell.run_cell("strike()")
-    shell.run_cell("x = 2")
+    loaded.user_ns["strike"] = strike
+    loaded.run_cell("strike()")
+    loaded.run_cell("x = 2")
     assert [record.source_line for record in notebook.session.history] == ["strike()", "x = 2"]
     assert not cells.running()
     assert len(notebook.context.meter._open) == 0
 
 
 def test_a_ctrl_c_in_the_report_of_lines_leaves_no_measurement_open(
-    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shell.run_cell("%load_ext ipygpumem")
-    notebook = notebook_of(shell)
+    notebook = notebook_of(loaded)
     notebook.context.config.release_frames = "never"  # else the error itself lets go of it
 
     def strike(_: Tracer) -> None:
@@ -137,8 +134,8 @@ def test_a_ctrl_c_in_the_report_of_lines_leaves_no_measurement_open(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Tracer, "finish", strike)
-    shell.run_cell("%%memlines\nx = 1")
-    shell.run_cell("x = 2")
+    loaded.run_cell("%%memlines\nx = 1")
+    loaded.run_cell("x = 2")
     assert [record.source_line for record in notebook.session.history] == ["x = 1", "x = 2"]
     assert len(notebook.context.meter._open) == 0
 
@@ -146,31 +143,29 @@ def test_a_ctrl_c_in_the_report_of_lines_leaves_no_measurement_open(
 @pytest.mark.parametrize("magic", ["unload_ext", "reload_ext"])
 @pytest.mark.parametrize("then", ["y = 2", "raise ValueError('the cell own')"])
 def test_a_block_whose_extension_is_unloaded_ends_as_if_it_were_none(
-    shell: InteractiveShell, capsys: pytest.CaptureFixture[str], magic: str, then: str
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str], magic: str, then: str
 ) -> None:
-    shell.run_cell("%load_ext ipygpumem")
-    shell.user_ns["ipygpumem"] = ipygpumem
+    loaded.user_ns["ipygpumem"] = ipygpumem
     leave = f"get_ipython().run_line_magic('{magic}', 'ipygpumem')"
-    result = shell.run_cell(f"with ipygpumem.experiment('a'):\n    x = 1\n    {leave}\n    {then}")
-    assert shell.user_ns["x"] == 1
+    result = loaded.run_cell(f"with ipygpumem.experiment('a'):\n    x = 1\n    {leave}\n    {then}")
+    assert loaded.user_ns["x"] == 1
     assert type(result.error_in_exec) is (ValueError if "raise" in then else type(None))
     assert "unloaded with open experiments ('a'); their names stay as they are" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("magic", ["unload_ext", "reload_ext"])
 def test_an_autofit_whose_extension_is_unloaded_ends_with_the_try_that_runs(
-    shell: InteractiveShell, magic: str
+    loaded: InteractiveShell, magic: str
 ) -> None:
-    shell.run_cell("%load_ext ipygpumem")
-    fits = shell.run_cell(f"%%autofit size=4\n%{magic} ipygpumem\nsize + 1")
+    fits = loaded.run_cell(f"%%autofit size=4\n%{magic} ipygpumem\nsize + 1")
     assert fits.success
     assert fits.result == 5
-    shell.run_cell("%load_ext ipygpumem")
-    failed = shell.run_cell(f"%%autofit size=4\n%{magic} ipygpumem\nraise MemoryError")
+    loaded.run_cell("%load_ext ipygpumem")
+    failed = loaded.run_cell(f"%%autofit size=4\n%{magic} ipygpumem\nraise MemoryError")
     assert type(failed.error_in_exec) is MemoryError
-    assert shell.user_ns["size"] == 4
+    assert loaded.user_ns["size"] == 4
     assert not [name for name in vars(builtins) if "ipygpumem" in name]
-    shell.run_cell("%load_ext ipygpumem")
+    loaded.run_cell("%load_ext ipygpumem")
 
 
 def test_the_api_says_what_is_missing_where_nothing_is_loaded(shell: InteractiveShell) -> None:
@@ -188,13 +183,12 @@ def test_every_option_has_help_and_can_be_set_from_a_config_file(shell: Interact
     assert (session.context.config.report, session.host.sampled, session.session.history.maxlen) == (False, True, 2)
 
 
-def test_options_change_at_once_and_bad_values_are_refused(shell: InteractiveShell) -> None:
-    shell.run_cell("%load_ext ipygpumem")
-    session = notebook_of(shell)
+def test_options_change_at_once_and_bad_values_are_refused(loaded: InteractiveShell) -> None:
+    session = notebook_of(loaded)
     was_sampled = session.host.sampled
-    shell.run_cell("%config IPyGpuMem.host_peak = 'sampled'")
+    loaded.run_cell("%config IPyGpuMem.host_peak = 'sampled'")
     assert session.host.sampled
-    shell.run_cell("%config IPyGpuMem.host_peak = 'kernel'")
+    loaded.run_cell("%config IPyGpuMem.host_peak = 'kernel'")
     assert session.host.sampled is was_sampled
     for name, value in (("release_frames", "sometimes"), ("garbage_share", -1.0), ("history_length", 0)):
         with pytest.raises(TraitError):
@@ -202,18 +196,17 @@ def test_options_change_at_once_and_bad_values_are_refused(shell: InteractiveShe
 
 
 def test_a_value_that_was_refused_does_not_keep_the_extension_from_being_loaded_again(
-    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shell.run_line_magic("load_ext", "ipygpumem")
-    shell.run_line_magic("config", "IPyGpuMem.release_frames = 'nonsense'")
-    shell.run_line_magic("config", "IPyGpuMem.report = False")
+    loaded.run_line_magic("config", "IPyGpuMem.release_frames = 'nonsense'")
+    loaded.run_line_magic("config", "IPyGpuMem.report = False")
     capsys.readouterr()
-    shell.run_line_magic("reload_ext", "ipygpumem")
+    loaded.run_line_magic("reload_ext", "ipygpumem")
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("ipygpumem: option release_frames is set to its default: ")
-    config = notebook_of(shell).context.config
+    config = notebook_of(loaded).context.config
     assert (config.release_frames, config.report) == ("oom+interrupt", False)
-    shell.run_line_magic("reload_ext", "ipygpumem")
+    loaded.run_line_magic("reload_ext", "ipygpumem")
     assert capsys.readouterr().err == ""
 
 
@@ -257,26 +250,17 @@ def test_no_module_keeps_state_that_changes() -> None:
             assert not isinstance(node, ast.Global), path
 
 
-def test_history_shows_a_cell_whose_magic_was_wrong_by_the_magic(shell: InteractiveShell) -> None:
-    shell.run_line_magic("load_ext", "ipygpumem")
-    shell.run_cell("%%experiment a --kep x\nx = 1")
-    shell.run_cell("%%experiment a --keep x\nx = 1")
-    lines = [record.source_line for record in notebook_of(shell).session.history]
-    assert lines == ["%%experiment a --kep x", "x = 1"]
-
-
 def test_an_error_between_two_cells_is_seen_even_if_it_has_the_identity_of_one_before(
-    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As that of a callback may, once the error is gone that was stored when the experiment started."""
-    shell.run_line_magic("load_ext", "ipygpumem")
     released, stored = [], [1]
     for module in (session, experiments):
         monkeypatch.setattr(module, "last_error", lambda: stored[0])
-    monkeypatch.setattr(notebook_of(shell).recovery, "release_stored_tracebacks", lambda: released.append(1) or [])
-    shell.run_cell("%experiment start a")
+    monkeypatch.setattr(notebook_of(loaded).recovery, "release_stored_tracebacks", lambda: released.append(1) or [])
+    loaded.run_cell("%experiment start a")
     for identity in (2, 1):
         stored[0] = identity
-        shell.run_cell("1")
-    shell.run_cell("%experiment end")
+        loaded.run_cell("1")
+    loaded.run_cell("%experiment end")
     assert released == [1]

@@ -101,9 +101,6 @@ def test_the_pictures_of_the_documentation_can_be_made() -> None:
     assert sorted(made) == ["devices", "experiments", "session"]
 
 
-# -- from a notebook ------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def terminal(shell: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InteractiveShell:
     """A terminal with the extension and one finished cell, in an empty folder."""
@@ -156,19 +153,13 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("cat.png", b"a cat")]
 
 
-def test_before_the_first_cell_there_is_nothing_to_draw(
-    shell: InteractiveShell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_without_matplotlib_it_says_what_to_install(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shell.run_line_magic("load_ext", "ipygpumem")
-    with pytest.raises(PlotError, match="nothing to draw: no cell has finished yet"):
-        ipygpumem.plot.session()
-    with pytest.raises(PlotError, match="nothing to draw: no experiment has finished yet"):
-        ipygpumem.plot.experiments()
-    assert len(texts(ipygpumem.plot.devices())) > 3
     monkeypatch.delitem(sys.modules, "ipygpumem.reports.figures")
     monkeypatch.delattr(reports, "figures")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert printed(shell, "", capsys).endswith("which is not installed: pip install matplotlib")
+    assert printed(loaded, "", capsys).endswith("which is not installed: pip install matplotlib")
 
 
 def test_given_records_are_drawn_without_the_extension() -> None:

@@ -65,16 +65,6 @@ def test_a_heap_is_no_cycle_and_keeps_no_memory_once_it_is_dropped() -> None:
         gc.enable()
 
 
-def test_referrers_are_those_that_were_there_before() -> None:
-    array = numpy.ones(3)
-    box = [array]
-    heap = Heap()
-    later = [array]
-    found = [item for item, children in heap.referrers({id(array): array}) if children == [id(array)]]
-    assert any(item is box for item in found)
-    assert not any(item is later for item in found)
-
-
 def test_a_look_at_the_heap_frees_nothing_that_asyncio_keeps_for_later() -> None:
     """On Python 3.12 the next collection would never end."""
     code = """

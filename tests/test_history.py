@@ -19,9 +19,6 @@ def column(table: Table, name: str) -> list[str]:
     return [row[table.columns.index(name)] for row in table.rows]
 
 
-# -- the list -------------------------------------------------------------------------------------------------
-
-
 def test_a_history_is_a_list_whose_slices_are_histories(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [cell(number) for number in range(5)]
     found = History(cells)
@@ -53,9 +50,6 @@ def test_pandas_gets_a_row_per_cell_with_units_in_the_names() -> None:
     assert all(name in (*plain, *rest) or name.endswith("_bytes") for name in table.columns)
 
 
-# -- tables ---------------------------------------------------------------------------------------------------
-
-
 def test_the_history_shows_devices_in_use_and_drops_what_is_empty() -> None:
     idle = dataclasses.replace(usage("cuda:1", 0, 0, 0), reserved_bytes=0)
     report = reports.history_report([cell(7, usages=(usage(), idle))], total=5, experiment="a")
@@ -78,9 +72,6 @@ def test_a_comparison_has_parameters_as_columns_and_runs_apart() -> None:
     assert column(device, "reclaimed") == ["55 MiB"] * 3
 
 
-# -- magics ---------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def loaded(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> InteractiveShell:
     shell.run_line_magic("load_ext", "ipygpumem")
@@ -94,13 +85,6 @@ def shown(shell: InteractiveShell, capsys: pytest.CaptureFixture[str], line: str
     result = shell.run_cell(line)
     assert result.success, result.error_in_exec
     return capsys.readouterr().out
-
-
-def says(shell: InteractiveShell, line: str) -> str:
-    error = shell.run_cell(line).error_in_exec
-    assert type(error).__name__ == "UsageError"
-    assert len(str(error).splitlines()) == 1
-    return str(error)
 
 
 def test_history_lists_the_last_cells_or_those_of_an_experiment(
@@ -153,13 +137,3 @@ def test_experiments_are_listed_and_compared(loaded: InteractiveShell, capsys: p
     assert "0.1" not in shown(loaded, capsys, "%experiment compare a#2 b")
     assert "3 experiments side by side" in shown(loaded, capsys, "%experiment compare")
     assert "3 experiments side by side" in shown(loaded, capsys, "%experiment compare [ab]")
-
-
-def test_mistakes_are_one_line_that_names_what_there_is(loaded: InteractiveShell) -> None:
-    assert "nothing to compare" in says(loaded, "%experiment compare")
-    assert "there is none" in says(loaded, "%gpumem history --experiment x")
-    loaded.run_cell("%%experiment one\nx = 1")
-    assert "'two'; there are: one" in says(loaded, "%experiment compare two")
-    assert "'two'; there are: one" in says(loaded, "%gpumem history --experiment two")
-    for line in ("%gpumem history -n 0", "%gpumem history -n x", "%gpumem history y", "%experiment list x"):
-        says(loaded, line)

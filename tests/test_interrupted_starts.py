@@ -1,8 +1,9 @@
-"""A Ctrl-C at every line of our own code while a cell or an experiment begins leaves nothing half open."""
+"""A Ctrl-C at every line of our own code while a cell or an experiment begins or ends leaves nothing half open."""
 
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -16,29 +17,21 @@ import ipygpumem
 from ipygpumem.fitting import budgets
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments import Experiment
-from ipygpumem.notebook.notebook import Notebook
+from ipygpumem.notebook.notebook import Notebook, notebook_of
 from tests.fakes import FakeProbe
 from tests.tracing import interrupted_at
 
 PACKAGE = Path(ipygpumem.__file__).parent
-ENTERING = (
-    "session",
-    "manager",
-    "run",
-    "allocation_file",
-    "cell",
-    "names",
-    "scope",
-    "seeding",
-    "meter",
-    "budgets",
-    "before",
-    "survivors",
-    "name_snapshot",
-    "garbage",
-)
-# By name alone, since it is asked at each call, and the first look at what is alive makes very many.
-FILES = frozenset(str(path) for path in PACKAGE.rglob("*.py") if path.stem in ENTERING)
+ENTERING = "session experiments allocation_file cell scope seeding meter budgets before survivors name_snapshot garbage"
+LEAVING = "experiments scope reclaim outputs name_snapshot recovery session arrays survivors"
+
+
+def files(stems: str) -> frozenset[str]:
+    """Return files of ours by name, since that is asked at each call; a first look at what is alive makes very many."""
+    return frozenset(str(path) for path in PACKAGE.rglob("*.py") if path.stem in stems.split())
+
+
+FILES, LAST_FILES = files(ENTERING), files(LEAVING)
 
 
 @pytest.fixture
@@ -118,3 +111,28 @@ def test_an_experiment_whose_start_is_interrupted_is_not_open(notebook: Notebook
             0,
         )
         assert sys.meta_path == meta_path
+
+
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.thorough)])
+def test_an_end_that_is_interrupted_is_finished_by_another(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    monkeypatch.setattr("ipygpumem.objects.inventory.before.users_modules", dict)
+    monkeypatch.setattr("ipygpumem.notebook.experiments.steps_that_free", lambda *_, **__: [])
+    opened, space = notebook_of(loaded).experiments.open, loaded.user_ns
+    notebook_of(loaded).context.config.report = False
+    for line in itertools.count(1, step):
+        space.update(t_old="old", t_keep="old")
+        outer = ipygpumem.experiment("outer", report="none").start()
+        loaded.run_cell("t_old = 1; t_keep = 1; t_new = []")
+        ipygpumem.experiment("inner", keep="t_keep", report="none").start()
+        loaded.run_cell("t_old = 2; t_keep = 2; t_new2 = []")
+        came = interrupted_at(line, outer.finish, lambda frame: frame.f_code.co_filename in LAST_FILES)
+        for _ in range(4):
+            if opened:
+                loaded.run_line_magic("experiment", "end")
+        left = {name: space.pop(name, "gone") for name in ("t_old", "t_keep", "t_new", "t_new2")}
+        assert (opened, left) == ([], {"t_old": "old", "t_keep": "old", "t_new": "gone", "t_new2": "gone"}), line
+        if not came:
+            break
+    assert line > 100

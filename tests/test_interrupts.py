@@ -7,7 +7,7 @@ import gc
 import signal
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,8 +22,6 @@ from ipygpumem.objects.garbage import Garbage
 from tests.fakes import FakeProbe
 from tests.kernel import Kernel
 from tests.steps import tidied_kernel, works
-
-# -- the guard ------------------------------------------------------------------------------------------------
 
 
 class Cycle:
@@ -105,16 +103,6 @@ def test_an_error_of_the_block_gives_way_to_the_ctrl_c_and_a_hook_that_came_mean
         sys.unraisablehook = earlier
 
 
-# -- each place of ours where objects die ---------------------------------------------------------------------
-
-
-@pytest.fixture
-def meter() -> Iterator[Meter]:
-    meter = Meter([FakeProbe()])
-    yield meter
-    meter.close()
-
-
 def collect(meter: Meter) -> None:
     struck_when_it_dies()
     Garbage().collect()
@@ -157,9 +145,6 @@ def test_a_ctrl_c_that_strikes_a_callback_in_our_own_work_is_not_lost(
         place(meter)
 
 
-# -- a Ctrl-C while an out-of-memory error is on its way out ----------------------------------------------------
-
-
 def test_a_ctrl_c_after_an_out_of_memory_error_is_an_interrupt_and_ends_an_autofit() -> None:
     tries = []
 
@@ -175,8 +160,6 @@ def test_a_ctrl_c_after_an_out_of_memory_error_is_an_interrupt_and_ends_an_autof
     assert tries == [8]
     assert tracebacks.classify(caught.value).kind == "interrupt"
 
-
-# -- in a kernel ----------------------------------------------------------------------------------------------
 
 SETUP = """
 import signal, weakref

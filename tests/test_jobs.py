@@ -6,7 +6,7 @@ import importlib.util
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -14,6 +14,7 @@ import pytest
 
 from tests.kernel import Kernel
 from tests.steps import kernel_with, works
+from tests.waiting import wait_for
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="PSS and the exact time of a start are Linux's"),
@@ -57,13 +58,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory, kernel: Kernel) -> Iterator
     yield path
     for child in process.children(recursive=True):  # a worker of torchrun would outlive all of them
         child.kill()
-
-
-def wait_for(state: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 40
-    while not state():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def ready(folder: Path) -> set[int]:
@@ -122,7 +116,6 @@ def test_what_is_left_stays_listed_with_its_cell_and_nothing_of_ours_ends_it(ker
     for code in ("%gpumem free", "%%experiment other\nx = 1", "1 / 0"):
         kernel.run(code)
     assert {pid: cell for pid, (_, cell) in listed(kernel).items()} == {pid: cell for pid, (_, cell) in before.items()}
-    works(kernel, "%unload_ext ipygpumem")
-    works(kernel, "%load_ext ipygpumem")
+    works(kernel, "%unload_ext ipygpumem", "%load_ext ipygpumem")
     assert set(listed(kernel)) == set(before)
     assert not [pid for pid in before if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE]

@@ -169,50 +169,6 @@ def test_the_heap_is_trimmed_before_each_look_while_that_is_cheap(monkeypatch: p
         assert (before_the_end, lab.record.untrimmed - (seconds > 0)) == (times, untrimmed)
 
 
-def test_the_report_says_where_pages_that_the_heap_kept_may_not_have_been_seen() -> None:
-    record = LinesRecord([CodeBlock("cell", 1, ("x = 1",))], {(0, 1): LineCost(hits=3)}, 1.0, 0.1, untrimmed=2)
-    report = text.render([lines_report(record, "line")])
-    assert "2 times free heap pages were not given back before a line" in report
-    assert "not given back" not in text.render([lines_report(LinesRecord([], {}, 1.0, 0.1), "line")])
-
-
-# -- the code of a function ------------------------------------------------------------------------------------------
-
-
-def plain() -> None: ...
-
-
-class Model:
-    @property
-    def size(self) -> int:
-        return 1
-
-    @classmethod
-    def make(cls) -> None: ...
-
-    def forward(self) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("value", "name"),
-    [
-        (plain, "plain"),
-        (Model().forward, "forward"),
-        (Model.make, "make"),
-        (Model.size, "size"),
-        (__import__("functools").partial(plain), "plain"),
-        (__import__("functools").lru_cache(plain), "plain"),
-        (len, None),
-    ],
-)
-def test_a_functions_code_is_found_behind_what_wraps_it(value: object, name: str | None) -> None:
-    code = code_of(value)
-    assert (code and code.co_name) == name
-
-
-# -- the report ------------------------------------------------------------------------------------------------------
-
-
 def record(*, own_seconds: float = 0.1) -> LinesRecord:
     source = ("def work():", "\tx = big()", "    y = 1", "    return x")
     costs = {

@@ -106,16 +106,6 @@ def test_nested_blocks_that_an_error_leaves_tell_of_it_once(shared: Kernel) -> N
     assert "held" in report
 
 
-def test_names_to_keep_are_checked_when_they_are_given(shared: Kernel) -> None:
-    shared.run("handle = ipygpumem.experiment('checked', report='none')\nhandle.keep('early')")
-    assert shared.run("handle.keep(3)").error == "ExperimentError"
-    shared.run("handle.start()\nearly = 1; late = 2")
-    assert shared.run("handle.keep(3)").error == "ExperimentError"
-    shared.run("handle.keep('late')")
-    assert shared.value("handle.finish().kept") == ("early", "late")
-    shared.run("del early, late")
-
-
 def test_an_error_after_one_that_was_caught_keeps_its_frames_for_debug(shared: Kernel) -> None:
     shared.run("import numpy, sys")
     shared.run(

@@ -90,9 +90,6 @@ def test_what_is_free_but_above_the_limit_is_out_of_reach_in_the_table() -> None
     assert {part.name: part.size_bytes for part in host_parts(tighter, None, lambda ranges: []).parts}["free"] == 600
 
 
-# -- what is said ---------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def limited(kernel: Kernel) -> Kernel:
     """A kernel that may have 512 MiB of address space more than it has."""

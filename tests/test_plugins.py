@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,13 +24,6 @@ class Toy(FakeProbe):
 
     def __init__(self, device: str = "toy:0") -> None:
         super().__init__(device)
-
-
-@pytest.fixture
-def meter() -> Iterator[Meter]:
-    meter = Meter([FakeProbe()])
-    yield meter
-    meter.close()
 
 
 class Raises(Toy):
@@ -79,6 +67,11 @@ def test_a_probe_that_raises_is_named_and_the_others_go_on(meter: Meter, probe: 
     meter.add(PluginProbe("toy", probe))
     assert [usage.device for usage in meter.stop(meter.start())] == ["cpu"]
     assert meter.failures == {"toy": said}
+
+
+def test_a_probe_that_does_not_work_is_refused_when_it_is_registered(script_memory: FakeProbe) -> None:
+    with pytest.raises(ProbeError, match="SystemExit: enough"):
+        ipygpumem.register_probe("toy", Raises())
 
 
 def test_a_slow_probe_is_dropped_with_one_warning(meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,8 +132,6 @@ def test_two_of_our_probes_of_one_class_have_failures_of_their_own() -> None:
     assert meter.failures == {"one": "OSError: gone"}
 
 
-# -- in a notebook and in a script --------------------------------------------------------------------------------
-
 TOY = """
 import ipygpumem
 from ipygpumem.model import Reading
@@ -181,12 +172,3 @@ def test_a_registered_probe_is_in_every_line_and_a_failure_only_in_the_status() 
         kernel.run("pool.read = Raises().read")
         assert "toy cannot be read: RuntimeError: no such card" in kernel.run("%gpumem status").reports()[0]
         assert kernel.run("%unload_ext ipygpumem").status == "ok"
-
-
-def test_a_script_registers_a_probe_for_its_traces() -> None:
-    script = f"{TOY}\nwith ipygpumem.trace('step'):\n    pool.take(5 << 20)"
-    paths = str(Path(ipygpumem.__file__).parent.parent)
-    run = [sys.executable, "-c", script]
-    done = subprocess.run(run, env={**os.environ, "PYTHONPATH": paths}, text=True, capture_output=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "toy:0 +5 MiB, peak +5 MiB" in done.stdout

@@ -77,8 +77,6 @@ def test_captured_output_and_programs_get_no_bar(notebook: Kernel, code: str, op
     assert reply.stdout + reply.stderr == ""
 
 
-# -- where reports stand ----------------------------------------------------------------------------------------------
-
 PASSES_ON = """
 class PassesOn:
     def __init__(self, stream): self.stream, self.text = stream, ''

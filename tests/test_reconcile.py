@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -51,27 +52,12 @@ HELD = [
 
 
 def reading(**changes: Any) -> Reading:
-    values: dict[str, Any] = {
-        "device": DEVICE,
-        "current_bytes": 1400,
-        "peak_bytes": 1400,
-        "method": "allocator",
-        "total_bytes": 20_000,
-        "reserved_bytes": 6256,
-        "used_bytes": 10_000,
-    }
-    return Reading(**{**values, **changes})
+    return Reading(DEVICE, 1400, 1400, "allocator", 20_000, 6256, 10_000)._replace(**changes)
 
 
 def wide(**changes: Any) -> DeviceWide:
-    values: dict[str, Any] = {
-        "total_bytes": 20_000,
-        "used_bytes": 10_000,
-        "other_bytes": 1500,
-        "own_bytes": 7000,
-        "others": ((-1, 500), (-2, 1000)),
-    }
-    return DeviceWide(**{**values, **changes})
+    told = DeviceWide(20_000, 10_000, 1500, own_bytes=7000, others=((-1, 500), (-2, 1000)))
+    return dataclasses.replace(told, **changes)
 
 
 def sizes(found: Reconciliation) -> dict[str, int | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import pickle
 from typing import Any
 
 import pytest
@@ -10,15 +11,10 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import ExperimentError
+from ipygpumem.model import CellRecord, ExperimentRecord, Usage
 from ipygpumem.notebook.commands.experiment import parse_parameters
 from ipygpumem.notebook.experiments import checked_parameters
 from ipygpumem.notebook.ipython.sources import cell_that_bound, describing_line
-
-
-@pytest.fixture
-def loaded(shell: InteractiveShell) -> InteractiveShell:
-    shell.run_line_magic("load_ext", "ipygpumem")
-    return shell
 
 
 @pytest.mark.parametrize(
@@ -107,3 +103,22 @@ def test_a_cell_in_which_time_runs_one_of_our_magics_has_bound_what_its_code_bin
     loaded.run_cell("x = 0", store_history=True)
     loaded.run_cell(f"%%time\n{line}\nx = 1", store_history=True)
     assert cell_that_bound(loaded, "x") == 2
+
+
+def test_records_that_there_are_many_of_have_no_dict_and_are_pickled() -> None:
+    usage = Usage("cpu", 1, 2, 3, None, "kernel")
+    cell = CellRecord(1, "id", None, 0.0, 1.0, True, None, (usage,), "digest", "x = 1")
+    assert not hasattr(cell, "__dict__")
+    assert not hasattr(usage, "__dict__")
+    assert pickle.loads(pickle.dumps(cell)) == cell
+
+
+def test_records_of_older_and_newer_versions_are_read() -> None:
+    cell = CellRecord(1, "id", None, 0.0, 1.0, True, None, (), "digest", "x = 1").to_dict()
+    old_cell = {key: cell[key] for key in cell if key not in ("source_digest", "source_line", "recovery")}
+    read = CellRecord.from_dict({**old_cell, "later_bytes": 5})
+    assert (read.source_digest, read.source_line, read.recovery) == ("", "", None)
+    experiment = ExperimentRecord("a", 0.0, 1.0, (read,), (), {}, {}, (), (), (), ()).to_dict()
+    del experiment["parameters"], experiment["ooms"]
+    old = ExperimentRecord.from_dict(experiment)
+    assert (old.parameters, old.ooms, old.cells) == ({}, 0, (read,))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from ipygpumem.flight_recorder import place
 from tests.control_group import limited_group, move
 from tests.kernel import Kernel
+from tests.waiting import wait_for
 
 ON = "--IPyGpuMem.record=True"
 ALLOCATE = "import time\nchunks = []\nwhile True:\n    chunks.append(bytearray(b'1' * 2**22))\n    time.sleep(0.02)"
@@ -36,13 +36,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "profile_default" / "ipygpumem"
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def recorded(folder: Path, text: str) -> int:

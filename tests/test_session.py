@@ -70,18 +70,6 @@ def shown_in(notebook: Notebook) -> list[Report]:
     return shown
 
 
-def test_a_cell_is_measured_remembered_and_reported(notebook: Notebook, probe: FakeProbe) -> None:
-    info = info_of("x = 1")
-    notebook.session.cell_begins(info)
-    probe.spike(500)
-    probe.set(100)
-    notebook.session.cell_ends(result_of(info, 7))
-    (record,) = notebook.session.history
-    assert (record.execution_count, record.success, record.usages[0].delta_bytes) == (7, True, 100)
-    assert record.usages[0].peak_delta_bytes == 500
-    assert [report.kind for report in shown_in(notebook)] == ["cell"]
-
-
 @pytest.mark.parametrize("step", ["_measure", "_line", "_recover"])
 def test_an_interrupt_in_our_own_work_still_ends_what_ends_with_the_cell(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch, step: str

@@ -67,14 +67,6 @@ def test_a_terminal_gets_colour_and_bars_and_ipythons_own_records_plain_text(mon
     assert [len(line) for line in printed(monkeypatch, Stream())[0].splitlines()] == [72, 62]
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "cp437"])
-def test_an_encoding_without_blocks_gets_ascii_bars(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    shown, _ = printed(monkeypatch, Stream(encoding=encoding))
-    shown.encode(encoding)
-    assert "3.50 GiB now [====#-  ] - cuda:0" in shown
-
-
 @pytest.mark.parametrize(
     ("variables", "terminal", "colour"),
     [

@@ -11,8 +11,6 @@ import pytest
 
 from ipygpumem.measuring.meter import Meter
 from ipygpumem.profiling.statements import Statement, measure
-from ipygpumem.reports import text
-from ipygpumem.reports.profiling import statements_report
 from tests.fakes import FakeProbe, fake_module
 from tests.kernel import Kernel
 from tests.steps import kernel_with
@@ -81,17 +79,6 @@ def test_an_error_of_a_statement_comes_out_and_leaves_no_span_open() -> None:
         measure(meter, [statement("1/0")], {}, setup=None, repeats=1)
     assert len(meter._open) == 0
     meter.close()
-
-
-def test_the_report_shows_the_range_only_where_runs_differ_and_states_the_noise() -> None:
-    probe = FakeProbe()
-    sizes = iter([0, 10 * MIB, 12 * MIB, 14 * MIB])
-    costs, nothing = costs_of("probe.set(0); probe.spike(next(sizes))", "pass", probe=probe, sizes=sizes)
-    lines = text.render([statements_report(costs, nothing)]).splitlines()
-    assert lines[0] == "2 statements · 3 runs of each after one to warm up"
-    assert "+12 MiB   10 MiB to 14 MiB" in lines[3]
-    assert "MiB" not in lines[4]
-    assert lines[5].startswith("  noise: an empty statement came to RAM 0 B and ")
 
 
 shared = kernel_with("%load_ext ipygpumem\nimport numpy\nblock = numpy.ones(8 << 20)")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import os
-import pickle
 import subprocess
 import sys
 from collections.abc import Generator
@@ -151,11 +149,10 @@ def test_a_script_needs_no_ipython_and_its_stdout_no_unicode() -> None:
 
 
 def test_unloading_ends_what_it_measures_and_says_so(
-    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shell.run_line_magic("load_ext", "ipygpumem")
     trace = ipygpumem.Trace("open").start()
-    shell.run_line_magic("unload_ext", "ipygpumem")
+    loaded.run_line_magic("unload_ext", "ipygpumem")
     assert trace.stop().usages == ()
     trace.report()
     assert "memory was not measured" in capsys.readouterr().out
@@ -189,20 +186,3 @@ def test_a_broken_stdout_harms_nothing_and_is_said_once(
     said = capsys.readouterr().err
     assert said.count("ipygpumem") == (0 if stdout is None else 1), said
     assert ("could not be shown (BrokenPipeError: the reader has gone)" in said) == (stdout is not None)
-
-
-def test_a_trace_that_is_over_can_be_copied_and_one_that_runs_says_why_not(script_memory: FakeProbe) -> None:
-    trace = ipygpumem.Trace("step", silent=True)
-    ways = (copy.copy, copy.deepcopy, lambda item: pickle.loads(pickle.dumps(item)))
-    assert [way(trace).label for way in ways] == ["step"] * 3
-    trace.start()
-    for way in ways:
-        with pytest.raises(TraceError, match=r"^a trace that runs cannot be copied: stop\(\) it first$"):
-            way(trace)
-        with pytest.raises(TraceError, match=r"^a tracker cannot be copied: make another$"):
-            way(ipygpumem.tracker(silent=True))
-    trace.stop()
-    for way in ways:
-        other = way(trace)
-        assert (other.record, other.usage()) == (trace.record, trace.usage())
-        assert other.start().stop().label == "step"

@@ -91,18 +91,6 @@ def test_no_item_lives_longer_than_the_loop_keeps_it(script_memory: FakeProbe) -
     assert len(seen) == 3
 
 
-def test_rows_are_printed_where_no_table_can_be_updated(
-    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for number in ipygpumem.track(range(3), "epoch"):
-        script_memory.set((number + 1) * MIB)
-    first, *_, last = capsys.readouterr().out.splitlines()
-    assert first.startswith("epoch 1 · ")
-    assert first.endswith("RAM 1 MiB")
-    assert last.startswith("epoch 3 · ")
-    assert last.endswith("RAM +1 MiB, peak +1 MiB, 3 MiB now")
-
-
 @pytest.mark.usefixtures("others_out_of_sight")
 def test_growth_in_every_iteration_is_said_and_who_holds_it(
     script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from ipygpumem.measuring.growth import Growth
 from ipygpumem.model import CellRecord, Usage
-from ipygpumem.notebook.parts.trends import _CELLS_MOST, Trends
-from ipygpumem.reports.history import growth_line
+from ipygpumem.notebook.parts.trends import Trends
 from tests.kernel import Kernel
 
 MIB = 2**20
@@ -93,19 +92,6 @@ def test_no_alarm_for_what_is_freed_between_runs_or_for_runs_that_fail() -> None
         assert not failing.run("cell", 300, success=False)
 
 
-def test_only_so_many_cells_are_watched_the_youngest() -> None:
-    notebook = Notebook()
-    for _ in range(3):
-        notebook.run("leak", 300, source="leak")
-    for number in range(_CELLS_MOST - 1):
-        notebook.run(f"cell {number}", 0, source=f"{number}")
-    assert notebook.run("leak", 300, source="leak")
-    for number in range(3 * _CELLS_MOST):
-        notebook.run(f"other {number}", 0, source=f"other {number}")
-    assert len(notebook.trends._cells) == 2 * _CELLS_MOST
-    assert not notebook.run("leak", 300, source="leak")
-
-
 @settings(deadline=None)  # a machine may be busy
 @given(runs=st.lists(st.integers(-500, 500), max_size=30))
 def test_whatever_is_said_is_true(runs: list[int]) -> None:
@@ -117,20 +103,6 @@ def test_whatever_is_said_is_true(runs: list[int]) -> None:
             assert (min(last) * MIB, max(last) * MIB) == (growth.least_bytes, growth.most_bytes)
             assert min(last) >= 1
             assert sum(last) >= 30
-
-
-@pytest.mark.parametrize(
-    ("least", "most", "words"),
-    [
-        (290 * MIB, 310 * MIB, "by 290 to 310 MiB on"),
-        (900 * MIB, 1200 * MIB, "by 900 MiB to 1.17 GiB on"),
-    ],
-)
-def test_the_line_says_how_much_and_how_often(least: int, most: int, words: str) -> None:
-    line = growth_line(Growth("cpu", 4, least, most))
-    assert line.startswith("this cell has grown RAM ")
-    assert words in line
-    assert line.endswith("on each of its last 4 runs")
 
 
 def test_a_real_cell_that_leaks_is_said_unasked_and_one_that_does_not_is_not(kernel: Kernel) -> None:

@@ -1,8 +1,9 @@
-"""What code in a kernel or terminal under test waits for: a state, where a sleep would depend on the machine."""
+"""What tests, and code in a kernel or terminal under test, wait for: a sleep would depend on the machine."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -20,3 +21,11 @@ def until(path: str) -> None:
     """Wait until the test has made a file."""
     while not Path(path).exists():
         time.sleep(0.01)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait in a test until something holds."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.005)

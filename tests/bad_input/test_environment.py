@@ -13,25 +13,6 @@ from tests.kernel import Kernel
 from tests.steps import goes_on, names, run, works
 
 
-def test_options_come_from_a_config_file_and_the_command_line(tmp_path: Path) -> None:
-    profile = tmp_path / "profile_default"
-    profile.mkdir()
-    (profile / "ipython_kernel_config.py").write_text(
-        "c.InteractiveShellApp.extensions = ['ipygpumem']\nc.IPyGpuMem.experiment_report = 'compact'\n"
-    )
-    environment = {**os.environ, "IPYTHONDIR": str(tmp_path)}
-    with Kernel("--IPyGpuMem.min_cell_seconds=900", env=environment) as kernel:
-        assert kernel.run("1 + 1").reports("cell") == []
-        reply = kernel.run("%%experiment a\n%config IPyGpuMem.min_cell_seconds = 0")
-        assert len(reply.reports("cell")) == 1
-        (text,) = reply.reports("experiment")
-        assert "consumed" in text.splitlines()[-1]
-        assert "device   " not in text
-
-
-# -- the interpreter, bent ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("bend", "mend"),
     [
@@ -76,8 +57,7 @@ def test_a_stub_in_place_of_torch_and_numpy_breaks_neither_cells_nor_scopes() ->
         "mock.MagicMock()",
     )
     with Kernel() as kernel:
-        works(kernel, "%load_ext ipygpumem")
-        works(kernel, "import sys, types\nfrom unittest import mock")
+        works(kernel, "%load_ext ipygpumem", "import sys, types\nfrom unittest import mock")
         for stub in stubs:
             works(kernel, f"sys.modules['torch'] = {stub}\nx = 'old'")
             goes_on(kernel)

@@ -108,9 +108,6 @@ def test_code_that_is_deep_enough_for_python_is_not_too_deep_for_a_scope(noteboo
     assert notebook.value("x") == "old"
 
 
-# -- scopes that are ended in the wrong order ------------------------------------------------------------------------
-
-
 def test_python_scopes_finished_in_the_wrong_order_give_all_names_back(notebook: Kernel) -> None:
     works(
         notebook,
@@ -137,9 +134,6 @@ def test_with_blocks_left_in_the_wrong_order_end_each_scope_once(notebook: Kerne
     )
     assert notebook.value("found") == ["inner", "outer"]
     assert not {"x", "y"} & set(names(notebook))
-
-
-# -- forked children while a scope is open ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("peak", ["kernel", "sampled"])
@@ -183,25 +177,12 @@ def test_what_a_forked_child_shows_is_text(notebook: Kernel) -> None:
     assert reply.reports("experiment") == []
 
 
-# -- %reset in a scope; unloading at an odd moment -------------------------------------------------------------------
-
-
 def test_outputs_after_a_reset_in_a_scope_are_gone_at_its_end(notebook: Kernel) -> None:
     thing = (
         "import weakref, builtins\nclass Thing: pass\nthing = Thing()\nbuiltins.test_ref = weakref.ref(thing)\nthing"
     )
     works(notebook, *map(str, range(6)), "%experiment start a", "%reset -f", thing, "7 * 7", "%experiment end")
     assert notebook.value("(__import__('builtins').test_ref() is None, Out)") == (True, {})
-    goes_on(notebook)
-
-
-def test_unloading_inside_a_cell_scope_leaves_the_names_and_loading_again_works(notebook: Kernel) -> None:
-    reply = works(notebook, "%%experiment a\nx = 1\n%unload_ext ipygpumem\ny = 2")
-    assert "'a'" in reply.stderr
-    assert names(notebook) == ["x", "y"]
-    assert notebook.run("1").reports() == []
-    assert notebook.run("%experiment status").status == "error"
-    works(notebook, "%load_ext ipygpumem")
     goes_on(notebook)
 
 
@@ -218,3 +199,28 @@ def test_unloading_works_after_the_user_cleared_ipythons_callbacks_and_lists() -
         lines = works(kernel, "%unload_ext ipygpumem").stderr.splitlines()
         assert [line for line in lines if not line.startswith("ipygpumem: unloading: ")] == []
         works(kernel, "%load_ext ipygpumem", "2", "%experiment start a\n%experiment end")
+
+
+def test_a_pending_ctrl_c_that_strikes_in_the_exit_itself_is_mended_by_another_end(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "import _thread\n"
+        "class Bomb:\n    __del__ = staticmethod(_thread.interrupt_main)  # strikes after the finaliser, in our code\n"
+        "old = 'old'",
+        "%experiment start a",
+        "a = 1\nbomb = Bomb()\nold = 'new'\nz = 2",
+    )
+    fails(notebook, "%experiment end", "KeyboardInterrupt")
+    assert open_now(notebook) == ["a"]
+    works(notebook, "%experiment end")
+    assert open_now(notebook) == []
+    assert notebook.value("old") == "old"
+    assert not {"a", "z", "bomb"} & set(names(notebook))
+    # The same at the end of a cell: the cell is over, its scope is not.
+    reply = notebook.run("%%experiment b\nbomb = Bomb()\nold = 'new'\nz = 2")
+    assert any("%experiment end" in text for text in reply.reports("note")), reply
+    assert "is not affected" not in reply.stderr
+    works(notebook, "%experiment end")
+    assert notebook.value("old") == "old"
+    assert "z" not in names(notebook)
+    goes_on(notebook)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.frontends.lab import Notebook, Server, chromium
-from tests.frontends.pictures import Pictures
+from tests.frontends.looks import Pictures
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext

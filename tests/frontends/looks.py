@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from PIL import Image
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
@@ -109,3 +113,22 @@ def misfits(element: Locator) -> list[str]:
     """Return the texts that stick out to the right, and the quantities in tables that are broken."""
     found: list[str] = element.evaluate(_STICK_OUT) + element.evaluate(_SQUEEZED)
     return found
+
+
+COLOURS = 96
+
+
+class Pictures:
+    """Writes pictures into a folder, or nothing where there is none: a run of the tests changes no file."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+
+    def take(self, element: Locator, name: str) -> None:
+        """Write an element of a page as ``name.png``."""
+        if self.folder is None:
+            return
+        element.page.mouse.move(0, 0)  # what is under the mouse looks different
+        picture = Image.open(io.BytesIO(element.screenshot(animations="disabled"))).convert("RGB")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        picture.quantize(COLOURS, dither=Image.Dither.NONE).save(self.folder / f"{name}.png", optimize=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebooks import Node, notebook, read, write
+from tests.notebooks import notebook, read, write
 
 pytestmark = pytest.mark.thorough
 
@@ -19,7 +19,6 @@ GOOD = (
     "import time\ntime.sleep(2.5)\nprint('done')",
     "%%experiment trial --keep size\nblock = bytearray(2**26)\nsize = len(block)\nsize",
 )
-BAD = (GOOD[0], "%%experiment wrong\n1 / 0", "open('after', 'w').close()")
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
@@ -28,12 +27,6 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", *command],
         cwd=folder, env={**os.environ, **own}, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
-
-
-def reports(executed: Node) -> list[str]:
-    """The texts of ipygpumem's displays, in order."""
-    outputs = [output for cell in executed.cells for output in cell.get("outputs", ())]
-    return [output.data["text/plain"] for output in outputs if "ipygpumem" in output.get("metadata", {})]
 
 
 def text_of(page: str) -> str:
@@ -52,24 +45,6 @@ def test_nbconvert_writes_a_page_with_the_reports_and_nothing_else_of_ours(tmp_p
     assert len(re.findall(r"cell \d+ ·", text)) == 2
     assert "experiment trial · 1 cell" in text
     assert "deleted: block" in text
-
-
-def test_papermill_keeps_the_reports_and_nothing_else_of_ours(tmp_path: Path) -> None:
-    write(notebook(*GOOD), tmp_path / "good.ipynb")
-    done = run(tmp_path, "papermill", "good.ipynb", "out.ipynb", "--no-progress-bar")
-    assert done.returncode == 0, done.stderr
-    executed = read(tmp_path / "out.ipynb")
-    kinds = [[output.output_type for output in cell.outputs] for cell in executed.cells]
-    assert kinds == [[], ["stream", "display_data"], ["execute_result", "display_data"]]
-    assert [report.split(" ·")[0] for report in reports(executed)] == ["cell 2", "cell 3"]
-
-
-def test_an_error_in_an_experiment_stops_the_run(tmp_path: Path) -> None:
-    write(notebook(*BAD), tmp_path / "bad.ipynb")
-    done = run(tmp_path, "papermill", "bad.ipynb", "out.ipynb", "--no-progress-bar")
-    assert done.returncode != 0
-    assert "ZeroDivisionError" in done.stderr
-    assert not (tmp_path / "after").exists()
 
 
 def test_parameters_of_papermill_are_of_the_notebook_and_not_of_an_experiment(tmp_path: Path) -> None:

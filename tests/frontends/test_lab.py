@@ -24,18 +24,6 @@ def test_a_cell_run_by_keyboard_shows_its_line_once_below_its_own_output(lab: No
     assert re.match(rf"cell 2 · [\d.]+ m?s · {FIGURES}", " ".join(line.split()))
 
 
-def test_a_report_folds_and_unfolds_by_a_click(lab: Notebook) -> None:
-    lab.open(notebook(LOAD, "%%experiment trial\npart = bytearray(2**25)"))
-    lab.run(0, 1)
-    summary = lab.reports(1).locator("summary").first
-    fact = lab.reports(1).get_by_text("part", exact=True)
-    assert fact.is_visible()
-    summary.click()
-    assert not fact.is_visible()
-    summary.click()
-    assert fact.is_visible()
-
-
 def test_the_stop_button_ends_a_cell_and_the_next_one_runs(lab: Notebook) -> None:
     lab.open(notebook(LOAD, "block = bytearray(2**26)\nprint('it runs')\nwhile True: pass", "1 + 1"))
     lab.run(0)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.frontends.lab import Notebook
-from tests.frontends.looks import misfits
-from tests.frontends.pictures import Pictures
+from tests.frontends.looks import Pictures, misfits
 from tests.notebooks import notebook
 
 pytestmark = [pytest.mark.frontends, pytest.mark.timeout(600)]

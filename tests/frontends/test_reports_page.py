@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ipygpumem.units import MIB
-from tests.frontends import gallery
 from tests.frontends.lab import DARK, LIGHT, Notebook, Server
-from tests.frontends.looks import contrasts, misfits, rows_of
-from tests.frontends.pictures import Pictures
+from tests.frontends.looks import Pictures, contrasts, misfits, rows_of
 from tests.notebooks import notebook
 
 if TYPE_CHECKING:
@@ -27,11 +27,38 @@ RUNS = {"growth": 4}
 """How often the cell of a picture is run."""
 
 
+PAGE = Path(__file__).parents[2] / "docs/reports.md"
+
+_PART = re.compile(
+    r"^```python\n(?P<cell>.*?)^```$|^!\[.+?\]\(img/(?P<picture>[\w-]+)\.png\)", re.MULTILINE | re.DOTALL
+)
+
+
+@dataclass
+class Shown:
+    """A cell of the page and the names of its pictures; those that end in ``-dark`` are taken in the dark theme."""
+
+    source: str
+    pictures: list[str]
+
+
+def gallery(*, died: bool = False) -> list[Shown]:
+    """Return the cells of the page, or those of its last section, where the kernel ``died``."""
+    text = PAGE.read_text("utf-8").split("\n## When the kernel died\n")[died]
+    found: list[Shown] = []
+    for part in _PART.finditer(text):
+        if part["cell"] is not None:
+            found.append(Shown(part["cell"].rstrip("\n"), []))
+        else:
+            found[-1].pictures.append(part["picture"])
+    return found
+
+
 @pytest.fixture(scope="module")
 def page(server: Server, browser: BrowserContext, pictures: Pictures) -> Iterator[Notebook]:
     """The page's cells, run by keyboard."""
     lab = Notebook(server, browser, height=TALL)
-    cells = gallery.shown()
+    cells = gallery()
     lab.open(notebook(*(shown.source for shown in cells)), "reports.ipynb")
     lab.command("application:toggle-left-area")
     for index, shown in enumerate(cells):
@@ -45,7 +72,7 @@ def page(server: Server, browser: BrowserContext, pictures: Pictures) -> Iterato
 
 def reports(page: Notebook) -> list[tuple[int, int]]:
     """The place of every report: cell, and which of its reports."""
-    return [(cell, at) for cell in range(len(gallery.shown())) for at in range(page.reports(cell).count())]
+    return [(cell, at) for cell in range(len(gallery())) for at in range(page.reports(cell).count())]
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
@@ -66,7 +93,7 @@ def test_reports_fit_the_width_of_the_page(page: Notebook, width: int) -> None:
 
 
 def test_in_a_narrow_page_rows_stack_at_the_same_places_and_the_size_comes_first(page: Notebook) -> None:
-    tensors = next(index for index, shown in enumerate(gallery.shown()) if "tensors" in shown.pictures)
+    tensors = next(index for index, shown in enumerate(gallery()) if "tensors" in shown.pictures)
     table = page.reports(tensors).locator("table").first  # a long one had a line of its own before
     wide = rows_of(table)
     assert not any(any(row["below"]) for row in wide), wide
@@ -92,7 +119,7 @@ def test_in_a_narrow_page_rows_stack_at_the_same_places_and_the_size_comes_first
 def test_the_pictures_of_the_page_are_taken(page: Notebook, pictures: Pictures) -> None:
     for theme in (LIGHT, DARK):
         page.theme(theme)
-        for index, shown in enumerate(gallery.shown()):
+        for index, shown in enumerate(gallery()):
             for name in shown.pictures:
                 if name.endswith("-dark") == (theme == DARK):
                     pictures.take(page.cell(index), name)
@@ -105,7 +132,7 @@ def test_the_page_of_all_reports_has_made_the_browser_complain_of_nothing(page: 
 def test_after_a_kernel_was_killed_for_memory_lab_shows_what_happened(lab: Notebook, pictures: Pictures) -> None:
     from tests.control_group import limited_group, move  # needs a Linux with control groups
 
-    fatal, told = gallery.shown(died=True)
+    fatal, told = gallery(died=True)
     before = ("%load_ext ipygpumem", "%gpumem record on", "import time\n\nimport numpy as np")
     with limited_group(600 * MIB) as group:
         lab.open(notebook("import os\nos.getpid()", *before, fatal.source, before[0], told.source), "died.ipynb")

@@ -25,6 +25,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reason = why_not() if ours else None
     for item in ours:
         item.add_marker(pytest.mark.gpu)
+        name = item.originalname.removeprefix("test_").replace("_", " ")  # type: ignore[attr-defined]  # of functions
+        stated = item.obj.__doc__ or f"{name[0].upper()}{name[1:]}."  # type: ignore[attr-defined]
+        titled = item.module.__doc__.strip().partition("\n\n")[0].rstrip(".")  # type: ignore[attr-defined]
+        item.user_properties += [("statement", " ".join(stated.split())), ("title", " ".join(titled.split()))]
         why = reason or _unfit(item)
         if why is not None:
             item.add_marker(pytest.mark.skip(reason=why))
@@ -76,8 +80,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if not path or "gpu/" not in report.nodeid or (report.when != "call" and report.outcome == "passed"):
         return
     line = {
+        **{name: value for name, value in report.user_properties if name != "figure"},
         "test": report.nodeid.split("::")[-1],
-        "file": report.nodeid.split("::")[0].rsplit("/", 1)[-1],
         "outcome": report.outcome,
         "figures": [str(value) for name, value in report.user_properties if name == "figure"],
         "reason": _reason(report),
@@ -131,7 +135,7 @@ def torch() -> Any:
 @pytest.fixture(scope="session")
 def card(torch: Any) -> Card:
     """The device that torch calls cuda:0, as NVML sees it."""
-    return Card.of(torch.cuda.get_device_properties(0))
+    return Card(torch.cuda.get_device_properties(0))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ page always has the last run on both. It needs only the standard library, and sh
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import importlib
 import importlib.metadata
@@ -20,13 +19,12 @@ import sys
 from collections import Counter
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 KINDS = {"simulated": "simulated card", "hardware": "hardware"}
 """Each kind of card, and its column's title."""
-NOT_YET = "not run yet"
 _LINES_SHOWN = 30
 
 _INTRODUCTION = """\
@@ -42,115 +40,69 @@ card's column. The other one comes from a machine with a GPU, which needs no net
 where there is a network, then `tests/gpu/run.sh WHEELS` there."""
 
 
-class Statement(NamedTuple):
-    """One test: what it states, and the one kind of card that it can run on, if there is only one."""
-
-    file: str
-    test: str
-    text: str
-    only: str | None
-
-
-def statements(path: Path) -> tuple[str, list[Statement]]:
-    """Return a test module's title and statements, from its source: it need not be importable here."""
-    module = ast.parse(path.read_text(encoding="utf-8"))
-    marks = [
-        node for node in module.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
-    ]
-    found = []
-    for node in module.body:
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-            name = node.name.removeprefix("test_").replace("_", " ")
-            only = re.search(
-                r"pytest\.mark\.(simulated|hardware)\b",
-                " ".join(ast.unparse(mark) for mark in [*node.decorator_list, *marks]),
+def page(runs: dict[str, dict[str, Any]]) -> str:
+    """Return the page's text: what each run has stated, and its outcome in each."""
+    found: dict[str, dict[str, dict[str, list[Any]]]] = {}  # by title, statement and kind of card
+    for kind, run in runs.items():
+        for result in run["results"]:
+            outcomes = found.setdefault(result["title"], {}).setdefault(
+                result["statement"], {name: [] for name in KINDS}
             )
-            text = ast.get_docstring(node) or f"{name[0].upper()}{name[1:]}."
-            found.append(Statement(path.name, node.name, _one_line(text), only[1] if only else None))
-    return _one_line(ast.get_docstring(module) or path.stem).rstrip("."), found
-
-
-def page(sections: list[tuple[str, list[Statement]]], runs: dict[str, dict[str, Any]]) -> str:
-    """Return the page's text."""
+            outcomes[kind].append(result)
     parts = [_INTRODUCTION]
     for kind, title in KINDS.items():
-        counts = Counter(outcome_of(item, kind, runs.get(kind))[0] for _, items in sections for item in items)
+        counts = Counter(outcome(by_kind[kind])[0] for rows in found.values() for by_kind in rows.values())
         where = dict(runs[kind]["where"]) if kind in runs else {}
         head = f"{title.capitalize()} (torch {where['torch']}, {where['date']})" if where else title.capitalize()
-        parts.append(f"**{head}: {', '.join(f'{count} {outcome}' for outcome, count in counts.most_common())}.**")
-    for title, items in sections:
-        rows = [
-            (item.text, *(": ".join(filter(None, outcome_of(item, kind, runs.get(kind)))) for kind in KINDS))
-            for item in items
+        parts.append(f"**{head}: {', '.join(f'{count} {name}' for name, count in counts.most_common())}.**")
+    for title, rows in sorted(found.items()):
+        told = [
+            (text, *(": ".join(filter(None, outcome(results))) for results in by_kind.values()))
+            for text, by_kind in rows.items()
         ]
-        parts += [f"## {title}", _table(("statement", *KINDS.values()), rows)]
+        parts += [f"## {title}", _table(("statement", *KINDS.values()), told)]
     for kind, run in runs.items():
         parts += [f"## Where it ran: {KINDS[kind]}", _table(("what", "here"), run["where"])]
         parts.append(f"`examples/quickstart.ipynb` in a real kernel: {run['quickstart']}.")
         for result in run["results"]:
             if result["outcome"] == "failed":
-                parts.append(f"`{result['file']}`, `{result['test']}`:\n\n```text\n{_shortened(result['reason'])}\n```")
+                parts.append(f"`{result['test']}`:\n\n```text\n{result['reason']}\n```")
     return "\n\n".join(parts) + "\n"
 
 
-def outcome_of(item: Statement, kind: str, run: dict[str, Any] | None) -> tuple[str, str]:
+def outcome(results: list[dict[str, Any]]) -> tuple[str, str]:
     """Return the worst outcome of a statement's parameters on one kind of card, and its figures or reasons."""
-    if item.only not in (None, kind):
-        return f"for {KINDS[item.only]} only", ""
-    results = [
-        result
-        for result in (run or {"results": []})["results"]
-        if (result["file"], result["test"].partition("[")[0]) == (item.file, item.test)
-    ]
     if not results:
-        return NOT_YET, ""
+        return "not run yet", ""
     skipped = [result["reason"] for result in results if result["outcome"] == "skipped"]
-    figures = [figure for result in results for figure in result["figures"]]
+    reasons = "; ".join(dict.fromkeys(skipped))
     if len(skipped) == len(results):
-        return "not run", "; ".join(dict.fromkeys(skipped))
+        return "not run", reasons
+    figures = [figure for result in results for figure in result["figures"]]
     if skipped:
-        figures.append(f"{len(skipped)} of {len(results)} not run: {'; '.join(dict.fromkeys(skipped))}")
+        figures.append(f"{len(skipped)} of {len(results)} not run: {reasons}")
     failed = any(result["outcome"] == "failed" for result in results)
     return "failed" if failed else "passed", "; ".join(figures)
 
 
 def _table(columns: tuple[str, ...], rows: list[Any]) -> str:
-    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
-    return "\n".join(lines + ["| " + " | ".join(_cell(value) for value in row) + " |" for row in rows])
+    rows = [columns, ["---"] * len(columns), *rows]
+    cells = [[" ".join(_clean(text).split()).replace("|", "\\|") for text in row] for row in rows]
+    return "\n".join(
+        "| " + " | ".join(" ".join(_clean(text).split()).replace("|", "\\|") for text in row) + " |" for row in cells
+    )
 
 
-def _cell(text: str) -> str:
-    return _one_line(_without_paths(text)).replace("|", "\\|")
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _shortened(text: str) -> str:
-    """Return the end of ``text``, without colours and without this machine's folders."""
-    lines = _without_paths(re.sub(r"\x1b\[[0-9;]*m", "", text)).replace("```", "` ` `").rstrip().splitlines()
-    return "\n".join(lines[-_LINES_SHOWN:])
-
-
-def _without_paths(text: str) -> str:
-    return re.sub(r"(?<![\w.:/])/(?:[\w.+@-]+/)+", ".../", text.replace(str(ROOT) + os.sep, ""))
-
-
-def quickstart_outcome(code: str, printed: str) -> str:
-    """Return the quickstart's outcome in a few words."""
-    if not code.isdecimal():
-        return f"not run: {code}"
-    if code != "0":
-        return "**failed**: it took too long" if code == "124" else f"**failed** with exit code {code}"
-    return "passed" if "cuda:0" in printed else "**failed**: it ran, but its reports show no cuda:0"
+def _clean(text: str) -> str:
+    """Return ``text`` without colours and without this machine's folders."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text).replace(str(ROOT) + os.sep, "")
+    return re.sub(r"(?<![\w.:/])/(?:[\w.+@-]+/)+", ".../", text)
 
 
 def _surroundings(seconds: int) -> list[list[str]]:
-    found = [["date", datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")], ["commit", _commit()]]
-    found.append(
-        ["system", f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} CPU cores"]
-    )
+    system = f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} CPU cores"
+    date = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    found = [["date", date], ["commit", _commit()], ["system", system]]
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
@@ -161,10 +113,9 @@ def _surroundings(seconds: int) -> list[list[str]]:
         found.append(["driver", str(nvml.nvmlSystemGetDriverVersion())])
     except Exception as error:  # the page says what is missing
         found.append(["GPU", f"none found ({type(error).__name__}: {error})"])
-    found.append(["Python", platform.python_version()])
     versions = {item.metadata["Name"]: item.version for item in importlib.metadata.distributions()}
     names = ("torch", "ipython", "ipykernel", "nvidia-ml-py", "psutil", "pytest")
-    found += [[name, versions.get(name, "not installed")] for name in names]
+    found += [["Python", platform.python_version()], *([name, versions.get(name, "not installed")] for name in names)]
     return [*found, ["time in all", f"{seconds} s"]]
 
 
@@ -181,7 +132,8 @@ def _results(path: Path) -> list[dict[str, Any]]:
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         with contextlib.suppress(json.JSONDecodeError):  # the last line of a run that was killed
             result = json.loads(line)
-            results.append({**result, "reason": _shortened(result["reason"])})
+            shown = _clean(result["reason"]).replace("```", "` ` `").rstrip().splitlines()[-_LINES_SHOWN:]
+            results.append({**result, "reason": "\n".join(shown)})
     return results
 
 
@@ -190,20 +142,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("page", type=Path)
     parser.add_argument("--outcomes", type=Path, default=HERE / "outcomes", help="where to keep the run")
-    parser.add_argument(
-        "--results", type=Path, required=True, help="a line of JSON per result, as conftest.py writes it"
-    )
+    parser.add_argument("--results", type=Path, required=True, help="a line of JSON per result, as conftest.py has it")
     parser.add_argument("--suite-exit", type=int, default=0, help="pytest's exit code")
     parser.add_argument("--quickstart-exit", default="left out", help="run_demo.py's exit code, or why it was not run")
     parser.add_argument("--quickstart-log", type=Path, default=Path(os.devnull), help="what run_demo.py printed")
     parser.add_argument("--seconds", type=int, default=0, help="how long all of it took")
     options = parser.parse_args()
     results = _results(options.results)
-    if not any(result["outcome"] in ("passed", "failed") for result in results):
+    if all(result["outcome"] == "skipped" for result in results):
         print("report.py: this run could check nothing, for want of a GPU or of something to use it with")
         return 1
-    printed = options.quickstart_log.read_text(encoding="utf-8") if options.quickstart_log.exists() else ""
-    quickstart = quickstart_outcome(options.quickstart_exit, printed)
+    code, log = options.quickstart_exit, options.quickstart_log
+    quickstart = (
+        "passed" if code == "0" else f"**failed** with exit code {code}" if code.isdecimal() else f"not run: {code}"
+    )
+    if code == "0" and not (log.exists() and "cuda:0" in log.read_text(encoding="utf-8")):
+        quickstart = "**failed**: it ran, but its reports show no cuda:0"
     run = {"where": _surroundings(options.seconds), "quickstart": quickstart, "results": results}
     simulated = any("simulated" in value.lower() for what, value in run["where"] if what.startswith(("GPU", "driver")))
     options.outcomes.mkdir(parents=True, exist_ok=True)
@@ -215,7 +169,7 @@ def main() -> int:
             if path.is_file():
                 runs[kind] = json.loads(path.read_text(encoding="utf-8"))
     options.page.parent.mkdir(parents=True, exist_ok=True)
-    options.page.write_text(page([statements(path) for path in sorted(HERE.glob("test_*.py"))], runs), encoding="utf-8")
+    options.page.write_text(page(runs), encoding="utf-8")
     print(f"report.py: wrote {options.page.name}")
     return int(options.suite_exit != 0 or "failed" in quickstart)
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from ipygpumem.model import Usage
@@ -116,46 +116,19 @@ def other_process(mib: int, *, visible: str | None = None) -> Iterator[subproces
 class Card:
     """One device, as NVML sees it."""
 
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, properties: Any) -> None:
+        """``properties`` are what torch tells of the device."""
         self._nvml = importlib.import_module("pynvml")
-        self._handle = handle
-
-    @classmethod
-    def of(cls, properties: Any) -> Card:
-        """Return the card that torch describes by ``properties``; by its bus where both know it, else by UUID."""
-        nvml = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-        bus = getattr(properties, "pci_bus_id", None)
-        if bus is not None:
-            address = f"{properties.pci_domain_id:08x}:{bus:02x}:{properties.pci_device_id:02x}.0"
-            with suppress(nvml.NVMLError):  # a virtual machine or a sandbox may number its buses otherwise
-                return cls(nvml.nvmlDeviceGetHandleByPciBusId(address))
-        return cls(nvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}"))
+        self._nvml.nvmlInit()
+        self.uuid = f"GPU-{properties.uuid}"
+        self._handle = self._nvml.nvmlDeviceGetHandleByUUID(self.uuid)
+        self.index = self._nvml.nvmlDeviceGetIndex(self._handle)
+        """Its number in the order of the bus."""
 
     @property
-    def uuid(self) -> str:
-        """The device's UUID, with its ``GPU-``."""
-        return str(self._nvml.nvmlDeviceGetUUID(self._handle))
-
-    @property
-    def index(self) -> int:
-        """The device's number in the order of the bus."""
-        return int(self._nvml.nvmlDeviceGetIndex(self._handle))
-
-    @property
-    def total_bytes(self) -> int:
-        """The size of the device's memory."""
-        return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).total)
-
-    @property
-    def used_bytes(self) -> int:
-        """What is in use on the device, by every process."""
-        return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
-
-    @property
-    def free_bytes(self) -> int:
-        """What is free on the device."""
-        return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).free)
+    def memory(self) -> Any:
+        """``total``, ``used`` by every process, and ``free``, in bytes."""
+        return self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
 
     def processes(self) -> dict[int, int | None]:
         """Return what each process uses, by process id; None where the driver does not tell, nothing if it refuses."""
@@ -168,10 +141,10 @@ class Card:
     def settle(self) -> int:
         """Wait until processes that ended have given their memory back, and return what is in use then."""
         deadline = time.monotonic() + 10
-        before = self.used_bytes
+        before = self.memory.used
         while time.monotonic() < deadline:
             time.sleep(0.3)
-            now = self.used_bytes
+            now = self.memory.used
             if now == before:
                 return now
             before = now

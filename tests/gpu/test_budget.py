@@ -1,4 +1,4 @@
-"""Budgets, enforced by torch's allocator on a real device."""
+"""Budgets, and memory that is held or left free, by torch's allocator on a real device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from ipygpumem.units import format_bytes
-from tests.gpu.support import allocated, recovery, run_ok
+from tests.gpu.support import ready, recovery, run_ok
 from tests.kernel import Kernel
 
 
@@ -46,22 +46,6 @@ def test_the_budget_of_a_block_is_named(gpu_kernel: Kernel) -> None:
     assert "refused" not in recovery(gpu_kernel.run(take(total / 2**29)))
 
 
-def test_the_earlier_limit_is_back(gpu_kernel: Kernel) -> None:
-    """After the block the limit that the user had set himself is in force again."""
-    run_ok(gpu_kernel, "%gpumem free")
-    run_ok(gpu_kernel, "import ipygpumem\ntotal = torch.cuda.get_device_properties(0).total_memory")
-    run_ok(gpu_kernel, "torch.cuda.set_per_process_memory_fraction(4 * 2**30 / total)")
-    try:
-        reply = gpu_kernel.run(f"with ipygpumem.budget(gpu='1GiB'):\n    {take(2)}")
-        assert reply.error == "OutOfMemoryError"
-        if gpu_kernel.value("hasattr(torch.cuda, 'get_per_process_memory_fraction')"):
-            run_ok(gpu_kernel, f"{take(2)}; del x")
-            assert gpu_kernel.run(take(5)).error == "OutOfMemoryError"
-    finally:
-        run_ok(gpu_kernel, "torch.cuda.set_per_process_memory_fraction(1.0)")
-    assert allocated(gpu_kernel) < 2**30
-
-
 def test_what_the_allocator_has_cached_is_no_way_around(gpu_kernel: Kernel) -> None:
     """A budget of 1 GiB refuses 1.5 GiB also where the allocator has cached more than that, which it gives back."""
     run_ok(gpu_kernel, f"%gpumem free\n{take(3)}; del x")
@@ -69,20 +53,6 @@ def test_what_the_allocator_has_cached_is_no_way_around(gpu_kernel: Kernel) -> N
     assert gpu_kernel.run(f"%%experiment small --budget gpu=1GiB\n{take(1.5)}").error == "OutOfMemoryError"
     assert gpu_kernel.value("torch.cuda.memory_reserved()") < 1 << 30
     run_ok(gpu_kernel, f"{take(1.5)}; del x")
-
-
-def test_live_tensors_above_the_budget_are_said(gpu_kernel: Kernel) -> None:
-    """Where live tensors hold more than the budget already, the report says so, and new memory is refused."""
-    run_ok(gpu_kernel, f"%gpumem free\n{take(2)}")
-    reply = gpu_kernel.run("%%experiment small --budget gpu=1GiB\ny = torch.empty(1 << 28, device='cuda')")
-    assert reply.error == "OutOfMemoryError"
-    (report,) = reply.reports("experiment")
-    assert "2.00 GiB of cuda:0 stay reserved, 2.00 GiB of them by live tensors: more than the 1.00 GiB" in report
-    reply = gpu_kernel.run("import ipygpumem\nwith ipygpumem.budget(gpu='1GiB'):\n    pass")
-    assert "2.00 GiB of them by live tensors" in "".join(reply.reports("note"))
-    started = run_ok(gpu_kernel, "%experiment start many --budget gpu=1GiB")
-    assert "2.00 GiB of them by live tensors" in "".join(started.reports("note"))
-    run_ok(gpu_kernel, "%experiment end\ndel x")
 
 
 def test_the_pool_of_a_graph_counts(gpu_kernel: Kernel) -> None:
@@ -96,29 +66,7 @@ def test_the_pool_of_a_graph_counts(gpu_kernel: Kernel) -> None:
     assert reply.error == "OutOfMemoryError"
     (report,) = reply.reports("experiment")
     assert re.search(r"2\.0\d GiB of cuda:0 stay reserved", report)
-    run_ok(gpu_kernel, "del graph, y")
-    run_ok(gpu_kernel, f"%%experiment small --budget gpu=1GiB\n{take(0.5)}")
-
-
-def test_cuda_malloc_async(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the backend cudaMallocAsync a budget refuses live tensors above it."""
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
-    with Kernel() as kernel:
-        run_ok(kernel, f"%load_ext ipygpumem\nimport torch\n{take(2)}; del x")
-        run_ok(kernel, f"%%experiment small --budget gpu=1GiB\n{take(0.5)}")
-        reply = kernel.run(f"%%experiment small --budget gpu=1GiB\n{take(1.5)}")
-        assert reply.error == "OutOfMemoryError"
-
-
-def test_a_budget_inside_another_empties_the_cache_once_more(gpu_kernel: Kernel) -> None:
-    """A budget of 1 GiB inside one of 3 GiB is enforced too, and after it the outer one is in force again."""
-    run_ok(gpu_kernel, f"%gpumem free\nimport ipygpumem\n{take(4)}; del x")
-    inner = f"with ipygpumem.budget(gpu='1GiB'):\n        try: {take(1.5)}\n        except MemoryError_: no = 1"
-    outer = f"with ipygpumem.budget(gpu='3GiB'):\n    {take(2)}; del x\n    {inner}\n    {take(2.5)}; del x"
-    run_ok(gpu_kernel, f"no, MemoryError_ = 0, torch.cuda.OutOfMemoryError\n{outer}")
-    assert gpu_kernel.value("no") == 1
-    assert gpu_kernel.run(f"with ipygpumem.budget(gpu='3GiB'):\n    {take(3.5)}").error == "OutOfMemoryError"
-    run_ok(gpu_kernel, f"{take(4)}; del x")
+    run_ok(gpu_kernel, "del graph, y", f"%%experiment small --budget gpu=1GiB\n{take(0.5)}")
 
 
 @pytest.mark.simulated
@@ -145,3 +93,79 @@ def test_a_card_that_is_not_used_is_left_alone(machine: Callable[..., None]) -> 
         assert kernel.value("torch.cuda.get_per_process_memory_fraction(1)") == 1.0
         assert not kernel.value("torch._C._cuda_hasPrimaryContext(1)")
         assert [kernel.value(users.format(index)) for index in (0, 1)] == [1, 0]
+
+
+def test_asking_for_memory(bare_kernel: Kernel) -> None:
+    """`memory("cuda:0")` answers before torch uses CUDA, and makes no context. Then what it says is torch's own count,
+    and free memory with the cache is larger by what the cache has."""
+    run_ok(bare_kernel, "import torch, ipygpumem\nm = ipygpumem.memory('cuda:0')")
+    assert bare_kernel.value("torch.cuda.is_initialized()") is False
+    assert bare_kernel.value("m.free_bytes + m.used_bytes == m.total_bytes > 0, m.note") == (True, "")
+    ready(bare_kernel)
+    run_ok(
+        bare_kernel,
+        "x = torch.empty(64 << 20, dtype=torch.uint8, device='cuda'); del x",
+        "m = ipygpumem.memory(torch.device('cuda'))",
+    )
+    assert bare_kernel.value("m.device, m.allocated_bytes, m.reserved_bytes") == bare_kernel.value(
+        "'cuda:0', torch.cuda.memory_allocated(), torch.cuda.memory_reserved()"
+    )
+    assert bare_kernel.value("m.free_with_cache_bytes - m.free_bytes") >= 64 << 20
+    assert bare_kernel.value("m.total_bytes > m.used_bytes >= m.reserved_bytes") is True
+
+
+_FITS = (
+    "import torch, ipygpumem\n"
+    "def fits(n):\n"
+    "    try: torch.empty(n, dtype=torch.uint8, device='cuda:0')\n"
+    "    except torch.OutOfMemoryError: return False\n"
+    "    finally: torch.cuda.empty_cache()\n"
+    "    return True\n"
+)
+
+
+@pytest.mark.parametrize("mib", [20, 64, 3000])
+def test_exactly_so_much_stays_free(bare_kernel: Kernel, mib: int) -> None:
+    """Under `leave_free(n)` a request of n bytes fits, and one of n and two blocks of 2 MiB does not; afterwards it
+    fits again."""
+    ready(bare_kernel)
+    run_ok(bare_kernel, f"{_FITS}n, more = {mib} << 20, {mib + 4} << 20")
+    run_ok(
+        bare_kernel,
+        "cached = torch.empty(256 << 20, dtype=torch.uint8, device='cuda:0'); del cached\n"
+        "with ipygpumem.leave_free(n) as filler:\n    inside = fits(n), fits(more)\n"
+        "after = fits(more)",
+    )
+    assert bare_kernel.value("(inside, after)") == ((True, False), True)
+
+
+def test_what_stays_free_is_what_torchs_own_limit_leaves(bare_kernel: Kernel) -> None:
+    """Where the user has given torch a share of the card, `leave_free` leaves so much of the share, which it does not
+    change."""
+    ready(bare_kernel)
+    run_ok(
+        bare_kernel,
+        f"{_FITS}torch.cuda.set_per_process_memory_fraction(0.25, 0)\nask = torch.cuda.get_device_properties",
+    )
+    run_ok(bare_kernel, "with ipygpumem.leave_free('512 MiB'):\n    inside = fits(512 << 20), fits(516 << 20)")
+    run_ok(bare_kernel, "total = ask(0).total_memory\nafter = fits(total // 5), fits(total // 3)")
+    assert bare_kernel.value("(inside, after)") == ((True, False), (True, False))
+
+
+def test_fillers_nest_and_give_back(bare_kernel: Kernel) -> None:
+    """A filler inside another leaves less; each gives back what it held at its end, after an error, too."""
+    ready(bare_kernel)
+    run_ok(
+        bare_kernel,
+        f"{_FITS}before = torch.cuda.memory_allocated(0)\n"
+        "with ipygpumem.leave_free('1 GiB'):\n"
+        "    with ipygpumem.leave_free('64 MiB'):\n        inner = fits(64 << 20), fits(68 << 20)\n"
+        "    outer = fits(1 << 30), fits((1 << 30) + (4 << 20))\n"
+        "with ipygpumem.allocate(12345) as held:\n    size = held.size_bytes, torch.cuda.memory_allocated(0) - before\n"
+        "try:\n    with ipygpumem.allocate('1 GiB'):\n        1 / 0\nexcept ZeroDivisionError: pass\n"
+        "try:\n    with ipygpumem.leave_free('9 TiB'):\n        pass\nexcept ipygpumem.errors.DeviceError as error:\n"
+        "    said = str(error)\n"
+        "after = torch.cuda.memory_allocated(0) - before",
+    )
+    assert bare_kernel.value("(inner, outer, size, after)") == ((True, False), (True, False), (12345, 12800), 0)
+    assert bare_kernel.value("said").endswith(": 9.00 TiB cannot stay free")

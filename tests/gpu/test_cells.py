@@ -1,4 +1,4 @@
-"""What a cell costs, with each of torch's allocators."""
+"""What a cell costs, with each of torch's allocators; and no context before the user's own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ipygpumem.units import MIB
+from ipygpumem.units import MIB, format_bytes
 from tests.gpu.support import (
     DEVICE,
     ROUNDING,
@@ -42,41 +42,10 @@ def test_delta_and_peak_to_the_byte(gpu_kernel: Kernel, figure: Callable[[str], 
     figure(f"kept {usage.delta_bytes:,} B, peak {usage.peak_delta_bytes:,} B: no byte off")
 
 
-@pytest.mark.parametrize(
-    ("cell", "kept", "peak"), [("mib(200); None", 0, 200), ("big = mib(64)", 64, 64), ("del big", -64, 0), ("1", 0, 0)]
-)
-def test_each_cell_has_its_own_peak(gpu_kernel: Kernel, cell: str, kept: int, peak: int) -> None:
-    """A tensor that is freed at once counts in its cell's peak, and in no later cell's."""
-    run_ok(gpu_kernel, MAKE + cell)
-    usage = cuda_usage(gpu_kernel)
-    assert (usage.delta_bytes, usage.peak_delta_bytes) == (kept * MIB, peak * MIB)
-
-
-def test_the_line_after_the_cell(gpu_kernel: Kernel, card: Card, figure: Callable[[str], None]) -> None:
-    """The line after a cell shows the device's change, peak, and the whole device's use as NVML tells it."""
-    reply = run_ok(gpu_kernel, f"{MAKE}shown, _ = mib(64), mib(128); del _")
-    (line,) = reply.reports("cell")
-    assert f"{DEVICE} +64 MiB, peak +192 MiB, " in line
-    usage = cuda_usage(gpu_kernel)
-    assert usage.total_bytes == card.total_bytes
-    assert usage.used_bytes is not None
-    assert abs(usage.used_bytes - card.used_bytes) <= ROUNDING
-    figure(line.split(" · ", 2)[2])
-
-
-def test_a_first_use_inside_a_cell(kernel: Kernel) -> None:
-    """The cell in which CUDA is first used is measured from zero, to the byte."""
-    run_ok(kernel, f"import torch\n{MAKE}kept, tall = mib(40), mib(80); del tall")
-    usage = cuda_usage(kernel)
-    assert (usage.before_bytes, usage.after_bytes, usage.peak_bytes) == (0, 40 * MIB, 120 * MIB)
-
-
 def test_loading_after_the_first_use(bare_kernel: Kernel) -> None:
     """Where the extension is loaded after CUDA was used, earlier peaks are not put on the first cell."""
     ready(bare_kernel)
-    run_ok(bare_kernel, f"{MAKE}mib(100); held = mib(20)")
-    run_ok(bare_kernel, "%load_ext ipygpumem")
-    run_ok(bare_kernel, "more = mib(30)")
+    run_ok(bare_kernel, f"{MAKE}mib(100); held = mib(20)", "%load_ext ipygpumem", "more = mib(30)")
     usage = cuda_usage(bare_kernel)
     assert (usage.delta_bytes, usage.peak_delta_bytes) == (30 * MIB, 30 * MIB)
 
@@ -84,9 +53,9 @@ def test_loading_after_the_first_use(bare_kernel: Kernel) -> None:
 def test_free_by_hand(gpu_kernel: Kernel, card: Card) -> None:
     """%gpumem free gives the allocator's cache back to the device, as NVML sees it, and leaves live tensors alone."""
     run_ok(gpu_kernel, f"{MAKE}live = torch.ones(8 << 20, dtype=torch.uint8).cuda(); mib(512); None")
-    live, used = allocated(gpu_kernel), card.used_bytes
+    live, used = allocated(gpu_kernel), card.memory.used
     reply = run_ok(gpu_kernel, "%gpumem free")
-    assert used - card.used_bytes >= 512 * MIB
+    assert used - card.memory.used >= 512 * MIB
     assert gpu_kernel.value("int(live.cpu().sum())") == 8 << 20
     assert allocated(gpu_kernel) <= live
     (note,) = reply.reports("note")
@@ -106,10 +75,10 @@ def test_other_allocators(setting: str, card: Card) -> None:
         assert reply.error == "OutOfMemoryError"
         assert size_after(rf"came back: [^·\n]*{DEVICE}", recovery(reply)) == 1024 * MIB
         run_ok(kernel, "%%experiment some --budget gpu=1GiB\nz = [mib(100) for _ in range(9)]")
+        assert kernel.run("%%experiment some --budget gpu=1GiB\nz = mib(1200)").error == "OutOfMemoryError"
         assert allocated(kernel) == live
         assert card.settle() <= used
-        run_ok(kernel, "y = mib(1536)")
-        (status,) = run_ok(kernel, "%gpumem status").reports("status")
+        (status,) = run_ok(kernel, "y = mib(1536)", "%gpumem status").reports("status")
         assert "tensors: other" in status
         assert "restart with expandable_segments" not in status
 
@@ -124,3 +93,53 @@ def test_no_caching(machine: Callable[..., None]) -> None:
         assert said in run_ok(kernel, "%gpumem status").reports("status")[0]
         reply = run_ok(kernel, "%%experiment small --budget gpu=1GiB\n1")
         assert f"budget: {said}" in reply.reports("experiment")[0]
+
+
+HOST_CELLS = [
+    "%load_ext ipygpumem",
+    "import torch",
+    "x = torch.ones(1 << 20)",
+    "%%experiment host\ny = x * 2",
+    "%experiment start more",
+    "z = [bytearray(1 << 20) for _ in range(8)]",
+    "%experiment end",
+    "%gpumem status",
+    "%gpumem free",
+]
+
+
+def test_no_context(bare_kernel: Kernel, card: Card, figure: Callable[[str], None]) -> None:
+    """Loading, host-only cells, experiments, %gpumem status and free create no CUDA context: NVML sees no byte."""
+    before = card.settle()
+    for cell in HOST_CELLS:
+        run_ok(bare_kernel, cell)
+        assert bare_kernel.value("'torch' in __import__('sys').modules and torch.cuda.is_initialized()") is False
+    assert bare_kernel.value("__import__('os').getpid()") not in card.processes()
+    risen = card.settle() - before
+    assert risen < MIB
+    figure(f"device memory rose by {risen} B in {len(HOST_CELLS)} cells")
+
+
+def test_an_out_of_memory_on_the_host_makes_no_context(kernel: Kernel, card: Card) -> None:
+    """Recovering from a host OOM with torch imported creates no CUDA context."""
+    run_ok(kernel, "import torch")
+    before = card.settle()
+    assert kernel.run("torch.empty(1 << 60, dtype=torch.uint8)").status == "error"
+    assert kernel.value("torch.cuda.is_initialized()") is False
+    assert card.settle() - before < MIB
+
+
+def test_preload(kernel: Kernel, card: Card, figure: Callable[[str], None]) -> None:
+    """%gpumem preload creates the context, and says what the device uses then as NVML does; no tensor pays later."""
+    before = card.settle()
+    reply = run_ok(kernel, "%gpumem preload")
+    (note,) = reply.reports("note")
+    assert note.startswith("cuda is ready · ")
+    used = card.memory.used
+    assert abs(size_after(DEVICE, note) - used) <= ROUNDING
+    assert used - before > 50 * MIB
+    assert kernel.value("__import__('torch').cuda.is_initialized()") is True
+    figure(f"{note}; the context takes {format_bytes(used - before)}")
+    used = card.settle()
+    run_ok(kernel, "import torch\nx = torch.empty(256 << 20, dtype=torch.uint8, device='cuda')")
+    assert abs(card.memory.used - used - 256 * MIB) <= ROUNDING

@@ -1,8 +1,7 @@
-"""Peaks that overlap, and the user's own counters."""
+"""Peaks that overlap, and the user's own counters: torch's statistics are those of a kernel without us."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,8 +12,9 @@ from ipygpumem.measuring.meter import Measurement, Meter
 from ipygpumem.model import Usage
 from ipygpumem.probes.accelerators import CachingAllocatorProbe
 from ipygpumem.units import MIB
-from tests.gpu.support import DEVICE, cuda_usage, ready, run_ok
+from tests.gpu.support import DEVICE, cuda_usage, run_ok
 from tests.kernel import Kernel
+from tests.steps import run
 
 
 @pytest.fixture
@@ -100,78 +100,6 @@ def test_random_spans(torch: Any, meter: Meter, figure: Callable[[str], None]) -
     figure(f"{checked} spans' peaks and 1,200 of the user's readings: none off by a byte")
 
 
-CELLS = [
-    "a = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')\n"
-    "b = torch.empty(96 << 20, dtype=torch.uint8, device='cuda'); del b",
-    "1 + 1",
-    "torch.cuda.reset_peak_memory_stats()\nc = torch.empty(3000, device='cuda')",
-    "d = torch.empty(40 << 20, dtype=torch.uint8, device='cuda')\n"
-    "torch.cuda.reset_peak_memory_stats(0)\n"
-    "e = torch.empty(8 << 20, dtype=torch.uint8, device='cuda'); del d",
-    "if hasattr(torch, 'accelerator') and hasattr(torch.accelerator, 'reset_peak_memory_stats'):\n"
-    "    torch.accelerator.reset_peak_memory_stats()\n"
-    "f = [torch.empty(5 << 20, dtype=torch.uint8, device='cuda') for _ in range(9)]; del f[::2]",
-    "torch.cuda.empty_cache()",
-    "torch.cuda.reset_accumulated_memory_stats()",
-    "g = torch.empty(33 << 20, dtype=torch.uint8, device='cuda'); del a, g",
-    "%%capture\nh = torch.empty(70 << 20, dtype=torch.uint8, device='cuda'); del h",
-]
-STATISTICS = """
-def statistics():
-    import json
-    found = {'cuda ' + name: value for name, value in torch.cuda.memory_stats().items()}
-    found |= {'max allocated': torch.cuda.max_memory_allocated(), 'max reserved': torch.cuda.max_memory_reserved()}
-    accelerator = getattr(torch, 'accelerator', None)
-    if hasattr(accelerator, 'memory_stats'):
-        found |= {'accelerator ' + name: value for name, value in accelerator.memory_stats().items()}
-        found |= {'accelerator max': accelerator.max_memory_allocated()}
-    return json.dumps(found)
-"""
-
-
-def _statistics(*magic: str, env: dict[str, str] | None = None) -> list[dict[str, int]]:
-    """Run ``CELLS`` in a fresh kernel and return all of torch's statistics after each."""
-    with Kernel(env=env) as kernel:
-        for line in magic:
-            run_ok(kernel, line)
-        ready(kernel)
-        run_ok(kernel, STATISTICS)
-        found = []
-        for cell in CELLS:
-            run_ok(kernel, cell)
-            found.append(json.loads(kernel.value("statistics()")))
-        return found
-
-
-@pytest.mark.parametrize("options", ["", "max_split_size_mb:32"], ids=["default", "max_split_size"])
-def test_users_counters(options: str, monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]) -> None:
-    """After every cell all of torch's memory statistics are what they are in a kernel without the extension."""
-    if options:
-        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", options)
-        monkeypatch.setenv("PYTORCH_ALLOC_CONF", options)
-    without, loaded = _statistics(), _statistics("%load_ext ipygpumem")
-    assert len(without[0]) > 50
-    for cell, expected, found in zip(CELLS, without, loaded, strict=True):
-        wrong = {name: (expected[name], found.get(name)) for name in expected if found.get(name) != expected[name]}
-        assert not wrong, f"(without, with the extension) after the cell: {cell}"
-    figure(f"{len(without[0])} statistics after each of {len(CELLS)} cells: all equal")
-
-
-def test_a_reset_keeps_the_cells_peak(gpu_kernel: Kernel) -> None:
-    """The user's reset in the middle of a cell does not lose the cell's peak, and the user sees the new one."""
-    run_ok(
-        gpu_kernel,
-        "before = torch.cuda.memory_allocated()\n"
-        "x = torch.empty(90 << 20, dtype=torch.uint8, device='cuda'); del x\n"
-        "torch.cuda.reset_peak_memory_stats()\n"
-        "y = torch.empty(10 << 20, dtype=torch.uint8, device='cuda'); del y\n"
-        "seen = torch.cuda.max_memory_allocated() - before",
-    )
-    assert cuda_usage(gpu_kernel).peak_delta_bytes == 90 * MIB
-    assert gpu_kernel.value("seen") == 10 * MIB
-    assert gpu_kernel.value("torch.cuda.max_memory_allocated() - before") == 10 * MIB
-
-
 def test_a_reset_in_the_first_cell(kernel: Kernel) -> None:
     """A reset in the very cell that uses CUDA first does not lose that cell's peak."""
     run_ok(kernel, "import torch")
@@ -180,3 +108,101 @@ def test_a_reset_in_the_first_cell(kernel: Kernel) -> None:
         "x = torch.empty(90 << 20, dtype=torch.uint8, device='cuda'); del x\ntorch.cuda.reset_peak_memory_stats()",
     )
     assert cuda_usage(kernel).peak_bytes == 90 * MIB
+
+
+OOM = "train(torch.cuda.get_device_properties(0).total_memory >> 16)"
+BY_HAND = """
+import sys
+for name in ("last_value", "last_traceback", "last_exc"):
+    vars(sys).pop(name, None)
+get_ipython().InteractiveTB.tb = get_ipython().InteractiveTB.etb = None
+gc.collect(); torch._C._cuda_clearCublasWorkspaces(); torch.cuda.empty_cache()
+"""
+"""What people write after an OOM; with the extension it finds nothing left to do."""
+CELLS = (
+    "import gc, io, torch\nfrom torch import nn",
+    """
+def make_model():
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, 2), nn.ReLU(), nn.Conv2d(32, 64, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(8), nn.Flatten(),
+        nn.Linear(4096, 1024), nn.GELU(), nn.Linear(1024, 10),
+    ).cuda()
+model = make_model()
+""",
+    "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\nlosses = []",
+    """
+def loss_of(batch_size):
+    images = torch.zeros(batch_size, 3, 64, 64, device="cuda")
+    return nn.functional.cross_entropy(model(images), torch.zeros(batch_size, dtype=torch.long, device="cuda"))
+def train(batch_size, steps=4):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(batch_size)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+""",
+    "train(256)",
+    "model.eval()\nwith torch.no_grad():\n    scores = model(torch.zeros(512, 3, 64, 64, device='cuda'))\nscores.shape",
+    "torch.cuda.reset_peak_memory_stats()",
+    "for number in range(8):\n    (loss_of(64) / 8).backward()\noptimizer.step()\noptimizer.zero_grad()",
+    """
+scaler = torch.amp.GradScaler("cuda", init_scale=2.0)
+for _ in range(3):
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = loss_of(128)
+    scaler.scale(loss).backward()
+    optimizer.zero_grad()
+""",
+    "def fail(images):\n    hidden = images * 2\n    return model(hidden.flatten(1))\n"
+    "fail(torch.zeros(64, 3, 64, 64, device='cuda'))",
+    "scores",
+    "torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), len(torch.cuda.memory_summary())",
+    "del loss, scores\ntorch.cuda.empty_cache()",
+    "saved = io.BytesIO()\ntorch.save(model.state_dict(), saved)\nother = make_model()\nsaved.seek(0)\n"
+    "other.load_state_dict(torch.load(saved))",
+    OOM,
+    BY_HAND,
+    "train(128)",
+    "del model, optimizer, other\ngc.collect()\ntorch.cuda.empty_cache()",
+    "torch.cuda.reset_accumulated_memory_stats()\ntorch.cuda.reset_peak_memory_stats()\n"
+    "x = torch.zeros(1 << 20, device='cuda')",
+)
+_EMPTIED = "num_sync_all_streams"
+"""Counts how often the cache was emptied, too: after the OOM the extension has done it once more."""
+
+
+def test_torchs_statistics_are_the_same_after_every_cell(machine: Callable[..., None]) -> None:
+    """In 19 cells of training memory_stats() is the same as without the extension, but for what an OOM gives back."""
+    machine(gib=8)
+    bare, ours = _statistics(""), _statistics("%load_ext ipygpumem")
+    failed = CELLS.index(OOM)
+    assert (len(CELLS), len(bare[0]), len(bare[4])) == (19, 0, len(ours[4]))
+    for number, (cell, without, with_us) in enumerate(zip(CELLS, bare, ours, strict=True)):
+        keys = {*without, *with_us} - ({_EMPTIED} if number >= failed else set())
+        # How often there was a gap differs by itself: torch's thread for backward passes frees at moments of its own.
+        keys = {
+            key for key in keys if not (key.startswith("inactive_split.") and key.endswith((".allocated", ".freed")))
+        }
+        keys = {key for key in keys if number != failed or _is_before_the_error(key)}
+        differing = {key: (without.get(key), with_us.get(key)) for key in keys if without.get(key) != with_us.get(key)}
+        assert differing == {}, cell
+    left = [found["allocated_bytes.all.current"] for found in (ours[failed], ours[failed + 1], bare[failed])]
+    assert left[0] == left[1] < left[2]
+
+
+def _is_before_the_error(key: str) -> bool:
+    """Whether a statistic tells what the cell did until it failed: what it took and its peaks."""
+    gap = key.startswith("inactive_split")  # a block that comes back may leave one
+    return key.endswith(".peak") or (key.endswith(".allocated") and not gap) or key in ("num_ooms", "num_alloc_retries")
+
+
+def _statistics(load: str) -> list[dict[str, int]]:
+    """Return torch's statistics after each cell."""
+    with Kernel() as kernel:
+        run_ok(kernel, load)
+        found = []
+        for cell in CELLS:
+            run(kernel, cell)
+            found.append(kernel.value("dict(__import__('torch').cuda.memory_stats())"))
+        return found

@@ -1,9 +1,13 @@
-"""What measures and lists by hand: traces, lines, statements, trackers and inventories."""
+"""What measures and lists by hand: lines, statements, trackers, inventories, and recorded allocations."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,27 +21,6 @@ def mib(n, dtype=torch.uint8): return torch.empty((n << 20) // dtype.itemsize, d
 def usage(usages): return next(u for u in usages if u.device == "cuda:0")
 def figures(usages): return usage(usages).delta_bytes >> 20, usage(usages).peak_delta_bytes >> 20
 """
-
-
-@pytest.mark.parametrize("cell", ["", "%%experiment traced --keep outer --keep inner --keep highest\n"])
-def test_nested_traces_have_exact_peaks(bare_kernel: Kernel, cell: str) -> None:
-    """A trace around another, in a cell of an experiment or without the extension: each has its own kept bytes and its
-    own exact peak, and torch's own `max_memory_allocated()` goes on over them."""
-    ready(bare_kernel)
-    run_ok(bare_kernel, ("%load_ext ipygpumem" if cell else "") + _SETUP)
-    run_ok(
-        bare_kernel,
-        f"{cell}torch.cuda.reset_peak_memory_stats(); before = torch.cuda.memory_allocated()\n"
-        "with ipygpumem.trace('outer', silent=True) as outer:\n"
-        "    held = mib(64); mib(256)\n"
-        "    with ipygpumem.trace('inner', silent=True) as inner:\n"
-        "        more = mib(32); mib(128)\n"
-        "highest = (torch.cuda.max_memory_allocated() - before) >> 20",
-    )
-    assert bare_kernel.value("figures(inner.record.usages), figures(outer.record.usages)") == ((32, 160), (96, 320))
-    assert bare_kernel.value("highest") == 320
-    if cell:
-        assert bare_kernel.value("figures(ipygpumem.last().usages)[1]") == 320
 
 
 _LINES = """
@@ -63,8 +46,7 @@ def test_lines_and_statements(kernel: Kernel) -> None:
     """%%gpumemit: F.relu(x) costs the 381.5 MiB of its result, and F.relu_(x) nothing. %%memlines: each line has what
     it kept and its peak, to the allocator's rounding. The user's max_memory_allocated is the whole peak over them."""
     ready(kernel)
-    run_ok(kernel, _LINES)
-    (report,) = run_ok(kernel, "%%gpumemit -r 3\nF.relu(x)\nF.relu_(x)").reports("gpumemit")
+    (report,) = run_ok(kernel, _LINES, "%%gpumemit -r 3\nF.relu(x)\nF.relu_(x)").reports("gpumemit")
     copy, in_place = [changes(line) for line in report.splitlines() if line.split()[:1] == ["cuda:0"]]
     assert copy[0] == 0
     assert SIZE - 0.1 <= copy[1] <= UNSPLIT
@@ -136,3 +118,31 @@ def test_a_glance_does_not_wait_for_queued_kernels(gpu_kernel: Kernel, figure: C
     glance, rest = gpu_kernel.value("glance"), gpu_kernel.value("rest")
     figure(f"a glance took {1000 * glance:.2f} ms while {1000 * rest:.0f} ms of kernels were queued")
     assert glance < rest / 4
+
+
+MAKE = "def make(mib):\n    return torch.empty(mib << 20, dtype=torch.uint8, device='cuda')\n"
+
+
+def snapshot(kernel: Kernel, path: Path, what: str) -> Any:
+    """Return an expression over a snapshot, told by the kernel: ``data`` is what the file holds."""
+    return kernel.value(f"(lambda data: {what})(__import__('pickle').load(open({str(path)!r}, 'rb')))")
+
+
+def test_an_experiments_snapshot(kernel: Kernel, tmp_path: Path) -> None:
+    """A snapshot names the function that allocated, from the first use of CUDA on, and torch's own viewer makes a page
+    of it. A second run replaces it; torch records no more after it, unless the user's own recording goes on."""
+    path, page = tmp_path / "a.pickle", tmp_path / "a.html"
+    events = "[event for trace in data['device_traces'] for event in trace]"
+    run_ok(kernel, f"%%experiment a --record {path}\nimport torch\nbatch = torch.ones(1 << 20, device='cuda')")
+    assert snapshot(kernel, path, f"len({events})") > 0
+    run_ok(kernel, MAKE, f"%%experiment a --record {path}\nbatch = make(64)")
+    assert "make" in snapshot(kernel, path, f"{{f['name'] for e in {events} for f in e.get('frames', [])}}")
+    assert 64 << 20 in snapshot(kernel, path, f"{{e['size'] for e in {events}}}")
+    assert "cannot" not in kernel.value("__import__('ipygpumem').experiments()[-1].notes[0]")
+    assert kernel.value("torch._C._cuda_isHistoryEnabled()") is False
+    viewer = [sys.executable, "-m", "torch.cuda._memory_viz", "trace_plot", str(path), "-o", str(page)]
+    subprocess.run(viewer, check=True, timeout=120)
+    assert page.stat().st_size > 0
+    run_ok(kernel, "torch.cuda.memory._record_memory_history(max_entries=1000)")
+    run_ok(kernel, f"%%experiment a --record {path}\nbatch = torch.ones(8, device='cuda')")
+    assert kernel.value("torch._C._cuda_isHistoryEnabled()") is True

@@ -63,7 +63,7 @@ def test_an_out_of_memory_error(gpu_kernel: Kernel, card: Card, figure: Callable
     assert abs(size_after(rf"free: [^·]*{DEVICE}", text) - gpu_kernel.value("free_before")) <= ROUNDING
     assert size_after(rf"came back: [^·\n]*{DEVICE}", text) == HELD
     assert allocated(gpu_kernel) == live
-    left = card.used_bytes - used
+    left = card.memory.used - used
     assert left <= ROUNDING
     figure(f"{text.splitlines()[0]}; the device is {format_bytes(left)} above where it was")
 
@@ -140,8 +140,7 @@ def training(machine: Callable[..., None]) -> Iterator[Kernel]:
     machine(gib=2.6)
     with started_kernel() as kernel:
         ready(kernel)
-        run_ok(kernel, TRAINING)
-        run_ok(kernel, "%gpumem free")
+        run_ok(kernel, TRAINING, "%gpumem free")
         yield kernel
 
 
@@ -194,16 +193,17 @@ def test_an_oom_with_a_pinning_loader(training: Kernel) -> None:
 
 def test_a_device_side_assert(kernel: Kernel, figure: Callable[[str], None]) -> None:
     """An error that breaks the device's context is recognised: the report asks for a restart. What needs no device
-    works on: cells under a budget, %gpumem leaks and tensors, and %gpumemit."""
+    works on: cells under a budget, %gpumem leaks, tensors and status, which tells of it, and %gpumemit."""
     ready(kernel)
     run_ok(kernel, "%experiment start kept\nx = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')")
     text = recovery(break_context(kernel))
     assert "Restart the kernel" in text
     figure(text.splitlines()[0])
-    for command in ("leaks", "tensors"):
+    for command in ("leaks", "tensors", "status"):
         reply = kernel.run(f"%gpumem {command}")
         assert reply.status == "ok", reply.traceback
         assert reply.reports(command), command
+    assert "context is broken" in reply.reports("status")[0]
     found = "[(row.size_bytes, row.note) for row in __import__('ipygpumem').tensors('x').tensors]"
     ((size, note),) = kernel.value(found)
     assert size == 64 * MIB or note.startswith("could not be read")

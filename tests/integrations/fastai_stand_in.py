@@ -14,19 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-_INNER = {
-    *("before_batch", "after_pred", "after_loss", "before_backward", "after_cancel_backward", "after_backward"),
-    *("before_step", "after_step", "after_cancel_batch", "after_batch"),
-}
-
-
-def _exception(name: str) -> type[Exception]:
-    return type(name, (Exception,), {})
-
-
-CancelBatchException = _exception("CancelBatchException")
-CancelValidException = _exception("CancelValidException")
-Never = _exception("Never")
+_INNER = ("batch", "pred", "loss", "backward", "step")
+"""How the names of those events end that come for each batch."""
+CancelBatchException, CancelValidException = (type(name, (Exception,), {}) for name in ("batch", "validation"))
 
 
 class Callback:
@@ -38,14 +28,14 @@ class Callback:
 
     def __call__(self, event: str) -> None:
         wanted = self.run_train if self.learn.training else self.run_valid
-        if self.run and (event not in _INNER or wanted):
+        if self.run and (wanted or not event.endswith(_INNER)):
             getattr(self, event, lambda: None)()
         if event == "after_fit":
             self.run = True
 
 
 class Recorder(Callback):
-    """Keeps the names and the values of the table."""
+    """Keeps the names and the values of the table; a validation that is cancelled has none."""
 
     order = 50
     add_time = True
@@ -56,20 +46,19 @@ class Recorder(Callback):
 
     def before_epoch(self) -> None:
         self.log: list[Any] = [self.learn.epoch]
-        self.is_valid = True
+        self.valid = [1.0]
 
     def after_train(self) -> None:
         self.log += [1.0]
 
     def after_cancel_validate(self) -> None:
-        self.is_valid = False
+        self.valid = []
 
     def after_validate(self) -> None:
-        self.log += [1.0] if self.is_valid else []
+        self.log += self.valid
 
     def after_epoch(self) -> None:
-        self.learn.final_record = self.log[1:]
-        self.values.append(self.learn.final_record)
+        self.values.append(self.log[1:])
         self.log.append("00:00")
         self.learn.logger(self.log)
 
@@ -90,7 +79,7 @@ class Learner:
         for callback in sorted(self.cbs, key=lambda callback: callback.order):
             callback(event)
 
-    def _around(self, name: str, cancelled: type[Exception], work: Callable[[], None]) -> None:
+    def _around(self, name: str, work: Callable[[], None], *cancelled: type[Exception]) -> None:
         try:
             self(f"before_{name}")
             work()
@@ -104,39 +93,38 @@ class Learner:
         loss = self.loss_func(predicted, y)
         self("after_loss")
         if self.training:
-            self._around("backward", Never, loss.backward)
-            self._around("step", Never, self.opt.step)
+            self._around("backward", loss.backward)
+            self._around("step", self.opt.step)
             self.opt.zero_grad()
 
     def _batches(self, *, training: bool) -> None:
         self.training = training
         self.model.train(training)
         for x, y in self.data[not training]:
-            self._around("batch", CancelBatchException, lambda x=x, y=y: self._batch(x, y))
+            self._around("batch", lambda x=x, y=y: self._batch(x, y), CancelBatchException)
 
     def _validate(self) -> None:
         with torch.no_grad():
-            self._around("validate", CancelValidException, lambda: self._batches(training=False))
+            self._around("validate", lambda: self._batches(training=False), CancelValidException)
 
     def _epoch(self) -> None:
-        self._around("train", Never, lambda: self._batches(training=True))
+        self._around("train", lambda: self._batches(training=True))
         self._validate()
 
     def fit(self, epochs: int) -> None:
         def run() -> None:
             for self.epoch in range(epochs):
-                self._around("epoch", Never, self._epoch)
+                self._around("epoch", self._epoch)
 
-        self._around("fit", Never, run)
+        self._around("fit", run)
 
-    def validate(self) -> Any:
+    def validate(self) -> None:
         self.training = False
         for event in ("before_fit", "before_epoch"):
             self(event)
         self._validate()
         for event in ("after_epoch", "after_fit"):
             self(event)
-        return self.final_record
 
 
 def install(patch: pytest.MonkeyPatch) -> None:

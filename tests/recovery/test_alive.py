@@ -92,9 +92,6 @@ def test_a_function_that_goes_on_pins_no_more_than_it_needs(notebook: Kernel) ->
     assert works(notebook, "main()").result == "0"
 
 
-# -- mappings of the user's -----------------------------------------------------------------------------------------
-
-
 def test_the_namespace_of_a_class_that_is_a_registry_is_not_emptied(notebook: Kernel) -> None:
     works(
         notebook,
@@ -119,9 +116,6 @@ def test_what_a_function_keeps_of_its_locals_is_not_emptied(notebook: Kernel) ->
     assert notebook.value("kept[0]['rate']") == 0.1
 
 
-# -- interrupts -----------------------------------------------------------------------------------------------------
-
-
 def test_a_timeout_of_asyncio_is_no_interrupt(notebook: Kernel) -> None:
     reply = fails(
         notebook,
@@ -131,8 +125,6 @@ def test_a_timeout_of_asyncio_is_no_interrupt(notebook: Kernel) -> None:
     assert reply.reports("recovery") == []
     assert notebook.value("alive()") == 1
 
-
-# -- what exceptions carry ------------------------------------------------------------------------------------------
 
 STOP = """
 class Stop(MemoryError):
@@ -164,8 +156,7 @@ HOLDERS = {
 def test_what_the_user_put_on_an_exception_that_he_holds_stays(
     notebook: Kernel, holder: str, place: str, scope: str
 ) -> None:
-    works(notebook, f"{STOP}\ndef g(error): raise error")
-    works(notebook, holder or "pass")
+    works(notebook, f"{STOP}\ndef g(error): raise error", holder or "pass")
     fails(notebook, f"{scope}g({place})")
     works(notebook, f"stop = {place}")
     assert notebook.value(KEPT) is True

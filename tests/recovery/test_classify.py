@@ -1,4 +1,4 @@
-"""What is an out-of-memory error, and what a broken device context."""
+"""What is an out-of-memory error, and a broken device context; and stand-ins for released tracebacks."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import asyncio
 import builtins
 import sys
 import textwrap
+import traceback
+from collections.abc import Iterator
 from concurrent import futures
+from pathlib import Path
+from types import FunctionType, TracebackType
 
 import pytest
 
-from ipygpumem.freeing.tracebacks import classify
+from ipygpumem.freeing.tracebacks import classify, copy_without_frames
 from tests.hostile import Hostile, Meta, body, made, trap, untouched
 
 
@@ -18,70 +22,38 @@ def _named(name: str, *bases: type) -> type[BaseException]:
     return type(name, bases or (RuntimeError,), {})
 
 
+_LIMIT = "Allocation on device 0 would exceed allowed memory. (out of memory)\nCurrently allocated     : 9.43 GiB\n"
+_CPU = "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: "
+_ASYNC = "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"
+_JAX = "RESOURCE_EXHAUSTED: Out of memory "
+_CUPY = "Out of memory allocating 8,589,934,592 bytes (allocated so far: 0 bytes)."
+_MPS = "MPS backend out of memory (MPS allocated: 8.00 GB). Tried to allocate 2.00 GB on private pool."
+
+
 @pytest.mark.parametrize(
-    ("error", "requested"),
+    ("name", "text", "requested"),
     [
-        (MemoryError(), None),
-        (
-            _named("OutOfMemoryError")(
-                "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139 GiB"
-            ),
-            int(2.5 * 2**30),
-        ),
-        (RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 1.00 GiB total capacity)"), 20 << 20),
-        (
-            _named("OutOfMemoryError")(
-                "Allocation on device 0 would exceed allowed memory. (out of memory)\n"
-                "Currently allocated     : 9.43 GiB\nRequested               : 640.00 MiB\nDevice limit : 12.00 GiB"
-            ),
-            640 << 20,
-        ),
-        (RuntimeError("XPU out of memory. Tried to allocate 512.00 MiB"), 512 << 20),
-        (
-            RuntimeError(
-                "MPS backend out of memory (MPS allocated: 8.00 GB). Tried to allocate 2.00 GB on private pool."
-            ),
-            2 << 30,
-        ),
-        (
-            RuntimeError(
-                "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you "
-                "tried to "
-                "allocate 4398046511104 bytes. Error code 12 (Cannot allocate memory)"
-            ),
-            1 << 42,
-        ),
-        (
-            RuntimeError(
-                "[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: you tried "
-                "to allocate 800 bytes."
-            ),
-            800,
-        ),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), None),
-        (
-            _named("AcceleratorError")(
-                "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"
-            ),
-            None,
-        ),
-        (
-            _named("XlaRuntimeError")("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 68719476736 bytes."),
-            1 << 36,
-        ),
-        (_named("JaxRuntimeError")("RESOURCE_EXHAUSTED: Out of memory allocating 1048576 bytes"), 1 << 20),
-        (
-            _named("OutOfMemoryError", MemoryError)(
-                "Out of memory allocating 8,589,934,592 bytes (allocated so far: 0 bytes)."
-            ),
-            1 << 33,
-        ),
-        (_named("CUDARuntimeError")("cudaErrorMemoryAllocation: out of memory"), None),
-        (_named("MySpecialError", MemoryError)(), None),
+        ("MemoryError", "", None),
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total of 139 GiB", 5 << 29),
+        ("RuntimeError", "CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 1.00 GiB total capacity)", 20 << 20),
+        ("OutOfMemoryError", f"{_LIMIT}Requested               : 640.00 MiB\nDevice limit : 12.00 GiB", 640 << 20),
+        ("RuntimeError", "XPU out of memory. Tried to allocate 512.00 MiB", 512 << 20),
+        ("RuntimeError", _MPS, 2 << 30),
+        ("RuntimeError", f"{_CPU}can't allocate memory: you tried to allocate 4398046511104 bytes. Error", 1 << 42),
+        ("RuntimeError", f"{_CPU}not enough memory: you tried to allocate 800 bytes.", 800),
+        ("RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", None),
+        ("AcceleratorError", _ASYNC, None),
+        ("XlaRuntimeError", f"{_JAX}while trying to allocate 68719476736 bytes.", 1 << 36),
+        ("JaxRuntimeError", f"{_JAX}allocating 1048576 bytes", 1 << 20),
+        ("OutOfMemoryError, of MemoryError", _CUPY, 1 << 33),
+        ("CUDARuntimeError", "cudaErrorMemoryAllocation: out of memory", None),
+        ("MySpecialError, of MemoryError", "", None),
     ],
-    ids=lambda value: str(value)[:40],
 )
-def test_an_out_of_memory_error_of_any_library_is_known(error: BaseException, requested: int | None) -> None:
+def test_an_out_of_memory_error_of_any_library_is_known(name: str, text: str, requested: int | None) -> None:
+    name, _, base = name.partition(", of ")
+    kind = getattr(builtins, name, None) or _named(name, getattr(builtins, base or "RuntimeError"))
+    error = kind(text)
     found = classify(error)
     assert (found.kind, found.requested_bytes, found.poisoned) == ("oom", requested, False)
     wrapped = ValueError("training failed")
@@ -234,3 +206,67 @@ def test_a_ctrl_c_counts_wherever_it_is_in_the_chain_and_a_timeout_does_not(name
 )
 def test_memory_that_runs_out_after_a_ctrl_c_is_an_oom(code: str) -> None:
     assert classify(_raised(code)).kind == "oom"
+
+
+def fail() -> None:
+    raise ValueError
+
+
+def traceback_of(function: FunctionType) -> TracebackType:
+    with pytest.raises(ValueError) as caught:  # it has no message
+        function()
+    found = caught.tb.tb_next
+    assert found is not None
+    return found
+
+
+def test_generated_code_without_lines_gets_a_stand_in() -> None:
+    assert isinstance(fail, FunctionType)
+    without_lines = FunctionType(fail.__code__.replace(co_linetable=b""), {"ValueError": ValueError})
+    made = copy_without_frames(traceback_of(without_lines))
+    assert made is not None
+    assert (made.tb_frame.f_code.co_name, made.tb_lineno) == ("fail", 1)
+    assert traceback.format_tb(made)
+
+
+SOURCE = """
+def inner(x, *, y=1, **more):
+    z = [1, 2]
+
+    def deep(a):
+        return x[a] + (lambda: z[a +   1 * 5] + len('äöü'))()
+    return [deep(i) for i in range(1)]
+
+def gen():
+    yield 1
+    for i in range(3):
+        w = inner(
+            [1], y="ä", much=__________________________________________________________________________________________
+        ) ; w = 3
+
+class A:
+    list(gen())
+"""
+
+
+def entries(made: TracebackType | None) -> Iterator[TracebackType]:
+    while made is not None:
+        yield made
+        made = made.tb_next
+
+
+def test_a_stand_in_shows_what_the_real_one_shows_and_refers_to_no_frame_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "failing.py"
+    file.write_text(SOURCE)
+    with pytest.raises(IndexError) as caught:
+        exec(compile(SOURCE, str(file), "exec"), {"__name__": "failing", "_" * 90: 0})
+    real, made = caught.tb.tb_next, copy_without_frames(caught.tb.tb_next)
+    assert traceback.format_tb(made) == traceback.format_tb(real)
+    for entry, shown in zip(entries(made), entries(real), strict=True):
+        frame, real_frame = entry.tb_frame, shown.tb_frame
+        assert frame.f_lineno == entry.tb_lineno == shown.tb_lineno  # some show the one, some the other
+        assert frame.f_globals.keys() <= {"__name__"}
+        assert (frame.f_back, dict(frame.f_locals)) == (None, {})
+        if sys.version_info >= (3, 11):
+            assert frame.f_code.co_qualname == real_frame.f_code.co_qualname
+            assert frame.f_code.co_firstlineno == real_frame.f_code.co_firstlineno

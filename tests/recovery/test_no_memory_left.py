@@ -30,53 +30,50 @@ def _no_memory(*arguments: object, **options: object) -> object:
 
 @pytest.mark.parametrize("missing", ["measuring", "waiting", "watching"])
 def test_names_go_even_if_what_they_hold_cannot_be_seen(
-    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, missing: str
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    shell.run_line_magic("load_ext", "ipygpumem")
-    shell.run_cell("x = 'old'")
-    shell.run_cell("%experiment start a")
-    shell.run_cell("x = 'new'\ny = 1")
+    loaded.run_cell("x = 'old'")
+    loaded.run_cell("%experiment start a")
+    loaded.run_cell("x = 'new'\ny = 1")
     with monkeypatch.context() as patch:
         if missing == "measuring":
-            patch.setattr(notebook_of(shell).context.meter, "read", _no_memory)
-            patch.setattr(notebook_of(shell).context.meter, "now", _no_memory)
+            patch.setattr(notebook_of(loaded).context.meter, "read", _no_memory)
+            patch.setattr(notebook_of(loaded).context.meter, "now", _no_memory)
         else:
             patch.setattr(Experiment, {"waiting": "waiting", "watching": "_watch"}[missing], _no_memory)
-        shell.run_cell("%experiment end")
-    assert (shell.user_ns["x"], "y" in shell.user_ns) == ("old", False)
+        loaded.run_cell("%experiment end")
+    assert (loaded.user_ns["x"], "y" in loaded.user_ns) == ("old", False)
     (record,) = ipygpumem.experiments()
     assert "memory was too short to list everything that the experiment held" in record.notes
 
 
 @pytest.mark.parametrize("missing", ["a part's note of the code's end", "the reading before the recovery"])
 def test_what_comes_first_at_a_cells_end_keeps_no_memory_from_recovery(
-    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, missing: str
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    shell.run_line_magic("load_ext", "ipygpumem")
-    shell.user_ns["watched"] = []
+    loaded.user_ns["watched"] = []
     with monkeypatch.context() as patch:
         if missing == "the reading before the recovery":
-            patch.setattr(notebook_of(shell).context.meter, "settle", _no_memory)
+            patch.setattr(notebook_of(loaded).context.meter, "settle", _no_memory)
         else:
-            patch.setattr(notebook_of(shell).experiments, "code_ended", _no_memory)
-        shell.run_cell(
+            patch.setattr(notebook_of(loaded).experiments, "code_ended", _no_memory)
+        loaded.run_cell(
             "import weakref\nclass Thing: pass\n"
             "def f():\n    mine = Thing(); watched.append(weakref.ref(mine))\n    raise MemoryError\nf()"
         )
-    assert shell.user_ns["watched"][0]() is None
+    assert loaded.user_ns["watched"][0]() is None
 
 
 def test_names_for_which_there_was_no_memory_at_first_go_after_the_tracebacks(
-    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shell.run_line_magic("load_ext", "ipygpumem")
-    shell.run_cell("%experiment start a")
-    shell.run_cell("y = 1")
-    scope = notebook_of(shell).experiments.open[-1].scope
+    loaded.run_cell("%experiment start a")
+    loaded.run_cell("y = 1")
+    scope = notebook_of(loaded).experiments.open[-1].scope
     close, tries = scope.close, iter([_no_memory])
     monkeypatch.setattr(scope, "close", lambda *given, **options: next(tries, close)(*given, **options))
-    shell.run_cell("%experiment end")
-    assert "y" not in shell.user_ns
+    loaded.run_cell("%experiment end")
+    assert "y" not in loaded.user_ns
     (record,) = ipygpumem.experiments()
     assert record.deleted == ("y",)
     assert "names: memory ran out" in record.notes

@@ -11,8 +11,6 @@ from tests.kernel import Kernel
 from tests.smoke.conftest import HAS_POSIX
 from tests.steps import exist, fails, ok, plain, sizes
 
-# -- the line after each cell
-
 
 def test_the_line_tells_what_a_cell_kept_and_its_peak(notebook: Kernel) -> None:
     (line,) = ok(notebook, "size = len(b'x' * (256 << 20))").reports("cell")
@@ -57,9 +55,6 @@ def test_reports_can_be_switched_off_and_on(notebook: Kernel) -> None:
     assert len(ok(notebook, "%gpumem on", "x = 1").reports("cell")) == 1
     assert ok(notebook, "%config IPyGpuMem.min_cell_seconds = 60", "x = 1").displays == []
     ok(notebook, "%config IPyGpuMem.min_cell_seconds = 0")
-
-
-# -- %%experiment feels like no wrapper at all -------------------------------------------------------------------
 
 
 def test_the_last_expression_is_displayed_and_prints_and_magics_work(notebook: Kernel) -> None:
@@ -107,8 +102,6 @@ def test_the_python_interface_makes_the_same_scope(notebook: Kernel) -> None:
     assert notebook.value("(old, 'more' in globals())") == (1, False)
 
 
-# -- %gpumem status in a real kernel ---------------------------------------------------------------------------------
-
 _ROW = re.compile(r"^ +([\d.]+ (?:[KMGTP]i)?B)  +(\S.*?)  +\S", re.MULTILINE)
 _TITLE = re.compile(r"^  RAM: ([\d.]+ (?:[KMGTP]i)?B), (.+)$", re.MULTILINE)
 
@@ -150,8 +143,6 @@ def test_it_imports_no_framework_changes_nothing_of_the_collectors_and_keeps_not
     ok(notebook, "del thing")
     assert notebook.value("died") == [1]
 
-
-# -- a record is made once everything that gives memory back has run -------------------------------------------------
 
 LAST = "(lambda c, u: (u.before_bytes, u.after_bytes, u.peak_bytes, c.reclaimed.get('cpu', 0)))"
 ENDINGS = {

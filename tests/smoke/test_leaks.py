@@ -40,9 +40,7 @@ def leaks(kernel: Kernel, options: str = "") -> str:
 
 
 def test_a_survivor_is_reported_at_the_end_of_its_experiment_and_later(notebook: Kernel) -> None:
-    works(notebook, "cache = {}")
-    works(notebook, "%experiment start a")
-    works(notebook, f"x = {BIG}; cache['run3'] = [x]")
+    works(notebook, "cache = {}", "%experiment start a", f"x = {BIG}; cache['run3'] = [x]")
     (report,) = works(notebook, "%experiment end").reports("experiment")
     line = (
         '8 MiB · x: ndarray float64 1048576 on cpu · cell 5 · held by notebook variable cache["run3"][0] · '
@@ -68,8 +66,7 @@ def test_the_advice_about_an_output_frees_it(notebook: Kernel, make: str, tidy: 
     works(notebook, "import weakref\nclass Data(numpy.ndarray): pass")
     number = next_cell(notebook)
     works(notebook, "made = [numpy.zeros(1 << 20).view(Data)]; alive = weakref.ref(made[0].base); made.pop().base")
-    works(notebook, f"{make};")
-    works(notebook, tidy.format(number))
+    works(notebook, f"{make};", tidy.format(number))
     (line,) = [line for line in leaks(notebook).splitlines() if "held by" in line]
     path, advice = line.split("held by ")[1].split(" · to free it: ")
     assert path.startswith(holder.format(number))
@@ -80,9 +77,7 @@ def test_the_advice_about_an_output_frees_it(notebook: Kernel, make: str, tidy: 
 
 
 def test_what_waits_to_be_restored_is_explained_half_way_through_a_scope(notebook: Kernel) -> None:
-    works(notebook, f"model = {BIG}")
-    works(notebook, "%experiment start a")
-    works(notebook, "model = 1")
+    works(notebook, f"model = {BIG}", "%experiment start a", "model = 1")
     assert "held by experiment a, which restores model at its end" in leaks(notebook)
     works(notebook, "%experiment end")
     assert leaks(notebook) == "no leak of at least 1 MiB was found"

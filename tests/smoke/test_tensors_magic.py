@@ -76,10 +76,8 @@ def test_a_mistake_in_the_options_is_one_line(notebook: Kernel, line: str) -> No
 
 
 def test_the_difference_of_two_inventories_names_their_cells(notebook: Kernel) -> None:
-    ok(notebook, "import numpy as np, ipygpumem\nold = np.ones(1 << 17)")
-    ok(notebook, "first = ipygpumem.tensors()")
-    ok(notebook, "del old\nnew = np.ones(1 << 18)")
-    ok(notebook, "second = ipygpumem.tensors()\nd = ipygpumem.diff(first, second)")
+    ok(notebook, "import numpy as np, ipygpumem\nold = np.ones(1 << 17)", "first = ipygpumem.tensors()")
+    ok(notebook, "del old\nnew = np.ones(1 << 18)", "second = ipygpumem.tensors()\nd = ipygpumem.diff(first, second)")
     assert "('new', 2097152)" in notebook.value("str([(r.name, r.size_bytes) for r in d.came])")
     assert "('old', 1048576)" in notebook.value("str([(r.name, r.size_bytes) for r in d.went])")
     count = notebook.value("get_ipython().execution_count") - 1

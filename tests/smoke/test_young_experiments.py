@@ -122,6 +122,5 @@ def test_nothing_is_collected_where_the_user_has_switched_that_off(counting: Ker
 def test_what_an_older_array_of_objects_led_to_is_looked_for(counting: Kernel) -> None:
     # Seen: the collector does not look into arrays, and so nobody had noticed that it was there.
     pytest.importorskip("numpy")
-    ok(counting, "import numpy; array = numpy.array([node('old')], dtype=object)")
-    ok(counting, "%%experiment a\ndel array")
+    ok(counting, "import numpy; array = numpy.array([node('old')], dtype=object)", "%%experiment a\ndel array")
     assert left_and_full(counting) == ([], True)

@@ -81,15 +81,6 @@ class Transformer(nn.Module):
         return self.head(x).flatten(0, -2)
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.head = nn.LSTM(64, 128, 2, batch_first=True), nn.Linear(128, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.lstm(x)[0][:, -1])
-
-
 def convolutional() -> nn.Module:
     first = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
     return nn.Sequential(first, nn.Flatten(), nn.Dropout(0.5), nn.Linear(16 * 256, 128), nn.ReLU(), nn.Linear(128, 10))
@@ -110,10 +101,8 @@ def tokens() -> torch.Tensor:
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
     "CNN": (convolutional, images),
     "ResNet": (residual, images),
-    "encoder": (Transformer, tokens),
     "decoder": (lambda: Transformer(causal=True), tokens),
     "checkpointing": (lambda: Transformer(checkpointed=True), tokens),
-    "LSTM": (Recurrent, lambda: torch.randn(32, 50, 64)),
 }
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Adam": Adam,

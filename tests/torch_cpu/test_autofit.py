@@ -32,8 +32,7 @@ def train(batch_size, limit=40):
 
 
 def test_model_optimizer_and_graph_of_a_failed_try_are_gone_when_the_next_begins(notebook: Kernel) -> None:
-    works(notebook, TRAIN)
-    reply = works(notebook, "%%autofit batch_size=256\nloss = train(batch_size)\nloss >= 0")
+    reply = works(notebook, TRAIN, "%%autofit batch_size=256\nloss = train(batch_size)\nloss >= 0")
     assert reply.result == "True"
     assert notebook.value("batch_size, alive_at_start") == (32, [[], [], [], []])
     (report,) = reply.reports("autofit")
@@ -53,7 +52,6 @@ def test_the_same_holds_for_names_that_the_cell_binds_itself(notebook: Kernel) -
 
 
 def test_a_function_is_fitted_and_its_failed_calls_leave_nothing(notebook: Kernel) -> None:
-    works(notebook, TRAIN)
-    works(notebook, "found = ipygpumem.autofit(train, batch_size=256, step='search', headroom=0)")
+    works(notebook, TRAIN, "found = ipygpumem.autofit(train, batch_size=256, step='search', headroom=0)")
     assert notebook.value("found.value, found.result >= 0") == (40, True)
     assert notebook.value("any(alive_at_start), alive()") == (False, [])

@@ -34,10 +34,8 @@ def held_against_a_real_run(step: Callable[[], object], *before: torch.Tensor, r
     [
         ("CNN", "Adam", {"mixed": True}),
         ("ResNet", "SGD", {}),
-        ("encoder", "AdamW foreach", {}),
         ("decoder", "AdamW fused", {"rounds": 3}),
-        ("checkpointing", "Adam", {}),
-        ("LSTM", "Adam", {}),
+        ("checkpointing", "AdamW foreach", {}),
     ],
 )
 def test_the_peak_is_that_of_a_real_run(name: str, optimizer: str, options: dict[str, Any]) -> None:

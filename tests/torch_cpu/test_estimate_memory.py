@@ -36,9 +36,6 @@ def usual(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-# -- the allocator -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("asked", "block", "segment"),
     [
@@ -107,9 +104,6 @@ def test_the_largest_block_to_split_counts() -> None:
     assert allocator.take(30 * MIB).size == 40 * MIB
 
 
-# -- cuBLAS ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("capability", "environment", "expected"),
     [
@@ -166,9 +160,6 @@ def test_without_cudnn_a_convolution_takes_columns_of_one_sample(monkeypatch: py
         assert temporary(nn.Conv2d(8, 8, 3, groups=8), x) == 0  # a kernel of its own
 
 
-# -- the verdict -------------------------------------------------------------------------------------------------------
-
-
 def test_the_verdict_sets_a_context_aside_on_a_cuda_device() -> None:
     figures = DeviceEstimate(CARD, 0, GIB, 0, reserved_bytes=2 * GIB, needed_bytes=GIB)
     context, spare = 768 * MIB, GIB // 50
@@ -195,9 +186,6 @@ def test_fragmented_memory_does_not_fit() -> None:
     (card,) = ipygpumem.estimate(split, device=CARD, device_memory=768 * MIB + 300 * MIB).devices
     assert card.peak_bytes <= 300 * MIB < card.needed_bytes <= card.reserved_bytes
     assert card.fits is False
-
-
-# -- what is free -----------------------------------------------------------------------------------------------------
 
 
 def make_on_cuda() -> object:

@@ -180,8 +180,7 @@ def test_a_mistake_in_a_cell_is_one_line(estimating: Kernel) -> None:
 def users(estimating: Kernel, tmp_path: Path) -> Kernel:
     """A kernel with a fresh module of the user's that holds model, optimizer, lists and caches."""
     (tmp_path / "usersmodule.py").write_text(MODULE)
-    works(estimating, "%reset -f")
-    works(estimating, SETUP.format(path=str(tmp_path)))
+    works(estimating, "%reset -f", SETUP.format(path=str(tmp_path)))
     return estimating
 
 

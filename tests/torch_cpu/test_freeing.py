@@ -382,14 +382,6 @@ def test_what_is_done_inside_offload_is_kept(trained: Trained) -> None:
     assert (shown == first).all()
 
 
-def test_a_model_on_the_host_has_nothing_to_move() -> None:
-    model = nn.Linear(4, 4)
-    record = ipygpumem.purge(model)
-    assert (record.moved_bytes, record.notes) == (0, ("no parameter, buffer or gradient of it is on a device",))
-    with ipygpumem.offload(model):
-        assert model.weight.device.type == "cpu"
-
-
 @pytest.mark.parametrize(
     ("call", "why"),
     [

@@ -153,10 +153,6 @@ def test_what_a_notebook_variable_leads_to(
     assert found == f"notebook variable v{expected}"
 
 
-def test_a_modules_cache(path: Callable[..., str], library: Any) -> None:
-    assert path(lambda x: setattr(library, "_CACHE", {3: x})) == "module mylib, global _CACHE[3]"
-
-
 def test_the_frames_of_a_kept_exception(path: Callable[..., str], names: dict[str, Any]) -> None:
     def train(batch: Any) -> None:
         raise ValueError
@@ -183,35 +179,6 @@ def test_the_last_error(path: Callable[..., str], monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(sys, "last_value", error, raising=False)
 
     assert path(keep) == "the last error: exception.obj[0]"
-
-
-def test_a_forward_hook(path: Callable[..., str], names: dict[str, Any]) -> None:
-    torch = pytest.importorskip("torch")
-    names["model"] = torch.nn.Sequential(torch.nn.Linear(2, 2))
-
-    def keep(x: Any) -> None:
-        names["model"][0].register_forward_hook(lambda *_: x)
-
-    assert path(keep, "torch") == "forward hook on model.0: closure of function <lambda>, variable x"
-
-
-def test_a_gradient(path: Callable[..., str], names: dict[str, Any]) -> None:
-    torch = pytest.importorskip("torch")
-
-    def keep(x: Any) -> None:
-        names["weight"] = torch.zeros(100, requires_grad=True)
-        names["weight"].grad = x
-
-    assert path(keep, "torch") == "notebook variable weight.grad"
-
-
-def test_a_graph(path: Callable[..., str], names: dict[str, Any]) -> None:
-    torch = pytest.importorskip("torch")
-
-    def keep(x: Any) -> None:
-        names["losses"] = [(torch.ones(100, requires_grad=True) * x).sum()]
-
-    assert path(keep, "torch") == "notebook variable losses[0]: its autograd graph (MulBackward0)"
 
 
 def test_what_only_cpp_holds_is_said_to_be_so(path: Callable[..., str]) -> None:

@@ -85,6 +85,16 @@ def test_tensors_without_memory_have_no_bytes() -> None:
     assert {name: row.size_bytes for name, row in rows.items()} == {"meta": 0, "fake": 0, "freed": 0, "lazy": 0}
     assert rows["meta"].device == "meta"
     assert rows["lazy"].kind == "parameter"
+    nowhere = [torch.ones(3, device="meta"), fake, torch.eye(3).to_sparse(), torch.empty(0)]
+    assert list(storages_of((item, "other") for item in nowhere)) == []
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_is_cow_tensor"), reason="this torch has no lazy clones that one could tell")
+def test_a_lazy_clone_stays_lazy() -> None:
+    tensor = torch.ones(1000)
+    both = [tensor, torch._lazy_clone(tensor)]
+    assert len(list(storages_of((item, "other") for item in both))) == 1
+    assert all(torch._C._is_cow_tensor(item) for item in both)
 
 
 def test_shared_memory_is_marked() -> None:
@@ -139,9 +149,6 @@ def test_thousands_of_tensors_keep_their_names_and_kinds_wherever_they_stand() -
     assert len(rows) == 2 * CHUNK + 499 + 1 + 1500
 
 
-# -- subclasses -----------------------------------------------------------------------------------------------------
-
-
 def test_a_subclass_with_its_own_functions_is_listed_and_none_of_them_runs() -> None:
     x = hostile.tensors()["function"]
     with hostile.untouched():
@@ -162,9 +169,6 @@ def test_a_wrapper_counts_what_is_inside_it_and_is_not_asked(policy: str) -> Non
     assert (alone.type_name, alone.size_bytes) == ("Dispatch", 0)
 
 
-# -- what cannot be read ----------------------------------------------------------------------------------------------
-
-
 def test_a_broken_device_leaves_the_rest_readable_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     broken, well = torch.ones(100), torch.ones(200)
     real = torch.Tensor.untyped_storage
@@ -182,12 +186,6 @@ def test_a_broken_device_leaves_the_rest_readable_and_is_reported(monkeypatch: p
     assert (rows["broken"].size_bytes, rows["broken"].shape) == (0, (100,))
     assert rows["broken"].note == "could not be read: CUDA error: device-side assert triggered"
     assert any("could not be read: CUDA error: device-side assert triggered" in note for note in found.notes)
-
-
-# -- the public functions ---------------------------------------------------------------------------------------------
-
-
-# -- code of the user's that is active meanwhile ----------------------------------------------------------------------
 
 
 class FunctionMode(torch.overrides.TorchFunctionMode):  # type: ignore[misc, name-defined]  # torch may be missing

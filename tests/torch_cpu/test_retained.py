@@ -229,19 +229,15 @@ def test_an_allocators_cache_is_told_with_what_frees_it(monkeypatch: pytest.Monk
 
 
 def test_leaks_tells_findings_below_its_usual_line(kernel: Kernel) -> None:
-    works(kernel, SETUP)
-    works(kernel, "losses = [step() for _ in range(3)]")
-    (report,) = works(kernel, "%gpumem leaks").reports("leaks")
+    (report,) = works(kernel, SETUP, "losses = [step() for _ in range(3)]", "%gpumem leaks").reports("leaks")
     assert report.splitlines() == [
         "no leak of at least 1 MiB was found",
         "  3 MiB on cpu · losses: 3 tensors keep their autograd graphs · "
         "unless you still call backward(): losses.append(loss.item())",
     ]
-    works(kernel, "losses[:] = [loss.item() for loss in losses]")
-    works(kernel, "[torch.ones(1 << 17) for _ in range(4)]")
+    works(kernel, "losses[:] = [loss.item() for loss in losses]", "[torch.ones(1 << 17) for _ in range(4)]")
     number = kernel.value("get_ipython().execution_count - 1")
     (report,) = works(kernel, "%gpumem leaks").reports("leaks")
     assert f"2 MiB on cpu · Out[{number}]: list that only IPython holds · to free it: %xdel _{number}" in report
-    works(kernel, f"%xdel _{number}")
-    (report,) = works(kernel, "%gpumem leaks").reports("leaks")
+    (report,) = works(kernel, f"%xdel _{number}", "%gpumem leaks").reports("leaks")
     assert report == "no leak of at least 1 MiB was found"

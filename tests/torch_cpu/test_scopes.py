@@ -1,11 +1,11 @@
-"""Models, survivors, outputs and seeds of scopes with torch on the CPU."""
+"""Models, survivors, outputs, seeds and compiled code of scopes with torch on the CPU."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.kernel import Kernel
-from tests.steps import works
+from tests.steps import kernel_with, works
 
 pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
 
@@ -36,15 +36,12 @@ def test_survivors_are_those_that_something_outside_refers_to_with_their_sizes(n
 
 
 def test_a_tensor_that_never_had_a_name_is_a_survivor_too(notebook: Kernel) -> None:
-    works(notebook, "leaked = {}")
-    reply = works(notebook, "%%experiment a\nleaked['run3'] = [torch.ones(1 << 20)]")
+    reply = works(notebook, "leaked = {}", "%%experiment a\nleaked['run3'] = [torch.ones(1 << 20)]")
     assert 'held by notebook variable leaked["run3"][0]' in reply.reports("experiment")[0]
     assert notebook.value("[h.size_bytes for h in ipygpumem.experiments()[-1].survivors]") == [4 << 20]
     works(notebook, "%%experiment b\nx = 1")
     assert notebook.value("[h.name for h in ipygpumem.experiments()[-1].survivors]") == []
 
-
-# -- seeds ----------------------------------------------------------------------------------------------------------
 
 DRAW = "numbers.append((random.random(), float(np.random.rand()), torch.rand(2).tolist(), torch.randperm(5).tolist()))"
 
@@ -52,15 +49,11 @@ DRAW = "numbers.append((random.random(), float(np.random.rand()), torch.rand(2).
 def test_a_seeded_scope_gives_the_same_numbers_in_each_cell_and_on_each_run(notebook: Kernel) -> None:
     works(notebook, "import random, numpy as np\nnumbers = []")
     for _ in range(2):
-        works(notebook, "%experiment start a --seed 7\n" + DRAW)
-        works(notebook, DRAW)
-        works(notebook, "%experiment end")
+        works(notebook, "%experiment start a --seed 7\n" + DRAW, DRAW, "%experiment end")
         works(notebook, f"%%experiment b --seed 7\n{DRAW}")
     works(notebook, f"with ipygpumem.experiment('c', seed=7):\n    {DRAW}")
     assert notebook.value("len(numbers), len(set(map(str, numbers)))") == (7, 1)
-    works(notebook, f"%%experiment b --seed 8\n{DRAW}")
-    works(notebook, DRAW)
-    works(notebook, DRAW)
+    works(notebook, f"%%experiment b --seed 8\n{DRAW}", DRAW, DRAW)
     assert notebook.value("len(set(map(str, numbers)))") == 4
 
 
@@ -73,8 +66,7 @@ def test_a_seed_counts_also_where_the_cell_is_the_first_to_import_numpy_and_torc
     with Kernel() as kernel:
         works(kernel, "%load_ext ipygpumem")
         assert kernel.value("__import__('sys').modules.get('torch') is None") is True
-        works(kernel, cell.format(1))
-        works(kernel, cell.format(2))
+        works(kernel, cell.format(1), cell.format(2))
         assert kernel.value("result1 == result2") is True
         assert kernel.value("[f for f in __import__('sys').meta_path if 'ipygpumem' in type(f).__module__]") == []
         works(kernel, "import importlib, numpy\nassert torch.__spec__.loader is not None\nimport torch.fft, numpy.fft")
@@ -108,3 +100,38 @@ def test_what_the_notebooks_own_optimizer_needs_is_no_leak_and_that_of_a_model_t
         *[False] * 2,
     ]
     works(notebook, "del ours, adam, adams")
+
+
+shared = kernel_with("%load_ext ipygpumem\nimport gc, torch, weakref")
+COMPILED = "sum(name.startswith('__compiled_fn') for name in globals())"
+
+
+def test_a_function_that_an_experiment_has_compiled_is_not_compiled_again(shared: Kernel) -> None:
+    works(shared, "@torch.compile(backend='eager')\ndef double(x): return x * 2")
+    (text,) = works(shared, "%%experiment a\ndouble(torch.ones(3))").reports("experiment")
+    assert "deleted" not in text
+    compiled = shared.value(COMPILED)
+    assert compiled > 0
+    works(shared, "double(torch.ones(3))")
+    assert shared.value(COMPILED) == compiled
+
+
+def test_a_model_that_was_compiled_in_an_experiment_dies_with_it_and_torch_complains_of_nothing(shared: Kernel) -> None:
+    works(
+        shared,
+        "%%experiment a --keep gone\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layer = torch.nn.Linear(512, 512)\n"
+        "    def forward(self, x):\n"
+        "        y = self.layer(x)\n"
+        "        torch._dynamo.graph_break()\n"
+        "        return y.relu().sum()\n"
+        "net = Net()\n"
+        "torch.compile(net, backend='eager')(torch.ones(2, 512)).backward()\n"
+        "gone = weakref.ref(net.layer.weight)\n"
+        "__mine = 1",
+    )
+    assert shared.value("gone() is None, '__mine' in globals()") == (True, False)
+    assert works(shared, "gc.collect(); torch._dynamo.reset(); gc.collect();").stderr == ""

@@ -46,12 +46,9 @@ zoo["freed"].untyped_storage().resize_(0)
 
 
 def test_every_kind_of_tensor_can_be_in_a_scope_that_ends(notebook: Kernel) -> None:
-    works(notebook, "x = 'old'\nleaked = []")
-    works(notebook, "%experiment start a")
+    works(notebook, "x = 'old'\nleaked = []", "%experiment start a")
     works(notebook, "x = 'new'\n" + ZOO, timeout=180)
-    works(notebook, "locals().update(zoo); leaked.append(zoo)")
-    works(notebook, "%experiment status")
-    reply = works(notebook, "%experiment end")
+    reply = works(notebook, "locals().update(zoo); leaked.append(zoo)", "%experiment status", "%experiment end")
     assert len(reply.reports("experiment")) == 1
     assert notebook.value("x") == "old"
     assert notebook.value("[name for name in leaked[0] if name in globals()]") == []
@@ -78,13 +75,10 @@ def test_tensors_without_memory_of_their_own_count_for_nothing_and_wrappers_for_
 
 @pytest.mark.parametrize("kind", ["function", "None", "strides", "sizes"])
 def test_no_code_of_a_tensor_subclass_runs_at_exit_in_status_or_after_an_oom(notebook: Kernel, kind: str) -> None:
-    works(notebook, SOURCE + "\nwatched.clear()")
-    works(notebook, "old = tensors()[KIND]\nleaked = []".replace("KIND", repr(kind)))
+    works(notebook, SOURCE + "\nwatched.clear()", "old = tensors()[KIND]\nleaked = []".replace("KIND", repr(kind)))
     works(notebook, "%experiment start a")
     works(notebook, f"tensor = tensors()[{kind!r}]; box = [tensors()[{kind!r}]]; old = 1; leaked.append(tensor)")
-    works(notebook, "%experiment status")
-    works(notebook, "%gpumem status")
-    works(notebook, "%experiment end")
+    works(notebook, "%experiment status", "%gpumem status", "%experiment end")
     assert notebook.value("touched") == []
     assert notebook.value("'tensor' in globals() or 'box' in globals() or type(old) is int") is False
     recovery(

@@ -12,7 +12,6 @@ import pytest
 import ipygpumem
 from ipygpumem.objects.inventory.records import TrackerRecord
 from tests.kernel import Kernel
-from tests.steps import works
 from tests.tracing import interrupted_at
 
 torch: Any = pytest.importorskip("torch", reason="these tests need torch, which comes with the extra 'torch'")
@@ -100,20 +99,6 @@ def test_a_ctrl_c_inside_it_loses_no_call() -> None:
     y = x.clone()
     assert rows(track()) == ([("y", 4000)], [])
     assert y.shape == (1000,)
-
-
-def test_in_a_notebook_it_names_the_cells_and_shows_a_report(notebook: Kernel) -> None:
-    works(notebook, "t = ipygpumem.tracker()\nfirst = t.track()")
-    works(notebook, "import torch\ndef step():\n    global x\n    x = torch.ones(2**18)\n    return t.track()")
-    defined = int(notebook.value("first.cell")) + 1
-    reply = notebook.run("record = step()")
-    (shown,) = reply.reports("tracker")
-    assert f" · cell {defined}, line 5 in step · RAM +1 MiB\n" in shown
-    assert "1 MiB   x " in shown
-    assert notebook.value("(record.cell, record.line, record.file, record.function)") == (defined, 5, None, "step")
-    assert notebook.value("record.before == f'cell {first.cell}, line 2'") is True
-    works(notebook, "x = torch.zeros(2**18)\nagain = t.track()")
-    assert notebook.value("[(r.name, r.size_bytes) for r in again.came + again.went]") == [("x", MIB)] * 2
 
 
 def test_it_may_be_made_before_the_extension_and_live_on_after_it(bare_kernel: Kernel) -> None:

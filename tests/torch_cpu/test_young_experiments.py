@@ -92,10 +92,7 @@ _TIDY = "gc.enable(); gc.unfreeze(); gc.collect(); watched.clear()"
 
 def ends(kernel: Kernel, code: str) -> tuple[Any, int, int]:
     """Run an experiment; return what it reports, and how many full collections and walks over the heap it took."""
-    works(kernel, SETUP)
-    works(kernel, "%%experiment warm\npass")
-    works(kernel, "full.clear(); walks.clear()")
-    works(kernel, "%%experiment a\n" + code)
+    works(kernel, SETUP, "%%experiment warm\npass", "full.clear(); walks.clear()", "%%experiment a\n" + code)
     seen, full, walks = kernel.value("(seen(ipygpumem.experiments()[-1]), len(full), len(walks))")
     works(kernel, _TIDY)
     return seen, full, walks
@@ -134,14 +131,12 @@ def test_a_look_at_what_is_young_gives_what_a_look_at_everything_gives(counting:
 def test_torch_swaps_tensors_after_an_experiment_as_ever(counting: Kernel) -> None:
     # Seen: "Cannot swap t1 because it has weakref associated with it", from m.double() too.
     works(counting, "m, tensors, swap = nn.Linear(2, 2), [torch.ones(3), torch.zeros(3)], torch.utils.swap_tensors")
-    works(counting, "first, second = torch.ones(3), torch.zeros(3)")
-    works(counting, "%%experiment a --report none\na = torch.ones(3)")
+    works(counting, "first, second = torch.ones(3), torch.zeros(3)", "%%experiment a --report none\na = torch.ones(3)")
     assert counting.value("[len(torch.utils.weakref.getweakrefs(item)) for item in (*tensors, first)]") == [0, 0, 0]
     works(counting, "swap(*tensors); swap(first, second)")
     assert counting.value("(tensors[0].sum().item(), first.sum().item())") == (0, 0)
     works(counting, "torch.__future__.set_swap_module_params_on_conversion(True); m.double();")
-    works(counting, "torch.__future__.set_swap_module_params_on_conversion(False)")
-    works(counting, "mine = weakref.ref(first)")
+    works(counting, "torch.__future__.set_swap_module_params_on_conversion(False)", "mine = weakref.ref(first)")
     assert counting.run("swap(first, second)").status == "error"
     works(counting, "%%experiment a --report none\ntensors.append(torch.ones(1 << 19))")
     assert counting.value("[s.size_bytes for s in ipygpumem.experiments()[-1].survivors]") == [4 << 19]

@@ -11,46 +11,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a scope.
-
-    Args:
-        code: what runs.
-        raises: the error that it must end with; empty where it must succeed.
-        answers: what is typed where the cell asks for input, as ``%debug`` does.
-    """
+    """One cell of a scope."""
 
     code: str
-    raises: str = ""
-    answers: tuple[str, ...] = ()
+    raises: str = ""  # the error that it must end with; empty where it must succeed
+    answers: tuple[str, ...] = ()  # what is typed where the cell asks for input, as ``%debug`` does
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One way in which a notebook leaks.
+    """One way in which a notebook leaks."""
 
-    Args:
-        name: a short, unique title.
-        pins: what keeps the memory alive, in a sentence for users.
-        advice: what the end of an experiment does about it, or what the user can do.
-        cells: what runs inside the scope.
-        on_gpu: what runs instead where the blocks are tensors on a GPU and ``cells`` need an array.
-        before: what runs before the scope begins; empty for nothing.
-        holder: words that a path from a root to the memory must contain where something outside holds it on purpose.
-        needs: modules without which the scenario cannot run.
-        python: the oldest Python that has what it is about.
-        alone: whether it changes the process so that no other scenario may follow in it.
-    """
-
-    name: str
-    pins: str
-    advice: str
-    cells: tuple[Cell, ...]
-    on_gpu: tuple[Cell, ...] = ()
-    before: str = ""
-    holder: str = ""
-    needs: tuple[str, ...] = ()
-    python: str = "3.10"
-    alone: bool = False
+    name: str  # a short, unique title
+    pins: str  # what keeps the memory alive, in a sentence for users
+    advice: str  # what the end of an experiment does about it, or what the user can do
+    cells: tuple[Cell, ...]  # what runs inside the scope
+    on_gpu: tuple[Cell, ...] = ()  # what runs instead where the blocks are tensors on a GPU
+    before: str = ""  # what runs before the scope begins
+    holder: str = ""  # words that a path to the memory must contain where something outside holds it on purpose
+    needs: tuple[str, ...] = ()  # modules without which it cannot run
+    python: str = "3.10"  # the oldest Python that has what it is about
+    alone: bool = False  # whether it changes the process so that no other scenario may follow in it
 
     @property
     def share(self) -> float:

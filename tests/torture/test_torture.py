@@ -46,8 +46,7 @@ def test_without_the_extension_an_error_keeps_its_memory(runner_for: Callable[[W
 def test_what_was_stored_run_or_debugged_before_an_experiment_still_works() -> None:
     """The end of an experiment empties IPython's hidden stores; nothing that the user can see changes."""
     with TortureKernel() as kernel:
-        ok(kernel, "%load_ext ipygpumem", "kept = [1]\n%store kept")
-        ok(kernel, "%cd -q {__import__('tempfile').mkdtemp()}")
+        ok(kernel, "%load_ext ipygpumem", "kept = [1]\n%store kept", "%cd -q {__import__('tempfile').mkdtemp()}")
         ok(kernel, "with open('script.py', 'w') as file:\n    file.write('data = [2]\\ndef f(): return data')")
         ok(kernel, "%run script.py")
         ok(
