@@ -108,11 +108,13 @@ class Screen:
 
     def _begin_row(self) -> None:
         """Go to the beginning of a row of the terminal that has nothing in it yet."""
-        terminal, stream = _terminal_of(self._shell), sys.__stdout__
-        if terminal is not None and stream is not None and sys.stdout is stream:  # else another gets the report
+        terminals = getattr(sys.modules.get("IPython.terminal.interactiveshell"), "TerminalInteractiveShell", ())
+        is_capable = os.name == "posix" and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
+        stream = sys.stdout if sys.stdout is sys.__stdout__ else None  # else another gets the report
+        if is_capable and isinstance(self._shell, terminals) and stream is not None and is_terminal(stream):
             # As many blanks as there are columns end in the last column of the cursor's row if they began in its first,
             # and in the next row otherwise; shells do so before their prompt (zsh's PROMPT_SP).
-            stream.write(" " * os.get_terminal_size(terminal).columns + "\r")
+            stream.write(" " * os.get_terminal_size(stream.fileno()).columns + "\r")
 
     def _for_terminal(self, reports: Sequence[Report], plain: str) -> str:
         """Return the text as the stream that it will be printed to can show it."""
@@ -142,20 +144,6 @@ def _new_bar(what: str, share: float, stream: Any) -> Any:
 
     shape = "{desc} {percentage:.0f}% {bar} {elapsed}"
     return Bar(desc=what, initial=share, total=1.0, leave=False, miniters=0, bar_format=shape, file=stream)
-
-
-def _terminal_of(shell: Any) -> int | None:
-    """Return the descriptor of the terminal that a terminal IPython writes to; None without a capable one."""
-    terminal = getattr(sys.modules.get("IPython.terminal.interactiveshell"), "TerminalInteractiveShell", None)
-    if terminal is None or not isinstance(shell, terminal) or os.name != "posix":
-        return None
-    if os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
-        return None
-    try:
-        descriptor = int(sys.__stdout__.fileno())  # type: ignore[union-attr]  # None under pythonw: no POSIX
-    except (AttributeError, OSError, ValueError):
-        return None
-    return descriptor if os.isatty(descriptor) else None
 
 
 class _Styled(str):

@@ -55,29 +55,23 @@ class Subscribers(Part):
         """
         while self._waiting:
             record = self._waiting.popleft()
-            for entry in list(self._entries()):
-                if not any(entry is called for called in self._called):
-                    self._give(record, entry)
-
-    def _give(self, record: CellRecord | ExperimentRecord, entry: tuple[Subscriber]) -> None:
-        self._called.append(entry)
-        try:
-            entry[0](record)
-        except KeyboardInterrupt:
-            print(f"ipygpumem: {_name(entry[0])} was interrupted; it stays subscribed", file=sys.stderr)
-        except BaseException as error:  # even SystemExit: a logger must not end the session
-            self._drop(entry)
-            why = f"{type_name(error)}: {clean(classify(error).message)}"
-            print(f"ipygpumem: {_name(entry[0])} failed and gets no more records ({why})", file=sys.stderr)
-        finally:
-            self._called.pop()
-
-    def _entries(self) -> list[tuple[Subscriber]]:
-        found: list[tuple[Subscriber]] = vars(self._shell).get(_KEPT_AS, [])
-        return found
+            for entry in list(vars(self._shell).get(_KEPT_AS, ())):
+                if any(entry is called for called in self._called):
+                    continue
+                self._called.append(entry)
+                try:
+                    entry[0](record)
+                except KeyboardInterrupt:
+                    print(f"ipygpumem: {_name(entry[0])} was interrupted; it stays subscribed", file=sys.stderr)
+                except BaseException as error:  # even SystemExit: a logger must not end the session
+                    self._drop(entry)
+                    why = f"{type_name(error)}: {clean(classify(error).message)}"
+                    print(f"ipygpumem: {_name(entry[0])} failed and gets no more records ({why})", file=sys.stderr)
+                finally:
+                    self._called.pop()
 
     def _drop(self, entry: tuple[Subscriber]) -> None:
-        entries = [other for other in self._entries() if other is not entry]
+        entries = [other for other in vars(self._shell).get(_KEPT_AS, ()) if other is not entry]
         if entries:
             vars(self._shell)[_KEPT_AS] = entries
         else:
