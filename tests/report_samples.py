@@ -182,7 +182,4 @@ def reports_of_engines(word: str, ended: ExperimentRecord) -> list[Report]:
     """What is told of a cluster's engines."""
     places = [EngineRecord(at, word, 1, {word: word}, {"cpu": 1}, f"{word}{at}", word, ended) for at in (0, 1)]
     merged = merged_record(word, 0.0, 1.0, [*places, EngineRecord(2, error=word)])
-    return [
-        engines_report(merged),
-        looks_report(word, {0: (word, word, {("in use", word): 1.0})}, {1: word, 2: word}),
-    ]
+    return [engines_report(merged), looks_report(word, {0: (word, word, {("in use", word): 1.0})}, {1: word, 2: word})]

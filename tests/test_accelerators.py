@@ -29,14 +29,7 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> FakeAllocator:
     ("given", "name"),
     [
         *((text, "cpu") for text in ("RAM", "ram", "Ram", "host", "HOST", "cpu", "CPU", "cpu:0", " RAM ")),
-        *(
-            ("cuda", "cuda"),
-            ("CUDA:1", "cuda:1"),
-            (1, "cuda:1"),
-            ("xpu:0", "xpu:0"),
-            ("mps:0", "mps"),
-            ("jax:2", None),
-        ),
+        *(("cuda", "cuda"), ("CUDA:1", "cuda:1"), (1, "cuda:1"), ("xpu:0", "xpu:0"), ("mps:0", "mps"), ("jax:2", None)),
         *(("Card", "Card"), ("Card:new", "Card:new")),
         *((text, None) for text in ("RAMM", "gpu", "cpu:1", "cuda:", "cuda:01", "cuda:x", "", "card", "Card:9", -1)),
         *((value, None) for value in (True, None, b"cpu", 1.0)),

@@ -204,10 +204,7 @@ def test_a_limit_that_the_code_under_a_budget_sets_stays(use: Any) -> None:
     ("cuda", "said"),
     [
         (None, "there is no CUDA device here, so it limits nothing"),
-        (
-            KnowingCuda(),
-            "PYTORCH_NO_CUDA_MEMORY_CACHING is set: torch counts and limits nothing on CUDA devices",
-        ),
+        (KnowingCuda(), "PYTORCH_NO_CUDA_MEMORY_CACHING is set: torch counts and limits nothing on CUDA devices"),
     ],
 )
 def test_what_cannot_be_limited_is_said(use: Any, monkeypatch: pytest.MonkeyPatch, cuda: Any, said: str) -> None:

@@ -345,11 +345,7 @@ def test_errors_and_notes_are_told_once_for_engines_that_are_alike() -> None:
     engines = [*engines, EngineRecord(3, error="died"), EngineRecord(4, error="died")]
     engines[1] = replace(engines[1], record=replace(engines[1].record, deleted=("x", "y"), kept=("z",)))  # type: ignore[type-var]
     merged = merged_record("s", 5.0, 1.0, engines)
-    assert merged.notes == (
-        "engines 0-1: a note",
-        "engine 2 (host1): KeyError",
-        "engines 3-4: died",
-    )
+    assert merged.notes == ("engines 0-1: a note", "engine 2 (host1): KeyError", "engines 3-4: died")
     assert (merged.deleted, merged.kept) == (("x", "y"), ("z",))
     assert (merged.consumed, merged.reclaimed) == ({"cpu": 3 * MIB}, {"cpu": 3 * MIB})
     (sums,) = merged.usages

@@ -66,12 +66,7 @@ def test_a_script_needs_neither_ipython_nor_torch_and_its_lines_are_reported(tmp
         "print(diff.before.rpartition('train.py')[2], diff.after.rpartition('train.py')[2])\n"
         "print('torch' in sys.modules, 'IPython' in sys.modules)\n",
     )
-    assert printed == [
-        "[('batch', 16000, None), ('data', 8000, None)]",
-        "['hidden'] ()",
-        ":4 :6",
-        "False False",
-    ]
+    assert printed == ["[('batch', 16000, None), ('data', 8000, None)]", "['hidden'] ()", ":4 :6", "False False"]
 
 
 def test_what_only_an_outer_functions_variable_holds_is_listed(tmp_path: Path) -> None:
@@ -122,13 +117,7 @@ def test_paths_are_the_shortest_and_read_like_python() -> None:
 
     both = numpy.ones(5)
     found = names(slotted=slotted, plain=plain, function=function, deep=[[both]], both=both)
-    assert found == [
-        "both",
-        "slotted.x",
-        "function.__defaults__[0]",
-        'plain.inner["run3"][0]',
-        "plain.inner[7][0]",
-    ]
+    assert found == ["both", "slotted.x", "function.__defaults__[0]", 'plain.inner["run3"][0]', "plain.inner[7][0]"]
 
 
 def test_a_cycle_ends_and_a_huge_tree_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,14 +129,7 @@ def test_a_cycle_ends_and_a_huge_tree_is_cut_off(monkeypatch: pytest.MonkeyPatch
     assert survey.take([("tree", tree)]).notes[0].startswith("the search for names stopped")
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda i: [i],
-        lambda i: {"a": i, "b": []},
-        lambda i: (i, [str(i)]),
-    ],
-)
+@pytest.mark.parametrize("make", [lambda i: [i], lambda i: {"a": i, "b": []}, lambda i: (i, [str(i)])])
 def test_what_leads_to_no_array_is_not_looked_into_one_by_one(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[int], object]
 ) -> None:

@@ -86,13 +86,7 @@ def load_cupy(load: Callable[..., None], library: Library, *, capturing: bool = 
         runtime=SimpleNamespace(getDevice=lambda: 1),
         get_current_stream=lambda: SimpleNamespace(is_capturing=lambda: capturing),
     )
-    load(
-        cupy={
-            "cuda": cuda,
-            "get_default_memory_pool": lambda: pool,
-            "get_default_pinned_memory_pool": lambda: pinned,
-        }
-    )
+    load(cupy={"cuda": cuda, "get_default_memory_pool": lambda: pool, "get_default_pinned_memory_pool": lambda: pinned})
 
 
 def load_rmm(load: Callable[..., None], library: Library) -> None:

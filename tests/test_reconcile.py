@@ -202,11 +202,7 @@ WIDE = st.none() | st.builds(
 
 @given(snapshots(), STORAGES, WIDE, MAYBE, MAYBE)
 def test_any_blocks_tensors_and_figures_sum_exactly(
-    snapshot: Snapshot,
-    held: list[Storage] | None,
-    driver: DeviceWide | None,
-    total: int | None,
-    used: int | None,
+    snapshot: Snapshot, held: list[Storage] | None, driver: DeviceWide | None, total: int | None, used: int | None
 ) -> None:
     seen = reading(total_bytes=total, used_bytes=used, reserved_bytes=snapshot.reserved_bytes)
     found = device_parts.device_parts(seen, snapshot, driver, held)

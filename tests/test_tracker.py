@@ -42,10 +42,7 @@ def test_a_call_says_what_came_with_the_place_and_the_totals(
 
 
 def test_a_file_gets_each_call_below_what_is_there(
-    script_memory: FakeProbe,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "log.txt").write_text("before\n", encoding="utf-8")

@@ -92,10 +92,7 @@ def test_objects_that_defend_themselves_are_not_touched(notebook: Kernel) -> Non
         "hostile = made(Hostile, 1)\n"
         "boxes = []",
     )
-    works(
-        notebook,
-        f"%%experiment a\nx = {BIG}\nboxes.append({{1: x}})\nh = hostile; p = proxy; lazy = made(Lazy)",
-    )
+    works(notebook, f"%%experiment a\nx = {BIG}\nboxes.append({{1: x}})\nh = hostile; p = proxy; lazy = made(Lazy)")
     works(notebook, "lazy = [made(Lazy), proxy, hostile]")
     assert "held by notebook variable boxes[0][1]" in leaks(notebook)
     assert notebook.value("touched") == []

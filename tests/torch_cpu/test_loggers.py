@@ -70,7 +70,4 @@ def test_the_other_recipes_run_against_a_stand_in(
     assert shell.run_cell(recipe(title)).success
     assert shell.run_cell("x = 1").success
     shell.run_cell("stop()")
-    assert [len(metrics) for metrics in logger.logged] == [
-        1,
-        1,
-    ]
+    assert [len(metrics) for metrics in logger.logged] == [1, 1]
