@@ -174,9 +174,6 @@ def struck(kind):
     item = kind()
     watches.append(weakref.ref(item, strike))
     return item
-def fails(n):
-    held = struck(Plain)
-    if n > 2: raise MemoryError
 """
 
 
