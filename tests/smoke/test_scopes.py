@@ -194,14 +194,6 @@ NOTEBOOKS = {
         {"x": 2},
     ),
     "keep": (["best = 1", KEEP], {"best": 2, "loss_1": 3, "a_end": 4}),
-    "keep inside": (
-        [START, "x = 1\nyes = 2\nyet = 3\nz = 4", "%experiment keep x 'y*'", END],
-        {"x": 1, "yes": 2, "yet": 3},
-    ),
-    "a kept name is the enclosing scope's": (
-        ["x = 1", START, "%%experiment inner --keep x --keep y\nx = 2\ny = 3", "assert (x, y) == (2, 3)", END],
-        {"x": 1},
-    ),
     "imports that are dropped": (["import os", f"%%experiment a --drop-imports\n{MODULE}, os"], {"os": "module"}),
     "imports of an inner scope": ([f"{START} --drop-imports", f"%%experiment b\n{MODULE}", "json, pi", END], {}),
     "an import of a name that later code would bind": (
@@ -211,13 +203,6 @@ NOTEBOOKS = {
     "an import that an inner scope shadows and deletes": (
         [START, "import json", "%experiment start b", "json = 1", "del json", END, END],
         {"json": "module"},
-    ),
-    "nesting": (
-        [
-            *("x = 1", START, "%experiment start b", "x = 2", END, "assert x == 1", "x = 3\ny = 4"),
-            *("%%experiment c\nx = 5\ny = 6\nz = 7", "assert (x, y, 'z' in globals()) == (3, 4, False)", END),
-        ],
-        {"x": 1},
     ),
     "the end of an outer scope ends the inner ones": (
         ["x = 1", START, "x = 2", "%experiment start b", "x = 3\ny = 4", "%experiment end a"],
