@@ -71,11 +71,9 @@ def start_cluster(kernel: Kernel, folder: Path, number: int = 4) -> None:
 
 
 def on_engines(kernel: Kernel, expression: str) -> list[Any]:
-    """Return the value of an expression on each engine."""
     return list(kernel.value(f"rc[:].apply_sync(eval, {expression!r})"))
 
 
 def record(kernel: Kernel) -> dict[str, Any]:
-    """Return the record of the last experiment that has finished."""
     found: dict[str, Any] = kernel.value("__import__('ipygpumem').experiments()[-1].to_dict()")
     return found

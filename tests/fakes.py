@@ -102,7 +102,6 @@ def fake_torch(allocator: FakeAllocator, **options: Any) -> Any:
 
 
 def fake_module(**contents: Any) -> Any:
-    """Return a module named torch with ``contents``."""
     module = ModuleType("torch")
     vars(module).update(contents)
     return module

@@ -15,8 +15,6 @@ from jupyter_client.manager import KernelManager
 
 @dataclass
 class Reply:
-    """What one cell gave."""
-
     status: str
     result: str | None = None
     stdout: str = ""
@@ -148,7 +146,6 @@ class Kernel:
         return eval(found["data"]["text/plain"])
 
     def complete(self, code: str) -> list[str]:
-        """Return what tab completion offers at the end of ``code``."""
         return list(self._reply(self._client.complete(code))["matches"])
 
     def __enter__(self) -> Kernel:
@@ -158,6 +155,5 @@ class Kernel:
         self.close()
 
     def close(self) -> None:
-        """End the kernel."""
         self._client.stop_channels()
         self._manager.shutdown_kernel(now=True)

@@ -28,7 +28,6 @@ def code(source: str, *tags: str) -> Node:
 
 
 def notebook(*cells: str | Node) -> Node:
-    """A notebook of these code cells."""
     made = [cell if isinstance(cell, Node) else code(cell) for cell in cells]
     for number, cell in enumerate(made):
         cell.id = f"cell-{number}"
@@ -37,11 +36,9 @@ def notebook(*cells: str | Node) -> Node:
 
 
 def read(path: Path) -> Node:
-    """Read a notebook."""
     found: Node = json.loads(path.read_text("utf-8"), object_hook=lambda entries: node(**entries))
     return found
 
 
 def write(content: Node, path: Path) -> None:
-    """Write a notebook."""
     path.write_text(json.dumps(content), "utf-8")

@@ -37,7 +37,6 @@ class SharedKernel:
         return self._kernel
 
     def close(self) -> None:
-        """End the kernel."""
         if self._kernel is not None:
             self._kernel.close()
             self._kernel = None

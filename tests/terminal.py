@@ -38,7 +38,6 @@ class Terminal:
         self.run("%load_ext ipygpumem")
 
     def press(self, keys: bytes) -> None:
-        """Press keys."""
         os.write(self._descriptor, keys)
 
     def watch(self, until: Callable[[], object]) -> None:
@@ -54,19 +53,16 @@ class Terminal:
                     return
 
     def run(self, code: str) -> None:
-        """Run one line and wait for the next prompt."""
         self.press(code.encode() + b"\r")
         self.await_prompt()
 
     def await_prompt(self) -> None:
-        """Let the screen change until the next prompt."""
         self._prompts += 1
         prompt = re.compile(rf"In \[{self._prompts}\]:\s*$")
         self.watch(lambda: any(prompt.match(row) for row in self.rows))
 
     @property
     def rows(self) -> list[str]:
-        """The rows of the screen, as they are now."""
         return [row.rstrip() for row in self.screen.display]
 
     @property
@@ -75,7 +71,6 @@ class Terminal:
         return int(termios.tcgetattr(self._descriptor)[3])
 
     def close(self) -> None:
-        """End the program."""
         if self.exit_code is None:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)

@@ -47,7 +47,6 @@ def reconciliation(device: str = "cuda:0") -> Reconciliation:
 
 
 def texts(figure: figures.Picture) -> list[str]:
-    """The texts that are drawn."""
     figure.canvas.draw()  # ticks are placed by drawing
     return [item.get_text() for item in figure.findobj(Text) if item.get_text().strip()]
 

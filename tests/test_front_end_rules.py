@@ -52,8 +52,6 @@ def declarations(style: str) -> list[tuple[str, str]]:
 
 
 class Sanitizer(HTMLParser):
-    """What JupyterLab leaves of a page."""
-
     def __init__(self, page: str) -> None:
         super().__init__()
         self.kept = ""

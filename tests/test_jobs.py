@@ -65,7 +65,6 @@ def ready(folder: Path) -> set[int]:
 
 
 def rows(status: str) -> dict[int, tuple[float, str]]:
-    """Return the size in MiB and the cell of each process in the table of child processes."""
     table = status[status.index("child processes, by PSS") :]
     found = re.findall(r"^ *([\d.]+) ([KMG])iB +(\d+)  .*?(cell .*|no cell.*)$", table, re.MULTILINE)
     scale = {"K": 1 / 1024, "M": 1, "G": 1024}

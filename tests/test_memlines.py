@@ -41,7 +41,6 @@ shared = kernel_with(_SETUP, _FUNCTIONS)
 
 
 def sizes(reply: Reply) -> dict[str, tuple[int, int]]:
-    """Return what each line that ran kept and its peak, in whole MiB, by its number and block."""
     (report,) = reply.reports("memlines")
     found, block, head = {}, "", ""
     for line in report.splitlines()[1:]:

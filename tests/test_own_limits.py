@@ -31,7 +31,6 @@ def allow(name, more):
 
 
 def in_a_process(code: str) -> list[int]:
-    """Return what ``code``, in a process of its own, prints as JSON."""
     done = subprocess.run([sys.executable, "-c", SET + code], capture_output=True, text=True, timeout=120, check=True)
     found: list[int] = json.loads(done.stdout)
     return found

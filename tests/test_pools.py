@@ -23,8 +23,6 @@ from ipygpumem.units import GIB, MIB
 
 @dataclass
 class Library:
-    """What a library has on a device."""
-
     in_use: int = 0
     highest: int = 0
     reserved: int = 0

@@ -64,7 +64,6 @@ def notebook(shell: InteractiveShell, probe: FakeProbe) -> Notebook:
 
 
 def shown_in(notebook: Notebook) -> list[Report]:
-    """Return all that was shown."""
     screen: Any = notebook.context.screen
     shown: list[Report] = screen.shown
     return shown
@@ -124,7 +123,6 @@ def test_a_part_whose_end_fails_keeps_no_other_from_closing(
 
 
 def run(notebook: Notebook, source: str) -> None:
-    """Let the session see a cell with ``source`` run."""
     info = info_of(source)
     notebook.session.cell_begins(info)
     tree = ast.parse(source)

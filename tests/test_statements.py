@@ -85,7 +85,6 @@ shared = kernel_with("%load_ext ipygpumem\nimport numpy\nblock = numpy.ones(8 <<
 
 
 def rows(kernel: Kernel, cell: str) -> list[str]:
-    """Return the rows of the table."""
     reply = kernel.run(cell)
     assert reply.status == "ok", (reply.traceback, reply.stderr)
     (report,) = reply.reports("gpumemit")

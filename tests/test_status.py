@@ -109,7 +109,6 @@ def test_a_snapshot_is_read_for_each_device_from_new_and_old_versions(monkeypatc
 
 
 def expandable(kind: str, *blocks: tuple[float, str]) -> dict[str, Any]:
-    """Return a segment that grows in place, of blocks with their MiB."""
     entries = [{"size": round(size * MIB), "state": state} for size, state in blocks]
     return {"device": 0, "address": 1 << 40, "is_expandable": True, "segment_type": kind, "blocks": entries}
 

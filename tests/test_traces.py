@@ -159,8 +159,6 @@ def test_unloading_ends_what_it_measures_and_says_so(
 
 
 class Broken:
-    """A stdout whose reader has gone."""
-
     def write(self, text: str) -> int:
         raise BrokenPipeError("the reader has gone")
 

@@ -18,7 +18,6 @@ MIB = 1 << 20
 
 
 def kept(tracked: Any) -> list[tuple[int | None, int, int]]:
-    """Return each iteration's number, kept bytes and peak."""
     records = tracked.records
     return [(r.iteration, r.usages[0].delta_bytes, r.usages[0].peak_delta_bytes) for r in records]
 

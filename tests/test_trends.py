@@ -22,7 +22,6 @@ class Notebook:
         self.now = start * MIB
 
     def run(self, name: str | None, grows: int, *, success: bool = True, source: str = "") -> list[Growth]:
-        """Run a cell that grows the memory by so many MiB."""
         before, self.now = self.now, self.now + grows * MIB
         usage = Usage("cpu", before, self.now, max(before, self.now), None, "kernel")
         return self.trends.add(CellRecord(None, name, None, 0.0, 1.0, success, None, (usage,), source))

@@ -44,11 +44,9 @@ class Tutorial:
         self.traces = [TraceRecord.from_dict(record) for record in traces]
 
     def text(self, cell: str) -> str:
-        """Return all reports of a cell."""
         return "\n".join(self.replies[cell].reports())
 
     def pictures(self, cell: str) -> int:
-        """Return how many pictures a cell shows."""
         return sum("image/png" in display["data"] for display in self.replies[cell].displays)
 
     def usages(self, cell: str) -> tuple[Usage, ...]:
@@ -254,7 +252,6 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Node:
 
 
 def sizes(text: str) -> list[float]:
-    """Return the sizes in a line of text, in MiB."""
     return [parse_bytes(size) / MIB for size in re.findall(r"[\d.]+ (?:[KMG]iB|B)", text)]
 
 

@@ -16,8 +16,6 @@ _OWN = ("begun", "go_on", "threading")
 
 @dataclass
 class Subshell:
-    """One subshell of a kernel."""
-
     kernel: Kernel
     id: str
 
@@ -36,7 +34,6 @@ class Subshell:
         assert all(reply["status"] == "ok" for reply in replies), replies
 
     def works(self, *cells: str) -> None:
-        """Run cells that must succeed."""
         for cell in cells:
             self.send(cell)
             self.succeeds()

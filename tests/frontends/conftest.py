@@ -47,7 +47,6 @@ def browser() -> Iterator[BrowserContext]:
 
 @pytest.fixture(scope="package")
 def server(browser: BrowserContext, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A JupyterLab server."""
     needs("jupyterlab")
     server = Server(tmp_path_factory.mktemp("lab"))
     yield server

@@ -127,8 +127,6 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 class Notebook:
-    """A notebook that is open in a page."""
-
     def __init__(self, server: Server, browser: BrowserContext, *, width: int = 900, height: int = 900) -> None:
         self.page = browser.new_page()
         self._size: ViewportSize = {"width": width, "height": height}
@@ -169,7 +167,6 @@ class Notebook:
         return self.cell(index).locator(".jp-OutputArea-output.jp-RenderedHTML")
 
     def prompt(self, index: int) -> str:
-        """Return a cell's prompt: ``[ ]:``, ``[*]:``, ``[3]:``."""
         return self.cell(index).locator(".jp-InputPrompt").inner_text().strip()
 
     def enter(self, index: int) -> None:
@@ -191,7 +188,6 @@ class Notebook:
         self.page.wait_for_function(_IDLE, timeout=seconds * 1000)
 
     def run(self, *indices: int, seconds: float = 60) -> None:
-        """Run cells, one after the other, by keyboard."""
         for index in indices:
             self.enter(index)
             self.press()

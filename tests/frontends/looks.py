@@ -125,7 +125,6 @@ class Pictures:
         self.folder = folder
 
     def take(self, element: Locator, name: str) -> None:
-        """Write an element of a page as ``name.png``."""
         if self.folder is None:
             return
         element.page.mouse.move(0, 0)  # what is under the mouse looks different

@@ -56,7 +56,6 @@ def gallery(*, died: bool = False) -> list[Shown]:
 
 @pytest.fixture(scope="module")
 def page(server: Server, browser: BrowserContext, pictures: Pictures) -> Iterator[Notebook]:
-    """The page's cells, run by keyboard."""
     lab = Notebook(server, browser, height=TALL)
     cells = gallery()
     lab.open(notebook(*(shown.source for shown in cells)), "reports.ipynb")

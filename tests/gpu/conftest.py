@@ -128,7 +128,6 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., No
 
 @pytest.fixture(scope="session")
 def torch() -> Any:
-    """torch, in this process."""
     return importlib.import_module("torch")
 
 

@@ -26,8 +26,6 @@ _RESERVED = ("tensors:", "held by", "rounding", "waiting", "allocator cache", "f
 
 
 class States:
-    """A device that each step changes a little."""
-
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self._native = torch.cuda.get_allocator_backend() == "native"

@@ -37,7 +37,6 @@ run_ok = ok
 
 
 def ready(kernel: Kernel) -> None:
-    """Import torch and create the CUDA context."""
     run_ok(kernel, "import gc, sys\nimport torch\ntorch.ones(1, device='cuda').add_(1).cpu()\nNone")
 
 
@@ -63,18 +62,15 @@ def break_context(kernel: Kernel) -> Reply:
 
 
 def cuda_usage(kernel: Kernel, device: str = DEVICE) -> Usage:
-    """Return what the last cell cost on a device."""
     usages = kernel.value("[usage.to_dict() for usage in __import__('ipygpumem').last().usages]")
     return next(Usage.from_dict(usage) for usage in usages if usage["device"] == device)
 
 
 def allocated(kernel: Kernel) -> int:
-    """Return the bytes of live tensors, as torch tells the kernel's user."""
     return int(kernel.value("torch.cuda.memory_allocated()"))
 
 
 def recovery(reply: Reply) -> str:
-    """Return the one recovery report of a failed cell."""
     reports = reply.reports("recovery")
     assert len(reports) == 1, f"{len(reports)} recovery reports\n{reply.traceback}\n{reply.stderr}"
     return reports[0]

@@ -57,7 +57,6 @@ class Tensors:
 
     @property
     def mark(self) -> int:
-        """The place in the record now."""
         return len(self.allocated) - 1
 
 
@@ -198,7 +197,6 @@ def _is_before_the_error(key: str) -> bool:
 
 
 def _statistics(load: str) -> list[dict[str, int]]:
-    """Return torch's statistics after each cell."""
     with Kernel() as kernel:
         run_ok(kernel, load)
         found = []

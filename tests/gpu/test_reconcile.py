@@ -36,7 +36,6 @@ def look(kernel: Kernel, device: str = DEVICE) -> Reconciliation:
 
 
 def size(found: Reconciliation, name: str) -> int:
-    """Return the bytes of the parts whose name begins with ``name``."""
     return sum(part.size_bytes or 0 for part in found.parts if part.name.startswith(name))
 
 

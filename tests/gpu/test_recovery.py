@@ -136,7 +136,6 @@ BATCHES = {"forward": 5600, "backward": 4700, "step": 4096}
 
 @pytest.fixture
 def training(machine: Callable[..., None]) -> Iterator[Kernel]:
-    """A kernel on a small card, with a model to train."""
     machine(gib=2.6)
     with started_kernel() as kernel:
         ready(kernel)

@@ -13,7 +13,6 @@ from tests.torture.scenarios import SCENARIOS, Scenario
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    """Runs scenarios in a kernel that lasts as long as nothing is left in it."""
     runner = Runner(SPAN, gpu=True)
     yield runner
     runner.close()

@@ -128,7 +128,6 @@ class Learner:
 
 
 def install(patch: pytest.MonkeyPatch) -> None:
-    """Let the callback find a ``fastai``."""
     names = ("fastai", "fastai.callback", "fastai.callback.core")
     for name in names:
         patch.setitem(sys.modules, name, ModuleType(name))

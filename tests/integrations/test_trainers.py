@@ -165,8 +165,6 @@ class Module(lightning.LightningModule):
 
 
 class Log(lightning.loggers.logger.DummyLogger):
-    """Keeps what is logged."""
-
     def __init__(self) -> None:
         super().__init__()
         self.rows: list[tuple[int, dict[str, float]]] = []

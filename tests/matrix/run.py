@@ -57,8 +57,6 @@ print(json.dumps({name: m.version(name) for name in ("ipython", "ipykernel", "tr
 
 
 class Python(NamedTuple):
-    """One interpreter."""
-
     version: tuple[int, ...]
     path: str
 
@@ -78,7 +76,6 @@ class Outcome(NamedTuple):
 
     @property
     def good(self) -> bool:
-        """Whether nothing went wrong."""
         return self.passed > 0 and not self.failed and not self.broken
 
     def __str__(self) -> str:
@@ -162,7 +159,6 @@ def _last_line(text: str) -> str:
 
 
 def page(outcomes: list[Outcome]) -> str:
-    """Return docs/measured/compatibility.md."""
     date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     lines = []
     for each in outcomes:
@@ -182,7 +178,6 @@ def combinations(pythons: list[Python], *, corners: bool) -> list[tuple[Python, 
 
 
 def main() -> int:
-    """Run what the command line asks for; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("pythons", nargs="*", metavar="PYTHON", help="interpreters to test with; without a page")
     parser.add_argument("--corners", action="store_true", help="only two combinations, and no page")

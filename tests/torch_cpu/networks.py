@@ -115,7 +115,6 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 def training(
     model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, *, mixed: bool = False, rounds: int = 1
 ) -> float:
-    """Train for two steps."""
     for _ in range(2):
         optimizer.zero_grad()
         for _ in range(rounds):

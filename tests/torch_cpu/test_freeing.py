@@ -27,8 +27,6 @@ from tests import hostile
 
 
 class Learner:
-    """A trainer with a cycle."""
-
     def __init__(self) -> None:
         self.model = nn.Linear(256, 256)
         self.optimizer = torch.optim.Adam(self.model.parameters())
@@ -199,7 +197,6 @@ class Trained:
         return [*self.model.parameters(), *self.model.buffers(), *grads, *states, *plain]
 
     def looks(self) -> list[Any]:
-        """What must not change."""
         return [
             (
                 id(item),
@@ -219,7 +216,6 @@ class Trained:
         ]
 
     def shared(self) -> list[list[int]]:
-        """Which tensors share a storage."""
         keys = [item.untyped_storage()._cdata for item in self.tensors()]
         return [[place for place, other in enumerate(keys) if other == key] for key in keys]
 

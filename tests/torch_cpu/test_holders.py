@@ -35,13 +35,11 @@ class Slotted:
 
 @pytest.fixture
 def names() -> dict[str, Any]:
-    """Stand in for a notebook's namespace."""
     return {}
 
 
 @pytest.fixture
 def library() -> Iterator[Any]:
-    """Return a module of the user's."""
     module: Any = ModuleType("mylib")
     sys.modules["mylib"] = module
     yield module

@@ -48,8 +48,6 @@ TRACED: dict[str, Callable[[Code], object]] = {
 
 
 class Box:
-    """What is released."""
-
     def __init__(self, model: object) -> None:
         self.model = model
 

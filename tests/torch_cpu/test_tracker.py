@@ -23,7 +23,6 @@ MIB = 1 << 20
 
 
 def tracker() -> Callable[[], TrackerRecord]:
-    """The ``track`` of a silent tracker that has been called once."""
     track: Callable[[], TrackerRecord] = ipygpumem.tracker(silent=True).track
     track()
     return track

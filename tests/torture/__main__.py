@@ -41,7 +41,6 @@ _PACKAGES = ("ipython", "ipykernel", "numpy", "torch", "matplotlib", "pandas", "
 
 
 def main() -> int:
-    """Run what the command line asks for; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", metavar="NAME", default="", help="only scenarios whose name contains this")
     only = parser.parse_args().only

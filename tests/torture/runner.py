@@ -63,7 +63,6 @@ class Result:
 
     @property
     def share(self) -> float:
-        """How much of the bytes came back, from 0 to 1."""
         return self.recovered_bytes / self.made_bytes if self.made_bytes else 0.0
 
     def is_met(self) -> bool:
@@ -108,7 +107,6 @@ class Runner:
         return result
 
     def close(self) -> None:
-        """End the kernel."""
         if self._kernel is not None:
             self._kernel.close()
             self._kernel = None

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a scope."""
-
     code: str
     raises: str = ""  # the error that it must end with; empty where it must succeed
     answers: tuple[str, ...] = ()  # what is typed where the cell asks for input, as ``%debug`` does
@@ -35,7 +33,6 @@ class Scenario:
 
     @property
     def share(self) -> float:
-        """How much of the bytes must come back."""
         return 0.0 if self.holder else 1.0
 
     def missing(self) -> str:
