@@ -21,7 +21,7 @@ from ipygpumem.reconcile.findings import reconcile, storages_of
 from ipygpumem.units import KIB, MIB
 
 _SIZES = (1, 500, 64 * KIB, 900 * KIB, 3 * MIB, 15 * MIB, 70 * MIB, 400 * MIB)
-_RESERVED = ("tensors:", "held by", "rounding", "waiting", "allocator cache", "fragmentation", "pools")
+_RESERVED = ("tensors:", "live tensors", "held by", "rounding", "waiting", "allocator cache", "fragmentation", "pools")
 """How the parts begin that together are what torch's allocator has reserved."""
 
 

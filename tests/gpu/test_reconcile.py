@@ -122,19 +122,8 @@ def test_looking_changes_nothing(kernel: Kernel, card: Card) -> None:
 
 STATES = {"": 100, "expandable_segments:True": 50, "backend:cudaMallocAsync": 50}
 """How many for each way in which torch's allocator can be set up."""
-BLOCKS = {
-    "tensors:",
-    "held",
-    "rounding",
-    "waiting",
-    "allocator",
-    "fragmentation",
-    "pools'",
-    "context",
-    "process",
-    "free",
-}
-MANAGED = {"tensors:", "held", "allocator", "context", "process", "free"}
+MANAGED = {"live", "allocator", "context", "process", "free"}
+BLOCKS = MANAGED - {"live"} | {"tensors:", "held", "rounding", "waiting", "fragmentation", "pools'"}
 """Words with which the parts begin that are not empty in all states: the allocator's blocks tell more."""
 
 
@@ -173,7 +162,7 @@ class Pool:
     def used_bytes(self):
         return sum(self.blocks.values())
     def total_bytes(self):
-        return self.memory.used() + sum(self.idle.values())
+        return self.used_bytes() + sum(self.idle.values())
     def get_limit(self):
         return 0
     def free_all_blocks(self):
