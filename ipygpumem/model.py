@@ -231,7 +231,7 @@ class ExperimentRecord(Record):
     """The bytes that it was allowed, by device; ``notes`` say where it was refused more."""
     engines: tuple[EngineRecord, ...] = ()  # of an experiment on a cluster; the sizes are sums over them
     span_seconds: float = 0.0
-    """From its start to its end, with the time between its cells."""
+    """From its start to the end of its code, with the time between its cells."""
 
 
 # -- a session's records together -----------------------------------------------------------------------------

@@ -12,11 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipygpumem.model import Held, Holder, ReclaimStep, Usage
-from ipygpumem.reports import content, html, text
+from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
+from ipygpumem.probes.host import Child
+from ipygpumem.reports import content, html, tensors, text
 from ipygpumem.reports.html import html_bar
 from ipygpumem.reports.layout import Bar, Report, Scales, Table
+from ipygpumem.reports.status import status_report
 from ipygpumem.reports.text import ASCII, BAR_COLUMNS, columns, text_bar
-from ipygpumem.units import GIB, MIB
+from ipygpumem.units import GIB, MIB, parse_bytes
 from tests.report_samples import RAM, cell, every_report, experiment, recovery
 
 
@@ -265,6 +268,31 @@ def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
     assert content.leaks_report([], MIB, [leak("y"), leak("z")]).lines == [line]
     lines = content.leaks_report([leak(f"x{n}") for n in range(23)], MIB).lines
     assert (len(lines), lines[-1]) == (21, "and 3 more: 3 MiB")
+    kept = [((1 + n) * MIB, "cpu", f"losses{n}", "del it") for n in range(23)]
+    lines = content.leaks_report([], MIB, (), kept, ["a note"]).lines
+    assert lines[0] == "23 MiB on cpu · losses22 · del it"
+    assert lines[-2:] == ["and 3 more: 6 MiB", "a note"]
+
+
+TENSORS = tuple(TensorRecord(f"x[{n}]", "Tensor", (1,), "f", "cpu", (40 - n) * MIB) for n in range(35))
+CUT = {
+    "tensors": tensors.tensors_report(Inventory(TENSORS, 0.0), top=7),
+    "groups": tensors.groups_report(
+        Inventory(TENSORS, 0.0), "shape", [TensorGroup(str(t.name), 1, t.size_bytes) for t in TENSORS], top=7
+    ),
+    "came": tensors.difference_report(InventoryDiff(TENSORS, (), "", ""), top=7),
+    "held": content.recovery_reports(recovery(held=tuple(leak("", size=t.size_bytes) for t in TENSORS)), 0)[0],
+    "children": status_report("", (), (), (), [Child(n, "", 0.0, t.size_bytes, True) for n, t in enumerate(TENSORS)]),
+}
+
+
+@pytest.mark.parametrize("report", CUT.values(), ids=CUT)
+def test_the_sizes_in_a_table_that_is_cut_add_up(report: Report) -> None:
+    (table,) = [table for table in report.tables if "size" in table.columns]
+    place = table.columns.index("size")
+    assert sum(parse_bytes(row[place]) for row in table.rows) == sum(tensor.size_bytes for tensor in TENSORS)
+    number = next(int(match[1]) for text in table.rows[-1] if (match := re.match(r"and (\d+) more", text)))
+    assert number + len(table.rows) - 1 == len(TENSORS)
 
 
 SIZES = st.integers(-(2**50), 2**50)

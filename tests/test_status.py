@@ -342,10 +342,12 @@ def test_a_process_belongs_to_the_cell_that_ran_when_it_was_started() -> None:
 
 def test_many_processes_are_the_largest_and_a_sum() -> None:
     many = [child(100.5, number, (20 - number) * MIB) for number in range(15)]
+    used = [one._replace(on_devices=(("cuda:0", MIB), ("cuda:1", 2 * MIB))) for one in many]
+    assert status_report("x", [], [], (), used).tables[-1].rows[-1][1] == "cuda:0 5 MiB, cuda:1 10 MiB"
     table = status_report("x", [], [], (), many, [cell(1, 100.0, 1.0)]).tables[-1]
     assert table.title == "child processes, by PSS: shared pages count by share"
     assert table.rows[0] == ("20 MiB", "0", "python", "cell 1")
-    assert table.rows[10:] == (("40 MiB", "", "and 5 smaller", ""),)
+    assert table.rows[10:] == (("40 MiB", "", "and 5 more", ""),)
     assert len(status_report("x", [], [], (), [], []).tables) == 1
 
 

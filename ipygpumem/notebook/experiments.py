@@ -196,6 +196,7 @@ class Experiments(Part):
         here = self.here()
         for experiment in here:
             experiment.failed |= failed
+            experiment.span_seconds = experiment.elapsed_seconds
         if here:
             cell.experiment = here[-1].name
         self.listener.clear()
@@ -368,6 +369,8 @@ class Experiment:
         self._cells: list[CellRecord] = []
         self._seconds_here = 0.0
         """How long it has run in the cell that ends it: that is over later, and none of its cells."""
+        self.span_seconds = 0.0
+        """From its start to the end of the last cell so far."""
         self._steps: list[ReclaimStep] = []
         self._at_end: tuple[Usage, ...] | None = None
         """What it had when its end was requested."""
@@ -525,6 +528,8 @@ class Experiment:
     def leave(self, enclosing: Scope | None) -> None:
         """Free everything and make the record; after an interrupt, call it again."""
         self._seconds_here = self.seconds_here()
+        if self._seconds_here or not self.span_seconds:
+            self.span_seconds = self.elapsed_seconds
         if self._allocations is not None:
             self._allocations.stop(write=True)
         # After an interrupt there may be other names by now.
@@ -534,9 +539,8 @@ class Experiment:
         self._free(enclosing, own)
         if self._seeder is not None:
             self._seeder.remove()
-        span = self.elapsed_seconds
         survivors = self._find_survivors()  # first, so that its cost counts for the cell's line
-        self.record = self._make_record(self._context.meter.stop(self._measurement), span, survivors)
+        self.record = self._make_record(self._context.meter.stop(self._measurement), survivors)
         self._baseline.forget()
         self._watched = None  # it refers weakly to arrays
 
@@ -607,13 +611,13 @@ class Experiment:
             self.remarks.append(f"what is still alive could not be listed: {said(error)}")
             return ()
 
-    def _make_record(self, usages: tuple[Usage, ...], span: float, survivors: tuple[Held, ...]) -> ExperimentRecord:
+    def _make_record(self, usages: tuple[Usage, ...], survivors: tuple[Held, ...]) -> ExperimentRecord:
         outcome, at_end = self.scope.outcome, self._at_end or ()
         consumed = {usage.device: usage.delta_bytes for usage in at_end}
         return ExperimentRecord(
             name=self.name,
             started_at=self._started_at,
-            duration_seconds=self.seconds(self._seconds_here) or span,
+            duration_seconds=self.seconds(self._seconds_here) or self.span_seconds,
             cells=self.cells,
             usages=usages,
             consumed=consumed,
@@ -628,7 +632,7 @@ class Experiment:
             parameters=dict(self._parameters),
             ooms=self.ooms,
             budget=dict(self._budget.limits) if self._budget is not None else {},
-            span_seconds=span,
+            span_seconds=self.span_seconds,
         )
 
     def _notes(self) -> list[str]:

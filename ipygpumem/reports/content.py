@@ -252,23 +252,30 @@ def freed_report(
 # -- leaks ----------------------------------------------------------------------------------------------------
 
 
+Kept = tuple[int, str, str, str]
+"""Memory that is kept by mistake, as it seems: its bytes, its device, what it is, and a remedy."""
 _LAST_INDEX = re.compile(r"\[\d+\](?=[^\[\]]*$)")
 
 
-def leaks_report(held: Sequence[Held], smallest: int, beyond: Sequence[Held] = (), kept: Sequence[str] = ()) -> Report:
-    """Return the answer of ``%gpumem leaks``; ``beyond`` was too much to be looked into, ``kept`` are other lines."""
+def leaks_report(
+    held: Sequence[Held],
+    smallest: int,
+    beyond: Sequence[Held] = (),
+    kept: Sequence[Kept] = (),
+    notes: Sequence[str] = (),
+) -> Report:
+    """Return the answer of ``%gpumem leaks``; ``beyond`` was too much to be looked into, ``kept`` is no leak."""
     lines = leak_lines(held)
     if beyond:
         rest = f"{count(len(beyond), 'smaller storage')}, {_total(beyond)} in all"
         lines.append(f"{rest}: not examined, there are too many; free others first, then ask again")
     none = f"no leak of at least {format_bytes(smallest)} was found"
     found = f"{count(len(held), 'leak')}{SEPARATOR}{_total(held)}" if held else none
-    return Report("leaks", found, [*lines, *kept])
-
-
-def kept_line(size: int, device: str, what: str, remedy: str) -> str:
-    """Return the line of memory that is kept by mistake, as it seems, with a remedy."""
-    return SEPARATOR.join([f"{format_bytes(size)} on {device}", clean(what), clean(remedy)])
+    kept = sorted(kept, key=lambda item: -item[0])
+    lines += [SEPARATOR.join([f"{format_bytes(i[0])} on {i[1]}", *map(clean, i[2:])]) for i in kept[:_ROWS_SHOWN]]
+    more = kept[_ROWS_SHOWN:]
+    lines += [f"and {len(more)} more: {format_bytes(sum(item[0] for item in more))}"] * bool(more)
+    return Report("leaks", found, [*lines, *notes])
 
 
 def leak_lines(held: Sequence[Held]) -> list[str]:

@@ -222,5 +222,7 @@ def looks_report(command: str, looks: Mapping[int, tuple[str, str, Values]], fai
         )
         for number, (host, text, _) in list(looks.items())[:_ROWS_SHOWN]
     )
+    if len(looks) > _ROWS_SHOWN:
+        listings += (Listing(f"and {len(looks) - _ROWS_SHOWN:,} more engines", (), code=True, folded=True),)
     tables = (figures,) if figures.rows else ()
     return Report("engines", headline, alike(failed.items()), tables, (), listings, is_trouble=bool(failed))

@@ -57,6 +57,7 @@ def _memory_table(moments: Sequence[Moment]) -> Table:
         for name, size in moment.memory.items():
             if name in sizes or len(sizes) < _MOST_ROWS:
                 sizes.setdefault(name, []).append(size)
+    missing = len({name for moment in moments for name in moment.memory}) - len(sizes)
     columns = ("memory", "first", "lowest", "highest", "last", "of")
     rows = tuple(
         (
@@ -66,4 +67,5 @@ def _memory_table(moments: Sequence[Moment]) -> Table:
         )
         for name, found in sizes.items()
     )
+    rows += ((f"and {missing:,} more", *[""] * 5),) * bool(missing)
     return Table("", columns, rows, frozenset(columns[1:]))

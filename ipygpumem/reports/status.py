@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ipygpumem.model import CellRecord, Reading
@@ -51,8 +52,11 @@ def _children_table(children: Sequence[Child], cells: Sequence[CellRecord]) -> T
         for child in largest[:_CHILDREN_SHOWN]
     ]
     if rest:
-        size = format_bytes(sum(child.memory_bytes for child in rest))
-        rows.append(dict.fromkeys(rows[0], "") | {"size": size, "name": f"and {len(rest):,} smaller"})
+        size, used = format_bytes(sum(child.memory_bytes for child in rest)), Counter[str]()
+        for child in rest:
+            used.update(dict(child.on_devices))
+        more = {"size": size, "on devices": ", ".join(sizes(used)), "name": f"and {len(rest):,} more"}
+        rows.append(dict.fromkeys(rows[0], "") | more)
     kind = "PSS: shared pages count by share" if children[0].is_shared_out else "RSS: shared pages count fully"
     return Table.of(rows, {"size", "on devices", "process"}, f"child processes, by {kind}")
 

@@ -22,7 +22,7 @@ def groups_report(inventory: Inventory, by: str, groups: Sequence[TensorGroup], 
     rest = groups[top:]
     if rest:
         tensors, size = sum(item.tensors for item in rest), sum(item.size_bytes for item in rest)
-        rows.append((format_bytes(size), str(tensors), f"and {len(rest):,} smaller"))
+        rows.append((format_bytes(size), str(tensors), f"and {len(rest):,} more"))
     return _report(inventory, Table("", ("size", "tensors", by), rows, {"tensors", "size"}))
 
 
@@ -67,7 +67,7 @@ def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:
     rest = tensors[top:]
     if rest:
         size = format_bytes(sum(row.size_bytes for row in rest))
-        rows.append(dict.fromkeys(rows[0], "") | {"size": size, "name": f"and {len(rest):,} smaller"})
+        rows.append(dict.fromkeys(rows[0], "") | {"size": size, "name": f"and {len(rest):,} more"})
     return Table.of(rows, {"cell", "size"}, title)
 
 

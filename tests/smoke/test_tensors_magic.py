@@ -62,7 +62,8 @@ def test_filters_groups_and_the_rest(notebook: Kernel) -> None:
     ok(notebook, "import numpy as np\nx = np.ones(1 << 17)\nlosses = [np.ones(1000 + i) for i in range(30)]")
     text = report(notebook, "%gpumem tensors 'losses*' --top 3")
     assert row(text, "losses[29]").startswith("8 KiB")
-    assert "and 27 smaller" in text
+    assert "and 27 more" in text
+    assert "and 25 more" in report(notebook, "%gpumem tensors 'losses*' -n 5")
     assert "x " not in text
     assert row(report(notebook, "%gpumem tensors --min 1MiB x --device RAM"), "x").startswith("1 MiB")
     assert row(report(notebook, "%gpumem tensors --by name --kind other"), "30").endswith(" 30 losses")

@@ -24,7 +24,7 @@ from ipygpumem.objects.holders.graphs import live_tensors, requiring_grad
 from ipygpumem.objects.holders.retained import Finding, Retained, caches, paths_of
 from ipygpumem.objects.holders.search import NOTEBOOK, explain
 from ipygpumem.objects.inventory.survey import optimizer_states
-from ipygpumem.reports.content import kept_line, leaks_report
+from ipygpumem.reports.content import Kept, leaks_report
 from ipygpumem.reports.layout import Report
 from ipygpumem.scopes.scope import is_ownable
 
@@ -37,14 +37,18 @@ def leaks(notebook: Notebook, options: Options) -> list[Report]:
     smallest = notebook.context.config.min_held_bytes if options.min is None else options.min
     notebook.context.garbage.collect()  # what nobody holds is no leak
     with notebook.context.screen.working("leaks") as progress:
-        found, beyond, kept = _look(notebook, smallest, progress)
+        found, beyond, kept, is_all = _look(notebook, smallest, progress)
     trim_host_heap()
-    kept += _lines(caches(), smallest)
-    return [leaks_report(sorted(found, key=lambda held: -held.size_bytes), smallest, beyond, kept)]
+    kept += _sized(caches(), smallest)
+    notes = [] if is_all else ["there are too many autograd graphs to follow: nothing is said about them"]
+    return [leaks_report(sorted(found, key=lambda held: -held.size_bytes), smallest, beyond, kept, notes)]
 
 
-def _look(notebook: Notebook, smallest: int, progress: Progress) -> tuple[list[Held], list[Held], list[str]]:
-    """Return what leaks, what is too small to be examined, and what is kept; forget survivors that are gone."""
+def _look(notebook: Notebook, smallest: int, progress: Progress) -> tuple[list[Held], list[Held], list[Kept], bool]:
+    """Return what leaks, what is too small to be examined, and what is kept; forget survivors that are gone.
+
+    The last is False if there are too many graphs to say what is kept by them.
+    """
     live_tensors(notebook.context.garbage)  # from now on each has an object
     with undisturbed():
         in_frames = set(map(id, running_locals()))
@@ -69,16 +73,14 @@ def _look(notebook: Notebook, smallest: int, progress: Progress) -> tuple[list[H
         graphs = [one for one in retained.graphs if sum(one.shares.values()) >= smallest]
         skipped = listed.union(*(one.shares for one in graphs))
         unnamed, beyond = _unnamed(notebook, heap, skipped, smallest)
-        lines = _lines([*graphs, *retained.outputs(heap.large(smallest))], smallest)
-        if not retained.complete:
-            lines.append("there are too many autograd graphs to follow: nothing is said about them")
+        found_kept = _sized([*graphs, *retained.outputs(heap.large(smallest))], smallest)
         heap.drop()
-    return [*found, *unnamed], beyond, lines
+    return [*found, *unnamed], beyond, found_kept, retained.complete
 
 
-def _lines(findings: Iterable[Finding], smallest: int) -> list[str]:
+def _sized(findings: Iterable[Finding], smallest: int) -> list[Kept]:
     sized = [(sum(one.shares.values()), one) for one in findings]
-    return [kept_line(size, one.device, one.what, one.remedy) for size, one in sized if size >= smallest]
+    return [(size, one.device, one.what, one.remedy) for size, one in sized if size >= smallest]
 
 
 def _storages(item: Watched) -> list[StorageKey]:

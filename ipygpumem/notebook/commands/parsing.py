@@ -60,7 +60,7 @@ _DETAILS: dict[str, dict[str, Any]] = {
     "--sort line|kept|peak|time|hits": {"default": "line"},
     "--step STEP": {"default": "halve", "offers": ("halve", "search", "0.9")},
     "--timeout SECONDS": {"of": float},
-    "--top N": {"of": _count, "default": 20},
+    "--top N": {"of": _count, "default": 20, "also": ("-n",)},
     "-f FUNCTION...": {"offers": "functions"},
     "-n 20": {"of": _count, "default": 20},
     "-n N": {"of": int},
@@ -107,6 +107,8 @@ class Argument:
         self.choices = tuple(value.split("|")) if "|" in value else ()
         plain = self.name.lstrip("-").replace("-", "_") or self.value.lower() + "s" * self.is_many
         self.attribute: str = details.get("to", plain)
+        self.also: tuple[str, ...] = details.get("also", ())
+        """Its other names, which Tab does not offer."""
         self.of: Callable[[str], object] = details.get("of", str)
         self.default: object = details.get("default")
         self.offers: str | tuple[str, ...] = details.get("offers", self.choices)
@@ -204,6 +206,7 @@ def _options(command: Command, words: list[str]) -> Options:
         else:
             parser.add_argument(
                 argument.name or argument.attribute,
+                *argument.also,
                 nargs=None if argument.name else "*" if argument.is_many or argument.is_text else "?",
                 type=argument.of,
                 choices=argument.choices or None,

@@ -106,8 +106,8 @@ class Outputs:
         """Return the outputs that came after ``mark``, by cell number."""
         return {key: value for key, value in list(self._cache().items()) if key not in mark.keys}
 
-    def forget_since(self, mark: OutputMark) -> int:
-        """Remove the outputs that came after ``mark`` wherever IPython keeps them; return how many."""
+    def forget_since(self, mark: OutputMark) -> None:
+        """Remove the outputs that came after ``mark`` wherever IPython keeps them."""
         new = list(self.since(mark))
         for key in new:
             self._cache().pop(key, None)
@@ -120,7 +120,6 @@ class Outputs:
         if last is not None and new:
             last.result = None
         self._forget_caches(mark.stored)
-        return len(new)
 
     def forget_hidden(self) -> None:
         """Drop the copies of outputs that no name leads to any more.
