@@ -184,6 +184,8 @@ class RecoveryRecord(Record):
     """The budget, or another limit on torch's allocator, that refused what was asked for, in words."""
     half_made: str = ""
     """The type of an optimizer that has made half of its state, and is in use still."""
+    plain: tuple[str, ...] = ()
+    """The numbers and short texts among the locals of the user's frames that were released, a line for each frame."""
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,28 @@ def test_the_hosts_total_is_the_containers_limit_where_that_is_less(tmp_path: Pa
     assert host.total_bytes(tmp_path) == psutil.virtual_memory().total
 
 
+@pytest.mark.parametrize("kind", ["v2", "v1", "machine"])
+def test_kills_of_the_group_are_counted_from_look_to_look(tmp_path: Path, kind: str) -> None:
+    system = (v1_system if kind == "v1" else v2_system)(tmp_path, "/job")
+    system.write("proc/vmstat", "pgfault 3\noom_kill 2\n")
+    place, before = {
+        "v2": ("sys/fs/cgroup/job/memory.events", "low 0\noom 1\n"),
+        "v1": ("sys/fs/cgroup/memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\n"),
+        "machine": ("proc/vmstat", "pgfault 3\n"),
+    }[kind]
+    system.write(place, f"{before}oom_kill 4\noom_group_kill 9\n")
+    kills = cgroup.Kills(tmp_path)
+    assert (kills.new(), kills.of_machine) == (0, kind == "machine")
+    system.write(place, f"{before}oom_kill 6\noom_group_kill 9\n")
+    assert (kills.new(), kills.new()) == (2, 0)
+    (tmp_path / place).unlink()
+    assert kills.new() == 0
+
+
+def test_without_a_counter_no_kill_is_told(tmp_path: Path) -> None:
+    assert cgroup.Kills(tmp_path).new() == 0
+
+
 def test_a_limit_that_changes_is_seen_by_the_next_detailed_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = host.HostProbe()
     monkeypatch.setattr(cgroup, "tightest", lambda root: Group(GIB, MIB))

@@ -20,7 +20,7 @@ BUDGET = {
     "estimating": 2740,
     "fitting": 920,
     "flight_recorder": 300,
-    "freeing": 1260,
+    "freeing": 1315,
     "integrations": 400,
     "introspect": 190,
     "measuring": 490,
@@ -32,7 +32,7 @@ BUDGET = {
     "profiling": 450,
     "reconcile": 560,
     "record": 140,
-    "reports": 2580,
+    "reports": 2600,
     "scopes": 740,
     "units": 100,
 }

@@ -99,6 +99,17 @@ def test_the_report_of_a_recovery() -> None:
         ("1 MiB", "main", "2", "lists", "dict", "3 arrays", "float32", "cuda:0"),
     )
     assert content.recovery_reports(recovery(kind="interrupt", held=()), MIB) == []
+    # All rows add up to what came back: those that are too small for one of their own, and what no frame held.
+    small = tuple(Held(f"x{n}", "Tensor", (1,), "f", "cpu, cuda:0", MIB // 2, function="f") for n in range(3))
+    (report,) = content.recovery_reports(
+        recovery(reclaimed={"cpu": -5, "cuda:0": 9 * MIB}, held=(*recovery().held, *small)), MIB
+    )
+    assert [(row[0], row[1], row[-1]) for row in report.tables[0].rows] == [
+        ("2 MiB", "train", "cuda:0"),
+        ("1 MiB", "main", "cuda:0"),
+        ("4.5 MiB", "garbage and caches", "cuda:0"),
+        ("1.5 MiB", "and 3 more", ""),
+    ]
     (broken,) = content.recovery_reports(recovery(kind="error", held=(), poisoned=True), MIB)
     assert "Restart the kernel" in broken.lines[0]
 

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import re
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,13 +18,15 @@ from IPython.core.interactiveshell import InteractiveShell
 import ipygpumem
 from ipygpumem.measuring.growth import Growth
 from ipygpumem.measuring.meter import Measurement
-from ipygpumem.notebook import survivors
+from ipygpumem.notebook import recovery, survivors
 from ipygpumem.notebook.cell import CellStack
 from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.notebook import Notebook
+from ipygpumem.probes.cgroup import Kills
 from ipygpumem.reports.layout import Report, Scales, note
 from ipygpumem.units import MIB
+from tests.control_group import v2_system
 from tests.fakes import FakeProbe
 
 
@@ -67,6 +70,24 @@ def shown_in(notebook: Notebook) -> list[Report]:
     screen: Any = notebook.context.screen
     shown: list[Report] = screen.shown
     return shown
+
+
+def test_the_line_says_that_the_oom_killer_took_a_process(
+    shell: InteractiveShell, probe: FakeProbe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = v2_system(tmp_path, "/job")
+    system.write("sys/fs/cgroup/job/memory.events", "oom_kill 1\n")
+    monkeypatch.setattr(recovery, "Kills", lambda: Kills(tmp_path))
+    notebook, recorder = notebook_in(shell, IPyGpuMem(quiet=True), probe)
+    for kills in (1, 2, 2, 4):
+        info = info_of("join()")
+        notebook.session.cell_begins(info)
+        system.write("sys/fs/cgroup/job/memory.events", f"oom_kill {kills}\n")
+        notebook.session.cell_ends(result_of(info))
+    told = "the OOM killer ended {} of this control group, such as a data loader's worker or a forked child"
+    assert [report.lines for report in recorder.shown] == [
+        (told.format(what),) for what in ("1 process", "2 processes")
+    ]
 
 
 @pytest.mark.parametrize("step", ["_measure", "_line", "_recover"])

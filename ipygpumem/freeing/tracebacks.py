@@ -17,18 +17,18 @@ import math
 import re
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, FunctionType, GeneratorType, TracebackType
 from typing import Any, Literal
 
 from ipygpumem.errors import UnitError
-from ipygpumem.introspect import is_atom, is_instance, name_of, type_name
+from ipygpumem.introspect import is_atom, is_exactly, is_instance, is_users, name_of, type_name
 from ipygpumem.model import Held
 from ipygpumem.objects import interrupts
 from ipygpumem.objects.arrays import slot_descriptors, slots
 from ipygpumem.objects.holders.frames import peek, running_locals, stack, steps
-from ipygpumem.objects.walk import ArraySearch
+from ipygpumem.objects.walk import MOST_OBJECTS, ArraySearch
 from ipygpumem.units import parse_bytes
 
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError"}  # torch, CuPy; MemoryError and NumPy's subclass of it
@@ -58,6 +58,10 @@ _REQUESTED = re.compile(
     rf"|^requested +: {_SIZE}",  # cudaMallocAsync
     re.IGNORECASE | re.MULTILINE,
 )
+
+_PLAIN_SHOWN, _PLAIN_LENGTH = 12, 40
+"""How many frames with plain locals are shown, how many of each, and how much of a text."""
+_SECRET = re.compile(r"passw|credential|token|secret_|_secret|(api|access|private)_?key", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -170,23 +174,89 @@ def frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
                 yield step.tb_frame, step.tb_lineno
 
 
-def held(error: BaseException) -> tuple[Held, ...]:
-    """Return which function's locals hold tensors or arrays, largest first, each storage once.
-
-    The notebook's own names are left out: they are no more pinned than before the error. So are the frames of
-    generators and threads that go on.
-    """
-    search = ArraySearch()
-    holdings: list[Held] = []
+def _finished(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    """Yield the frames that ``release`` clears, and their lines; not IPython's own."""
     in_use = _in_use([frame for frame, _ in frames(error)]) - running_here()
     for frame, line in frames(error):
-        if is_shells(frame) or id(frame) in in_use:
-            continue
+        if not is_shells(frame) and id(frame) not in in_use:
+            yield frame, line
+
+
+def plain_locals(error: BaseException) -> tuple[str, ...]:
+    """Return the numbers and short texts among the locals of each frame of the user's code, one line for each frame."""
+    lines = []
+    for frame, line in _finished(error):
+        if is_users(frame.f_code.co_filename):
+            found = [(name, _plain(name, value)) for name, value in names_in(frame).items() if type(name) is str]
+            shown = [f"{name} = {text}" for name, text in found if text and name.isidentifier()][:_PLAIN_SHOWN]
+            lines += [f"{frame.f_code.co_name}, line {line}: {', '.join(shown)}"] if shown else []
+    return tuple(lines[-_PLAIN_SHOWN:])
+
+
+def _plain(name: str, value: object) -> str:
+    """Return how a number or a text is written, which may be a secret; empty for all other objects."""
+    if type(value) is str:
+        cut = value[:_PLAIN_LENGTH]
+        return "…" if _SECRET.search(name) else repr(cut) + "…" * (cut != value)
+    if type(value) is int and value.bit_length() > 128:
+        return ""
+    return repr(value) if is_exactly(value, int, float, bool, type(None)) else ""
+
+
+def held(error: BaseException, own: Mapping[str, object] | None = None) -> tuple[Held, ...]:
+    """Return which function's locals hold tensors or arrays, largest first, each storage once.
+
+    What autograd keeps behind tensors has a row of its own. The memory of ``own``, the notebook's names, is left out:
+    it is no more pinned than before the error. So are the frames of generators and threads that go on.
+    """
+    if own and not (found := held(error)):
+        return found  # most errors: the notebook's names need not be looked into
+    search = _FrameSearch()
+    search.pass_over(*chain(error), *(frame for frame, _ in frames(error)))  # the notebook may keep them, too
+    for value in list((own or {}).values()):
+        search.add("", value)
+    search.left = MOST_OBJECTS
+    for frame, line in _finished(error):
         for name, value in names_in(frame).items():
-            entry = search.held(name, value, function=frame.f_code.co_name, line=line)
-            if entry is not None:
-                holdings.append(entry[0])
-    return tuple(sorted(holdings, key=lambda item: -item.size_bytes))
+            search.add(name, value, function=frame.f_code.co_name, line=line)
+    search.look_behind()
+    return tuple(sorted(search.found, key=lambda item: -item.size_bytes))
+
+
+class _FrameSearch(ArraySearch):
+    """Finds what names hold, and then what autograd keeps in C++ behind all tensors of theirs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Held] = []
+        self._tensors: list[Any] = []
+        self._names: list[tuple[str, dict[str, Any], list[Any]]] = []
+
+    def that_lead_on(self, arrays: list[Any]) -> list[Any]:
+        """Note the tensors: one without memory of its own may have a graph."""
+        self._tensors += self.of_kind("tensor", arrays)
+        return super().that_lead_on(arrays)
+
+    def add(self, name: str, value: object, **place: Any) -> None:
+        """Note what a name holds that no earlier one does; one without a place is only looked into."""
+        self._tensors = []
+        entry = self.held(name, value, **place)
+        if entry is not None and place:
+            self.found.append(entry[0])
+        if self._tensors:
+            self._names.append((name, place, self._tensors))
+
+    def look_behind(self) -> None:
+        """Note the gradients behind the names' leaves, then what is in the graphs of other tensors."""
+        from ipygpumem.objects.holders.graphs import kept_behind  # loading the extension must stay fast
+
+        seen, alive = dict[int, Any](), list[list[Any]]()  # the search knows objects by identity
+        for leaves, title in ((True, "gradients of"), (False, "autograd graph of")):
+            for name, place, tensors in self._names:
+                alive.append(kept_behind(tensors, seen, leaves=leaves))
+                entry = self.held(f"{title} {name}", alive[-1], **place)
+                if entry is not None and place:
+                    self.found.append(replace(entry[0], type_name=""))
 
 
 def half_made(error: BaseException) -> tuple[str, weakref.ref[Any]] | None:

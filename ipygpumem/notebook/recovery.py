@@ -17,9 +17,14 @@ from ipygpumem.notebook.cell import Cell
 from ipygpumem.notebook.context import Context
 from ipygpumem.notebook.ipython.stored_errors import release_stored, stored_errors
 from ipygpumem.objects.garbage import Mark
+from ipygpumem.probes.cgroup import Kills
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.reports import content
 from ipygpumem.reports.layout import Report, note
+from ipygpumem.units import MIB, format_bytes
+
+_MUCH = 32 * MIB
+"""An error whose frames keep more says so."""
 
 
 class Recovery:
@@ -32,6 +37,7 @@ class Recovery:
         self._meter = context.meter
         self._garbage = context.garbage
         self._cells = context.cells
+        self._kills = Kills()
         self.on_oom: Callable[[BaseException, object], None] = lambda error, leaving: None
         """Called with each out-of-memory error that is seen, before anything is released, and with what it leaves."""
         self._named: NameSnapshot | None = None
@@ -75,10 +81,11 @@ class Recovery:
         """Release what the frames of ``error`` hold, give the memory back, and return what came back."""
         held: tuple[Held, ...] = ()
         before: dict[str, Reading] = {}
-        half_made = None
+        half_made, plain = None, tuple[str, ...]()
         with contextlib.suppress(MemoryError):  # all this only serves the report
             before = self._meter.now(detail=True)
-            held = tracebacks.held(error)
+            held = tracebacks.held(error, self._shell.user_ns)
+            plain = tracebacks.plain_locals(error) if release else ()
             half_made = tracebacks.half_made(error) if failure.kind == "oom" else None
         waiting = [error]  # emptied by the step: as a variable of the step's own it would be one more reference
         frames: list[int] = []
@@ -108,8 +115,23 @@ class Recovery:
             steps=tuple(steps),
             poisoned=failure.poisoned,
             let_go=tuple(let_go),
+            plain=plain,
             half_made=half_made[0] if half_made is not None and half_made[1]() is not None else "",
         )
+
+    def remarks(self, cell: Cell, error: BaseException | None) -> list[str]:
+        """Return what to add to the line of a cell: processes that were killed, and what its error's frames keep."""
+        lines = []
+        if killed := self._kills.new():
+            where = "on this machine" if self._kills.of_machine else "of this control group"
+            what = f"{killed} process{'es' * (killed > 1)} {where}"
+            lines.append(f"the OOM killer ended {what}, such as a data loader's worker or a forked child")
+        if error is not None and cell.recovery is None and self._config.release_frames != "never":
+            with contextlib.suppress(MemoryError):
+                kept = sum(item.size_bytes for item in tracebacks.held(error, self._shell.user_ns))
+                if kept > _MUCH:
+                    lines.append(f"the traceback's frames still hold {format_bytes(kept)}: %gpumem free frees it")
+        return lines
 
     def _names_now(self) -> NameSnapshot | None:
         try:

@@ -79,7 +79,7 @@ class Session:
                     if not cell.nested:
                         record = measured
                         self.history.append(record)
-                        reports += self._line(record)
+                        reports += self._line(cell, record, error)
                 finally:
                     reports += cell.below
                     self._all(lambda part: reports.extend(part.cell_ended(cell, record)))
@@ -148,10 +148,11 @@ class Session:
             reclaimed=fallen({usage.device: usage.after_bytes for usage in cell.at_end}, now),
         )
 
-    def _line(self, record: CellRecord) -> list[Report]:
+    def _line(self, cell: Cell, record: CellRecord, error: BaseException | None) -> list[Report]:
         """Return the line of a cell, if it is to be shown."""
         context = self._context
-        remarks = [line for part in self.parts for line in part.remarks(record)]
+        remarks = self._recovery.remarks(cell, error or shown_since(cell.last_error))
+        remarks += [line for part in self.parts for line in part.remarks(record)]
         context.screen.scales.note(record.usages)
         if not (context.config.report and (remarks or self._is_shown(record))):
             return []

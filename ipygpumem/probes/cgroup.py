@@ -171,6 +171,20 @@ def recorded(name: str, root: Path = ROOT) -> int | None:
     return counted(name) if is_kernels and ".." not in path.parts else None
 
 
+class Kills:
+    """Counts the processes that the OOM killer has ended in this process's control group, else on the machine."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self._counter = counter(root)
+        self.of_machine = "/vmstat:" in self._counter
+        self._known = counted(self._counter)
+
+    def new(self) -> int:
+        """Return how many it has ended since the last call."""
+        before, self._known = self._known, counted(self._counter)
+        return 0 if before is None or self._known is None else max(0, self._known - before)
+
+
 class Death(NamedTuple):
     """A process that the kernel ended."""
 

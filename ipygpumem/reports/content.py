@@ -153,6 +153,8 @@ def interrupted_exit(name: str) -> Report:
 # -- errors ---------------------------------------------------------------------------------------------------
 
 _CAUSES = {"oom": "out of memory", "interrupt": "interrupted", "error": "failed"}
+_KEEPS = {"oom": "never", "interrupt": "oom", "error": "oom+interrupt"}
+"""The value of the option with which the frames of such an error keep their locals."""
 
 
 def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report]:
@@ -166,8 +168,21 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
     if record.kind == "oom":
         head.append(f"free: {_sizes(record.free)}")
     head.append(f"came back: {_sizes(record.reclaimed)}")
-    tables = [held_table("the frames of the traceback held", held)] * bool(held)
-    return [Report("recovery", head, _recovery_lines(record), tables, is_trouble=True)]
+    title = "the frames of the traceback held"
+    tables = [held_table(title, record.held, min_held_bytes, _besides(record))] if held else []
+    listings = [layout.Listing("small locals of these frames", record.plain)] * bool(record.plain)
+    return [Report("recovery", head, _recovery_lines(record), tables, listings=listings, is_trouble=True)]
+
+
+def _besides(record: RecoveryRecord) -> dict[str, int]:
+    """Return what came back on each device besides the tensors that the frames held, if that is worth a row."""
+    left = dict(record.reclaimed)
+    for item in (*record.held, *record.let_go):
+        *others, device = item.device.split(", ")  # the last of an optimizer's is not the host
+        if not set(others) <= {"cpu"}:
+            return {}
+        left[device] = left.get(device, 0) - item.size_bytes
+    return {device: size for device, size in left.items() if size >= max(MIB, record.reclaimed.get(device, 0) // 20)}
 
 
 def _recovery_lines(record: RecoveryRecord) -> list[str]:
@@ -190,6 +205,9 @@ def _recovery_lines(record: RecoveryRecord) -> list[str]:
         returned.update(step.returned)
     if any(size > 0 for size in returned.values()):
         lines.append("returned to the device: " + _sizes(returned))
+    if record.frames:
+        option = f"%config IPyGpuMem.release_frames = '{_KEEPS[record.kind]}'"
+        lines.append(f"%debug finds no locals in these frames: {option} keeps them")
     return lines + _failed_steps(record.steps)
 
 
@@ -207,8 +225,9 @@ def _sizes(by_device: Mapping[str, int]) -> str:
     return ", ".join(sizes(by_device)) or "nothing"
 
 
-def held_table(title: str, held: Sequence[Held]) -> Table:
-    """Return a row for each, the largest first, and one for those that are too many."""
+def held_table(title: str, held: Sequence[Held], smallest: int = 0, besides: Mapping[str, int] | None = None) -> Table:
+    """Return a row for each, the largest first, one for those that are too many or too small, and those ``besides``."""
+    shown = [item for item in held if item.size_bytes >= smallest][:_ROWS_SHOWN]
     rows = [
         {
             "size": format_bytes(item.size_bytes),
@@ -220,13 +239,14 @@ def held_table(title: str, held: Sequence[Held]) -> Table:
             "dtype": clean_name(item.dtype),
             "device": clean_name(item.device),
         }
-        for item in held[:_ROWS_SHOWN]
+        for item in shown
     ]
-    rest = held[_ROWS_SHOWN:]
-    if rest:
-        first = "function" if any(row["function"] for row in rows) else "name"
-        rows.append(dict.fromkeys(rows[0], "") | {"size": _total(rest), first: f"and {len(rest)} more"})
-    is_long = len(held) > _ROWS_OPEN
+    rest = held[len(shown) :]
+    first = "function" if any(row["function"] for row in rows) else "name"
+    more = [(format_bytes(size), "garbage and caches", device) for device, size in (besides or {}).items()]
+    more += [(_total(rest), f"and {len(rest)} more", "")] if rest and _sum(rest) >= smallest else []
+    rows += [dict.fromkeys(rows[0], "") | {"size": size, first: what, "device": device} for size, what, device in more]
+    is_long = len(shown) > _ROWS_OPEN
     title = f"{title}: {_total(held)}" if is_long else title
     return Table.of(rows, {"line", "size"}, title, code={"function", "name"}, folded=is_long)
 
@@ -292,7 +312,11 @@ def leak_lines(held: Sequence[Held]) -> list[str]:
 
 
 def _total(held: Iterable[Held]) -> str:
-    return format_bytes(sum(item.size_bytes for item in held))
+    return format_bytes(_sum(held))
+
+
+def _sum(held: Iterable[Held]) -> int:
+    return sum(item.size_bytes for item in held)
 
 
 def _leak_line(group: Sequence[Held]) -> str:

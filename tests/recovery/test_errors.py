@@ -190,3 +190,36 @@ def test_debug_reads_locals_but_none_that_an_oom_released(notebook: Kernel, erro
     kept = error == "ValueError"
     assert "still here" in text
     assert ("the answer is 42" in text, notebook.value("alive()")) == (kept, kept)
+
+
+@pytest.mark.parametrize(("error", "option"), [("MemoryError", "never"), ("KeyboardInterrupt", "oom")])
+def test_a_recovery_shows_small_locals_and_how_to_keep_all_of_them(notebook: Kernel, error: str, option: str) -> None:
+    works(notebook, "class Number(int):\n    def __repr__(self): raise SystemError")
+    reply = fails(
+        notebook,
+        "def f(lr, name, flag=True, none=None):\n    x, odd, huge = big(), Number(3), 10 ** 400\n"
+        f"    hf_token, text = 'hf_1', 'a' * 99\n    raise {error}\nf(0.1, '<b>run\\n')",
+    )
+    (text,) = reply.reports("recovery")
+    assert f"%config IPyGpuMem.release_frames = '{option}' keeps them" in text
+    shown = f"lr = 0.1, name = '<b>run\\n', flag = True, none = None, hf_token = …, text = '{'a' * 40}'…"
+    assert f"small locals of these frames:\n  f, line 4: {shown}\n" in text + "\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("def f():\n    x = big(40)\n    {}['missing']\nf()", True),
+        ("def f():\n    x = big(30)\n    raise ValueError\nf()", False),
+        ("mine = big(40)\ndef f(x): raise ValueError\nf(mine)", False),
+        ("def f():\n    x = big(40)\n    raise MemoryError\nf()", False),
+        ("%%experiment a\ndef f():\n    x = big(40)\n    raise ValueError\nf()", False),
+        ("get_ipython().run_cell('def f():\\n    x = big(40)\\n    1 / 0\\nf()').raise_error()", True),
+    ],
+)
+def test_the_line_of_an_error_says_that_its_frames_hold_much(notebook: Kernel, code: str, says: bool) -> None:
+    line = fails(notebook, code).reports("cell")[-1]
+    assert ("the traceback's frames still hold 40 MiB: %gpumem free frees it" in line) == says
+    if says:
+        works(notebook, "%gpumem free")
+        assert notebook.value("alive()") == 0

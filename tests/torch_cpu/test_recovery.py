@@ -28,11 +28,48 @@ def test_torchs_cpu_allocator_refusing_is_an_oom_with_its_size(notebook: Kernel)
     assert "out of memory (RuntimeError)" in text
     assert "asked for 1.00 PiB" in text
     rows = [" ".join(line.split()) for line in text.splitlines() if line.split()[2:3] == ["train"]]
-    assert len(rows) == 2
+    assert len(rows) == 3
     assert re.fullmatch(r"4 MiB train \d+ model Linear 2 arrays float32 cpu", rows[0])
     assert re.fullmatch(r"1 MiB train \d+ batch Tensor 256 × 1024 float32 cpu", rows[1])
+    assert re.fullmatch(r"1 MiB train \d+ autograd graph of loss 1 array float32 cpu", rows[2])
     assert notebook.value("alive()") == []
     assert works(notebook, "train(1 << 20)").result == "'trained'"
+
+
+@pytest.mark.parametrize(
+    ("code", "rows"),
+    [
+        ("loss = net(batch).mean()\nkept = loss.detach()\ndel loss, net", {"batch": 4}),
+        ("out = net(batch)", {"net": 12, "autograd graph of out": 8, "batch": 4, "out": 4}),
+        ("net(batch).mean().backward()", {"net": 12, "gradients of net": 12, "batch": 4}),
+        (
+            "net(batch).mean().backward()\nout = net(batch)\nview = out.view(-1)\nout = out.detach()",
+            {"net": 12, "gradients of net": 12, "autograd graph of view": 8, "batch": 4, "out": 4},
+        ),
+        ("outs = [[net(batch)] for _ in range(2)]", {"net": 12, "autograd graph of outs": 16, "batch": 4, "outs": 8}),
+        (
+            "net = mine\nmine(batch).mean().backward()\nout = mine(batch)",
+            {"autograd graph of out": 8, "batch": 4, "out": 4},
+        ),
+        ("out = theirs", {"net": 12, "batch": 4}),
+        ("out = theirs.exp()", {"net": 12, "batch": 4, "out": 4}),
+    ],
+)
+def test_what_autograd_keeps_has_rows_of_its_own_and_what_names_hold_has_none(
+    notebook: Kernel, code: str, rows: dict[str, int]
+) -> None:
+    works(
+        notebook,
+        "def make(): return nn.Sequential(*[layer for _ in range(3) for layer in (nn.Linear(1024, 1024), nn.Tanh())])\n"
+        "mine = make()\ntheirs = mine(torch.ones(1024, 1024))",
+    )
+    body = "".join(f"    {line}\n" for line in code.splitlines())
+    text = recovery(
+        notebook, f"def train():\n    net, batch = make(), torch.ones(1024, 1024)\n{body}    raise MemoryError\ntrain()"
+    )
+    matches = [re.match(r" +(\S+) MiB +train +\d+ +(\S+(?: \S+)*)", line) for line in text.splitlines()]
+    found = {match[2]: float(match[1]) for match in matches if match}
+    assert found == rows
 
 
 def test_an_optimizer_that_keeps_half_of_its_state_is_reported(notebook: Kernel) -> None:

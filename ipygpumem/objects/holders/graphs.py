@@ -58,6 +58,16 @@ def keepers(tensors: Iterable[Any], wanted: set[StorageKey]) -> tuple[dict[Stora
     return by_storage, len(seen) < _MOST_NODES
 
 
+def kept_behind(tensors: Iterable[Any], seen: dict[int, Any], *, leaves: bool) -> list[Any]:
+    """Return the gradients of those ``tensors`` that are leaves, or the tensors in the graphs of the others."""
+    base: Any = library_type("torch", "Tensor")
+    if base is None:
+        return []
+    with sys.modules["torch"]._C.DisableTorchFunction():
+        found = [tensor for tensor in requiring_grad(tensors) if base.is_leaf.__get__(tensor) == leaves]
+        return [kept for tensor in found for _, kept in _behind(tensor, seen)]
+
+
 def _let_swap(utils: Any) -> None:
     """Let torch swap two tensors, as ``module.to()`` may. It refuses where weak references exist, such as ours."""
     if getattr(utils, "weakref", None) is weakref:
