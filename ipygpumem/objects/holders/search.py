@@ -223,7 +223,7 @@ class Search:
     def _ways(self, kept: list[tuple[Place, int]]) -> _Ways:
         """Return the shortest way from a root to each object that roots lead to."""
         ways: _Ways = {}
-        for place, key in sorted(kept, key=lambda root: root[0].order):
+        for place, key in sorted(kept, key=lambda root: (root[0].rank, root[0].text)):
             ways.setdefault(key, (place, None))
         waiting = list(ways)
         for parent in waiting:  # the list grows
@@ -252,8 +252,7 @@ class Search:
         elif key in self._roots.objects:
             places = [self._roots.objects[key]]
         elif key in self._modules:
-            module, is_home = self._modules[key], _home(child) == self._modules[key]
-            places = [Place.of_module(module, name, is_home=is_home) for name in self._keys_of(referrer, child)]
+            places = [Place.of_module(self._modules[key], name) for name in self._keys_of(referrer, child)]
         elif type(referrer) is ModuleType:
             places = [Place.of_module(text_of(module_dict(referrer).get("__name__")), None)]
         elif is_instance(referrer, threading.Thread):
@@ -285,13 +284,6 @@ def _with_own_dict(referrer: object, children: list[int]) -> Iterator[tuple[obje
         yield names, inside
     if len(inside) < len(children):
         yield referrer, [child for child in children if child not in values]
-
-
-def _home(item: object) -> str:
-    """Return the module that a function or class belongs to, or that an object's class does."""
-    if type(item) is FunctionType:
-        return text_of(item.__globals__.get("__name__"))
-    return text_of((instance_dict(item) or {}).get("__module__")) if is_instance(item, type) else module_of(item)
 
 
 def _modules() -> list[tuple[str, ModuleType]]:
@@ -327,13 +319,6 @@ class Place:
     text: str
     rank: int
     advice: str
-    is_home: bool = False
-    """Whether it is in the module to which what it keeps belongs."""
-
-    @property
-    def order(self) -> tuple[int, bool, str]:
-        """Decides which of several that are equally near is shown."""
-        return self.rank, not self.is_home, self.text
 
     @classmethod
     def of_variable(cls, key: object) -> Place:
@@ -341,12 +326,12 @@ class Place:
         return cls(f"{NOTEBOOK}{text_of(key)}", 0, "")
 
     @classmethod
-    def of_module(cls, module: str, key: object, *, is_home: bool = False) -> Place:
+    def of_module(cls, module: str, key: object) -> Place:
         """Return the place of a module's global name."""
         if (module, text_of(key)) in _LAST_ERROR:
             return cls(_LAST, 1, "%gpumem free lets go of it")
         where = f"module {module}, global {text_of(key)}" if key is not None else f"module {module}"
-        return cls(where, 2, _REMOVE, is_home)
+        return cls(where, 2, _REMOVE)
 
     @classmethod
     def of_running(cls, frame: FrameType, thread: str, name: str) -> Place:
