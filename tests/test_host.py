@@ -112,6 +112,11 @@ def test_a_sandbox_that_ignores_the_reset_is_noticed(monkeypatch: pytest.MonkeyP
     probe.close()
     assert probe.sampled
     assert "cannot be reset" in probe.note
+    peaks = iter([400 * MIB])  # another thread's, which is over
+    monkeypatch.setattr(HostProbe, "_rss_and_peak", lambda self: (100 * MIB, next(peaks, 100 * MIB)))
+    probe = HostProbe()
+    assert (probe.sampled, probe.note) == (False, "")
+    probe.close()
 
 
 def test_grandchildren_count_too_by_either_way_of_counting() -> None:
