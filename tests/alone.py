@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,10 +11,14 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 
-def in_a_process_of_its_own(function: Callable[..., None], *arguments: object) -> None:
-    """Call a function of a test module in a process that has imported that module and nothing else."""
-    code = f"from {function.__module__} import {function.__name__} as run; run(*{arguments!r})"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert done.returncode == 0, done.stderr
+def alone(test: Callable[[], None]) -> Callable[[], None]:
+    """Let a test run in a process that has imported its module and nothing else."""
+
+    @functools.wraps(test)
+    def run() -> None:
+        code = f"from {test.__module__} import {test.__name__} as test; test.__wrapped__()"
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+        assert done.returncode == 0, done.stderr
+
+    return run

@@ -327,14 +327,11 @@ def four(*peaks: int, **changes: object) -> list[EngineRecord]:
     return [engine(number, usage("cpu", 2, peak), **changes) for number, peak in enumerate(peaks)]  # type: ignore[arg-type]
 
 
-def test_each_figure_has_its_sum_lowest_median_and_highest_and_whose_they_are() -> None:
+def test_each_figure_has_its_sum_lowest_median_and_highest_and_cards_are_one_kind_of_device() -> None:
     report = engines_report(merged_record("s", 0.0, 1.0, four(10, 30, 20, 40)))
     rows = {tuple(row[:2]): row[2:] for row in report.tables[0].rows}
     assert rows["RAM", "peak"] == ("4", "", "+10 MiB", "+20 MiB", "+40 MiB", "engine 3")
     assert rows["RAM", "kept"] == ("4", "+8 MiB", "+2 MiB", "+2 MiB", "+2 MiB", "")
-
-
-def test_the_cards_of_an_engine_are_one_kind_of_device() -> None:
     one = engine(0, usage("cuda:0", 5, 100), usage("cuda:1", 7, 300))
     values = values_of(one)
     assert (values["peak", "cuda"], values["kept", "cuda"]) == (300 * MIB, 12 * MIB)

@@ -63,17 +63,13 @@ def test_tab_never_fails(loaded: InteractiveShell, prefix: str, name: str, capsy
     assert "Error" not in shown.out + shown.err
 
 
-def test_only_what_stands_before_the_cursor_counts(loaded: InteractiveShell) -> None:
+def test_the_cursor_counts_where_there_is_one_and_a_variable_named_as_a_magic_is_no_magic(
+    loaded: InteractiveShell,
+) -> None:
     line = "%gpumem plot --device  --save x.png"
     assert "RAM" in offered(loaded, line, len("%gpumem plot --device "))
-
-
-def test_the_old_way_of_asking_has_no_cursor(loaded: InteractiveShell) -> None:
     assert loaded.complete("st", "%gpumem st")[1] == ["status"]
     assert "devices" in loaded.complete("", "%gpumem plot ")[1]
-
-
-def test_a_variable_named_as_a_magic_is_no_magic(loaded: InteractiveShell) -> None:
     loaded.run_cell("estimate = 5; experiment = 6")
     for line in ("estimate --", "experiment st"):
         assert not {"--device", "start"} & offered(loaded, line)

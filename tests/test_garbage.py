@@ -15,7 +15,7 @@ import pytest
 from ipygpumem.objects import garbage
 from ipygpumem.objects.garbage import Garbage, made_since
 from ipygpumem.objects.heap import live_instances
-from tests.alone import in_a_process_of_its_own
+from tests.alone import alone
 from tests.tracing import interrupted_at
 
 
@@ -172,11 +172,8 @@ def test_a_collection_in_another_thread_prevents_none(monkeypatch: pytest.Monkey
 
 
 @needs_generations
+@alone  # it takes the more cells, the more is alive
 def test_python_collects_all_by_itself_however_short_the_cells_are() -> None:
-    in_a_process_of_its_own(many_short_cells)  # it takes the more cells, the more is alive
-
-
-def many_short_cells() -> None:
     # Seen: each collection after a cell began the count anew, and no full one came in 600 cells.
     collector, kept, old = Garbage(), list[object](), Made()
     lost = weakref.ref(old)
@@ -218,8 +215,9 @@ def walk(random: Random, collector: Garbage, held: list[Made]) -> None:
     random.choice(actions)()
 
 
-def walks(seeds: int) -> None:
-    for seed in range(seeds):
+@alone
+def test_the_instances_are_those_that_a_walk_over_the_heap_finds() -> None:
+    for seed in range(20):
         random, collector, held = Random(seed), Garbage(), list[Made]()
         for _ in range(15):
             for _ in range(random.randrange(5)):
@@ -227,10 +225,6 @@ def walks(seeds: int) -> None:
             found = collector.instances(Made)
             assert sorted(map(id, found)) == sorted(map(id, live_instances(Made))), seed
             del found
-
-
-def test_the_instances_are_those_that_a_walk_over_the_heap_finds() -> None:
-    in_a_process_of_its_own(walks, 20)
 
 
 def test_an_interrupt_at_any_line_loses_nothing() -> None:

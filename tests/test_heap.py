@@ -16,7 +16,7 @@ import pytest
 import ipygpumem
 from ipygpumem.objects.heap import Heap, undisturbed
 from ipygpumem.probes import own_limits
-from tests.alone import in_a_process_of_its_own
+from tests.alone import alone
 
 numpy = pytest.importorskip("numpy")
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
@@ -87,8 +87,10 @@ gc.collect()
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
 
 
-def looks_of_several_threads() -> None:
-    """Look from three threads at once, with 1 GiB to be had."""
+@pytest.mark.skipif(own_limits.resource is None, reason="no limits here")
+@alone
+def test_looks_of_several_threads_take_turns() -> None:
+    """Three at once, with 1 GiB to be had."""
     failures: list[str] = []
 
     def look() -> None:
@@ -108,11 +110,6 @@ def looks_of_several_threads() -> None:
     assert not failures
     assert not any(thread.is_alive() for thread in threads)
     assert gc.isenabled()
-
-
-def test_looks_of_several_threads_take_turns() -> None:
-    pytest.importorskip("resource")
-    in_a_process_of_its_own(looks_of_several_threads)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -17,7 +17,7 @@ from ipygpumem.measuring.meter import Meter
 from ipygpumem.probes import host
 from ipygpumem.probes.host import HostProbe, anonymous_bytes
 from ipygpumem.units import MIB
-from tests.alone import in_a_process_of_its_own
+from tests.alone import alone
 
 needs_mark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no /proc/self/clear_refs")
 
@@ -42,8 +42,10 @@ def test_a_peak_inside_one_call_that_holds_the_gil_is_exact() -> None:
     assert usage.delta_bytes < 8 * MIB
 
 
-def measure_with_two_meters() -> None:
-    """Let a meter open, and reset the mark, inside a span of another."""
+@needs_mark
+@alone
+def test_two_meters_see_each_their_own_peak_over_the_one_mark_of_the_process() -> None:
+    """One opens, and resets the mark, inside a span of the other."""
     first = Meter([HostProbe()])
     around = first.start()
     len(b"x" * (64 * MIB))
@@ -63,11 +65,6 @@ def measure_with_two_meters() -> None:
     assert usage.peak_delta_bytes < 8 * MIB
     first.close()
     second.close()
-
-
-@needs_mark
-def test_two_meters_see_each_their_own_peak_over_the_one_mark_of_the_process() -> None:
-    in_a_process_of_its_own(measure_with_two_meters)
 
 
 def test_sampling_leaves_the_kernels_mark_alone() -> None:
@@ -134,8 +131,10 @@ def test_grandchildren_count_too_by_either_way_of_counting() -> None:
     assert found is None or found == pytest.approx(by_psutil, rel=0.05)
 
 
-def measure_in_a_fork() -> None:
-    """Measure in a child that has used memory before it asks, with a span that its parent has opened."""
+@needs_mark
+@alone
+def test_a_forked_child_reads_its_own_memory_and_its_exact_peak() -> None:
+    """It has used memory before it asks, and its parent has opened a span."""
     meter = Meter([HostProbe()])
     around = meter.start()
     meter.now()  # finds the mark at the RSS: nothing to reset
@@ -158,11 +157,6 @@ def measure_in_a_fork() -> None:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     meter.close()
-
-
-@needs_mark
-def test_a_forked_child_reads_its_own_memory_and_its_exact_peak() -> None:
-    in_a_process_of_its_own(measure_in_a_fork)
 
 
 needs_pages = pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="no /proc/self/pagemap")

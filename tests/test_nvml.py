@@ -93,10 +93,20 @@ def cuda_with(*uuids: str | None) -> Any:
     return SimpleNamespace(get_device_properties=properties)
 
 
-def test_devices_are_matched_by_uuid_not_by_number(driver: FakeNvml) -> None:
+def test_devices_are_matched_by_uuid_and_one_that_cannot_be_has_a_reason(
+    driver: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nvml = Nvml()
     found = [nvml.device(cuda_with("b", "a"), index, processes=False, has_context=True) for index in (0, 1)]
     assert [(item.total_bytes, item.used_bytes) for item in found] == [(2000, 300), (1000, 700)]
+    assert (
+        "cannot report the device's UUID" in Nvml().device(cuda_with(None), 0, processes=False, has_context=True).note
+    )
+    assert "Not Found" in Nvml().device(cuda_with("zzz"), 0, processes=False, has_context=True).note
+    driver.fail_init = True
+    assert "Driver Not Loaded" in Nvml().device(cuda_with("a"), 0, processes=False, has_context=True).note
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert "nvidia-ml-py is not installed" in Nvml().device(cuda_with("a"), 0, processes=False, has_context=True).note
 
 
 @pytest.mark.parametrize("error", [NVMLError("Not Supported"), NVMLLibraryMismatchError("another version")], ids=str)
@@ -189,20 +199,6 @@ def test_a_mig_slice_is_not_given_the_whole_cards_figures(driver: FakeNvml, monk
     assert "split by MIG" in found.note
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-x")
     assert Nvml().device(cuda_with("b"), 0, processes=False, has_context=True).used_bytes == 40
-
-
-def test_a_device_that_cannot_be_identified_has_a_reason(driver: FakeNvml) -> None:
-    assert (
-        "cannot report the device's UUID" in Nvml().device(cuda_with(None), 0, processes=False, has_context=True).note
-    )
-    assert "Not Found" in Nvml().device(cuda_with("zzz"), 0, processes=False, has_context=True).note
-
-
-def test_without_a_driver_or_the_package_there_is_a_reason(driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver.fail_init = True
-    assert "Driver Not Loaded" in Nvml().device(cuda_with("a"), 0, processes=False, has_context=True).note
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert "nvidia-ml-py is not installed" in Nvml().device(cuda_with("a"), 0, processes=False, has_context=True).note
 
 
 def test_nvmls_figures_reach_the_reading_and_its_absence_a_note(

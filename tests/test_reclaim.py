@@ -15,7 +15,7 @@ from ipygpumem.measuring.meter import Meter
 from ipygpumem.model import ReclaimStep
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.probes.host import HostProbe
-from tests.alone import in_a_process_of_its_own
+from tests.alone import alone
 from tests.fakes import FakeAllocator, FakeProbe, fake_module, fake_torch
 from tests.test_host import touched
 
@@ -44,8 +44,10 @@ def test_a_step_is_not_credited_with_what_others_freed_while_it_ran() -> None:
     assert [step.reclaimed["cpu"] for step in steps] == [0, 0, 20]
 
 
-def credit_what_was_unmapped() -> None:
-    """Let memory be purged, as an allocator's thread does, while a step runs; then free as much."""
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is mapped")
+@alone
+def test_a_step_is_credited_with_what_it_unmapped_and_a_trim_with_all_that_falls() -> None:
+    """Memory is purged, as by an allocator's thread, while a step runs; then as much is freed."""
     memory = [touched(96 << 20), touched(64 << 20)]
     steps: list[reclaim.Step] = [
         ("garbage", lambda: memory[0].madvise(mmap.MADV_DONTNEED)),
@@ -55,11 +57,6 @@ def credit_what_was_unmapped() -> None:
     ]
     given = [step.reclaimed["cpu"] / (1 << 20) for step in run(Meter([HostProbe()]), steps)]
     assert given == pytest.approx([0, 64, -32, 32], abs=4)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is mapped")
-def test_a_step_is_credited_with_what_it_unmapped_and_a_trim_with_all_that_falls() -> None:
-    in_a_process_of_its_own(credit_what_was_unmapped)
 
 
 def test_a_step_that_fails_is_reported_and_the_next_one_runs() -> None:
@@ -157,11 +154,8 @@ def test_a_backend_that_is_not_initialised_is_not_emptied(monkeypatch: pytest.Mo
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc has such a call")
+@alone
 def test_trimming_the_heap_gives_free_pages_below_used_ones_back() -> None:
-    in_a_process_of_its_own(free_and_trim)
-
-
-def free_and_trim() -> None:
     blocks = [b"x" * 100_000 for _ in range(2000)]  # too small for mappings of their own
     del blocks[:-1]
     before = psutil.Process().memory_info().rss

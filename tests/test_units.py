@@ -30,11 +30,8 @@ def test_bytes_as_text(count: int, text: str) -> None:
     assert format_bytes(count) == text
 
 
-def test_changes_carry_their_sign() -> None:
+def test_changes_carry_their_sign_and_a_share_has_one_unit() -> None:
     assert [format_change(count) for count in (0, MIB, -MIB)] == ["+0", "+1 MiB", "-1 MiB"]
-
-
-def test_a_share_has_one_unit() -> None:
     assert format_share(8 * GIB + 400 * MIB, 140 * GIB) == "8.39/140.00 GiB"
     assert format_share(100 * MIB, 512 * MIB) == "100.00/512.00 MiB"
 

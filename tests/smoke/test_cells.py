@@ -44,13 +44,10 @@ def test_a_cell_magic_changes_nothing_about_the_line(notebook: Kernel, magic: st
     assert len(ok(notebook, "x = 1").reports("cell")) == 1
 
 
-def test_blank_and_silent_cells_have_no_line(notebook: Kernel) -> None:
+def test_blank_and_silent_cells_have_no_line_nor_any_while_reports_are_off(notebook: Kernel) -> None:
     assert ok(notebook, "").displays == ok(notebook, "\n  \n").displays == []
     assert notebook.run("silently = 1", silent=True).displays == []
     assert len(ok(notebook, "x = 1").reports("cell")) == 1
-
-
-def test_reports_can_be_switched_off_and_on(notebook: Kernel) -> None:
     assert ok(notebook, "%gpumem off", "x = 1").displays == []
     assert len(ok(notebook, "%gpumem on", "x = 1").reports("cell")) == 1
     assert ok(notebook, "%config IPyGpuMem.min_cell_seconds = 60", "x = 1").displays == []

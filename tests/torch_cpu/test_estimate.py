@@ -208,10 +208,14 @@ def test_copies_have_their_originals_ties_and_layout(capsys: pytest.CaptureFixtu
     assert shown == expected
 
 
-def test_functional_transforms_can_be_estimated() -> None:
+def test_functional_transforms_and_a_meta_model_can_be_estimated() -> None:
     x, weights = torch.randn(64, 128), torch.randn(128)
     found = ipygpumem.estimate(lambda: torch.func.grad(lambda w: (x @ w).sum())(weights))
     assert found.devices[0].before_bytes == 64 * 128 * 4 + 512
+    with torch.device("meta"):
+        model = nn.Linear(4096, 4096, bias=False)
+    (found,) = ipygpumem.estimate(lambda: model(torch.ones(1, 4096)).sum().backward()).devices
+    assert (found.before_bytes, found.parts["parameters"]) == (64 * MIB, 64 * MIB)
 
 
 # -- on a device that is not here --------------------------------------------------------------------------------------
@@ -247,13 +251,6 @@ def test_a_module_goes_to_a_device_that_is_not_here(build: Any, peak: int | None
     (found,) = ipygpumem.estimate(build).devices
     assert (found.device, found.after_bytes, sum(found.parts.values())) == (CARD, after, found.peak_bytes)
     assert peak is None or found.peak_bytes == peak
-
-
-def test_a_meta_model_is_a_template_as_well() -> None:
-    with torch.device("meta"):
-        model = nn.Linear(4096, 4096, bias=False)
-    (found,) = ipygpumem.estimate(lambda: model(torch.ones(1, 4096)).sum().backward()).devices
-    assert (found.before_bytes, found.parts["parameters"]) == (64 * MIB, 64 * MIB)
 
 
 @pytest.mark.parametrize("name", ["Adam", "Adafactor"])

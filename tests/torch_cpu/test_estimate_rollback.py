@@ -336,13 +336,12 @@ def test_what_modules_and_caches_got_is_emptied_of_fake_tensors(
     assert type(__import__("importedhere").mask) is type(mask(3)) is torch.Tensor
 
 
-def test_what_still_holds_a_fake_tensor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_still_holds_a_fake_tensor_and_what_is_too_large_to_be_kept_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(textwrap, "kept", {}, raising=False)
     found = ipygpumem.estimate(lambda: textwrap.kept.update(mask=torch.ones(3)))  # type: ignore[attr-defined]
     assert any("textwrap.kept" in note or "dict" in note for note in found.notes), found.notes
-
-
-def test_what_is_too_large_to_be_kept_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restoring, "_LARGEST_ARRAY", 1000)
     large = np.zeros(1000)
     assert any("numpy" in note or "ndarray of 7.8 KiB" in note for note in ipygpumem.estimate(lambda: large).notes)
