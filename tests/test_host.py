@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import resource
 import subprocess
 import sys
 import traceback
@@ -67,24 +68,17 @@ def test_two_meters_see_each_their_own_peak_over_the_one_mark_of_the_process() -
     second.close()
 
 
-def test_sampling_leaves_the_kernels_mark_alone() -> None:
-    code = (
-        "import resource, mmap\n"
-        "from ipygpumem.probes.host import HostProbe\n"
-        "from tests.test_host import touched\n"
-        "inherited = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10\n"  # the parent's, kept through exec
-        "touched(inherited + (768 << 20)).close()\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "probe = HostProbe(exact={exact}); probe.rearm()\n"
-        "print(before - resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 200_000, probe.sampled)\n"
-    )
-    for exact, expected in ((True, "True False"), (False, "False True")):
-        if exact and not Path("/proc/self/clear_refs").exists():
-            continue
-        run = subprocess.run(
-            [sys.executable, "-c", code.format(exact=exact)], capture_output=True, text=True, check=True
-        )
-        assert run.stdout.strip() == expected
+@pytest.mark.parametrize("exact", [pytest.param(True, marks=needs_mark), False])
+@alone
+def test_sampling_leaves_the_kernels_mark_alone(exact: bool) -> None:
+    def highest() -> int:
+        return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) << 10
+
+    touched(highest() + 768 * MIB).close()  # above the parent's, which an exec keeps
+    before = highest()
+    probe = HostProbe(exact=exact)
+    probe.rearm()
+    assert (before - highest() > 200 * MIB, probe.sampled) == (exact, not exact)
 
 
 @pytest.mark.parametrize("missing", ["/proc/self/clear_refs", "/proc/self/status", "/proc/self/task"])

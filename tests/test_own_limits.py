@@ -2,72 +2,53 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
+import resource
 import sys
 
 import pytest
 
 from ipygpumem.fitting import fit
 from ipygpumem.model import Usage
-from ipygpumem.probes import own_limits
+from ipygpumem.probes import host, own_limits
 from ipygpumem.probes.host import HostFigures
 from ipygpumem.reconcile.device import host_parts
 from ipygpumem.units import GIB, MIB, parse_bytes
+from tests.alone import alone
 from tests.kernel import Kernel
 from tests.steps import works
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits a process's memory as Linux does")
 NAMES = pytest.mark.parametrize("name", ["RLIMIT_AS", "RLIMIT_DATA"])
-SET = """
-import resource
-def allow(name, more):
-    from ipygpumem.probes import own_limits
-    used = own_limits.used_bytes(name)
-    resource.setrlimit(getattr(resource, name), (used + more, -1))
-    return used + more
-"""
 
 
-def in_a_process(code: str) -> list[int]:
-    done = subprocess.run([sys.executable, "-c", SET + code], capture_output=True, text=True, timeout=120, check=True)
-    found: list[int] = json.loads(done.stdout)
-    return found
+def allow(name: str, more: int) -> int:
+    """Let this process have so much more than it has, and return the limit."""
+    limit = own_limits.used_bytes(name) + more
+    resource.setrlimit(getattr(resource, name), (limit, -1))
+    return limit
 
 
 @NAMES
+@alone
 def test_what_is_free_is_what_the_limit_leaves(name: str) -> None:
-    free, held, refused = in_a_process(f"""
-import json, psutil
-from ipygpumem.probes import host
-host.available_bytes()
-allow({name!r}, 512 << 20)
-free = host.available_bytes()
-block = bytearray(256 << 20)
-held = host.available_bytes()
-try:
-    more = bytearray(held + (1 << 20))
-    refused = 0
-except MemoryError:
-    refused = 1
-print(json.dumps([free, held, refused]))
-""")
+    host.available_bytes()
+    allow(name, 512 * MIB)
+    free = host.available_bytes()
+    block = bytearray(256 * MIB)
+    held = host.available_bytes()
     assert 500 * MIB < free <= 512 * MIB
-    assert abs(free - held - 256 * MIB) < 4 * MIB
-    assert refused == 1
+    assert abs(free - held - len(block)) < 4 * MIB
+    with pytest.raises(MemoryError):
+        bytearray(held + MIB)
 
 
+@alone
 def test_a_limit_on_the_address_space_is_the_total_from_the_next_reading_on() -> None:
-    before, after, bound = in_a_process("""
-import json
-from ipygpumem.probes.host import HostProbe
-probe = HostProbe()
-before = probe.read()[0].total_bytes
-bound = allow("RLIMIT_AS", 1 << 30)
-print(json.dumps([before, probe.read()[0].total_bytes, bound]))
-""")
-    assert after == bound < before
+    probe = host.HostProbe()
+    before = probe.read()[0].total_bytes
+    bound = allow("RLIMIT_AS", GIB)
+    assert probe.read()[0].total_bytes == bound < before
 
 
 def test_headroom_is_a_share_of_what_the_process_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +73,7 @@ def test_what_is_free_but_above_the_limit_is_out_of_reach_in_the_table() -> None
 @pytest.fixture
 def limited(kernel: Kernel) -> Kernel:
     """A kernel that may have 512 MiB of address space more than it has."""
-    works(kernel, SET + "bound = allow('RLIMIT_AS', 512 << 20)")
+    works(kernel, "from tests.test_own_limits import allow\nbound = allow('RLIMIT_AS', 512 << 20)")
     return kernel
 
 
