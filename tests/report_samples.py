@@ -33,7 +33,6 @@ from ipygpumem.reports import content, history, postmortem
 from ipygpumem.reports.autofit import autofit_report
 from ipygpumem.reports.engines import engines_report, looks_report, merged_record
 from ipygpumem.reports.estimate import estimate_report, summary_report
-from ipygpumem.reports.freeing import purge_report, release_report
 from ipygpumem.reports.layout import Report, note
 from ipygpumem.reports.profiling import lines_report, statements_report
 from ipygpumem.reports.status import status_report
@@ -155,8 +154,8 @@ def reports_of_stretches(
         history.iteration_report(passed[1]),
         difference_report(changed, top=2),
         tracker_report(tracked, top=2),
-        release_report(ReleaseRecord((word,), word, held, held, {word: 1}, (step,))),
-        *(purge_report(PurgeRecord(1, stays, {word: 2}, {word: 1}, (word,))) for stays in (False, True)),
+        content.release_report(ReleaseRecord((word,), word, held, held, {word: 1}, (step,))),
+        *(content.purge_report(PurgeRecord(1, stays, {word: 2}, {word: 1}, (word,))) for stays in (False, True)),
     ]
 
 

@@ -26,8 +26,7 @@ from ipygpumem.notebook.ipython.sources import number_of_input, running_cell
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.objects.inventory.survey import roles_of_objects
 from ipygpumem.reconcile import findings
-from ipygpumem.reports import freeing as reports
-from ipygpumem.reports.content import freed_report
+from ipygpumem.reports.content import freed_report, purge_report, release_report
 from ipygpumem.reports.export import place_of, save, write
 from ipygpumem.reports.history import history_report, traces_report
 from ipygpumem.reports.layout import Report, clean, clean_name, count, note
@@ -175,7 +174,7 @@ def release(notebook: Notebook, options: Options) -> list[Report]:
     where = f"cell {running_cell(context.shell)}"
     roots = notebook.experiments.survivors.roots
     record = releasing.release(named, where, context.meter, context.garbage, roots)
-    return [reports.release_report(record)]
+    return [release_report(record)]
 
 
 def purge(notebook: Notebook, options: Options) -> list[Report]:
@@ -184,7 +183,7 @@ def purge(notebook: Notebook, options: Options) -> list[Report]:
         raise UsageError("%gpumem purge: it takes a model and its optimizer: %gpumem purge model optimizer")
     model, *others = _objects(notebook, "purge", options.names)
     record = moving.purge(model, others[0] if others else None, notebook.context.meter, notebook.context.garbage)
-    return [reports.purge_report(record)]
+    return [purge_report(record)]
 
 
 def _objects(notebook: Notebook, command: str, names: list[str]) -> list[object]:
