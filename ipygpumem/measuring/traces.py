@@ -36,11 +36,7 @@ def of_script() -> Traces:
 
 
 def preload(meter: Meter) -> TraceRecord | None:
-    """Create the context now, and return what it costs, labelled as the device; None where torch sees no accelerator.
-
-    Raises:
-        DeviceError: torch is not installed, or its accelerator does not work.
-    """
+    """Create the context now, and return what it costs, labelled as the device; None without an accelerator."""
     if importlib.util.find_spec("torch") is None:
         raise DeviceError("preload needs torch, which is not installed")
     torch: Any = importlib.import_module("torch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -105,12 +106,8 @@ def _cut(texts: Sequence[str], most: int, what: str) -> tuple[str, ...]:
 
 def engine_numbers(numbers: Sequence[int]) -> str:
     """Return ``engines 0-2, 5``."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
+    runs = itertools.groupby(enumerate(sorted(numbers)), lambda item: item[1] - item[0])
+    parts = [[number for _, number in run] for _, run in runs]
     texts = [f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts]
     return f"engine{'s' if len(numbers) > 1 else ''} {', '.join(texts)}"
 
@@ -204,25 +201,14 @@ def _engines_table(engines: Sequence[EngineRecord], figures: Mapping[int, Values
 
 
 def looks_report(command: str, looks: Mapping[int, tuple[str, str, Values]], failed: Mapping[int, str]) -> Report:
-    """Return what a command showed on each engine: figures of all, and below each engine's own report, folded.
-
-    Args:
-        command: as the user wrote it.
-        looks: by engine, its host, the text it showed, and its figures.
-        failed: why others have no answer.
-    """
+    """Return what a command showed on each engine (host, text and figures), and why others have not answered."""
     headline = f"{clean(command)} on {count(len(looks), 'engine')}"
     figures = _figures_table({number: values for number, (_, _, values) in looks.items()})
-    listings = tuple(
-        Listing(
-            f"engine {number} ({clean_name(host)})",
-            _cut([clean(line) for line in text.splitlines()], _ROWS_SHOWN, "lines"),
-            code=True,
-            folded=True,
-        )
-        for number, (host, text, _) in list(looks.items())[:_ROWS_SHOWN]
-    )
+    listings = []
+    for number, (host, text, _) in list(looks.items())[:_ROWS_SHOWN]:
+        lines = _cut([clean(line) for line in text.splitlines()], _ROWS_SHOWN, "lines")
+        listings.append(Listing(f"engine {number} ({clean_name(host)})", lines, code=True, folded=True))
     if len(looks) > _ROWS_SHOWN:
-        listings += (Listing(f"and {len(looks) - _ROWS_SHOWN:,} more engines", (), code=True, folded=True),)
-    tables = (figures,) if figures.rows else ()
+        listings.append(Listing(f"and {len(looks) - _ROWS_SHOWN:,} more engines", (), code=True, folded=True))
+    tables = [figures] if figures.rows else []
     return Report("engines", headline, alike(failed.items()), tables, (), listings, is_trouble=bool(failed))

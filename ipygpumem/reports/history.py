@@ -226,23 +226,20 @@ def comparison_report(runs: Sequence[NumberedRun]) -> Report:
         }
         for run in runs
     ]
-    devices = [_device_table(runs, device) for device in _in_use(records)]
-    tables = [_table(rows, "experiment"), *devices]
+    tables = [_table(rows, "experiment")]
+    for device in _in_use(records):
+        rows = [
+            {
+                "experiment": run.label,
+                **end_labels(run.record, device),
+                "peak": peak_label(usage),
+                "kept": format_change(usage.delta_bytes),
+            }
+            for run in runs
+            if (usage := usage_on(run.record.usages, device)) is not None
+        ]
+        tables.append(_table(rows, "experiment", title=device_label(device)))
     return Report("comparison", f"{count(len(runs), 'experiment')} side by side", tables=tables)
-
-
-def _device_table(runs: Sequence[NumberedRun], device: str) -> Table:
-    rows = [
-        {
-            "experiment": run.label,
-            **end_labels(run.record, device),
-            "peak": peak_label(usage),
-            "kept": format_change(usage.delta_bytes),
-        }
-        for run in runs
-        if (usage := usage_on(run.record.usages, device)) is not None
-    ]
-    return _table(rows, "experiment", title=device_label(device))
 
 
 class NumberedRun(NamedTuple):

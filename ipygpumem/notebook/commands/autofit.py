@@ -30,12 +30,7 @@ _MISSING = object()
 
 
 def of_cell(notebook: Notebook, options: Options) -> list[Report]:
-    """Fit the running cell: the loop around its body asks the ``CellFit`` made here.
-
-    Raises:
-        UsageError: no cell is running.
-        AutofitError: what is asked for makes no sense, or the cell is fitted already.
-    """
+    """Fit the running cell: the loop around its body asks the ``CellFit`` made here."""
     cells = notebook.context.cells
     running = cells.running()
     if not running:
@@ -125,11 +120,7 @@ class CellFit:
     # -- called by the loop -----------------------------------------------------------------------------------
 
     def again(self) -> bool:
-        """Prepare the next try and return True; return False after the one that stays.
-
-        Raises:
-            UsageError: nothing fits, or the cell itself undoes what is reduced.
-        """
+        """Prepare the next try and return True; return False after the one that stays."""
         if self._is_left:
             return False
         if self._cell.interrupted_inside:
