@@ -14,7 +14,7 @@ from ipygpumem.fitting.budgets import Budget
 from ipygpumem.fitting.fit import AutofitResult, Fit, decorated, run_tries
 from ipygpumem.fitting.plan import Plan
 from ipygpumem.measuring.meter import Meter
-from ipygpumem.objects.traced import refuse_while_transformed
+from ipygpumem.objects.traced import refuse_while_traced
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.pools import finder
 from ipygpumem.units import checked_bytes
@@ -46,7 +46,7 @@ def estimate(
         kwargs: its further arguments; for one of its own called ``device``, take ``functools.partial``.
     """
     __tracebackhide__ = True  # of the function's errors
-    refuse_while_transformed("estimate")
+    refuse_while_traced("estimate")
     room_bytes = None if device_memory is None else checked_bytes(device_memory)
     if type(timeout) not in (int, float) or not timeout > 0:
         raise EstimateError("timeout must be a number of seconds above zero")
@@ -63,7 +63,7 @@ def summary(model: object, /, *inputs: object, **kwargs: object) -> ModelSummary
     cannot be done, it raises ``EstimateError``.
     """
     __tracebackhide__ = True  # of the model's errors
-    refuse_while_transformed("ask for a summary")
+    refuse_while_traced("ask for a summary")
     found: ModelSummary = estimating.loaded().summarize(model, inputs, kwargs)
     return found
 

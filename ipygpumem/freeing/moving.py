@@ -25,7 +25,7 @@ from ipygpumem.objects import interrupts
 from ipygpumem.objects.arrays import Reader, is_of_library
 from ipygpumem.objects.garbage import Garbage
 from ipygpumem.objects.holders.graphs import live_tensors
-from ipygpumem.objects.traced import refuse_while_transformed
+from ipygpumem.objects.traced import refuse_while_traced
 from ipygpumem.objects.walk import ArraySearch
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.record import Record
@@ -73,7 +73,7 @@ class Offload:
     """
 
     def __init__(self, given: Sequence[Any], garbage: Garbage, what: str = "offload") -> None:
-        refuse_while_transformed(what)
+        refuse_while_traced(what)
         if sys.modules.get("torch") is None:
             raise GpuMemError(f"{what} moves torch's modules, and torch is not loaded")
         self._modules = [item for item in given if is_of_library(item, "torch.nn", "Module")]
@@ -102,7 +102,7 @@ class Offload:
 
     def leave(self) -> str:
         """Move all of it to the host, and return what is to be said; after an error nothing has been moved."""
-        refuse_while_transformed(self._what)
+        refuse_while_traced(self._what)
         if self._pieces is not None:
             raise GpuMemError("this offload is open already: call ipygpumem.offload(model) for another")
         with interrupts.noted() as struck, _quiet():
