@@ -226,9 +226,6 @@ def test_a_view_names_its_engines_and_a_closed_client_is_not_asked(cluster: Kern
     works(cluster, "del other, old, pair")
 
 
-# -- what other clients of a cluster do on its engines meanwhile is theirs ---------------------------------------
-
-
 @pytest.fixture
 def other(cluster: Kernel) -> Iterator[Kernel]:
     """The module's cluster, with a view of another client on its first engine."""
@@ -281,9 +278,6 @@ def test_a_ctrl_c_does_not_reach_another_clients_task_before_our_cell(other: Ker
     works(other, "_ = task.get(60)")
     assert on_engines(other, NAMES) == [[]] * 4
     assert on_engines(other, OPEN) == [0] * 4
-
-
-# -- other clusters ----------------------------------------------------------------------------------------------
 
 
 def test_an_engine_that_dies_is_named_and_the_rest_goes_on(kernel: Kernel, tmp_path: Path) -> None:

@@ -125,8 +125,6 @@ def test_a_script_needs_no_ipython() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
 
 
-# -- memory that is held, and errors made again -----------------------------------------------------------------------
-
 FILL = """
 import ipygpumem, sys
 MIB = 1 << 20
@@ -182,9 +180,6 @@ def test_the_last_of_the_hosts_memory_is_not_held(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("ipygpumem.probes.host.available_bytes", lambda: 100 << 20)
     with pytest.raises(DeviceError, match="the host can spare 95 MiB, and not 99 MiB"):
         ipygpumem.allocate("99 MiB", "cpu")
-
-
-# -- what errors hold -------------------------------------------------------------------------------------------------
 
 
 class Big:

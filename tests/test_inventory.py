@@ -47,9 +47,6 @@ def script(folder: Path, code: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-# -- scripts --------------------------------------------------------------------------------------------------------
-
-
 def test_a_script_needs_neither_ipython_nor_torch_and_its_lines_are_reported(tmp_path: Path) -> None:
     printed = script(
         tmp_path,
@@ -88,18 +85,12 @@ def test_a_torch_that_is_not_all_there_is_left_out(monkeypatch: pytest.MonkeyPat
     assert take(x=numpy.ones(10))["x"].size_bytes == 80
 
 
-# -- arrays ---------------------------------------------------------------------------------------------------------
-
-
 def test_views_of_one_memory_count_once() -> None:
     data = bytearray(1000)
     one, two = numpy.frombuffer(data, numpy.uint8), numpy.frombuffer(data, numpy.uint8)
     array = numpy.ones(100)
     rows = take(one=one, two=two, array=array, view=array[5:])
     assert {name: (row.size_bytes, row.aliases) for name, row in rows.items()} == {"one": (1000, 1), "array": (800, 1)}
-
-
-# -- names ----------------------------------------------------------------------------------------------------------
 
 
 def test_paths_are_the_shortest_and_read_like_python() -> None:
@@ -186,9 +177,6 @@ def test_a_dict_that_another_thread_changes_stops_nothing() -> None:
         stop.set()
         thread.join()
         sys.setswitchinterval(interval)
-
-
-# -- what one does with an inventory --------------------------------------------------------------------------------
 
 
 def made(*rows: TensorRecord) -> Inventory:

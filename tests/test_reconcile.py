@@ -74,9 +74,6 @@ def check(found: Reconciliation) -> None:
     assert Reconciliation.from_dict(found.to_dict()) == found
 
 
-# -- devices --------------------------------------------------------------------------------------------------
-
-
 def test_every_byte_of_a_device_is_somebodys() -> None:
     found = device_parts.device_parts(reading(), SNAPSHOT, wide(), HELD)
     assert sizes(found) == {
@@ -223,8 +220,6 @@ def test_any_counters_sum_exactly(
     seen = reading(current_bytes=allocated, reserved_bytes=reserved, total_bytes=total, used_bytes=used)
     check(device_parts.device_parts(seen, None, driver, held))
 
-
-# -- the host -------------------------------------------------------------------------------------------------
 
 MACHINE = HostFigures(
     ram_bytes=10_000,

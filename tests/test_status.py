@@ -84,9 +84,6 @@ def found_with(card: FakeNvml, storages: list[Storage] | None = None) -> finding
         probe.close()
 
 
-# -- the snapshot ---------------------------------------------------------------------------------------------
-
-
 def test_a_snapshot_is_read_for_each_device_from_new_and_old_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = torch_with_snapshot()
     torch.cuda.memory_snapshot = lambda: SEGMENTS
@@ -140,9 +137,6 @@ def test_pages_of_a_segment_that_grows_in_place_are_cache(
     assert max(found.fragments, default=0) / MIB == largest
 
 
-# -- gaps -----------------------------------------------------------------------------------------------------
-
-
 def gap_notes(card: FakeNvml, segment: dict[str, Any], version: str = "2.11.0+cu130", cuda: str | None = "13.0") -> Any:
     """Return the notes on a device that has one segment, for a torch of that version."""
     torch: Any = sys.modules["torch"]
@@ -172,9 +166,6 @@ def test_many_gaps_come_with_a_way_to_have_fewer_that_this_torch_has(
     assert gap_notes(card, GAPS, "a fork") == ()
     monkeypatch.setattr(sys, "platform", "win32")
     assert gap_notes(card, GAPS) == ()
-
-
-# -- all together ---------------------------------------------------------------------------------------------
 
 
 def test_torchs_blocks_and_the_drivers_processes_make_one_sum(card: FakeNvml) -> None:
@@ -291,9 +282,6 @@ def test_this_machines_ram_is_summed_exactly_with_arrays_by_kind_as_it_is_after_
     assert abs(sum(own) - result.readings["cpu"].current_bytes) < 32 * MIB
 
 
-# -- storages -------------------------------------------------------------------------------------------------
-
-
 def test_a_storage_is_where_its_arrays_are_and_counts_once_without_a_subclasss_code() -> None:
     whole = np.ones((100, 10))
     (found,) = findings.storages_of([(whole[::-1, 3], "other"), (whole, "buffer"), ("text", "other")])
@@ -301,9 +289,6 @@ def test_a_storage_is_where_its_arrays_are_and_counts_once_without_a_subclasss_c
     array = np.ndarray.__new__(type("Array", (np.ndarray,), body), 10)
     with untouched():
         assert len(list(findings.storages_of([(array, "other")]))) == 1
-
-
-# -- the report -----------------------------------------------------------------------------------------------
 
 
 def test_the_report_has_a_table_of_devices_and_one_of_each_devices_parts() -> None:

@@ -57,9 +57,6 @@ class Colour(enum.Enum):
     RED = 1
 
 
-# -- release ----------------------------------------------------------------------------------------------------------
-
-
 def test_release_frees_a_trainer_with_cycles_and_says_which_parts_went() -> None:
     learner = Learner()
     watched = [weakref.ref(learner.model), weakref.ref(learner.model.weight), weakref.ref(learner.optimizer)]
@@ -154,9 +151,6 @@ def test_what_cannot_be_released_is_refused_in_one_line_and_nothing_goes(item: A
     assert "\n" not in str(raised.value)
     assert learner.learner is learner
     learner.step()
-
-
-# -- moving -----------------------------------------------------------------------------------------------------------
 
 
 class Net(nn.Module):
