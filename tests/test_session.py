@@ -297,3 +297,14 @@ def test_a_step_of_an_end_that_had_nothing_to_do_is_credited_with_nothing(
         shell.run_cell(cell)
     given = [{step.name for step in item.steps if step.reclaimed["cpu"] > 0} for item in ipygpumem.experiments()]
     assert [found & {"names", "tracebacks"} for found in given] == [set(), {"names"}, {"tracebacks"}]
+
+
+def test_what_a_reset_left_is_credited_to_the_outputs(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    big = "class Big:\n    def __init__(self):\n        self.data = b'x' * (64 << 20)"
+    for cell in ("%load_ext ipygpumem", big, "Big()", "%reset -f out"):
+        shell.run_cell(cell, store_history=True)
+    capsys.readouterr()
+    shell.run_cell("%gpumem free")
+    assert re.search(r"^  outputs \(RAM 6[34](\.\d)? MiB\)", capsys.readouterr().out, re.MULTILINE)

@@ -23,6 +23,7 @@ from ipygpumem.notebook.commands.experiment import described, there_are
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.ipython.outputs import Outputs
 from ipygpumem.notebook.ipython.sources import number_of_input, running_cell
+from ipygpumem.notebook.ipython.stored_errors import stored_errors
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.objects.inventory.survey import roles_of_objects
 from ipygpumem.reconcile import findings
@@ -52,9 +53,15 @@ def free(notebook: Notebook, options: Options) -> list[Report]:
     before = notebook.context.meter.now()
     steps: list[ReclaimStep] = []
     notes: list[str] = []
-    Outputs(notebook.context.shell).forget_hidden()
-    tracebacks_step = ("tracebacks", lambda: notes.extend(notebook.recovery.release_stored_tracebacks()))
-    reclaim.run_steps(notebook.context.meter, [tracebacks_step, *steps_that_free(notebook.context.garbage)], steps)
+    shell = notebook.context.shell
+
+    def release() -> int:
+        errors = len(stored_errors(shell))
+        notes.extend(notebook.recovery.release_stored_tracebacks())
+        return errors
+
+    first = [("outputs", Outputs(shell).forget_hidden), ("tracebacks", release)]
+    reclaim.run_steps(notebook.context.meter, [*first, *steps_that_free(notebook.context.garbage)], steps)
     reclaimed = reclaim.fallen(reclaim.current(before), reclaim.current(notebook.context.meter.now()))
     return [freed_report("came back", steps, reclaimed, notes)]
 
