@@ -313,7 +313,7 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: ipygpumem.allocate(-1, "cpu"), "and not -1"),
     (lambda: ipygpumem.allocate("9 PiB", "cpu"), "the host can spare"),
     (lambda: ipygpumem.allocate("9" * 10_000, "cpu"), _NO_SIZE),
-    (lambda: ipygpumem.allocate("9" * 99, "cpu"), _MOST),
+    (lambda: ipygpumem.allocate("9" * 90 + " bytes", "cpu"), _MOST),
     (lambda: ipygpumem.allocate(_HUGE, "cpu"), _MOST),
     (lambda: ipygpumem.allocate(1e300, "cpu"), _MOST),
     (lambda: ipygpumem.leave_free(1, "cpu"), "leave the host 32 MiB at least: Python itself needs some to go on"),
