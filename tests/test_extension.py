@@ -194,7 +194,7 @@ def test_options_change_at_once_and_bad_values_are_refused(loaded: InteractiveSh
         with pytest.raises(TraitError, match=words) as caught:
             setattr(session.context.config, name, value)
         assert len(str(caught.value)) < 200
-    shell.run_cell("%config IPyGpuMem.min_held_bytes = '2MiB'")
+    loaded.run_cell("%config IPyGpuMem.min_held_bytes = '2MiB'")
     assert session.context.config.min_held_bytes == 2**21
 
 

@@ -25,7 +25,7 @@ BUDGET = {
     "introspect": 190,
     "measuring": 490,
     "model": 330,
-    "notebook": 5490,
+    "notebook": 5450,
     "objects": 3620,
     "plot": 70,
     "probes": 1520,
