@@ -64,7 +64,7 @@ class EstimateError(GpuMemError):
 
 
 class UnitError(GpuMemError, ValueError):
-    """A value is no size, or no number that an option or an argument takes."""
+    """A text is not a number of bytes."""
 
 
 def quoted(value: object) -> str:

@@ -9,17 +9,20 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
-from ipygpumem.api.shell import current_shell, current_traces, show
-from ipygpumem.errors import FileError, GpuMemError, TraceError, UnitError, said
-from ipygpumem.introspect import is_instance, type_name
+from ipygpumem.api.shell import current_shell, current_traces, loaded_notebook, show
+from ipygpumem.errors import FileError, GpuMemError, TraceError, quoted, said
+from ipygpumem.introspect import is_instance, module_dict, type_name
 from ipygpumem.model import Usage
 from ipygpumem.objects.arrays import Storages
+from ipygpumem.objects.heap import Heap, undisturbed
+from ipygpumem.objects.holders.frames import running_locals
+from ipygpumem.objects.holders.search import NOTEBOOK, Place, Roots, explain
 from ipygpumem.objects.inventory import records, survey
-from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, TrackerRecord
+from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, TensorRecord, TrackerRecord
 from ipygpumem.reports import text
 from ipygpumem.reports.layout import Report, note
 from ipygpumem.reports.tensors import tracker_report
-from ipygpumem.units import checked_bytes, whole
+from ipygpumem.units import checked_bytes
 
 
 def tensors(*names: str, device: str | None = None, kind: str | None = None, min_bytes: float | str = 0) -> Inventory:
@@ -61,6 +64,19 @@ def inventory_at(frame: FrameType, storages: Storages | None = None) -> Inventor
     return asked_by(frame, shell, storages)
 
 
+def keeper_of(tensor: TensorRecord) -> str:
+    """Return who keeps a tensor alive to which no name leads directly, as ``%gpumem leaks`` says it."""
+    notebook = loaded_notebook()
+    main = module_dict(sys.modules["__main__"])
+    roots = Roots({id(main): Place.of_variable}) if notebook is None else notebook.experiments.survivors.roots()
+    key = tensor.library, tensor.storage
+    with undisturbed():
+        heap = Heap(running_locals())
+        found = explain([key], heap, roots)[key]
+        heap.drop()
+    return found.path.removeprefix(NOTEBOOK)
+
+
 def diff(before: Inventory, after: Inventory) -> InventoryDiff:
     """Return what came and what went between two inventories of ``tensors``.
 
@@ -91,11 +107,10 @@ def tracker(to: object = None, *, top: int = 10, silent: bool = False) -> Tracke
         TraceError: ``to`` is nothing to write to, or ``top`` no number of rows.
         FileError: the file cannot be written.
     """
-    try:
-        rows = whole(top, least=0)
-    except UnitError as error:
-        raise TraceError(f"top: {error}") from None
-    return Tracker(_writer(to), rows, silent=silent)
+    if type(top) is not int or top < 0:
+        given = quoted(top) if type(top) is int else type_name(top)
+        raise TraceError(f"top is how many rows are shown, 0 or more, and not {given}")
+    return Tracker(_writer(to), top, silent=silent)
 
 
 class Tracker:

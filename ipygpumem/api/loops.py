@@ -11,12 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Generic, TypeVar
 
-from ipygpumem.api.inventories import inventory_at
+from ipygpumem.api.inventories import inventory_at, keeper_of
 from ipygpumem.api.shell import current_traces, loaded_notebook, show
 from ipygpumem.errors import TraceError, said
 from ipygpumem.introspect import type_name
 from ipygpumem.measuring.growth import DeviceRuns, Growth, count_run
 from ipygpumem.model import TraceRecord, Usage
+from ipygpumem.objects.garbage import Garbage
+from ipygpumem.objects.holders.graphs import live_tensors
 from ipygpumem.objects.inventory.records import Inventory
 from ipygpumem.reports.history import holder_lines, iteration_report, loop_growth_line, loop_report
 from ipygpumem.reports.layout import note
@@ -132,9 +134,10 @@ class _Growing:
         try:
             while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("tqdm."):
                 frame = frame.f_back
+            live_tensors(Garbage())  # from now on each has an object
             now = inventory_at(frame)
             if self._before is not None:
-                self._held = holder_lines(self._before, now, number, self._growths)
+                self._held = holder_lines(self._before, now, number, self._growths, keeper_of)
             self._before = now if self._held is None else None
         except Exception as error:  # the loop goes on
             self._held = [f"what it leaves behind could not be found ({said(error)})"]

@@ -88,6 +88,8 @@ class Offload:
                 raise GpuMemError(f"{what} cannot move what {type_name(module)} works on: it keeps addresses")
         self._garbage, self._what = garbage, what
         self._pieces: list[_Piece] | None = None
+        self._ended: list[weakref.ref[Any]] = []
+        """What was given, once it is back: then it may die."""
         self.size_bytes = 0
         """What was moved."""
 
@@ -105,6 +107,12 @@ class Offload:
         refuse_while_traced(self._what)
         if self._pieces is not None:
             raise GpuMemError("this offload is open already: call ipygpumem.offload(model) for another")
+        if self._ended:
+            given = [reference() for reference in self._ended]
+            if any(item is None for item in given):
+                raise GpuMemError("what this offload moved is gone: call ipygpumem.offload(model) for another")
+            self._modules = [item for item in given if is_of_library(item, "torch.nn", "Module")]
+            self._optimizers, self._ended = given[len(self._modules) :], []
         with interrupts.noted() as struck, _quiet():
             pieces = self._found()
             self.size_bytes = sum(piece.size_bytes for piece in pieces)
@@ -133,6 +141,8 @@ class Offload:
         left, why = 0, ""
         with interrupts.noted() as struck, _quiet():
             strays = self._strays(pieces)
+            self._ended = [weakref.ref(item) for item in (*self._modules, *self._optimizers)]
+            self._modules, self._optimizers = [], []
             try:
                 for piece in pieces:
                     piece.fill()

@@ -6,11 +6,12 @@ import functools
 import sys
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ipygpumem.errors import said
 from ipygpumem.freeing.name_snapshot import NameSnapshot
 from ipygpumem.freeing.reclaim import trim_host_heap
-from ipygpumem.introspect import text_of, type_name
+from ipygpumem.introspect import instance_dict, module_dict, text_of, type_name
 from ipygpumem.model import Held, Holder
 from ipygpumem.notebook.context import Context
 from ipygpumem.notebook.ipython.outputs import cell_of_output, is_of_ipython
@@ -20,7 +21,7 @@ from ipygpumem.objects.garbage import Mark
 from ipygpumem.objects.heap import Heap, large_tensors, undisturbed
 from ipygpumem.objects.holders.frames import running_locals
 from ipygpumem.objects.holders.graphs import live_tensors
-from ipygpumem.objects.holders.search import Place, Roots, explain
+from ipygpumem.objects.holders.search import LAST_ERROR, OF_MODULE, Place, Roots, explain
 from ipygpumem.objects.inventory.before import Before
 from ipygpumem.objects.walk import ArraySearch
 
@@ -179,11 +180,20 @@ class Survivors:
             namespaces[id(outputs)] = _output
         for name, waiting in self._waiting():
             namespaces[id(waiting)] = functools.partial(_waits_in, name)
+        stored = instance_dict(getattr(shell, "InteractiveTB", None))
+        if stored is not None:
+            namespaces[id(stored)] = lambda key: LAST_ERROR
+        for name, module in list(getattr(shell, "_main_mod_cache", {}).items()):
+            namespaces[id(module_dict(module))] = functools.partial(_of_run, name)
+        figures = getattr(getattr(sys.modules.get("matplotlib._pylab_helpers"), "Gcf", None), "figs", None)
+        plt = "plt" if namespace.get("plt", 0) is sys.modules.get("matplotlib.pyplot") else ""
+        if figures is not None:
+            namespaces[id(figures)] = functools.partial(_of_pyplot, plt or "import matplotlib.pyplot as plt; plt")
         objects = {
             id(shell): Place("IPython's shell", 3, "%gpumem free"),
             id(self._ours): Place("ipygpumem itself", 4, "report this: it is a fault of ipygpumem"),
         }
-        return Roots(namespaces, objects, cell_of=lambda filename: cell_of_file(shell, filename))
+        return Roots(namespaces, objects, cell_of=lambda filename: cell_of_file(shell, filename), names=namespace)
 
 
 def _of_numpy(watched: Iterable[Watched], heap: Heap) -> tuple[list[WatchedArray], Container[tuple[int, int, int]]]:
@@ -215,7 +225,16 @@ def _variable(key: object) -> Place:
 
 def _output(key: object) -> Place:
     # ``del`` and ``%reset -f out`` leave copies; %xdel knows where IPython keeps them.
-    return Place(f"Out[{key}]", 1, f"%xdel _{key}; a line that ends with ; is not kept")
+    return Place(f"Out[{key}]", 1, f"%xdel _{key}")
+
+
+def _of_pyplot(plt: str, number: object) -> Place:
+    return Place(f"matplotlib figure {number}", OF_MODULE, f"{plt}.close({number})", is_all=True)
+
+
+def _of_run(file: str, key: object) -> Place:
+    code = f"get_ipython()._main_mod_cache[{file!r}].{text_of(key)}"
+    return Place(f"module of %run {Path(file).name}, global {text_of(key)}", OF_MODULE, "", code=code)
 
 
 def _hidden(key: object) -> Place:

@@ -80,6 +80,7 @@ class Heap:
         ndarrays: NumPy arrays.
         modules: torch's modules.
         optimizers: torch's optimizers.
+        tasks: asyncio's tasks.
     """
 
     def __init__(self, beside: Iterable[object] = ()) -> None:
@@ -95,6 +96,7 @@ class Heap:
         self.tensors: list[object] = []
         self.modules: list[object] = []
         self.optimizers: list[object] = []
+        self.tasks: list[object] = []
         self.ndarrays: list[object] = []
         self._inside: list[tuple[object, set[int]]] | None = None
         """Arrays of objects, and the identities of the containers and arrays in them."""
@@ -110,7 +112,8 @@ class Heap:
 
     def drop(self) -> None:
         """Let go of everything. If the maker of the heap is in it, that would be a cycle otherwise."""
-        for objects in (self._tracked, self._containers, self.tensors, self.modules, self.optimizers, self.ndarrays):
+        found = self.tensors, self.modules, self.optimizers, self.tasks, self.ndarrays
+        for objects in (self._tracked, self._containers, *found):
             objects.clear()
         self._alive.clear()
         self._inside = None
@@ -139,6 +142,7 @@ class Heap:
             (library_type("torch", "Tensor"), self.tensors, set()),
             (library_type("torch.nn", "Module"), self.modules, set()),
             (library_type("torch.optim", "Optimizer"), self.optimizers, set()),
+            (library_type("asyncio", "Task"), self.tasks, set()),
             (library_type("numpy", "ndarray"), self.ndarrays, set()),
         ]
         known: set[int] = set()
@@ -195,7 +199,9 @@ class Heap:
         elif len(objects) > _FEW:
             referrers = _that_refer_to(objects, self._tracked)
         else:
-            referrers = [item for item in gc.get_referrers(*objects.values()) if id(item) in self._alive]
+            # A task does not tell that search what a future refers to.
+            found = [*gc.get_referrers(*objects.values()), *_that_refer_to(objects, self.tasks)]
+            referrers = [item for item in by_identity(found).values() if id(item) in self._alive]
         for item in referrers:
             children = [id(child) for child in gc.get_referents(item) if id(child) in objects]
             if children:

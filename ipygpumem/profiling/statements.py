@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 from ipygpumem.freeing import reclaim
 from ipygpumem.measuring.meter import Meter
@@ -30,7 +30,8 @@ NOTHING = Statement("pass", compile("pass", "<nothing>", "exec"))
 """Its figures are the noise of all others."""
 
 
-class Spread(NamedTuple):
+@dataclass(frozen=True)
+class Spread:
     """A figure over several runs."""
 
     median: float

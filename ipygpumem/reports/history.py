@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -115,8 +115,16 @@ def loop_growth_line(growth: Growth) -> str:
     return f"{device} has grown by {growth_size(growth)} in each of the last {growth.runs} iterations"
 
 
-def holder_lines(before: Inventory, after: Inventory, iteration: int, growths: Sequence[Growth]) -> list[str]:
+def holder_lines(
+    before: Inventory,
+    after: Inventory,
+    iteration: int,
+    growths: Sequence[Growth],
+    keeper_of: Callable[[TensorRecord], str],
+) -> list[str]:
     """Return which names hold more tensors and arrays after one more iteration, on the devices that grow.
+
+    ``keeper_of`` says of what has no name who keeps it: a graph, a closure, a cache.
 
     By names, not by tensors: a name that the loop gives to another tensor each time holds no more than before.
     """
@@ -128,10 +136,10 @@ def holder_lines(before: Inventory, after: Inventory, iteration: int, growths: S
         return [f"no tensor or array that came and stayed in iteration {iteration} accounts for it"]
     lines = []
     for device, name in held[:_HOLDERS_SHOWN]:
-        known = {tensor.name for tensor in old.get((device, name), ())}
-        example = next((tensor.name for tensor in new[device, name] if tensor.name not in known), None)
-        holder = f"held by {clean(name)}" if name else "to which no name of yours leads"
-        holder += f" ({clean(example)})" if name and example not in (None, name) else ""
+        known = {tensor.name or tensor.storage for tensor in old.get((device, name), ())}
+        came = next((tensor for tensor in new[device, name] if (tensor.name or tensor.storage) not in known), None)
+        holder = f"held by {clean(name or (keeper_of(came) if came is not None else 'what has no name'))}"
+        holder += f" ({clean(came.name)})" if came is not None and came.name not in (None, name) else ""
         size = format_bytes(more[device, name])
         lines.append(f"iteration {iteration} left {size} more on {device_label(device)}, {holder}")
     return lines

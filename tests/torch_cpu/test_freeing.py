@@ -360,6 +360,20 @@ def test_inference_mode_makes_no_other_tensors_of_those_that_are_moved(trained: 
     assert not any(item.is_inference() for item in trained.model.parameters())
 
 
+def test_an_offload_that_has_ended_keeps_no_model_alive() -> None:
+    model = nn.Linear(2, 2)
+    alive = weakref.ref(model)
+    away = ipygpumem.offload(model)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="x"), away:
+            raise ValueError("x")
+    del model
+    gc.collect()
+    assert alive() is None
+    with pytest.raises(GpuMemError, match="is gone: call ipygpumem"):
+        away.__enter__()
+
+
 def test_what_is_done_inside_offload_is_kept(trained: Trained) -> None:
     with Offload([trained.model, trained.optimizer], trained.garbage):
         trained.optimizer.step()

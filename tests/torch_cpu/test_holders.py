@@ -55,7 +55,6 @@ def path(names: dict[str, Any]) -> Callable[..., str]:
         heap = Heap()
         roots = Roots({id(names): Place.of_variable}, hidden=frozenset({id(sys._getframe())}), **options)
         holder = explain([array], heap, roots)[array]
-        assert "del " not in holder.advice
         del kept
         return holder.path
 

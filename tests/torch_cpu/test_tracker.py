@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import re
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +13,8 @@ from typing import Any
 import pytest
 
 import ipygpumem
+from ipygpumem.api.loops import _Growing
+from ipygpumem.model import Usage
 from ipygpumem.objects.inventory.records import TrackerRecord
 from tests.kernel import Kernel
 from tests.tracing import interrupted_at
@@ -110,3 +115,17 @@ def test_it_may_be_made_before_the_extension_and_live_on_after_it(bare_kernel: K
     bare_kernel.run("%unload_ext ipygpumem")
     reply = bare_kernel.run("del x\nr = t.track()")
     assert "RAM -1 MiB" in reply.stdout, reply
+
+
+def test_a_loop_says_who_keeps_what_has_no_name() -> None:
+    net, losses = nn.Sequential(nn.Linear(256, 2048), nn.Sigmoid()), list[Any]()
+    growing, size = _Growing(), 8 * MIB
+    usage = Usage("cpu", 0, 0, 0, None, "kernel")
+    for number in range(6):
+        losses.append(net(torch.zeros(1024, 256)).mean())
+        usage = dataclasses.replace(usage, before_bytes=number * size, after_bytes=(number + 1) * size)
+        if growing.add([usage]):
+            growing.look(number, sys._getframe())
+    assert re.search(
+        r"left 9 MiB more on RAM, held by thread .* local losses\[5\]: its autograd graph", growing.remarks[1]
+    )

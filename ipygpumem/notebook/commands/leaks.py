@@ -11,7 +11,7 @@ from typing import Any
 
 from ipygpumem.freeing.reclaim import trim_host_heap
 from ipygpumem.introspect import is_atom, is_instance, is_users_module, module_dict, text_of
-from ipygpumem.model import Held, Holder
+from ipygpumem.model import Held
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.ipython.outputs import is_of_ipython, kept_outputs
 from ipygpumem.notebook.notebook import Notebook
@@ -115,13 +115,8 @@ def _unnamed(notebook: Notebook, heap: Heap, storages: set[StorageKey], smallest
     holders = explain(ordered[:MOST_EXPLAINED], heap, notebook.experiments.survivors.roots())
     modules = _users_modules(notebook.context.namespace)
     unnamed = [key for key in ordered[:MOST_EXPLAINED] if not _is_plain(holders[key].path, modules)]
-    shown = [replace(found[key], holder=_without_advice(holders[key])) for key in unnamed]
+    shown = [replace(found[key], holder=holders[key]) for key in unnamed]
     return shown, [found[key] for key in ordered[MOST_EXPLAINED:]]
-
-
-def _without_advice(holder: Holder) -> Holder:
-    """Leave out what would take something older than the experiments; what IPython keeps by itself may go."""
-    return holder if holder.advice.startswith("%") else replace(holder, advice="")
 
 
 def _users_modules(namespace: dict[str, Any]) -> set[str]:

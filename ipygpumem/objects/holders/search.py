@@ -11,14 +11,18 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import re
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import (
+    AsyncGeneratorType,
+    BuiltinFunctionType,
     CellType,
     CodeType,
+    CoroutineType,
     FrameType,
     FunctionType,
     GeneratorType,
@@ -33,6 +37,7 @@ from ipygpumem.introspect import (
     instance_dict,
     is_exactly,
     is_instance,
+    is_users_module,
     key_text,
     module_dict,
     module_of,
@@ -41,7 +46,15 @@ from ipygpumem.introspect import (
     type_name,
 )
 from ipygpumem.model import Holder
-from ipygpumem.objects.arrays import StorageKey, elements, is_of_library, is_of_pandas, slots, storage_key
+from ipygpumem.objects.arrays import (
+    StorageKey,
+    elements,
+    is_of_library,
+    is_of_pandas,
+    library_type,
+    slots,
+    storage_key,
+)
 from ipygpumem.objects.heap import Heap
 from ipygpumem.objects.holders.frames import peek, running_frames, running_ids
 from ipygpumem.objects.holders.graphs import DETACH, GRADIENT, keepers, requiring_grad
@@ -56,12 +69,14 @@ class Roots:
         objects: by the identity of an object: its place.
         hidden: identities of objects that are not to be followed: they hold things for a moment only.
         cell_of: the number of the cell that a code's file name stands for.
+        names: the user's own names, to write what frees something.
     """
 
     namespaces: Mapping[int, Callable[[object], Place]] = field(default_factory=dict)
     objects: Mapping[int, Place] = field(default_factory=dict)
     hidden: frozenset[int] = frozenset()
     cell_of: Callable[[str], int | None] = lambda filename: None
+    names: Mapping[str, object] = field(default_factory=dict)
 
 
 _Ways = dict[int, tuple["Place", int | None]]
@@ -98,11 +113,12 @@ def explain(
         # What a graph has saved may be an object in Python too, which nobody but the graph holds: that is no answer.
         candidates = requiring_grad(heap.tensors)
         owners = {("object", id(tensor)): [tensor] for tensor in candidates[:_MOST_OWNERS]}
-        named, _, is_cut = _holders(owners, heap, roots, looks)
+        named, _, is_cut = _holders(owners, heap, roots, looks, of_graphs=True)
         ordered = sorted(named, key=lambda owner: _order(named[owner]))
         kept, complete = keepers([owners[owner][0] for owner in ordered], rest)
         for key, keeper in kept.items():
-            holders[key] = Holder(named["object", id(keeper.tensor)].path + keeper.how, keeper.advice)
+            owner = named["object", id(keeper.tensor)]
+            holders[key] = Holder(owner.path + keeper.how, keeper.advice and (owner.advice or keeper.advice))
         left_out |= is_cut or not complete or len(candidates) > _MOST_OWNERS
         among_themselves, _ = keepers(heap.tensors, rest - kept.keys())
         if any(keeper.how == GRADIENT for keeper in among_themselves.values()):
@@ -113,19 +129,19 @@ def explain(
 
 
 def _holders(
-    objects: dict[StorageKey, list[object]], heap: Heap, roots: Roots, looks: int
+    objects: dict[StorageKey, list[object]], heap: Heap, roots: Roots, looks: int, *, of_graphs: bool = False
 ) -> tuple[dict[StorageKey, Holder], dict[StorageKey, Holder], bool]:
     """Return who holds the objects of each storage, the one that is named best, or else what nothing refers to.
 
     The last says whether some may have a holder that was not reached.
     """
     search = Search([item for items in objects.values() for item in items], heap, roots, looks)
-    writer = Writer(roots.cell_of)
+    writer = Writer(roots)
 
     def best(ways: _Ways, items: list[object]) -> Holder | None:
         chains = [chain for item in items if (chain := search.chain(item, ways)) is not None]
         nearest = min(((place.rank, len(steps)) for place, steps in chains), default=None)
-        nearby = [writer.holder(*way) for way in chains if (way[0].rank, len(way[1])) == nearest]
+        nearby = [writer.holder(*way, of_graph=of_graphs) for way in chains if (way[0].rank, len(way[1])) == nearest]
         return min(nearby, key=_order, default=None)
 
     named = {key: holder for key, items in objects.items() if (holder := best(search.named, items)) is not None}
@@ -205,7 +221,7 @@ class Search:
         objects = {key: self._objects[key] for key in level[: self._WIDEST_LEVEL]}
         referred: set[int] = set()
         for referrer, children in self._heap.referrers(objects):
-            if id(referrer) in self._roots.hidden or id(referrer) in self._running:
+            if id(referrer) in self._roots.hidden or id(referrer) in self._running or _wakes_task(referrer):
                 continue
             referred.update(children)
             for holder, held in _with_own_dict(referrer, children):
@@ -252,7 +268,8 @@ class Search:
         elif key in self._roots.objects:
             places = [self._roots.objects[key]]
         elif key in self._modules:
-            places = [Place.of_module(self._modules[key], name) for name in self._keys_of(referrer, child)]
+            code = _module_code(self._modules[key], self._roots.names)
+            places = [Place.of_module(self._modules[key], name, code) for name in self._keys_of(referrer, child)]
         elif type(referrer) is ModuleType:
             places = [Place.of_module(text_of(module_dict(referrer).get("__name__")), None)]
         elif is_instance(referrer, threading.Thread):
@@ -267,6 +284,13 @@ class Search:
             for key, value in list(dict.items(namespace)):
                 keys.setdefault(id(value), []).append(key)
         return self._keys[id(namespace)].get(id(child), [])
+
+
+def _wakes_task(referrer: Any) -> bool:
+    """Return True for the callback by which a future wakes a task: a future does not own what waits for it."""
+    if type(referrer) is BuiltinFunctionType:
+        return bool(referrer.__name__ == "task_wakeup")
+    return type_name(referrer) == "TaskStepMethWrapper"
 
 
 def _with_own_dict(referrer: object, children: list[int]) -> Iterator[tuple[object, list[int]]]:
@@ -290,6 +314,18 @@ def _modules() -> list[tuple[str, ModuleType]]:
     return [(name, module) for name, module in list(sys.modules.items()) if is_instance(module, ModuleType)]
 
 
+def _module_code(name: str, names: Mapping[str, object]) -> str:
+    """Return how a notebook with these ``names`` writes a loaded module; empty if it cannot."""
+    modules: dict[str, object] = dict(sys.modules)
+    first = name.partition(".")[0]
+    aliases = [key for key, value in list(names.items()) if value is modules[name]]
+    if aliases:
+        return aliases[0]
+    is_bound = names.get(first) is modules.get(first) and "." in name
+    written = name if all(map(str.isidentifier, name.split("."))) else ""
+    return written if is_bound or not written else f"import {name}; {name}"
+
+
 # -- in words: ``notebook variable cache["run3"][0]`` ---------------------------------------------------------------
 
 _HOOKS = {
@@ -301,12 +337,21 @@ _HOOKS = {
 }
 _PARTS = {"_modules", "_parameters", "_buffers"}
 _LONGEST_PATH = 240
+_STEP = re.compile(r"[.\[]|: |, ")
+OF_MODULE = 2
+"""The rank of modules' global names."""
 NOTEBOOK = "notebook variable "
 
 _HANDLE = "call the hook's handle.remove() when you no longer need it"
 _REMOVE = "remove it from there"
 _OR_EXCEPTION = f"{_REMOVE}, or delete the exception once you have read it"
 _OR_FUNCTION = f"{_REMOVE}, or delete the function when you no longer need it"
+_SUSPENDED = {
+    GeneratorType: ("gi", "generator", "{}.close()"),
+    CoroutineType: ("cr", "coroutine", "{}.close()"),
+    AsyncGeneratorType: ("ag", "async generator", "await {}.aclose()"),
+}
+"""The prefix of the attributes of each kind, what it is called, and the statement that ends it."""
 
 
 @dataclass(frozen=True)
@@ -319,19 +364,24 @@ class Place:
     text: str
     rank: int
     advice: str
+    code: str = ""
+    """What the user writes for it, after a statement that imports what it needs; empty if nobody can write it."""
+    is_all: bool = False
+    """Whether what it leads to is not for the user to write."""
 
     @classmethod
     def of_variable(cls, key: object) -> Place:
         """Return the place of a notebook's name."""
-        return cls(f"{NOTEBOOK}{text_of(key)}", 0, "")
+        return cls(f"{NOTEBOOK}{text_of(key)}", 0, "", code=text_of(key) if text_of(key).isidentifier() else "")
 
     @classmethod
-    def of_module(cls, module: str, key: object) -> Place:
-        """Return the place of a module's global name."""
+    def of_module(cls, module: str, key: object, code: str = "") -> Place:
+        """Return the place of a module's global name; ``code`` is what the user writes for the module."""
         if (module, text_of(key)) in _LAST_ERROR:
-            return cls(_LAST, 1, "%gpumem free lets go of it")
+            return LAST_ERROR
         where = f"module {module}, global {text_of(key)}" if key is not None else f"module {module}"
-        return cls(where, 2, _REMOVE)
+        advice = "" if code and is_users_module(sys.modules.get(module)) else _REMOVE
+        return cls(where, OF_MODULE, advice, f"{code}.{key}" if code and text_of(key).isidentifier() else "")
 
     @classmethod
     def of_running(cls, frame: FrameType, thread: str, name: str) -> Place:
@@ -341,60 +391,105 @@ class Place:
         return cls(where, 1, "let the function return")
 
 
-_LAST = "the last error"
+LAST_ERROR = Place("the last error", 1, "%gpumem free")
 _LAST_ERROR = {("sys", name) for name in ("last_value", "last_traceback", "last_exc")}
+
+
+class _Path:
+    """A path that is being written, and how to free what it leads to."""
+
+    def __init__(self, place: Place, text: str) -> None:
+        self.text, self.code = text, place.code
+        self.advice = "" if place.advice == _REMOVE else place.advice
+        self.is_lost, self.is_fixed = place.is_all, False
+        """Whether there was a step that nobody can write; and whether the last one cannot be undone by assignment."""
+
+    def go(self, shown: str, code: str = "", *, is_fixed: bool = False) -> None:
+        """Go on to an item or attribute. Behind one that nobody can write, the path ends."""
+        if not self.is_lost:
+            self.text, self.is_lost = self.text + shown, not code and shown.startswith(" (")
+        self.code, self.is_fixed = self.code and code and self.code + code, is_fixed
+
+    def say(self, words: str) -> None:
+        """Go on to something that only words can describe."""
+        self.text, self.code = self.text + words, ""
+
+    def statement(self, template: str) -> str:
+        """Return a statement about what the path leads to, with the import that it needs; empty if there is none."""
+        needed, semicolon, code = self.code.rpartition("; ")
+        return self.code and needed + semicolon + template.format(code)
+
+    @property
+    def removal(self) -> str:
+        """The statement that removes what the path leads to from where it is; empty if there is none."""
+        return "" if self.is_fixed else self.statement("{} = None")
+
+    def advise(self, advice: str, words: str) -> None:
+        """Note how to free what the path leads to, unless that is known: by a statement, or else in words."""
+        self.advice = self.advice or advice or words
 
 
 class Writer:
     """Writes chains of references down."""
 
-    def __init__(self, cell_of: Callable[[str], int | None]) -> None:
-        self._cell_of = cell_of
+    def __init__(self, roots: Roots) -> None:
+        self._cell_of, self._names = roots.cell_of, roots.names
 
-    def holder(self, place: Place, chain: Sequence[object]) -> Holder:
-        """Return the path from ``place``, which keeps the first of ``chain``, to the last."""
+    def holder(self, place: Place, chain: Sequence[object], *, of_graph: bool = False) -> Holder:
+        """Return the path from ``place``, which keeps the first of ``chain``, to the last: maybe a graph's tensor."""
         steps = _without_dicts(chain)
-        text, advice = place.text or self._name(steps[0]), place.advice or (_REMOVE if len(steps) > 1 else "")
-        position, advised = 0, False
+        path = _Path(place, place.text or self._name(steps[0]))
+        if not place.text and _is_pending(steps[0]):
+            name = library_type("asyncio", "Task").get_name(steps[0])  # type: ignore[union-attr]  # it is one of them
+            task = f"task for task in asyncio.all_tasks() if task.get_name() == {name!r}"
+            path.advice = f"import asyncio; next({task}).cancel()"
+        position, is_own = 0, False
         while position < len(steps) - 1:
-            behind_name = "[" not in text  # and not in a list of models, from which one can be removed
-            taken, text, better = self._step(steps[position:], text)
-            if not advised and (better or (better == "" and behind_name)):
-                advice, advised = better, bool(better)
+            behind_name = "[" not in path.text  # and not in a list of models, from which one can be removed
+            taken, is_part = self._step(steps[position:], path)
+            is_own |= is_part and behind_name
             position += taken
-        return Holder(path=_shortened(text), advice=advice)
+        if of_graph:
+            is_in_list = is_exactly(steps[-2] if len(steps) > 1 else None, list, deque)
+            drop = f"{path.code.rpartition('[')[0]}.clear()" if is_in_list else path.statement("{0} = {0}.detach()")
+            advice = f"{drop}  # and {DETACH}" if path.removal else ""
+            return Holder(_ended(path.text), path.advice or advice)
+        default = place.advice if place.advice or len(steps) == 1 else _REMOVE
+        if place.rank == OF_MODULE and not place.advice:
+            default = path.removal or _REMOVE
+        return Holder(path=_ended(path.text), advice=path.advice or ("" if is_own else default))
 
     def _name(self, item: object) -> str:
         if is_instance(item, type):
             return f"class {name_of(item)}"  # type: ignore[arg-type]  # is_instance says so
+        if _is_pending(item):
+            return "the event loop"
         return f"{_article(type_name(item))} that nothing visible from Python refers to"
 
-    def _step(self, steps: Sequence[object], text: str) -> tuple[int, str, str | None]:
-        """Return how many references the next piece of text covers, the text with it, and advice."""
+    def _step(self, steps: Sequence[object], path: _Path) -> tuple[int, bool]:
+        """Write the next piece of a path; return how many references it covers, and whether it is a model's own."""
         parent, child = steps[0], steps[1]
         kind = type(parent)
         if kind is FunctionType:
-            return self._function(steps, text)
-        if kind is GeneratorType:
-            return self._suspended(steps, text)
+            return self._function(steps, path), False
+        if is_exactly(parent, *_SUSPENDED):
+            return self._suspended(steps, path), False
         if kind is TracebackType or kind is FrameType or is_instance(parent, BaseException):
-            return self._traceback(steps, text)
+            return self._traceback(steps, path), False
         if kind is MethodType:
-            return 1, f"{text}: bound method {self._code_name(parent.__func__)}, its object", None  # type: ignore[attr-defined]
-        if kind is staticmethod or kind is classmethod:
-            return 1, text, None  # nobody writes ``.__func__``
+            path.advise(path.removal, "")
+            path.say(f": bound method {self._code_name(parent.__func__)}, its object")  # type: ignore[attr-defined]
+            return 1, False
         if kind is functools._lru_cache_wrapper:
-            wrapped = (instance_dict(parent) or {}).get("__wrapped__")
-            name = self._code_name(wrapped)
-            taken = 2 if type(child) is dict and len(steps) > 2 else 1
-            return taken, f"{text}: lru_cache of function {name}", f"{_expression(text)}.cache_clear()"
-        if is_instance(parent, dict) or is_instance(parent, list) or is_instance(parent, tuple) or kind is deque:
-            return 1, text + _item(parent, child), None
-        if is_instance(parent, set) or is_instance(parent, frozenset):
-            return 1, f"{text} (in a set)", None
-        if elements(parent) is not None:
-            return 1, f"{text} (in an array of objects)", None
-        return self._instance(steps, text)
+            path.advise(path.statement("{}.cache_clear()"), "call cache_clear() of that function")
+            path.say(f": lru_cache of function {self._code_name((instance_dict(parent) or {}).get('__wrapped__'))}")
+            return 2 if type(child) is dict and len(steps) > 2 else 1, False
+        if is_of_library(parent, "asyncio", "Task"):
+            self._task(parent, child, path)
+            return 1, False
+        if kind is staticmethod or kind is classmethod or _went_into(path, parent, child):
+            return 1, False  # nobody writes ``.__func__``
+        return self._instance(steps, path)
 
     # -- functions --------------------------------------------------------------------------------------------
 
@@ -408,91 +503,136 @@ class Writer:
         cell = self._cell_of(code.co_filename)
         return code.co_name if cell is None else f"{code.co_name} (cell {cell})"
 
-    def _function(self, steps: Sequence[object], text: str) -> tuple[int, str, str | None]:
+    def _function(self, steps: Sequence[object], path: _Path) -> int:
         function, child = steps[0], steps[1]
         assert type(function) is FunctionType
         name = self._code_name(function)
         after = steps[2] if len(steps) > 2 else None
         cells = function.__closure__
+        path.advise(path.removal and f"{path.removal}  # when you no longer need the function", _OR_FUNCTION)
         if cells is not None and child is cells and type(after) is CellType:
-            taken = 3 if len(steps) > 3 else 2
             variable = function.__code__.co_freevars[_position(cells, after)]
-            return taken, f"{text}: closure of function {name}, variable {variable}", _OR_FUNCTION
+            path.say(f": closure of function {name}, variable {variable}")
+            return 3 if len(steps) > 3 else 2
         if after is not None and (child is function.__defaults__ or child is function.__kwdefaults__):
-            return 2, f"{text}: default argument of function {name}", _OR_FUNCTION
-        return 1, f"{text}: function {name}{_attribute(function, child)}", _OR_FUNCTION
+            path.say(f": default argument of function {name}")
+            return 2
+        path.say(f": function {name}{_attribute(function, child)}")
+        return 1
 
-    def _suspended(self, steps: Sequence[object], text: str) -> tuple[int, str, str | None]:
-        generator: Any = steps[0]
+    def _suspended(self, steps: Sequence[object], path: _Path) -> int:
+        prefix, what, ending = _SUSPENDED[type(steps[0])]
         taken = 2 if type(steps[1]) is FrameType and len(steps) > 2 else 1
-        where = f"{self._named(generator.gi_code)}{_local(generator.gi_frame, steps[taken])}"
-        return taken, f"{text}: suspended generator {where}", "close() the generator when it is done"
+        frame, code = (getattr(steps[0], f"{prefix}_{name}") for name in ("frame", "code"))
+        path.advise(path.statement(ending), f"close() the {what} when it is done")
+        path.say(f": suspended {what} {self._named(code)}{_local(frame, steps[taken])}")
+        return taken
 
-    def _traceback(self, steps: Sequence[object], text: str) -> tuple[int, str, str | None]:
+    def _task(self, task: object, child: object, path: _Path) -> None:
+        is_pending = _is_pending(task)
+        is_failure = is_exactly(child, CoroutineType, TracebackType) or is_instance(child, BaseException)
+        if not is_pending and not is_failure:
+            path.go(".result()", ".result()", is_fixed=True)
+            return
+        cancelled = f"{path.statement('{}.cancel()')}; {path.removal}" if path.code and is_pending else path.removal
+        path.advise(cancelled, "")
+        path.say(": asyncio task")
+
+    def _traceback(self, steps: Sequence[object], path: _Path) -> int:
         """Cover exceptions, tracebacks and frames up to the name that a frame holds."""
         line, position = 0, 0
+        path.advise(path.removal and f"{path.removal}  # once you have read it", _OR_EXCEPTION)
         for position, item in enumerate(steps):
             if type(item) is TracebackType:
                 line = item.tb_lineno
             elif type(item) is FrameType:
                 break
             elif not is_instance(item, BaseException):
-                return position, f"{text}: exception{_attribute(steps[position - 1], item)}", _OR_EXCEPTION
+                path.say(f": exception{_attribute(steps[position - 1], item)}")
+                return position
         else:
-            return len(steps) - 1, f"{text}: exception", _OR_EXCEPTION
+            path.say(": exception")
+            return len(steps) - 1
         frame = steps[position]
         assert type(frame) is FrameType
         if position == len(steps) - 1:
-            return position, f"{text}: saved traceback", _OR_EXCEPTION
+            path.say(": saved traceback")
+            return position
         position += 2 if type(steps[position + 1]) is dict and position + 2 < len(steps) else 1
         where = f"{self._named(frame.f_code)} line {line or frame.f_lineno}"
-        text = f"{text}: saved traceback, {where}{_local(frame, steps[position])}"
-        return position, text, None if text.startswith(_LAST) else _OR_EXCEPTION
+        path.say(f": saved traceback, {where}{_local(frame, steps[position])}")
+        return position
 
     # -- objects ----------------------------------------------------------------------------------------------
 
-    def _instance(self, steps: Sequence[object], text: str) -> tuple[int, str, str | None]:
+    def _instance(self, steps: Sequence[object], path: _Path) -> tuple[int, bool]:
         parent, child = steps[0], steps[1]
         kind = type_name(parent)
         if kind in ("DataFrame", "Series") and is_of_pandas(parent):  # what is inside has no names that users write
             inside = itertools.takewhile(lambda item: is_of_pandas(item) or is_exactly(item, tuple, list), steps)
-            return min(sum(1 for _ in inside), len(steps) - 1), text, None
-        if kind == "Figure" and module_of(parent) == "matplotlib.figure":
-            return 1, f"matplotlib figure{_attribute(parent, child)}", "plt.close() the figure once it has been shown"
+            path.is_fixed = True
+            return min(sum(1 for _ in inside), len(steps) - 1), False
         if module_of(child) == "torch.autograd.function" or kind.endswith("Backward0"):
-            return 1, f"{text}: its autograd graph ({type_name(child)})", DETACH
-        if is_of_library(parent, "torch", "Tensor") and is_instance(child, dict) and len(steps) > 2:
-            return 2, f"hook on {text.removeprefix(NOTEBOOK)}", _HANDLE  # ``_backward_hooks`` is no attribute in a dict
+            path.advise("", DETACH)
+            path.say(f": its autograd graph ({type_name(child)})")
+            return 1, False
         name = _attribute(parent, child)
-        inner = name[1:]
-        if len(steps) > 2 and inner in _PARTS and is_instance(child, dict):
+        if len(steps) > 2 and is_instance(child, dict):
+            hook = _HOOKS.get(name[1:], "hook" if is_of_library(parent, "torch", "Tensor") else "")
             items: Any = child
-            part = next((key for key, value in list(dict.items(items)) if value is steps[2]), None)
-            return 2, f"{text}.{text_of(part)}", ""  # a model's own
-        if len(steps) > 2 and inner in _HOOKS and is_instance(child, dict):
-            return 2, f"{_HOOKS[inner]} on {text.removeprefix(NOTEBOOK)}", _HANDLE
-        is_own = is_of_library(parent, "torch.optim", "Optimizer")
-        return 1, text + (name or f" ({kind})"), "" if is_own else None
+            key = next((key for key, value in list(dict.items(items)) if value is steps[2]), None)
+            if hook:
+                path.advise(self._handle_of(child, key), _HANDLE)
+                path.text, path.code = f"{hook} on {path.text.removeprefix(NOTEBOOK)}", ""
+                return 2, False
+            if name[1:] in _PARTS:
+                part = f".{text_of(key)}"
+                path.go(part, part if part[1:].isidentifier() else f".get_submodule({key!r})")
+                return 2, True
+        path.go(name or f" ({kind})", name)
+        return 1, is_of_library(parent, "torch.optim", "Optimizer")
+
+    def _handle_of(self, hooks: object, key: object) -> str:
+        """Return the statement that removes one of ``hooks``, if the user has a name for its handle."""
+        for name, value in list(self._names.items()):
+            handle = instance_dict(value) if is_of_library(value, "torch.utils.hooks", "RemovableHandle") else None
+            if handle is not None and handle.get("id") == key and handle["hooks_dict_ref"]() is hooks:
+                return f"{name}.remove()"
+        return ""
 
 
-def _expression(text: str) -> str:
-    """Return what the user writes for an object, such as ``mymod.load``; without a name ``that function``."""
-    written = text.removeprefix(NOTEBOOK).removeprefix("module ").replace(", global ", ".")
-    return written if all(part.isidentifier() for part in written.split(".")) else "that function"
+def _is_pending(item: object) -> bool:
+    """Return True for a task of asyncio's that is not done."""
+    kind: Any = library_type("asyncio", "Task")
+    return kind is not None and is_instance(item, kind) and not kind.done(item)
 
 
-def _shortened(path: str) -> str:
-    """Return a path without its middle if it is too long to be read."""
-    half = _LONGEST_PATH // 2
-    return path if len(path) <= _LONGEST_PATH else f"{path[:half]} … {path[-half:]}"
+def _ended(path: str) -> str:
+    """Return a path up to a name or item before it becomes too long to be read."""
+    if len(path) <= _LONGEST_PATH:
+        return path
+    steps = [match.start() for match in _STEP.finditer(path, 0, _LONGEST_PATH)]
+    return f"{path[: steps[-1] if steps else _LONGEST_PATH]} …"
 
 
-def _item(parent: Any, child: object) -> str:
-    """Return how an item of a dict, list, tuple or deque is written; a dict may have it as a key."""
-    if not is_instance(parent, dict):
-        return f"[{_position(parent, child)}]"
-    keys = [key for key, value in list(dict.items(parent)) if value is child]  # one copy: a thread may change it
-    return f"[{key_text(keys[0]) or f'<{type_name(keys[0])}>'}]" if keys else " (as a key)"
+def _went_into(path: _Path, parent: Any, child: object) -> bool:
+    """Go on to an item, and return True, if ``parent`` is a container."""
+    if is_instance(parent, dict):
+        keys = [key for key, value in list(dict.items(parent)) if value is child]  # one copy: a thread may change it
+        shown = key_text(keys[0]) if keys else None
+        is_plain = shown is not None and shown == f'"{keys[0]}"' and keys[0].isprintable() and "\\" not in shown
+        code = "" if shown is None else f"[{shown}]" if is_plain else f"[{keys[0]!r}]"
+        path.go(f"[{shown or f'<{type_name(keys[0])}>'}]" if keys else " (as a key)", code)
+    elif is_instance(parent, list) or is_instance(parent, tuple) or type(parent) is deque:
+        place = f"[{_position(parent, child)}]"
+        path.go(place, place, is_fixed=is_instance(parent, tuple))
+    elif is_instance(parent, set) or is_instance(parent, frozenset):
+        path.go(" (in a set)")
+    elif elements(parent) is not None:
+        path.go(" (in an array of objects)")
+    else:
+        return False
+    return True
 
 
 def _position(items: Iterable[object], child: object) -> int:
