@@ -1,7 +1,8 @@
-"""Bytes and seconds as people read them: binary units, few digits."""
+"""Bytes and seconds as people read and write them, and the numbers that options and arguments take."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 from ipygpumem.errors import UnitError, quoted
@@ -12,9 +13,10 @@ GIB = 1024 * MIB
 TIB = 1024 * GIB
 PIB = 1024 * TIB
 _MOST = 2**63
+_MANY = 10**9
 
-_UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB, "p": PIB}
-_SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(?:([kmgtp]?)(i?b)|bytes?)?\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(?:([kmgtp])(ib?|b?)|(b|bytes?))?\s*", re.IGNORECASE)
+_WHOLE = re.compile(r"\s*[+-]?[0-9]{1,25}\s*")
 
 
 def format_bytes(count: int) -> str:
@@ -46,24 +48,37 @@ def format_share(used: int, total: int) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Return the number of bytes that ``text`` names: ``24GiB``, ``1.5 MiB``, ``4096``.
-
-    ``KB``, ``MB``, ``GB`` are read as binary units, as GPU memory is sold and reported.
+    """Return the number of bytes that a text names: ``24GiB`` or ``24G`` (2**30 each), ``24GB`` (10**9), ``9 bytes``.
 
     Raises:
-        UnitError: ``text`` is not a number with a known unit.
+        UnitError: ``text`` is not a number with a known unit; only 0 needs none.
     """
+    number, letter, rest, unit = _size(text)
+    if number and not (letter or unit):
+        raise UnitError(f"{quoted(text)} has no unit: write {text.strip()}GiB, or {text.strip()} bytes")
+    return int(number * (1000 if rest == "b" else 1024) ** " kmgtp".index(letter or " "))
+
+
+def bytes_in_message(text: str) -> int:
+    """Return the number of bytes that a library's message names: PyTorch's MPS writes GB for GiB, CuPy no unit."""
+    number, letter, _, _ = _size(text)
+    return int(number * 1024 ** " kmgtp".index(letter or " "))
+
+
+def _size(text: str) -> tuple[float, str, str, str]:
+    """Return the number of a size, its unit's first letter, what follows that, and the unit if it is bytes."""
     match = _SIZE.fullmatch(text) if len(text) <= 100 else None  # a search in more may take long
     if match is None:
         raise UnitError(f"{quoted(text)} is not a size: write a number and a unit, such as 8GiB or 512 MiB")
-    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+    letter, rest, unit = ((match[group] or "").lower() for group in (2, 3, 4))
+    return float(match[1]), letter, rest, unit
 
 
-def checked_bytes(size: object) -> int:
+def checked_bytes(size: object, least: int = 0) -> int:
     """Return the number of bytes that a caller means: a number of them, or a text as ``parse_bytes`` reads it.
 
     Raises:
-        UnitError: it is neither, or more than any device has.
+        UnitError: it is neither, less than ``least``, or more than any device has.
     """
     if isinstance(size, str):
         size = parse_bytes(size)
@@ -74,7 +89,35 @@ def checked_bytes(size: object) -> int:
         raise UnitError(f"a size is a number of bytes, or a text such as '8GiB', and not {what}")
     if size >= _MOST:
         raise UnitError(f"no device has more than {format_bytes(_MOST)}: write a smaller size")
+    if size < least:
+        raise UnitError(f"{format_bytes(size)} is too little: write a size such as 8GiB")
     return size
+
+
+def whole(value: object, least: int = 1, most: int = _MANY) -> int:
+    """Return a whole number within bounds (``UnitError`` if it is none)."""
+    if type(value) is not int or not least <= value <= most:
+        bounds = f"of {least} or more" if most == _MANY else f"from {least} to {most}"
+        raise UnitError(f"{_shown(value)} is not a whole number {bounds}")
+    return value
+
+
+def finite(value: object, least: float = 0.001, most: float = 1e9) -> float:
+    """Return a number within bounds (``UnitError`` if it is none)."""
+    if not isinstance(value, (int, float)) or type(value) is bool or not least <= value <= most:
+        raise UnitError(f"{_shown(value)} is not a number from {least:g} to {most:g}")
+    return float(value)
+
+
+def number_in(text: str) -> int | float | str:
+    """Return the number that a text writes; the text itself if it writes none."""
+    with contextlib.suppress(ValueError):
+        return int(text) if _WHOLE.fullmatch(text) else float(text)
+    return text
+
+
+def _shown(value: object) -> str:
+    return quoted(value) if type(value) in (int, float, str) else f"an object of type {type(value).__name__}"
 
 
 def format_short_seconds(seconds: float) -> str:

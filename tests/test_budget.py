@@ -225,7 +225,8 @@ def test_sizes_are_read() -> None:
         ("HOST=4GiB", "RAM cannot be limited"),
         ("cpu:0=4GiB", "RAM cannot be limited"),
         ("cuda:01=4GiB", "'cuda:01' is not a device"),
-        ("gpu=8", "gpu=8 means 8 B; write a size such as 8GiB"),
+        ("gpu=8", "gpu: '8' has no unit: write 8GiB, or 8 bytes"),
+        ("gpu=8B", "gpu: 8 B is too little"),
         ("tpu=1GiB", "'tpu' is not a device"),
     ):
         with pytest.raises(BudgetError, match=said):

@@ -190,9 +190,39 @@ def test_options_change_at_once_and_bad_values_are_refused(loaded: InteractiveSh
     assert session.host.sampled
     loaded.run_cell("%config IPyGpuMem.host_peak = 'kernel'")
     assert session.host.sampled is was_sampled
-    for name, value in (("release_frames", "sometimes"), ("garbage_share", -1.0), ("history_length", 0)):
-        with pytest.raises(TraitError):
+    for name, value, words in BAD_OPTIONS:
+        with pytest.raises(TraitError, match=words) as caught:
             setattr(session.context.config, name, value)
+        assert len(str(caught.value)) < 200
+    loaded.run_cell("%config IPyGpuMem.min_held_bytes = '2MiB'")
+    assert session.context.config.min_held_bytes == 2**21
+
+
+BAD_OPTIONS: tuple[tuple[str, Any, str], ...] = (
+    ("release_frames", "sometimes", "release_frames"),
+    ("garbage_share", -1.0, "garbage_share: -1.0 is not a number from 0"),
+    ("history_length", 0, "0 is not a whole number from 1 to 1000000"),
+    ("history_length", 2**63, "history_length: 9223372036854775808 is not a whole number"),
+    ("history_length", 10**5000, "a number of 16610 bits is not a whole number"),
+    ("history_length", True, "an object of type bool is not"),
+    ("sample_seconds", float("inf"), "inf is not a number from 0.001 to 3600"),
+    ("min_cell_seconds", float("nan"), "nan is not a number from 0"),
+    ("min_held_bytes", "24", "'24' has no unit"),
+    ("min_held_bytes", -1, "a size is a number of bytes"),
+    ("record_max_bytes", 3, "3 B is too little"),
+)
+
+
+def test_bad_options_in_a_file_are_named_in_a_line_each_and_have_their_defaults(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = {name: value for name, value, _ in BAD_OPTIONS}
+    shell.config = Config({"IPyGpuMem": {**bad, "report": False}})
+    hooks.load(shell)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[2] for line in lines] == list(bad)
+    config = notebook_of(shell).context.config
+    assert (config.history_length, config.sample_seconds, config.report) == (10_000, 0.02, False)
 
 
 def test_a_value_that_was_refused_does_not_keep_the_extension_from_being_loaded_again(

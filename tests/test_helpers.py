@@ -313,14 +313,15 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: ipygpumem.allocate(-1, "cpu"), "and not -1"),
     (lambda: ipygpumem.allocate("9 PiB", "cpu"), "the host can spare"),
     (lambda: ipygpumem.allocate("9" * 10_000, "cpu"), _NO_SIZE),
-    (lambda: ipygpumem.allocate("9" * 99, "cpu"), _MOST),
+    (lambda: ipygpumem.allocate("9" * 90 + " bytes", "cpu"), _MOST),
     (lambda: ipygpumem.allocate(_HUGE, "cpu"), _MOST),
     (lambda: ipygpumem.allocate(1e300, "cpu"), _MOST),
     (lambda: ipygpumem.leave_free(1, "cpu"), "leave the host 32 MiB at least: Python itself needs some to go on"),
     (lambda: ipygpumem.leave_free("9 PiB", "cpu"), "cannot stay free"),
     (lambda: ipygpumem.leave_free(None, "cpu"), "and not NoneType"),  # type: ignore[arg-type]
     (lambda: ipygpumem.leave_free(-_HUGE, "cpu"), _BITS),
-    (lambda: ipygpumem.tracker(top=-_HUGE), _BITS),
+    (lambda: ipygpumem.tracker(top=-_HUGE), "top: " + _BITS[8:]),
+    (lambda: ipygpumem.tracker(top=None), "top: an object of type NoneType is not a whole number"),  # type: ignore[arg-type]
     (lambda: ipygpumem.tensors(device="RAMM"), "a device is RAM, or one such as cuda:0, and not 'RAMM'"),
     (lambda: ipygpumem.tensors(device="9" * 10_000), "a device is RAM"),
     (lambda: ipygpumem.tensors(min_bytes=-_HUGE), _BITS),

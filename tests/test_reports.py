@@ -292,7 +292,9 @@ CUT = {
         Inventory(TENSORS, 0.0), "shape", [TensorGroup(str(t.name), 1, t.size_bytes) for t in TENSORS], top=7
     ),
     "came": tensors.difference_report(InventoryDiff(TENSORS, (), "", ""), top=7),
-    "held": content.recovery_reports(recovery(held=tuple(leak("", size=t.size_bytes) for t in TENSORS)), 0)[0],
+    "held": content.recovery_reports(
+        recovery(held=tuple(leak("", size=t.size_bytes) for t in TENSORS), reclaimed={}), 0
+    )[0],
     "children": status_report("", (), (), (), [Child(n, "", 0.0, t.size_bytes, True) for n, t in enumerate(TENSORS)]),
 }
 

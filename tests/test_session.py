@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import re
 import time
 from pathlib import Path
@@ -24,6 +25,7 @@ from ipygpumem.notebook.config import IPyGpuMem
 from ipygpumem.notebook.experiments import Experiment
 from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.probes.cgroup import Kills
+from ipygpumem.probes.host import HostProbe
 from ipygpumem.reports.layout import Report, Scales, note
 from ipygpumem.units import MIB
 from tests.control_group import v2_system
@@ -279,3 +281,30 @@ def test_an_experiments_time_is_that_of_its_cells_and_its_span_stands_apart(
     heads = [line.split()[:3] for line in shown.splitlines() if "span" in line]
     assert heads == [["experiment", "began", "time"], ["experiment", "time", "span"]]
     assert shown.count("3 h 5 min") == 2
+
+
+def test_a_step_of_an_end_that_had_nothing_to_do_is_credited_with_nothing(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    falling = itertools.count(4000, -1)
+
+    def read(self: HostProbe) -> tuple[int, int]:
+        size = next(falling) * MIB  # as if another thread freed a MiB between any two readings
+        return size, size
+
+    monkeypatch.setattr(HostProbe, "_rss_and_peak", read)
+    for cell in ("%load_ext ipygpumem", "%%experiment a\npass", "%%experiment b\nx = 1", "%%experiment c\n1 / 0"):
+        shell.run_cell(cell)
+    given = [{step.name for step in item.steps if step.reclaimed["cpu"] > 0} for item in ipygpumem.experiments()]
+    assert [found & {"names", "tracebacks"} for found in given] == [set(), {"names"}, {"tracebacks"}]
+
+
+def test_what_a_reset_left_is_credited_to_the_outputs(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    big = "class Big:\n    def __init__(self):\n        self.data = b'x' * (64 << 20)"
+    for cell in ("%load_ext ipygpumem", big, "Big()", "%reset -f out"):
+        shell.run_cell(cell, store_history=True)
+    capsys.readouterr()
+    shell.run_cell("%gpumem free")
+    assert re.search(r"^  outputs \(RAM 6[34](\.\d)? MiB\)", capsys.readouterr().out, re.MULTILINE)

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ipygpumem.errors import GpuMemError, UnitError
-from ipygpumem.units import GIB, KIB, MIB, TIB, format_bytes, format_change, format_seconds, format_share, parse_bytes
+from ipygpumem.units import (
+    GIB,
+    KIB,
+    MIB,
+    TIB,
+    bytes_in_message,
+    checked_bytes,
+    finite,
+    format_bytes,
+    format_change,
+    format_seconds,
+    format_share,
+    number_in,
+    parse_bytes,
+    whole,
+)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +58,12 @@ def test_changes_carry_their_sign_and_a_share_has_one_unit() -> None:
     [
         ("24GiB", 24 * GIB),
         ("1.5 MiB", 3 * MIB // 2),
-        ("20.00 GB", 20 * GIB),
-        ("4096", 4096),
+        ("24 gib", 24 * GIB),
+        ("24G", 24 * GIB),
+        ("24Gi", 24 * GIB),
+        ("24GB", 24 * 10**9),
+        ("1.5 kB", 1500),
+        ("0", 0),
         ("7 bytes", 7),
         ("3 b", 3),
     ],
@@ -51,11 +72,52 @@ def test_text_as_bytes(text: str, count: int) -> None:
     assert parse_bytes(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1 GiB", "1 lightyear", "1..5 GiB", "1,5 GiB"])
+@pytest.mark.parametrize("text", ["", "GiB", "-1 GiB", "1 lightyear", "1..5 GiB", "1,5 GiB", "9" * 101 + "B"])
 def test_a_text_that_is_no_size_says_so(text: str) -> None:
     with pytest.raises(UnitError, match="is not a size"):
         parse_bytes(text)
     assert issubclass(UnitError, GpuMemError)
+
+
+@pytest.mark.parametrize("text", ["24", " 4096 ", "0.5"])
+def test_a_bare_number_is_no_size(text: str) -> None:
+    with pytest.raises(UnitError, match="has no unit"):
+        parse_bytes(text)
+
+
+def test_sizes_in_messages_of_libraries_are_binary_and_may_lack_their_unit() -> None:
+    assert list(map(bytes_in_message, ["2.00 GB", "2.00 GiB", "4096"])) == [2 * GIB, 2 * GIB, 4096]
+
+
+NONE_OF_THEM = [True, None, "x", "3", -1, 0, 10**400, 2**63, float("nan"), float("inf"), [1]]
+
+
+@pytest.mark.parametrize("value", [*NONE_OF_THEM, 1.0])
+def test_what_is_no_count_is_refused_in_a_short_line(value: Any) -> None:
+    with pytest.raises(UnitError, match="is not a whole number from 1 to 100") as caught:
+        whole(value, most=100)
+    assert len(str(caught.value)) < 160
+
+
+@pytest.mark.parametrize("value", NONE_OF_THEM)
+def test_what_is_no_finite_number_is_refused_in_a_short_line(value: Any) -> None:
+    with pytest.raises(UnitError, match=r"is not a number from 0\.001 to 1e") as caught:
+        finite(value)
+    assert len(str(caught.value)) < 160
+
+
+@pytest.mark.parametrize("value", [*NONE_OF_THEM, 1.5, "1" * 90 + "GiB"])
+def test_what_is_no_size_is_refused_in_a_short_line(value: Any) -> None:
+    with pytest.raises(UnitError, match=r"size|unit") as caught:
+        checked_bytes(value, least=1)
+    assert len(str(caught.value)) < 160
+
+
+def test_numbers_within_their_bounds_are_taken() -> None:
+    assert [whole(1), whole(-3, least=-5)] == [1, -3]
+    assert [finite(1), finite(2.5), finite(0, least=0)] == [1.0, 2.5, 0.0]
+    assert [checked_bytes(7), checked_bytes(8e9), checked_bytes("1KiB", least=KIB)] == [7, 8 * 10**9, KIB]
+    assert list(map(number_in, ["-7", " 20 ", "1e3", "x"])) == [-7, 20, 1000.0, "x"]
 
 
 @given(st.integers(0, 2**60))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipygpumem import estimating
 from ipygpumem.api.shell import loaded_notebook
-from ipygpumem.errors import EstimateError
+from ipygpumem.errors import EstimateError, UnitError
 from ipygpumem.fitting import budgets
 from ipygpumem.fitting.budgets import Budget
 from ipygpumem.fitting.fit import AutofitResult, Fit, decorated, run_tries
@@ -17,7 +17,7 @@ from ipygpumem.measuring.meter import Meter
 from ipygpumem.objects.traced import refuse_while_traced
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.pools import finder
-from ipygpumem.units import checked_bytes
+from ipygpumem.units import MIB, checked_bytes, finite
 
 if TYPE_CHECKING:
     from ipygpumem.estimating.records import Estimate, ModelSummary
@@ -47,10 +47,12 @@ def estimate(
     """
     __tracebackhide__ = True  # of the function's errors
     refuse_while_traced("estimate")
-    room_bytes = None if device_memory is None else checked_bytes(device_memory)
-    if type(timeout) not in (int, float) or not timeout > 0:
-        raise EstimateError("timeout must be a number of seconds above zero")
-    estimation = estimating.loaded().Estimation(device, room_bytes, timeout)
+    room_bytes = None if device_memory is None else checked_bytes(device_memory, least=MIB)
+    try:
+        seconds = finite(timeout)
+    except UnitError as error:
+        raise EstimateError(f"timeout: {error}") from None
+    estimation = estimating.loaded().Estimation(device, room_bytes, seconds)
     namespaces = (vars(sys.modules["__main__"]), sys._getframe(1).f_globals)
     found: Estimate = estimation.of_call(function, args, kwargs, namespaces)
     return found

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from ipygpumem.api.shell import current_shell, current_traces, loaded_notebook, show
-from ipygpumem.errors import FileError, GpuMemError, TraceError, quoted, said
+from ipygpumem.errors import FileError, GpuMemError, TraceError, UnitError, said
 from ipygpumem.introspect import is_instance, module_dict, type_name
 from ipygpumem.model import Usage
 from ipygpumem.objects.arrays import Storages
@@ -22,7 +22,7 @@ from ipygpumem.objects.inventory.records import Inventory, InventoryDiff, Tensor
 from ipygpumem.reports import text
 from ipygpumem.reports.layout import Report, note
 from ipygpumem.reports.tensors import tracker_report
-from ipygpumem.units import checked_bytes
+from ipygpumem.units import checked_bytes, whole
 
 
 def tensors(*names: str, device: str | None = None, kind: str | None = None, min_bytes: float | str = 0) -> Inventory:
@@ -107,10 +107,11 @@ def tracker(to: object = None, *, top: int = 10, silent: bool = False) -> Tracke
         TraceError: ``to`` is nothing to write to, or ``top`` no number of rows.
         FileError: the file cannot be written.
     """
-    if type(top) is not int or top < 0:
-        given = quoted(top) if type(top) is int else type_name(top)
-        raise TraceError(f"top is how many rows are shown, 0 or more, and not {given}")
-    return Tracker(_writer(to), top, silent=silent)
+    try:
+        rows = whole(top, least=0)
+    except UnitError as error:
+        raise TraceError(f"top: {error}") from None
+    return Tracker(_writer(to), rows, silent=silent)
 
 
 class Tracker:

@@ -18,7 +18,7 @@ from ipygpumem.errors import BudgetError, DeviceError, UnitError, quoted, said
 from ipygpumem.probes import host, own_limits
 from ipygpumem.probes.accelerators import parse_device, uncounted
 from ipygpumem.probes.nvml import checked_device
-from ipygpumem.units import MIB, checked_bytes, format_bytes, parse_bytes
+from ipygpumem.units import MIB, bytes_in_message, checked_bytes, format_bytes
 
 _BYTES = r"([\d.]+ (?:bytes|[KMGT]iB))"
 _OUT_OF_MEMORY = re.compile(  # the caching allocator's, since torch 2.1
@@ -54,11 +54,9 @@ def checked(sizes: Mapping[str, object]) -> dict[str, int]:
         if device == "cpu":
             raise BudgetError("budget: RAM cannot be limited; write gpu=SIZE, or use leave_free(SIZE, 'RAM')")
         try:
-            size_bytes = found["gpu" if device == "cuda" else device] = checked_bytes(size)
+            found["gpu" if device == "cuda" else device] = checked_bytes(size, least=MIB)
         except UnitError as error:
             raise BudgetError(f"budget: {name}: {error}") from None
-        if size_bytes < MIB:
-            raise BudgetError(f"budget: {name}={size} means {format_bytes(size_bytes)}; write a size such as 8GiB")
     if not found:
         raise BudgetError("budget: no device is named; write for instance gpu=8GiB")
     return found
@@ -181,8 +179,10 @@ class Refusal(NamedTuple):
 def refusal(message: str) -> Refusal | None:
     """Return which limit on torch's allocator an out-of-memory error speaks of; None if the device ran out."""
     found = _OUT_OF_MEMORY.search(message)
-    requested, free, limit = (parse_bytes(found[group]) for group in (1, 3, 4)) if found is not None else (1, 0, 0)
-    if found is None or free < requested:
+    if found is None:
+        return None
+    requested, free, limit = (bytes_in_message(found[group]) for group in (1, 3, 4))
+    if free < requested:
         return None
     device = f"cuda:{found[2]}"
     by, refuser = f"the limit of {format_bytes(limit)} on torch's allocator", None

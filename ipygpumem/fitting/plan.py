@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ipygpumem.errors import AutofitError
+from ipygpumem.errors import AutofitError, UnitError, quoted
+from ipygpumem.units import whole
 
 Number = int | float
 Values = dict[str, Number]
 
+_LARGEST = 2**63
 _FINE = 1.01
 """A search among floats ends when the smallest that failed is so many times the largest that fits."""
 
@@ -26,7 +28,7 @@ class _Variable:
     smallest: Number
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.start) or self.start <= 0:
+        if self.start <= 0:
             raise AutofitError(f"{self.name}={self.start} cannot be reduced: start from a positive number")
         if not 0 <= self.smallest <= self.start:
             where = "below 0" if self.smallest < 0 else f"above its start {self.start}"
@@ -57,6 +59,8 @@ def check_number(what: str, value: object) -> None:
     """Raise ``AutofitError`` if a value cannot be reduced."""
     if type(value) is not int and type(value) is not float:
         raise AutofitError(f"{what} is a {type(value).__name__}: autofit reduces whole numbers and floats")
+    if not abs(value) < _LARGEST:  # also of NaN
+        raise AutofitError(f"{what} is {quoted(value)}: autofit reduces finite numbers below 2**63")
 
 
 def _variables(start: Mapping[str, Any], smallest: Any) -> list[_Variable]:
@@ -81,24 +85,25 @@ def _variables(start: Mapping[str, Any], smallest: Any) -> list[_Variable]:
 
 def _factor(step: object) -> float:
     """Return the factor that ``halve``, ``search`` (which begins by halves) or a text such as ``0.9`` names."""
-    if step in ("halve", "search"):
+    if type(step) is str and step in ("halve", "search"):
         return 0.5
     try:
         factor = float(step) if type(step) in (str, float) else 0.0  # type: ignore[arg-type]  # one of the two
     except ValueError:
         factor = 0.0
     if not 0 < factor < 1:
-        raise AutofitError(f"step={str(step)[:40]!r}: write halve, search, or a factor below 1 such as 0.9")
+        given = quoted(step) if type(step) in (str, float, int) else f"a {type(step).__name__}"
+        raise AutofitError(f"step is {given}: write halve, search, or a factor below 1 such as 0.9")
     return factor
 
 
 def _share(headroom: object) -> float:
     """Return the share that ``5%`` or ``0.05`` names."""
-    text = str(headroom) if type(headroom) in (str, float, int) else ""
+    text = (headroom if type(headroom) is str else quoted(headroom) if type(headroom) in (float, int) else "")[:40]
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
     share = float(match[1]) / (100 if match[2] else 1) if match else 1.0
     if share >= 1:
-        raise AutofitError(f"headroom={text[:40]!r}: write a share of the device's memory, such as 5% or 0.05")
+        raise AutofitError(f"headroom={text!r}: write a share of the device's memory, such as 5% or 0.05")
     return share
 
 
@@ -122,11 +127,12 @@ class Plan:
         max_tries: Any = 10,
     ) -> None:
         self._variables = _variables(start, smallest)
-        self._searches = step == "search"
         self._factor = _factor(step)
-        if type(max_tries) is not int or max_tries < 0:
-            raise AutofitError("max_tries (--max-tries) must be a whole number, 0 or more")
-        self._left = max_tries
+        self._searches = type(step) is str and step == "search"
+        try:
+            self._left = whole(max_tries, least=0)
+        except UnitError as error:
+            raise AutofitError(f"max_tries (--max-tries): {error}") from None
         self.headroom = (0.05 if self._searches else 0.0) if headroom is None else _share(headroom)
         """Share of each device's memory that must stay free at the peak."""
         self._turn = 0

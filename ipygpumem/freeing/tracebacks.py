@@ -29,7 +29,7 @@ from ipygpumem.objects import interrupts
 from ipygpumem.objects.arrays import slot_descriptors, slots
 from ipygpumem.objects.holders.frames import peek, running_locals, stack, steps
 from ipygpumem.objects.walk import MOST_OBJECTS, ArraySearch
-from ipygpumem.units import parse_bytes
+from ipygpumem.units import bytes_in_message
 
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError"}  # torch, CuPy; MemoryError and NumPy's subclass of it
 _OOM_TEXT = re.compile(
@@ -148,7 +148,7 @@ def _requested(error: BaseException) -> int | None:
     if match is None:
         return _requested_array(error)
     try:
-        return parse_bytes(next(group for group in match.groups() if group).replace(",", ""))
+        return bytes_in_message(next(group for group in match.groups() if group).replace(",", ""))
     except UnitError:
         return None
 

@@ -577,17 +577,21 @@ class Experiment:
         """Delete names, outputs and tracebacks, then free the memory that they held."""
         meter, context = self._context.meter, self._context
         closed: list[Outcome] = []
-        is_handle = lambda value: value is self  # noqa: E731
-        names = ("names", lambda: closed.append(self.scope.close(enclosing, own, spare=is_handle)))
+
+        def names() -> int:
+            closed.append(outcome := self.scope.close(enclosing, own, spare=lambda value: value is self))
+            return len(outcome.deleted) + len(outcome.restored) + len(outcome.kept)
+
         outputs = ("outputs", lambda: self.outputs.forget_since(self.outputs_at_start))
-        reclaim.run_steps(meter, [names, outputs, ("tracebacks", self._release_tracebacks)], self._steps)
+        reclaim.run_steps(meter, [("names", names), outputs, ("tracebacks", self._release_tracebacks)], self._steps)
         if not closed:  # there was no memory even for that; the tracebacks' memory is free now
-            reclaim.run_steps(meter, [("names again", names[1])], self._steps)
+            reclaim.run_steps(meter, [("names again", names)], self._steps)
         reclaim.run_steps(meter, steps_that_free(context.garbage, self._since), self._steps)
 
-    def _release_tracebacks(self) -> None:
+    def _release_tracebacks(self) -> int:
         if self.failed:
             self.remarks += self._experiments.recovery.release_stored_tracebacks()
+        return int(self.failed)
 
     def _since(self) -> Mark | None:
         """Return the start if everything that may be garbage at the end was made since, else None."""

@@ -59,7 +59,7 @@ MAGICS = {
     %gpumem record             keep a recording that outlives the kernel: on | off | status
     %gpumem postmortem [FILE]  how the last kernel died that was recorded
 
-All options: ``%config IPyGpuMem``.
+Alone it shows a short status and the largest names. All options: ``%config IPyGpuMem``.
 """,
     "%gpumemit": """Say what a statement costs: memory kept, its peak, and the time.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.freeing import reclaim
 from ipygpumem.measuring.meter import Meter
@@ -30,8 +30,7 @@ NOTHING = Statement("pass", compile("pass", "<nothing>", "exec"))
 """Its figures are the noise of all others."""
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(NamedTuple):
     """A figure over several runs."""
 
     median: float

@@ -8,13 +8,13 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
-from ipygpumem.errors import PlotError
+from ipygpumem.errors import PlotError, UnitError
 from ipygpumem.model import CellRecord, ExperimentRecord, Usage, devices_of, usage_on
 from ipygpumem.probes.accelerators import parse_device
 from ipygpumem.reconcile.device import Part, Reconciliation
 from ipygpumem.reports.history import numbered
 from ipygpumem.reports.layout import SEPARATOR, clean, count, device_label, in_use, shorten
-from ipygpumem.units import format_bytes, format_change, format_seconds
+from ipygpumem.units import format_bytes, format_change, format_seconds, whole
 
 try:
     from matplotlib import colormaps, rc_context
@@ -67,7 +67,7 @@ _Uses = Sequence[tuple[CellRecord, float, float, Usage]]
 
 def session(cells: Collection[CellRecord], *, device: str | None = None, last: int | None = None) -> Picture:
     """Draw memory over computing time: a panel for each device, with cells and their experiments above."""
-    chosen, number = _last(cells, 2000 if last is None else last, "cell")
+    chosen, number = _last(cells, last, "cell", 2000)
     shown = sorted(chosen, key=lambda cell: cell.started_at)
     ends = list(itertools.accumulate(max(0.0, cell.duration_seconds) for cell in shown))
     spans = list(zip(shown, [0.0, *ends[:-1]], ends, strict=True))
@@ -153,7 +153,7 @@ def experiments(
     experiments: Collection[ExperimentRecord], *, device: str | None = None, last: int | None = None
 ) -> Picture:
     """Draw experiments side by side, the oldest on top: the time of each, and its memory on each device."""
-    shown, title = _last(experiments, 20 if last is None else min(last, 40), "experiment")
+    shown, title = _last(experiments, last, "experiment", 20, 40)
     devices = _devices(shown, device)
     names = [shorten(run.label, 28) for run in numbered(shown)]
     notes = [shorten(", ".join(f"{key}={value}" for key, value in item.parameters.items()), 28) for item in shown]
@@ -246,10 +246,12 @@ def _part_label(part: Part) -> str:
 # -- shared ---------------------------------------------------------------------------------------------------
 
 
-def _last(records: Collection[T], number: int, what: str) -> tuple[list[T], str]:
+def _last(records: Collection[T], last: int | None, what: str, default: int, most: int = 10**9) -> tuple[list[T], str]:
     """Return the last records, and how many they are and are left out, in words."""
-    if number < 1:
-        raise PlotError(f"-n {number}: how many {what}s? Write a number of 1 or more")
+    try:
+        number = min(default if last is None else whole(last), most)
+    except UnitError as error:
+        raise PlotError(f"last (-n): {error}") from None
     if not records:
         raise PlotError(f"there is nothing to draw: no {what} has finished yet")
     shown, rest = list(records)[-number:], len(records) - number

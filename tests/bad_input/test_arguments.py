@@ -31,8 +31,48 @@ from tests.steps import fails, goes_on, names, open_now, refused, works
         ("%experiment start a --keep 'x y'", "x y"),
         ("%experiment start don't", "quotation"),
         ("%%experiment 'unclosed\nx = 1", "quotation"),
-        ("%gpumem", "on"),
         ("%gpumem bogus", "status"),
+        ("%gpumem stauts", "(did you mean status?)"),
+        ("%gpumem Tensor", "(did you mean tensors?)"),
+        ("%gpumem record of", "(did you mean off?)"),
+        ("%experiment strat a", "(did you mean start?)"),
+        ("%gpumem tensors --tpo 3", "(did you mean --top?)"),
+        ("%%experiment a --sed 3\nx = 1", "(did you mean --seed?)"),
+        *(
+            (f"{line} {value}", f"{shown} is not a whole number ")
+            for line in ("%gpumem tensors --top", "%gpumem history -n", "%gpumem plot -n", "%gpumemit -r")
+            for value, shown in {"0": "0", "-1": "-1", "1.5": "1.5", "9" * 5000: "inf", "x": "'x'"}.items()
+        ),
+        *(
+            (f"%%estimate --timeout {value}\nx = 1", f"{shown} is not a number from 0.001 to 1e+09")
+            for value, shown in {"-5": "-5", "0": "0", "nan": "nan", "inf": "inf", "1e400": "inf", "x": "'x'"}.items()
+        ),
+        *(
+            (line.format(value), message)
+            for line in (
+                "%%estimate --device-memory {}\nx = 1",
+                "%gpumem tensors --min {}",
+                "%gpumem leaks --min {}",
+                "%experiment start a --budget gpu={}",
+            )
+            for value, message in {
+                "24": "'24' has no unit: write 24GiB, or 24 bytes",
+                "1" * 80 + "GiB": "no device has more than",
+                "24Q": "'24Q' is not a size",
+                "nan": "'nan' is not a size",
+                "-1GiB": "",
+            }.items()
+        ),
+        ("%%estimate --device-memory 24B\nx = 1", "24 B is too little"),
+        *(
+            (f"%%autofit batch_size={value}\nx = batch_size", "autofit reduces finite numbers below 2**63")
+            for value in ("inf", "-inf", "nan", "1e400", "1" + "0" * 400, "9" * 5000)
+        ),
+        ("%%autofit batch_size=8 --min inf\nx = batch_size", "the minimum of batch_size is inf"),
+        ("%%autofit batch_size=8 --min nan\nx = batch_size", "the minimum of batch_size is nan"),
+        ("%%autofit batch_size=8 --max-tries -1\nx = batch_size", "-1 is not a whole number of 0 or more"),
+        ("%%autofit batch_size=8 --step nan\nx = batch_size", "step is 'nan'"),
+        ("%%autofit batch_size=8 --headroom inf\nx = batch_size", "headroom='inf'"),
         ("%gpumem on off", "takes none"),
         ("%gpumem release", "which object?"),
         ("%gpumem release nothing", "there is no variable 'nothing' here"),
@@ -47,6 +87,22 @@ def test_a_wrong_line_gets_one_line_that_names_the_mistake_and_opens_nothing(
 ) -> None:
     assert part in refused(notebook, line)
     assert (open_now(notebook), names(notebook)) == ([], [])
+
+
+def test_gpumem_alone_shows_a_short_status_and_what_to_type_next(notebook: Kernel) -> None:
+    works(notebook, "import numpy\nbig, less = numpy.ones(1 << 20), [numpy.ones(1 << 18)]\nx = y = numpy.ones(1 << 10)")
+    head, largest, following = works(notebook, "%gpumem").reports("note")[0].splitlines()
+    assert "ipygpumem · reports on · " in head
+    assert " · RAM " in head
+    assert largest.strip() == "largest tensors and arrays: big 8 MiB, less 2 MiB, x 8 KiB"
+    assert "next: %gpumem status" in following
+
+
+def test_sizes_of_options_may_be_texts(notebook: Kernel) -> None:
+    works(notebook, "%config IPyGpuMem.min_held_bytes = '2MiB'")
+    options = "next(c for c in get_ipython().configurables if type(c).__name__ == 'IPyGpuMem')"
+    assert notebook.value(f"{options}.min_held_bytes") == 2 << 20
+    works(notebook, "%config IPyGpuMem.min_held_bytes = 2**20")
 
 
 @pytest.mark.parametrize("seed", ["99999999999999999999999999", "-99999999999999999999999999"])

@@ -79,6 +79,7 @@ OTHER_RULES = {
         {"x": 1, "i": 1},
     ),
     "global": ("old = 1", "global old, new\nold = 2\nnew = 3\nother = 4", {"old": 2, "new": 3}),
+    "global in a function of the cell": ("x = 1", "def f():\n    global x\nx = 2", {"x": 1}),
     "imports": ("", "import json, os.path as p\nx = 1", {"json": "module", "p": "module"}),
     "changed by a function": (COUNT, "count()\ncount()", {"n": 2, "count": "function"}),
     "changed before it is bound": (COUNT, "exec('count()')\nfor n in range(9): pass", {"n": 1, "count": "function"}),

@@ -317,8 +317,10 @@ def test_a_summary_has_a_row_for_each_module() -> None:
     [
         ({"device_memory": -5}, "and not -5"),
         ({"device_memory": True}, "and not bool"),
-        ({"timeout": -1}, "seconds above zero"),
-        ({"timeout": "x"}, "seconds above zero"),
+        ({"timeout": -1}, "timeout: -1 is not a number from"),
+        ({"timeout": "x"}, "timeout: 'x' is not a number from"),
+        ({"device_memory": 24}, "24 B is too little"),
+        ({"device_memory": "24"}, "has no unit"),
     ],
 )
 def test_a_wrong_size_or_time_is_said_before_anything_runs(options: dict[str, Any], words: str) -> None:

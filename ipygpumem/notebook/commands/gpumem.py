@@ -19,17 +19,20 @@ from ipygpumem.freeing.reclaim import steps_that_free
 from ipygpumem.introspect import text_of
 from ipygpumem.measuring.traces import preload as create
 from ipygpumem.model import CellRecord, ReclaimStep
+from ipygpumem.notebook.commands import tensors
 from ipygpumem.notebook.commands.experiment import described, there_are
 from ipygpumem.notebook.commands.parsing import Options
 from ipygpumem.notebook.ipython.outputs import Outputs
 from ipygpumem.notebook.ipython.sources import number_of_input, running_cell
+from ipygpumem.notebook.ipython.stored_errors import stored_errors
 from ipygpumem.notebook.notebook import Notebook
+from ipygpumem.objects.inventory.records import UNNAMED, group
 from ipygpumem.objects.inventory.survey import roles_of_objects
 from ipygpumem.reconcile import findings
 from ipygpumem.reports.content import freed_report, purge_report, release_report
 from ipygpumem.reports.export import place_of, save, write
 from ipygpumem.reports.history import history_report, traces_report
-from ipygpumem.reports.layout import Report, clean, clean_name, count, note
+from ipygpumem.reports.layout import Report, clean, clean_name, count, note, sizes
 from ipygpumem.reports.postmortem import postmortem_report
 from ipygpumem.reports.status import status_report
 from ipygpumem.units import format_bytes, format_change, format_seconds
@@ -52,9 +55,15 @@ def free(notebook: Notebook, options: Options) -> list[Report]:
     before = notebook.context.meter.now()
     steps: list[ReclaimStep] = []
     notes: list[str] = []
-    Outputs(notebook.context.shell).forget_hidden()
-    tracebacks_step = ("tracebacks", lambda: notes.extend(notebook.recovery.release_stored_tracebacks()))
-    reclaim.run_steps(notebook.context.meter, [tracebacks_step, *steps_that_free(notebook.context.garbage)], steps)
+    shell = notebook.context.shell
+
+    def release() -> int:
+        errors = len(stored_errors(shell))
+        notes.extend(notebook.recovery.release_stored_tracebacks())
+        return errors
+
+    first = [("outputs", Outputs(shell).forget_hidden), ("tracebacks", release)]
+    reclaim.run_steps(notebook.context.meter, [*first, *steps_that_free(notebook.context.garbage)], steps)
     reclaimed = reclaim.fallen(reclaim.current(before), reclaim.current(notebook.context.meter.now()))
     return [freed_report("came back", steps, reclaimed, notes)]
 
@@ -109,16 +118,34 @@ RELEASED = {
 """What the values of ``release_frames`` mean."""
 
 
-def status(notebook: Notebook, options: Options) -> list[Report]:
-    """Return what is on, what is open, and each device's memory now."""
+_LARGEST_SHOWN = 3
+
+
+def of_line(notebook: Notebook, options: Options) -> list[Report]:
+    """Return a short status, the largest names, and what to type next."""
+    on_or_off, _, measured = _headline(notebook)
+    lines = [described(experiment) for experiment in notebook.experiments.open]
+    used = {device: reading.current_bytes for device, reading in notebook.context.meter.now().items()}
+    named = [item for item in group(tensors.inventory(notebook).tensors, "name") if item.label != UNNAMED]
+    largest = [f"{clean(item.label)} {format_bytes(item.size_bytes)}" for item in named[:_LARGEST_SHOWN]]
+    lines.append(f"largest tensors and arrays: {', '.join(largest) or 'there are none with a name'}")
+    lines.append("next: %gpumem status, tensors, leaks, history or free; %gpumem? says what each does")
+    return [Report("note", (on_or_off, measured, *sizes(used)), lines)]
+
+
+def _headline(notebook: Notebook) -> tuple[str, str, str]:
+    """Return whether lines are shown, what errors hold, and how much was measured."""
     config = notebook.context.config
     lines_shown = "off" if not config.report else "on, quiet" if config.quiet else "on"
-    experiments = notebook.experiments
-    headline = (
-        f"ipygpumem · reports {lines_shown} · {RELEASED[config.release_frames]} · "
-        f"{count(len(notebook.session.history), 'cell')} and {count(len(experiments.finished), 'experiment')} measured"
-    )
-    lines = [described(experiment) for experiment in experiments.open] or ["no experiment is open"]
+    cells, experiments = len(notebook.session.history), len(notebook.experiments.finished)
+    measured = f"{count(cells, 'cell')} and {count(experiments, 'experiment')} measured"
+    return f"ipygpumem · reports {lines_shown}", RELEASED[config.release_frames], measured
+
+
+def status(notebook: Notebook, options: Options) -> list[Report]:
+    """Return what is on, what is open, and each device's memory now."""
+    headline = " · ".join(_headline(notebook))
+    lines = [described(experiment) for experiment in notebook.experiments.open] or ["no experiment is open"]
     found = reconcile(notebook)
     lines += [f"{probe} cannot be read: {error}" for probe, error in notebook.context.meter.failures.items()]
     lines += [f"{source} cannot be read: {error}" for source, error in found.failures.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 import shlex
 from collections.abc import Callable, Iterable
@@ -19,52 +20,45 @@ from ipygpumem.notebook.notebook import Notebook
 from ipygpumem.notebook.registry import MAGICS
 from ipygpumem.reports.layout import clean
 from ipygpumem.scopes.scope import is_ownable
-from ipygpumem.units import parse_bytes
+from ipygpumem.units import MIB, checked_bytes, finite, number_in, whole
 
 Options = argparse.Namespace
 """The words and options of a line, each as an attribute."""
 
-_MOST_RUNS = 10_000
+
+def _checked(check: Callable[..., object], **bounds: int) -> Callable[[str], object]:
+    """Return what turns an option's text into its value, as Python functions and the configuration check theirs."""
+
+    def of(text: str) -> object:
+        try:
+            return check(text if check is checked_bytes else number_in(text), **bounds)
+        except UnitError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return of
 
 
-def _size(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except UnitError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on; write one such as 20")
-    return int(text)
-
-
-def _runs(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) <= _MOST_RUNS:
-        raise argparse.ArgumentTypeError(f"write a number of runs from 1 to {_MOST_RUNS}")
-    return int(text)
-
+_count = _checked(whole)
 
 _DETAILS: dict[str, dict[str, Any]] = {
     "--device D": {"offers": ("RAM", "cuda")},
-    "--device-memory SIZE": {"of": _size},
+    "--device-memory SIZE": {"of": _checked(checked_bytes, least=MIB)},
     "--experiment NAME": {"offers": "finished"},
     "--keep NAME...": {"offers": "names"},
     "--kind parameter|gradient|optimizer|buffer|other": {"of": lambda text: text.removesuffix(" state")},
-    "--max-tries 10": {"of": int, "default": 10},
-    "--min SIZE": {"of": _size},
+    "--max-tries 10": {"of": _checked(whole, least=0), "default": 10},
+    "--min SIZE": {"of": _checked(checked_bytes)},
     "--on ENGINES": {"offers": ("all",)},
     "--save FILE": {"offers": "files"},
-    "--seed N": {"of": int},
+    "--seed N": {"of": _checked(whole, least=-(2**63), most=2**64 - 1)},
     "--sort line|kept|peak|time|hits": {"default": "line"},
     "--step STEP": {"default": "halve", "offers": ("halve", "search", "0.9")},
-    "--timeout SECONDS": {"of": float},
+    "--timeout SECONDS": {"of": _checked(finite)},
     "--top N": {"of": _count, "default": 20, "also": ("-n",)},
     "-f FUNCTION...": {"offers": "functions"},
     "-n 20": {"of": _count, "default": 20},
-    "-n N": {"of": int},
-    "-r RUNS": {"of": _runs, "default": 5},
+    "-n N": {"of": _count},
+    "-r RUNS": {"of": _checked(whole, most=10_000), "default": 5},
     "-s 'SETUP'": {"default": ""},
     "NAME=VALUE...": {"to": "variables", "offers": "numbers"},
     "STATEMENT": {"to": "code", "offers": "names"},
@@ -185,13 +179,21 @@ def parse(magic: str, line: str) -> tuple[Command, Options]:
             raise UsageError(f"{magic}: {error}") from None
         command = command_of(magic, words)
         words = words[command.name.count(" ") :]
-        if command.commands:
-            given = f"no such command {quoted(words[0])}" if words else "a command is missing"
+        if command.commands and (words or command.name != "%gpumem"):
+            given = "a command is missing"
+            if words:
+                given = f"no such command {quoted(words[0])}{_meant(words[0], command.commands)}"
             raise UsageError(clean(f"{command.name}: {given}; use {', '.join(command.commands)}"))
         options = _options(command, words)
     if command.needed and not getattr(options, command.needed):
         raise UsageError(f"{command.name}: {_MISSING[command.name]}")
     return command, options
+
+
+def _meant(word: str, known: Iterable[str]) -> str:
+    """Return a question after the known word that is like an unknown one; nothing if none is."""
+    like = difflib.get_close_matches(word[:40].lower(), known, 1)
+    return f" (did you mean {like[0]}?)" if like else ""
 
 
 def _options(command: Command, words: list[str]) -> Options:
@@ -214,9 +216,10 @@ def _options(command: Command, words: list[str]) -> Options:
             )
     options, unknown = parser.parse_known_args(words)
     if unknown:
-        there_are = ", ".join(argument.name for argument in command.arguments if argument.name)
-        hint = f"use {there_are}" if there_are else "this command has no options"
-        raise UsageError(clean(f"{command.name}: {quoted(unknown[0])} is not an option; {hint}"))
+        there_are = [argument.name for argument in command.arguments if argument.name]
+        hint = f"use {', '.join(there_are)}" if there_are else "this command has no options"
+        meant = _meant(unknown[0], there_are)
+        raise UsageError(clean(f"{command.name}: {quoted(unknown[0])} is not an option{meant}; {hint}"))
     for argument in command.arguments:
         if argument.is_text:
             setattr(options, argument.attribute, " ".join(getattr(options, argument.attribute)))

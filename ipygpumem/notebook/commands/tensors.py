@@ -26,13 +26,19 @@ _WORK = "tensors and arrays"
 def tensors(notebook: Notebook, options: Options) -> list[Report]:
     """Return the report that ``%gpumem tensors`` and its options ask for."""
     kind = next((kind for kind in records.KINDS if options.kind and kind.startswith(options.kind)), None)
-    with notebook.context.screen.working(_WORK) as progress:
-        found = take(notebook.context.shell, progress=progress)
-    found = records.select(found, options.names, device=options.device, kind=kind, min_bytes=options.min or 0)
+    found = records.select(
+        inventory(notebook), options.names, device=options.device, kind=kind, min_bytes=options.min or 0
+    )
     if options.by is None:
         return [reports.tensors_report(found, top=options.top)]
     groups = records.group(found.tensors, options.by)
     return [reports.groups_report(found, options.by, groups, top=options.top)]
+
+
+def inventory(notebook: Notebook) -> Inventory:
+    """Return an inventory with the notebook's names, and show how far it is if it lasts."""
+    with notebook.context.screen.working(_WORK) as progress:
+        return take(notebook.context.shell, progress=progress)
 
 
 def asked_by(frame: FrameType, shell: Any, storages: Storages | None = None) -> Inventory:

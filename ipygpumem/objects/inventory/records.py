@@ -198,9 +198,12 @@ def group(tensors: Iterable[TensorRecord], by: str) -> tuple[TensorGroup, ...]:
     return tuple(sorted(groups, key=attrgetter("size_bytes"), reverse=True))
 
 
+UNNAMED = "(no name)"
+
+
 def first_part(path: str | None) -> str:
     """Return the first part of a tensor's name, which the user gave."""
-    return "(no name)" if path is None else _FIRST_PART.split(path, maxsplit=1)[0]
+    return UNNAMED if path is None else _FIRST_PART.split(path, maxsplit=1)[0]
 
 
 def _shape(tensor: TensorRecord) -> str:
