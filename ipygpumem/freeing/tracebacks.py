@@ -28,7 +28,7 @@ from ipygpumem.model import Held
 from ipygpumem.objects import interrupts
 from ipygpumem.objects.arrays import slot_descriptors, slots
 from ipygpumem.objects.holders.frames import peek, running_locals, stack, steps
-from ipygpumem.objects.walk import MOST_OBJECTS, ArraySearch
+from ipygpumem.objects.walk import MOST_AT_START, MOST_OBJECTS, ArraySearch
 from ipygpumem.units import bytes_in_message
 
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError"}  # torch, CuPy; MemoryError and NumPy's subclass of it
@@ -213,8 +213,10 @@ def held(error: BaseException, own: Mapping[str, object] | None = None) -> tuple
         return found  # most errors: the notebook's names need not be looked into
     search = _FrameSearch()
     search.pass_over(*chain(error), *(frame for frame, _ in frames(error)))  # the notebook may keep them, too
-    for value in list((own or {}).values()):
-        search.add("", value)
+    kept = list((own or {}).values())
+    search.left = MOST_AT_START
+    search.add("", kept)
+    search.look_behind()
     search.left = MOST_OBJECTS
     for frame, line in _finished(error):
         for name, value in names_in(frame).items():
@@ -231,6 +233,9 @@ class _FrameSearch(ArraySearch):
         self.found: list[Held] = []
         self._tensors: list[Any] = []
         self._names: list[tuple[str, dict[str, Any], list[Any]]] = []
+        self._nodes: dict[int, Any] = {}
+        self._alive: list[list[Any]] = []
+        """The search knows objects by identity."""
 
     def that_lead_on(self, arrays: list[Any]) -> list[Any]:
         """Note the tensors: one without memory of its own may have a graph."""
@@ -247,14 +252,14 @@ class _FrameSearch(ArraySearch):
             self._names.append((name, place, self._tensors))
 
     def look_behind(self) -> None:
-        """Note the gradients behind the names' leaves, then what is in the graphs of other tensors."""
+        """Note the gradients behind the leaves of the names so far, then what is in the graphs of other tensors."""
         from ipygpumem.objects.holders.graphs import kept_behind  # loading the extension must stay fast
 
-        seen, alive = dict[int, Any](), list[list[Any]]()  # the search knows objects by identity
+        names, self._names = self._names, []
         for leaves, title in ((True, "gradients of"), (False, "autograd graph of")):
-            for name, place, tensors in self._names:
-                alive.append(kept_behind(tensors, seen, leaves=leaves))
-                entry = self.held(f"{title} {name}", alive[-1], **place)
+            for name, place, tensors in names:
+                self._alive.append(kept_behind(tensors, self._nodes, leaves=leaves))
+                entry = self.held(f"{title} {name}", self._alive[-1], **place)
                 if entry is not None and place:
                     self.found.append(replace(entry[0], type_name=""))
 

@@ -181,14 +181,16 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
 
 
 def _besides(record: RecoveryRecord) -> dict[str, int]:
-    """Return what came back on each device besides the tensors that the frames held, if that is worth a row."""
-    left = dict(record.reclaimed)
+    """Return what else came back on each device of the tensors that the frames held, if that is worth a row."""
+    held: Counter[str] = Counter()
     for item in (*record.held, *record.let_go):
         *others, device = item.device.split(", ")  # the last of an optimizer's is not the host
         if not set(others) <= {"cpu"}:
             return {}
-        left[device] = left.get(device, 0) - item.size_bytes
-    return {device: size for device, size in left.items() if size >= max(MIB, record.reclaimed.get(device, 0) // 20)}
+        held[device] += item.size_bytes
+    came = Counter(record.reclaimed)
+    came.subtract(held)
+    return {device: came[device] for device in held if came[device] >= max(MIB, held[device] // 100)}
 
 
 def _recovery_lines(record: RecoveryRecord) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ipygpumem.units import MIB, TIB, format_bytes
+from ipygpumem.units import MIB, TIB, format_bytes, parse_bytes
 from tests.gpu.support import (
     DEVICE,
     ROUNDING,
@@ -149,6 +149,12 @@ def named(report: str) -> set[tuple[str, str]]:
     return {(row[2], row[4]) for row in rows if len(row) > 4 and row[1] in ("MiB", "GiB") and row[3].isdigit()}
 
 
+def adds_up(report: str) -> bool:
+    """Return True if the rows of a recovery report's table come to what came back to the device."""
+    rows = re.findall(rf"^ +([\d.]+ [MG]iB) .*{DEVICE}$", report, re.MULTILINE)
+    return abs(sum(map(parse_bytes, rows)) - size_after(rf"came back: [^·\n]*{DEVICE}", report)) <= ROUNDING
+
+
 @pytest.mark.simulated
 def test_an_oom_in_a_phase(training: Kernel) -> None:
     """After an OOM in forward, backward or Adam's first step all memory is as before, but what the notebook's own
@@ -158,12 +164,14 @@ def test_an_oom_in_a_phase(training: Kernel) -> None:
         told = recovery(fails(training, f"train({batch_size})", "OutOfMemoryError"))
         assert training.value("phase, memory()") == (phase, before)
         assert {("train", "model"), ("step_of", "batch")} <= named(told)
+        assert adds_up(told), told
         assert "half of its state" not in told  # that optimizer is gone
     run_ok(training, "model = make_model()\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)")
     for phase, batch_size in BATCHES.items():
         told = recovery(fails(training, f"step_of(model, optimizer, {batch_size})", "OutOfMemoryError"))
         assert training.value("phase") == phase
         assert ("step_of", "batch") in named(told)
+        assert adds_up(told), told
         assert ("AdamW has only half of its state" in told) == (phase == "step")
         assert training.value("memory()[0]") == training.value("held_by(model, optimizer)")
     run_ok(training, "optimizer.state.clear()")  # torch has made half of it, and fails with a KeyError on that
