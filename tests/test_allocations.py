@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -174,10 +175,13 @@ def test_an_allocator_without_a_history_is_reported(memory: FakeMemory, tmp_path
         AllocationFile(tmp_path / "a.pickle").start()
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a", "missing/a.pickle", "mine.pickle", "\0.pickle", "folder.pickle"])
+@pytest.mark.parametrize(
+    "name", ["a.txt", "a", "missing/a.pickle", "mine.pickle", "\0.pickle", "folder.pickle", "pipe.pickle"]
+)
 def test_a_file_that_cannot_or_must_not_be_written_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "mine.pickle").write_bytes(pickle.dumps([1, 2, 3]))
     (tmp_path / "folder.pickle").mkdir()
+    os.mkfifo(tmp_path / "pipe.pickle")
     with pytest.raises(FileError):
         AllocationFile(tmp_path / name)
     assert load(tmp_path / "mine.pickle") == [1, 2, 3]

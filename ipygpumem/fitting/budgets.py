@@ -307,10 +307,10 @@ def _limit_host(leave_bytes: int) -> Callable[[], None]:
         raise DeviceError(f"the host has only {format_bytes(available)} available: {text}")
     try:
         limit = own_limits.used_bytes("RLIMIT_AS") + leave_bytes
-    except (OSError, ValueError):
+        resource: Any = own_limits.resource
+        now, hard = resource.getrlimit(resource.RLIMIT_AS)
+    except (OSError, ValueError, AttributeError):  # Windows has no such module
         raise DeviceError("this system cannot limit a process's memory: leave_free needs Linux here") from None
-    resource: Any = own_limits.resource
-    now, hard = resource.getrlimit(resource.RLIMIT_AS)
 
     def least() -> int:
         return min(_host_limits[1:], default=_host_limits[0])
