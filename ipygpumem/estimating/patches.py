@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import users_line
+from ipygpumem.estimating.autocast import CudaAutocast
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storages import StorageLog
@@ -54,8 +55,10 @@ NO_PROCESSES = {
 @contextmanager
 def patched(note: Note, devices: Devices, following: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
     """Replace functions of torch's meanwhile; ``following`` makes the modes for threads that the code starts."""
+    casts = CudaAutocast()
     with ExitStack() as stack:
-        for place, name, value in _changes(note, devices, following):
+        stack.callback(casts.close)
+        for place, name, value in _changes(note, devices, casts, following):
             stack.enter_context(patch.object(place, name, value))
         if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -63,13 +66,17 @@ def patched(note: Note, devices: Devices, following: Callable[[], AbstractContex
 
 
 def _changes(  # noqa: C901  # one small function after another
-    note: Note, devices: Devices, following: Callable[[], AbstractContextManager[Any]]
+    note: Note, devices: Devices, casts: CudaAutocast, following: Callable[[], AbstractContextManager[Any]]
 ) -> list[tuple[Any, str, Any]]:
     """Return where functions are, what they are called there and what stands in for them."""
     tensor, loader, thread = torch.Tensor, torch.utils.data.DataLoader, threading.Thread
     attend: Any = getattr(functional, "scaled_dot_product_attention", None)
     cast: Any = torch.amp.autocast_mode.autocast
     swap, load, drop = torch.utils.swap_tensors, torch.load, functional.dropout
+    is_cast: Any = torch.is_autocast_enabled
+    cast_type: Any = getattr(torch, "get_autocast_dtype", None)
+    casts_on_cpu = functools.partial(is_cast, "cpu") if cast_type else torch.is_autocast_cpu_enabled
+    clear = torch.clear_autocast_cache
     form, begin, start, init = tensor.__format__, cast.__init__, thread.start, loader.__init__
     written: dict[Any, Any] = {}
 
@@ -134,8 +141,20 @@ def _changes(  # noqa: C901  # one small function after another
 
     def cast_here(mode: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
         if device_type != "cpu":
+            casts.register()
             device_type, dtype = "cpu", dtype or torch.get_autocast_dtype(device_type)
         begin(mode, device_type, dtype, *args, **kwargs)
+
+    def clear_casts() -> None:
+        casts.forget_weights()
+        clear()
+
+    def casts_now(device_type: str = "cuda") -> bool:
+        followed_here = device_type == "cpu" or devices.is_elsewhere
+        return bool(casts_on_cpu() if followed_here else is_cast(device_type))
+
+    def type_of_casts(device_type: str = "cuda") -> Any:
+        return cast_type("cpu" if casts_now(device_type) and devices.is_elsewhere else device_type)
 
     def attention(
         query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *rest: Any, **more: Any
@@ -166,8 +185,15 @@ def _changes(  # noqa: C901  # one small function after another
         (functional, "scaled_dot_product_attention", attention),
         (torch, "compile", compile_nothing),
         (torch.nn.Module, "compile", lambda *_, **__: note(COMPILED)),
-        *([(cast, "__init__", cast_here)] if devices.on_cpu else []),
     ]
+    if devices.on_cpu:
+        changes += [
+            (cast, "__init__", cast_here),
+            (torch, "clear_autocast_cache", clear_casts),
+            (torch, "is_autocast_enabled", casts_now),
+            (torch, "get_autocast_dtype", type_of_casts),
+            (torch, "get_autocast_gpu_dtype", type_of_casts),
+        ]
     return [change for change in changes if hasattr(*change[:2])]  # older ones lack some
 
 

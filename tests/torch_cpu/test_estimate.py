@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from torch.optim import Adam
 
 import ipygpumem
 from ipygpumem.errors import EstimateError, GpuMemError
+from ipygpumem.estimating import autocast
 from ipygpumem.units import MIB
 from tests.torch_cpu.networks import MODELS, OPTIMIZERS, RealStorages, training
 
@@ -237,6 +240,44 @@ def test_a_device_that_is_not_here_can_be_estimated() -> None:
     assert "cuda:0 is not here: tensors on it and on the host are counted together" in found.notes
     assert ipygpumem.estimate(step, device="cuda", device_memory="4MiB").fits is False
     assert ipygpumem.estimate(step, device="cuda").fits is None
+
+
+HALF = ["y @ y", "torch.einsum('ij,kj->ik', y.float(), w)", "nn.LSTMCell(64, 64)(y)[0]", "F.linear(y, w)", "y + 1"]
+FLOAT32 = ["y.exp()", "y.pow(2)", "y.softmax(-1)", "y.log_softmax(-1)", "y.sum()", "y.sum(1)", "y.norm()", "y.prod()"]
+FLOAT32 += ["y.norm(dim=1)", "F.layer_norm(y, (64,))", "y.cumsum(0)", "torch.addcmul(y, y, w)", "F.mse_loss(y, y)"]
+FLOAT32 += ["torch.linalg.norm(y)", "F.kl_div(y, y)", "F.softplus(y)", "torch.logsumexp(y, -1)"]
+FLOAT32 += ["F.cross_entropy(y, torch.zeros(64, dtype=torch.long))", "F.group_norm(y, 2)", "F.interpolate(y[None], 32)"]
+
+
+def test_without_a_card_autocast_has_the_lists_of_cuda() -> None:
+    space = {"nn": nn, "F": functional, "torch": torch}
+
+    def step() -> None:
+        with torch.autocast("cuda", dtype=torch.float16):
+            assert torch.is_autocast_enabled()
+            assert torch.get_autocast_dtype("cuda") is torch.float16
+            w = torch.randn(64, 64)
+            y = w @ w
+            values = {**space, "y": y, "w": w}
+            assert [code for code in HALF if eval(code, values).dtype is not torch.float16] == []
+            assert [code for code in FLOAT32 if eval(code, values).dtype is not torch.float32] == []
+
+    ipygpumem.estimate(step, device="cuda")
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # the CPU has its own lists again
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).exp().dtype is torch.bfloat16
+
+
+def test_the_lists_of_autocast_are_those_of_this_torch() -> None:
+    """torch brings its lists in a header: AT_FORALL_X(_) _(operator, overload) ..."""
+    header = (Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h").read_text()
+    theirs = {
+        name: set(re.findall(r"_\((?:ADD_NS\()?(\w+)", body))
+        for name, body in re.findall(r"#define AT_FORALL_(\w+)\(_\)((?:.*\\\n)+.*)", header)
+    }
+    result = theirs["FP32_SET_OPT_DTYPE"] | theirs["DIFFERENT_REDISPATCH_SIGNATURE"]
+    lists = [theirs["LOWER_PRECISION_FP"], theirs["FP32"], result, theirs["PROMOTE"]]
+    ours = (autocast._LOWER, autocast._FLOAT32, autocast._FLOAT32_RESULT, autocast._WIDEST)
+    assert [set(names.split()) for names in ours] == lists
 
 
 @pytest.mark.parametrize(
