@@ -26,6 +26,7 @@ from ipygpumem.estimating.devices import UNKNOWN, Devices
 from ipygpumem.estimating.fake_copies import FakeCopies
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storages import GRADIENTS, OPTIMIZER, PARAMETERS, StorageLog, Workspaces
+from ipygpumem.estimating.transients import loss_bytes, operator_name
 from ipygpumem.introspect import is_ours, is_users
 from ipygpumem.objects.holders.frames import stack
 
@@ -173,16 +174,18 @@ _WRAPPERS = {*(str(_HERE / name) for name in ("_compile.py", "_dynamo/eval_frame
 _STARTERS = {*(str(_HERE / "autograd" / name) for name in ("graph.py", "__init__.py"))}
 
 
-def _accumulates_in_place(args: Any) -> bool:
-    """Whether a sum in a backward pass is autograd's own, of gradients that meet, and needs no memory."""
+def _works_in_place(func: Any, args: Any) -> bool:
+    """Return True if an operator of a backward pass is autograd's own, and writes into its first argument.
+
+    For tensor subclasses, such as fake tensors, autograd takes the form that makes a new tensor.
+    """
     first = args[0]
     may_be = (
         _CAN_COUNT
         and not torch.is_grad_enabled()
-        and isinstance(args[1], torch.Tensor)
-        and first.shape == args[1].shape
+        and (func is not _ADD or (isinstance(args[1], torch.Tensor) and first.shape == args[1].shape))
         and first.layout is torch.strided
-        and first._use_count() <= _MOST_USES
+        and first._use_count() <= _MOST_USES + (func is _ATEN.index_put.default)
         and torch._C._storage_Use_Count(first.untyped_storage()._cdata) <= _MOST_OF_STORAGE
         and first.untyped_storage().nbytes() == first.nbytes  # neither a part nor an expanded one
     )
@@ -217,6 +220,13 @@ _UNFOLLOWED = (
 _UNTOLD = "this code cannot be estimated, because torch cannot say what an operation returns"
 _DEVICE = torch.ops.prim.device.default
 _ADD = _ATEN.add.Tensor
+_IN_PLACE = frozenset(
+    {
+        *(_ADD, _ATEN.scatter.src, _ATEN.scatter.value, _ATEN.scatter_add.default, _ATEN.index_add.default),
+        *(_ATEN.index_put.default, _ATEN.index_fill.int_Scalar, _ATEN.masked_fill.Scalar),
+    }
+)
+"""Operators that autograd calls in place where it is sure that nobody else has the tensor."""
 _CONSTANTS = (_ATEN.lift_fresh.default, _ATEN.lift.default)
 """Their arguments are real, and were made by the code itself a moment ago."""
 
@@ -264,7 +274,8 @@ class Follower(TorchDispatchMode):
         known = [self._is_known(tensor) for tensor in arguments]
         if not all(known):
             args, kwargs = self._with_copies((args, kwargs))
-        if func is _ADD and in_backward and _accumulates_in_place(args):
+        if in_backward and func in _IN_PLACE and _works_in_place(func, args):
+            self._workspaces.see(operator_name(func, args, kwargs), args, [args[0]], in_backward=True)
             return args[0]
         try:
             result = _STAND_INS.get(func, func)(*args, **kwargs)
@@ -273,12 +284,15 @@ class Follower(TorchDispatchMode):
         result = self._corrected(func, args, kwargs, arguments, result)
         self._see_value(func, args, result)
         recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments)
-        results = list(tensors_in(result))
+        results, name = list(tensors_in(result)), operator_name(func, args, kwargs)
         for tensor in results:
             device = tensor.fake_device if isinstance(tensor, fake_tensor.FakeTensor) else tensor.device
             if device.type != "meta":  # those take no bytes on any device
-                self._log.see(tensor, self._devices.name(device), recorded=recorded, in_backward=in_backward)
-        self._workspaces.see(func, args, results, in_backward=in_backward)
+                there = self._devices.named or str(device)
+                least = loss_bytes(name, args, tensor) if there.startswith("cuda") else 0
+                place = self._devices.name(device)
+                self._log.see(tensor, place, least_bytes=least, recorded=recorded, in_backward=in_backward)
+        self._workspaces.see(name, args, results, in_backward=in_backward)
         return result
 
     def _is_known(self, tensor: Any) -> bool:

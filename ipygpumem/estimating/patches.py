@@ -159,8 +159,15 @@ def _changes(  # noqa: C901  # one small function after another
     def attention(
         query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *rest: Any, **more: Any
     ) -> Any:
+        if not devices.is_elsewhere:
+            return attend(query, key, value, attn_mask, dropout_p, *rest, **more)
+        half = (type_of_casts() if casts_now() else query.dtype).itemsize == 2
+        if more.get("enable_gqa") and key.shape[1] != query.shape[1] and (attn_mask is not None or not half):
+            # CUDA's fused kernels that take a mask or float32 take no grouped heads; the CPU's does.
+            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+                return attend(query, key, value, attn_mask, dropout_p, *rest, **more)
         # With dropout the CPU has no kernel that leaves the matrix of weights out; CUDA has.
-        return attend(query, key, value, attn_mask, 0.0 if devices.is_elsewhere else dropout_p, *rest, **more)
+        return attend(query, key, value, attn_mask, 0.0, *rest, **more)
 
     def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002  # torch's
         if training and 0 < p < 1 and not inplace and devices.is_elsewhere:
@@ -342,10 +349,9 @@ class Accelerators:
     is_current_stream_capturing = staticmethod(lambda: False)
     initial_seed = staticmethod(lambda: 0)
 
-    def capability(self, device: Any) -> tuple[int, int] | None:
-        """Return a device's compute capability; None if it is not known."""
-        known = self._known.get(device.index or 0) if device.type == "cuda" else None
-        return None if known is None else (known.major, known.minor)
+    def known_properties(self, device: Any) -> Any:
+        """Return the properties of a CUDA device that is here; None if they are not known."""
+        return self._known.get(device.index or 0) if device.type == "cuda" else None
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:

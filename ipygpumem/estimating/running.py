@@ -132,7 +132,7 @@ class Estimation:
         self._fakes = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=tries)
         self.copies = FakeCopies(self.log, self._devices, self._fakes, self._note)
         self._accelerators = Accelerators(self.log, self._devices, room_bytes, self._note)
-        workspaces = Workspaces(self.log, self._devices, self._accelerators.capability, self._note)
+        workspaces = Workspaces(self.log, self._devices, self._accelerators.known_properties, self._note)
         self._follower = Follower(self.log, self._devices, workspaces, self.copies, self._note, self._limits.check)
 
     def _note(self, text: str) -> None:

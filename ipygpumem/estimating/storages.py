@@ -19,6 +19,7 @@ import torch
 
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.records import DeviceEstimate, Note
+from ipygpumem.estimating.transients import HOPPERS_PROCESSORS, transient_bytes
 from ipygpumem.introspect import is_exactly
 from ipygpumem.objects.arrays import SPARSE_PARTS
 from ipygpumem.probes.allocator import snapshots
@@ -69,14 +70,21 @@ class StorageLog:
     _alive: dict[int, tuple[StorageLife, Any]] = field(default_factory=dict)
 
     def see(
-        self, tensor: Any, device: str, *, before: bool = False, recorded: bool = False, in_backward: bool = False
+        self,
+        tensor: Any,
+        device: str,
+        *,
+        least_bytes: int = 0,
+        before: bool = False,
+        recorded: bool = False,
+        in_backward: bool = False,
     ) -> StorageLife | None:
         """Note the storage of ``tensor``, and return its life if it is new; a sparse one has several."""
         life = None
         for storage in _storages_of(tensor):
             key = storage._cdata
             if key not in self._alive:
-                life = self._born(storage.nbytes(), device, before=before)
+                life = self._born(max(least_bytes, storage.nbytes()), device, before=before)
                 life.recorded, life.in_backward = recorded, in_backward
                 # The object in Python lives as long as the storage, whoever holds it: autograd's C++, too.
                 self._alive[key] = life, weakref.ref(storage, functools.partial(self._gone, key))
@@ -144,7 +152,8 @@ _MULTIPLY = frozenset(
     [
         *("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "matmul"),
         *("_addmm_activation", "_scaled_mm", "_int_mm", "_transformer_encoder_layer_fwd"),
-        "_native_multi_head_attention",
+        *("_native_multi_head_attention", "_linalg_solve_ex", "linalg_solve_triangular", "linalg_inv_ex"),
+        "_euclidean_dist",
     ]
 )
 _BIASES = {"addmm": 0, "_addmm_activation": 0, "linear": 2}
@@ -175,37 +184,39 @@ def workspace_sizes(capability: tuple[int, int] | None) -> tuple[int, int]:
 class Workspaces:
     """Logs the memory that operations on CUDA devices need beside their results."""
 
-    def __init__(
-        self, log: StorageLog, devices: Devices, capability_of: Callable[[Any], tuple[int, int] | None], note: Note
-    ) -> None:
-        self._log, self._devices, self._capability_of, self._note = log, devices, capability_of, note
+    def __init__(self, log: StorageLog, devices: Devices, known_properties: Callable[[Any], Any], note: Note) -> None:
+        self._log, self._devices, self._known_properties, self._note = log, devices, known_properties, note
         self._taken = blocks_in_use()
         self._held: set[tuple[object, ...]] = set()
 
-    def see(self, func: Any, args: Any, results: list[Any], *, in_backward: bool) -> None:
+    def see(self, name: str, args: Any, results: list[Any], *, in_backward: bool) -> None:
         """Look at an operation that this thread, or autograd's own, has run."""
-        name = func.__name__.partition(".")[0].rstrip("_")
-        convolves = name in _CONVOLVE
         there = self._devices.named or str(results[0].device) if results else "cpu"
-        if not there.startswith("cuda") or not (convolves or name in _MULTIPLY):
+        if not there.startswith("cuda"):
             return
         device, place = torch.device(there), self._devices.name(results[0].device)
-        cudnn = torch.backends.cudnn  # without CUDA here, convolutions are assumed to go through it
+        convolves, cudnn = name in _CONVOLVE, torch.backends.cudnn
+        # Without CUDA here, convolutions are assumed to go through cuDNN.
         if convolves and cudnn.enabled and (not torch.backends.cuda.is_built() or cudnn.is_available()):
             self._note(_CUDNN)
             return
-        number = _BIASES.get(name)
-        biased = number is not None and len(args) > number and getattr(args[number], "ndim", 0) == 1
-        thread = "autograd" if in_backward else threading.get_ident()
-        for light in (False, True)[: 1 + biased]:
-            if (place, thread, light) not in self._held:
-                self._held.add((place, thread, light))
-                self._hold(device, place, light=light)
-        for size in _columns(name, args, results[0]) if convolves else ():
+        if convolves or name in _MULTIPLY:
+            number = _BIASES.get(name)
+            biased = number is not None and len(args) > number and getattr(args[number], "ndim", 0) == 1
+            thread = "autograd" if in_backward else threading.get_ident()
+            for light in (False, True)[: 1 + biased]:
+                if (place, thread, light) not in self._held:
+                    self._held.add((place, thread, light))
+                    self._hold(device, place, light=light)
+        known = self._known_properties(device)
+        processors = known.multi_processor_count if known else HOPPERS_PROCESSORS
+        sizes = _columns(name, args, results[0]) if convolves else [transient_bytes(name, args, results[0], processors)]
+        for size in filter(None, sizes):
             self._log.pass_by(size, place)
 
     def _hold(self, device: Any, place: str, *, light: bool) -> None:
-        capability = self._capability_of(device)
+        known = self._known_properties(device)
+        capability = None if known is None else (known.major, known.minor)
         size = workspace_sizes(capability)[light]
         if capability is None and not light and "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
             self._note(

@@ -17,6 +17,7 @@ static long next_handle = 0x1000;
 static error fail(error e) { return last_error = e; }
 static void *fresh(void) { return (void *)__sync_fetch_and_add(&next_handle, 16); }
 static int here(void) { return use(current); }
+#define MULTIPROCESSORS 132 /* those of an H100: some kernels' workspaces grow with them */
 #define WORKS if (broken()) return fail(broken())
 
 /* -- errors -- */
@@ -85,7 +86,7 @@ API error cudaGetDeviceProperties(struct cudaDeviceProp *p, int device) {
     p->major = capability(0);
     p->minor = capability(1);
     p->warpSize = 32;
-    p->multiProcessorCount = 16;
+    p->multiProcessorCount = MULTIPROCESSORS;
     p->maxThreadsPerBlock = p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024;
     p->maxThreadsDim[2] = 64;
     p->maxThreadsPerMultiProcessor = 2048;
@@ -106,7 +107,7 @@ API error cudaDeviceGetAttribute(int *v, enum cudaDeviceAttr which, int device) 
     switch (which) {
     case cudaDevAttrComputeCapabilityMajor: *v = capability(0); break;
     case cudaDevAttrComputeCapabilityMinor: *v = capability(1); break;
-    case cudaDevAttrMultiProcessorCount: *v = 16; break;
+    case cudaDevAttrMultiProcessorCount: *v = MULTIPROCESSORS; break;
     case cudaDevAttrWarpSize: *v = 32; break;
     case cudaDevAttrMaxThreadsPerBlock: *v = 1024; break;
     case cudaDevAttrMaxThreadsPerMultiProcessor: *v = 2048; break;

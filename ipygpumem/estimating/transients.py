@@ -1,0 +1,228 @@
+"""The memory that CUDA's kernels allocate while they run and free before they return, by operator.
+
+Each entry was measured with torch 2.11's kernels and its real caching allocator on a simulated card; the sizes follow
+from shapes and types alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ipygpumem.units import MIB
+
+Sizes = Callable[[Any, Any], Any]
+"""From an operator's arguments and its first result to bytes."""
+
+
+HOPPERS_PROCESSORS = 132
+"""Multiprocessors of an H100."""
+
+
+def transient_bytes(name: str, args: Any, result: Any, processors: int) -> int:
+    """Return the bytes that an operator allocates next to its results on a device with so many multiprocessors."""
+    size = _TRANSIENTS.get(name)
+    found = int(size(args, result)) if size is not None else 0
+    if name in _SUMS and len(args) > _SUMS[name]:
+        found += _column_sums(args[0], args[_SUMS[name]], result.itemsize, processors)
+    return found
+
+
+_SUMS = {"sum": 1, "mean": 1, "linalg_vector_norm": 2}
+"""Operators that add up along dimensions, and which argument these are."""
+_THREADS, _WARP, _THREADS_OF_PROCESSOR = 512, 32, 2048
+_LEAST_VALUES, _MOST_VALUES = 16, 256
+"""Of a thread, where several blocks share one sum."""
+
+
+def _column_sums(given: Any, dims: Any, result_itemsize: int, processors: int) -> Any:
+    """Return what sums of columns take, such as a bias's gradient: several blocks share each, and write parts of it.
+
+    The choice of blocks is that of ATen/native/cuda/Reduce.cuh.
+    """
+    reduced = {dim % given.dim() for dim in dims or ()} if given.dim() else set()
+    moving = sorted((dim for dim in range(given.dim()) if given.shape[dim] > 1), key=given.stride)
+    if not reduced or not moving or moving[0] in reduced or given.stride(moving[0]) == 0:
+        return 0
+    outputs = math.prod(given.shape[dim] for dim in moving if dim not in reduced)
+    inputs = math.prod(given.shape[dim] for dim in moving if dim in reduced)
+    vector = 4 if given.stride(moving[0]) == 1 else 1
+    for size in (given.shape[moving[0]], *(given.stride(dim) for dim in moving[1:])):
+        vector = math.gcd(vector, size)
+    threads = _THREADS // vector
+    width = min(_power_of_2(outputs // vector, threads), _WARP)
+    height = min(_power_of_2(inputs, threads), threads // width)
+    width = min(_power_of_2(outputs // vector, threads), threads // height)
+    values = -(-inputs // height)
+    grid, most_blocks = -(-outputs // vector // width), processors * (_THREADS_OF_PROCESSOR // (width * height))
+    if inputs < min(height * _LEAST_VALUES, _MOST_VALUES) or values < _MOST_VALUES or grid > most_blocks:
+        return 0
+    shares = max(min(-(-most_blocks // grid), -(-values // _LEAST_VALUES)), -(-values // _MOST_VALUES))
+    return max(4, result_itemsize) * outputs * shares * width * vector if shares > 1 else 0
+
+
+def _power_of_2(size: int, most: int) -> int:
+    return most if size >= most else 1 << max(0, size.bit_length() - 1)
+
+
+def loss_bytes(name: str, args: Any, result: Any) -> int:
+    """Return the bytes that a reduced loss keeps: some kernels compute all losses in its storage."""
+    return int(args[0].nbytes) if result.dim() == 0 and name in _IN_RESULT else 0
+
+
+_IN_RESULT = frozenset({"mse_loss", "smooth_l1_loss", "binary_cross_entropy"})
+
+
+def operator_name(func: Any, args: Any, kwargs: Any) -> str:
+    """Return an operator's name on CUDA, without its overload and without the mark of operators in place."""
+    name = str(func.__name__.partition(".")[0].rstrip("_"))
+    if name == "_scaled_dot_product_flash_attention_for_cpu_backward":  # the CPU's has a mask, and any precision
+        is_flash = args[1].itemsize == 2 and kwargs.get("attn_mask") is None
+        return f"_scaled_dot_product_{'flash' if is_flash else 'efficient'}_attention_backward"
+    return name
+
+
+def _input(args: Any, _: Any) -> Any:
+    return args[0].nbytes
+
+
+def _unless_contiguous(*numbers: int) -> Sizes:
+    """Return a size: copies of the arguments with these numbers that are not contiguous."""
+
+    def size(args: Any, _: Any) -> int:
+        tensors = (args[number] for number in numbers)
+        return sum(tensor.nbytes for tensor in tensors if not tensor.is_contiguous())
+
+    return size
+
+
+def _reduced(args: Any, result: Any) -> Any:
+    """All losses before they are reduced."""
+    return args[0].nbytes if result.dim() == 0 else 0
+
+
+def _converted(args: Any, result: Any) -> Any:
+    """Integers and truth values are converted to the result's type before they are added up."""
+    return args[0].numel() * result.itemsize if args[0].dtype is not result.dtype and not _floats(args[0]) else 0
+
+
+def _floats(tensor: Any) -> bool:
+    return bool(tensor.is_floating_point() or tensor.is_complex())
+
+
+def _operands(*numbers: int) -> Sizes:
+    """Return a size: copies of the matrices that cuBLAS cannot read as they lie, such as expanded gradients."""
+
+    def size(args: Any, _: Any) -> int:
+        return sum(args[number].nbytes for number in numbers if not _is_readable(args[number]))
+
+    return size
+
+
+def _is_readable(matrix: Any) -> bool:
+    rows, columns = matrix.shape[-2:]
+    down, across = matrix.stride()[-2:]
+    return bool((across == 1 and down >= max(1, columns)) or (down == 1 and across >= max(1, rows)))
+
+
+def _up(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+def _flash_backward(args: Any, _: Any) -> Any:
+    """Copies of the gradient and of the output, their products, sums for queries, and keys for grouped heads."""
+    gradient, query, key, value, output = args[:5]
+    batch, heads, length, width = query.shape
+    copied = sum(tensor.nbytes for tensor in (gradient, output) if not tensor.transpose(1, 2).is_contiguous())
+    rows = batch * heads * _up(length, 128)
+    grouped = (key.nbytes + value.nbytes) * (heads // key.shape[1]) if heads != key.shape[1] else 0
+    return copied + rows * 4 * (1 + _up(width, 32)) + grouped
+
+
+def _efficient_backward(args: Any, _: Any) -> Any:
+    """Sums for queries or keys in float32, and the products of gradient and output."""
+    batch, heads, length, width = args[1].shape
+    return batch * heads * (_up(length, 64) * _up(width, 64) + 2 * length) * 4
+
+
+_FEW_INDICES = 3072
+"""Up to so many, a kernel without a workspace adds up an embedding's gradients."""
+
+
+def _embedding_backward(bytes_of_index: int) -> Callable[[int, int, int], int]:
+    def size(indices: int, rows: int, width: int) -> int:
+        partial = -(-indices // 10) + min(indices, rows)
+        return partial * _up(width, 32) * 4 + bytes_of_index * indices
+
+    return size
+
+
+def _dense_embedding(args: Any, result: Any) -> Any:
+    indices = args[1].numel()
+    return _embedding_backward(26)(indices, *result.shape) if indices > _FEW_INDICES else 0
+
+
+def _bags(args: Any, result: Any) -> Any:
+    takes_maximum = args[8 if len(args) > 10 else 7] == 2
+    return 0 if takes_maximum else _embedding_backward(49)(args[1].numel(), *result.shape)
+
+
+def _sorted(args: Any, _: Any) -> Any:
+    """Rows of more than 4,096 are sorted by radix: keys and positions once more, for several rows twice."""
+    dim = args[1] if len(args) > 1 and isinstance(args[1], int) else -1
+    length, count = (args[0].shape[dim], args[0].numel()) if args[0].dim() else (1, 1)
+    if length <= 4096:
+        return 0
+    size = args[0].itemsize
+    return count * (size + 16 if count == length else 2 * size + 24) + count // 5
+
+
+def _middle(args: Any, _: Any) -> Any:
+    count = args[0].numel()
+    return count * (args[0].itemsize * 2 + 24) + count // 5  # sorted, with its results
+
+
+def _put(args: Any, _: Any) -> Any:
+    accumulates = len(args) > 3 and args[3]
+    counts = [index.numel() for index in args[1] if index is not None]
+    return 49 * max(counts, default=0) if accumulates else 0
+
+
+def _drawn(args: Any, _: Any) -> Any:
+    with_replacement = len(args) > 2 and args[2]
+    return args[0].nbytes * (3 if with_replacement else 1)
+
+
+_TRANSIENTS: dict[str, Sizes] = {
+    "_softmax_backward_data": lambda args, _: args[1].nbytes,
+    "_safe_softmax": lambda args, _: args[0].numel(),
+    "logsumexp": _input,
+    "binary_cross_entropy_with_logits": lambda args, result: (
+        2 * args[0].nbytes - (result.nbytes if result.dim() else 0)
+    ),
+    **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss"), _reduced),
+    **dict.fromkeys(("sum", "cumsum", "prod", "cumprod"), _converted),
+    "count_nonzero": lambda args, _: args[0].numel() * 9,
+    "native_layer_norm": _unless_contiguous(0),
+    "native_layer_norm_backward": _unless_contiguous(0, 1),
+    **dict.fromkeys(("mm", "bmm"), _operands(0, 1)),
+    **dict.fromkeys(("addmm", "baddbmm"), _operands(1, 2)),
+    "_scaled_dot_product_flash_attention_backward": _flash_backward,
+    "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+    "embedding_dense_backward": _dense_embedding,
+    "_embedding_bag_backward": _bags,
+    "_embedding_bag_dense_backward": _bags,
+    **dict.fromkeys(("index_put", "_index_put_impl"), _put),
+    **dict.fromkeys(("sort", "argsort"), _sorted),
+    **dict.fromkeys(("median", "nanmedian"), lambda args, _: _middle(args, _) if len(args) == 1 else 0),
+    "randperm": lambda args, _: 40 * args[0] + MIB,
+    "multinomial": _drawn,
+    "roll": lambda args, _: args[0].nbytes if len(args) > 2 and len(args[2]) > 1 else 0,
+    "im2col": _input,
+    "_fft_c2r": _input,
+    "_fft_r2c": _unless_contiguous(0),
+    "_euclidean_dist": lambda args, _: args[0].nbytes + args[1].nbytes,
+    **dict.fromkeys(("_linalg_solve_ex", "linalg_inv_ex"), _input),
+}
+"""Bytes by operator, from its arguments and its first result."""

@@ -1,0 +1,103 @@
+"""Estimates of the memory that kernels allocate inside, against torch's real allocator, operator by operator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from tests.gpu.support import script
+
+OPERATORS = {
+    "softmax": "T(N, N).softmax(-1)",
+    "logsumexp": "T(N, N).logsumexp(-1)",
+    "bce_with_logits": "F.binary_cross_entropy_with_logits(T(N, N), fixed(N, N))",
+    "mse_loss": "F.mse_loss(T(N, N), fixed(N, N))",
+    "smooth_l1_loss": "F.smooth_l1_loss(T(N, N), fixed(N, N))",
+    "huber_loss": "F.huber_loss(T(N, N), fixed(N, N))",
+    "cross_entropy": "F.cross_entropy(T(N, N), zeros(N))",
+    "attention": "F.scaled_dot_product_attention(T(4, 8, N, 64), T(4, 8, N, 64), T(4, 8, N, 64))",
+    "attention, grouped": "F.scaled_dot_product_attention(T(4, 8, N, 64), T(4, 2, N, 64), T(4, 2, N, 64), "
+    "enable_gqa=True)",
+    "attention with a mask": "F.scaled_dot_product_attention(T(4, 8, N, 72), T(4, 8, N, 72), T(4, 8, N, 72), "
+    "fixed(1, 1, N, N))",
+    "layer_norm of a transposed input": "F.layer_norm(T(N, N).t(), (N,), T(N), T(N))",
+    "embedding": "F.embedding(zeros(64, 1024), T(4096, 512))",
+    "embedding_bag": "F.embedding_bag(zeros(4096, 20), T(100_000, 64), mode='sum')",
+    "index with repeated indices": "T(4096, 512)[zeros(10**6), zeros(10**6)]",
+    "index_select": "T(4096, 512).index_select(0, zeros(65536))",
+    "gather": "T(N, N).gather(1, zeros(N, N))",
+    "max": "T(N, N).max(-1).values",
+    "topk": "T(N, N).topk(50, -1).values",
+    "sort": "T(N, N).sort(-1).values",
+    "sort of one long row": "T(N * N).sort().values",
+    "sort of long rows": "T(32, 65536).sort(-1).values",
+    "median": "T(N, N).median()",
+    "product with an expanded gradient": "(T(8, 512, 512) @ T(8, 512, 512)).sum(1)",
+    "linear": "F.linear(T(N, N), T(N, N), T(N))",
+    "sum of bool": "(fixed(N, N) > 0).sum(-1)",
+    "cumsum of bool": "(fixed(N, N) > 0).cumsum(-1)",
+    "count_nonzero": "torch.count_nonzero(fixed(N, N))",
+    "randperm": "torch.randperm(4 * 2**20, device='cuda')",
+    "multinomial": "torch.multinomial(fixed(N, N).abs(), 1)",
+    "roll": "T(8, 256, 64, 16).roll((3, 3), (1, 2))",
+    "cdist": "torch.cdist(fixed(N, N), fixed(N, N))",
+    "irfft": "torch.fft.irfft(torch.fft.rfft(fixed(N, N).float()))",
+}
+CODE = """
+import gc, json, sys
+import torch, ipygpumem
+from torch.nn import functional as F
+
+N, here, found = 1024, torch.cuda.is_available(), {}
+home = torch.device("cuda" if here else "cpu")
+
+def fixed(*shape):
+    return torch.zeros(*shape, device="cuda", dtype=dtype)
+
+def T(*shape):
+    return fixed(*shape).requires_grad_()
+
+def zeros(*shape):
+    return torch.zeros(*shape, dtype=torch.long, device="cuda")
+
+def clean():
+    gc.collect()
+    if here:
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+for name, code in OPERATORS.items():
+    for dtype in (torch.float32, torch.bfloat16):
+        if dtype is torch.bfloat16 and name in ("cdist", "median", "multinomial"):
+            continue
+        exec(f"def run(): return {code}")
+
+        def step():
+            result = run()
+            if result.requires_grad:
+                result.backward(torch.ones_like(result))
+
+        clean()
+        devices = ipygpumem.estimate(step, device=None if here else "cuda:0").devices
+        estimated = next(device.peak_bytes for device in devices if device.device == "cuda:0")
+        clean()
+        if here:
+            step()
+        found[f"{name}, {dtype}"] = estimated, torch.cuda.max_memory_allocated() if here else None
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.simulated
+def test_the_memory_inside_kernels_is_counted_with_a_card_and_without(figure: Callable[[str], None]) -> None:
+    """The estimated peak of each operator, forward and backward, is the allocator's, also where no card is visible."""
+    code = f"OPERATORS = {json.dumps(OPERATORS)}\n{CODE}"
+    here, hidden = script(code), script(code, env={"CUDA_VISIBLE_DEVICES": ""})
+    errors = {name: (estimated / real - 1, hidden[name][0] / real - 1) for name, (estimated, real) in here.items()}
+    figure(
+        f"{len(errors)} operators, largest error {max(abs(error) for pair in errors.values() for error in pair):.2%}"
+    )
+    assert {name: pair for name, pair in errors.items() if not -0.01 <= min(pair) <= max(pair) <= 0.03} == {}
