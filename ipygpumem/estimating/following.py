@@ -285,7 +285,7 @@ class Follower(TorchDispatchMode):
         self._see_value(func, args, result)
         recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in arguments)
         results, name = list(tensors_in(result)), operator_name(func, args, kwargs)
-        for tensor in results:
+        for tensor in results[::-1] if name == "native_dropout" else results:  # in the order of allocation
             device = tensor.fake_device if isinstance(tensor, fake_tensor.FakeTensor) else tensor.device
             if device.type != "meta":  # those take no bytes on any device
                 there = self._devices.named or str(device)

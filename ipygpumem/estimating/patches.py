@@ -71,6 +71,7 @@ def _changes(  # noqa: C901  # one small function after another
     """Return where functions are, what they are called there and what stands in for them."""
     tensor, loader, thread = torch.Tensor, torch.utils.data.DataLoader, threading.Thread
     attend: Any = getattr(functional, "scaled_dot_product_attention", None)
+    project: Any = functional.linear
     cast: Any = torch.amp.autocast_mode.autocast
     swap, load, drop = torch.utils.swap_tensors, torch.load, functional.dropout
     is_cast: Any = torch.is_autocast_enabled
@@ -166,8 +167,17 @@ def _changes(  # noqa: C901  # one small function after another
             # CUDA's fused kernels that take a mask or float32 take no grouped heads; the CPU's does.
             with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
                 return attend(query, key, value, attn_mask, dropout_p, *rest, **more)
-        # With dropout the CPU has no kernel that leaves the matrix of weights out; CUDA has.
-        return attend(query, key, value, attn_mask, 0.0, *rest, **more)
+        # With dropout, or a mask's gradient, the CPU has no kernel that leaves the matrix of weights out; CUDA has.
+        if attn_mask is None or not attn_mask.requires_grad:
+            return attend(query, key, value, attn_mask, 0.0, *rest, **more)
+        bias = attn_mask.expand(*query.shape[:-1], key.shape[-2])
+        return _Biased.apply(attend(query, key, value, bias.detach(), 0.0, *rest, **more), bias)
+
+    def linear(input: Any, weight: Any, bias: Any = None) -> Any:  # noqa: A002  # torch's
+        in_one_product = input.dim() == 2 or (input.dim() == 3 and input.is_contiguous())
+        if bias is None or in_one_product or weight.dim() != 2:
+            return project(input, weight, bias)
+        return torch.matmul(input, weight.t()).add_(bias)  # torch adds in place, but not for fake tensors
 
     def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002  # torch's
         if training and 0 < p < 1 and not inplace and devices.is_elsewhere:
@@ -188,6 +198,7 @@ def _changes(  # noqa: C901  # one small function after another
         (thread, "start", start_followed),
         (torch.amp.GradScaler, "_maybe_opt_step", step_always),
         (functional, "dropout", dropout),
+        (functional, "linear", linear),
         (fake_tensor, "init_gpu_context", lambda *_: None),  # it takes memory there
         (functional, "scaled_dot_product_attention", attention),
         (torch, "compile", compile_nothing),
@@ -202,6 +213,19 @@ def _changes(  # noqa: C901  # one small function after another
             (torch, "get_autocast_gpu_dtype", type_of_casts),
         ]
     return [change for change in changes if hasattr(*change[:2])]  # older ones lack some
+
+
+class _Biased(torch.autograd.Function):
+    """Gives attention's mask the gradient that CUDA's kernel allocates for it."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Any, bias: Any) -> Any:
+        ctx.shape = bias.shape
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient, gradient.new_empty(ctx.shape)
 
 
 _NOTHING = (

@@ -19,7 +19,7 @@ import torch
 
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.records import DeviceEstimate, Note
-from ipygpumem.estimating.transients import HOPPERS_PROCESSORS, transient_bytes
+from ipygpumem.estimating.transients import HOPPERS_PROCESSORS, transient_sizes
 from ipygpumem.introspect import is_exactly
 from ipygpumem.objects.arrays import SPARSE_PARTS
 from ipygpumem.probes.allocator import snapshots
@@ -96,9 +96,10 @@ class StorageLog:
         life.role = role
         return life
 
-    def pass_by(self, size_bytes: int, device: str) -> None:
-        """Note memory that an operation takes while it runs."""
-        self._died(self.hold(size_bytes, device, TEMPORARIES))
+    def pass_by(self, sizes: list[int], device: str) -> None:
+        """Note blocks that an operation takes while it runs."""
+        for life in [self.hold(size, device, TEMPORARIES) for size in sizes]:
+            self._died(life)
 
     def _born(self, size_bytes: int, device: str, *, before: bool) -> StorageLife:
         self.clock += not before
@@ -210,9 +211,11 @@ class Workspaces:
                     self._hold(device, place, light=light)
         known = self._known_properties(device)
         processors = known.multi_processor_count if known else HOPPERS_PROCESSORS
-        sizes = _columns(name, args, results[0]) if convolves else [transient_bytes(name, args, results[0], processors)]
-        for size in filter(None, sizes):
-            self._log.pass_by(size, place)
+        if convolves:
+            for size in _columns(name, args, results[0]):  # one after the other
+                self._log.pass_by([size], place)
+        else:
+            self._log.pass_by(transient_sizes(name, args, results[0], processors), place)
 
     def _hold(self, device: Any, place: str, *, light: bool) -> None:
         known = self._known_properties(device)

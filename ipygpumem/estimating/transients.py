@@ -13,20 +13,21 @@ from typing import Any
 from ipygpumem.units import MIB
 
 Sizes = Callable[[Any, Any], Any]
-"""From an operator's arguments and its first result to bytes."""
+"""From an operator's arguments and its first result to bytes, or to several blocks that are there at once."""
 
 
 HOPPERS_PROCESSORS = 132
 """Multiprocessors of an H100."""
 
 
-def transient_bytes(name: str, args: Any, result: Any, processors: int) -> int:
-    """Return the bytes that an operator allocates next to its results on a device with so many multiprocessors."""
+def transient_sizes(name: str, args: Any, result: Any, processors: int) -> list[int]:
+    """Return the blocks that an operator allocates next to its results on a device with so many multiprocessors."""
     size = _TRANSIENTS.get(name)
-    found = int(size(args, result)) if size is not None else 0
+    found = size(args, result) if size is not None else ()
+    sizes = [*found] if isinstance(found, (list, tuple)) else [found]
     if name in _SUMS and len(args) > _SUMS[name]:
-        found += _column_sums(args[0], args[_SUMS[name]], result.itemsize, processors)
-    return found
+        sizes.append(_column_sums(args[0], args[_SUMS[name]], result.itemsize, processors))
+    return [int(size) for size in sizes if size]
 
 
 _SUMS = {"sum": 1, "mean": 1, "linalg_vector_norm": 2}
@@ -130,20 +131,25 @@ def _up(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
+def _laid_out(*tensors: Any) -> list[int]:
+    """Copies of the tensors whose heads do not lie inside their rows."""
+    return [tensor.nbytes for tensor in tensors if not tensor.transpose(1, 2).is_contiguous()]
+
+
 def _flash_backward(args: Any, _: Any) -> Any:
-    """Copies of the gradient and of the output, their products, sums for queries, and keys for grouped heads."""
+    """Copies, products of gradient and output, sums for queries, and keys and values for grouped heads."""
     gradient, query, key, value, output = args[:5]
     batch, heads, length, width = query.shape
-    copied = sum(tensor.nbytes for tensor in (gradient, output) if not tensor.transpose(1, 2).is_contiguous())
-    rows = batch * heads * _up(length, 128)
-    grouped = (key.nbytes + value.nbytes) * (heads // key.shape[1]) if heads != key.shape[1] else 0
-    return copied + rows * 4 * (1 + _up(width, 32)) + grouped
+    rows, groups = batch * heads * _up(length, 128), heads // key.shape[1]
+    expanded = [key.nbytes * groups, value.nbytes * groups] if groups > 1 else []
+    return [*_laid_out(gradient, output), rows * 4, rows * _up(width, 32) * 4, *expanded]
 
 
 def _efficient_backward(args: Any, _: Any) -> Any:
-    """Sums for queries or keys in float32, and the products of gradient and output."""
+    """A copy, products of gradient and output, and sums for queries or keys in float32."""
     batch, heads, length, width = args[1].shape
-    return batch * heads * (_up(length, 64) * _up(width, 64) + 2 * length) * 4
+    rows = batch * heads
+    return [*_laid_out(args[0]), rows * length * 4, rows * _up(length, 64) * _up(width, 64) * 4]
 
 
 _FEW_INDICES = 3072
