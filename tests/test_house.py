@@ -17,7 +17,7 @@ BUDGET = {
     "__init__": 110,
     "api": 990,
     "errors": 100,
-    "estimating": 2700,
+    "estimating": 3150,
     "fitting": 920,
     "flight_recorder": 300,
     "freeing": 1325,
