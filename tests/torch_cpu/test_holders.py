@@ -185,6 +185,64 @@ def test_what_only_cpp_holds_is_said_to_be_so(path: Callable[..., str]) -> None:
     assert [holder.path for holder in found.values()] == ["no Python object: C++ code keeps it"]
 
 
+def _advice(names: dict[str, Any], keep: Callable[[Any], object]) -> str:
+    key, kept = made(keep, "torch")
+    roots = Roots({id(names): Place.of_variable}, hidden=frozenset({id(sys._getframe())}), names=names)
+    found = explain([key], Heap(), roots)[key].advice
+    del kept
+    return found
+
+
+def test_advice_calls_the_handle_of_a_hook_if_it_has_a_name(names: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    names["model"] = torch.nn.Sequential(torch.nn.Linear(2, 2))
+
+    def keep(x: Any) -> Any:
+        return names["model"][0].register_forward_hook(lambda *_: x)
+
+    assert _advice(names, lambda x: keep(x) and None) == "call the hook's handle.remove() when you no longer need it"
+    names["other"] = names["model"].register_forward_hook(print)
+    assert _advice(names, lambda x: names.update(mine=keep(x))) == "mine.remove()"
+
+
+@pytest.mark.parametrize(
+    ("keep", "told"),
+    [
+        (lambda loss: {"losses": [loss]}, "losses.clear()"),
+        (lambda loss: {"losses": {"a": [0, loss]}}, 'losses["a"].clear()'),
+        (lambda loss: {"losses": {"a": loss}}, 'losses["a"] = losses["a"].detach()'),
+        (lambda loss: {"loss": loss}, "loss = loss.detach()"),
+        (lambda loss: {"losses": (loss,)}, ""),
+    ],
+)
+def test_advice_about_a_graph_can_be_pasted(names: dict[str, Any], keep: Callable[[Any], Any], told: str) -> None:
+    torch = pytest.importorskip("torch")
+    told += "  # and " * bool(told)
+    advice = _advice(names, lambda x: names.update(keep((torch.ones(100, requires_grad=True) * x).sum())))
+    assert advice == f"{told}keep loss.item() or tensor.detach() instead of a tensor with its graph"
+
+
+def test_advice_about_a_model_in_the_last_error_does_not_vanish(
+    names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    def train(model: Any) -> None:
+        raise ValueError
+
+    def keep(x: Any) -> None:
+        model = torch.nn.Linear(2, 2)
+        model.weight = torch.nn.Parameter(x)
+        try:
+            train(model)
+        except ValueError as error:
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            monkeypatch.setattr(sys, "last_value", error, raising=False)
+
+    gc.unfreeze()  # what the interpreter itself holds is asked for
+    assert _advice(names, keep) == "%gpumem free"
+
+
 @pytest.mark.filterwarnings("ignore:Using backward")  # torch's, of create_graph
 def test_a_cycle_in_cpp_is_reported_where_everything_was_seen(names: dict[str, Any]) -> None:
     gc.unfreeze()  # what the interpreter itself holds is asked for
